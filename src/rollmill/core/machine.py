@@ -1,0 +1,96 @@
+"""What a result depends on besides its configuration: versions, hardware, the user's commit."""
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = {
+    "rollmill": "rollmill",
+    "jax": "jax",
+    "jaxlib": "jaxlib",
+    "equinox": "equinox",
+    "optax": "optax",
+    "orbax": "orbax-checkpoint",
+    "numpy": "numpy",
+    "gymnasium": "gymnasium",
+}
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that decide a run's numbers; None for one not installed."""
+    return {"python": platform.python_version()} | {key: _version(name) for key, name in PACKAGES.items()}
+
+
+def hardware() -> dict[str, Any]:
+    """This machine: platform, processor, cores usable by this process, memory and JAX's devices.
+
+    Starts JAX's backend where it has not started yet. Memory is in bytes, None where it is unknown.
+    """
+    return {
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": _usable_cores(),
+        "memory_bytes": _memory_bytes(),
+        "devices": _devices(),
+    }
+
+
+def git_commit() -> str | None:
+    """Commit of the repository around the working directory, with `-dirty` where tracked files differ.
+
+    None outside of a repository, without a commit, or without git.
+    """
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def _usable_cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS has no affinity
+        return os.cpu_count() or 1
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+
+
+def _devices() -> list[dict[str, Any]]:
+    import jax  # here, so that asking for versions does not import it
+
+    return [
+        {"id": d.id, "kind": d.device_kind, "platform": d.platform, "memory_bytes": _device_memory(d)}
+        for d in jax.devices()
+    ]
+
+
+def _device_memory(device: Any) -> int | None:
+    try:
+        stats = device.memory_stats()
+    except Exception:  # a backend without the call raises its own error
+        return None
+    return stats.get("bytes_limit") if stats else None

@@ -1,0 +1,94 @@
+"""What JAX needs to know of a `gymnasium.spaces` value: shapes, dtypes, samples, membership.
+
+Gymnasium's 64-bit defaults (`Discrete` is int64) become JAX's 32-bit ones here and nowhere else.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Bool, PyTree
+
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Key
+
+SUPPORTED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Dict, spaces.Tuple)
+
+
+def struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shape and 32-bit dtype of one element, as a pytree of `jax.ShapeDtypeStruct`."""
+    match space:
+        case spaces.Dict():
+            return {name: struct(part) for name, part in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(struct(part) for part in space.spaces)
+        case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
+            dtype = jax.dtypes.canonicalize_dtype(space.dtype)
+            return jax.ShapeDtypeStruct(space.shape or (), dtype)
+    raise unsupported(space)
+
+
+def sample(key: Key, space: spaces.Space) -> PyTree[Array]:
+    """One element drawn uniformly; unbounded sides of a `Box` are drawn within one unit of the bound."""
+    match space:
+        case spaces.Dict():
+            keys = jax.random.split(key, len(space.spaces))
+            return {name: sample(k, part) for k, (name, part) in zip(keys, space.spaces.items(), strict=True)}
+        case spaces.Tuple():
+            keys = jax.random.split(key, len(space.spaces))
+            return tuple(sample(k, part) for k, part in zip(keys, space.spaces, strict=True))
+        case spaces.Discrete():
+            return jax.random.randint(key, (), int(space.start), int(space.start + space.n), _dtype(space))
+        case spaces.MultiDiscrete():
+            high = jnp.asarray(space.nvec + space.start, _dtype(space))
+            return jax.random.randint(key, space.shape, jnp.asarray(space.start, _dtype(space)), high, _dtype(space))
+        case spaces.MultiBinary():
+            return jax.random.bernoulli(key, 0.5, space.shape).astype(_dtype(space))
+        case spaces.Box():
+            return _sample_box(key, space)
+    raise unsupported(space)
+
+
+def contains(space: spaces.Space, value: PyTree[Array]) -> Bool[Array, ""]:
+    """Whether `value`, of the shape that `struct` gives, lies inside the space; traceable."""
+    match space:
+        case spaces.Dict():
+            inside = [contains(part, value[name]) for name, part in space.spaces.items()]
+        case spaces.Tuple():
+            inside = [contains(part, v) for part, v in zip(space.spaces, value, strict=True)]
+        case spaces.Discrete():
+            inside = [(value >= int(space.start)) & (value < int(space.start + space.n))]
+        case spaces.MultiDiscrete():
+            low = jnp.asarray(space.start, value.dtype)
+            inside = [jnp.all((value >= low) & (value < low + jnp.asarray(space.nvec, value.dtype)))]
+        case spaces.MultiBinary():
+            inside = [jnp.all((value == 0) | (value == 1))]
+        case spaces.Box():
+            low, high = (jnp.asarray(bound, value.dtype) for bound in (space.low, space.high))
+            inside = [jnp.all((value >= low) & (value <= high))]
+        case _:
+            raise unsupported(space)
+    return jnp.all(jnp.stack(inside)) if inside else jnp.asarray(True)
+
+
+def unsupported(space: spaces.Space) -> UsageError:
+    """The error for a kind of space that has no fixed shape in JAX."""
+    names = ", ".join(kind.__name__ for kind in SUPPORTED)
+    return UsageError(f"the space {space} has no fixed-shape JAX form; supported: {names}.")
+
+
+def _dtype(space: spaces.Space) -> np.dtype:
+    return jax.dtypes.canonicalize_dtype(space.dtype)
+
+
+def _sample_box(key: Key, space: spaces.Box) -> Array:
+    dtype = _dtype(space)
+    if not np.issubdtype(dtype, np.floating):
+        low, high = (np.asarray(bound, np.int64) for bound in (space.low, space.high))
+        info = np.iinfo(np.int32)
+        draw = jax.random.randint(key, space.shape, low.clip(info.min, info.max), (high + 1).clip(info.min, info.max))
+        return draw.astype(dtype)
+    low = np.where(space.bounded_below, space.low, np.where(space.bounded_above, space.high - 1.0, -1.0))
+    high = np.where(space.bounded_above, space.high, np.where(space.bounded_below, space.low + 1.0, 1.0))
+    uniform = jax.random.uniform(key, space.shape, dtype)
+    return jnp.asarray(low, dtype) + uniform * jnp.asarray(high - low, dtype)

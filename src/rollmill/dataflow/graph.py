@@ -1,0 +1,198 @@
+"""An algorithm as data: four fragments, the edges between them, and the two loops that drive them.
+
+    collect = num_steps x {policy, environment}
+    learn   = prepare once, then epochs x num_minibatches x {condition, gradients, update}
+
+Fragments are functions of ONE environment, one sequence or one minibatch; `dataflow.loops` lifts them.
+They name no machine. A distribution policy is a partition of the fragments (Zhu et al., "MSRL:
+Distributed Reinforcement Learning with Dataflow Fragments", USENIX ATC 2023).
+
+Shape letters: `T` steps of a rollout, `E` environments, `N` samples of a minibatch.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import equinox as eqx
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from rollmill.core.types import Action, Key, Memory, Observation, Timestep
+
+Learner: TypeAlias = PyTree[Array]
+"""What the algorithm learns with: weights, optimiser state, running statistics."""
+
+Weights: TypeAlias = PyTree[Array]
+"""The part of the learner that the policy needs: it travels on the edge *weights*."""
+
+Metrics: TypeAlias = Mapping[str, Float[Array, ""]]
+
+Reduce: TypeAlias = Callable[[PyTree[Array]], PyTree[Array]]
+"""Mean over replicas that hold equal shares of a batch; the identity where there is one."""
+
+
+class Decision(NamedTuple):
+    """What the policy fragment returns for one observation."""
+
+    action: Action
+    memory: Memory
+    extras: PyTree[Array]
+    """Whatever the learner wants back beside the action, such as the log-probability and the value."""
+
+
+class Step(NamedTuple):
+    """One step of one environment as the learner sees it; in a trajectory every leaf is `[T, E, ...]`."""
+
+    observation: Observation
+    action_mask: PyTree[Bool[Array, "..."]]
+    action: Action
+    extras: PyTree[Array]
+    reward: Float[Array, "..."]
+    terminated: Bool[Array, "..."]
+    truncated: Bool[Array, "..."]
+    final_observation: Observation
+    """Where the step led, before any auto-reset."""
+    final_memory: Memory
+    """The policy's memory after the step, before any reset."""
+    info: dict[str, Array]
+
+
+class Trajectory(NamedTuple):
+    """A rollout: the edge *trajectory*."""
+
+    steps: Step
+    """Leaves `[T, E, ...]`."""
+    start_memory: Memory
+    """The policy's memory before the first step; leaves `[E, ...]`."""
+    observation: Observation
+    """Where the next rollout goes on; leaves `[E, ...]`."""
+    memory: Memory
+    """The policy's memory there; leaves `[E, ...]`."""
+
+
+class Batch(NamedTuple):
+    """What is cut into minibatches.
+
+    Of a batch, `samples` has leaves `[T, E, ...]` and `sequences` `[E, ...]`. Of a minibatch,
+    `samples` has leaves `[N, ...]`, or `[N, T, ...]` where it is cut by sequence.
+    """
+
+    samples: PyTree[Array]
+    sequences: PyTree[Array] = ()
+
+
+class Collector(eqx.Module):
+    """What collecting needs, one entry an environment: every leaf is `[E, ...]`."""
+
+    index: Int[Array, "*E"]
+    """Global index of the environment; its random keys derive from it, wherever it is placed."""
+    environment: PyTree[Array]
+    observation: Observation
+    action_mask: PyTree[Bool[Array, "..."]]
+    memory: Memory
+
+
+class State(eqx.Module):
+    """The whole training state: what is saved, and all that the next iteration depends on."""
+
+    collector: Collector
+    learner: Learner
+    key: Key
+    iteration: Int[Array, "*S"]
+
+
+class Loops(NamedTuple):
+    """The sizes of the two loops."""
+
+    iterations: int
+    """Iterations of the whole training."""
+    num_envs: int
+    num_steps: int
+    epochs: int
+    num_minibatches: int
+    num_shards: int
+    """Shuffling stays inside this many equal shards of the environments, each with its own key."""
+    cut: Literal["samples", "sequences"]
+    """Whether minibatches are cut from single steps, or from whole sequences of an environment."""
+
+    @property
+    def batch_size(self) -> int:
+        """Environment steps of one iteration."""
+        return self.num_envs * self.num_steps
+
+
+class Fragment(NamedTuple):
+    """A named function with typed ports; the ports' names are edges of the graph."""
+
+    name: Literal["environment", "policy", "gradients", "update"]
+    function: Callable[..., Any]
+    consumes: tuple[str, ...]
+    produces: tuple[str, ...]
+
+
+class StepEnvironment(Protocol):
+    """`environment`: one step with auto-reset; `info["final_observation"]` is kept."""
+
+    def __call__(self, key: Key, state: PyTree[Array], action: Action, /) -> Timestep: ...
+
+
+class Decide(Protocol):
+    """`policy`: one action for one observation."""
+
+    def __call__(
+        self, weights: Weights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree, /
+    ) -> Decision: ...
+
+
+class MeanGradients(Protocol):
+    """`gradients`: of the mean loss over a minibatch.
+
+    Invariant: gradients and metrics are means over samples, so that the mean over equal parts of a
+    minibatch (chunks, devices, workers) is the result for the whole.
+    """
+
+    def __call__(self, learner: Learner, minibatch: Batch, /) -> tuple[Weights, Metrics]: ...
+
+
+class Update(Protocol):
+    """`update`: one optimiser step."""
+
+    def __call__(self, learner: Learner, gradients: Weights, /) -> Learner: ...
+
+
+class Prepare(Protocol):
+    """Turns a trajectory into a batch, once an iteration; may advance the learner's statistics."""
+
+    def __call__(
+        self, learner: Learner, trajectory: Trajectory, /, *, reduce: Reduce, replicas: int
+    ) -> tuple[Learner, Batch]: ...
+
+
+class Graph(NamedTuple):
+    """An algorithm on an environment with a network, knowing no machine."""
+
+    settings: dict[str, Any]
+    """What to build this graph again from, as JSON: algorithm, environment and hyperparameters."""
+    loops: Loops
+    environment: Fragment
+    policy: Fragment
+    gradients: Fragment
+    update: Fragment
+    start_environment: Callable[[Key, Int[Array, ""]], tuple[PyTree[Array], Observation]]
+    """`(key, global index) -> (state, observation)` of one environment."""
+    start_memory: Callable[[], Memory]
+    start_learner: Callable[[Key], Learner]
+    action_mask: Callable[[PyTree[Array]], PyTree[Bool[Array, "..."]]]
+    """Environment state to legal actions; `()` where all are legal."""
+    weights: Callable[[Learner], Weights]
+    prepare: Prepare
+    condition: Callable[[Batch, Reduce], Batch]
+    """What needs statistics of a whole minibatch, done before it may be cut further."""
+    greedy: Decide
+    """The policy as it is deployed: the most likely action; the key is not used."""
+    keep_learning: Callable[[Metrics], Bool[Array, ""]] | None = None
+    """Asked with the metrics of an epoch's last minibatch; False ends the iteration's learning."""
+
+    @property
+    def fragments(self) -> tuple[Fragment, ...]:
+        """The four fragments in the order in which data passes them."""
+        return (self.environment, self.policy, self.gradients, self.update)

@@ -1,0 +1,197 @@
+"""The two loops of every graph, lifted from one environment and one minibatch to all of them.
+
+Pure functions over whatever share of the environments is held here. `reduce` is the mean over the
+places that hold the other shares; it is an argument, and the identity by default.
+
+Shape letters: `T` steps, `E` environments held here.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from rollmill.core.types import Key
+from rollmill.dataflow.graph import (
+    Batch,
+    Collector,
+    Graph,
+    Learner,
+    Metrics,
+    Reduce,
+    State,
+    Step,
+    Trajectory,
+    Weights,
+)
+from rollmill.dataflow.minibatches import shuffled_rows, taker
+
+START, COLLECT, LEARN = 0, 1, 2  # what a key derived from the training's root key is used for
+
+
+def identity(tree: PyTree[Array]) -> PyTree[Array]:
+    """The reduction over a single replica."""
+    return tree
+
+
+def start(graph: Graph, key: Key, index: Int[Array, "E"]) -> State:
+    """The training state before the first iteration, for the environments with these global indices."""
+    learner_key, env_key = jax.random.split(jax.random.fold_in(key, START))
+    collector = jax.vmap(partial(_start_one, graph), in_axes=(None, 0))(env_key, index)
+    return State(collector, graph.start_learner(learner_key), key, jnp.int32(0))
+
+
+def _start_one(graph: Graph, key: Key, index: Int[Array, ""]) -> Collector:
+    state, observation = graph.start_environment(jax.random.fold_in(key, index), index)
+    return Collector(index, state, observation, graph.action_mask(state), graph.start_memory())
+
+
+def iterate(graph: Graph, state: State, *, reduce: Reduce = identity, unroll: int = 1) -> tuple[State, Metrics]:
+    """One iteration of training: collect, then learn.
+
+    Returns the next state and metrics that are already reduced over replicas.
+    """
+    replicas = graph.loops.num_envs // state.collector.index.size
+    collect_key, learn_key = iteration_key(state, COLLECT), iteration_key(state, LEARN)
+    weights = graph.weights(state.learner)
+    collector, trajectory = collect(graph, weights, state.collector, collect_key, unroll=unroll)
+    with jax.named_scope("prepare"):
+        learner, batch = graph.prepare(state.learner, trajectory, reduce=reduce, replicas=replicas)
+    learner, learned = learn(graph, learner, batch, learn_key, collector.index, reduce=reduce)
+    metrics = _episodes(trajectory.steps, replicas) | _finite(trajectory.steps, graph.weights(learner))
+    return State(collector, learner, state.key, state.iteration + 1), {**reduce(metrics), **learned}
+
+
+def iteration_key(state: State, use: int) -> Key:
+    """The key of one loop of the iteration that the state is at."""
+    return jax.random.fold_in(jax.random.fold_in(state.key, use), state.iteration)
+
+
+# --- collect -----------------------------------------------------------------------------------------
+
+
+def collect(
+    graph: Graph, weights: Weights, collector: Collector, key: Key, *, unroll: int = 1
+) -> tuple[Collector, Trajectory]:
+    """`num_steps` of policy and environment in every environment; keys belong to the global index."""
+    rollout = partial(rollout_one, graph, weights, unroll=unroll)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
+    after, steps = jax.vmap(rollout, out_axes=(0, 1))(collector, keys)
+    return after, Trajectory(steps, collector.memory, after.observation, after.memory)
+
+
+def rollout_one(
+    graph: Graph, weights: Weights, collector: Collector, key: Key, *, unroll: int = 1
+) -> tuple[Collector, Step]:
+    """`num_steps` of policy and environment in ONE environment; leaves of the steps are `[T, ...]`."""
+
+    def step(carry: Collector, t: Int[Array, ""]) -> tuple[Collector, Step]:
+        policy_key, env_key = jax.random.split(jax.random.fold_in(key, t))
+        return _step_one(graph, weights, carry, policy_key, env_key)
+
+    return jax.lax.scan(step, collector, jnp.arange(graph.loops.num_steps), unroll=unroll)
+
+
+def _step_one(
+    graph: Graph, weights: Weights, now: Collector, policy_key: Key, env_key: Key
+) -> tuple[Collector, Step]:
+    with jax.named_scope("policy"):
+        decision = graph.policy.function(weights, policy_key, now.memory, now.observation, now.action_mask)
+    with jax.named_scope("environment"):
+        timestep = graph.environment.function(env_key, now.environment, decision.action)
+        action_mask = graph.action_mask(timestep.state)
+    info = dict(timestep.info)
+    final_observation = info.pop("final_observation")
+    done = timestep.terminated | timestep.truncated
+    memory = jax.tree.map(partial(jnp.where, done), graph.start_memory(), decision.memory)
+    after = Collector(now.index, timestep.state, timestep.observation, action_mask, memory)
+    return after, Step(
+        observation=now.observation,
+        action_mask=now.action_mask,
+        action=decision.action,
+        extras=decision.extras,
+        reward=timestep.reward,
+        terminated=timestep.terminated,
+        truncated=timestep.truncated,
+        final_observation=final_observation,
+        final_memory=decision.memory,
+        info=info,
+    )
+
+
+# --- learn -------------------------------------------------------------------------------------------
+
+
+class _Progress(NamedTuple):
+    learner: Learner
+    learning: Bool[Array, ""]
+
+
+def learn(
+    graph: Graph, learner: Learner, batch: Batch, key: Key, index: Int[Array, "E"], *, reduce: Reduce = identity
+) -> tuple[Learner, Metrics]:
+    """`epochs` passes over the batch in shuffled minibatches; metrics are means over minibatches."""
+    loops = graph.loops
+    take = taker(batch, loops)
+    rows_each = loops.num_steps if loops.cut == "samples" else 1
+
+    def minibatch_step(progress: _Progress, rows) -> tuple[_Progress, Metrics]:
+        advanced, metrics = learn_minibatch(graph, progress.learner, take(rows), reduce=reduce)
+        kept = jax.tree.map(partial(jnp.where, progress.learning), advanced, progress.learner)
+        return _Progress(advanced if graph.keep_learning is None else kept, progress.learning), metrics
+
+    def epoch_step(progress: _Progress, epoch) -> tuple[_Progress, tuple[Metrics, Float[Array, ""]]]:
+        rows = shuffled_rows(jax.random.fold_in(key, epoch), index, rows_each, loops)
+        after, metrics = jax.lax.scan(minibatch_step, progress, rows)
+        if graph.keep_learning is not None:
+            last = jax.tree.map(lambda m: m[-1], metrics)
+            after = after._replace(learning=after.learning & graph.keep_learning(last))
+        return after, (metrics, progress.learning.astype(jnp.float32))
+
+    begin = _Progress(learner, jnp.asarray(True))
+    end, (metrics, learned) = jax.lax.scan(epoch_step, begin, jnp.arange(loops.epochs))
+    mean = {name: jnp.sum(m.mean(axis=1) * learned) / learned.sum() for name, m in metrics.items()}
+    return end.learner, {**mean, "epochs": learned.sum()}
+
+
+def learn_minibatch(
+    graph: Graph, learner: Learner, minibatch: Batch, *, reduce: Reduce = identity
+) -> tuple[Learner, Metrics]:
+    """Gradients of one minibatch, reduced over replicas, and the update with them."""
+    with jax.named_scope("gradients"):
+        conditioned = graph.condition(minibatch, reduce)
+        gradients, metrics = reduce(graph.gradients.function(learner, conditioned))
+    with jax.named_scope("update"):
+        advanced = graph.update.function(learner, gradients)
+    return advanced, {**metrics, "finite/gradients": _all_finite((gradients, metrics))}
+
+
+# --- metrics -----------------------------------------------------------------------------------------
+
+
+def _episodes(steps: Step, replicas: int) -> Metrics:
+    """Sums over the episodes that ended; scaled so that the mean over replicas is the total."""
+    ended = (steps.terminated | steps.truncated).astype(jnp.float32)
+    scale = jnp.float32(replicas)
+    return {
+        "episodes/ended": scale * ended.sum(),
+        "episodes/return_sum": scale * (ended * steps.info["episode_return"]).sum(),
+        "episodes/length_sum": scale * (ended * steps.info["episode_length"].astype(jnp.float32)).sum(),
+    }
+
+
+def _finite(steps: Step, weights: Weights) -> Metrics:
+    """One for each fragment whose outputs were finite throughout the iteration, less otherwise."""
+    return {
+        "finite/environment": _all_finite((steps.observation, steps.final_observation, steps.reward)),
+        "finite/policy": _all_finite((steps.action, steps.extras)),
+        "finite/update": _all_finite(weights),
+    }
+
+
+def _all_finite(tree: PyTree[Array]) -> Float[Array, ""]:
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in floats]
+    return jnp.all(jnp.stack(finite)).astype(jnp.float32) if finite else jnp.float32(1)

@@ -1,0 +1,106 @@
+"""Cuts a batch into shuffled minibatches whose content does not depend on where the batch lies.
+
+The environments are divided into a fixed number of logical shards. Each shard is shuffled with its
+own key, and every minibatch takes the same share of every shard: any placement that keeps shards
+whole sees the same minibatches.
+
+Shape letters: `T` steps, `E` environments held here, `S` shards held here, `N` rows of a minibatch.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PyTree, UInt32
+
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Key
+from rollmill.dataflow.graph import Batch, Loops
+from rollmill.dataflow.shuffle import permutation
+
+MAX_SHARDS = 64
+
+
+def choose_num_shards(num_envs: int, num_steps: int, num_minibatches: int, *, by_sequence: bool) -> int:
+    """The largest power of two up to 64 such that every minibatch takes the same share of every shard."""
+    steps = 1 if by_sequence else num_steps
+    fits = lambda shards: num_envs % shards == 0 and num_envs // shards * steps % num_minibatches == 0
+    powers = (2**i for i in range(int(math.log2(MAX_SHARDS)), -1, -1))
+    shards = next(filter(fits, powers), None)
+    if shards is None:
+        raise _does_not_divide(num_envs * steps, num_minibatches, by_sequence=by_sequence)
+    return shards
+
+
+def _does_not_divide(rows: int, num_minibatches: int, *, by_sequence: bool) -> UsageError:
+    divisors = [n for n in range(1, rows + 1) if rows % n == 0] if rows <= 10**6 else []
+    nearest = sorted(sorted(divisors, key=lambda n: abs(n - num_minibatches))[:2])
+    kind = "sequences (num_envs)" if by_sequence else "samples (num_envs x num_steps)"
+    return UsageError(
+        f"{rows} {kind} do not divide into num_minibatches={num_minibatches} equal parts; "
+        f"nearest that do: {' or '.join(map(str, nearest))}."
+    )
+
+
+def shuffled_rows(
+    key: Key, index: Int[Array, "E"], num_steps: int, loops: Loops
+) -> UInt32[Array, "num_minibatches N"]:
+    """Which rows each minibatch of one epoch takes, in a random order.
+
+    Args:
+        key: of the epoch; the shards' keys derive from it and from the shards' global numbers.
+        index: global indices of the environments held here, whole shards of them.
+        num_steps: rows an environment has: `T` where samples are cut, 1 where sequences are.
+        loops: sizes of the whole training, over all places.
+    """
+    width = loops.num_envs // loops.num_shards
+    shards = index[::width] // width
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, shards)
+    order = jax.vmap(partial(permutation, size=num_steps * width))(keys)
+    step, column = order // jnp.uint32(width), order % jnp.uint32(width)
+    first = jnp.arange(len(shards), dtype=jnp.uint32)[:, None] * jnp.uint32(width)
+    rows = step * jnp.uint32(index.size) + first + column
+    by_minibatch = rows.reshape(len(shards), loops.num_minibatches, -1).swapaxes(0, 1)
+    return by_minibatch.reshape(loops.num_minibatches, -1)
+
+
+def taker(batch: Batch, loops: Loops) -> Callable[[UInt32[Array, "N"]], Batch]:
+    """The function from rows to the minibatch that consists of them."""
+    if loops.cut == "samples":
+        take = _packed_rows(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch.samples))
+        return lambda rows: Batch(take(rows))
+    by_sequence = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), batch.samples)
+    pick = lambda tree, rows: jax.tree.map(lambda leaf: leaf[rows], tree)
+    return lambda rows: Batch(pick(by_sequence, rows), pick(batch.sequences, rows))
+
+
+def _packed_rows(samples: PyTree[Array]) -> Callable[[UInt32[Array, "N"]], PyTree[Array]]:
+    """Gathers rows of a tree with one gather for all 32-bit leaves together.
+
+    A row of small leaves lies in one or two cache lines then, instead of one a leaf.
+    """
+    leaves, treedef = jax.tree.flatten(samples)
+    packs = [leaf.dtype.itemsize == 4 and jnp.issubdtype(leaf.dtype, jnp.number) for leaf in leaves]
+    columns = [_to_columns(leaf) for leaf, pack in zip(leaves, packs, strict=True) if pack]
+    table = jnp.concatenate(columns, axis=1) if columns else None
+
+    def take(rows):
+        picked = None if table is None else table[rows]
+        taken, start = [], 0
+        for leaf, pack in zip(leaves, packs, strict=True):
+            width = math.prod(leaf.shape[1:]) if pack else 0
+            taken.append(_from_columns(picked[:, start : start + width], leaf) if pack else leaf[rows])
+            start += width
+        return jax.tree.unflatten(treedef, taken)
+
+    return take
+
+
+def _to_columns(leaf: Array) -> UInt32[Array, "rows width"]:
+    return jax.lax.bitcast_convert_type(leaf, jnp.uint32).reshape(leaf.shape[0], -1)
+
+
+def _from_columns(columns: UInt32[Array, "N width"], like: Array) -> Array:
+    return jax.lax.bitcast_convert_type(columns, like.dtype).reshape(-1, *like.shape[1:])

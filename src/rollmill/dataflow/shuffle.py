@@ -1,0 +1,37 @@
+"""A random permutation that is computed element by element, with no sort and no memory."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, UInt32
+
+from rollmill.core.types import Key
+
+ROUNDS = 32
+
+
+def permutation(key: Key, size: int) -> UInt32[Array, "size"]:
+    """A pseudo-random permutation of `0 .. size - 1`.
+
+    The swap-or-not shuffle (Hoang, Morris and Rogaway, "An Enciphering Scheme Based on a Card
+    Shuffle", CRYPTO 2012): in each round `x` is paired with `k - x mod size`, and a hashed bit of
+    the pair says whether the two change places. Each round is a bijection for any size. Unlike
+    `jax.random.permutation` it needs no sort, which costs ten times as much on two CPU cores.
+    """
+    offsets, salts = jax.random.bits(key, (2, ROUNDS), jnp.uint32)
+    n = jnp.uint32(size)
+
+    def swap_or_not(x, round_):
+        offset, salt = round_
+        partner = jnp.where(x > offset, offset + n - x, offset - x)
+        swap = _mix(jnp.maximum(x, partner) ^ salt) >> 31
+        return jnp.where(swap == 1, partner, x), None
+
+    x = jnp.arange(size, dtype=jnp.uint32)
+    return jax.lax.scan(swap_or_not, x, (offsets % n, salts), unroll=True)[0]
+
+
+def _mix(x: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:
+    """Every input bit changes every output bit about half of the time (MurmurHash3's finaliser)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

@@ -1,0 +1,29 @@
+"""Environments as pure functions, the transforms around them, and the registry of their names."""
+
+from rollmill.envs.accounting import record_discounted_returns, record_episodes
+from rollmill.envs.normalisation import (
+    Statistics,
+    initial_statistics,
+    normalise,
+    scale,
+    update_statistics,
+)
+from rollmill.envs.registry import make, register, registered
+from rollmill.envs.transforms import auto_reset, time_limit, vary, vectorise
+
+__all__ = [
+    "Statistics",
+    "auto_reset",
+    "initial_statistics",
+    "make",
+    "normalise",
+    "record_discounted_returns",
+    "record_episodes",
+    "register",
+    "registered",
+    "scale",
+    "time_limit",
+    "update_statistics",
+    "vary",
+    "vectorise",
+]

@@ -1,0 +1,165 @@
+"""Running statistics of observations and rewards, as plain data in the training state.
+
+A batch's mean and variance are merged into the running ones by the parallel algorithm of Chan, Golub
+and LeVeque ("Updating formulae and a pairwise algorithm for computing sample variances", 1979), with
+the weight `w = n / (count + n)` of the batch's `n` values:
+
+    mean'     = mean + w (mean_b - mean)
+    variance' = (1 - w) variance + w variance_b + w (1 - w) (mean_b - mean)^2
+
+Leaves that are not floating-point (a `Discrete` observation, for one) have no statistics (None in
+their place) and pass through unchanged.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from rollmill.core.errors import UsageError
+
+VARIANCE_FLOOR = 1e-8
+"""Added to a variance before its root is divided by, in the value's unit squared."""
+
+
+class Statistics(eqx.Module):
+    """Mean and variance of all values seen, in the structure of one value, and how many there were."""
+
+    mean: PyTree[Float[Array, "..."]]
+    variance: PyTree[Float[Array, "..."]]
+    count: Float[Array, ""]
+
+
+def identity(means: PyTree) -> PyTree:
+    """The reduction over a single replica."""
+    return means
+
+
+def initial_statistics(struct: PyTree, *, count: float = 1e-4) -> Statistics:
+    """Mean 0 and variance 1, held with next to no weight.
+
+    Args:
+        struct: one value, or its `jax.ShapeDtypeStruct`s (`core.spaces.struct` of a space).
+        count: how many values the initial mean and variance stand for.
+    """
+    mean = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32) if _is_float(s) else None, struct)
+    return Statistics(
+        mean=mean, variance=jax.tree.map(jnp.ones_like, mean), count=jnp.asarray(count, jnp.float32)
+    )
+
+
+def update_statistics(
+    statistics: Statistics,
+    batch: PyTree[Array],
+    *,
+    reduce: Callable[[PyTree], PyTree] = identity,
+    replicas: int = 1,
+) -> Statistics:
+    """Merges a batch into the running statistics (Chan et al. 1979).
+
+    The result does not depend on how a batch is cut over replicas: the squared deviations are taken
+    from the mean over all of them.
+
+    Args:
+        statistics: the running statistics, the same on every replica.
+        batch: leaves `[..., *value]`; all leading axes, the same for every leaf, are reduced.
+        reduce: maps a pytree of this replica's means to their mean over all replicas, each of which
+            holds equally many values. The default is for one replica.
+        replicas: how many replicas `reduce` averages over.
+
+    Raises:
+        UsageError: the leaves of `batch` have different leading axes.
+    """
+    leading = _leading_shape(statistics, batch)
+    if leading is None:
+        return statistics
+    axes = tuple(range(len(leading)))
+    mean = reduce(_over_floats(lambda x, _: jnp.mean(_float32(x), axes), batch, statistics.mean))
+    variance = reduce(
+        _over_floats(lambda x, m: jnp.mean(jnp.square(_float32(x) - _spread(m, x)), axes), batch, mean)
+    )
+    return _merge(statistics, mean, variance, math.prod(leading) * replicas)
+
+
+def normalise(statistics: Statistics, value: PyTree[Array], *, clip: float = 10.0) -> PyTree[Array]:
+    """`(value - mean) / standard deviation`, clipped to `[-clip, clip]`.
+
+    Args:
+        statistics: running statistics of one value's structure.
+        value: leaves `[..., *value]`, any leading axes; their dtypes are kept.
+        clip: bound on the result, in standard deviations.
+    """
+
+    def centred(x: Array, mean: Array, variance: Array) -> Array:
+        deviation = (_float32(x) - _spread(mean, x)) * jax.lax.rsqrt(_spread(variance, x) + VARIANCE_FLOOR)
+        return jnp.clip(deviation, -clip, clip).astype(x.dtype)
+
+    return _over_floats(centred, value, statistics.mean, statistics.variance, other=lambda x: x)
+
+
+def scale(statistics: Statistics, value: PyTree[Array]) -> PyTree[Array]:
+    """`value / standard deviation`, for rewards, whose sign and zero must stay what they are.
+
+    Args:
+        statistics: running statistics of one value's structure.
+        value: leaves `[..., *value]`, any leading axes; their dtypes are kept.
+    """
+
+    def scaled(x: Array, variance: Array) -> Array:
+        return (_float32(x) * jax.lax.rsqrt(_spread(variance, x) + VARIANCE_FLOOR)).astype(x.dtype)
+
+    return _over_floats(scaled, value, statistics.variance, other=lambda x: x)
+
+
+def _merge(statistics: Statistics, mean: PyTree, variance: PyTree, batch_count: int) -> Statistics:
+    count = statistics.count + batch_count
+    w = batch_count / count
+
+    def merged_variance(v: Array, v_b: Array, m: Array, m_b: Array) -> Array:
+        return (1 - w) * v + w * v_b + w * (1 - w) * jnp.square(m_b - m)
+
+    return dataclasses.replace(
+        statistics,
+        mean=jax.tree.map(lambda m, m_b: m + w * (m_b - m), statistics.mean, mean),
+        variance=jax.tree.map(merged_variance, statistics.variance, variance, statistics.mean, mean),
+        count=count,
+    )
+
+
+def _leading_shape(statistics: Statistics, batch: PyTree) -> tuple[int, ...] | None:
+    """The axes that all leaves have in front of one value's; None where no leaf has statistics."""
+    leaves, structure = jax.tree.flatten(batch)
+    means = structure.flatten_up_to(statistics.mean)
+    found = {x.shape[: x.ndim - m.ndim] for x, m in zip(leaves, means, strict=True) if m is not None}
+    if len(found) > 1:
+        raise UsageError(
+            f"the batch's leaves have different leading axes: {sorted(found)}; expected the same."
+        )
+    return found.pop() if found else None
+
+
+def _over_floats(
+    function: Callable[..., Any],
+    value: PyTree,
+    *statistics: PyTree,
+    other: Callable[[Any], Any] = lambda x: None,
+) -> PyTree:
+    """Maps `function(leaf, *statistics)` over leaves with statistics, `other(leaf)` over the rest."""
+    return jax.tree.map(lambda x, *s: other(x) if s[0] is None else function(x, *s), value, *statistics)
+
+
+def _is_float(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _float32(x: Array) -> Array:
+    return x.astype(jnp.float32)
+
+
+def _spread(statistic: Array, like: Array) -> Array:
+    return jnp.broadcast_to(statistic, like.shape)

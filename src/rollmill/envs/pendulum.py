@@ -1,0 +1,101 @@
+"""Pendulum-v1: a pendulum swung up and held there by a torque that is too weak to lift it at once.
+
+The numbers are those of Gymnasium's `Pendulum-v1`: step by step the same observations and rewards in
+float32. Episodes never terminate; the time limit truncates them.
+"""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Float
+
+from rollmill.core.types import Environment, Key, Timestep
+from rollmill.envs.scalar import Scalar
+from rollmill.envs.transforms import time_limit
+
+
+class PendulumState(eqx.Module):
+    """Angle from upright (rad, not wrapped) and its rate (rad/s)."""
+
+    angle: Float[Array, ""]
+    angular_velocity: Float[Array, ""]
+
+
+class PendulumParams(eqx.Module):
+    """Physics, in SI units; every leaf may be an array of one value per replica."""
+
+    gravity: Scalar = 10.0
+    mass: Scalar = 1.0
+    length: Scalar = 1.0
+    time_step: Scalar = 0.05
+    max_speed: Scalar = 8.0
+    max_torque: Scalar = 2.0
+    reset_angle: Scalar = math.pi
+    reset_speed: Scalar = 1.0
+    """The first angle and rate are uniform within plus and minus these."""
+
+
+def pendulum(*, max_steps: int = 200) -> Environment:
+    """A pendulum swung up by a weak torque, 1 continuous action (Gymnasium's Pendulum-v1).
+
+    Args:
+        max_steps: time limit of an episode, in steps.
+    """
+    high = np.array([1.0, 1.0, 8.0], np.float32)
+    env = Environment(
+        name="Pendulum-v1",
+        reset=reset,
+        step=step,
+        observation_space=spaces.Box(-high, high, dtype=np.float32),
+        action_space=spaces.Box(-2.0, 2.0, (1,), np.float32),
+        params=PendulumParams(),
+    )
+    return time_limit(env, max_steps)
+
+
+def reset(key: Key, params: PendulumParams) -> tuple[Float[Array, "3"], PendulumState]:
+    """Starts anywhere, slowly; the observation is `[cos angle, sin angle, angular velocity]`."""
+    angle, speed = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
+    state = PendulumState(angle=params.reset_angle * angle, angular_velocity=params.reset_speed * speed)
+    return _observe(state), state
+
+
+def step(key: Key, state: PendulumState, action: Float[Array, "1"], params: PendulumParams) -> Timestep:
+    """One semi-implicit Euler step; the reward is minus angle², rate² / 10 and torque² / 1000 before it."""
+    torque = jnp.clip(action[0], -params.max_torque, params.max_torque)
+    cost = (
+        jnp.square(_wrapped(state.angle))
+        + 0.1 * jnp.square(state.angular_velocity)
+        + 0.001 * jnp.square(torque)
+    )
+    moved = _semi_implicit_step(state, torque, params)
+    return Timestep(
+        observation=_observe(moved),
+        state=moved,
+        reward=-cost,
+        terminated=jnp.zeros((), bool),
+        truncated=jnp.zeros((), bool),
+        info={},
+    )
+
+
+def _semi_implicit_step(
+    state: PendulumState, torque: Float[Array, ""], params: PendulumParams
+) -> PendulumState:
+    gravity_term = 3 * params.gravity / (2 * params.length) * jnp.sin(state.angle)
+    torque_term = 3.0 / (params.mass * params.length**2) * torque
+    speed = state.angular_velocity + (gravity_term + torque_term) * params.time_step
+    speed = jnp.clip(speed, -params.max_speed, params.max_speed)
+    return PendulumState(angle=state.angle + speed * params.time_step, angular_velocity=speed)
+
+
+def _observe(state: PendulumState) -> Float[Array, "3"]:
+    return jnp.stack([jnp.cos(state.angle), jnp.sin(state.angle), state.angular_velocity])
+
+
+def _wrapped(angle: Float[Array, ""]) -> Float[Array, ""]:
+    return (angle + math.pi) % (2 * math.pi) - math.pi

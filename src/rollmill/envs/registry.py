@@ -1,0 +1,93 @@
+"""Environments by name: `CartPole-v1` (own), `gymnax:...` and `gymnasium:...` (adapted).
+
+An adapter is imported when its prefix is first asked for, so that no other ecosystem need be installed.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.types import Environment, HostEnvironment
+from rollmill.envs.cartpole import cartpole
+from rollmill.envs.pendulum import pendulum
+
+Factory = Callable[..., Environment | HostEnvironment]
+
+_ADAPTERS = {
+    "gymnax": "rollmill.envs.adapters.gymnax",
+    "gymnasium": "rollmill.envs.adapters.gymnasium",
+}
+_factories: dict[str, Factory] = {
+    "CartPole-v1": cartpole,
+    "Pendulum-v1": pendulum,
+}
+
+
+def register(name: str, factory: Factory, *, overwrite: bool = False) -> None:
+    """Makes an environment known by a name.
+
+    Args:
+        name: the id, for one `Corridor-v0`; without a colon, which separates an adapter's prefix.
+        factory: makes the environment from keyword options; its docstring's first line describes it.
+        overwrite: replace a factory that has the same name.
+
+    Raises:
+        UsageError: the name is taken, empty, or holds a colon.
+    """
+    if not name or ":" in name:
+        raise UsageError(f"cannot register {name!r}: an environment's name is not empty and has no colon.")
+    if name in _factories and not overwrite:
+        raise UsageError(
+            f"an environment {name!r} is registered already; take another name or pass overwrite=True."
+        )
+    _factories[name] = factory
+
+
+def make(name: str, **options: Any) -> Environment | HostEnvironment:
+    """The environment of a name.
+
+    Args:
+        name: an own or registered id (`registered` lists them), or `prefix:id` of an adapter.
+        **options: passed on to the factory.
+
+    Raises:
+        UsageError: an unknown name, prefix or option, or an adapter's package is not installed.
+    """
+    prefix, colon, rest = name.partition(":")
+    if colon:
+        return _adapter(prefix)(rest, **options)
+    if name not in _factories:
+        raise unknown_name("environment", name, _factories, hint=f"Others: {_prefixes()}.")
+    factory = _factories[name]
+    _check_options(name, factory, options)
+    return factory(**options)
+
+
+def registered() -> list[tuple[str, str]]:
+    """The ids that `make` knows without a prefix, sorted, each with a line that describes it."""
+    return [(name, _first_line(_factories[name])) for name in sorted(_factories)]
+
+
+def _adapter(prefix: str) -> Factory:
+    if prefix not in _ADAPTERS:
+        raise UsageError(f"unknown environment prefix {prefix + ':'!r}. Known: {_prefixes()}.")
+    return importlib.import_module(_ADAPTERS[prefix]).make
+
+
+def _prefixes() -> str:
+    return ", ".join(f"{prefix}:ID" for prefix in sorted(_ADAPTERS))
+
+
+def _check_options(name: str, factory: Factory, options: dict[str, Any]) -> None:
+    signature = inspect.signature(factory)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        known = ", ".join(signature.parameters) or "none"
+        raise UsageError(f"{name}: {error}; its options: {known}.") from None
+
+
+def _first_line(factory: Factory) -> str:
+    return (inspect.getdoc(factory) or "").partition("\n")[0]

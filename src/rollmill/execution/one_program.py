@@ -1,0 +1,115 @@
+"""The one-program backend: a whole training iteration as one compiled program.
+
+On several devices the same program runs on a mesh: every device holds an equal share of the
+environments and the whole learner, and means are reduced between them. Nothing inside an iteration
+waits for the host; metrics leave as one small vector.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Key, PyTree
+
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, start
+
+AXIS = "device"
+
+
+class Program(NamedTuple):
+    """A graph compiled for a place; calling it cannot compile anything more."""
+
+    start: jax.stages.Compiled
+    """`() -> State` before the first iteration."""
+    step: jax.stages.Compiled
+    """`State -> (State, metrics)`: one iteration; metrics are one vector, `[metric]` or `[seed, metric]`."""
+    metric_names: tuple[str, ...]
+    compile_seconds: float
+    shardings: PyTree[NamedSharding]
+    """Where the leaves of the state lie."""
+    state: PyTree[jax.ShapeDtypeStruct]
+    """Shapes and dtypes of the state."""
+
+    def place(self, state: PyTree[Array]) -> State:
+        """Puts a state that was restored on the host where the program expects it."""
+        return jax.tree.map(jax.device_put, state, self.shardings)
+
+
+def lower(
+    graph: Graph, *, seeds: Sequence[int] = (0,), devices: Sequence[jax.Device] | None = None, unroll: int = 1
+) -> Program:
+    """Compiles a graph into one program.
+
+    Args:
+        graph: what to compile.
+        seeds: one training each; several are trained side by side in the one program.
+        devices: the mesh to run on; the first device of the default platform where it is left out.
+        unroll: steps of the environment loop that are compiled as one.
+
+    Raises:
+        UsageError: if the devices do not divide the shards, so that they would hold unequal shares.
+    """
+    mesh = Mesh(np.asarray(devices if devices is not None else jax.devices()[:1]), (AXIS,))
+    check_devices(graph.loops, mesh.size)
+    began = time.perf_counter()
+    shapes = jax.eval_shape(partial(_start, graph, seeds))
+    specs = _specs(shapes, has_seeds=len(seeds) > 1)
+    shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
+    metrics = jax.eval_shape(_over_seeds(partial(iterate, graph), seeds), shapes)[1]
+    names = tuple(sorted(metrics))
+    step = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), unroll), seeds)
+    if mesh.size > 1:
+        step = jax.shard_map(
+            step, mesh=mesh, in_specs=(specs,), out_specs=(specs, PartitionSpec()), check_vma=False
+        )
+    compiled_start = jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile()
+    placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
+    compiled_step = jax.jit(step).lower(placed).compile()
+    return Program(compiled_start, compiled_step, names, time.perf_counter() - began, shardings, shapes)
+
+
+def check_devices(loops: Loops, num_devices: int) -> None:
+    """Whether every device can hold an equal number of whole shards."""
+    if loops.num_shards % num_devices:
+        fitting = [n for n in range(1, num_devices + 1) if loops.num_shards % n == 0]
+        raise UsageError(
+            f"{num_devices} devices cannot hold equal shares of num_shards={loops.num_shards} "
+            f"(num_envs={loops.num_envs}, num_minibatches={loops.num_minibatches}); use {fitting[-1]} devices, "
+            f"or a num_envs that is a multiple of {num_devices} x num_minibatches."
+        )
+
+
+def _over_seeds(function, seeds: Sequence[int]):
+    return jax.vmap(function) if len(seeds) > 1 else function
+
+
+def _start(graph: Graph, seeds: Sequence[int]) -> State:
+    index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
+    begin = lambda seed: start(graph, jax.random.key(seed), index)
+    numbers = np.asarray(seeds, np.uint32)
+    return jax.vmap(begin)(numbers) if len(seeds) > 1 else begin(numbers[0])
+
+
+def _specs(state: State, *, has_seeds: bool) -> PyTree[PartitionSpec]:
+    """The collector is divided along its environments; everything else is whole on every device."""
+    by_environment = PartitionSpec(None, AXIS) if has_seeds else PartitionSpec(AXIS)
+    whole = jax.tree.map(lambda _: PartitionSpec(), state)
+    divided = jax.tree.map(lambda _: by_environment, state.collector)
+    return State(divided, whole.learner, whole.key, whole.iteration)
+
+
+def _reduction(mesh: Mesh) -> Reduce:
+    return identity if mesh.size == 1 else partial(jax.lax.pmean, axis_name=AXIS)
+
+
+def _iterate_packed(
+    graph: Graph, names: tuple[str, ...], reduce: Reduce, unroll: int, state: State
+) -> tuple[State, Float[Array, "metric"]]:
+    state, metrics = iterate(graph, state, reduce=reduce, unroll=unroll)
+    return state, jnp.stack([metrics[name] for name in names])

@@ -1,0 +1,66 @@
+"""Networks: distributions, torsos and heads, and the actor-critics made of them."""
+
+from rollmill.networks.actor_critic import (
+    NetworkConfig,
+    SeparateActorCritic,
+    SharedActorCritic,
+    actor_critic,
+)
+from rollmill.networks.base import ActorCritic, Distribution, Output
+from rollmill.networks.distributions import (
+    MASKED_LOGIT,
+    Bernoulli,
+    Categorical,
+    DiagonalGaussian,
+    MultiCategorical,
+    TanhGaussian,
+)
+from rollmill.networks.heads import ActionHead, action_head
+from rollmill.networks.layers import Convolution, GRUCell, Linear, convolution, gru_cell, linear
+from rollmill.networks.observations import flat_size, flatten
+from rollmill.networks.torsos import (
+    CNN,
+    MLP,
+    FeedForwardTorso,
+    RecurrentTorso,
+    Torso,
+    cnn,
+    feed_forward_torso,
+    mlp,
+    recurrent_torso,
+)
+
+__all__ = [
+    "CNN",
+    "MASKED_LOGIT",
+    "MLP",
+    "ActionHead",
+    "ActorCritic",
+    "Bernoulli",
+    "Categorical",
+    "Convolution",
+    "DiagonalGaussian",
+    "Distribution",
+    "FeedForwardTorso",
+    "GRUCell",
+    "Linear",
+    "MultiCategorical",
+    "NetworkConfig",
+    "Output",
+    "RecurrentTorso",
+    "SeparateActorCritic",
+    "SharedActorCritic",
+    "TanhGaussian",
+    "Torso",
+    "action_head",
+    "actor_critic",
+    "cnn",
+    "convolution",
+    "feed_forward_torso",
+    "flat_size",
+    "flatten",
+    "gru_cell",
+    "linear",
+    "mlp",
+    "recurrent_torso",
+]

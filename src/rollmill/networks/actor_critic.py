@@ -1,0 +1,174 @@
+"""Actors and critics put together from torsos and heads, and the settings that choose between them."""
+
+import dataclasses
+import functools
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.types import Key, Memory, Observation
+from rollmill.networks.base import ActorCritic, Output
+from rollmill.networks.heads import ActionHead, action_head
+from rollmill.networks.layers import Linear, linear
+from rollmill.networks.observations import leaves
+from rollmill.networks.torsos import Torso, feed_forward_torso, recurrent_torso
+
+ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "swish": jax.nn.swish, "gelu": jax.nn.gelu}
+TORSOS = ("auto", "mlp", "cnn", "gru")
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkConfig:
+    """The network of a run."""
+
+    torso: Literal["auto", "mlp", "cnn", "gru"] = "auto"
+    """`auto` convolves images and flattens the rest; `mlp` flattens all; `cnn` insists on an image; `gru` is
+    `auto` followed by a recurrent unit."""
+
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the fully connected layers: after the convolutions, before the recurrent unit."""
+
+    activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
+    """Nonlinearity of the fully connected layers; convolutions have ReLU."""
+
+    convolutions: tuple[tuple[int, int, int], ...] = ()
+    """Channels, kernel size and stride of each convolution; empty chooses by the size of the image."""
+
+    shared_torso: bool = False
+    """One torso for the actor and the critic, instead of one for each."""
+
+    gru_size: int = 64
+    """Width of the recurrent unit."""
+
+    state_dependent_std: bool = False
+    """The standard deviation of a continuous policy comes from the features, not from a weight of its own."""
+
+    squash_actions: bool = False
+    """Continuous actions pass through a tanh into the bounds of their space."""
+
+    initial_log_std: float = 0.0
+    """Where the log standard deviation of a continuous policy starts."""
+
+
+class SharedActorCritic(eqx.Module):
+    """An actor and a critic on one torso, whose memory is the memory."""
+
+    torso: Torso
+    actor: ActionHead
+    critic: Linear
+
+    def initial_memory(self) -> Memory:
+        """The torso's."""
+        return self.torso.initial_memory()
+
+    def __call__(
+        self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
+    ) -> Output:
+        """The torso runs once for both heads."""
+        features, memory = self.torso(observation, memory)
+        return Output(self.actor(features, action_mask), self.critic(features)[0], memory)
+
+    def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
+        """The value without the actor's head."""
+        features, _ = self.torso(observation, memory)
+        return self.critic(features)[0]
+
+
+class SeparateActorCritic(eqx.Module):
+    """An actor and a critic with a torso each; the memory is the pair of theirs, or `()`."""
+
+    actor_torso: Torso
+    actor: ActionHead
+    critic_torso: Torso
+    critic: Linear
+
+    def initial_memory(self) -> Memory:
+        """The actor's memory and the critic's."""
+        return _join(self.actor_torso.initial_memory(), self.critic_torso.initial_memory())
+
+    def __call__(
+        self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
+    ) -> Output:
+        """Each torso runs once."""
+        actor_memory, critic_memory = _split(memory)
+        actor_features, actor_memory = self.actor_torso(observation, actor_memory)
+        critic_features, critic_memory = self.critic_torso(observation, critic_memory)
+        distribution, value = self.actor(actor_features, action_mask), self.critic(critic_features)[0]
+        return Output(distribution, value, _join(actor_memory, critic_memory))
+
+    def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
+        """The value from the critic's torso alone."""
+        features, _ = self.critic_torso(observation, _split(memory)[1])
+        return self.critic(features)[0]
+
+
+def actor_critic(
+    key: Key,
+    observation_space: spaces.Space,
+    action_space: spaces.Space,
+    config: NetworkConfig = NetworkConfig(),  # noqa: B008 - frozen
+) -> ActorCritic:
+    """The network that `config` describes, for one pair of spaces.
+
+    Raises:
+        UsageError: if the settings or the spaces do not allow such a network.
+    """
+    check_config(config, observation_space)
+    torso_key, critic_torso_key, actor_key, critic_key = jax.random.split(key, 4)
+    make_torso = functools.partial(_torso, space=observation_space, config=config)
+    torso = make_torso(torso_key)
+    actor = action_head(
+        actor_key,
+        action_space,
+        torso.out_features,
+        state_dependent_std=config.state_dependent_std,
+        squash=config.squash_actions,
+        initial_log_std=config.initial_log_std,
+    )
+    critic = linear(critic_key, torso.out_features, 1, gain=1.0)
+    if config.shared_torso:
+        return SharedActorCritic(torso, actor, critic)
+    return SeparateActorCritic(torso, actor, make_torso(critic_torso_key), critic)
+
+
+def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None:
+    """Raises a `UsageError` that names the first setting that cannot be used."""
+    if config.torso not in TORSOS:
+        raise unknown_name("torso", config.torso, TORSOS)
+    if config.activation not in ACTIVATIONS:
+        raise unknown_name("activation", config.activation, ACTIVATIONS)
+    sizes = (*config.hidden_sizes, config.gru_size, *(n for layer in config.convolutions for n in layer))
+    if min(sizes) < 1:
+        raise UsageError(f"the sizes of a network must be at least 1; got {min(sizes)} in {config}.")
+    if config.torso == "cnn" and not any(leaf.image for leaf in leaves(observation_space)):
+        raise UsageError(
+            f"torso='cnn' needs a Box of rank 3 (height, width, channels); the observation space is "
+            f"{observation_space}. Use torso='auto'."
+        )
+
+
+def _torso(key: Key, *, space: spaces.Space, config: NetworkConfig) -> Torso:
+    encoder_key, cell_key = jax.random.split(key)
+    encoder = feed_forward_torso(
+        encoder_key,
+        space,
+        hidden_sizes=config.hidden_sizes,
+        activation=ACTIVATIONS[config.activation],
+        convolutions=config.convolutions,
+        convolve=config.torso != "mlp",
+    )
+    return recurrent_torso(cell_key, encoder, size=config.gru_size) if config.torso == "gru" else encoder
+
+
+def _join(actor_memory: Memory, critic_memory: Memory) -> Memory:
+    pair = (actor_memory, critic_memory)
+    return pair if jax.tree.leaves(pair) else ()
+
+
+def _split(memory: Memory) -> tuple[Memory, Memory]:
+    return memory or ((), ())

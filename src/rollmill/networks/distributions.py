@@ -1,0 +1,261 @@
+"""Distributions over the elements of an action space, as pytrees of their parameters.
+
+A log-probability and an entropy are those of the whole action: sums over the shape of the space.
+Shape letters: `*shape` the shape of the action, `n` categories. Batches come from `jax.vmap`.
+"""
+
+import itertools
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Num
+
+from rollmill.core.types import Key
+
+# Finite, so that neither an entropy nor a gradient meets 0 * inf; its exponential is exactly zero.
+MASKED_LOGIT = float(np.finfo(np.float32).min)
+
+# Up to here a sum over the categories costs less than one random number for each of them.
+_INVERSE_CDF_MAX = 8
+
+# tanh(6) is 1.2e-5 short of 1: float32 still resolves there which Gaussian value an action came from.
+_TANH_LIMIT = 6.0
+_TANH_MARGIN = 1.0 / (1.0 + math.exp(2.0 * _TANH_LIMIT))
+
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+class Categorical(eqx.Module):
+    """One choice of `start, ..., start + n - 1` with probabilities `softmax(logits)`.
+
+    A choice with a logit of minus infinity or of `MASKED_LOGIT` is never drawn.
+    """
+
+    logits: Float[Array, " n"]
+    start: int = eqx.field(static=True, default=0)
+    dtype: np.dtype = eqx.field(static=True, default=np.dtype(np.int32))
+
+    def sample(self, key: Key) -> Int[Array, ""]:
+        """Draws by the inverse of the cumulative probabilities, or by Gumbel noise where `n` is large."""
+        return (_draw(key, self.logits) + self.start).astype(self.dtype)
+
+    def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, ""], Float[Array, ""]]:
+        """An action and its log-probability."""
+        action = self.sample(key)
+        return action, self.log_prob(action)
+
+    def log_prob(self, action: Int[Array, ""]) -> Float[Array, ""]:
+        """`logits[action - start] - logsumexp(logits)`."""
+        return _categorical_log_prob(self.logits, action.astype(jnp.int32) - self.start)
+
+    def entropy(self) -> Float[Array, ""]:
+        """`-sum(p log p)`, where a masked choice adds nothing."""
+        return _categorical_entropy(self.logits)
+
+    def mode(self) -> Int[Array, ""]:
+        """The most probable choice."""
+        return (jnp.argmax(self.logits) + self.start).astype(self.dtype)
+
+
+class MultiCategorical(eqx.Module):
+    """Independent choices of different sizes, their logits padded with minus infinity to the largest.
+
+    `start` holds the first value of each choice, flattened in row-major order; empty means zeros.
+    """
+
+    logits: Float[Array, "*shape n"]
+    start: tuple[int, ...] = eqx.field(static=True, default=())
+    dtype: np.dtype = eqx.field(static=True, default=np.dtype(np.int32))
+
+    def sample(self, key: Key) -> Int[Array, "*shape"]:
+        """Draws every choice from one call of the random generator."""
+        return (_draw(key, self.logits) + self._start()).astype(self.dtype)
+
+    def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, "*shape"], Float[Array, ""]]:
+        """An action and its log-probability."""
+        action = self.sample(key)
+        return action, self.log_prob(action)
+
+    def log_prob(self, action: Int[Array, "*shape"]) -> Float[Array, ""]:
+        """The sum of the log-probabilities of the choices."""
+        return _categorical_log_prob(self.logits, action.astype(jnp.int32) - self._start())
+
+    def entropy(self) -> Float[Array, ""]:
+        """The sum of the entropies of the choices."""
+        return _categorical_entropy(self.logits)
+
+    def mode(self) -> Int[Array, "*shape"]:
+        """The most probable value of each choice."""
+        return (jnp.argmax(self.logits, axis=-1) + self._start()).astype(self.dtype)
+
+    def _start(self) -> Int[Array, "*shape"]:
+        shape = self.logits.shape[:-1]
+        start = np.asarray(self.start or np.zeros(shape), np.int32)
+        return jnp.asarray(start.reshape(shape))
+
+
+class Bernoulli(eqx.Module):
+    """Independent bits that are 1 with probability `sigmoid(logits)`."""
+
+    logits: Float[Array, "*shape"]
+    dtype: np.dtype = eqx.field(static=True, default=np.dtype(np.int8))
+
+    def sample(self, key: Key) -> Int[Array, "*shape"]:
+        """Draws every bit."""
+        return jax.random.bernoulli(key, jax.nn.sigmoid(self.logits)).astype(self.dtype)
+
+    def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, "*shape"], Float[Array, ""]]:
+        """An action and its log-probability."""
+        action = self.sample(key)
+        return action, self.log_prob(action)
+
+    def log_prob(self, action: Int[Array, "*shape"]) -> Float[Array, ""]:
+        """`sum(log sigmoid(logits))` with the sign of the logit of a 0 turned."""
+        return jnp.sum(jax.nn.log_sigmoid(jnp.where(action == 1, self.logits, -self.logits)))
+
+    def entropy(self) -> Float[Array, ""]:
+        """`sum(softplus(l) - l sigmoid(l))`."""
+        return jnp.sum(jax.nn.softplus(self.logits) - self.logits * jax.nn.sigmoid(self.logits))
+
+    def mode(self) -> Int[Array, "*shape"]:
+        """The more probable value of each bit."""
+        return (self.logits > 0).astype(self.dtype)
+
+
+class DiagonalGaussian(eqx.Module):
+    """Independent normal variables; unbounded, whatever the bounds of the action space.
+
+    The action is the raw draw, so that its log-probability is exact: clipping it to the space belongs
+    where the environment is stepped, and the unclipped action is the one to store.
+    """
+
+    mean: Float[Array, "*shape"]
+    log_std: Float[Array, "*shape"]
+
+    def sample(self, key: Key) -> Float[Array, "*shape"]:
+        """`mean + std * noise`: differentiable in both parameters."""
+        return self.mean + jnp.exp(self.log_std) * jax.random.normal(key, self.mean.shape, self.mean.dtype)
+
+    def sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
+        """An action and the logarithm of its density."""
+        action = self.sample(key)
+        return action, self.log_prob(action)
+
+    def log_prob(self, action: Num[Array, "*shape"]) -> Float[Array, ""]:
+        """`-sum(z**2 / 2 + log_std + log(2 pi) / 2)` with `z = (action - mean) / std`."""
+        z = (action.astype(self.mean.dtype) - self.mean) * jnp.exp(-self.log_std)
+        return -jnp.sum(0.5 * z**2 + self.log_std + 0.5 * math.log(2.0 * math.pi))
+
+    def entropy(self) -> Float[Array, ""]:
+        """`sum(log_std + log(2 pi e) / 2)`."""
+        return jnp.sum(self.log_std + 0.5 * math.log(2.0 * math.pi * math.e))
+
+    def mode(self) -> Float[Array, "*shape"]:
+        """The mean."""
+        return self.mean
+
+
+class TanhGaussian(eqx.Module):
+    """A diagonal Gaussian `x`, squashed and rescaled into bounds.
+
+    `action = low + (high - low) (tanh(x) + 1) / 2`, with the change of variables of Haarnoja et al.
+    (2018), "Soft Actor-Critic", appendix C, in the stable form
+    `log(1 - tanh(x)**2) = 2 (log 2 - x - softplus(-2 x))`.
+
+    `x` is held within [-6, 6], both when drawn and when recovered from an action: float32 could not
+    tell larger values apart. So a stored action gives back the log-probability that it was drawn
+    with, and one on a bound a finite log-probability. The gradient passes through that limit.
+    `low` and `high` are flattened in row-major order; they are static, and so never trained.
+    """
+
+    mean: Float[Array, "*shape"]
+    log_std: Float[Array, "*shape"]
+    low: tuple[float, ...] = eqx.field(static=True)
+    high: tuple[float, ...] = eqx.field(static=True)
+
+    def sample(self, key: Key) -> Float[Array, "*shape"]:
+        """An action within the bounds, differentiable in both parameters."""
+        return self._squash(self._sample_base(key))
+
+    def sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
+        """An action and its log-density, without the rounding of an inverse tanh."""
+        x = self._sample_base(key)
+        return self._squash(x), self._log_prob_of_base(x)
+
+    def log_prob(self, action: Num[Array, "*shape"]) -> Float[Array, ""]:
+        """The log-density of an action, by the inverse tanh of its place between the bounds."""
+        low, high = self._bounds()
+        action = action.astype(self.mean.dtype)
+        margin = _TANH_MARGIN * (high - low)
+        above_low, below_high = jnp.maximum(action - low, margin), jnp.maximum(high - action, margin)
+        return self._log_prob_of_base(0.5 * (jnp.log(above_low) - jnp.log(below_high)))
+
+    def entropy(self) -> Float[Array, ""]:
+        """`H[x] + E[log |d action / d x|]`, the expectation by Gauss-Hermite quadrature of 20 points.
+
+        There is no closed form. With `std` up to 2 the error is below 0.01 a dimension.
+        """
+        std = jnp.exp(self.log_std)
+        volumes = jax.vmap(lambda node: jnp.sum(self._log_slope(self.mean + std * node)))
+        expected = jnp.vdot(jnp.asarray(_WEIGHTS, jnp.float32), volumes(jnp.asarray(_NODES, jnp.float32)))
+        return DiagonalGaussian(self.mean, self.log_std).entropy() + expected
+
+    def mode(self) -> Float[Array, "*shape"]:
+        """The squashed mean: the median of each action, not the point of highest density."""
+        return self._squash(self.mean)
+
+    def _sample_base(self, key: Key) -> Float[Array, "*shape"]:
+        x = DiagonalGaussian(self.mean, self.log_std).sample(key)
+        return x + jax.lax.stop_gradient(jnp.clip(x, -_TANH_LIMIT, _TANH_LIMIT) - x)
+
+    def _log_prob_of_base(self, x: Float[Array, "*shape"]) -> Float[Array, ""]:
+        return DiagonalGaussian(self.mean, self.log_std).log_prob(x) - jnp.sum(self._log_slope(x))
+
+    def _log_slope(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        low, high = self._bounds()
+        return jnp.log(0.5 * (high - low)) + 2.0 * (math.log(2.0) - x - jax.nn.softplus(-2.0 * x))
+
+    def _squash(self, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        low, high = self._bounds()
+        return jnp.clip(low + (high - low) * (0.5 * (jnp.tanh(x) + 1.0)), low, high)
+
+    def _bounds(self) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
+        low, high = (np.asarray(bound, np.float32) for bound in (self.low, self.high))
+        return jnp.asarray(low.reshape(self.mean.shape)), jnp.asarray(high.reshape(self.mean.shape))
+
+
+def _draw(key: Key, logits: Float[Array, "*shape n"]) -> Int[Array, "*shape"]:
+    if logits.shape[-1] > _INVERSE_CDF_MAX:
+        return jax.random.categorical(key, logits)
+    return _inverse_cdf(logits, jax.random.uniform(key, logits.shape[:-1], logits.dtype))
+
+
+def _inverse_cdf(logits: Float[Array, "*shape n"], uniform: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
+    """The first category whose cumulative weight exceeds `uniform` of the total, for `uniform` in [0, 1).
+
+    A weight of zero is never chosen: summed one by one, it leaves the cumulative weight as it was,
+    and `uniform * total` stays below the total in float32 as well.
+    """
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    cumulative = list(itertools.accumulate(weights[..., i] for i in range(logits.shape[-1])))
+    threshold = uniform * cumulative[-1]
+    index = jnp.zeros(uniform.shape, jnp.int32)
+    for weight in cumulative[:-1]:
+        index = index + (weight <= threshold).astype(jnp.int32)
+    return index
+
+
+def _categorical_log_prob(logits: Float[Array, "*shape n"], index: Int[Array, "*shape"]) -> Float[Array, ""]:
+    # A selection and a sum fuse with the softmax; a gather would not, and its gradient is a scatter.
+    chosen = jax.nn.one_hot(index, logits.shape[-1], dtype=jnp.bool_)
+    return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(logits), 0.0))
+
+
+def _categorical_entropy(logits: Float[Array, "*shape n"]) -> Float[Array, ""]:
+    log_probs = jax.nn.log_softmax(logits)
+    possible = log_probs > MASKED_LOGIT / 2
+    return -jnp.sum(jnp.exp(log_probs) * jnp.where(possible, log_probs, 0.0))

@@ -1,0 +1,220 @@
+"""From features to a distribution over the action space.
+
+The weights of a head start orthogonal with a gain of 0.01, so that the first policy is near uniform
+(Andrychowicz et al. 2021, "What Matters for On-Policy Deep Actor-Critic Methods?").
+"""
+
+import math
+from typing import Protocol, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float
+
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Key
+from rollmill.networks.base import Distribution
+from rollmill.networks.distributions import (
+    MASKED_LOGIT,
+    Bernoulli,
+    Categorical,
+    DiagonalGaussian,
+    MultiCategorical,
+    TanhGaussian,
+)
+from rollmill.networks.layers import Linear, linear
+
+POLICY_GAIN = 0.01
+LOG_STD_RANGE = (-5.0, 2.0)
+
+
+@runtime_checkable
+class ActionHead(Protocol):
+    """The last layer of an actor."""
+
+    def __call__(
+        self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None, /
+    ) -> Distribution:
+        """The action distribution; True in `action_mask` marks a legal action."""
+        ...
+
+
+class CategoricalHead(eqx.Module):
+    """`Discrete`: logits `[n]`, and masks of the same shape."""
+
+    layer: Linear
+    start: int = eqx.field(static=True)
+    dtype: np.dtype = eqx.field(static=True)
+
+    def __call__(
+        self, features: Float[Array, " features"], action_mask: Bool[Array, " n"] | None = None
+    ) -> Categorical:
+        """The distribution over the legal choices."""
+        return Categorical(_masked(self.layer(features), action_mask), self.start, self.dtype)
+
+
+class MultiCategoricalHead(eqx.Module):
+    """`MultiDiscrete`: logits `[*shape, max(nvec)]`, and masks of the same shape.
+
+    What lies beyond the size of a choice is padding, impossible whatever the action mask says.
+    """
+
+    layer: Linear
+    sizes: tuple[int, ...] = eqx.field(static=True)
+    start: tuple[int, ...] = eqx.field(static=True)
+    shape: tuple[int, ...] = eqx.field(static=True)
+    dtype: np.dtype = eqx.field(static=True)
+
+    def __call__(
+        self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None
+    ) -> MultiCategorical:
+        """The distribution over the legal choices."""
+        padded = (*self.shape, max(self.sizes))
+        inside = np.arange(max(self.sizes)) < np.asarray(self.sizes)[:, None]
+        logits = _masked(self.layer(features).reshape(padded), action_mask)
+        logits = jnp.where(jnp.asarray(inside.reshape(padded)), logits, -jnp.inf)
+        return MultiCategorical(logits, self.start, self.dtype)
+
+
+class BernoulliHead(eqx.Module):
+    """`MultiBinary`: one logit for each bit."""
+
+    layer: Linear
+    shape: tuple[int, ...] = eqx.field(static=True)
+    dtype: np.dtype = eqx.field(static=True)
+
+    def __call__(
+        self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None
+    ) -> Bernoulli:
+        """The distribution over the bits."""
+        _refuse_mask(action_mask, "MultiBinary")
+        return Bernoulli(self.layer(features).reshape(self.shape), self.dtype)
+
+
+class FreeLogStd(eqx.Module):
+    """A log standard deviation that is a weight of its own, the same in every state."""
+
+    weight: Float[Array, " size"]
+
+    def __call__(self, features: Float[Array, " features"]) -> Float[Array, " size"]:
+        """The weight itself."""
+        return self.weight
+
+
+class StateLogStd(eqx.Module):
+    """A log standard deviation computed from the features and clipped to [-5, 2]."""
+
+    layer: Linear
+
+    def __call__(self, features: Float[Array, " features"]) -> Float[Array, " size"]:
+        """The clipped output of the layer."""
+        return jnp.clip(self.layer(features), *LOG_STD_RANGE)
+
+
+class GaussianHead(eqx.Module):
+    """`Box` of any shape: a raw Gaussian without bounds, a `TanhGaussian` with them.
+
+    A raw Gaussian leaves a bounded `Box`: its actions are clipped where the environment is stepped,
+    not here, and the unclipped action is the one to store and to ask the log-probability of.
+    """
+
+    mean: Linear
+    log_std: FreeLogStd | StateLogStd
+    shape: tuple[int, ...] = eqx.field(static=True)
+    bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = eqx.field(static=True)
+
+    def __call__(
+        self, features: Float[Array, " features"], action_mask: Bool[Array, "..."] | None = None
+    ) -> DiagonalGaussian | TanhGaussian:
+        """The distribution over actions, float32 in the shape of the space."""
+        _refuse_mask(action_mask, "Box")
+        mean, log_std = self.mean(features).reshape(self.shape), self.log_std(features).reshape(self.shape)
+        return TanhGaussian(mean, log_std, *self.bounds) if self.bounds else DiagonalGaussian(mean, log_std)
+
+
+def action_head(
+    key: Key,
+    space: spaces.Space,
+    in_features: int,
+    *,
+    state_dependent_std: bool = False,
+    squash: bool = False,
+    initial_log_std: float = 0.0,
+) -> ActionHead:
+    """The head for an action space; the last three options concern a `Box` only.
+
+    Args:
+        key: Random key of the weights.
+        space: `Discrete`, `MultiDiscrete`, `MultiBinary` or a `Box` of floats.
+        in_features: Length of the feature vector.
+        state_dependent_std: Compute the log standard deviation from the features, clipped to [-5, 2],
+            instead of learning one for all states.
+        squash: Keep the actions inside the bounds by a `TanhGaussian`.
+        initial_log_std: Where the log standard deviation starts.
+
+    Raises:
+        UsageError: if the space is of another kind, or is to be squashed and has no bounds.
+    """
+    dtype = jax.dtypes.canonicalize_dtype(space.dtype) if space.dtype else np.dtype(np.float32)
+    match space:
+        case spaces.Discrete():
+            layer = linear(key, in_features, int(space.n), gain=POLICY_GAIN)
+            return CategoricalHead(layer, int(space.start), dtype)
+        case spaces.MultiDiscrete():
+            sizes, start = (_integers(np.broadcast_to(v, space.shape)) for v in (space.nvec, space.start))
+            layer = linear(key, in_features, len(sizes) * max(sizes), gain=POLICY_GAIN)
+            return MultiCategoricalHead(layer, sizes, start, space.shape, dtype)
+        case spaces.MultiBinary():
+            layer = linear(key, in_features, math.prod(space.shape), gain=POLICY_GAIN)
+            return BernoulliHead(layer, space.shape, dtype)
+        case spaces.Box() if np.issubdtype(dtype, np.floating):
+            mean_key, std_key = jax.random.split(key)
+            mean = linear(mean_key, in_features, math.prod(space.shape), gain=POLICY_GAIN)
+            log_std = _log_std(std_key, mean, initial_log_std, state_dependent=state_dependent_std)
+            return GaussianHead(mean, log_std, space.shape, _bounds(space) if squash else None)
+    raise UsageError(
+        f"the action space {space} has no policy; supported: Discrete, MultiDiscrete, MultiBinary and Box of "
+        "floats. Flatten a Dict or Tuple into one of these in the environment."
+    )
+
+
+def _log_std(key: Key, mean: Linear, initial: float, *, state_dependent: bool) -> FreeLogStd | StateLogStd:
+    start = jnp.full(mean.bias.shape, initial, jnp.float32)
+    if not state_dependent:
+        return FreeLogStd(start)
+    layer = linear(key, *mean.weight.shape, gain=POLICY_GAIN)
+    return StateLogStd(Linear(layer.weight, layer.bias + start))
+
+
+def _bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
+    # Spans that overflow float32 stand for no bound: some environments write the largest float.
+    if not np.all((high > low) & (high - low <= np.finfo(np.float32).max)):
+        raise UsageError(
+            "squash_actions needs an action space with a finite low and a larger high in every dimension; "
+            f"got {space}. Give the Box bounds, or leave squash_actions off."
+        )
+    return tuple(low.tolist()), tuple(high.tolist())
+
+
+def _masked(logits: Float[Array, "..."], mask: Bool[Array, "..."] | None) -> Float[Array, "..."]:
+    """Illegal choices at `MASKED_LOGIT`; a mask without any legal choice leaves them equally likely."""
+    if mask is None:
+        return logits
+    if mask.shape != logits.shape:
+        raise UsageError(f"the action mask has shape {mask.shape}; the logits have {logits.shape}.")
+    return jnp.where(mask, logits, MASKED_LOGIT)
+
+
+def _refuse_mask(mask: Bool[Array, "..."] | None, kind: str) -> None:
+    if mask is not None:
+        raise UsageError(
+            f"an action mask needs a Discrete or MultiDiscrete action space; this one is {kind}."
+        )
+
+
+def _integers(values: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(value) for value in values.reshape(-1))

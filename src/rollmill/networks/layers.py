@@ -1,0 +1,97 @@
+"""The layers that hold weights, and how these start.
+
+Weights are stored as [inputs, outputs], so that a batch made by `jax.vmap` costs one plain `x @ w`.
+Shape letters: `I` inputs, `O` outputs, `H` hidden units, `G` = 3 `H`; images are height, width, channels.
+"""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from rollmill.core.types import Key
+
+
+class Linear(eqx.Module):
+    """`x @ weight + bias`."""
+
+    weight: Float[Array, "I O"]
+    bias: Float[Array, " O"]
+
+    def __call__(self, x: Float[Array, " I"]) -> Float[Array, " O"]:
+        """Maps one vector."""
+        return x @ self.weight + self.bias
+
+
+class Convolution(eqx.Module):
+    """A two-dimensional convolution of one image, without padding."""
+
+    kernel: Float[Array, "size size I O"]
+    bias: Float[Array, " O"]
+    stride: int = eqx.field(static=True)
+
+    def __call__(self, image: Float[Array, "height width I"]) -> Float[Array, "rows columns O"]:
+        """Maps one image."""
+        strides, layout = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
+        batch = jax.lax.conv_general_dilated(
+            image[None], self.kernel, strides, padding="VALID", dimension_numbers=layout
+        )
+        return batch[0] + self.bias[None, None]
+
+
+class GRUCell(eqx.Module):
+    """A gated recurrent unit (Cho et al. 2014), its three gates from two fused products.
+
+    With the columns of `x @ input_weight + bias` and of `h @ hidden_weight` in the order r, z, n:
+    `r = sigmoid(x_r + h_r)`, `z = sigmoid(x_z + h_z)`, `n = tanh(x_n + r (h_n + candidate_bias))`
+    and the next state is `n + z (h - n)`.
+    """
+
+    input_weight: Float[Array, "I G"]
+    hidden_weight: Float[Array, "H G"]
+    bias: Float[Array, " G"]
+    candidate_bias: Float[Array, " H"]
+
+    def __call__(self, x: Float[Array, " I"], hidden: Float[Array, " H"]) -> Float[Array, " H"]:
+        """The hidden state after one input."""
+        x_r, x_z, x_n = jnp.split(x @ self.input_weight + self.bias, 3)
+        h_r, h_z, h_n = jnp.split(hidden @ self.hidden_weight, 3)
+        reset, update = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
+        candidate = jnp.tanh(x_n + reset * (h_n + self.candidate_bias))
+        return candidate + update * (hidden - candidate)
+
+
+def linear(key: Key, in_features: int, out_features: int, *, gain: float = math.sqrt(2.0)) -> Linear:
+    """A `Linear` with orthogonal weights times `gain` and a bias of zero."""
+    return Linear(_orthogonal(key, (in_features, out_features), gain), _zeros(out_features))
+
+
+def convolution(
+    key: Key, in_channels: int, out_channels: int, *, size: int, stride: int, gain: float = math.sqrt(2.0)
+) -> Convolution:
+    """A `Convolution` whose filters are orthogonal to each other, times `gain`, and a bias of zero."""
+    kernel = _orthogonal(key, (size, size, in_channels, out_channels), gain)
+    return Convolution(kernel, _zeros(out_channels), stride)
+
+
+def gru_cell(key: Key, in_features: int, size: int) -> GRUCell:
+    """A `GRUCell` whose six matrices are orthogonal, with biases of zero."""
+    input_key, hidden_key = jax.random.split(key)
+    input_weight = _orthogonal_blocks(input_key, in_features, size)
+    return GRUCell(input_weight, _orthogonal_blocks(hidden_key, size, size), _zeros(3 * size), _zeros(size))
+
+
+def _zeros(size: int) -> Float[Array, " size"]:
+    return jnp.zeros(size, jnp.float32)
+
+
+def _orthogonal(key: Key, shape: tuple[int, ...], gain: float) -> Float[Array, "..."]:
+    """Orthonormal rows or columns, whichever are fewer, times `gain` (Saxe et al. 2013)."""
+    return jax.nn.initializers.orthogonal(gain)(key, shape, jnp.float32)
+
+
+def _orthogonal_blocks(key: Key, rows: int, size: int) -> Float[Array, "rows three_size"]:
+    blocks = [_orthogonal(block_key, (rows, size), 1.0) for block_key in jax.random.split(key, 3)]
+    return jnp.concatenate(blocks, axis=1)

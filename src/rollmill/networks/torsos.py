@@ -1,0 +1,177 @@
+"""From an observation to features: what lies below the heads of a network.
+
+A torso maps `(observation, memory)` to `(features, memory)`; one that remembers nothing has memory `()`.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from gymnasium import spaces
+from jaxtyping import Array, Float
+
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Key, Memory, Observation
+from rollmill.networks.layers import Convolution, GRUCell, Linear, convolution, gru_cell, linear
+from rollmill.networks.observations import Leaf, encode, join, leaves
+
+Activation: TypeAlias = Callable[[Array], Array]
+ConvolutionSizes: TypeAlias = tuple[tuple[int, int, int], ...]
+"""(channels, kernel size, stride) of each layer."""
+
+
+@runtime_checkable
+class Torso(Protocol):
+    """What an actor or a critic needs below its head."""
+
+    out_features: int
+
+    def initial_memory(self) -> Memory:
+        """The memory at the start of an episode."""
+        ...
+
+    def __call__(
+        self, observation: Observation, memory: Memory, /
+    ) -> tuple[Float[Array, " features"], Memory]:
+        """The features of one observation, and the next memory."""
+        ...
+
+
+class MLP(eqx.Module):
+    """Fully connected layers, each followed by the activation."""
+
+    layers: tuple[Linear, ...]
+    activation: Activation = eqx.field(static=True)
+
+    def __call__(self, x: Float[Array, " inputs"]) -> Float[Array, " features"]:
+        """Maps one vector."""
+        for layer in self.layers:
+            x = self.activation(layer(x))
+        return x
+
+
+class CNN(eqx.Module):
+    """Convolutions, each followed by a ReLU, raveled into one vector."""
+
+    layers: tuple[Convolution, ...]
+
+    def __call__(self, image: Float[Array, "height width channels"]) -> Float[Array, " features"]:
+        """Maps one image."""
+        for layer in self.layers:
+            image = jax.nn.relu(layer(image))
+        return image.reshape(-1)
+
+
+class FeedForwardTorso(eqx.Module):
+    """A `CNN` for each image of the observation, joined to its other leaves, then an `MLP`."""
+
+    cnns: tuple[CNN, ...]
+    mlp: MLP
+    images: tuple[Leaf, ...] = eqx.field(static=True)
+    vectors: tuple[Leaf, ...] = eqx.field(static=True)
+    out_features: int = eqx.field(static=True)
+
+    def initial_memory(self) -> Memory:
+        """Nothing is remembered."""
+        return ()
+
+    def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
+        """The features of one observation; `memory` passes through."""
+        seen = [cnn(encode(leaf, observation)) for cnn, leaf in zip(self.cnns, self.images, strict=True)]
+        return self.mlp(jnp.concatenate([*seen, join(self.vectors, observation)])), memory
+
+
+class RecurrentTorso(eqx.Module):
+    """An encoder and then a gated recurrent unit, whose hidden state is the features and the memory."""
+
+    encoder: FeedForwardTorso
+    cell: GRUCell
+    out_features: int = eqx.field(static=True)
+
+    def initial_memory(self) -> Memory:
+        """A hidden state of zeros, `[out_features]`."""
+        return jnp.zeros(self.out_features, jnp.float32)
+
+    def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
+        """The hidden state after one observation, twice."""
+        encoded, _ = self.encoder(observation, ())
+        hidden = self.cell(encoded, memory)
+        return hidden, hidden
+
+
+def mlp(key: Key, in_features: int, hidden_sizes: tuple[int, ...], *, activation: Activation) -> MLP:
+    """An `MLP` with orthogonal weights of gain sqrt(2); without hidden sizes it changes nothing."""
+    keys = jax.random.split(key, max(len(hidden_sizes), 1))
+    ins = (in_features, *hidden_sizes[:-1])
+    return MLP(tuple(map(linear, keys, ins, hidden_sizes)), activation)
+
+
+def cnn(key: Key, shape: tuple[int, ...], convolutions: ConvolutionSizes = ()) -> tuple[CNN, int]:
+    """A `CNN` for images of `shape` (height, width, channels), and how many features it gives.
+
+    Args:
+        key: Random key of the weights.
+        shape: Height, width and channels of one image.
+        convolutions: (channels, kernel size, stride) of each layer; empty for a choice by image size:
+            from 36 pixels the layers of Mnih et al. (2015), "Human-level control through deep
+            reinforcement learning", from 16 two smaller ones, below the one layer of Young and Tian
+            (2019), "MinAtar".
+
+    Raises:
+        UsageError: if a kernel is larger than what is left of the image.
+    """
+    sizes = convolutions or _default_convolutions(min(shape[:2]))
+    height, width, channels = shape
+    built = []
+    for layer_key, (out_channels, size, stride) in zip(jax.random.split(key, len(sizes)), sizes, strict=True):
+        if min(height, width) < size:
+            raise UsageError(
+                f"the convolutions {sizes} do not fit images of {shape[0]} x {shape[1]}: a kernel of {size} "
+                f"meets {height} x {width}. Give smaller kernels or strides, or torso='mlp'."
+            )
+        built.append(convolution(layer_key, channels, out_channels, size=size, stride=stride))
+        height, width = (height - size) // stride + 1, (width - size) // stride + 1
+        channels = out_channels
+    return CNN(tuple(built)), height * width * channels
+
+
+def feed_forward_torso(
+    key: Key,
+    space: spaces.Space,
+    *,
+    hidden_sizes: tuple[int, ...],
+    activation: Activation,
+    convolutions: ConvolutionSizes = (),
+    convolve: bool = True,
+) -> FeedForwardTorso:
+    """A torso for observations of `space`; with `convolve`, its `Box` leaves of rank 3 are images."""
+    mlp_key, cnn_key = jax.random.split(key)
+    parts = leaves(space)
+    images = tuple(leaf for leaf in parts if convolve and leaf.image)
+    vectors = tuple(leaf for leaf in parts if leaf not in images)
+    keys = jax.random.split(cnn_key, max(len(images), 1))
+    built = [cnn(k, leaf.shape, convolutions) for k, leaf in zip(keys, images, strict=False)]
+    in_features = sum(size for _, size in built) + sum(leaf.size for leaf in vectors)
+    top = mlp(mlp_key, in_features, hidden_sizes, activation=activation)
+    return FeedForwardTorso(
+        cnns=tuple(stack for stack, _ in built),
+        mlp=top,
+        images=images,
+        vectors=vectors,
+        out_features=(in_features, *hidden_sizes)[-1],
+    )
+
+
+def recurrent_torso(key: Key, encoder: FeedForwardTorso, *, size: int) -> RecurrentTorso:
+    """A torso that runs a gated recurrent unit of `size` over what `encoder` sees."""
+    return RecurrentTorso(encoder, gru_cell(key, encoder.out_features, size), size)
+
+
+def _default_convolutions(pixels: int) -> ConvolutionSizes:
+    if pixels >= 36:
+        return ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    if pixels >= 16:
+        return ((32, 4, 2), (64, 3, 2))
+    return ((16, min(3, pixels), 1),)

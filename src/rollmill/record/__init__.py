@@ -1,0 +1,27 @@
+"""The record of a run: its directory, checkpoints, metrics, and how it is asked to stop.
+
+Nothing here knows of algorithms, networks, environments or execution: a state is a pytree of arrays,
+a configuration is JSON.
+"""
+
+from rollmill.record.checkpoints import Checkpoints, CheckpointWarning, Restored
+from rollmill.record.json_files import read_json, write_json
+from rollmill.record.leaves import tree_digest
+from rollmill.record.metrics import MetricsLog, read_metrics
+from rollmill.record.run_directory import RunDirectory, name_run
+from rollmill.record.signals import StopRequest, stop_on_signals
+
+__all__ = [
+    "CheckpointWarning",
+    "Checkpoints",
+    "MetricsLog",
+    "Restored",
+    "RunDirectory",
+    "StopRequest",
+    "name_run",
+    "read_json",
+    "read_metrics",
+    "stop_on_signals",
+    "tree_digest",
+    "write_json",
+]

@@ -1,0 +1,358 @@
+"""Checkpoints of a run: written in the background, verified when read, the last and the best kept.
+
+A checkpoint is a directory named for its iteration. It appears by a rename, so it is complete or
+absent whenever the process dies; a digest over its content tells damage that came later.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.core.errors import CheckpointError, StorageError, UsageError
+from rollmill.record import orbax_files
+from rollmill.record.json_files import plain
+from rollmill.record.leaves import LeafType, differences, digest, empty_leaf, from_host, leaf_types, to_host
+from rollmill.record.storage import disk_is_full, in_bytes
+
+OVERHEAD_BYTES = 256 * 1024
+"""What a checkpoint needs on disk besides its arrays."""
+
+SHOWN_DIFFERENCES = 5
+REPLACED, DELETED = ".replaced-", ".deleted-"
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint was passed over because it is damaged, or the last save failed on the way out."""
+
+
+class Restored(NamedTuple):
+    """What a checkpoint held. `metadata` has the caller's entries, `iteration`, `score` and `sha256`."""
+
+    iteration: int
+    state: PyTree
+    metadata: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in one directory, of which the last `keep_last` and best `keep_best` are kept.
+
+    Only one process may write a directory at a time (`RunDirectory.lock`); a `read_only` opening
+    changes nothing in it. Use it as a context manager, or call `close`: a save still under way when
+    the interpreter ends is lost. Room is needed for one checkpoint more than are kept, because the
+    oldest goes only when the newest is complete.
+
+    Args:
+        directory: made where it is missing, unless `read_only`.
+        keep_last: how many of the newest are kept, at least 1.
+        keep_best: how many of those with the highest scores are kept besides.
+        read_only: for looking at a run that another process may be writing.
+
+    Raises:
+        StorageError: the directory cannot be made or tidied.
+    """
+
+    def __init__(
+        self, directory: Path, *, keep_last: int = 3, keep_best: int = 1, read_only: bool = False
+    ) -> None:
+        if keep_last < 1 or keep_best < 0:
+            raise UsageError(f"keep_last={keep_last} must be >= 1 and keep_best={keep_best} >= 0.")
+        self.directory = Path(directory)
+        self.keep_last = keep_last
+        self.keep_best = keep_best
+        self.read_only = read_only
+        self._scores: dict[int, float] = {}
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollmill-checkpoint")
+        self._pending: Future[None] | None = None
+        if not read_only:
+            _prepare(self.directory)
+
+    def iterations(self) -> tuple[int, ...]:
+        """Iterations of the committed checkpoints, oldest first; whether they are whole is not looked at."""
+        names = [entry.name for entry in self.directory.iterdir()] if self.directory.is_dir() else []
+        return tuple(sorted(int(name) for name in names if name.isdecimal()))
+
+    def best(self) -> int | None:
+        """The iteration with the highest score (the newest of equals); None without any checkpoint."""
+        self.wait()
+        ranked = self._ranked(self.iterations())
+        return ranked[0] if ranked else None
+
+    def save(
+        self, iteration: int, state: PyTree, *, metadata: Mapping[str, Any], score: float | None = None
+    ) -> None:
+        """Copies `state` to the host and writes it in the background; waits only for an earlier save.
+
+        Checkpoints of later iterations belong to a future that was given up by going back: they are
+        deleted once this one is complete. One of the same iteration is replaced.
+
+        Args:
+            iteration: how many iterations led to `state`, at least 0.
+            state: a pytree of arrays, typed random keys among them, all addressable by this process.
+            metadata: what else to keep with it, as JSON; NaN and infinities become None.
+            score: larger is better; None and NaN count as worst.
+
+        Raises:
+            StorageError: the disk has too little room for this save, or the previous save failed.
+            UsageError: a leaf of `state` is no array of numbers.
+        """
+        if self.read_only:
+            raise UsageError(f"the checkpoints in {self.directory} were opened read_only.")
+        self.wait()
+        types, arrays = leaf_types(state), to_host(state)
+        needed = sum(array.nbytes for array in arrays.values()) + OVERHEAD_BYTES
+        if _free_bytes(self.directory) < needed:
+            raise self._disk_full(iteration, needed)
+        record = {
+            "iteration": iteration,
+            "score": None if score is None else plain(float(score)),
+            "metadata": plain(metadata),
+            "leaves": {path: [kind.dtype, list(kind.shape)] for path, kind in types.items()},
+        }
+        self._pending = self._worker.submit(self._write, record, types, arrays, needed)
+
+    def restore(self, abstract_state: PyTree, *, iteration: int | None = None) -> Restored | None:
+        """The newest whole checkpoint, or that of `iteration`; None where there is none at all.
+
+        A damaged checkpoint is named in a `CheckpointWarning` and the one before it is used.
+
+        Args:
+            abstract_state: a tree like the one saved, of arrays or `jax.ShapeDtypeStruct`; leaves
+                with a sharding (and committed arrays) say where the restored ones go.
+            iteration: one of `iterations()`, for instance `best()`; no other is tried.
+
+        Raises:
+            CheckpointError: no checkpoint is whole, `iteration` is not there or damaged, or the
+                checkpoint holds the state of another algorithm or network.
+        """
+        self.wait()
+        present = self.iterations()
+        if iteration is not None and iteration not in present:
+            known = ", ".join(map(str, present)) or "none"
+            raise CheckpointError(f"{self.directory} has no checkpoint {iteration}. There: {known}.")
+        reasons = []
+        for candidate in reversed(present) if iteration is None else [iteration]:
+            try:
+                return self._load(candidate, abstract_state)
+            except _Damaged as damage:
+                reasons.append(f"checkpoint {candidate} in {self.directory} is damaged ({damage})")
+            if iteration is None:
+                warnings.warn(f"{reasons[-1]}; trying the one before.", CheckpointWarning, stacklevel=2)
+        if reasons:
+            raise self._none_whole(reasons)
+        return None
+
+    def wait(self) -> None:
+        """Returns when nothing is being written.
+
+        Raises:
+            StorageError: the save under way failed; the checkpoints before it are as they were.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Waits for the save under way and ends the background thread.
+
+        Raises:
+            StorageError: as `wait`.
+        """
+        try:
+            self.wait()
+        finally:
+            self._worker.shutdown()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except StorageError as failure:
+            if error is None:
+                raise
+            warnings.warn(str(failure), CheckpointWarning, stacklevel=2)  # must not hide `error`
+
+    def _write(
+        self,
+        record: dict[str, Any],
+        types: Mapping[str, LeafType],
+        arrays: Mapping[str, np.ndarray],
+        needed: int,
+    ) -> None:
+        """Runs in the background thread: all of a save but the copy to the host."""
+        iteration = record["iteration"]
+        record = _seal(record | {"sha256": digest(types, arrays)})
+        try:
+            if self._holds(iteration, record):
+                return
+            self._move_aside(iteration)
+            orbax_files.write(self.directory / str(iteration), arrays, record)
+            self._scores[iteration] = _rank(record)
+            self._prune(iteration)
+        except Exception as error:  # Orbax and TensorStore raise many kinds
+            with contextlib.suppress(OSError):
+                _tidy(self.directory)
+            raise self._failure(iteration, needed, error) from error
+
+    def _load(self, iteration: int, abstract_state: PyTree) -> Restored:
+        record = self._read_record(iteration)
+        stored = {path: LeafType(dtype, tuple(shape)) for path, (dtype, shape) in record["leaves"].items()}
+        if lines := differences(stored, leaf_types(abstract_state)):
+            raise self._other_state(iteration, record["metadata"], lines)
+        arrays = self._read_arrays(iteration, stored)
+        if digest(stored, arrays) != record["sha256"]:
+            raise _Damaged("its content does not match its digest")
+        known = {name: record[name] for name in ("iteration", "score", "sha256")}
+        return Restored(iteration, from_host(arrays, abstract_state), record["metadata"] | known)
+
+    def _read_record(self, iteration: int) -> dict[str, Any]:
+        try:
+            record = orbax_files.read_record(self.directory / str(iteration))
+        except Exception as error:  # whatever a torn or missing file makes Orbax raise
+            raise _Damaged(_first_line(error)) from error
+        if not isinstance(record, dict) or record != _seal(record):
+            raise _Damaged("its record does not match its digest")
+        return record
+
+    def _read_arrays(self, iteration: int, stored: Mapping[str, LeafType]) -> dict[str, np.ndarray]:
+        if all(0 in kind.shape for kind in stored.values()):
+            arrays = {}
+        else:
+            try:
+                arrays = orbax_files.read_arrays(self.directory / str(iteration))
+            except Exception as error:  # whatever a torn or missing file makes Orbax raise
+                raise _Damaged(_first_line(error)) from error
+        arrays |= {path: empty_leaf(kind) for path, kind in stored.items() if 0 in kind.shape}
+        if arrays.keys() != stored.keys():
+            raise _Damaged("some of its arrays are missing")
+        return arrays
+
+    def _holds(self, iteration: int, record: dict[str, Any]) -> bool:
+        try:
+            return iteration in self._scores and self._read_record(iteration) == record
+        except _Damaged:
+            return False
+
+    def _move_aside(self, iteration: int) -> None:
+        existing = self.directory / str(iteration)
+        if existing.exists():
+            existing.rename(self.directory / f"{REPLACED}{iteration}")
+
+    def _prune(self, newest: int) -> None:
+        """Deletes what is neither among the last nor the best, and what is later than `newest`."""
+        past = [i for i in self.iterations() if i <= newest]
+        kept = {*past[-self.keep_last :], *self._ranked(past)[: self.keep_best]}
+        for iteration in set(self.iterations()) - kept:
+            doomed = self.directory / f"{DELETED}{iteration}"
+            (self.directory / str(iteration)).rename(doomed)  # a half-deleted one would look damaged
+            self._scores.pop(iteration, None)
+        _tidy(self.directory)
+
+    def _ranked(self, iterations: Sequence[int]) -> list[int]:
+        for iteration in iterations:
+            if iteration not in self._scores:
+                self._scores[iteration] = self._read_score(iteration)
+        return sorted(iterations, key=lambda i: (self._scores[i], i), reverse=True)
+
+    def _read_score(self, iteration: int) -> float:
+        try:
+            return _rank(self._read_record(iteration))
+        except _Damaged:
+            return -math.inf
+
+    def _way_back(self, iteration: int) -> str:
+        earlier = [i for i in self.iterations() if i != iteration]
+        if not earlier:
+            return "no earlier checkpoint exists."
+        return f"checkpoint {earlier[-1]} is intact: resume from iteration {earlier[-1]}."
+
+    def _disk_full(self, iteration: int, needed: int) -> StorageError:
+        free = _free_bytes(self.directory)
+        return StorageError(
+            f"the disk of {self.directory} is full: checkpoint {iteration} needs {in_bytes(needed)}, "
+            f"{in_bytes(free)} are free. Free some space; {self._way_back(iteration)}"
+        )
+
+    def _failure(self, iteration: int, needed: int, error: Exception) -> StorageError:
+        if disk_is_full(error):
+            return self._disk_full(iteration, needed)
+        return StorageError(
+            f"checkpoint {iteration} cannot be written to {self.directory}: {_first_line(error)}; "
+            f"{self._way_back(iteration)}"
+        )
+
+    def _other_state(self, iteration: int, metadata: dict[str, Any], lines: list[str]) -> CheckpointError:
+        told = ", ".join(f"{k}={v}" for k, v in metadata.items() if isinstance(v, str | int | float))
+        more = len(lines) - SHOWN_DIFFERENCES
+        shown = lines[:SHOWN_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
+        return CheckpointError(
+            f"checkpoint {iteration} in {self.directory} belongs to another algorithm or network "
+            f"({told or 'it names no run'}):\n  " + "\n  ".join(shown) + "\n"
+            "Resume it with the configuration that it was written with, or start another --run-dir."
+        )
+
+    def _none_whole(self, reasons: list[str]) -> CheckpointError:
+        return CheckpointError(
+            "no checkpoint to resume from is whole:\n  " + "\n  ".join(reasons) + "\n"
+            f"Bring {self.directory} back from a copy, choose another iteration, or start again with "
+            "another --run-dir."
+        )
+
+
+class _Damaged(Exception):
+    """A checkpoint that cannot be read as it was written; the text says why."""
+
+
+def _seal(record: dict[str, Any]) -> dict[str, Any]:
+    """`record` with the digest of its own text, so that damage to it is told from another run's."""
+    content = {name: part for name, part in record.items() if name != "record_sha256"}
+    text = json.dumps(content, sort_keys=True)
+    return content | {"record_sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _rank(record: dict[str, Any]) -> float:
+    return -math.inf if record["score"] is None else record["score"]
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+def _free_bytes(directory: Path) -> int:
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError as error:
+        raise StorageError(f"{directory} cannot be written: {error.strerror or error}.") from error
+
+
+def _prepare(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _tidy(directory)
+    except OSError as error:
+        raise StorageError(f"{directory} cannot be written: {error.strerror or error}.") from error
+
+
+def _tidy(directory: Path) -> None:
+    """Removes what saves that were cut off have left; a checkpoint they had moved aside comes back."""
+    for entry in list(directory.iterdir()):
+        original = directory / entry.name.removeprefix(REPLACED)
+        if entry.name.startswith(REPLACED) and not original.exists():
+            entry.rename(original)
+        elif entry.name.startswith((REPLACED, DELETED)) or orbax_files.TEMPORARY in entry.name:
+            shutil.rmtree(entry, ignore_errors=True)

@@ -1,0 +1,176 @@
+"""The directory of one run: what is where, how it appears, who may write it."""
+
+import difflib
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rollmill.core.errors import CheckpointError, StorageError, UsageError
+from rollmill.record.json_files import read_json, write_json
+from rollmill.record.storage import disk_is_full, write_failure
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Where the files of a run are. `create` makes one, `open` finds one; the paths need not exist."""
+
+    root: Path
+
+    @property
+    def config_file(self) -> Path:
+        """The configuration of the run; a directory without it is no run."""
+        return self.root / CONFIG
+
+    @property
+    def versions_file(self) -> Path:
+        """What the run was started with: versions, hardware, commit."""
+        return self.root / "versions.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object a line, one line an iteration."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def summary_file(self) -> Path:
+        """The result, written when the run ends."""
+        return self.root / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One directory a checkpoint."""
+        return self.root / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files."""
+        return self.root / "tensorboard"
+
+    @property
+    def fault(self) -> Path:
+        """What is kept of an iteration that failed."""
+        return self.root / "fault"
+
+    @classmethod
+    def create(cls, root: Path, *, config: Mapping[str, Any], versions: Mapping[str, Any]) -> "RunDirectory":
+        """Makes the directory of a new run; it appears complete or not at all.
+
+        Raises:
+            UsageError: `root` is a run, is a file or holds other files, or its parent is not writable.
+            StorageError: the disk is full.
+        """
+        root = Path(root)
+        _refuse_occupied(root)
+        partial = root.with_name(f".{root.name}.{os.getpid()}.tmp")
+        try:
+            root.parent.mkdir(parents=True, exist_ok=True)
+            partial.mkdir()
+            write_json(partial / "versions.json", versions)
+            write_json(partial / CONFIG, config)
+            partial.rename(root)  # replaces an empty directory, refuses any other
+        except (OSError, StorageError) as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            _refuse_occupied(root)  # another process may have been quicker
+            if disk_is_full(error):
+                raise write_failure(root, error) from error
+            raise UsageError(f"{root} cannot be made: {error}. Choose another --run-dir.") from error
+        return cls(root)
+
+    @classmethod
+    def open(cls, root: Path) -> "RunDirectory":
+        """The run in `root`, whose configuration was found readable.
+
+        Raises:
+            CheckpointError: `root` is missing, is no run, or its configuration is damaged.
+        """
+        run = cls(Path(root))
+        if not run.config_file.exists():
+            fault = "is not the directory of a run" if run.root.exists() else "does not exist"
+            raise CheckpointError(f"{run.root} {fault}. {_nearest_runs(run.root)}")
+        run.read_config()
+        return run
+
+    def read_config(self) -> dict[str, Any]:
+        """The configuration, as `create` was given it but for its JSON form.
+
+        Raises:
+            CheckpointError: the file is missing or damaged.
+        """
+        return read_json(self.config_file)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Writes or replaces the summary atomically.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        write_json(self.summary_file, summary)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Holds the run for this process, so that no second one writes it; freed when the process dies.
+
+        Raises:
+            UsageError: another process holds it.
+            StorageError: the lock file cannot be written.
+        """
+        path = self.root / ".lock"
+        try:
+            file = path.open("a+")
+        except OSError as error:
+            raise write_failure(path, error) from error
+        with file:
+            _lock_or_refuse(self.root, file.fileno())
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            yield
+
+
+def name_run(algorithm: str, environment: str, *, seed: int, now: datetime) -> Path:
+    """Such as `runs/ppo-CartPole-v1-seed0-20261121-101500`, fit to be a file name anywhere."""
+    name = f"{algorithm}-{environment}-seed{seed}-{now:%Y%m%d-%H%M%S}"
+    return Path("runs") / re.sub(r"[^\w.+-]", "-", name)
+
+
+def _refuse_occupied(root: Path) -> None:
+    if (root / CONFIG).exists():
+        raise UsageError(
+            f"{root} already holds a run: `rollmill resume {root}`, or choose another --run-dir."
+        )
+    if root.is_dir() and any(root.iterdir()):
+        raise UsageError(f"{root} is not empty and holds no run. Choose another --run-dir.")
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"{root} is a file. Choose another --run-dir.")
+
+
+def _nearest_runs(root: Path) -> str:
+    beside = root.parent if root.parent.is_dir() else Path("runs")
+    found = [entry.parent for entry in beside.glob(f"*/{CONFIG}")]
+    if not found:
+        return f"There are no runs in {beside}."
+    near = difflib.get_close_matches(root.name, [run.name for run in found], n=3, cutoff=0.5)
+    newest = [run.name for run in sorted(found, key=lambda run: run.stat().st_mtime, reverse=True)[:3]]
+    label = "Did you mean" if near else "The newest runs there:"
+    offer = (" or " if near else ", ").join(str(beside / name) for name in near or newest)
+    return f"{label} {offer}{'?' if near else '.'}"
+
+
+def _lock_or_refuse(root: Path, descriptor: int) -> None:
+    try:
+        # A record lock: unlike flock's, it does not live on in environment workers forked from here.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        raise UsageError(
+            f"{root} is being written by process {owner}. Wait for it, stop it, or choose another --run-dir."
+        ) from error

@@ -1,0 +1,59 @@
+"""Stopping on Ctrl-C or `kill` without tearing an iteration."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+CAUGHT = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass
+class StopRequest:
+    """Whether the process was asked to stop; the training loop looks after each iteration."""
+
+    signal_number: int | None = None
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal came."""
+        return self.signal_number is not None
+
+    @property
+    def signal_name(self) -> str | None:
+        """`SIGINT` or `SIGTERM`; None before any."""
+        return None if self.signal_number is None else signal.Signals(self.signal_number).name
+
+    @property
+    def exit_code(self) -> int:
+        """What the process should exit with: 130 after SIGINT, 143 after SIGTERM, 0 before any."""
+        return 0 if self.signal_number is None else 128 + self.signal_number
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Turns the first SIGINT or SIGTERM into a `StopRequest` for as long as the context lasts.
+
+    A SIGINT after that raises KeyboardInterrupt at once, a SIGTERM after that changes nothing. The
+    earlier handlers come back at the end. Outside of the main thread, where Python cannot set
+    handlers, nothing is caught.
+    """
+    request = StopRequest()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if request.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not request.requested:
+            request.signal_number = int(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    earlier = {number: signal.signal(number, handle) for number in CAUGHT}
+    try:
+        yield request
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

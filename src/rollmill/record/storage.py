@@ -1,0 +1,36 @@
+"""What to say when the run directory cannot be written."""
+
+import errno
+from pathlib import Path
+
+from rollmill.core.errors import StorageError
+
+FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+FULL_TEXTS = ("No space left", "Disk quota exceeded", "RESOURCE_EXHAUSTED")
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Whether `error`, or one that it came from, says that the disk or a quota is full."""
+    if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
+        return True
+    if any(text in str(error) for text in FULL_TEXTS):
+        return True
+    cause = error.__cause__ or error.__context__
+    return cause is not None and disk_is_full(cause)
+
+
+def write_failure(path: Path, error: BaseException) -> StorageError:
+    """The `StorageError` for `path`, which names the way out; raise it `from error`."""
+    if disk_is_full(error):
+        return StorageError(
+            f"{path} cannot be written: the disk is full. Free some space and resume the run."
+        )
+    return StorageError(f"{path} cannot be written: {error}.")
+
+
+def in_bytes(count: int) -> str:
+    """`1536` as `1.5 KiB`."""
+    size, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.0f} bytes" if units[0] == "bytes" else f"{size:.1f} {units[0]}"

@@ -1,0 +1,12 @@
+"""Strict JAX while testing: no silent promotion, shapes checked at public boundaries."""
+
+import os
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+
+import jax  # noqa: E402
+from jaxtyping import install_import_hook  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+install_import_hook("rollmill", "beartype.beartype")
