@@ -1,1 +1,48 @@
-"""Rollmill."""
+"""Rollmill: reinforcement-learning training in JAX.
+
+An environment and an algorithm are written once, as pure functions that name no machine; Rollmill
+decides how they run, runs them, and records what happened.
+"""
+
+from rollmill.algorithms import PPOConfig, ppo
+from rollmill.api import Policy, Run, RunOptions, load, resume, train
+from rollmill.core.errors import RollmillError
+from rollmill.core.types import Environment, HostEnvironment, Timestep
+from rollmill.envs import (
+    auto_reset,
+    check_environment,
+    make,
+    register,
+    registered,
+    time_limit,
+    vary,
+    vectorise,
+)
+from rollmill.networks import ActorCritic, NetworkConfig, Output, actor_critic
+
+__all__ = [
+    "ActorCritic",
+    "Environment",
+    "HostEnvironment",
+    "NetworkConfig",
+    "Output",
+    "PPOConfig",
+    "Policy",
+    "RollmillError",
+    "Run",
+    "RunOptions",
+    "Timestep",
+    "actor_critic",
+    "auto_reset",
+    "check_environment",
+    "load",
+    "make",
+    "ppo",
+    "register",
+    "registered",
+    "resume",
+    "time_limit",
+    "train",
+    "vary",
+    "vectorise",
+]

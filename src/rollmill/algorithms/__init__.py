@@ -1,5 +1,6 @@
 """Graphs, one file each, and the returns and losses that they share."""
 
+from rollmill.algorithms.fragments import environment_functions
 from rollmill.algorithms.ppo import PPOConfig, ppo
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages
 

@@ -150,6 +150,8 @@ def ppo(
     custom = [name for name, given in (("params", params), ("network", network)) if given is not None]
     return Graph(
         settings={"algorithm": "ppo", "environment": env.name, "config": asdict(config), "custom": custom},
+        observation_space=env.observation_space,
+        action_space=env.action_space,
         loops=loops,
         environment=Fragment("environment", envs.step, ("action",), ("timestep", "trajectory")),
         policy=Fragment("policy", policy.sample, ("timestep", "weights"), ("action", "trajectory")),

@@ -25,7 +25,9 @@ from rollmill.dataflow.loops import (
     iteration_key,
     learn,
     learn_minibatch,
+    rollout_one,
     start,
+    step_one,
 )
 from rollmill.dataflow.minibatches import choose_num_shards, shuffled_rows, taker
 from rollmill.dataflow.shuffle import permutation
@@ -58,7 +60,9 @@ __all__ = [
     "learn",
     "learn_minibatch",
     "permutation",
+    "rollout_one",
     "shuffled_rows",
     "start",
+    "step_one",
     "taker",
 ]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import equinox as eqx
+from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.types import Action, Key, Memory, Observation, Timestep
@@ -172,6 +173,8 @@ class Graph(NamedTuple):
 
     settings: dict[str, Any]
     """What to build this graph again from, as JSON: algorithm, environment and hyperparameters."""
+    observation_space: spaces.Space
+    action_space: spaces.Space
     loops: Loops
     environment: Fragment
     policy: Fragment

@@ -88,15 +88,14 @@ def rollout_one(
     """`num_steps` of policy and environment in ONE environment; leaves of the steps are `[T, ...]`."""
 
     def step(carry: Collector, t: Int[Array, ""]) -> tuple[Collector, Step]:
-        policy_key, env_key = jax.random.split(jax.random.fold_in(key, t))
-        return _step_one(graph, weights, carry, policy_key, env_key)
+        return step_one(graph, weights, carry, jax.random.fold_in(key, t))
 
     return jax.lax.scan(step, collector, jnp.arange(graph.loops.num_steps), unroll=unroll)
 
 
-def _step_one(
-    graph: Graph, weights: Weights, now: Collector, policy_key: Key, env_key: Key
-) -> tuple[Collector, Step]:
+def step_one(graph: Graph, weights: Weights, now: Collector, key: Key) -> tuple[Collector, Step]:
+    """The policy decides and the environment follows, once, in ONE environment."""
+    policy_key, env_key = jax.random.split(key)
     with jax.named_scope("policy"):
         decision = graph.policy.function(weights, policy_key, now.memory, now.observation, now.action_mask)
     with jax.named_scope("environment"):

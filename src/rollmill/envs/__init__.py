@@ -1,6 +1,7 @@
-"""Environments as pure functions, the transforms around them, and the registry of their names."""
+"""Environments as values: own ones, adapted ones, transforms, running statistics, the contract's check."""
 
 from rollmill.envs.accounting import record_discounted_returns, record_episodes
+from rollmill.envs.check import check_environment
 from rollmill.envs.normalisation import (
     Statistics,
     initial_statistics,
@@ -8,15 +9,18 @@ from rollmill.envs.normalisation import (
     scale,
     update_statistics,
 )
+from rollmill.envs.own_line import own_line
 from rollmill.envs.registry import make, register, registered
 from rollmill.envs.transforms import auto_reset, time_limit, vary, vectorise
 
 __all__ = [
     "Statistics",
     "auto_reset",
+    "check_environment",
     "initial_statistics",
     "make",
     "normalise",
+    "own_line",
     "record_discounted_returns",
     "record_episodes",
     "register",

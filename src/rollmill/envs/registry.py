@@ -10,8 +10,14 @@ from typing import Any
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import Environment, HostEnvironment
+from rollmill.envs import probes
+from rollmill.envs.acrobot import acrobot
 from rollmill.envs.cartpole import cartpole
+from rollmill.envs.dictionary import dict_goal
+from rollmill.envs.mountain_car import mountain_car
+from rollmill.envs.mountain_car_continuous import mountain_car_continuous
 from rollmill.envs.pendulum import pendulum
+from rollmill.envs.t_maze import t_maze
 
 Factory = Callable[..., Environment | HostEnvironment]
 
@@ -20,8 +26,22 @@ _ADAPTERS = {
     "gymnasium": "rollmill.envs.adapters.gymnasium",
 }
 _factories: dict[str, Factory] = {
+    "Acrobot-v1": acrobot,
     "CartPole-v1": cartpole,
+    "DictGoal-v0": dict_goal,
+    "MountainCar-v0": mountain_car,
+    "MountainCarContinuous-v0": mountain_car_continuous,
     "Pendulum-v1": pendulum,
+    "Probe-ActionMask-v0": probes.action_mask,
+    "Probe-ActionObservation-v0": probes.action_observation,
+    "Probe-ActionReward-v0": probes.action_reward,
+    "Probe-ConstantReward-v0": probes.constant_reward,
+    "Probe-ContinuousAction-v0": probes.continuous_action,
+    "Probe-DiscountedReward-v0": probes.discounted_reward,
+    "Probe-MultiDiscrete-v0": probes.multi_discrete,
+    "Probe-ObservationReward-v0": probes.observation_reward,
+    "Probe-Truncation-v0": probes.truncation,
+    "TMaze-v0": t_maze,
 }
 
 

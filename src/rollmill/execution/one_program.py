@@ -58,7 +58,7 @@ def lower(
     mesh = Mesh(np.asarray(devices if devices is not None else jax.devices()[:1]), (AXIS,))
     check_devices(graph.loops, mesh.size)
     began = time.perf_counter()
-    shapes = jax.eval_shape(partial(_start, graph, seeds))
+    shapes = state_shapes(graph, seeds)
     specs = _specs(shapes, has_seeds=len(seeds) > 1)
     shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
     metrics = jax.eval_shape(_over_seeds(partial(iterate, graph), seeds), shapes)[1]
@@ -72,6 +72,11 @@ def lower(
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     compiled_step = jax.jit(step).lower(placed).compile()
     return Program(compiled_start, compiled_step, names, time.perf_counter() - began, shardings, shapes)
+
+
+def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of the training state; nothing is computed."""
+    return jax.eval_shape(partial(_start, graph, seeds))
 
 
 def check_devices(loops: Loops, num_devices: int) -> None:

@@ -19,7 +19,7 @@ from rollmill.core.types import Key
 MASKED_LOGIT = float(np.finfo(np.float32).min)
 
 # Up to here a sum over the categories costs less than one random number for each of them.
-_INVERSE_CDF_MAX = 8
+_INVERSE_CDF_MAX = 32
 
 # tanh(6) is 1.2e-5 short of 1: float32 still resolves there which Gaussian value an action came from.
 _TANH_LIMIT = 6.0
@@ -168,7 +168,8 @@ class TanhGaussian(eqx.Module):
 
     `x` is held within [-6, 6], both when drawn and when recovered from an action: float32 could not
     tell larger values apart. So a stored action gives back the log-probability that it was drawn
-    with, and one on a bound a finite log-probability. The gradient passes through that limit.
+    with, up to the rounding of the action, and one on a bound a finite log-probability. The gradient
+    passes through that limit.
     `low` and `high` are flattened in row-major order; they are static, and so never trained.
     """
 
@@ -197,7 +198,7 @@ class TanhGaussian(eqx.Module):
     def entropy(self) -> Float[Array, ""]:
         """`H[x] + E[log |d action / d x|]`, the expectation by Gauss-Hermite quadrature of 20 points.
 
-        There is no closed form. With `std` up to 2 the error is below 0.01 a dimension.
+        There is no closed form. With `std` up to 2 the error is below 0.002 a dimension.
         """
         std = jnp.exp(self.log_std)
         volumes = jax.vmap(lambda node: jnp.sum(self._log_slope(self.mean + std * node)))

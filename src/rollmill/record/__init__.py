@@ -5,6 +5,8 @@ a configuration is JSON.
 """
 
 from rollmill.record.checkpoints import Checkpoints, CheckpointWarning, Restored
+from rollmill.record.display import Display, Status, choose_display
+from rollmill.record.episode_window import EpisodeWindow
 from rollmill.record.json_files import read_json, write_json
 from rollmill.record.leaves import tree_digest
 from rollmill.record.metrics import MetricsLog, read_metrics
@@ -14,10 +16,14 @@ from rollmill.record.signals import StopRequest, stop_on_signals
 __all__ = [
     "CheckpointWarning",
     "Checkpoints",
+    "Display",
+    "EpisodeWindow",
     "MetricsLog",
     "Restored",
     "RunDirectory",
+    "Status",
     "StopRequest",
+    "choose_display",
     "name_run",
     "read_json",
     "read_metrics",

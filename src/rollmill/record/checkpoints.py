@@ -124,7 +124,8 @@ class Checkpoints:
     def restore(self, abstract_state: PyTree, *, iteration: int | None = None) -> Restored | None:
         """The newest whole checkpoint, or that of `iteration`; None where there is none at all.
 
-        A damaged checkpoint is named in a `CheckpointWarning` and the one before it is used.
+        A damaged checkpoint is named in a `CheckpointWarning` and the one before it is used. Bits,
+        dtypes and shapes come back as they were; a weakly typed array comes back strongly typed.
 
         Args:
             abstract_state: a tree like the one saved, of arrays or `jax.ShapeDtypeStruct`; leaves

@@ -76,7 +76,7 @@ class EventLog:
 
 def _open_events(directory: Path, purge_step: int | None) -> Any:
     from tensorboardX.event_file_writer import EventsWriter
-    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 
     directory.mkdir(parents=True, exist_ok=True)
     suffix = f".{time.time_ns()}"  # without it, a file opened in the same second is overwritten
@@ -89,8 +89,8 @@ def _open_events(directory: Path, purge_step: int | None) -> Any:
 
 
 def _event(entry: _Entry) -> Any:
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.proto.summary_pb2 import Summary
+    from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+    from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
     values = [Summary.Value(tag=tag, simple_value=scalar) for tag, scalar in entry.scalars.items()]
     return Event(wall_time=entry.wall_time, step=entry.step, summary=Summary(value=values))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -73,7 +74,7 @@ def digest(types: Mapping[str, LeafType], arrays: Mapping[str, np.ndarray]) -> s
     for path in sorted(types):
         header = f"{path}\0{types[path]}\0{arrays[path].nbytes}\0"
         sha.update(header.encode())
-        sha.update(np.ascontiguousarray(arrays[path]).reshape(-1).view(np.uint8))
+        sha.update(np.ascontiguousarray(arrays[path]).reshape(-1).view(np.uint8).data)
     return sha.hexdigest()
 
 
@@ -120,7 +121,7 @@ def _leaf_type(path: str, leaf: Any) -> LeafType:
 
 
 def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _key_kind(leaf: Any) -> str:

@@ -75,7 +75,7 @@ class MetricsLog:
         self.close()
 
     def _append(self, line: bytes) -> None:
-        size = self._file.tell()
+        size = self._file.seek(0, os.SEEK_END)
         rest = memoryview(line)
         try:
             while rest:  # a disk that fills up takes a part first

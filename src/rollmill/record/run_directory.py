@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
-from rollmill.record.json_files import read_json, write_json
+from rollmill.record.json_files import plain, read_json, write_json
 from rollmill.record.storage import disk_is_full, write_failure
 
 CONFIG = "config.json"
@@ -60,6 +60,18 @@ class RunDirectory:
         """What is kept of an iteration that failed."""
         return self.root / "fault"
 
+    @staticmethod
+    def refuse_occupied(root: Path) -> None:
+        """Raises a UsageError where `root` is a run, a file, or a directory with other files."""
+        if (root / CONFIG).exists():
+            raise UsageError(
+                f"{root} already holds a run: `rollmill resume {root}`, or choose another --run-dir."
+            )
+        if root.is_dir() and any(root.iterdir()):
+            raise UsageError(f"{root} is not empty and holds no run. Choose another --run-dir.")
+        if root.exists() and not root.is_dir():
+            raise UsageError(f"{root} is a file. Choose another --run-dir.")
+
     @classmethod
     def create(cls, root: Path, *, config: Mapping[str, Any], versions: Mapping[str, Any]) -> "RunDirectory":
         """Makes the directory of a new run; it appears complete or not at all.
@@ -67,19 +79,21 @@ class RunDirectory:
         Raises:
             UsageError: `root` is a run, is a file or holds other files, or its parent is not writable.
             StorageError: the disk is full.
+            TypeError: JSON has no form for something in `config` or `versions`.
         """
-        root = Path(root)
-        _refuse_occupied(root)
+        root, config, versions = Path(root), plain(config), plain(versions)
+        cls.refuse_occupied(root)
         partial = root.with_name(f".{root.name}.{os.getpid()}.tmp")
         try:
             root.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had our number
             partial.mkdir()
             write_json(partial / "versions.json", versions)
             write_json(partial / CONFIG, config)
             partial.rename(root)  # replaces an empty directory, refuses any other
         except (OSError, StorageError) as error:
             shutil.rmtree(partial, ignore_errors=True)
-            _refuse_occupied(root)  # another process may have been quicker
+            cls.refuse_occupied(root)  # another process may have been quicker
             if disk_is_full(error):
                 raise write_failure(root, error) from error
             raise UsageError(f"{root} cannot be made: {error}. Choose another --run-dir.") from error
@@ -119,6 +133,8 @@ class RunDirectory:
     def lock(self) -> Iterator[None]:
         """Holds the run for this process, so that no second one writes it; freed when the process dies.
 
+        It keeps processes apart, not threads: within one process enter it once.
+
         Raises:
             UsageError: another process holds it.
             StorageError: the lock file cannot be written.
@@ -140,17 +156,6 @@ def name_run(algorithm: str, environment: str, *, seed: int, now: datetime) -> P
     """Such as `runs/ppo-CartPole-v1-seed0-20261121-101500`, fit to be a file name anywhere."""
     name = f"{algorithm}-{environment}-seed{seed}-{now:%Y%m%d-%H%M%S}"
     return Path("runs") / re.sub(r"[^\w.+-]", "-", name)
-
-
-def _refuse_occupied(root: Path) -> None:
-    if (root / CONFIG).exists():
-        raise UsageError(
-            f"{root} already holds a run: `rollmill resume {root}`, or choose another --run-dir."
-        )
-    if root.is_dir() and any(root.iterdir()):
-        raise UsageError(f"{root} is not empty and holds no run. Choose another --run-dir.")
-    if root.exists() and not root.is_dir():
-        raise UsageError(f"{root} is a file. Choose another --run-dir.")
 
 
 def _nearest_runs(root: Path) -> str:

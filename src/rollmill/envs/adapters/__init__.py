@@ -1,1 +1,1 @@
-"""envs/adapters"""
+"""Adapters: one file for each ecosystem whose environments Rollmill runs; imported when asked for."""

@@ -1,0 +1,5 @@
+"""`python -m rollmill` is the command `rollmill`."""
+
+from rollmill.cli import main
+
+main()

@@ -1,0 +1,32 @@
+"""The Python way: train a graph, resume a run, load a policy, evaluate it."""
+
+from rollmill.api.options import RunOptions
+from rollmill.api.policies import Loaded, Policy, evaluate_run, load, load_weights
+from rollmill.api.specification import (
+    ALGORITHMS,
+    Algorithm,
+    build_graph,
+    find_algorithm,
+    import_modules,
+    rebuild_graph,
+)
+from rollmill.api.training import Run, reopen, resume, train
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Loaded",
+    "Policy",
+    "Run",
+    "RunOptions",
+    "build_graph",
+    "evaluate_run",
+    "find_algorithm",
+    "import_modules",
+    "load",
+    "load_weights",
+    "rebuild_graph",
+    "reopen",
+    "resume",
+    "train",
+]

@@ -1,0 +1,47 @@
+"""How a training is run, as opposed to what is trained."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollmill.core.errors import UsageError
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a training is run and recorded; nothing here changes what one seed learns."""
+
+    seed: int = 0
+    """Seed of everything random."""
+    num_seeds: int = 1
+    """Train this many seeds side by side in one program: seed, seed + 1, ..."""
+    devices: int = 1
+    """Devices that share the environments; 0 takes all there are."""
+    run_dir: Path | None = None
+    """Where the run is recorded; named by algorithm, environment, seed and time under runs/ if left out."""
+    checkpoint_seconds: float = 30.0
+    """Time between two checkpoints; one is always saved at the end."""
+    checkpoint_iterations: int | None = None
+    """Save a checkpoint every so many iterations, instead of by time."""
+    keep_last: int = 3
+    """Checkpoints kept, the newest ones."""
+    keep_best: int = 1
+    """Checkpoints kept besides, those with the best return."""
+    tensorboard: bool = True
+    """Write TensorBoard events beside metrics.jsonl."""
+    unroll: int = 1
+    """Steps of the environment loop that are compiled as one."""
+    quiet: bool = False
+    """Show nothing while training."""
+
+    def __post_init__(self) -> None:
+        at_least = {"seed": 0, "num_seeds": 1, "devices": 0, "keep_last": 1, "keep_best": 0, "unroll": 1}
+        for name, least in at_least.items():
+            if getattr(self, name) < least:
+                raise UsageError(f"{name}={getattr(self, name)} must be at least {least}.")
+        if self.seed + self.num_seeds > 2**32:
+            raise UsageError(f"seed={self.seed} with num_seeds={self.num_seeds} exceeds 2**32.")
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds to train."""
+        return tuple(range(self.seed, self.seed + self.num_seeds))

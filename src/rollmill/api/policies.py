@@ -1,0 +1,172 @@
+"""Trained policies: loaded from a run, called with observations, evaluated on environments."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from rollmill.algorithms import environment_functions
+from rollmill.api.specification import import_modules
+from rollmill.api.training import reopen
+from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.spaces import struct
+from rollmill.core.types import Environment, HostEnvironment, Memory, Observation
+from rollmill.dataflow import Graph, Weights
+from rollmill.envs import make
+from rollmill.execution import Episodes, evaluate, evaluate_on_host, state_shapes
+from rollmill.record import Checkpoints, RunDirectory
+
+Choice = Literal["last", "best"]
+
+
+class Loaded(NamedTuple):
+    """A graph and weights for it, read from a checkpoint."""
+
+    graph: Graph
+    weights: Weights
+    iteration: int
+
+
+class Policy:
+    """A trained policy as a function from observations to actions.
+
+    A recurrent policy remembers what it was shown since the last `reset`.
+    """
+
+    def __init__(self, graph: Graph, weights: Weights) -> None:
+        self._graph, self._weights = graph, weights
+        self._greedy, self._sample = jax.jit(graph.greedy), jax.jit(graph.policy.function)
+        self._key = jax.random.key(0)
+        self._memory: Memory = graph.start_memory()
+
+    def __call__(
+        self, observation: Observation, *, action_mask: Any = None, stochastic: bool = False
+    ) -> PyTree[np.ndarray]:
+        """The action for one observation, both in the shapes of the environment's spaces.
+
+        Args:
+            observation: one observation.
+            action_mask: booleans, True where an action is legal; all are where it is left out.
+            stochastic: draw the action, as in training, instead of taking the most likely one.
+        """
+        decide = self._sample if stochastic else self._greedy
+        self._key, key = jax.random.split(self._key)
+        mask = () if action_mask is None else jnp.asarray(action_mask)
+        decision = decide(self._weights, key, self._memory, _as_float32(observation), mask)
+        self._memory = decision.memory
+        return jax.tree.map(np.asarray, decision.action)
+
+    def reset(self, *, seed: int | None = None) -> None:
+        """Forgets what was seen, as at the start of an episode; `seed` also sets the random key back."""
+        self._memory = self._graph.start_memory()
+        self._key = self._key if seed is None else jax.random.key(seed)
+
+
+def load(
+    run_dir: str | Path,
+    *,
+    checkpoint: Choice = "last",
+    seed: int | None = None,
+    algorithm: Graph | None = None,
+    imports: Sequence[str] = (),
+) -> Policy:
+    """The policy of a run: `policy = rollmill.load(run)`, `action = policy(observation)`.
+
+    Args:
+        run_dir: the run's directory.
+        checkpoint: the last one, or the one with the best return.
+        seed: which one, of a run that trained several; the first if left out.
+        algorithm: the graph again, where the run was made with parts that only Python has.
+        imports: modules to import first, because they register the environment.
+    """
+    loaded = load_weights(run_dir, checkpoint=checkpoint, seed=seed, algorithm=algorithm, imports=imports)
+    return Policy(loaded.graph, loaded.weights)
+
+
+def load_weights(
+    run_dir: str | Path,
+    *,
+    checkpoint: Choice = "last",
+    seed: int | None = None,
+    algorithm: Graph | None = None,
+    imports: Sequence[str] = (),
+) -> Loaded:
+    """The graph of a run and its policy's weights; arguments are those of `load`.
+
+    Raises:
+        CheckpointError: if the directory is no run, or has no whole checkpoint.
+        UsageError: if that seed was not trained.
+    """
+    run = RunDirectory.open(Path(run_dir))
+    graph, options = reopen(run, algorithm=algorithm, imports=imports)
+    if seed is not None and seed not in options.seeds:
+        raise UsageError(f"seed={seed} was not trained in {run.root}; there: {', '.join(map(str, options.seeds))}.")
+    with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
+        chosen = checkpoints.best() if checkpoint == "best" else None
+        restored = checkpoints.restore(state_shapes(graph, options.seeds), iteration=chosen)
+    if restored is None:
+        raise CheckpointError(f"{run.root} has no checkpoint yet; `rollmill resume {run.root}` starts it over.")
+    weights = graph.weights(restored.state.learner)
+    if len(options.seeds) > 1:
+        index = 0 if seed is None else options.seeds.index(seed)
+        weights = jax.tree.map(lambda leaf: leaf[index], weights)
+    return Loaded(graph, weights, restored.iteration)
+
+
+def evaluate_run(
+    loaded: Loaded,
+    *,
+    env: str | None = None,
+    episodes: int = 100,
+    seed: int = 0,
+    stochastic: bool = False,
+    imports: Sequence[str] = (),
+) -> Episodes:
+    """Plays episodes with a run's policy, on the environment that it was trained on or another of its spaces.
+
+    Args:
+        loaded: from `load_weights`.
+        env: id of another environment, `gymnasium:CartPole-v1` for one.
+        episodes: how many.
+        seed: of the environments and, where it is stochastic, of the policy.
+        stochastic: draw actions instead of taking the most likely one.
+        imports: modules to import first, because they register the environment.
+    """
+    play = {"episodes": episodes, "seed": seed, "stochastic": stochastic}
+    if env is None:
+        return evaluate(loaded.graph, loaded.weights, **play)
+    import_modules(imports)
+    other = make(env)
+    _check_same_spaces(loaded.graph, other)
+    if isinstance(other, HostEnvironment):
+        return evaluate_on_host(loaded.graph, loaded.weights, other, **play)
+    return evaluate(_on(loaded.graph, other), loaded.weights, **play)
+
+
+def _on(graph: Graph, env: Environment) -> Graph:
+    """The graph with another environment in the place of its own."""
+    envs = environment_functions(env, num_envs=graph.loops.num_envs)
+    return graph._replace(
+        environment=graph.environment._replace(function=envs.step),
+        start_environment=envs.start,
+        action_mask=envs.action_mask,
+    )
+
+
+def _check_same_spaces(graph: Graph, env: Environment | HostEnvironment) -> None:
+    pairs = {
+        "observations": (graph.observation_space, env.observation_space),
+        "actions": (graph.action_space, env.action_space),
+    }
+    for name, (own, other) in pairs.items():
+        if struct(own) != struct(other) or getattr(own, "n", None) != getattr(other, "n", None):
+            raise UsageError(f"{env.name} has other {name} than the policy: {other}, trained on {own}.")
+
+
+def _as_float32(observation: Observation) -> PyTree[Array]:
+    """Numpy's 64-bit numbers, and Python's, as JAX's 32-bit ones."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)), observation)

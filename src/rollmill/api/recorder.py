@@ -1,0 +1,186 @@
+"""Turns the metrics of iterations into log lines, progress, checkpoints and a summary."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from rollmill.api.options import RunOptions
+from rollmill.dataflow import Graph
+from rollmill.execution import is_finite
+from rollmill.record import (
+    Checkpoints,
+    Display,
+    EpisodeWindow,
+    MetricsLog,
+    Restored,
+    RunDirectory,
+    Status,
+    tree_digest,
+)
+
+Row = Mapping[str, np.ndarray]
+"""Metrics of one iteration; each a scalar, or `[seed]`."""
+
+
+class Recorder:
+    """Writes down what a training does."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        algorithm: Graph,
+        options: RunOptions,
+        compile_seconds: float,
+        checkpoints: Checkpoints,
+        log: MetricsLog,
+        display: Display,
+    ) -> None:
+        self._run, self._algorithm, self._options = run, algorithm, options
+        self._loops = algorithm.loops
+        self._compile_seconds = compile_seconds
+        self._checkpoints, self._log, self._display = checkpoints, log, display
+        self._windows = [EpisodeWindow() for _ in options.seeds]
+        self._iteration = self._saved_iteration = 0
+        self._state: PyTree[Array] = None
+        self._earlier_seconds = 0.0
+        self._began = self._saved_at = self._read_at = time.perf_counter()
+
+    def begin(self, restored: Restored | None, state: PyTree[Array]) -> None:
+        """Goes on from a checkpoint, or saves the first one."""
+        self._state = state
+        if restored is None:
+            self._save(0, state)
+            return
+        self._iteration = self._saved_iteration = restored.iteration
+        self._earlier_seconds = restored.metadata["seconds"]
+        self._windows = [EpisodeWindow.from_json(saved) for saved in restored.metadata["episodes"]]
+        self._display.note(f"resumed from iteration {restored.iteration}")
+
+    def record(self, first: int, rows: Sequence[Row]) -> None:
+        """Logs the iterations that follow the first `first` ones, up to one that is not finite."""
+        now = time.perf_counter()
+        speed = len(rows) * self._steps_each / max(now - self._read_at, 1e-9)
+        self._read_at = now
+        for offset, row in enumerate(rows):
+            if not is_finite(row):
+                return
+            self._iteration = first + offset + 1
+            self._count_episodes(row)
+            self._log.write(self._iteration, self._env_steps, self._line(row, speed))
+        self._display.update(self._status(speed))
+
+    def save_if_due(self, iteration: int, state: PyTree[Array], *, now: bool = False) -> None:
+        """Saves a checkpoint if it is time for one, or the training ends here."""
+        self._state = state
+        every = self._options.checkpoint_iterations
+        if every is not None:
+            due = iteration // every > self._saved_iteration // every
+        else:
+            due = time.perf_counter() - self._saved_at >= self._options.checkpoint_seconds
+        if due or now or iteration == self._loops.iterations:
+            self._save(iteration, state)
+
+    def finish(self, *, stopped_by: str | None) -> dict[str, Any]:
+        """Writes the summary and says where the run is."""
+        finished = self._iteration >= self._loops.iterations
+        summary = self._summary("finished" if finished else "stopped")
+        self._run.write_summary(summary)
+        self._display.close()
+        if not finished:
+            self._display.note(f"stopped by {stopped_by} after iteration {self._iteration}; go on with")
+            self._display.note(f"  rollmill resume {self._run.root}")
+        return summary
+
+    # --- parts ---------------------------------------------------------------------------------------
+
+    @property
+    def _steps_each(self) -> int:
+        """Environment steps of an iteration, over all seeds."""
+        return self._loops.batch_size * len(self._windows)
+
+    @property
+    def _env_steps(self) -> int:
+        """Environment steps of one seed so far."""
+        return self._iteration * self._loops.batch_size
+
+    @property
+    def _seconds(self) -> float:
+        return self._earlier_seconds + time.perf_counter() - self._began
+
+    def _save(self, iteration: int, state: PyTree[Array]) -> None:
+        metadata = {
+            "env_steps": iteration * self._loops.batch_size,
+            "seconds": self._seconds,
+            "episodes": [window.to_json() for window in self._windows],
+        }
+        self._checkpoints.save(iteration, state, metadata=metadata, score=_mean(self._returns))
+        self._saved_at, self._saved_iteration = time.perf_counter(), iteration
+
+    def _count_episodes(self, row: Row) -> None:
+        names = ("episodes/ended", "episodes/return_sum", "episodes/length_sum")
+        for window, sums in zip(self._windows, zip(*(np.ravel(row[name]) for name in names)), strict=True):
+            window.add(*map(float, sums))
+
+    @property
+    def _returns(self) -> list[float | None]:
+        return [window.mean_return for window in self._windows]
+
+    def _line(self, row: Row, speed: float) -> dict[str, Any]:
+        hidden = ("episodes/", "finite/")
+        metrics = {name: float(np.mean(value)) for name, value in row.items() if not name.startswith(hidden)}
+        each = {f"episode/return_seed{s}": r for s, r in zip(self._options.seeds, self._returns, strict=True)}
+        return {
+            "seconds": self._seconds,
+            "steps_per_second": speed,
+            "episode/return": _mean(self._returns),
+            "episode/length": _mean([window.mean_length for window in self._windows]),
+            "episode/ended": float(np.sum(row["episodes/ended"])),
+            **(each if len(each) > 1 else {}),
+            **metrics,
+        }
+
+    def _status(self, speed: float) -> Status:
+        seeds = len(self._windows)
+        return Status(
+            env_steps=self._env_steps * seeds,
+            total_steps=self._loops.iterations * self._steps_each,
+            steps_per_second=speed,
+            episode_return=_mean(self._returns),
+            episode_length=_mean([window.mean_length for window in self._windows]),
+        )
+
+    def _summary(self, status: str) -> dict[str, Any]:
+        weights = self._algorithm.weights(self._state.learner)
+        best = [window.best_return for window in self._windows]
+        steps = self._env_steps * len(self._windows)
+        return {
+            "status": status,
+            "iterations": self._iteration,
+            "env_steps": steps,
+            "seconds": self._seconds,
+            "compile_seconds": self._compile_seconds,
+            "steps_per_second": steps / self._seconds,
+            "final_return": _mean(self._returns),
+            "best_return": _mean(best),
+            "weights_sha256": tree_digest(weights),
+            **(self._over_seeds(best) if len(best) > 1 else {}),
+        }
+
+    def _over_seeds(self, best: list[float | None]) -> dict[str, Any]:
+        final = [np.nan if value is None else value for value in self._returns]
+        return {
+            "seeds": list(self._options.seeds),
+            "final_return_per_seed": final,
+            "best_return_per_seed": best,
+            "final_return_std": float(np.std(final)),
+            "final_return_min": float(np.min(final)),
+            "final_return_max": float(np.max(final)),
+        }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

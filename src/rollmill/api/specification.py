@@ -1,0 +1,94 @@
+"""From names and JSON to graphs: the one place that knows every algorithm by its name."""
+
+import dataclasses
+import importlib
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rollmill.algorithms import PPOConfig, ppo
+from rollmill.core.errors import CheckpointError, UsageError, unknown_name
+from rollmill.dataflow import Graph
+from rollmill.envs import make
+
+
+class Algorithm(NamedTuple):
+    """An algorithm that the command line and saved runs can name."""
+
+    config: type
+    build: Callable[..., Graph]
+    summary: str
+
+
+ALGORITHMS = {"ppo": Algorithm(PPOConfig, ppo, "proximal policy optimisation (Schulman et al., 2017)")}
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """The algorithm of that name, or an error with the nearest names."""
+    if name not in ALGORITHMS:
+        raise unknown_name("algorithm", name, ALGORITHMS)
+    return ALGORITHMS[name]
+
+
+def import_modules(names: Sequence[str]) -> None:
+    """Imports modules that register environments; only those that the user names at this call."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise UsageError(
+                f"cannot import {name!r}: {error}. Give a module that Python finds, for one with PYTHONPATH=."
+            ) from error
+
+
+def build_graph(algorithm: str, environment: str, config: Any) -> Graph:
+    """A graph from the names of an algorithm and an environment."""
+    return find_algorithm(algorithm).build(make(environment), config)
+
+
+def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> Graph:
+    """A graph from the settings that a run was saved with.
+
+    Raises:
+        CheckpointError: if parts of it were made in Python and have no name.
+        UsageError: if the environment is not registered.
+    """
+    if custom := settings.get("custom"):
+        raise CheckpointError(
+            f"this run was made in Python with its own {' and '.join(custom)}, which a file cannot hold; pass the "
+            "algorithm again: rollmill.resume(run, algorithm=...), rollmill.load(run, algorithm=...)."
+        )
+    algorithm = find_algorithm(settings["algorithm"])
+    config = config_from_json(algorithm.config, settings["config"])
+    try:
+        return algorithm.build(make(settings["environment"]), config)
+    except UsageError as error:
+        if not imported:
+            raise
+        hint = " ".join(f"--import {name}" for name in imported)
+        raise UsageError(f"{error} The run was started with {hint}.") from error
+
+
+def config_from_json(config: type, values: dict[str, Any]) -> Any:
+    """A configuration dataclass from its JSON form.
+
+    Raises:
+        CheckpointError: if it has fields that this version does not know.
+    """
+    hints = typing.get_type_hints(config)
+    if unknown := values.keys() - hints.keys():
+        raise CheckpointError(
+            f"the run's configuration has {', '.join(sorted(unknown))}, which this version of Rollmill does not "
+            "know; resume it with the version in its versions.json."
+        )
+    return config(**{name: _from_json(hints[name], value) for name, value in values.items()})
+
+
+def _from_json(hint: Any, value: Any) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return config_from_json(hint, value)
+    if isinstance(value, list):
+        return tuple(_from_json(None, item) for item in value)
+    number_is_float = hint is float or (isinstance(hint, types.UnionType) and float in hint.__args__)
+    return float(value) if number_is_float and isinstance(value, int) else value

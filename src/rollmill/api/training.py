@@ -1,0 +1,154 @@
+"""Trains a graph into a run directory, and goes on where a run stopped."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import PyTree
+
+from rollmill.api.options import RunOptions
+from rollmill.api.recorder import Recorder
+from rollmill.api.specification import import_modules, rebuild_graph
+from rollmill.core.machine import git_commit, hardware, versions
+from rollmill.dataflow import Graph
+from rollmill.execution import Program, advance, enable_compilation_cache, lower, stop_at_fault, take_devices
+from rollmill.record import (
+    Checkpoints,
+    Display,
+    MetricsLog,
+    RunDirectory,
+    StopRequest,
+    choose_display,
+    name_run,
+    stop_on_signals,
+)
+
+
+class Run(NamedTuple):
+    """A training that ended or was stopped."""
+
+    directory: Path
+    summary: dict[str, Any]
+    exit_code: int
+    """0 where it finished, 130 or 143 where a signal stopped it."""
+
+
+def train(
+    algorithm: Graph, options: RunOptions | None = None, *, imports: Sequence[str] = (), **overrides: Any
+) -> Run:
+    """Trains an algorithm and records the run.
+
+    Args:
+        algorithm: a graph, such as `rollmill.ppo(env)`.
+        options: how to run it; single ones can be given as keywords: `train(algorithm, seed=3)`.
+        imports: modules that registered the environment, noted for whoever resumes the run.
+
+    Returns:
+        The run's directory and its summary.
+
+    Raises:
+        UsageError: for options that cannot be used; nothing was written then.
+        NonFiniteError: if a loss, gradient, weight, observation or reward is not finite.
+        StorageError: if the run cannot be written any further; it can be resumed.
+    """
+    options = replace(options or RunOptions(), **overrides)
+    root = options.run_dir or _name(algorithm, options)
+    RunDirectory.refuse_occupied(root)
+    display = choose_display(quiet=options.quiet)
+    program = _compile(algorithm, options, display)
+    run = RunDirectory.create(root, config=_config(algorithm, options, imports), versions=_provenance())
+    display.note(f"run {run.root}")
+    return _train(run, algorithm, program, options, display)
+
+
+def resume(
+    run_dir: str | Path, *, algorithm: Graph | None = None, imports: Sequence[str] = (), quiet: bool = False
+) -> Run:
+    """Goes on with a run from its newest whole checkpoint; the result is that of a run never stopped.
+
+    Args:
+        run_dir: the run's directory.
+        algorithm: the graph again, where the run was made with parts that only Python has.
+        imports: modules to import first, because they register the environment.
+        quiet: show nothing while training.
+
+    Raises:
+        CheckpointError: if the directory is no run, or no checkpoint is whole.
+    """
+    run = RunDirectory.open(Path(run_dir))
+    algorithm, options = reopen(run, algorithm=algorithm, imports=imports)
+    options = replace(options, quiet=quiet)
+    display = choose_display(quiet=quiet)
+    program = _compile(algorithm, options, display)
+    return _train(run, algorithm, program, options, display)
+
+
+def reopen(
+    run: RunDirectory, *, algorithm: Graph | None = None, imports: Sequence[str] = ()
+) -> tuple[Graph, RunOptions]:
+    """The algorithm and the options that a run was started with."""
+    config = run.read_config()
+    import_modules(imports)
+    graph = algorithm or rebuild_graph(config["graph"], imported=config["imports"])
+    return graph, RunOptions(**config["options"] | {"run_dir": run.root})
+
+
+def _name(algorithm: Graph, options: RunOptions) -> Path:
+    settings = algorithm.settings
+    return name_run(settings["algorithm"], settings["environment"], seed=options.seed, now=datetime.now())
+
+
+def _config(algorithm: Graph, options: RunOptions, imports: Sequence[str]) -> dict[str, Any]:
+    kept = {name: value for name, value in asdict(options).items() if name not in ("run_dir", "quiet")}
+    return {"graph": algorithm.settings, "options": kept, "imports": list(imports)}
+
+
+def _provenance() -> dict[str, Any]:
+    return {"versions": versions(), "hardware": hardware(), "commit": git_commit()}
+
+
+def _compile(algorithm: Graph, options: RunOptions, display: Display) -> Program:
+    enable_compilation_cache()
+    devices = take_devices(options.devices)
+    program = lower(algorithm, seeds=options.seeds, devices=devices, unroll=options.unroll)
+    where = f"{len(devices)} x {devices[0].device_kind}"
+    display.note(f"compiled in {program.compile_seconds:.1f} s for {where}")
+    return program
+
+
+def _train(
+    run: RunDirectory, algorithm: Graph, program: Program, options: RunOptions, display: Display
+) -> Run:
+    keep = {"keep_last": options.keep_last, "keep_best": options.keep_best}
+    with run.lock(), stop_on_signals() as stop, Checkpoints(run.checkpoints, **keep) as checkpoints:
+        restored = checkpoints.restore(program.state)
+        first = restored.iteration if restored else 0
+        state = program.place(restored.state) if restored else program.start()
+        with MetricsLog(run, tensorboard=options.tensorboard, resume_from=first) as log:
+            recorder = Recorder(run, algorithm, options, program.compile_seconds, checkpoints, log, display)
+            recorder.begin(restored, state)
+            _advance(run, algorithm, program, recorder, stop, state=state, first=first)
+        checkpoints.wait()
+        summary = recorder.finish(stopped_by=stop.signal_name)
+    return Run(run.root, summary, stop.exit_code if summary["status"] == "stopped" else 0)
+
+
+def _advance(
+    run: RunDirectory,
+    algorithm: Graph,
+    program: Program,
+    recorder: Recorder,
+    stop: StopRequest,
+    *,
+    state: PyTree[jax.Array],
+    first: int,
+) -> None:
+    for window in advance(program, state, first=first, until=algorithm.loops.iterations):
+        recorder.record(window.first, window.metrics)
+        stop_at_fault(algorithm, program, window, run.fault)
+        recorder.save_if_due(window.last, window.after, now=stop.requested)
+        if stop.requested:
+            return

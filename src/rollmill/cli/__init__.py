@@ -1,0 +1,5 @@
+"""The command `rollmill`."""
+
+from rollmill.cli.main import main
+
+__all__ = ["main"]

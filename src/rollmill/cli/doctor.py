@@ -1,0 +1,81 @@
+"""`rollmill doctor [RUN]`."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import jax
+import numpy as np
+import tyro
+
+from rollmill.api import reopen
+from rollmill.cli.train import Imports
+from rollmill.core.machine import hardware, versions
+from rollmill.execution import Replayed, cache_directory, replay
+from rollmill.record import RunDirectory
+
+EXTRAS = {
+    "gymnax": ("gymnax:... environments", "pip install 'rollmill[gymnax]'"),
+    "tensorboard": ("looking at runs/*/tensorboard", "pip install tensorboard"),
+}
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Check the installation; with a run, replay where it met a NaN or an infinity."""
+
+    run: tyro.conf.Positional[Path | None] = None
+    """Directory of a run that stopped at a non-finite number."""
+    imports: Imports = ()
+    """Module to import first, because it registers the environment."""
+
+
+def run(arguments: list[str]) -> int:
+    """Prints a report."""
+    chosen = tyro.cli(Doctor, prog="rollmill doctor", args=arguments)
+    if chosen.run is None:
+        return _installation()
+    directory = RunDirectory.open(chosen.run)
+    graph, _ = reopen(directory, imports=chosen.imports)
+    _show(replay(graph, directory.fault))
+    return 0
+
+
+def _installation() -> int:
+    machine = hardware()
+    print("versions:", *(f"  {name} {version or 'missing'}" for name, version in versions().items()), sep="\n")
+    print(f"machine: {machine['cpu']}, {machine['cores']} cores, {_gibibytes(machine['memory_bytes'])}")
+    print("devices:", *(f"  {d['platform']} {d['kind']}, {_gibibytes(d['memory_bytes'])}" for d in machine["devices"]), sep="\n")
+    print(f"compilation cache: {cache_directory()}")
+    print(f"computes: {_computes()}")
+    missing = [name for name in EXTRAS if find_spec(name) is None]
+    for name in missing:
+        what, command = EXTRAS[name]
+        print(f"missing: {name}, for {what}: {command}")
+    if _has_idle_gpu(machine):
+        print("missing: JAX's CUDA plugin, though there is an NVIDIA GPU: pip install 'rollmill[cuda]'")
+    return 0
+
+
+def _computes() -> str:
+    x = jax.numpy.arange(16.0).reshape(4, 4)
+    return "yes" if bool(jax.numpy.allclose(x @ jax.numpy.eye(4), x)) else "no: a matrix product is wrong"
+
+
+def _has_idle_gpu(machine: dict) -> bool:
+    on_cpu = all(device["platform"] == "cpu" for device in machine["devices"])
+    return on_cpu and Path("/proc/driver/nvidia/version").exists()
+
+
+def _gibibytes(count: int | None) -> str:
+    return "memory unknown" if count is None else f"{count / 2**30:.1f} GiB"
+
+
+def _show(replayed: Replayed) -> None:
+    print(f"{replayed.fault}")
+    print(f"line: {replayed.line or 'no single operation made it; see the inputs'}")
+    for title, tree in (*replayed.inputs.items(), ("outputs", replayed.outputs)):
+        print(f"{title}:")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            text = np.array2string(np.asarray(leaf), precision=6, threshold=32, edgeitems=4).replace("\n", "\n      ")
+            print(f"  {jax.tree_util.keystr(path) or 'value'}: {text}")

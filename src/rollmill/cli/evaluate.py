@@ -1,0 +1,68 @@
+"""`rollmill evaluate RUN`."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import tyro
+
+from rollmill.api import evaluate_run, load_weights
+from rollmill.cli.train import Imports
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Play whole episodes with the policy of a run."""
+
+    run: tyro.conf.Positional[Path]
+    """Directory of the run."""
+    episodes: int = 100
+    """Episodes to play."""
+    checkpoint: Literal["last", "best"] = "last"
+    """The last checkpoint, or the one with the best return while training."""
+    env: str | None = None
+    """Another environment with the same spaces, such as gymnasium:CartPole-v1."""
+    seed: int = 0
+    """Seed of the environments and, where it is stochastic, of the policy."""
+    train_seed: int | None = None
+    """Which seed's policy, of a run that trained several; the first if left out."""
+    stochastic: bool = False
+    """Draw actions as in training, instead of taking the most likely one."""
+    json: bool = False
+    """Print the result as JSON."""
+    imports: Imports = ()
+    """Module to import first, because it registers the environment."""
+
+
+def run(arguments: list[str]) -> int:
+    """Evaluates, and prints the mean return."""
+    chosen = tyro.cli(Evaluate, prog="rollmill evaluate", args=arguments)
+    loaded = load_weights(
+        chosen.run, checkpoint=chosen.checkpoint, seed=chosen.train_seed, imports=chosen.imports
+    )
+    episodes = evaluate_run(
+        loaded, env=chosen.env, episodes=chosen.episodes, seed=chosen.seed, stochastic=chosen.stochastic
+    )
+    returns, lengths = episodes.returns, episodes.lengths
+    result = {
+        "environment": chosen.env or loaded.graph.settings["environment"],
+        "iteration": loaded.iteration,
+        "episodes": returns.size,
+        "mean_return": float(np.mean(returns)),
+        "std_return": float(np.std(returns)),
+        "min_return": float(np.min(returns)),
+        "max_return": float(np.max(returns)),
+        "mean_length": float(np.mean(lengths)),
+    }
+    print(json.dumps(result) if chosen.json else _sentence(result))
+    return 0
+
+
+def _sentence(result: dict) -> str:
+    return (
+        f"{result['environment']}, {result['episodes']} episodes, iteration {result['iteration']}: mean return "
+        f"{result['mean_return']:.5g} (std {result['std_return']:.4g}, min {result['min_return']:.5g}, max "
+        f"{result['max_return']:.5g}), mean length {result['mean_length']:.5g}"
+    )

@@ -1,0 +1,37 @@
+"""`rollmill list`."""
+
+from dataclasses import dataclass
+
+import tyro
+
+from rollmill.api import ALGORITHMS, import_modules
+from rollmill.cli.train import Imports
+from rollmill.envs import registered
+from rollmill.recipes import RECIPES
+
+
+@dataclass(frozen=True)
+class List:
+    """List algorithms, environments and recipes."""
+
+    imports: Imports = ()
+    """Module to import first, because it registers environments."""
+
+
+def run(arguments: list[str]) -> int:
+    """Prints what can be trained."""
+    import_modules(tyro.cli(List, prog="rollmill list", args=arguments).imports)
+    adapted = [
+        ("gymnax:ID", "environments of gymnax, with `pip install 'rollmill[gymnax]'`"),
+        ("gymnasium:ID", "environments of Gymnasium on the host CPU, for evaluation"),
+    ]
+    recipes = [(name, make().summary) for name, make in RECIPES.items()]
+    _print("algorithms", [(name, algorithm.summary) for name, algorithm in ALGORITHMS.items()])
+    _print("environments", [*registered(), *adapted])
+    _print("recipes (--recipe NAME)", recipes)
+    return 0
+
+
+def _print(title: str, rows: list[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    print(f"{title}:", *(f"  {name:<{width}}  {summary}" for name, summary in rows), "", sep="\n")

@@ -1,0 +1,56 @@
+"""Dispatches `rollmill COMMAND ...` and turns errors into one message and an exit code."""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+from rollmill.core.errors import RollmillError, unknown_name
+
+
+class Command(NamedTuple):
+    """A command: where it is, and what it is for."""
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "train": Command("train", "train an algorithm on an environment: rollmill train ppo CartPole-v1"),
+    "resume": Command("resume", "go on with a run that stopped: rollmill resume RUN"),
+    "evaluate": Command("evaluate", "play episodes with a run's policy: rollmill evaluate RUN"),
+    "list": Command("listing", "list algorithms, environments and recipes"),
+    "doctor": Command("doctor", "check the installation; doctor RUN replays where a run met a NaN"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command and exits: 0 on success, 2 where something must be mended, 130 or 143 on a signal."""
+    sys.exit(_exit_code(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def _exit_code(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0
+    try:
+        return _find(arguments[0])(arguments[1:])
+    except RollmillError as error:
+        print(f"rollmill: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("rollmill: interrupted", file=sys.stderr)
+        return 130
+
+
+def _find(name: str) -> Callable[[list[str]], int]:
+    if name not in COMMANDS:
+        raise unknown_name("command", name, COMMANDS, hint="`rollmill --help` says what they do.")
+    return import_module(f"rollmill.cli.{COMMANDS[name].module}").run
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    head = "usage: rollmill COMMAND [OPTIONS]\n\nReinforcement-learning training in JAX.\n\ncommands:"
+    return "\n".join([head, *lines, "", "`rollmill COMMAND --help` lists a command's options with their defaults."])

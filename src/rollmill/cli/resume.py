@@ -1,0 +1,27 @@
+"""`rollmill resume RUN`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from rollmill.api import resume
+from rollmill.cli.train import Imports, report
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run from its newest whole checkpoint."""
+
+    run: tyro.conf.Positional[Path]
+    """Directory of the run."""
+    imports: Imports = ()
+    """Module to import first, because it registers the environment."""
+    quiet: bool = False
+    """Show nothing while training."""
+
+
+def run(arguments: list[str]) -> int:
+    """Goes on with a run, and says where it is."""
+    chosen = tyro.cli(Resume, prog="rollmill resume", args=arguments)
+    return report(resume(chosen.run, imports=chosen.imports, quiet=chosen.quiet))

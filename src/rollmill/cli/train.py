@@ -1,0 +1,86 @@
+"""`rollmill train ALGORITHM ENVIRONMENT [OPTIONS]`."""
+
+import argparse
+from dataclasses import make_dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from rollmill.api import ALGORITHMS, Run, RunOptions, build_graph, find_algorithm, import_modules
+from rollmill.api import train as train_run
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.recipes import RECIPES
+
+Imports = Annotated[tuple[str, ...], tyro.conf.arg(name="import", metavar="MODULE"), tyro.conf.UseAppendAction]
+"""Modules to import first, because they register environments."""
+
+
+def run(arguments: list[str]) -> int:
+    """Trains, and says where the run is."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if arguments else 2
+    name, *rest = arguments
+    find_algorithm(name)
+    chosen = tyro.cli(_arguments(name, rest), prog=f"rollmill train {name}", args=rest)
+    import_modules(chosen.imports)
+    graph = build_graph(name, chosen.environment, chosen.algorithm)
+    return report(train_run(graph, chosen.run, imports=chosen.imports))
+
+
+def report(run: Run) -> int:
+    """Says where a run is and what can be done with it; returns the exit code."""
+    summary = run.summary
+    if summary["status"] == "finished":
+        final = summary["final_return"]
+        print(
+            f"{summary['env_steps']:,} steps in {summary['seconds']:.1f} s ({summary['steps_per_second']:,.0f} "
+            f"steps/s), compiled in {summary['compile_seconds']:.1f} s, "
+            f"{'no episode ended' if final is None else f'final return {final:.4g}'}"
+        )
+        print(f"run: {run.directory}")
+        print(f"evaluate it: rollmill evaluate {run.directory}")
+    return run.exit_code
+
+
+def _arguments(name: str, rest: list[str]) -> type:
+    """The command's options; hyperparameters start from a recipe where one is named."""
+    config = _recipe_config(name, rest) or ALGORITHMS[name].config()
+    merged = tyro.conf.arg(name="")
+    return make_dataclass(
+        "Train",
+        [
+            ("environment", Annotated[tyro.conf.Positional[str], tyro.conf.arg(help=_ENVIRONMENT)]),
+            ("recipe", Annotated[str | None, tyro.conf.arg(help=_RECIPE, metavar="NAME")], None),
+            ("imports", Annotated[Imports, tyro.conf.arg(help=_IMPORT)], ()),
+            ("algorithm", Annotated[type(config), merged], config),
+            ("run", Annotated[RunOptions, merged], RunOptions()),
+        ],
+        frozen=True,
+    )
+
+
+_ENVIRONMENT = "Id of the environment; `rollmill list` shows them."
+_RECIPE = "Start from the hyperparameters of a recipe; `rollmill list` shows them."
+_IMPORT = "Module to import first, because it registers the environment."
+
+
+def _recipe_config(algorithm: str, rest: list[str]) -> Any:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--recipe", nargs="?")
+    name = parser.parse_known_args(rest)[0].recipe
+    if name is None:
+        return None
+    if name not in RECIPES:
+        raise unknown_name("recipe", name, RECIPES)
+    recipe = RECIPES[name]()
+    if recipe.algorithm != algorithm:
+        raise UsageError(f"recipe {name!r} is for {recipe.algorithm}, not for {algorithm}.")
+    return recipe.config
+
+
+def _usage() -> str:
+    lines = [f"  {name}  {algorithm.summary}" for name, algorithm in ALGORITHMS.items()]
+    head = ["usage: rollmill train ALGORITHM ENVIRONMENT [OPTIONS]", "", "algorithms:"]
+    more = "`rollmill train ALGORITHM --help` lists its options; `rollmill list` the environments."
+    return "\n".join([*head, *lines, "", more])

@@ -1,0 +1,79 @@
+"""Which line of the user's own code an error came from, in a traceback that is mostly JAX's."""
+
+import linecache
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.extend
+
+_ROLLMILL = str(Path(__file__).parents[1]) + os.sep
+_PYTHON = tuple(
+    {sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+_MACHINERY = ("jax", "jaxlib", "equinox", "jaxtyping", "beartype", "numpy")
+
+
+class Place(NamedTuple):
+    """A line of a source file."""
+
+    file: str
+    line: int
+
+
+def own_line(error: BaseException) -> str:
+    """The innermost line of the caller's code that an error passed through, as `file:line: source`.
+
+    "Own" is code outside Python's folders and outside Rollmill. Where the traceback holds none, it is the
+    last line of an installed package that is not JAX or one it stands on; then the last of Rollmill.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    return _innermost_own([Place(frame.filename, frame.lineno or 0) for frame in frames])
+
+
+def own_line_of(equation: jax.extend.core.JaxprEqn) -> str:
+    """The caller's line that an equation of a jaxpr was traced from, found as `own_line` does."""
+    recorded = equation.source_info.traceback
+    frames = recorded.frames if recorded else []
+    return _innermost_own([Place(frame.file_name, frame.line_num) for frame in reversed(frames)])
+
+
+def _innermost_own(places: Sequence[Place]) -> str:
+    """The text of the last place that is own code; places go from the outermost call inwards."""
+    inside = _from_rollmill_inwards([place for place in places if not place.file.startswith("<")])
+    for is_candidate in (_is_own, _is_installed, _is_rollmill):
+        candidates = [place for place in inside if is_candidate(place)]
+        if candidates:
+            return _text(candidates[-1])
+    return _text(inside[-1]) if inside else "unknown line"
+
+
+def _from_rollmill_inwards(places: Sequence[Place]) -> Sequence[Place]:
+    """Without the frames that only called Rollmill, where it was called at all."""
+    first = next((index for index, place in enumerate(places) if _is_rollmill(place)), 0)
+    return places[first:]
+
+
+def _is_own(place: Place) -> bool:
+    return not _is_rollmill(place) and not place.file.startswith(_PYTHON)
+
+
+def _is_installed(place: Place) -> bool:
+    parts = Path(place.file).parts
+    return "site-packages" in parts and not _is_rollmill(place) and not _has_any(parts, _MACHINERY)
+
+
+def _is_rollmill(place: Place) -> bool:
+    return place.file.startswith(_ROLLMILL)
+
+
+def _has_any(parts: Iterable[str], names: Iterable[str]) -> bool:
+    return not set(names).isdisjoint(parts)
+
+
+def _text(place: Place) -> str:
+    source = linecache.getline(place.file, place.line).strip()
+    return f"{place.file}:{place.line}: {source}"

@@ -1,0 +1,158 @@
+"""Acrobot-v1: two hanging links, of which only the joint between them is driven, swung up.
+
+Sutton, "Generalization in reinforcement learning: successful examples using sparse coarse coding"
+(1996), by the book's equations and with the numbers of Gymnasium's `Acrobot-v1`: step by step the
+same observations, rewards and flags in float32.
+"""
+
+import math
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Float, Int
+
+from rollmill.core.types import Environment, Key, Timestep
+from rollmill.envs.scalar import Scalar
+from rollmill.envs.transforms import time_limit
+
+
+class AcrobotState(eqx.Module):
+    """Angle of the first link from hanging, of the second from the first (rad), and their rates (rad/s)."""
+
+    angle_1: Float[Array, ""]
+    angle_2: Float[Array, ""]
+    speed_1: Float[Array, ""]
+    speed_2: Float[Array, ""]
+
+
+class AcrobotParams(eqx.Module):
+    """Physics, in SI units; every leaf may be an array of one value per replica."""
+
+    gravity: Scalar = 9.8
+    length_1: Scalar = 1.0
+    mass_1: Scalar = 1.0
+    mass_2: Scalar = 1.0
+    centre_1: Scalar = 0.5
+    centre_2: Scalar = 0.5
+    inertia: Scalar = 1.0
+    """Moment of inertia of either link."""
+    torque: Scalar = 1.0
+    time_step: Scalar = 0.2
+    max_speed_1: Scalar = 4 * math.pi
+    max_speed_2: Scalar = 9 * math.pi
+    reset_bound: Scalar = 0.1
+    """Each component of the first state is uniform within plus and minus this."""
+
+
+class Directions(NamedTuple):
+    """Cosines and sines of both angles, which dynamics, observation and goal share."""
+
+    cos_1: Float[Array, ""]
+    sin_1: Float[Array, ""]
+    cos_2: Float[Array, ""]
+    sin_2: Float[Array, ""]
+
+
+def acrobot(*, max_steps: int = 500) -> Environment:
+    """Two links swung up by the joint between them, 3 actions (Gymnasium's Acrobot-v1).
+
+    Args:
+        max_steps: time limit of an episode, in steps.
+    """
+    high = np.array([1.0, 1.0, 1.0, 1.0, 4 * math.pi, 9 * math.pi], np.float32)
+    env = Environment(
+        name="Acrobot-v1",
+        reset=reset,
+        step=step,
+        observation_space=spaces.Box(-high, high, dtype=np.float32),
+        action_space=spaces.Discrete(3),
+        params=AcrobotParams(),
+    )
+    return time_limit(env, max_steps)
+
+
+def reset(key: Key, params: AcrobotParams) -> tuple[Float[Array, "6"], AcrobotState]:
+    """Starts hanging, nearly at rest; the observation is `[cos, sin, cos, sin, speed, speed]`."""
+    state = AcrobotState(*(params.reset_bound * jax.random.uniform(key, (4,), minval=-1.0, maxval=1.0)))
+    return _observe(state, _directions(state)), state
+
+
+def step(key: Key, state: AcrobotState, action: Int[Array, ""], params: AcrobotParams) -> Timestep:
+    """Torque -1, 0 or 1 for one time step; terminated where the tip is one link above the axle."""
+    torque = (action - 1).astype(jnp.float32) * params.torque
+    moved = _bounded(_runge_kutta_step(state, torque, params), params)
+    at = _directions(moved)
+    height = -at.cos_1 - (at.cos_1 * at.cos_2 - at.sin_1 * at.sin_2)
+    terminated = height > 1.0
+    return Timestep(
+        observation=_observe(moved, at),
+        state=moved,
+        reward=jnp.where(terminated, jnp.float32(0.0), jnp.float32(-1.0)),
+        terminated=terminated,
+        truncated=jnp.zeros((), bool),
+        info={},
+    )
+
+
+def _runge_kutta_step(state: AcrobotState, torque: Float[Array, ""], params: AcrobotParams) -> AcrobotState:
+    dt = params.time_step
+    rate_1 = _rates(state, torque, params)
+    rate_2 = _rates(_along(state, rate_1, dt / 2), torque, params)
+    rate_3 = _rates(_along(state, rate_2, dt / 2), torque, params)
+    rate_4 = _rates(_along(state, rate_3, dt), torque, params)
+    mean = jax.tree.map(lambda a, b, c, d: (a + 2 * b + 2 * c + d) / 6, rate_1, rate_2, rate_3, rate_4)
+    return _along(state, mean, dt)
+
+
+def _rates(state: AcrobotState, torque: Float[Array, ""], params: AcrobotParams) -> AcrobotState:
+    """The state's derivative; its fields are rates of the fields they are named for."""
+    at = _directions(state)
+    m_2, l_1, c_2 = params.mass_2, params.length_1, params.centre_2
+    coupling = m_2 * l_1 * c_2
+    own_1 = params.mass_1 * params.centre_1**2 + m_2 * l_1**2 + params.inertia
+    own_2 = m_2 * c_2**2 + params.inertia
+    d_1 = own_1 + own_2 + 2 * coupling * at.cos_2
+    d_2 = own_2 + coupling * at.cos_2
+    phi_2 = m_2 * c_2 * params.gravity * (at.sin_1 * at.cos_2 + at.cos_1 * at.sin_2)
+    phi_1 = (
+        -coupling * at.sin_2 * state.speed_2 * (state.speed_2 + 2 * state.speed_1)
+        + (params.mass_1 * params.centre_1 + m_2 * l_1) * params.gravity * at.sin_1
+        + phi_2
+    )
+    ratio = d_2 / d_1
+    drive = torque + ratio * phi_1 - coupling * jnp.square(state.speed_1) * at.sin_2 - phi_2
+    acceleration_2 = drive / (own_2 - d_2 * ratio)
+    acceleration_1 = -(d_2 * acceleration_2 + phi_1) / d_1
+    return AcrobotState(state.speed_1, state.speed_2, acceleration_1, acceleration_2)
+
+
+def _along(state: AcrobotState, rate: AcrobotState, duration: Scalar) -> AcrobotState:
+    return jax.tree.map(lambda value, slope: value + duration * slope, state, rate)
+
+
+def _bounded(state: AcrobotState, params: AcrobotParams) -> AcrobotState:
+    return AcrobotState(
+        angle_1=_wrapped(state.angle_1),
+        angle_2=_wrapped(state.angle_2),
+        speed_1=jnp.clip(state.speed_1, -params.max_speed_1, params.max_speed_1),
+        speed_2=jnp.clip(state.speed_2, -params.max_speed_2, params.max_speed_2),
+    )
+
+
+def _wrapped(angle: Float[Array, ""]) -> Float[Array, ""]:
+    """The same direction within [-pi, pi]."""
+    return angle - 2 * math.pi * jnp.round(angle / (2 * math.pi))
+
+
+def _directions(state: AcrobotState) -> Directions:
+    return Directions(
+        jnp.cos(state.angle_1), jnp.sin(state.angle_1), jnp.cos(state.angle_2), jnp.sin(state.angle_2)
+    )
+
+
+def _observe(state: AcrobotState, at: Directions) -> Float[Array, "6"]:
+    return jnp.stack([*at, state.speed_1, state.speed_2])

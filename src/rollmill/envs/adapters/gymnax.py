@@ -1,0 +1,156 @@
+"""`gymnax:ID`: environments of gymnax (Lange, 2022), in its 1.x and its 0.0.x form.
+
+Both forms step by `step_env`, which does not reset. In 1.x its `done` means terminated, and a method
+tells the time limit; in 0.0.x `done` includes the time limit, so the step is also computed with the limit
+taken away, and what it then says is termination (the compiler merges the two computations).
+"""
+
+import contextlib
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, PyTree
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.spaces import struct
+from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
+
+NO_LIMIT = 2**30
+"""A time limit that no episode reaches."""
+
+Step = Callable[[Key, State, Action, Params], Timestep]
+
+
+def make(name: str, **options: Any) -> Environment:
+    """The gymnax environment of an id, with its default parameters.
+
+    Args:
+        name: an id of gymnax, for one `CartPole-v1`.
+        **options: passed on to `gymnax.make`.
+
+    Returns:
+        The environment with `truncated` apart from `terminated`, no auto-reset, rewards in float32 and
+        every leaf strongly typed. It is traced under JAX's standard promotion, which gymnax needs.
+
+    Raises:
+        UsageError: gymnax is not installed or has no such environment.
+    """
+    gymnax = _import_gymnax()
+    if name not in gymnax.registered_envs:
+        raise unknown_name("gymnax environment", name, gymnax.registered_envs)
+    with _lenient():
+        source, params = gymnax.make(name, **options)
+        env = Environment(
+            name=f"gymnax:{name}",
+            reset=source.reset_env,
+            step=_step_of_1(source) if _major_version() >= 1 else _step_of_0(source),
+            observation_space=_space(source.observation_space(params)),
+            action_space=_space(source.action_space(params)),
+            params=params,
+        )
+        return _strongly_typed(env)
+
+
+@contextlib.contextmanager
+def _lenient() -> Iterator[None]:
+    """JAX's standard promotion of dtypes and ranks, whatever the caller has set."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def _import_gymnax() -> ModuleType:
+    try:
+        return importlib.import_module("gymnax")
+    except ImportError as error:
+        raise UsageError(
+            f"gymnax environments need a package that is missing ({error}): pip install 'rollmill[gymnax]'"
+        ) from None
+
+
+def _major_version() -> int:
+    return int(importlib.metadata.version("gymnax").partition(".")[0])
+
+
+def _step_of_1(source: Any) -> Step:
+    def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
+        observation, after, reward, terminated, info = source.step_env(key, state, action, params)
+        return Timestep(observation, after, reward, terminated, source.is_truncated(after, params), info)
+
+    return step
+
+
+def _step_of_0(source: Any) -> Step:
+    def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
+        observation, after, reward, done, info = source.step_env(key, state, action, params)
+        unlimited = params.replace(max_steps_in_episode=NO_LIMIT)
+        terminated = jnp.asarray(source.step_env(key, state, action, unlimited)[3], bool)
+        truncated = (after.time >= params.max_steps_in_episode) | (done & ~terminated)
+        return Timestep(observation, after, reward, terminated, truncated, info)
+
+    return step
+
+
+def _strongly_typed(env: Environment) -> Environment:
+    """Casts what reset and step return to the dtypes that hold after a step and to the space's."""
+    like_state = _state_struct(env)
+    like_observation = struct(env.observation_space)
+
+    def reset(key: Key, params: Params) -> tuple[Observation, State]:
+        with _lenient():
+            observation, state = env.reset(key, params)
+            return _cast(observation, like_observation), _cast(state, like_state)
+
+    def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
+        with _lenient():
+            timestep = env.step(key, state, action, params)
+            return Timestep(
+                observation=_cast(timestep.observation, like_observation),
+                state=_cast(timestep.state, like_state),
+                reward=jnp.asarray(timestep.reward, jnp.float32).reshape(()),
+                terminated=jnp.asarray(timestep.terminated, bool),
+                truncated=jnp.asarray(timestep.truncated, bool),
+                info=timestep.info,
+            )
+
+    return env._replace(reset=reset, step=step)
+
+
+def _state_struct(env: Environment) -> PyTree[jax.ShapeDtypeStruct]:
+    key, action = jax.random.key(0), struct(env.action_space)
+    with _lenient():
+        _, state = jax.eval_shape(env.reset, key, env.params)
+        return jax.eval_shape(env.step, key, state, action, env.params).state
+
+
+def _cast(value: PyTree, like: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]:
+    return jax.tree.map(lambda leaf, s: jnp.asarray(leaf, s.dtype), value, like)
+
+
+def _space(space: Any) -> spaces.Space:
+    kinds = importlib.import_module("gymnax.environments.spaces")
+    if isinstance(space, kinds.Discrete):
+        return spaces.Discrete(int(space.n))
+    if isinstance(space, kinds.Box):
+        return _box(space)
+    if isinstance(space, kinds.Dict):
+        return spaces.Dict({name: _space(part) for name, part in space.spaces.items()})
+    if isinstance(space, kinds.Tuple):
+        return spaces.Tuple([_space(part) for part in space.spaces])
+    raise UsageError(f"the gymnax space {space} has no counterpart in Gymnasium.")
+
+
+def _box(space: Any) -> spaces.Box:
+    """A `Box` in which the largest float of its dtype, gymnax's way to say "unbounded", is infinite."""
+    dtype = np.dtype(space.dtype)
+    low, high = (np.broadcast_to(np.asarray(bound), space.shape) for bound in (space.low, space.high))
+    if np.issubdtype(dtype, np.floating):
+        most = np.finfo(dtype).max
+        low, high = np.where(low <= -most, -np.inf, low), np.where(high >= most, np.inf, high)
+    return spaces.Box(low.astype(dtype), high.astype(dtype), tuple(space.shape), dtype.type)

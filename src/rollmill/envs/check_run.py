@@ -1,0 +1,229 @@
+"""What of the environment's contract only a run can tell: a rollout of random actions.
+
+Legend: `T` steps, `R` resets.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Bool
+from jaxtyping import Key as KeyArray
+
+from rollmill.core.errors import ContractError
+from rollmill.core.spaces import contains, sample
+from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
+from rollmill.envs.check_trace import raised
+
+NUM_RESETS = 128
+"""How many first states tell what a first state looks like."""
+
+
+class Steps(NamedTuple):
+    """T steps of one environment; leaves `[T, ...]`. `timestep` is as step returned it, before any reset."""
+
+    keys: KeyArray[Array, " T"]
+    state: State
+    action: Action
+    mask: Bool[Array, "T n"]
+    timestep: Timestep
+    inside: Bool[Array, " T"]
+
+
+class Resets(NamedTuple):
+    """R resets; leaves `[R, ...]`."""
+
+    observation: Observation
+    state: State
+    inside: Bool[Array, " R"]
+
+
+class Rollout(NamedTuple):
+    """What the environment did under random actions, and many first states to compare it with."""
+
+    resets: Resets
+    steps: Steps
+
+
+def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
+    """Runs `num_steps` random legal actions, starting anew at each episode's end.
+
+    Raises:
+        ContractError: the environment raised while it ran.
+    """
+    key = jax.random.key(seed)
+    try:
+        # A check runs by itself, outside any program that execution would compile.
+        return jax.jit(lambda key, params: _rollout(env, key, params, num_steps))(key, env.params)  # noqa: TID251
+    except Exception as error:
+        raise raised(env, "a rollout", error) from error
+
+
+def check_finite(env: Environment, record: Rollout) -> None:
+    """No observation and no reward is NaN, and no reward is infinite."""
+    _check_not_nan(env.name, "observation", record.resets.observation, "after reset number")
+    _check_not_nan(env.name, "observation", record.steps.timestep.observation, "after step number")
+    reward = np.asarray(record.steps.timestep.reward)
+    if not np.isfinite(reward).all():
+        first = int(np.argmin(np.isfinite(reward)))
+        raise ContractError(f"{env.name}: the reward is {reward[first]} in step {first}, expected a number.")
+
+
+def check_bounds(env: Environment, record: Rollout) -> None:
+    """Every observation lies inside the observation space."""
+    parts: tuple[tuple[str, Any, Any], ...] = (
+        ("after reset number", record.resets.inside, record.resets.observation),
+        ("after step number", record.steps.inside, record.steps.timestep.observation),
+    )
+    for when, inside, observations in parts:
+        if not np.all(inside):
+            first = int(np.argmin(inside))
+            found = jax.tree.map(lambda leaf, first=first: np.asarray(leaf[first]).tolist(), observations)
+            raise ContractError(
+                f"{env.name}: the observation {when} {first} is {found}, outside of observation_space "
+                f"{env.observation_space}: widen the space's bounds or clip the observation."
+            )
+
+
+def check_legal_actions(env: Environment, record: Rollout) -> None:
+    """Where there is an action mask, it allows at least one choice of each kind before every step."""
+    if env.action_mask is None:
+        return
+    ends = np.cumsum(_choices(env.action_space))[:-1]
+    for part in np.split(np.asarray(record.steps.mask), ends, axis=1):
+        if not part.any(axis=1).all():
+            first = int(np.argmin(part.any(axis=1)))
+            raise ContractError(
+                f"{env.name}: action_mask allows no action before step {first}, expected at least one: "
+                "end the episode where none is left."
+            )
+
+
+def check_no_auto_reset(env: Environment, record: Rollout) -> None:
+    """A step that ends an episode returns its final state, not the next episode's first.
+
+    Told by three signs together, in every step that ended an episode: the state before the step was
+    unlike any first state, the state and the observation after it are both like one.
+    """
+    steps, resets = record.steps, record.resets
+    done = np.asarray(steps.timestep.terminated | steps.timestep.truncated)
+    advanced = ~_is_like(steps.state, resets.state) & done
+    fresh = _is_like(steps.timestep.state, resets.state)
+    fresh &= _is_like(steps.timestep.observation, resets.observation)
+    if advanced.any() and fresh[done].all():
+        raise ContractError(
+            f"{env.name}: every step that ended an episode returned a state and an observation like those of "
+            "reset, expected the final ones: leave resetting to rollmill.envs.auto_reset."
+        )
+
+
+def check_vmapped(env: Environment, record: Rollout) -> None:
+    """Steps taken side by side under `jax.vmap` return what they returned one by one."""
+    steps = record.steps
+    lifted = jax.vmap(env.step, in_axes=(0, 0, 0, None))
+    try:
+        together = jax.jit(lifted)(steps.keys, steps.state, steps.action, env.params)  # noqa: TID251, as above
+    except Exception as error:
+        raise raised(env, "step under jax.vmap", error) from error
+    alone = jax.tree_util.tree_leaves_with_path(steps.timestep)
+    for (path, expected), found in zip(alone, jax.tree.leaves(together), strict=True):
+        if not _is_close(_data(found), _data(expected)):
+            raise ContractError(
+                f"{env.name}: Timestep{jax.tree_util.keystr(path)} differs between step alone and step under "
+                "jax.vmap, expected the same: look for operations that mix environments or for custom_vmap."
+            )
+
+
+def _rollout(env: Environment, key: Key, params: Params, num_steps: int) -> Rollout:
+    first_key, resets_key, steps_key = jax.random.split(key, 3)
+
+    def one_reset(key: Key) -> Resets:
+        observation, state = env.reset(key, params)
+        return Resets(observation, state, contains(env.observation_space, observation))
+
+    def one_step(state: State, key: Key) -> tuple[State, Steps]:
+        action_key, step_key, reset_key = jax.random.split(key, 3)
+        mask = _mask(env, state, params)
+        action = _random_action(action_key, env, mask)
+        timestep = env.step(step_key, state, action, params)
+        inside = contains(env.observation_space, timestep.observation)
+        _, fresh = env.reset(reset_key, params)
+        done = timestep.terminated | timestep.truncated
+        after = jax.tree.map(lambda new, old: jnp.where(done, new, old), fresh, timestep.state)
+        return after, Steps(step_key, state, action, mask, timestep, inside)
+
+    _, state = env.reset(first_key, params)
+    _, steps = jax.lax.scan(one_step, state, jax.random.split(steps_key, num_steps))
+    return Rollout(jax.vmap(one_reset)(jax.random.split(resets_key, NUM_RESETS)), steps)
+
+
+def _mask(env: Environment, state: State, params: Params) -> Bool[Array, " n"]:
+    if env.action_mask is None:
+        return jnp.ones((sum(_choices(env.action_space)),), bool)
+    return env.action_mask(state, params)
+
+
+def _random_action(key: Key, env: Environment, mask: Bool[Array, " n"]) -> Action:
+    """Uniform over the legal actions."""
+    if env.action_mask is None:
+        return sample(key, env.action_space)
+    choices = _choices(env.action_space)
+    parts = jnp.split(jnp.where(mask, 0.0, -jnp.inf), np.cumsum(choices)[:-1])
+    keys = jax.random.split(key, len(choices))
+    picks = jnp.stack([jax.random.categorical(k, part) for k, part in zip(keys, parts, strict=True)])
+    start = jnp.asarray(np.ravel(env.action_space.start), picks.dtype)  # pyright: ignore[reportAttributeAccessIssue]
+    return (picks + start).reshape(env.action_space.shape or ())
+
+
+def _choices(space: spaces.Space) -> list[int]:
+    """How many values each of a discrete space's choices has; none for other spaces."""
+    match space:
+        case spaces.Discrete(n=n):
+            return [int(n)]
+        case spaces.MultiDiscrete(nvec=nvec):
+            return np.ravel(nvec).tolist()
+    return []
+
+
+def _check_not_nan(name: str, what: str, values: Any, when: str) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(values):
+        bad = np.isnan(np.asarray(leaf, np.float64)).reshape(len(leaf), -1).any(axis=1)
+        if bad.any():
+            where = f"{what}{jax.tree_util.keystr(path)}"
+            raise ContractError(
+                f"{name}: {where} is NaN {when} {int(np.argmax(bad))}, expected a number: look for a "
+                "division by zero, a root of a negative number, or a missing clip."
+            )
+
+
+def _is_like(values: Any, firsts: Any) -> np.ndarray:
+    """For each of T values, whether all its numbers lie in the range of those of the R first ones."""
+    like = np.ones(len(jax.tree.leaves(values)[0]), bool) if jax.tree.leaves(values) else np.ones((), bool)
+    for value, first in zip(jax.tree.leaves(values), jax.tree.leaves(firsts), strict=True):
+        if _is_key(value):
+            continue
+        value, first = np.asarray(value, np.float64), np.asarray(first, np.float64)
+        low, high = first.min(axis=0), first.max(axis=0)
+        margin = 0.05 * (high - low)
+        inside = (value >= low - margin) & (value <= high + margin)
+        like &= inside.reshape(len(value), -1).all(axis=1)
+    return like
+
+
+def _is_close(found: np.ndarray, expected: np.ndarray) -> bool:
+    """Equal, but for rounding (relative to the largest number of the leaf) in floating-point leaves."""
+    if not np.issubdtype(expected.dtype, np.floating):
+        return np.array_equal(found, expected)
+    finite = np.abs(expected[np.isfinite(expected)])
+    scale = float(finite.max()) if finite.size else 0.0
+    return np.allclose(found, expected, rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
+
+
+def _data(leaf: Array) -> np.ndarray:
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _is_key(leaf: Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,295 @@
+"""What of the environment's contract can be told without running it: by tracing reset and step."""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.spaces import struct
+from rollmill.core.types import Environment, Timestep
+from rollmill.envs.own_line import own_line, own_line_of
+
+HOST_PRIMITIVES = ("callback", "debug_print", "infeed", "outfeed")
+"""Parts of the names of the primitives that leave the device."""
+
+HINTS: dict[type[Exception], str] = {
+    jax.errors.ConcretizationTypeError: "Python's `if`, `int` and `float` need a value that is known while "
+    "tracing; use jnp.where or jax.lax.cond on observations, states, actions and params.",
+    jax.errors.TracerArrayConversionError: "NumPy cannot work on traced values; use jax.numpy.",
+    jax.errors.NonConcreteBooleanIndexError: "a boolean index has no fixed shape; use jnp.where.",
+    jax.errors.UnexpectedTracerError: "a value of an earlier call was kept outside the state; "
+    "keep everything that changes in the state.",
+    jax.dtypes.TypePromotionError: "cast one side with .astype.",
+}
+
+
+class Traced(NamedTuple):
+    """Types of what reset and step return (leaves are abstract values), and their programs."""
+
+    reset_observation: Any
+    reset_state: Any
+    timestep: Timestep
+    reset_jaxpr: jax.extend.core.ClosedJaxpr
+    step_jaxpr: jax.extend.core.ClosedJaxpr
+
+
+def trace_environment(env: Environment) -> Traced:
+    """Traces reset, and step from the state that reset returns.
+
+    Raises:
+        ContractError: one of them cannot be traced or returns the wrong number of values.
+    """
+    reset_jaxpr, returned = _trace(env, "reset", env.reset, _key(), env.params)
+    if type(returned) is not tuple or len(returned) != 2:
+        raise ContractError(
+            f"{env.name}: reset returned {_outline(returned)}, expected the tuple (observation, state)."
+        )
+    observation, state = returned
+    step_jaxpr, timestep = _trace(env, "step", env.step, _key(), state, _action(env), env.params)
+    if not isinstance(timestep, Timestep):
+        raise ContractError(
+            f"{env.name}: step returned {_outline(timestep)}, expected rollmill.Timestep("
+            "observation, state, reward, terminated, truncated, info)."
+        )
+    return Traced(observation, state, timestep, reset_jaxpr, step_jaxpr)
+
+
+def check_params(env: Environment) -> None:
+    """Every leaf of params is an array or a number, so that it can be traced and varied."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(env.params):
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float)):
+            raise ContractError(
+                f"{env.name}: params{jax.tree_util.keystr(path)} is a {type(leaf).__name__}, expected an "
+                "array or a number: make it a static field or an argument of what builds the environment."
+            )
+
+
+def check_same_types(env: Environment, traced: Traced) -> None:
+    """Reset and step return states and observations of one structure, with the same, strong types."""
+    pairs = {
+        "state": (traced.reset_state, traced.timestep.state),
+        "observation": (traced.reset_observation, traced.timestep.observation),
+    }
+    for what, (reset, step) in pairs.items():
+        _check_same_structure(env.name, what, reset, step)
+        for path, before, after in _paired_leaves(reset, step):
+            _check_same_leaf(env.name, f"{what}{path}", before, after)
+
+
+def check_flags(env: Environment, traced: Traced) -> None:
+    """The reward is one float32 and the two flags are one boolean each."""
+    for field, dtype in (("reward", jnp.float32), ("terminated", jnp.bool_), ("truncated", jnp.bool_)):
+        found = getattr(traced.timestep, field)
+        leaves = jax.tree.leaves(found)
+        if jax.tree.structure(found) != jax.tree.structure(0) or leaves[0].shape or leaves[0].dtype != dtype:
+            kind = np.dtype(dtype).name
+            raise ContractError(
+                f"{env.name}: {field} is {_outline(found)}, expected {kind}[]: "
+                f"reduce it to one value and cast it with .astype(jnp.{kind})."
+            )
+
+
+def check_observation_space(env: Environment, traced: Traced) -> None:
+    """Observations have the structure, shapes and dtypes of the observation space."""
+    expected = _struct_of(env, "observation_space", env.observation_space)
+    found = traced.reset_observation
+    if jax.tree.structure(found) != jax.tree.structure(expected):
+        raise ContractError(
+            f"{env.name}: the observation is {_outline(found)}, but observation_space "
+            f"{env.observation_space} means {_outline(expected)}: make the two alike."
+        )
+    for path, leaf, of_space in _paired_leaves(found, expected):
+        if (leaf.shape, leaf.dtype) != (of_space.shape, of_space.dtype):
+            raise ContractError(
+                f"{env.name}: observation{path} is {_type(leaf)}, but observation_space means "
+                f"{_type(of_space)}: change the space or cast the observation."
+            )
+
+
+def check_action_mask(env: Environment, traced: Traced) -> None:
+    """The mask, where there is one, has one boolean for each logit of the policy."""
+    if env.action_mask is None:
+        return
+    _, found = _trace(env, "action_mask", env.action_mask, traced.timestep.state, env.params)
+    expected = jax.ShapeDtypeStruct((_num_logits(env),), jnp.bool_)
+    if not isinstance(found, jax.ShapeDtypeStruct) or _type(found) != _type(expected):
+        raise ContractError(
+            f"{env.name}: action_mask returned {_outline(found)}, expected {_type(expected)}, "
+            f"one boolean for each choice of {env.action_space}."
+        )
+
+
+def check_no_callbacks(env: Environment, traced: Traced) -> None:
+    """Neither program calls the host, which would stop the device at every step."""
+    for what, program in (("reset", traced.reset_jaxpr), ("step", traced.step_jaxpr)):
+        for equation in _equations(program.jaxpr):
+            name = equation.primitive.name
+            if any(part in name for part in HOST_PRIMITIVES):
+                raise ContractError(
+                    f"{env.name}: {what} calls the host ({name}), expected a function of its arguments "
+                    f"alone: remove it, or wrap the environment as a HostEnvironment. At {own_line_of(equation)}"
+                )
+
+
+def check_purity(env: Environment, traced: Traced) -> None:
+    """Tracing a second time gives the same programs, so no Python value changes from call to call."""
+    state = traced.reset_state
+    again = {
+        "reset": (traced.reset_jaxpr, _trace(env, "reset", env.reset, _key(), env.params)[0]),
+        "step": (
+            traced.step_jaxpr,
+            _trace(env, "step", env.step, _key(), state, _action(env), env.params)[0],
+        ),
+    }
+    for what, (first, second) in again.items():
+        if not _same_program(first, second):
+            raise ContractError(
+                f"{env.name}: {what} is not a pure function: two calls with the same arguments differ. It "
+                "reads something that changes outside its arguments (a Python attribute, NumPy's or Python's "
+                "random numbers, the time): keep that in the state, and draw from the key."
+            )
+
+
+def warn_of_promotion(env: Environment, traced: Traced) -> None:
+    """Warns where a function runs only because JAX promotes dtypes by itself."""
+    calls: dict[str, tuple[Callable, tuple]] = {
+        "reset": (env.reset, (_key(), env.params)),
+        "step": (env.step, (_key(), traced.reset_state, _action(env), env.params)),
+    }
+    for what, (function, args) in calls.items():
+        try:
+            with jax.numpy_dtype_promotion("strict"):
+                jax.eval_shape(lambda *args, function=function: function(*args), *args)
+        except jax.dtypes.TypePromotionError as error:
+            line = own_line(error)
+            warnings.warn(
+                f"{env.name}: {what} mixes dtypes, which JAX promotes silently: {line}", stacklevel=4
+            )
+
+
+def raised(env: Environment, what: str, error: Exception) -> ContractError:
+    """The error for code of the environment that raised, with its own line."""
+    hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), "")
+    message = str(error).partition("\n")[0]
+    return ContractError(
+        f"{env.name}: {what} raised {type(error).__name__}: {message}\n"
+        f"  at {own_line(error)}{chr(10) + '  way out: ' + hint if hint else ''}"
+    )
+
+
+def _trace(env: Environment, what: str, function: Callable, *args: Any) -> tuple[Any, Any]:
+    """The program of a function and the types of what it returns; traced anew in every call."""
+    try:
+        program, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*args)
+    except Exception as error:
+        raise raised(env, what, error) from error
+    types = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in program.out_avals
+    ]
+    return program, jax.tree.unflatten(jax.tree.structure(shapes), types)
+
+
+def _key() -> jax.Array:
+    return jax.random.key(0)
+
+
+def _action(env: Environment) -> Any:
+    return _struct_of(env, "action_space", env.action_space)
+
+
+def _struct_of(env: Environment, what: str, space: spaces.Space) -> Any:
+    try:
+        return struct(space)
+    except UsageError as error:
+        raise ContractError(f"{env.name}: {what}: {error}") from None
+
+
+def _check_same_structure(name: str, what: str, reset: Any, step: Any) -> None:
+    if jax.tree.structure(reset) != jax.tree.structure(step):
+        raise ContractError(
+            f"{name}: the {what}'s structure changes: reset returns {_outline(reset)}, "
+            f"step returns {_outline(step)}; expected the same."
+        )
+
+
+def _check_same_leaf(name: str, where: str, before: Any, after: Any) -> None:
+    if (before.shape, before.dtype) != (after.shape, after.dtype):
+        raise ContractError(
+            f"{name}: {where} is {_type(before)} after reset and {_type(after)} after step, expected the "
+            "same: make step keep the shape, and cast with .astype."
+        )
+    if before.weak_type or after.weak_type:
+        kind = np.dtype(before.dtype).name
+        raise ContractError(
+            f"{name}: {where} is weakly typed after {'reset' if before.weak_type else 'step'} (it comes from "
+            f"a Python number), so its dtype may change in arithmetic; expected a strong {kind}: "
+            f"write jnp.asarray(value, jnp.{kind})."
+        )
+
+
+def _paired_leaves(first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
+    paths = jax.tree_util.tree_leaves_with_path(first)
+    for (path, leaf), other in zip(paths, jax.tree.leaves(second), strict=True):
+        yield jax.tree_util.keystr(path), leaf, other
+
+
+def _num_logits(env: Environment) -> int:
+    match env.action_space:
+        case spaces.Discrete(n=n):
+            return int(n)
+        case spaces.MultiDiscrete(nvec=nvec):
+            return int(np.sum(nvec))
+    raise ContractError(
+        f"{env.name}: an action_mask was given for the action space {env.action_space}, expected a "
+        "Discrete or MultiDiscrete one: leave action_mask out."
+    )
+
+
+def _equations(jaxpr: jax.extend.core.Jaxpr) -> Iterator[jax.extend.core.JaxprEqn]:
+    """All equations, also those of the programs inside (branches, loop bodies, calls)."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
+            if isinstance(inner, jax.extend.core.ClosedJaxpr):
+                yield from _equations(inner.jaxpr)
+            elif isinstance(inner, jax.extend.core.Jaxpr):
+                yield from _equations(inner)
+
+
+def _is_program(node: Any) -> bool:
+    return isinstance(node, (jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr))
+
+
+def _same_program(first: jax.extend.core.ClosedJaxpr, second: jax.extend.core.ClosedJaxpr) -> bool:
+    texts = [re.sub(r"0x[0-9a-fA-F]+", "", str(program.jaxpr)) for program in (first, second)]
+    if texts[0] != texts[1] or len(first.consts) != len(second.consts):
+        return False
+    return all(_same_constant(a, b) for a, b in zip(first.consts, second.consts, strict=True))
+
+
+def _same_constant(first: Any, second: Any) -> bool:
+    if jnp.issubdtype(jnp.result_type(first), jax.dtypes.prng_key):
+        first, second = jax.random.key_data(first), jax.random.key_data(second)
+    return np.array_equal(np.asarray(first), np.asarray(second), equal_nan=False)
+
+
+def _outline(value: Any) -> str:
+    """A value's structure in one line, with the type of each leaf in its place."""
+    if type(value) is tuple:
+        return f"a tuple of {len(value)} values ({', '.join(_outline(part) for part in value)})"
+    leaves = jax.tree_util.tree_leaves_with_path(value)
+    if len(leaves) == 1 and not leaves[0][0]:
+        return _type(leaves[0][1])
+    parts = [f"{jax.tree_util.keystr(path)}: {_type(leaf)}" for path, leaf in leaves]
+    return f"{type(value).__name__}({', '.join(parts)})"
+
+
+def _type(leaf: Any) -> str:
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"

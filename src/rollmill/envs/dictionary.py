@@ -1,0 +1,87 @@
+"""DictGoal-v0: a point walks to one of four corners; position and goal are entries of a dictionary."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Float, Int
+
+from rollmill.core.types import Environment, Key, Timestep
+from rollmill.envs.scalar import Scalar
+from rollmill.envs.transforms import time_limit
+
+CORNERS = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]], np.float32) * np.float32(0.75)
+"""Where each goal is; its number is the row."""
+
+MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]], np.float32)
+"""The direction of each action."""
+
+
+class DictGoalState(eqx.Module):
+    """Where the point is, within [-1, 1] each way, and the number of its goal."""
+
+    position: Float[Array, "2"]
+    goal: Int[Array, ""]
+
+
+class DictGoalParams(eqx.Module):
+    """Lengths, in units of half the square's side; every leaf may be one value per replica."""
+
+    stride: Scalar = 0.25
+    goal_radius: Scalar = 0.3
+    reset_bound: Scalar = 0.25
+    """Each coordinate of the first position is uniform within plus and minus this."""
+
+
+def dict_goal(*, max_steps: int = 32) -> Environment:
+    """A point walks to the corner that the observation names: a Dict of a Box and a Discrete, 4 actions.
+
+    The reward is the distance gained, plus 1 on arrival, which terminates. The straight way has a return
+    between 1.5 and 2.1.
+
+    Args:
+        max_steps: time limit of an episode, in steps.
+    """
+    env = Environment(
+        name="DictGoal-v0",
+        reset=reset,
+        step=step,
+        observation_space=spaces.Dict(
+            {"goal": spaces.Discrete(4), "position": spaces.Box(-1.0, 1.0, (2,), np.float32)}
+        ),
+        action_space=spaces.Discrete(4),
+        params=DictGoalParams(),
+    )
+    return time_limit(env, max_steps)
+
+
+def reset(key: Key, params: DictGoalParams) -> tuple[dict[str, Array], DictGoalState]:
+    """Starts near the centre with any goal; the observation is `{"goal": [], "position": [2]}`."""
+    position_key, goal_key = jax.random.split(key)
+    state = DictGoalState(
+        position=params.reset_bound * jax.random.uniform(position_key, (2,), minval=-1.0, maxval=1.0),
+        goal=jax.random.randint(goal_key, (), 0, 4),
+    )
+    return _observe(state), state
+
+
+def step(key: Key, state: DictGoalState, action: Int[Array, ""], params: DictGoalParams) -> Timestep:
+    """One stride left (0), right (1), down (2) or up (3); the walls hold the point back."""
+    goal = jnp.asarray(CORNERS)[state.goal]
+    target = state.position + params.stride * jnp.asarray(MOVES)[action]
+    moved = DictGoalState(position=jnp.clip(target, -1.0, 1.0), goal=state.goal)
+    before, after = (jnp.linalg.norm(position - goal) for position in (state.position, moved.position))
+    terminated = after < params.goal_radius
+    return Timestep(
+        observation=_observe(moved),
+        state=moved,
+        reward=before - after + terminated.astype(jnp.float32),
+        terminated=terminated,
+        truncated=jnp.zeros((), bool),
+        info={},
+    )
+
+
+def _observe(state: DictGoalState) -> dict[str, Array]:
+    return {"goal": state.goal, "position": state.position}

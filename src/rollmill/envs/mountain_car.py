@@ -1,0 +1,103 @@
+"""MountainCar-v0: an underpowered car that must swing itself out of a valley.
+
+Moore, "Efficient memory-based learning for robot control" (1990), with the numbers of Gymnasium's
+`MountainCar-v0`: step by step the same observations, rewards and flags in float32.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float, Int
+
+from rollmill.core.types import Environment, Key, Timestep
+from rollmill.envs.scalar import Scalar
+from rollmill.envs.transforms import time_limit
+
+
+class MountainCarState(eqx.Module):
+    """Position along the valley (its floor is near -0.5) and velocity (positions a step)."""
+
+    position: Float[Array, ""]
+    velocity: Float[Array, ""]
+
+
+class MountainCarParams(eqx.Module):
+    """Physics, in positions and steps; every leaf may be an array of one value per replica."""
+
+    force: Scalar = 0.001
+    gravity: Scalar = 0.0025
+    min_position: Scalar = -1.2
+    max_position: Scalar = 0.6
+    max_speed: Scalar = 0.07
+    goal_position: Scalar = 0.5
+    goal_velocity: Scalar = 0.0
+    reset_low: Scalar = -0.6
+    reset_high: Scalar = -0.4
+    """The first position is uniform between these two; the first velocity is zero."""
+
+
+def mountain_car(*, max_steps: int = 200) -> Environment:
+    """A weak car out of a valley, 3 actions; reward -1 a step (Gymnasium's MountainCar-v0).
+
+    Args:
+        max_steps: time limit of an episode, in steps.
+    """
+    env = Environment(
+        name="MountainCar-v0",
+        reset=reset,
+        step=step,
+        observation_space=observation_space(),
+        action_space=spaces.Discrete(3),
+        params=MountainCarParams(),
+    )
+    return time_limit(env, max_steps)
+
+
+def observation_space() -> spaces.Box:
+    """Position and velocity within the valley's bounds."""
+    return spaces.Box(np.array([-1.2, -0.07], np.float32), np.array([0.6, 0.07], np.float32))
+
+
+def reset(key: Key, params: MountainCarParams) -> tuple[Float[Array, "2"], MountainCarState]:
+    """Starts at rest near the valley's floor; the observation is `[position, velocity]`."""
+    width = params.reset_high - params.reset_low
+    state = MountainCarState(
+        position=params.reset_low + width * jax.random.uniform(key), velocity=jnp.zeros((), jnp.float32)
+    )
+    return observe(state), state
+
+
+def step(key: Key, state: MountainCarState, action: Int[Array, ""], params: MountainCarParams) -> Timestep:
+    """Pushes left (0), not at all (1) or right (2); terminated at the goal."""
+    moved = accelerate(state, (action - 1).astype(jnp.float32) * params.force, params)
+    return Timestep(
+        observation=observe(moved),
+        state=moved,
+        reward=jnp.full((), -1.0, jnp.float32),
+        terminated=at_goal(moved, params),
+        truncated=jnp.zeros((), bool),
+        info={},
+    )
+
+
+def accelerate(
+    state: MountainCarState, push: Float[Array, ""], params: MountainCarParams
+) -> MountainCarState:
+    """One step along the valley `sin(3 position)` under `push`; the left wall stops the car."""
+    velocity = state.velocity + push - params.gravity * jnp.cos(3 * state.position)
+    velocity = jnp.clip(velocity, -params.max_speed, params.max_speed)
+    position = jnp.clip(state.position + velocity, params.min_position, params.max_position)
+    at_wall = (position == params.min_position) & (velocity < 0)
+    return MountainCarState(position=position, velocity=jnp.where(at_wall, 0.0, velocity))
+
+
+def at_goal(state: MountainCarState, params: MountainCarParams) -> Bool[Array, ""]:
+    """Whether the car is at the goal or beyond, and fast enough."""
+    return (state.position >= params.goal_position) & (state.velocity >= params.goal_velocity)
+
+
+def observe(state: MountainCarState) -> Float[Array, "2"]:
+    """`[position, velocity]`."""
+    return jnp.stack([state.position, state.velocity])

@@ -1,0 +1,50 @@
+"""MountainCarContinuous-v0: the valley of MountainCar with a continuous push that costs energy.
+
+The numbers are those of Gymnasium's `MountainCarContinuous-v0`: step by step the same observations,
+rewards and flags in float32.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Float
+
+from rollmill.core.types import Environment, Key, Timestep
+from rollmill.envs import mountain_car as valley
+from rollmill.envs.mountain_car import MountainCarParams, MountainCarState
+from rollmill.envs.transforms import time_limit
+
+
+def mountain_car_continuous(*, max_steps: int = 999) -> Environment:
+    """A weak car out of a valley, 1 continuous action (Gymnasium's MountainCarContinuous-v0).
+
+    Args:
+        max_steps: time limit of an episode, in steps.
+    """
+    env = Environment(
+        name="MountainCarContinuous-v0",
+        reset=valley.reset,
+        step=step,
+        observation_space=valley.observation_space(),
+        action_space=spaces.Box(-1.0, 1.0, (1,), np.float32),
+        params=MountainCarParams(force=0.0015, goal_position=0.45),
+    )
+    return time_limit(env, max_steps)
+
+
+def step(key: Key, state: MountainCarState, action: Float[Array, "1"], params: MountainCarParams) -> Timestep:
+    """Pushes with the action clipped to [-1, 1]; the reward is 100 at the goal, less action² / 10.
+
+    The cost is that of the action before clipping, as in Gymnasium.
+    """
+    push = jnp.clip(action[0], -1.0, 1.0) * params.force
+    moved = valley.accelerate(state, push, params)
+    terminated = valley.at_goal(moved, params)
+    return Timestep(
+        observation=valley.observe(moved),
+        state=moved,
+        reward=jnp.where(terminated, 100.0, 0.0) - 0.1 * jnp.square(action[0]),
+        terminated=terminated,
+        truncated=jnp.zeros((), bool),
+        info={},
+    )

@@ -1,0 +1,224 @@
+"""Probe environments: tiny tasks with known values, each of which one kind of mistake gets wrong.
+
+They are tried in order: an algorithm that fails the first has a broken value loss; the second, a broken
+network or observation path; the third, discounting; the fourth, the policy's loss; the fifth, credit by
+observation; the sixth, bootstrapping. The idea is Andy L. Jones's ("Debugging reinforcement learning
+systems without the agonizing pain", 2021). `gamma` is the algorithm's discount throughout.
+"""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float, Int
+
+from rollmill.core.types import Action, Environment, Key, Timestep
+from rollmill.envs.transforms import time_limit
+
+NUM_MASKED_ACTIONS = 4
+"""Actions of `Probe-ActionMask-v0`, of which two are legal in each episode."""
+
+START_REWARD = -10.0
+"""What the first step of an episode of `Probe-Truncation-v0` pays."""
+
+
+class ProbeState(eqx.Module):
+    """What the policy sees."""
+
+    shown: Float[Array, " n"]
+
+
+class MaskedProbeState(eqx.Module):
+    """Which actions are legal in this episode."""
+
+    legal: Bool[Array, " actions"]
+
+
+def constant_reward() -> Environment:
+    """Probe: reward 1 and the end; the value is 1 whatever the policy does.
+
+    Observation 0; one step; 2 actions. Wrong: the value loss or its optimiser.
+    """
+    return _one_step("ConstantReward", spaces.Discrete(2), _zero, lambda shown, action: jnp.float32(1.0))
+
+
+def observation_reward() -> Environment:
+    """Probe: the reward is the observation, -1 or 1; so is the value.
+
+    One step; 2 actions. Wrong where `constant_reward` is right: the network sees no observation, or
+    observations and returns are paired wrongly.
+    """
+    return _one_step("ObservationReward", spaces.Discrete(2), _sign, lambda shown, action: shown[0])
+
+
+def discounted_reward() -> Environment:
+    """Probe: reward 0, then 1; the values of the observations 0 and 1 are gamma and 1.
+
+    Two steps, the second terminated; 2 actions. Wrong where the ones before are right: discounting.
+    """
+
+    def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "1"], ProbeState]:
+        return _show(jnp.zeros((1,), jnp.float32))
+
+    def step(key: Key, state: ProbeState, action: Int[Array, ""], params: tuple[()]) -> Timestep:
+        observation, after = _show(jnp.ones((1,), jnp.float32))
+        return Timestep(observation, after, state.shown[0], state.shown[0] > 0, _no(), {})
+
+    return Environment(
+        "Probe-DiscountedReward-v0", reset, step, spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2)
+    )
+
+
+def action_reward() -> Environment:
+    """Probe: action 1 pays 1, action 0 pays -1; best return 1.
+
+    Observation 0; one step. The value is `2 p - 1` for a policy that takes action 1 with probability p,
+    and 1 for the best. Wrong where the ones before are right: the policy's loss or its sign.
+    """
+    return _one_step("ActionReward", spaces.Discrete(2), _zero, lambda shown, action: _pay(action == 1))
+
+
+def action_observation() -> Environment:
+    """Probe: action 1 pays where the observation is 1, action 0 where it is -1; best return 1.
+
+    The other action pays -1; one step. The best value is 1 everywhere; a policy blind to the observation
+    has 0. Wrong where the ones before are right: actions and advantages are paired wrongly.
+    """
+    return _one_step(
+        "ActionObservation",
+        spaces.Discrete(2),
+        _sign,
+        lambda shown, action: _pay((action == 1) == (shown[0] > 0)),
+    )
+
+
+def truncation(*, episode_length: int = 4) -> Environment:
+    """Probe: reward 1 for ever, but cut every few steps; the value is 1 / (1 - gamma).
+
+    That is the value of observation 1, which all steps but the first of an episode start from. The first
+    starts from observation 0 and pays -10, so its value is -10 + gamma / (1 - gamma). No episode
+    terminates. An algorithm that takes the cut for the end, or bootstraps from the observation after the
+    reset (0) instead of the final one (1), finds another value of observation 1. For gamma = 0.9 and
+    episodes of 4 steps the right value is 10; the first mistake gives 2.5 from one-step returns (1.9 from
+    whole episodes'), the second -15.4 (-16).
+
+    Args:
+        episode_length: steps until the cut, at least 2.
+    """
+
+    def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "1"], ProbeState]:
+        return _show(jnp.zeros((1,), jnp.float32))
+
+    def step(key: Key, state: ProbeState, action: Int[Array, ""], params: tuple[()]) -> Timestep:
+        observation, after = _show(jnp.ones((1,), jnp.float32))
+        reward = jnp.where(state.shown[0] > 0, jnp.float32(1.0), jnp.float32(START_REWARD))
+        return Timestep(observation, after, reward, _no(), _no(), {})
+
+    env = Environment("Probe-Truncation-v0", reset, step, spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2))
+    return time_limit(env, episode_length)
+
+
+def continuous_action() -> Environment:
+    """Probe: reward 1 - (action - observation)²; the best action is the observation, its value 1.
+
+    The observation is uniform in [-1, 1], as is the action's range; one step.
+    """
+    return _one_step(
+        "ContinuousAction",
+        spaces.Box(-1.0, 1.0, (1,), np.float32),
+        lambda key: jax.random.uniform(key, (1,), minval=-1.0, maxval=1.0),
+        lambda shown, action: 1.0 - jnp.square(action[0] - shown[0]),
+    )
+
+
+def multi_discrete() -> Environment:
+    """Probe: two choices, of 2 and of 3; each that equals its observation pays 1/2. Best return 1.
+
+    The observation is the pair of right choices as floats; one step. Choosing uniformly has the
+    value 1/4 + 1/6.
+    """
+
+    def draw(key: Key) -> Float[Array, "2"]:
+        return jax.random.randint(key, (2,), jnp.zeros((2,), jnp.int32), jnp.array([2, 3])).astype(
+            jnp.float32
+        )
+
+    return _one_step(
+        "MultiDiscrete",
+        spaces.MultiDiscrete([2, 3]),
+        draw,
+        lambda shown, action: jnp.mean((action.astype(jnp.float32) == shown).astype(jnp.float32)),
+        observation_space=spaces.Box(0.0, np.array([1.0, 2.0], np.float32), dtype=np.float32),
+    )
+
+
+def action_mask() -> Environment:
+    """Probe: 2 of 4 actions, drawn anew each episode, are legal and pay 1, the others -1. Best return 1.
+
+    Only the mask says which: the observation is 0. So the value is 1 for every policy that obeys the
+    mask, and 0 for every one that does not; one step.
+    """
+
+    def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "1"], MaskedProbeState]:
+        order = jax.random.permutation(key, NUM_MASKED_ACTIONS)
+        return jnp.zeros((1,), jnp.float32), MaskedProbeState(legal=order < 2)
+
+    def step(key: Key, state: MaskedProbeState, action: Int[Array, ""], params: tuple[()]) -> Timestep:
+        reward = _pay(state.legal[action])
+        return Timestep(jnp.zeros((1,), jnp.float32), state, reward, _yes(), _no(), {})
+
+    return Environment(
+        "Probe-ActionMask-v0",
+        reset,
+        step,
+        spaces.Box(0.0, 0.0, (1,)),
+        spaces.Discrete(NUM_MASKED_ACTIONS),
+        action_mask=lambda state, params: state.legal,
+    )
+
+
+def _one_step(
+    name: str,
+    action_space: spaces.Space,
+    draw: Callable[[Key], Float[Array, " n"]],
+    pay: Callable[[Float[Array, " n"], Action], Float[Array, ""]],
+    *,
+    observation_space: spaces.Space | None = None,
+) -> Environment:
+    """An environment that shows `draw(key)`, pays `pay(shown, action)` and terminates."""
+
+    def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, " n"], ProbeState]:
+        return _show(draw(key))
+
+    def step(key: Key, state: ProbeState, action: Action, params: tuple[()]) -> Timestep:
+        return Timestep(state.shown, state, pay(state.shown, action), _yes(), _no(), {})
+
+    space = observation_space or spaces.Box(-1.0, 1.0, (1,), np.float32)
+    return Environment(f"Probe-{name}-v0", reset, step, space, action_space)
+
+
+def _show(shown: Float[Array, " n"]) -> tuple[Float[Array, " n"], ProbeState]:
+    return shown, ProbeState(shown=shown)
+
+
+def _zero(key: Key) -> Float[Array, "1"]:
+    return jnp.zeros((1,), jnp.float32)
+
+
+def _sign(key: Key) -> Float[Array, "1"]:
+    return jax.random.rademacher(key, (1,), jnp.float32)
+
+
+def _pay(right: Bool[Array, ""]) -> Float[Array, ""]:
+    return jnp.where(right, jnp.float32(1.0), jnp.float32(-1.0))
+
+
+def _yes() -> Bool[Array, ""]:
+    return jnp.ones((), bool)
+
+
+def _no() -> Bool[Array, ""]:
+    return jnp.zeros((), bool)

@@ -1,0 +1,104 @@
+"""Replays the step at which a number stopped being finite, un-jitted, so that it shows in plain Python."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.core.errors import CheckpointError
+from rollmill.core.own_line import own_line
+from rollmill.dataflow import COLLECT, Collector, Graph, State, identity, iteration_key, step_one
+from rollmill.execution.faults import Fault, LearningStep, bad_rows, learning_steps, roll_out
+from rollmill.execution.one_program import state_shapes
+from rollmill.record import Checkpoints, read_json
+
+REPLAYED_ROWS = 8
+"""Rows of a minibatch that are replayed: enough to see, few enough to be quick op by op."""
+
+
+class Replayed(NamedTuple):
+    """What the un-jitted step showed."""
+
+    fault: Fault
+    line: str | None
+    """`file:line: source` of the operation that made the number; None where no single one did."""
+    inputs: dict[str, PyTree[np.ndarray]]
+    """What the fragment was given, by name."""
+    outputs: PyTree[np.ndarray]
+    """What it gave back."""
+
+
+def replay(graph: Graph, directory: Path) -> Replayed:
+    """Replays the fault that `directory` holds.
+
+    Raises:
+        CheckpointError: if the directory holds none.
+    """
+    if not (directory / "fault.json").exists():
+        raise CheckpointError(f"{directory.parent} has no fault to replay: all that it computed was finite.")
+    fault = _read_fault(directory)
+    with Checkpoints(directory, read_only=True) as checkpoints:
+        restored = checkpoints.restore(state_shapes(graph))
+    if restored is None:
+        raise CheckpointError(f"{directory} holds no state to replay from.")
+    rollout = fault.fragment in ("environment", "policy")
+    return (_replay_step if rollout else _replay_minibatch)(graph, restored.state, fault)
+
+
+def _read_fault(directory: Path) -> Fault:
+    values = read_json(directory / "fault.json")
+    return Fault(**values | {"environments": tuple(values["environments"])})
+
+
+def _replay_step(graph: Graph, state: State, fault: Fault) -> Replayed:
+    weights, index = graph.weights(state.learner), fault.environments[0]
+    collector: Collector = jax.tree.map(lambda leaf: leaf[index], state.collector)
+    key = jax.random.fold_in(iteration_key(state, COLLECT), index)
+    step = jax.jit(lambda collector, t: step_one(graph, weights, collector, jax.random.fold_in(key, t))[0])
+    for t in range(fault.step or 0):
+        collector = step(collector, t)
+    now = jax.random.fold_in(key, fault.step or 0)
+    line, (_, made) = _unjitted(lambda: step_one(graph, weights, collector, now))
+    inputs = {"observation": collector.observation, "state": collector.environment, "action": made.action}
+    outputs = {"extras": made.extras, "reward": made.reward, "observation": made.final_observation}
+    return Replayed(fault, line, *_on_host((inputs, outputs)))
+
+
+def _replay_minibatch(graph: Graph, state: State, fault: Fault) -> Replayed:
+    steps = learning_steps(graph, state, roll_out(graph, state))
+    step = next(s for s in steps if (s.epoch, s.minibatch) == (fault.epoch, fault.minibatch))
+    batch = _few_rows(graph, step)
+
+    def learn():
+        gradients, metrics = graph.gradients.function(step.learner, batch)
+        return graph.weights(graph.update.function(step.learner, gradients)), metrics
+
+    line, (_, metrics) = _unjitted(learn)
+    return Replayed(fault, line, *_on_host(({"samples": batch.samples}, metrics)))
+
+
+def _few_rows(graph: Graph, step: LearningStep) -> Any:
+    """A few rows of the minibatch, those that are non-finite by themselves first."""
+    order = np.argsort(~bad_rows(graph, step), kind="stable")[:REPLAYED_ROWS]
+    return jax.tree.map(lambda leaf: leaf[order], graph.condition(step.batch, identity))
+
+
+def _unjitted(function: Callable[[], Any]) -> tuple[str | None, Any]:
+    """Runs operation by operation; the line of the first that makes a NaN, or else an infinity."""
+    line = None
+    with jax.disable_jit():
+        for check in (jax.debug_nans, jax.debug_infs):
+            try:
+                with check(True):
+                    function()
+            except FloatingPointError as error:
+                line = line or own_line(error)
+    return line, function()
+
+
+def _on_host(tree: Any) -> Any:
+    keys_as_data = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+    return jax.device_get(jax.tree.map(keys_as_data, tree))

@@ -1,0 +1,97 @@
+"""PPO on the classic environments.
+
+The `rejax_*` recipes are the hyperparameters that Rejax 0.1 publishes for its PPO
+(configs/gymnax/*.yaml there), for comparisons; `*_two_cores` are tuned for wall time on two CPU cores.
+"""
+
+from typing import Any, NamedTuple
+
+from rollmill.algorithms import PPOConfig
+from rollmill.networks import NetworkConfig
+
+
+class Recipe(NamedTuple):
+    """What to train, with what hyperparameters."""
+
+    algorithm: str
+    environment: str
+    config: Any
+    summary: str
+
+
+def cartpole_two_cores() -> Recipe:
+    """CartPole-v1 solved in a few seconds."""
+    config = PPOConfig(
+        total_timesteps=500_000,
+        num_envs=64,
+        num_steps=64,
+        update_epochs=8,
+        num_minibatches=4,
+        learning_rate=2.5e-3,
+        clip_vloss=False,
+    )
+    return Recipe("ppo", "CartPole-v1", config, "CartPole-v1 in a few seconds on two cores")
+
+
+def rejax_cartpole() -> Recipe:
+    """Rejax's PPO on CartPole-v1, over 500,000 steps instead of 100,000."""
+    return Recipe("ppo", "CartPole-v1", _rejax_small(), "Rejax's hyperparameters for CartPole-v1")
+
+
+def rejax_acrobot() -> Recipe:
+    """Rejax's PPO on Acrobot-v1, over 500,000 steps instead of 100,000."""
+    config = _rejax_small(normalize_observations=True)
+    return Recipe("ppo", "Acrobot-v1", config, "Rejax's hyperparameters for Acrobot-v1")
+
+
+def rejax_pendulum() -> Recipe:
+    """Rejax's PPO on Pendulum-v1, over 500,000 steps instead of 150,000."""
+    config = PPOConfig(
+        total_timesteps=500_000,
+        num_envs=100,
+        num_steps=100,
+        update_epochs=10,
+        num_minibatches=10,
+        learning_rate=1e-3,
+        anneal_lr=False,
+        max_grad_norm=10.0,
+        gamma=0.995,
+        ent_coef=0.0,
+        normalize_observations=True,
+        network=NetworkConfig(activation="swish"),
+    )
+    return Recipe("ppo", "Pendulum-v1", config, "Rejax's hyperparameters for Pendulum-v1")
+
+
+def t_maze_gru() -> Recipe:
+    """The memory probe with a recurrent policy."""
+    config = PPOConfig(
+        total_timesteps=400_000,
+        num_envs=64,
+        num_steps=64,
+        learning_rate=1e-3,
+        network=NetworkConfig(torso="gru"),
+    )
+    return Recipe("ppo", "TMaze-v0", config, "TMaze-v0, which only a policy with memory solves")
+
+
+def _rejax_small(**overrides: Any) -> PPOConfig:
+    return PPOConfig(
+        total_timesteps=500_000,
+        num_envs=5,
+        num_steps=100,
+        update_epochs=5,
+        num_minibatches=5,
+        learning_rate=7.5e-4,
+        anneal_lr=False,
+        **overrides,
+    )
+
+
+RECIPES = {
+    "cartpole-two-cores": cartpole_two_cores,
+    "rejax-acrobot": rejax_acrobot,
+    "rejax-cartpole": rejax_cartpole,
+    "rejax-pendulum": rejax_pendulum,
+    "t-maze-gru": t_maze_gru,
+}

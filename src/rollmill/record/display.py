@@ -1,0 +1,136 @@
+"""Shows a training while it runs: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+
+import sys
+import time
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
+from rich.text import Text
+
+LINE_SECONDS = 5.0
+"""Time between two plain lines."""
+
+
+class Status(NamedTuple):
+    """What is shown of a training's progress."""
+
+    env_steps: int
+    total_steps: int
+    steps_per_second: float
+    episode_return: float | None
+    episode_length: float | None
+
+    @property
+    def seconds_left(self) -> float:
+        """At the present speed."""
+        return (self.total_steps - self.env_steps) / max(self.steps_per_second, 1e-9)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.env_steps:>12,} / {self.total_steps:,} steps  {_compact(self.steps_per_second)} steps/s  "
+            f"{_clock(self.seconds_left)} left  return {_number(self.episode_return)}  "
+            f"length {_number(self.episode_length)}"
+        )
+
+
+@runtime_checkable
+class Display(Protocol):
+    """Something that shows a training."""
+
+    def note(self, text: str) -> None:
+        """Shows a line of its own."""
+
+    def update(self, status: Status) -> None:
+        """Shows where the training stands; may be called every iteration."""
+
+    def close(self) -> None:
+        """Leaves the last status standing."""
+
+
+def choose_display(*, quiet: bool) -> Display:
+    """A bar on a terminal, plain lines elsewhere, nothing when quiet."""
+    if quiet:
+        return Quiet()
+    return Bar() if sys.stderr.isatty() else Lines()
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def update(self, status: Status) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Lines:
+    """A plain line every few seconds, to standard error."""
+
+    def __init__(self) -> None:
+        self._shown_at = -LINE_SECONDS
+        self._unshown: Status | None = None
+
+    def note(self, text: str) -> None:
+        """Prints the line."""
+        print(text, file=sys.stderr, flush=True)
+
+    def update(self, status: Status) -> None:
+        """Prints the status if enough time has passed since the last one."""
+        now = time.monotonic()
+        if now - self._shown_at < LINE_SECONDS:
+            self._unshown = status
+            return
+        self._shown_at, self._unshown = now, None
+        self.note(str(status))
+
+    def close(self) -> None:
+        """Prints the last status if it was not shown."""
+        if self._unshown is not None:
+            self.note(str(self._unshown))
+
+
+class Bar:
+    """A progress bar that stays at the bottom of the terminal."""
+
+    def __init__(self) -> None:
+        columns: list[ProgressColumn] = [BarColumn(bar_width=24), TextColumn("{task.description}")]
+        self._progress = Progress(*columns, console=Console(stderr=True), refresh_per_second=8)
+        self._task: TaskID | None = None
+
+    def note(self, text: str) -> None:
+        """Prints the line above the bar."""
+        self._progress.console.print(Text(text))
+
+    def update(self, status: Status) -> None:
+        """Moves the bar."""
+        if self._task is None:
+            self._progress.start()
+            self._task = self._progress.add_task("", total=status.total_steps)
+        text = f"{status.env_steps / status.total_steps:4.0%} {str(status).strip()}"
+        self._progress.update(self._task, completed=status.env_steps, description=text)
+
+    def close(self) -> None:
+        """Leaves the bar as it stands."""
+        self._progress.stop()
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _compact(value: float) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {letter}"
+    return f"{value:.3g}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(min(seconds, 359_999)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

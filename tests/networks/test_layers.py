@@ -1,0 +1,130 @@
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rollmill.core.errors import UsageError
+from rollmill.networks import cnn, convolution, feed_forward_torso, gru_cell, linear, mlp, recurrent_torso
+
+KEY = jax.random.key(0)
+
+
+def assert_orthogonal(matrix, gain):
+    matrix = np.asarray(matrix)
+    rows, columns = matrix.shape
+    gram = matrix @ matrix.T if rows <= columns else matrix.T @ matrix
+    np.testing.assert_allclose(gram, gain**2 * np.eye(min(rows, columns)), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(4, 64), (64, 64), (64, 3)])
+@pytest.mark.parametrize("gain", [0.01, 1.0, math.sqrt(2.0)])
+def test_linear_weights_are_orthogonal_with_their_gain(shape, gain):
+    layer = linear(KEY, *shape, gain=gain)
+    assert layer.weight.shape == shape
+    assert_orthogonal(layer.weight, gain)
+    np.testing.assert_array_equal(layer.bias, 0.0)
+
+
+def test_linear_is_a_product():
+    layer = eqx.tree_at(lambda layer: layer.bias, linear(KEY, 3, 2), jnp.array([1.0, -1.0]))
+    x = jnp.array([0.5, 2.0, -1.0])
+    np.testing.assert_allclose(layer(x), np.asarray(x) @ layer.weight + layer.bias, rtol=1e-6)
+
+
+def test_a_batch_of_linear_is_one_matrix_product():
+    layer = linear(KEY, 3, 2)
+    jaxpr = str(jax.make_jaxpr(jax.vmap(layer))(jnp.zeros((7, 3))))
+    assert jaxpr.count("dot_general") == 1 and "transpose" not in jaxpr
+
+
+def test_convolution_against_a_loop():
+    layer = convolution(KEY, 2, 3, size=2, stride=2)
+    assert_orthogonal(layer.kernel.reshape(8, 3), math.sqrt(2.0))
+    image = np.asarray(jax.random.normal(KEY, (5, 4, 2)))
+    expected = np.zeros((2, 2, 3))
+    for i in range(2):
+        for j in range(2):
+            patch = image[2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
+            expected[i, j] = np.tensordot(patch, np.asarray(layer.kernel), axes=3)
+    np.testing.assert_allclose(layer(jnp.asarray(image)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gru_cell_against_equinox():
+    ours = gru_cell(KEY, 5, 4)
+    biases = jax.random.normal(jax.random.key(1), (16,))
+    ours = eqx.tree_at(lambda c: (c.bias, c.candidate_bias), ours, (biases[:12], biases[12:]))
+    theirs = eqx.tree_at(
+        lambda c: (c.weight_ih, c.weight_hh, c.bias, c.bias_n),
+        eqx.nn.GRUCell(5, 4, key=KEY),
+        (ours.input_weight.T, ours.hidden_weight.T, ours.bias, ours.candidate_bias),
+    )
+    hidden = other = jnp.zeros(4)
+    for x in jax.random.normal(jax.random.key(2), (6, 5)):
+        hidden, other = ours(x, hidden), theirs(x, other)
+        np.testing.assert_allclose(hidden, other, rtol=1e-5, atol=1e-6)
+
+
+def test_gru_matrices_are_orthogonal():
+    cell = gru_cell(KEY, 5, 4)
+    for block in (*jnp.split(cell.input_weight, 3, axis=1), *jnp.split(cell.hidden_weight, 3, axis=1)):
+        assert_orthogonal(block, 1.0)
+
+
+def test_mlp_by_hand_and_without_layers():
+    network = mlp(KEY, 3, (4, 2), activation=jnp.tanh)
+    x = jnp.array([0.5, 2.0, -1.0])
+    first, second = (np.asarray(layer.weight) for layer in network.layers)
+    np.testing.assert_allclose(network(x), np.tanh(np.tanh(np.asarray(x) @ first) @ second), rtol=1e-5)
+    assert mlp(KEY, 3, (), activation=jnp.tanh)(x) is x
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (3, 3, 2), (10, 10, 4), (16, 20, 3), (35, 35, 3), (36, 36, 1), (84, 84, 4)]
+)
+def test_default_convolutions_fit_every_size(shape):
+    def run(image):
+        network, features = cnn(KEY, shape)
+        assert network(image).shape == (features,)
+
+    jax.eval_shape(run, jnp.zeros(shape))
+
+
+def test_convolutions_that_do_not_fit_name_the_sizes():
+    with pytest.raises(UsageError, match=r"do not fit images of 9 x 8: a kernel of 4 meets 4 x 3"):
+        cnn(KEY, (9, 8, 3), ((8, 3, 2), (8, 4, 1)))
+
+
+def test_torso_joins_images_and_vectors():
+    space = spaces.Dict(
+        {
+            "camera": spaces.Box(0, 255, (10, 10, 3), np.uint8),
+            "depth": spaces.Box(0.0, 1.0, (8, 8, 1), np.float32),
+            "speed": spaces.Box(-1.0, 1.0, (2,), np.float32),
+            "gear": spaces.Discrete(4),
+        }
+    )
+    torso = feed_forward_torso(KEY, space, hidden_sizes=(16,), activation=jnp.tanh)
+    assert [leaf.path for leaf in torso.images] == [("camera",), ("depth",)]
+    assert torso.mlp.layers[0].weight.shape == (8 * 8 * 16 + 6 * 6 * 16 + 2 + 4, 16)
+    observation = jax.tree.map(jnp.asarray, dict(space.sample()))
+    features, memory = torso(observation, torso.initial_memory())
+    assert features.shape == (16,) and memory == ()
+
+
+def test_recurrent_memory_carries_and_resets():
+    encoder = feed_forward_torso(KEY, spaces.Box(-1.0, 1.0, (3,)), hidden_sizes=(8,), activation=jnp.tanh)
+    torso = recurrent_torso(KEY, encoder, size=5)
+    start = torso.initial_memory()
+    np.testing.assert_array_equal(start, jnp.zeros(5))
+    inputs = jax.random.normal(KEY, (4, 3))
+    _, features = jax.lax.scan(lambda memory, x: torso(x, memory)[::-1], start, inputs)
+    hidden = start
+    for x, seen in zip(inputs, features, strict=True):
+        hidden = torso.cell(torso.encoder(x, ())[0], hidden)
+        np.testing.assert_allclose(seen, hidden, rtol=1e-5, atol=1e-6)
+    fresh, _ = torso(inputs[3], start)
+    assert not np.allclose(fresh, features[3])

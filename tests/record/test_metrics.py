@@ -1,0 +1,135 @@
+import errno
+import json
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from rollmill.core.errors import CheckpointError, StorageError
+from rollmill.record import MetricsLog, RunDirectory, event_log, read_metrics
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "run", config={}, versions={})
+
+
+def write(run: RunDirectory, iterations: range, **options) -> None:
+    with MetricsLog(run, **options) as log:
+        for iteration in iterations:
+            log.write(iteration, 100 * iteration, {"episode/return": np.float32(iteration)})
+
+
+def read_events(directory: Path) -> list[Event]:
+    """All events in the order of the files: TFRecord is length, its checksum, content, its checksum."""
+    events = []
+    for file in sorted(directory.iterdir(), key=lambda file: file.name.rpartition(".")[2]):
+        content = file.read_bytes()
+        while content:
+            (length,) = struct.unpack_from("<Q", content)
+            events.append(Event.FromString(content[12 : 12 + length]))
+            content = content[16 + length :]
+    return events
+
+
+def test_lines_are_json_with_null_for_nan(run):
+    with MetricsLog(run, tensorboard=False) as log:
+        log.write(1, 64, {"loss": math.nan, "kl": np.float32(0.5), "note": "warm", "none": None, "ok": True})
+        line = {
+            "iteration": 1,
+            "env_steps": 64,
+            "loss": None,
+            "kl": 0.5,
+            "note": "warm",
+            "none": None,
+            "ok": True,
+        }
+        assert read_metrics(run.metrics_file) == [line]  # flushed before the log is closed
+    json.loads(run.metrics_file.read_text(), parse_constant=pytest.fail)
+    assert not run.tensorboard.exists()
+
+
+def test_tensorboard_has_the_numbers_over_environment_steps(run):
+    with MetricsLog(run) as log:
+        log.write(1, 64, {"episode/return": 2.5, "loss": math.nan, "note": "warm"})
+        log.write(2, 128, {"episode/return": 3.5})
+    events = read_events(run.tensorboard)
+    scalars = [(e.step, {v.tag: v.simple_value for v in e.summary.value}) for e in events if e.summary.value]
+    assert scalars == [
+        (64, {"iteration": 1, "episode/return": 2.5}),
+        (128, {"iteration": 2, "episode/return": 3.5}),
+    ]
+
+
+def test_nothing_is_opened_before_the_first_line(run):
+    MetricsLog(run).close()
+    assert not run.tensorboard.exists()
+
+
+def test_resuming_cuts_later_lines_and_a_torn_one(run):
+    write(run, range(1, 6))
+    with run.metrics_file.open("ab") as file:
+        file.write(b'{"iteration": 6, "env_st')
+    assert [line["iteration"] for line in read_metrics(run.metrics_file)] == [1, 2, 3, 4, 5]
+    write(run, range(4, 7), resume_from=3)
+    assert [line["iteration"] for line in read_metrics(run.metrics_file)] == [1, 2, 3, 4, 5, 6]
+    starts = [event for event in read_events(run.tensorboard) if event.HasField("session_log")]
+    assert [event.step for event in starts] == [301]
+    assert sorted(entry.name for entry in run.root.glob("*metrics*")) == ["metrics.jsonl"]
+
+
+def test_starting_over_cuts_everything(run):
+    write(run, range(1, 4), tensorboard=False)
+    write(run, range(1, 2), tensorboard=False, resume_from=0)
+    assert [line["iteration"] for line in read_metrics(run.metrics_file)] == [1]
+
+
+def test_reading_what_is_missing_or_damaged(run):
+    with pytest.raises(CheckpointError, match="metrics.jsonl cannot be read"):
+        read_metrics(run.metrics_file)
+    write(run, range(1, 4), tensorboard=False)
+    lines = run.metrics_file.read_bytes().splitlines(keepends=True)
+    run.metrics_file.write_bytes(lines[0] + b"\x00\xff\n" + lines[2])
+    with pytest.raises(CheckpointError, match="line 2 is no whole JSON object"):
+        read_metrics(run.metrics_file)
+
+
+class FullFile:
+    """Takes a few bytes and then finds the disk full, as a real one does."""
+
+    def __init__(self, file):
+        self.file, self.room = file, 10
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken, self.room = self.file.write(data[: self.room]), 0
+        return taken
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def test_a_full_disk_leaves_whole_lines(run):
+    write(run, range(1, 3), tensorboard=False)
+    with MetricsLog(run, tensorboard=False) as log:
+        log._file = FullFile(log._file)
+        with pytest.raises(StorageError, match="metrics.jsonl cannot be written: the disk is full"):
+            log.write(3, 300, {})
+        log._file = log._file.file
+        log.write(4, 400, {})
+    assert [line["iteration"] for line in read_metrics(run.metrics_file)] == [1, 2, 4]
+
+
+def test_a_tensorboard_file_that_cannot_be_written_is_told(run, monkeypatch):
+    def fail(directory, purge_step):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(event_log, "_open_events", fail)
+    log = MetricsLog(run)
+    log.write(1, 1, {"a": 1.0})
+    with pytest.raises(StorageError, match="tensorboard cannot be written: the disk is full"):
+        log.close()

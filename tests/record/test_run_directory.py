@@ -1,0 +1,172 @@
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollmill.core import machine
+from rollmill.core.errors import CheckpointError, StorageError, UsageError
+from rollmill.record import RunDirectory, json_files, name_run, read_json, write_json
+
+
+def create(root: Path, **config) -> RunDirectory:
+    return RunDirectory.create(root, config=config, versions={"jax": "1"})
+
+
+def test_a_new_run_is_whole_and_opens_again(tmp_path):
+    root = tmp_path / "runs" / "first"
+    config = {"lr": 3e-4, "sizes": (64, 64), "limit": math.inf, "where": Path("x"), "seed": np.int64(3)}
+    run = create(root, **config)
+    assert sorted(entry.name for entry in root.iterdir()) == ["config.json", "versions.json"]
+    assert [entry.name for entry in root.parent.iterdir()] == ["first"]
+    assert RunDirectory.open(root) == run
+    assert run.read_config() == {"lr": 3e-4, "sizes": [64, 64], "limit": None, "where": "x", "seed": 3}
+    assert read_json(run.versions_file) == {"jax": "1"}
+
+
+def test_an_empty_directory_becomes_a_run(tmp_path):
+    create(tmp_path)
+    assert RunDirectory.open(tmp_path).root == tmp_path
+
+
+def test_a_second_run_in_the_same_place_is_refused(tmp_path):
+    create(tmp_path / "run", a=1)
+    with pytest.raises(UsageError, match="already holds a run: `rollmill resume .*--run-dir"):
+        create(tmp_path / "run", a=2)
+    assert RunDirectory.open(tmp_path / "run").read_config() == {"a": 1}
+
+
+def test_a_directory_with_other_files_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(UsageError, match="not empty and holds no run"):
+        create(tmp_path)
+
+
+def test_places_where_nothing_can_be_made_are_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a file"):
+        create(tmp_path / "file")
+    with pytest.raises(UsageError, match="cannot be made"):
+        create(tmp_path / "file" / "run")
+    with pytest.raises(UsageError, match="cannot be made"):
+        create(Path("/proc/rollmill/run"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_parent_that_is_not_writable_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(UsageError, match="cannot be made"):
+        create(tmp_path / "run")
+
+
+def test_a_run_that_cannot_be_completed_leaves_nothing(tmp_path, monkeypatch):
+    def fail(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StorageError, match="the disk is full"):
+        create(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_configuration_that_json_cannot_hold_leaves_nothing(tmp_path):
+    with pytest.raises(TypeError, match="no JSON form"):
+        create(tmp_path / "run", function=print)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_opening_offers_the_runs_beside(tmp_path):
+    for name in ("ppo-CartPole-v1-seed0", "ppo-CartPole-v1-seed1", "dqn-Acrobot-v1-seed0"):
+        create(tmp_path / name)
+    with pytest.raises(CheckpointError, match=r"does not exist\. Did you mean .*ppo-CartPole-v1-seed0.*\?"):
+        RunDirectory.open(tmp_path / "ppo-CartPole-v1-seed")
+    with pytest.raises(CheckpointError, match=r"The newest runs there: .*seed"):
+        RunDirectory.open(tmp_path / "zzz")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(CheckpointError, match="is not the directory of a run") as caught:
+        RunDirectory.open(tmp_path / "other")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": ', b"[1]", b"\xff\xfe"])
+def test_a_damaged_configuration_is_named(tmp_path, content):
+    run = create(tmp_path / "run")
+    run.config_file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+        RunDirectory.open(run.root)
+
+
+def test_json_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    write_json(path, {"return": np.float32(1.5), "nan": math.nan, "list": [np.inf, np.arange(2)]})
+    assert json.loads(path.read_text()) == {"return": 1.5, "nan": None, "list": [None, [0, 1]]}
+
+    def fail(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(json_files.os, "fsync", fail)
+    with pytest.raises(StorageError, match="summary.json cannot be written: the disk is full"):
+        write_json(path, {"return": 2.0})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
+    assert read_json(path)["return"] == 1.5
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from rollmill.record import RunDirectory
+with RunDirectory(Path(sys.argv[1])).lock():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_processes_cannot_write_one_run(tmp_path):
+    run = create(tmp_path / "run")
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout.readline() == "held\n"
+    with pytest.raises(UsageError, match=f"is being written by process {child.pid}"), run.lock():
+        pass
+    child.kill()
+    child.communicate()
+    with run.lock():  # freed with the process that held it
+        assert (run.root / ".lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_names_are_fit_for_files():
+    now = datetime(2026, 11, 21, 10, 15)
+    assert name_run("ppo", "CartPole-v1", seed=0, now=now) == Path(
+        "runs/ppo-CartPole-v1-seed0-20261121-101500"
+    )
+    assert name_run("ppo", "gymnax:a/b c", seed=1, now=now).name == "ppo-gymnax-a-b-c-seed1-20261121-101500"
+
+
+def test_machine_facts_are_json(tmp_path, monkeypatch):
+    versions, hardware = machine.versions(), machine.hardware()
+    assert {"rollmill", "python", "jax", "jaxlib", "orbax", "numpy"} <= versions.keys() and versions["jax"]
+    assert hardware["cores"] >= 1 and hardware["memory_bytes"] > 2**20
+    assert hardware["devices"][0]["platform"] in ("cpu", "gpu", "tpu")
+    write_json(tmp_path / "machine.json", {**versions, **hardware})
+
+
+def test_commit_of_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert machine.git_commit() is None
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    commands = [["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "one"], ["tag", "v1"]]
+    (tmp_path / "file").write_text("1")
+    for command in commands:
+        subprocess.run(["git", *command], check=True)
+    commit = machine.git_commit()
+    assert commit is not None and len(commit) == 40
+    (tmp_path / "file").write_text("2")
+    assert machine.git_commit() == f"{commit}-dirty"

@@ -1,0 +1,53 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from rollmill.record import stop_on_signals
+
+
+@pytest.mark.parametrize(
+    "number, name, code",
+    [(signal.SIGINT, "SIGINT", 130), (signal.SIGTERM, "SIGTERM", 143)],
+    ids=["INT", "TERM"],
+)
+def test_the_first_signal_is_a_request(number, name, code):
+    before = signal.getsignal(number)
+    with stop_on_signals() as stop:
+        assert (stop.requested, stop.signal_name, stop.exit_code) == (False, None, 0)
+        os.kill(os.getpid(), number)
+        assert (stop.requested, stop.signal_name, stop.exit_code) == (True, name, code)
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM], ids=["INT", "TERM"])
+def test_a_sigint_after_that_interrupts_at_once(first):
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), stop_on_signals() as stop:
+        os.kill(os.getpid(), first)
+        assert stop.requested
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("nothing was raised")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_sigterm_changes_nothing():
+    with stop_on_signals() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal_name == "SIGINT"
+
+
+def test_another_thread_catches_nothing():
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def enter():
+        with stop_on_signals() as stop:
+            seen.append((stop.requested, signal.getsignal(signal.SIGINT) is before))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [(False, True)]
