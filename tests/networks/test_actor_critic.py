@@ -151,9 +151,7 @@ def test_gains_of_the_two_heads():
     np.testing.assert_allclose(
         jnp.linalg.norm(network.actor_torso.mlp.layers[1].weight, axis=0), math.sqrt(2), rtol=1e-5
     )
-    assert not np.allclose(
-        network.actor_torso.mlp.layers[0].weight, network.critic_torso.mlp.layers[0].weight
-    )
+    assert not np.allclose(network.actor_torso.mlp.layers[0].weight, network.critic_torso.mlp.layers[0].weight)
 
 
 def test_partition_splits_the_weights_and_leaves_the_bounds():
@@ -275,9 +273,7 @@ class TestErrors:
         with pytest.raises(UsageError, match="Box of floats"):
             action_head(KEY, spaces.Box(0, 255, (2,), np.uint8), 4)
 
-    @pytest.mark.parametrize(
-        ("low", "high"), [(-np.inf, np.inf), (0.0, np.inf), (-3.4e38, 3.4e38), (1.0, 1.0)]
-    )
+    @pytest.mark.parametrize(("low", "high"), [(-np.inf, np.inf), (0.0, np.inf), (-3.4e38, 3.4e38), (1.0, 1.0)])
     def test_squashing_without_bounds(self, low, high):
         with pytest.raises(UsageError, match="squash_actions needs.*finite"):
             action_head(KEY, spaces.Box(low, high, (2,)), 4, squash=True)

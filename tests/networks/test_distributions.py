@@ -146,9 +146,7 @@ class TestCategorical:
     def test_nothing_legal_is_uniform_and_finite(self):
         distribution = Categorical(jnp.full(3, MASKED_LOGIT))
         np.testing.assert_allclose(distribution.entropy(), math.log(3), rtol=1e-6)
-        assert np.isfinite(
-            jax.grad(lambda d: d.entropy() + d.log_prob(jnp.int32(1)))(distribution).logits
-        ).all()
+        assert np.isfinite(jax.grad(lambda d: d.entropy() + d.log_prob(jnp.int32(1)))(distribution).logits).all()
 
     def test_an_illegal_choice_has_a_finite_log_prob(self):
         assert np.isfinite(Categorical(jnp.array([1.0, MASKED_LOGIT])).log_prob(jnp.int32(1)))

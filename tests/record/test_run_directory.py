@@ -143,9 +143,7 @@ def test_two_processes_cannot_write_one_run(tmp_path):
 
 def test_names_are_fit_for_files():
     now = datetime(2026, 11, 21, 10, 15)
-    assert name_run("ppo", "CartPole-v1", seed=0, now=now) == Path(
-        "runs/ppo-CartPole-v1-seed0-20261121-101500"
-    )
+    assert name_run("ppo", "CartPole-v1", seed=0, now=now) == Path("runs/ppo-CartPole-v1-seed0-20261121-101500")
     assert name_run("ppo", "gymnax:a/b c", seed=1, now=now).name == "ppo-gymnax-a-b-c-seed1-20261121-101500"
 
 

@@ -4,4 +4,11 @@ from rollmill.algorithms.fragments import environment_functions
 from rollmill.algorithms.ppo import PPOConfig, ppo
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages
 
-__all__ = ["Advantages", "PPOConfig", "bootstrap_values", "generalised_advantages", "ppo"]
+__all__ = [
+    "Advantages",
+    "PPOConfig",
+    "bootstrap_values",
+    "environment_functions",
+    "generalised_advantages",
+    "ppo",
+]

@@ -12,7 +12,16 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.core.spaces import struct
-from rollmill.core.types import Action, Environment, HostEnvironment, Key, Memory, Observation, Params, Timestep
+from rollmill.core.types import (
+    Action,
+    Environment,
+    HostEnvironment,
+    Key,
+    Memory,
+    Observation,
+    Params,
+    Timestep,
+)
 from rollmill.dataflow import Decision
 from rollmill.envs import (
     Statistics,
@@ -115,67 +124,83 @@ class Extras(NamedTuple):
     """What the learner wants back beside the action."""
 
     log_prob: Float[Array, "..."]
-    value: Float[Array, "..."]
+    value: PyTree[Float[Array, "..."]]
+    """Only of a recurrent policy, whose critic must see every step in turn; otherwise `()`: the values of a
+    whole trajectory take fewer and larger matrix products when they are computed at once."""
 
 
-class PolicyFunctions(NamedTuple):
-    """An actor-critic network taken apart into weights and functions of them."""
+class NetworkPolicy(NamedTuple):
+    """An actor-critic network as functions of its weights; made by `network_policy`."""
 
-    start_weights: Callable[[Key], PolicyWeights]
-    start_memory: Callable[[], Memory]
-    normalise: Callable[[PolicyWeights, Observation], Observation]
-    forward: Callable[..., Output]
-    """`(weights, memory, normalised observation, action mask) -> Output`."""
-    value: Callable[[PolicyWeights, Memory, Observation], Float[Array, ""]]
-    """Of a raw observation."""
-    sample: Callable[[PolicyWeights, Key, Memory, Observation, PyTree], Decision]
-    greedy: Callable[[PolicyWeights, Key, Memory, Observation, PyTree], Decision]
-    recurrent: bool
+    make: Callable[[Key], ActorCritic]
+    skeleton: PyTree[jax.ShapeDtypeStruct]
+    static: PyTree
+    """All of the network that is no weight."""
+    normalised_struct: PyTree[jax.ShapeDtypeStruct] | None
+    """Of the observations, where they are normalised."""
 
+    def start_weights(self, key: Key) -> PolicyWeights:
+        """Weights before training."""
+        known = self.normalised_struct
+        statistics = None if known is None else initial_statistics(known)
+        return PolicyWeights(eqx.filter(self.make(key), eqx.is_inexact_array), statistics)
 
-def policy_functions(env: Environment, make_network: MakeNetwork, *, normalise_observations: bool) -> PolicyFunctions:
-    """The policy of an environment, from the function that makes its network."""
-    make = partial(_make_network, env, make_network)
-    skeleton, static = _weights_and_rest(make)
+    def start_memory(self) -> Memory:
+        """The memory at the start of an episode; `()` for a network that remembers nothing."""
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.skeleton)
+        return eqx.combine(zeros, self.static).initial_memory()
 
-    def start_weights(key):
-        statistics = initial_statistics(struct(env.observation_space)) if normalise_observations else None
-        return PolicyWeights(eqx.filter(make(key), eqx.is_inexact_array), statistics)
+    @property
+    def recurrent(self) -> bool:
+        """Whether the policy remembers anything."""
+        return bool(jax.tree.leaves(jax.eval_shape(self.start_memory)))
 
-    def network(weights: PolicyWeights) -> ActorCritic:
-        return eqx.combine(weights.network, static)
+    def normalise(self, weights: PolicyWeights, observation: Observation) -> Observation:
+        """The observation as the network sees it; any leading axes."""
+        statistics = weights.observations
+        return observation if statistics is None else normalise(statistics, observation)
 
-    def start_memory():
-        return eqx.combine(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), skeleton), static).initial_memory()
+    def forward(
+        self, weights: PolicyWeights, memory: Memory, observation: Observation, action_mask: PyTree
+    ) -> Output:
+        """What the network says about a normalised observation."""
+        network = eqx.combine(weights.network, self.static)
+        return network(observation, memory, None if action_mask == () else action_mask)
 
-    def normalised(weights, observation):
-        known = weights.observations
-        return observation if known is None else normalise(known, observation)
+    def value(self, weights: PolicyWeights, memory: Memory, observation: Observation) -> Float[Array, ""]:
+        """The value of a raw observation."""
+        network = eqx.combine(weights.network, self.static)
+        return network.value(self.normalise(weights, observation), memory)
 
-    def forward(weights, memory, observation, action_mask):
-        return network(weights)(observation, memory, None if action_mask == () else action_mask)
-
-    def value(weights, memory, observation):
-        return network(weights).value(normalised(weights, observation), memory)
-
-    def sample(weights, key, memory, observation, action_mask):
-        output = forward(weights, memory, normalised(weights, observation), action_mask)
+    def sample(
+        self, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+    ) -> Decision:
+        """An action drawn from the policy, for a raw observation."""
+        output = self.forward(weights, memory, self.normalise(weights, observation), action_mask)
         action, log_prob = output.distribution.sample_and_log_prob(key)
-        return Decision(action, output.memory, Extras(log_prob, output.value))
+        return self._decision(output, action, log_prob)
 
-    def greedy(weights, key, memory, observation, action_mask):
-        output = forward(weights, memory, normalised(weights, observation), action_mask)
+    def greedy(
+        self, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+    ) -> Decision:
+        """The most likely action, for a raw observation."""
+        output = self.forward(weights, memory, self.normalise(weights, observation), action_mask)
         action = output.distribution.mode()
-        return Decision(action, output.memory, Extras(output.distribution.log_prob(action), output.value))
+        return self._decision(output, action, output.distribution.log_prob(action))
 
-    recurrent = bool(jax.tree.leaves(jax.eval_shape(start_memory)))
-    return PolicyFunctions(
-        start_weights, start_memory, normalised, forward, value, sample, greedy, recurrent
-    )
+    def _decision(self, output: Output, action: Action, log_prob: Float[Array, ""]) -> Decision:
+        return Decision(action, output.memory, Extras(log_prob, output.value if self.recurrent else ()))
 
 
-def _make_network(env: Environment, make_network: MakeNetwork, key: Key) -> ActorCritic:
-    return make_network(key, env.observation_space, env.action_space)
+def network_policy(env: Environment, make_network: MakeNetwork, *, normalise_observations: bool) -> NetworkPolicy:
+    """The policy of an environment, from the function that makes its network."""
+
+    def make(key):
+        return make_network(key, env.observation_space, env.action_space)
+
+    skeleton, static = _weights_and_rest(make)
+    known = struct(env.observation_space) if normalise_observations else None
+    return NetworkPolicy(make, skeleton, static, known)
 
 
 def _weights_and_rest(make: Callable[[Key], ActorCritic]) -> tuple[PyTree, PyTree]:

@@ -15,15 +15,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.fragments import (
-    Extras,
     MakeNetwork,
-    PolicyFunctions,
+    NetworkPolicy,
     PolicyWeights,
     environment_functions,
-    policy_functions,
+    network_policy,
 )
 from rollmill.algorithms.losses import (
     approximate_kl,
@@ -33,7 +32,6 @@ from rollmill.algorithms.losses import (
 )
 from rollmill.algorithms.returns import bootstrap_values, generalised_advantages
 from rollmill.algorithms.sizes import check_fractions, check_positive, check_shards, iterations_for
-from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, Memory, Params
 from rollmill.dataflow import (
     Batch,
@@ -90,7 +88,7 @@ class PPOConfig:
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     num_shards: int | None = None
-    """Logical shards that shuffling stays inside, a multiple of the device count; none: chosen from the sizes."""
+    """Logical shards that shuffling stays inside, a multiple of the device count; chosen if left out."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """The actor-critic network."""
 
@@ -135,6 +133,7 @@ def ppo(
             `[num_envs, ...]`, differs from environment to environment.
         network: makes the network, `(key, observation_space, action_space) -> ActorCritic`, instead
             of the one that `config.network` describes.
+        **overrides: fields of `PPOConfig` to replace.
 
     Raises:
         UsageError: for sizes that do not fit together, and spaces that PPO cannot handle.
@@ -144,7 +143,7 @@ def ppo(
     envs = environment_functions(
         env, params=params, num_envs=config.num_envs, gamma=config.gamma if config.normalize_rewards else None
     )
-    policy = policy_functions(env, make_network, normalise_observations=config.normalize_observations)
+    policy = network_policy(env, make_network, normalise_observations=config.normalize_observations)
     loops = _loops(config, by_sequence=policy.recurrent)
     optimiser = _optimiser(config, loops)
     custom = [name for name, given in (("params", params), ("network", network)) if given is not None]
@@ -173,7 +172,7 @@ def ppo(
 
 
 def prepare(
-    policy: PolicyFunctions,
+    policy: NetworkPolicy,
     config: PPOConfig,
     learner: PPOLearner,
     trajectory: Trajectory,
@@ -184,20 +183,19 @@ def prepare(
     """Advantages and targets of a rollout, and statistics for the next one."""
     steps, weights = trajectory.steps, learner.weights
     returns, reward = _normalised_rewards(learner.returns, steps, reduce=reduce, replicas=replicas)
-    last_value = jax.vmap(partial(policy.value, weights))(trajectory.memory, trajectory.observation)
-    by_environment = partial(jax.vmap, in_axes=1, out_axes=1)
+    value, last_value, final_value = _values(policy, weights, trajectory)
     next_value = jax.vmap(bootstrap_values, in_axes=(1, 0, 1, 1, 1), out_axes=1)(
-        steps.extras.value, last_value, _final_values(policy, weights, steps), steps.terminated, steps.truncated
+        value, last_value, final_value, steps.terminated, steps.truncated
     )
     done = steps.terminated | steps.truncated
     estimate = partial(generalised_advantages, gamma=config.gamma, gae_lambda=config.gae_lambda)
-    advantage, target = by_environment(estimate)(reward, steps.extras.value, next_value, done)
+    advantage, target = jax.vmap(estimate, in_axes=1, out_axes=1)(reward, value, next_value, done)
     samples = Samples(
         observation=policy.normalise(weights, steps.observation),
         action_mask=steps.action_mask,
         action=steps.action,
         log_prob=steps.extras.log_prob,
-        value=steps.extras.value,
+        value=value,
         advantage=advantage,
         target=target,
         begins=jnp.roll(done, 1, axis=0).at[0].set(False) if policy.recurrent else (),
@@ -216,14 +214,21 @@ def _normalised_rewards(returns: Statistics | None, steps, *, reduce: Reduce, re
     return returns, scale(returns, steps.reward)
 
 
-def _final_values(policy: PolicyFunctions, weights: PolicyWeights, steps) -> Float[Array, "T E"]:
-    """Values of the final observations, computed in iterations in which an episode was truncated."""
-    each = jax.vmap(jax.vmap(partial(policy.value, weights)))
-    return jax.lax.cond(
+def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajectory):
+    """Values of observations `[T, E]`, of where the next rollout goes on `[E]`, of final observations `[T, E]`.
+
+    The last are computed only in iterations in which an episode was truncated.
+    """
+    steps = trajectory.steps
+    of_each = jax.vmap(partial(policy.value, weights))
+    of_all = jax.vmap(of_each)
+    value = steps.extras.value if policy.recurrent else of_all(steps.final_memory, steps.observation)
+    final_value = jax.lax.cond(
         jnp.any(steps.truncated),
-        lambda: each(steps.final_memory, steps.final_observation),
+        lambda: of_all(steps.final_memory, steps.final_observation),
         lambda: jnp.zeros_like(steps.reward),
     )
+    return value, of_each(trajectory.memory, trajectory.observation), final_value
 
 
 def standardise_advantages(minibatch: Batch, reduce: Reduce) -> Batch:
@@ -236,7 +241,7 @@ def standardise_advantages(minibatch: Batch, reduce: Reduce) -> Batch:
 
 
 def gradients(
-    policy: PolicyFunctions, config: PPOConfig, learner: PPOLearner, minibatch: Batch
+    policy: NetworkPolicy, config: PPOConfig, learner: PPOLearner, minibatch: Batch
 ) -> tuple[PyTree[Array], Metrics]:
     """Of the mean loss over a minibatch, with respect to the network's weights."""
 
@@ -251,7 +256,7 @@ def gradients(
 
 
 def sample_loss(
-    policy: PolicyFunctions, config: PPOConfig, weights: PolicyWeights, sample: Samples, memory: Memory
+    policy: NetworkPolicy, config: PPOConfig, weights: PolicyWeights, sample: Samples, memory: Memory
 ) -> tuple[Float[Array, ""], Metrics]:
     """Loss of one sample (Schulman et al., 2017, equation 9, negated)."""
     output = policy.forward(weights, memory, sample.observation, sample.action_mask)
@@ -259,7 +264,7 @@ def sample_loss(
 
 
 def sequence_loss(
-    policy: PolicyFunctions, config: PPOConfig, weights: PolicyWeights, samples: Samples, start_memory: Memory
+    policy: NetworkPolicy, config: PPOConfig, weights: PolicyWeights, samples: Samples, start_memory: Memory
 ) -> tuple[Float[Array, ""], Metrics]:
     """Mean loss of one environment's sequence `[T, ...]`, the memory carried along it."""
     fresh = policy.start_memory()
@@ -291,9 +296,7 @@ def _loss(config: PPOConfig, sample: Samples, output: Output) -> tuple[Float[Arr
     }
 
 
-def update(
-    optimiser: optax.GradientTransformation, learner: PPOLearner, slopes: PyTree[Array]
-) -> PPOLearner:
+def update(optimiser: optax.GradientTransformation, learner: PPOLearner, slopes: PyTree[Array]) -> PPOLearner:
     """One step of the optimiser."""
     network = learner.weights.network
     steps, state = optimiser.update(slopes, learner.optimiser, network)
@@ -331,7 +334,7 @@ def _optimiser(config: PPOConfig, loops: Loops) -> optax.GradientTransformation:
     return optax.flatten(optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optax.adam(rate, eps=1e-5)))
 
 
-def _start_learner(policy: PolicyFunctions, optimiser, config: PPOConfig, key) -> PPOLearner:
+def _start_learner(policy: NetworkPolicy, optimiser, config: PPOConfig, key) -> PPOLearner:
     weights = policy.start_weights(key)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     returns = initial_statistics(scalar) if config.normalize_rewards else None

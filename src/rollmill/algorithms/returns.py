@@ -13,17 +13,17 @@ from jaxtyping import Array, Bool, Float
 class Advantages(NamedTuple):
     """What the policy (`advantage`) and the critic (`target`) learn from."""
 
-    advantage: Float[Array, "T"]
-    target: Float[Array, "T"]
+    advantage: Float[Array, " T"]
+    target: Float[Array, " T"]
 
 
 def bootstrap_values(
-    value: Float[Array, "T"],
+    value: Float[Array, " T"],
     last_value: Float[Array, ""],
-    final_value: Float[Array, "T"],
-    terminated: Bool[Array, "T"],
-    truncated: Bool[Array, "T"],
-) -> Float[Array, "T"]:
+    final_value: Float[Array, " T"],
+    terminated: Bool[Array, " T"],
+    truncated: Bool[Array, " T"],
+) -> Float[Array, " T"]:
     """The value that follows each step: `V(s_{t+1})`, or what stands for it where an episode ends.
 
     Nothing follows a termination. A truncation is followed by the value of the final observation,
@@ -44,10 +44,10 @@ def bootstrap_values(
 
 
 def generalised_advantages(
-    reward: Float[Array, "T"],
-    value: Float[Array, "T"],
-    next_value: Float[Array, "T"],
-    done: Bool[Array, "T"],
+    reward: Float[Array, " T"],
+    value: Float[Array, " T"],
+    next_value: Float[Array, " T"],
+    done: Bool[Array, " T"],
     *,
     gamma: float,
     gae_lambda: float,

@@ -25,7 +25,7 @@ def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:
     if total_timesteps < batch:
         raise UsageError(
             f"total_timesteps={total_timesteps} is less than one iteration of num_envs x num_steps = "
-            f"{num_envs} x {num_steps} = {batch}; raise it to at least {batch}, or lower num_envs or num_steps."
+            f"{num_envs} x {num_steps} = {batch}; raise it to {batch} or more, or lower num_envs or num_steps."
         )
     return -(-total_timesteps // batch)
 
@@ -37,6 +37,6 @@ def check_shards(num_shards: int, num_envs: int, rows_each: int, num_minibatches
     rows = num_envs // num_shards * rows_each
     if rows % num_minibatches:
         raise UsageError(
-            f"a shard holds {rows} rows (num_envs={num_envs} / num_shards={num_shards} x {rows_each}), which do "
-            f"not divide into num_minibatches={num_minibatches}; leave num_shards out to have one chosen."
+            f"a shard holds {rows} rows (num_envs={num_envs} / num_shards={num_shards} x {rows_each}), which "
+            f"do not divide into num_minibatches={num_minibatches}; leave num_shards out to have one chosen."
         )

@@ -5,6 +5,17 @@ from pathlib import Path
 
 from rollmill.core.errors import UsageError
 
+LEAST = {
+    "seed": 0,
+    "num_seeds": 1,
+    "devices": 0,
+    "checkpoint_seconds": 0,
+    "checkpoint_iterations": 1,
+    "keep_last": 1,
+    "keep_best": 0,
+    "unroll": 1,
+}
+
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -28,16 +39,16 @@ class RunOptions:
     """Checkpoints kept besides, those with the best return."""
     tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl."""
-    unroll: int = 1
-    """Steps of the environment loop that are compiled as one."""
+    unroll: int | None = None
+    """Steps of the environment loop that are compiled as one; chosen by platform if left out."""
     quiet: bool = False
     """Show nothing while training."""
 
     def __post_init__(self) -> None:
-        at_least = {"seed": 0, "num_seeds": 1, "devices": 0, "keep_last": 1, "keep_best": 0, "unroll": 1}
-        for name, least in at_least.items():
-            if getattr(self, name) < least:
-                raise UsageError(f"{name}={getattr(self, name)} must be at least {least}.")
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"{name}={value} must be at least {least}.")
         if self.seed + self.num_seeds > 2**32:
             raise UsageError(f"seed={self.seed} with num_seeds={self.num_seeds} exceeds 2**32.")
 

@@ -104,7 +104,9 @@ def load_weights(
     run = RunDirectory.open(Path(run_dir))
     graph, options = reopen(run, algorithm=algorithm, imports=imports)
     if seed is not None and seed not in options.seeds:
-        raise UsageError(f"seed={seed} was not trained in {run.root}; there: {', '.join(map(str, options.seeds))}.")
+        raise UsageError(
+            f"seed={seed} was not trained in {run.root}; there: {', '.join(map(str, options.seeds))}."
+        )
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         chosen = checkpoints.best() if checkpoint == "best" else None
         restored = checkpoints.restore(state_shapes(graph, options.seeds), iteration=chosen)
@@ -169,4 +171,6 @@ def _check_same_spaces(graph: Graph, env: Environment | HostEnvironment) -> None
 
 def _as_float32(observation: Observation) -> PyTree[Array]:
     """Numpy's 64-bit numbers, and Python's, as JAX's 32-bit ones."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)), observation)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)), observation
+    )

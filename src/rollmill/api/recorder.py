@@ -121,7 +121,9 @@ class Recorder:
 
     def _count_episodes(self, row: Row) -> None:
         names = ("episodes/ended", "episodes/return_sum", "episodes/length_sum")
-        for window, sums in zip(self._windows, zip(*(np.ravel(row[name]) for name in names)), strict=True):
+        for window, sums in zip(
+            self._windows, zip(*(np.ravel(row[name]) for name in names), strict=True), strict=True
+        ):
             window.add(*map(float, sums))
 
     @property

@@ -45,6 +45,7 @@ def train(
         algorithm: a graph, such as `rollmill.ppo(env)`.
         options: how to run it; single ones can be given as keywords: `train(algorithm, seed=3)`.
         imports: modules that registered the environment, noted for whoever resumes the run.
+        **overrides: fields of `RunOptions` to replace.
 
     Returns:
         The run's directory and its summary.
@@ -119,11 +120,8 @@ def _compile(algorithm: Graph, options: RunOptions, display: Display) -> Program
     return program
 
 
-def _train(
-    run: RunDirectory, algorithm: Graph, program: Program, options: RunOptions, display: Display
-) -> Run:
-    keep = {"keep_last": options.keep_last, "keep_best": options.keep_best}
-    with run.lock(), stop_on_signals() as stop, Checkpoints(run.checkpoints, **keep) as checkpoints:
+def _train(run: RunDirectory, algorithm: Graph, program: Program, options: RunOptions, display: Display) -> Run:
+    with run.lock(), stop_on_signals() as stop, _checkpoints(run, options) as checkpoints:
         restored = checkpoints.restore(program.state)
         first = restored.iteration if restored else 0
         state = program.place(restored.state) if restored else program.start()
@@ -134,6 +132,10 @@ def _train(
         checkpoints.wait()
         summary = recorder.finish(stopped_by=stop.signal_name)
     return Run(run.root, summary, stop.exit_code if summary["status"] == "stopped" else 0)
+
+
+def _checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
+    return Checkpoints(run.checkpoints, keep_last=options.keep_last, keep_best=options.keep_best)
 
 
 def _advance(

@@ -45,7 +45,11 @@ def _installation() -> int:
     machine = hardware()
     print("versions:", *(f"  {name} {version or 'missing'}" for name, version in versions().items()), sep="\n")
     print(f"machine: {machine['cpu']}, {machine['cores']} cores, {_gibibytes(machine['memory_bytes'])}")
-    print("devices:", *(f"  {d['platform']} {d['kind']}, {_gibibytes(d['memory_bytes'])}" for d in machine["devices"]), sep="\n")
+    print(
+        "devices:",
+        *(f"  {d['platform']} {d['kind']}, {_gibibytes(d['memory_bytes'])}" for d in machine["devices"]),
+        sep="\n",
+    )
     print(f"compilation cache: {cache_directory()}")
     print(f"computes: {_computes()}")
     missing = [name for name in EXTRAS if find_spec(name) is None]
@@ -77,5 +81,7 @@ def _show(replayed: Replayed) -> None:
     for title, tree in (*replayed.inputs.items(), ("outputs", replayed.outputs)):
         print(f"{title}:")
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            text = np.array2string(np.asarray(leaf), precision=6, threshold=32, edgeitems=4).replace("\n", "\n      ")
+            text = np.array2string(np.asarray(leaf), precision=6, threshold=32, edgeitems=4).replace(
+                "\n", "\n      "
+            )
             print(f"  {jax.tree_util.keystr(path) or 'value'}: {text}")

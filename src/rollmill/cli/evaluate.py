@@ -39,9 +39,7 @@ class Evaluate:
 def run(arguments: list[str]) -> int:
     """Evaluates, and prints the mean return."""
     chosen = tyro.cli(Evaluate, prog="rollmill evaluate", args=arguments)
-    loaded = load_weights(
-        chosen.run, checkpoint=chosen.checkpoint, seed=chosen.train_seed, imports=chosen.imports
-    )
+    loaded = load_weights(chosen.run, checkpoint=chosen.checkpoint, seed=chosen.train_seed, imports=chosen.imports)
     episodes = evaluate_run(
         loaded, env=chosen.env, episodes=chosen.episodes, seed=chosen.seed, stochastic=chosen.stochastic
     )

@@ -53,4 +53,6 @@ def _usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     head = "usage: rollmill COMMAND [OPTIONS]\n\nReinforcement-learning training in JAX.\n\ncommands:"
-    return "\n".join([head, *lines, "", "`rollmill COMMAND --help` lists a command's options with their defaults."])
+    return "\n".join(
+        [head, *lines, "", "`rollmill COMMAND --help` lists a command's options with their defaults."]
+    )

@@ -11,9 +11,7 @@ from typing import NamedTuple
 import jax.extend
 
 _ROLLMILL = str(Path(__file__).parents[1]) + os.sep
-_PYTHON = tuple(
-    {sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
+_PYTHON = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
 _MACHINERY = ("jax", "jaxlib", "equinox", "jaxtyping", "beartype", "numpy")
 
 

@@ -41,7 +41,9 @@ def sample(key: Key, space: spaces.Space) -> PyTree[Array]:
             return jax.random.randint(key, (), int(space.start), int(space.start + space.n), _dtype(space))
         case spaces.MultiDiscrete():
             high = jnp.asarray(space.nvec + space.start, _dtype(space))
-            return jax.random.randint(key, space.shape, jnp.asarray(space.start, _dtype(space)), high, _dtype(space))
+            return jax.random.randint(
+                key, space.shape, jnp.asarray(space.start, _dtype(space)), high, _dtype(space)
+            )
         case spaces.MultiBinary():
             return jax.random.bernoulli(key, 0.5, space.shape).astype(_dtype(space))
         case spaces.Box():
@@ -86,7 +88,9 @@ def _sample_box(key: Key, space: spaces.Box) -> Array:
     if not np.issubdtype(dtype, np.floating):
         low, high = (np.asarray(bound, np.int64) for bound in (space.low, space.high))
         info = np.iinfo(np.int32)
-        draw = jax.random.randint(key, space.shape, low.clip(info.min, info.max), (high + 1).clip(info.min, info.max))
+        draw = jax.random.randint(
+            key, space.shape, low.clip(info.min, info.max), (high + 1).clip(info.min, info.max)
+        )
         return draw.astype(dtype)
     low = np.where(space.bounded_below, space.low, np.where(space.bounded_above, space.high - 1.0, -1.0))
     high = np.where(space.bounded_above, space.high, np.where(space.bounded_below, space.low + 1.0, 1.0))

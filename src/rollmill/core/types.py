@@ -38,13 +38,17 @@ class Timestep(NamedTuple):
 class Reset(Protocol):
     """Starts an episode."""
 
-    def __call__(self, key: Key, params: Params, /) -> tuple[Observation, State]: ...
+    def __call__(self, key: Key, params: Params, /) -> tuple[Observation, State]:
+        """The first observation and state."""
+        ...
 
 
 class Step(Protocol):
     """Advances an episode by one action; never resets by itself."""
 
-    def __call__(self, key: Key, state: State, action: Action, params: Params, /) -> Timestep: ...
+    def __call__(self, key: Key, state: State, action: Action, params: Params, /) -> Timestep:
+        """What the action leads to."""
+        ...
 
 
 class Environment(NamedTuple):

@@ -133,7 +133,9 @@ class Fragment(NamedTuple):
 class StepEnvironment(Protocol):
     """`environment`: one step with auto-reset; `info["final_observation"]` is kept."""
 
-    def __call__(self, key: Key, state: PyTree[Array], action: Action, /) -> Timestep: ...
+    def __call__(self, key: Key, state: PyTree[Array], action: Action, /) -> Timestep:
+        """What the action leads to."""
+        ...
 
 
 class Decide(Protocol):
@@ -141,7 +143,9 @@ class Decide(Protocol):
 
     def __call__(
         self, weights: Weights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree, /
-    ) -> Decision: ...
+    ) -> Decision:
+        """The action, the next memory, and what the learner wants back."""
+        ...
 
 
 class MeanGradients(Protocol):
@@ -151,13 +155,17 @@ class MeanGradients(Protocol):
     minibatch (chunks, devices, workers) is the result for the whole.
     """
 
-    def __call__(self, learner: Learner, minibatch: Batch, /) -> tuple[Weights, Metrics]: ...
+    def __call__(self, learner: Learner, minibatch: Batch, /) -> tuple[Weights, Metrics]:
+        """Gradients with respect to the network's weights, and metrics."""
+        ...
 
 
 class Update(Protocol):
     """`update`: one optimiser step."""
 
-    def __call__(self, learner: Learner, gradients: Weights, /) -> Learner: ...
+    def __call__(self, learner: Learner, gradients: Weights, /) -> Learner:
+        """The learner one step further."""
+        ...
 
 
 class Prepare(Protocol):
@@ -165,7 +173,9 @@ class Prepare(Protocol):
 
     def __call__(
         self, learner: Learner, trajectory: Trajectory, /, *, reduce: Reduce, replicas: int
-    ) -> tuple[Learner, Batch]: ...
+    ) -> tuple[Learner, Batch]:
+        """The learner, and the batch to learn from."""
+        ...
 
 
 class Graph(NamedTuple):

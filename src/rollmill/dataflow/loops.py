@@ -36,7 +36,7 @@ def identity(tree: PyTree[Array]) -> PyTree[Array]:
     return tree
 
 
-def start(graph: Graph, key: Key, index: Int[Array, "E"]) -> State:
+def start(graph: Graph, key: Key, index: Int[Array, " E"]) -> State:
     """The training state before the first iteration, for the environments with these global indices."""
     learner_key, env_key = jax.random.split(jax.random.fold_in(key, START))
     collector = jax.vmap(partial(_start_one, graph), in_axes=(None, 0))(env_key, index)
@@ -60,7 +60,7 @@ def iterate(graph: Graph, state: State, *, reduce: Reduce = identity, unroll: in
     with jax.named_scope("prepare"):
         learner, batch = graph.prepare(state.learner, trajectory, reduce=reduce, replicas=replicas)
     learner, learned = learn(graph, learner, batch, learn_key, collector.index, reduce=reduce)
-    metrics = _episodes(trajectory.steps, replicas) | _finite(trajectory.steps, graph.weights(learner))
+    metrics = {**_episodes(trajectory.steps, replicas), **_finite(trajectory.steps, graph.weights(learner))}
     return State(collector, learner, state.key, state.iteration + 1), {**reduce(metrics), **learned}
 
 
@@ -129,7 +129,13 @@ class _Progress(NamedTuple):
 
 
 def learn(
-    graph: Graph, learner: Learner, batch: Batch, key: Key, index: Int[Array, "E"], *, reduce: Reduce = identity
+    graph: Graph,
+    learner: Learner,
+    batch: Batch,
+    key: Key,
+    index: Int[Array, " E"],
+    *,
+    reduce: Reduce = identity,
 ) -> tuple[Learner, Metrics]:
     """`epochs` passes over the batch in shuffled minibatches; metrics are means over minibatches."""
     loops = graph.loops

@@ -45,7 +45,7 @@ def _does_not_divide(rows: int, num_minibatches: int, *, by_sequence: bool) -> U
 
 
 def shuffled_rows(
-    key: Key, index: Int[Array, "E"], num_steps: int, loops: Loops
+    key: Key, index: Int[Array, " E"], num_steps: int, loops: Loops
 ) -> UInt32[Array, "num_minibatches N"]:
     """Which rows each minibatch of one epoch takes, in a random order.
 
@@ -66,7 +66,7 @@ def shuffled_rows(
     return by_minibatch.reshape(loops.num_minibatches, -1)
 
 
-def taker(batch: Batch, loops: Loops) -> Callable[[UInt32[Array, "N"]], Batch]:
+def taker(batch: Batch, loops: Loops) -> Callable[[UInt32[Array, " N"]], Batch]:
     """The function from rows to the minibatch that consists of them."""
     if loops.cut == "samples":
         take = _packed_rows(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch.samples))
@@ -76,7 +76,7 @@ def taker(batch: Batch, loops: Loops) -> Callable[[UInt32[Array, "N"]], Batch]:
     return lambda rows: Batch(pick(by_sequence, rows), pick(batch.sequences, rows))
 
 
-def _packed_rows(samples: PyTree[Array]) -> Callable[[UInt32[Array, "N"]], PyTree[Array]]:
+def _packed_rows(samples: PyTree[Array]) -> Callable[[UInt32[Array, " N"]], PyTree[Array]]:
     """Gathers rows of a tree with one gather for all 32-bit leaves together.
 
     A row of small leaves lies in one or two cache lines then, instead of one a leaf.
@@ -84,10 +84,10 @@ def _packed_rows(samples: PyTree[Array]) -> Callable[[UInt32[Array, "N"]], PyTre
     leaves, treedef = jax.tree.flatten(samples)
     packs = [leaf.dtype.itemsize == 4 and jnp.issubdtype(leaf.dtype, jnp.number) for leaf in leaves]
     columns = [_to_columns(leaf) for leaf, pack in zip(leaves, packs, strict=True) if pack]
-    table = jnp.concatenate(columns, axis=1) if columns else None
+    table = jnp.concatenate(columns, axis=1) if columns else jnp.zeros((len(leaves[0]), 0), jnp.uint32)
 
     def take(rows):
-        picked = None if table is None else table[rows]
+        picked = table[rows]
         taken, start = [], 0
         for leaf, pack in zip(leaves, packs, strict=True):
             width = math.prod(leaf.shape[1:]) if pack else 0

@@ -9,7 +9,7 @@ from rollmill.core.types import Key
 ROUNDS = 32
 
 
-def permutation(key: Key, size: int) -> UInt32[Array, "size"]:
+def permutation(key: Key, size: int) -> UInt32[Array, " size"]:
     """A pseudo-random permutation of `0 .. size - 1`.
 
     The swap-or-not shuffle (Hoang, Morris and Rogaway, "An Enciphering Scheme Based on a Card

@@ -9,7 +9,6 @@ from rollmill.envs.normalisation import (
     scale,
     update_statistics,
 )
-from rollmill.envs.own_line import own_line
 from rollmill.envs.registry import make, register, registered
 from rollmill.envs.transforms import auto_reset, time_limit, vary, vectorise
 
@@ -20,7 +19,6 @@ __all__ = [
     "initial_statistics",
     "make",
     "normalise",
-    "own_line",
     "record_discounted_returns",
     "record_episodes",
     "register",

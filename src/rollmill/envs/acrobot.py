@@ -16,7 +16,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
 from rollmill.core.types import Environment, Key, Timestep
-from rollmill.envs.scalar import Scalar
+from rollmill.envs.physics import Scalar, wrapped
 from rollmill.envs.transforms import time_limit
 
 
@@ -136,16 +136,11 @@ def _along(state: AcrobotState, rate: AcrobotState, duration: Scalar) -> Acrobot
 
 def _bounded(state: AcrobotState, params: AcrobotParams) -> AcrobotState:
     return AcrobotState(
-        angle_1=_wrapped(state.angle_1),
-        angle_2=_wrapped(state.angle_2),
+        angle_1=wrapped(state.angle_1),
+        angle_2=wrapped(state.angle_2),
         speed_1=jnp.clip(state.speed_1, -params.max_speed_1, params.max_speed_1),
         speed_2=jnp.clip(state.speed_2, -params.max_speed_2, params.max_speed_2),
     )
-
-
-def _wrapped(angle: Float[Array, ""]) -> Float[Array, ""]:
-    """The same direction within [-pi, pi]."""
-    return angle - 2 * math.pi * jnp.round(angle / (2 * math.pi))
 
 
 def _directions(state: AcrobotState) -> Directions:

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
 from rollmill.core.types import Environment, Key, Timestep
-from rollmill.envs.scalar import Scalar
+from rollmill.envs.physics import Scalar
 from rollmill.envs.transforms import time_limit
 
 
@@ -75,8 +75,7 @@ def step(key: Key, state: CartPoleState, action: Int[Array, ""], params: CartPol
         observation=jnp.stack([moved.position, moved.velocity, moved.angle, moved.angular_velocity]),
         state=moved,
         reward=jnp.ones((), jnp.float32),
-        terminated=(jnp.abs(moved.position) > params.position_limit)
-        | (jnp.abs(moved.angle) > params.angle_limit),
+        terminated=(jnp.abs(moved.position) > params.position_limit) | (jnp.abs(moved.angle) > params.angle_limit),
         truncated=jnp.zeros((), bool),
         info={},
     )

@@ -14,6 +14,7 @@ from rollmill.envs.check_run import (
 from rollmill.envs.check_trace import (
     check_action_mask,
     check_flags,
+    check_info,
     check_no_callbacks,
     check_observation_space,
     check_params,
@@ -59,6 +60,7 @@ def _check_by_tracing(env: Environment) -> None:
     traced = trace_environment(env)
     check_same_types(env, traced)
     check_flags(env, traced)
+    check_info(env, traced)
     check_observation_space(env, traced)
     check_action_mask(env, traced)
     check_no_callbacks(env, traced)

@@ -109,9 +109,9 @@ def check_no_auto_reset(env: Environment, record: Rollout) -> None:
     """
     steps, resets = record.steps, record.resets
     done = np.asarray(steps.timestep.terminated | steps.timestep.truncated)
-    advanced = ~_is_like(steps.state, resets.state) & done
-    fresh = _is_like(steps.timestep.state, resets.state)
-    fresh &= _is_like(steps.timestep.observation, resets.observation)
+    advanced = done & ~_is_like(steps.state, resets.state, len(done))
+    fresh = _is_like(steps.timestep.state, resets.state, len(done))
+    fresh &= _is_like(steps.timestep.observation, resets.observation, len(done))
     if advanced.any() and fresh[done].all():
         raise ContractError(
             f"{env.name}: every step that ended an episode returned a state and an observation like those of "
@@ -198,9 +198,9 @@ def _check_not_nan(name: str, what: str, values: Any, when: str) -> None:
             )
 
 
-def _is_like(values: Any, firsts: Any) -> np.ndarray:
+def _is_like(values: Any, firsts: Any, num_values: int) -> np.ndarray:
     """For each of T values, whether all its numbers lie in the range of those of the R first ones."""
-    like = np.ones(len(jax.tree.leaves(values)[0]), bool) if jax.tree.leaves(values) else np.ones((), bool)
+    like = np.ones(num_values, bool)
     for value, first in zip(jax.tree.leaves(values), jax.tree.leaves(firsts), strict=True):
         if _is_key(value):
             continue

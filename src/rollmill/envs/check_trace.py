@@ -12,9 +12,9 @@ import numpy as np
 from gymnasium import spaces
 
 from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.own_line import own_line, own_line_of
 from rollmill.core.spaces import struct
 from rollmill.core.types import Environment, Timestep
-from rollmill.envs.own_line import own_line, own_line_of
 
 HOST_PRIMITIVES = ("callback", "debug_print", "infeed", "outfeed")
 """Parts of the names of the primitives that leave the device."""
@@ -47,7 +47,7 @@ def trace_environment(env: Environment) -> Traced:
         ContractError: one of them cannot be traced or returns the wrong number of values.
     """
     reset_jaxpr, returned = _trace(env, "reset", env.reset, _key(), env.params)
-    if type(returned) is not tuple or len(returned) != 2:
+    if not isinstance(returned, tuple) or len(returned) != 2:
         raise ContractError(
             f"{env.name}: reset returned {_outline(returned)}, expected the tuple (observation, state)."
         )
@@ -96,6 +96,14 @@ def check_flags(env: Environment, traced: Traced) -> None:
             )
 
 
+def check_info(env: Environment, traced: Traced) -> None:
+    """Info is a dictionary, to which transforms add."""
+    if not isinstance(traced.timestep.info, dict):
+        raise ContractError(
+            f"{env.name}: info is a {type(traced.timestep.info).__name__}, expected a dict: return {{}}."
+        )
+
+
 def check_observation_space(env: Environment, traced: Traced) -> None:
     """Observations have the structure, shapes and dtypes of the observation space."""
     expected = _struct_of(env, "observation_space", env.observation_space)
@@ -134,7 +142,8 @@ def check_no_callbacks(env: Environment, traced: Traced) -> None:
             if any(part in name for part in HOST_PRIMITIVES):
                 raise ContractError(
                     f"{env.name}: {what} calls the host ({name}), expected a function of its arguments "
-                    f"alone: remove it, or wrap the environment as a HostEnvironment. At {own_line_of(equation)}"
+                    "alone: remove it, or make the environment a HostEnvironment. "
+                    f"At {own_line_of(equation)}"
                 )
 
 
@@ -169,9 +178,7 @@ def warn_of_promotion(env: Environment, traced: Traced) -> None:
                 jax.eval_shape(lambda *args, function=function: function(*args), *args)
         except jax.dtypes.TypePromotionError as error:
             line = own_line(error)
-            warnings.warn(
-                f"{env.name}: {what} mixes dtypes, which JAX promotes silently: {line}", stacklevel=4
-            )
+            warnings.warn(f"{env.name}: {what} mixes dtypes, which JAX promotes silently: {line}", stacklevel=4)
 
 
 def raised(env: Environment, what: str, error: Exception) -> ContractError:
@@ -190,9 +197,7 @@ def _trace(env: Environment, what: str, function: Callable, *args: Any) -> tuple
         program, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*args)
     except Exception as error:
         raise raised(env, what, error) from error
-    types = [
-        jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in program.out_avals
-    ]
+    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in program.out_avals]
     return program, jax.tree.unflatten(jax.tree.structure(shapes), types)
 
 

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
 from rollmill.core.types import Environment, Key, Timestep
-from rollmill.envs.scalar import Scalar
+from rollmill.envs.physics import Scalar
 from rollmill.envs.transforms import time_limit
 
 CORNERS = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]], np.float32) * np.float32(0.75)

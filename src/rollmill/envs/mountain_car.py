@@ -12,7 +12,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int
 
 from rollmill.core.types import Environment, Key, Timestep
-from rollmill.envs.scalar import Scalar
+from rollmill.envs.physics import Scalar
 from rollmill.envs.transforms import time_limit
 
 
@@ -82,9 +82,7 @@ def step(key: Key, state: MountainCarState, action: Int[Array, ""], params: Moun
     )
 
 
-def accelerate(
-    state: MountainCarState, push: Float[Array, ""], params: MountainCarParams
-) -> MountainCarState:
+def accelerate(state: MountainCarState, push: Float[Array, ""], params: MountainCarParams) -> MountainCarState:
     """One step along the valley `sin(3 position)` under `push`; the left wall stops the car."""
     velocity = state.velocity + push - params.gravity * jnp.cos(3 * state.position)
     velocity = jnp.clip(velocity, -params.max_speed, params.max_speed)

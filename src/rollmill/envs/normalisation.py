@@ -48,9 +48,7 @@ def initial_statistics(struct: PyTree, *, count: float = 1e-4) -> Statistics:
         count: how many values the initial mean and variance stand for.
     """
     mean = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32) if _is_float(s) else None, struct)
-    return Statistics(
-        mean=mean, variance=jax.tree.map(jnp.ones_like, mean), count=jnp.asarray(count, jnp.float32)
-    )
+    return Statistics(mean=mean, variance=jax.tree.map(jnp.ones_like, mean), count=jnp.asarray(count, jnp.float32))
 
 
 def update_statistics(
@@ -137,9 +135,7 @@ def _leading_shape(statistics: Statistics, batch: PyTree) -> tuple[int, ...] | N
     means = structure.flatten_up_to(statistics.mean)
     found = {x.shape[: x.ndim - m.ndim] for x, m in zip(leaves, means, strict=True) if m is not None}
     if len(found) > 1:
-        raise UsageError(
-            f"the batch's leaves have different leading axes: {sorted(found)}; expected the same."
-        )
+        raise UsageError(f"the batch's leaves have different leading axes: {sorted(found)}; expected the same.")
     return found.pop() if found else None
 
 

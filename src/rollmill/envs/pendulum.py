@@ -14,12 +14,15 @@ from gymnasium import spaces
 from jaxtyping import Array, Float
 
 from rollmill.core.types import Environment, Key, Timestep
-from rollmill.envs.scalar import Scalar
+from rollmill.envs.physics import Scalar, wrapped
 from rollmill.envs.transforms import time_limit
 
 
 class PendulumState(eqx.Module):
-    """Angle from upright (rad, not wrapped) and its rate (rad/s)."""
+    """Angle from upright (rad, within one turn) and its rate (rad/s).
+
+    Gymnasium lets the angle grow; kept within one turn, it keeps its precision in float32.
+    """
 
     angle: Float[Array, ""]
     angular_velocity: Float[Array, ""]
@@ -60,18 +63,14 @@ def pendulum(*, max_steps: int = 200) -> Environment:
 def reset(key: Key, params: PendulumParams) -> tuple[Float[Array, "3"], PendulumState]:
     """Starts anywhere, slowly; the observation is `[cos angle, sin angle, angular velocity]`."""
     angle, speed = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
-    state = PendulumState(angle=params.reset_angle * angle, angular_velocity=params.reset_speed * speed)
+    state = PendulumState(angle=wrapped(params.reset_angle * angle), angular_velocity=params.reset_speed * speed)
     return _observe(state), state
 
 
 def step(key: Key, state: PendulumState, action: Float[Array, "1"], params: PendulumParams) -> Timestep:
     """One semi-implicit Euler step; the reward is minus angle², rate² / 10 and torque² / 1000 before it."""
     torque = jnp.clip(action[0], -params.max_torque, params.max_torque)
-    cost = (
-        jnp.square(_wrapped(state.angle))
-        + 0.1 * jnp.square(state.angular_velocity)
-        + 0.001 * jnp.square(torque)
-    )
+    cost = jnp.square(state.angle) + 0.1 * jnp.square(state.angular_velocity) + 0.001 * jnp.square(torque)
     moved = _semi_implicit_step(state, torque, params)
     return Timestep(
         observation=_observe(moved),
@@ -83,19 +82,13 @@ def step(key: Key, state: PendulumState, action: Float[Array, "1"], params: Pend
     )
 
 
-def _semi_implicit_step(
-    state: PendulumState, torque: Float[Array, ""], params: PendulumParams
-) -> PendulumState:
+def _semi_implicit_step(state: PendulumState, torque: Float[Array, ""], params: PendulumParams) -> PendulumState:
     gravity_term = 3 * params.gravity / (2 * params.length) * jnp.sin(state.angle)
     torque_term = 3.0 / (params.mass * params.length**2) * torque
     speed = state.angular_velocity + (gravity_term + torque_term) * params.time_step
     speed = jnp.clip(speed, -params.max_speed, params.max_speed)
-    return PendulumState(angle=state.angle + speed * params.time_step, angular_velocity=speed)
+    return PendulumState(angle=wrapped(state.angle + speed * params.time_step), angular_velocity=speed)
 
 
 def _observe(state: PendulumState) -> Float[Array, "3"]:
     return jnp.stack([jnp.cos(state.angle), jnp.sin(state.angle), state.angular_velocity])
-
-
-def _wrapped(angle: Float[Array, ""]) -> Float[Array, ""]:
-    return (angle + math.pi) % (2 * math.pi) - math.pi

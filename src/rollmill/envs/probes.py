@@ -67,9 +67,7 @@ def discounted_reward() -> Environment:
         observation, after = _show(jnp.ones((1,), jnp.float32))
         return Timestep(observation, after, state.shown[0], state.shown[0] > 0, _no(), {})
 
-    return Environment(
-        "Probe-DiscountedReward-v0", reset, step, spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2)
-    )
+    return Environment("Probe-DiscountedReward-v0", reset, step, spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2))
 
 
 def action_reward() -> Environment:
@@ -142,9 +140,7 @@ def multi_discrete() -> Environment:
     """
 
     def draw(key: Key) -> Float[Array, "2"]:
-        return jax.random.randint(key, (2,), jnp.zeros((2,), jnp.int32), jnp.array([2, 3])).astype(
-            jnp.float32
-        )
+        return jax.random.randint(key, (2,), jnp.zeros((2,), jnp.int32), jnp.array([2, 3])).astype(jnp.float32)
 
     return _one_step(
         "MultiDiscrete",
@@ -163,8 +159,11 @@ def action_mask() -> Environment:
     """
 
     def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "1"], MaskedProbeState]:
-        order = jax.random.permutation(key, NUM_MASKED_ACTIONS)
-        return jnp.zeros((1,), jnp.float32), MaskedProbeState(legal=order < 2)
+        first_key, gap_key = jax.random.split(key)
+        first = jax.random.randint(first_key, (), 0, NUM_MASKED_ACTIONS)
+        second = (first + jax.random.randint(gap_key, (), 1, NUM_MASKED_ACTIONS)) % NUM_MASKED_ACTIONS
+        actions = jnp.arange(NUM_MASKED_ACTIONS)
+        return jnp.zeros((1,), jnp.float32), MaskedProbeState(legal=(actions == first) | (actions == second))
 
     def step(key: Key, state: MaskedProbeState, action: Int[Array, ""], params: tuple[()]) -> Timestep:
         reward = _pay(state.legal[action])

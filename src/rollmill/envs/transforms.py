@@ -182,9 +182,7 @@ def _params_axes(env: Environment, params: Params, num_envs: int) -> list[int | 
     ]
 
 
-def _leaf_axis(
-    name: str, path: str, shared: tuple[int, ...], given: tuple[int, ...], num_envs: int
-) -> int | None:
+def _leaf_axis(name: str, path: str, shared: tuple[int, ...], given: tuple[int, ...], num_envs: int) -> int | None:
     if given == shared:
         return None
     if given == (num_envs, *shared):

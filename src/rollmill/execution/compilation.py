@@ -15,7 +15,7 @@ def cache_directory() -> Path:
 
 def enable_compilation_cache() -> None:
     """Turns the cache on, unless the user has chosen another one through JAX's own setting."""
-    if jax.config.jax_compilation_cache_dir:
+    if jax.config.values.get("jax_compilation_cache_dir"):
         return
     jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

@@ -5,7 +5,7 @@ Shape letter: `N` episodes, each in an environment of its own.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gymnasium
 import jax
@@ -26,15 +26,15 @@ MAX_PROCESSES = 8
 class Episodes(NamedTuple):
     """Finished episodes, one entry each."""
 
-    returns: Float[np.ndarray, "N"]
-    lengths: Int[np.ndarray, "N"]
+    returns: Float[np.ndarray, " N"]
+    lengths: Int[np.ndarray, " N"]
 
 
 class _Playing(NamedTuple):
     collector: Collector
-    returns: Float[Array, "N"]
-    lengths: Int[Array, "N"]
-    done: Bool[Array, "N"]
+    returns: Float[Array, " N"]
+    lengths: Int[Array, " N"]
+    done: Bool[Array, " N"]
     t: Int[Array, ""]
 
 
@@ -127,7 +127,9 @@ def evaluate_on_host(
     _check_episodes(episodes)
     num_envs = min(episodes, MAX_PROCESSES)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
-    decide = jax.jit(jax.vmap(graph.policy.function if stochastic else graph.greedy, in_axes=(None, 0, 0, 0, None)))
+    decide = jax.jit(
+        jax.vmap(graph.policy.function if stochastic else graph.greedy, in_axes=(None, 0, 0, 0, None))
+    )
     vector = env.make_vector(num_envs)
     try:
         return _play_on_host(partial(decide, weights), vector, start_memories(graph, num_envs), quota, seed)
@@ -136,7 +138,11 @@ def evaluate_on_host(
 
 
 def _play_on_host(
-    decide: Callable, vector: gymnasium.vector.VectorEnv, memory: Memory, quota: Int[np.ndarray, "B"], seed: int
+    decide: Callable,
+    vector: gymnasium.vector.VectorEnv,
+    memory: Memory,
+    quota: Int[np.ndarray, " B"],
+    seed: int,
 ) -> Episodes:
     returns, lengths = [], []
     running_return, running_length = np.zeros(quota.size), np.zeros(quota.size, int)
@@ -162,12 +168,12 @@ def _narrow(observation: PyTree[np.ndarray]) -> PyTree[np.ndarray]:
     return jax.tree.map(lambda leaf: np.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)), observation)
 
 
-def _clip(vector: gymnasium.vector.VectorEnv, action: Array) -> np.ndarray:
+def _clip(vector: gymnasium.vector.VectorEnv, action: Array) -> Any:
     space = vector.action_space
-    action = np.asarray(action)
-    return np.clip(action, space.low, space.high) if isinstance(space, gymnasium.spaces.Box) else action
+    chosen = np.asarray(action)
+    return np.clip(chosen, space.low, space.high) if isinstance(space, gymnasium.spaces.Box) else chosen
 
 
-def _reset_where(done: Bool[np.ndarray, "B"], fresh: Memory, memory: Memory) -> Memory:
+def _reset_where(done: Bool[np.ndarray, " B"], fresh: Memory, memory: Memory) -> Memory:
     broadcast = lambda leaf: done.reshape(-1, *(1,) * (leaf.ndim - 1))
     return jax.tree.map(lambda new, old: jnp.where(broadcast(old), new, old), fresh, memory)

@@ -138,7 +138,7 @@ class LearningStep(NamedTuple):
     epoch: int
     minibatch: int
     learner: Learner
-    rows: UInt32[Array, "N"]
+    rows: UInt32[Array, " N"]
     batch: Batch
     advanced: Learner
     metrics: Metrics
@@ -186,7 +186,7 @@ def _environments_to_blame(graph: Graph, step: LearningStep) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unique(np.asarray(step.rows)[bad] % graph.loops.num_envs))
 
 
-def bad_rows(graph: Graph, step: LearningStep) -> Bool[np.ndarray, "N"]:
+def bad_rows(graph: Graph, step: LearningStep) -> Bool[np.ndarray, " N"]:
     """Which rows of a minibatch have non-finite gradients or metrics by themselves."""
 
     def is_bad(row: Batch) -> Bool[Array, ""]:

@@ -8,18 +8,21 @@ waits for the host; metrics leave as one small vector.
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, start
 
 AXIS = "device"
+
+UNROLL = {"gpu": 4}
+"""On a GPU the launches of a step cost more than its arithmetic (benchmarks/results/training-gpu.json)."""
 
 
 class Program(NamedTuple):
@@ -42,7 +45,11 @@ class Program(NamedTuple):
 
 
 def lower(
-    graph: Graph, *, seeds: Sequence[int] = (0,), devices: Sequence[jax.Device] | None = None, unroll: int = 1
+    graph: Graph,
+    *,
+    seeds: Sequence[int] = (0,),
+    devices: Sequence[Any] | None = None,
+    unroll: int | None = None,
 ) -> Program:
     """Compiles a graph into one program.
 
@@ -50,13 +57,14 @@ def lower(
         graph: what to compile.
         seeds: one training each; several are trained side by side in the one program.
         devices: the mesh to run on; the first device of the default platform where it is left out.
-        unroll: steps of the environment loop that are compiled as one.
+        unroll: steps of the environment loop that are compiled as one; chosen by platform if left out.
 
     Raises:
         UsageError: if the devices do not divide the shards, so that they would hold unequal shares.
     """
     mesh = Mesh(np.asarray(devices if devices is not None else jax.devices()[:1]), (AXIS,))
     check_devices(graph.loops, mesh.size)
+    unroll = unroll or UNROLL.get(mesh.devices.flat[0].platform, 1)
     began = time.perf_counter()
     shapes = state_shapes(graph, seeds)
     specs = _specs(shapes, has_seeds=len(seeds) > 1)
@@ -115,6 +123,6 @@ def _reduction(mesh: Mesh) -> Reduce:
 
 def _iterate_packed(
     graph: Graph, names: tuple[str, ...], reduce: Reduce, unroll: int, state: State
-) -> tuple[State, Float[Array, "metric"]]:
+) -> tuple[State, Float[Array, " metric"]]:
     state, metrics = iterate(graph, state, reduce=reduce, unroll=unroll)
     return state, jnp.stack([metrics[name] for name in names])

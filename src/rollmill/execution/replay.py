@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -50,7 +51,8 @@ def replay(graph: Graph, directory: Path) -> Replayed:
 
 def _read_fault(directory: Path) -> Fault:
     values = read_json(directory / "fault.json")
-    return Fault(**values | {"environments": tuple(values["environments"])})
+    values["environments"] = tuple(values["environments"])
+    return Fault(**values)
 
 
 def _replay_step(graph: Graph, state: State, fault: Fault) -> Replayed:
@@ -100,5 +102,5 @@ def _unjitted(function: Callable[[], Any]) -> tuple[str | None, Any]:
 
 
 def _on_host(tree: Any) -> Any:
-    keys_as_data = lambda x: jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-    return jax.device_get(jax.tree.map(keys_as_data, tree))
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.device_get(jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree))

@@ -211,9 +211,7 @@ def _masked(logits: Float[Array, "..."], mask: Bool[Array, "..."] | None) -> Flo
 
 def _refuse_mask(mask: Bool[Array, "..."] | None, kind: str) -> None:
     if mask is not None:
-        raise UsageError(
-            f"an action mask needs a Discrete or MultiDiscrete action space; this one is {kind}."
-        )
+        raise UsageError(f"an action mask needs a Discrete or MultiDiscrete action space; this one is {kind}.")
 
 
 def _integers(values: np.ndarray) -> tuple[int, ...]:

@@ -74,9 +74,7 @@ def flat_size(space: spaces.Space) -> int:
 
 def join(parts: tuple[Leaf, ...], observation: Observation) -> Float[Array, " size"]:
     """The given leaves of an observation, each encoded and raveled, as one float32 vector."""
-    return jnp.concatenate(
-        [jnp.zeros(0, jnp.float32), *(encode(leaf, observation).reshape(-1) for leaf in parts)]
-    )
+    return jnp.concatenate([jnp.zeros(0, jnp.float32), *(encode(leaf, observation).reshape(-1) for leaf in parts)])
 
 
 def encode(leaf: Leaf, observation: Observation) -> Float[Array, "..."]:
@@ -91,9 +89,7 @@ def encode(leaf: Leaf, observation: Observation) -> Float[Array, "..."]:
 def _one_hot(leaf: Leaf, value: Array) -> Bool[Array, " size"]:
     # Each output knows the element that it watches and the value at which it is one.
     element = np.repeat(np.arange(len(leaf.categories)), leaf.categories)
-    watched = np.concatenate(
-        [start + np.arange(n) for start, n in zip(leaf.starts, leaf.categories, strict=True)]
-    )
+    watched = np.concatenate([start + np.arange(n) for start, n in zip(leaf.starts, leaf.categories, strict=True)])
     return value.astype(jnp.int32).reshape(-1)[element] == jnp.asarray(watched, jnp.int32)
 
 

@@ -32,9 +32,7 @@ class Torso(Protocol):
         """The memory at the start of an episode."""
         ...
 
-    def __call__(
-        self, observation: Observation, memory: Memory, /
-    ) -> tuple[Float[Array, " features"], Memory]:
+    def __call__(self, observation: Observation, memory: Memory, /) -> tuple[Float[Array, " features"], Memory]:
         """The features of one observation, and the next memory."""
         ...
 

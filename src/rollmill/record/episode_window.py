@@ -36,9 +36,7 @@ class EpisodeWindow:
         """Adds the episodes that ended in one iteration: how many, their returns and lengths in sum."""
         if count:
             self._recent.append(_Ended(count, return_sum, length_sum))
-        while (
-            len(self._recent) > 1 and sum(e.count for e in self._recent) - self._recent[0].count >= EPISODES
-        ):
+        while len(self._recent) > 1 and sum(e.count for e in self._recent) - self._recent[0].count >= EPISODES:
             self._recent.popleft()
         mean = self.mean_return
         if self.full and mean is not None:

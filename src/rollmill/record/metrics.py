@@ -28,9 +28,7 @@ class MetricsLog:
         StorageError: `metrics.jsonl` cannot be written.
     """
 
-    def __init__(
-        self, run: RunDirectory, *, tensorboard: bool = True, resume_from: int | None = None
-    ) -> None:
+    def __init__(self, run: RunDirectory, *, tensorboard: bool = True, resume_from: int | None = None) -> None:
         self._path = run.metrics_file
         try:
             purge_step = None if resume_from is None else _cut_after(self._path, resume_from)

@@ -64,9 +64,7 @@ class RunDirectory:
     def refuse_occupied(root: Path) -> None:
         """Raises a UsageError where `root` is a run, a file, or a directory with other files."""
         if (root / CONFIG).exists():
-            raise UsageError(
-                f"{root} already holds a run: `rollmill resume {root}`, or choose another --run-dir."
-            )
+            raise UsageError(f"{root} already holds a run: `rollmill resume {root}`, or choose another --run-dir.")
         if root.is_dir() and any(root.iterdir()):
             raise UsageError(f"{root} is not empty and holds no run. Choose another --run-dir.")
         if root.exists() and not root.is_dir():

@@ -74,9 +74,7 @@ def _make_vector(name: str, start: Callable[[], gymnasium.Env], num_envs: int) -
         raise UsageError(f"gymnasium:{name}: {num_envs} copies asked for; the least is 1.")
     if num_envs == 1:
         return SyncVectorEnv([start], autoreset_mode=AutoresetMode.SAME_STEP)
-    return AsyncVectorEnv(
-        [start] * num_envs, context=_process_context(), autoreset_mode=AutoresetMode.SAME_STEP
-    )
+    return AsyncVectorEnv([start] * num_envs, context=_process_context(), autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 def _process_context() -> str:

@@ -1,0 +1,59 @@
+# `make demo` and `make test` need python3, make and git alone; they make .venv themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
+REJAX := .rejax
+
+.PHONY: demo test test-slow lint format docs benchmark-training benchmark-learning clean
+
+demo: $(VENV)/.installed
+	$(BIN)/rollmill train ppo CartPole-v1 --recipe cartpole-two-cores --run-dir $(DEMO_RUN)
+	$(BIN)/rollmill evaluate $(DEMO_RUN) --episodes 100
+	@echo "run directory: $(DEMO_RUN)"
+	@echo "evaluate it again: $(BIN)/rollmill evaluate $(DEMO_RUN)"
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 -m slow
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+# Rejax needs older packages than Rollmill: it gets an environment of its own.
+$(REJAX)/.installed:
+	$(PYTHON) -m venv $(REJAX)
+	$(REJAX)/bin/pip install --quiet rejax==0.1.3 gymnax==0.0.9
+	touch $@
+
+benchmark-training: $(VENV)/.installed $(REJAX)/.installed
+	$(BIN)/python benchmarks/training.py cpu --rejax $(REJAX)/bin/python
+
+benchmark-learning: $(VENV)/.installed $(REJAX)/.installed
+	$(BIN)/pip install --quiet matplotlib
+	$(BIN)/python benchmarks/learning.py --rejax $(REJAX)/bin/python
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(REJAX) .pytest_cache .ruff_cache

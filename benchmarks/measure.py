@@ -1,0 +1,46 @@
+"""What every benchmark shares: where it ran, and a JSON file that says so beside the figures."""
+
+import json
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+from rollmill.core.machine import git_commit, hardware, versions
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def spread(values: list[float]) -> dict[str, float | list[float]]:
+    """Median of several runs, with the runs themselves."""
+    return {"median": median(values), "runs": values}
+
+
+def write_result(name: str, result: dict, *, directory: Path = RESULTS) -> Path:
+    """Writes `result` with hardware, versions, commit and time; returns the file."""
+    provenance = {
+        "command": " ".join(["python", *_command()]),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": git_commit(),
+        "versions": versions(),
+        "hardware": hardware() | {"gpu": _gpu()},
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.json"
+    path.write_text(json.dumps({**provenance, "result": result}, indent=2) + "\n")
+    print(f"wrote {path}")
+    return path
+
+
+def _command() -> list[str]:
+    import sys
+
+    return [Path(sys.argv[0]).as_posix(), *sys.argv[1:]]
+
+
+def _gpu() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,163 @@
+"""Environments of gymnax and Gymnasium through their adapters."""
+
+import builtins
+import importlib
+import importlib.metadata
+import sys
+
+import equinox as eqx
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from rollmill import envs
+from rollmill.core.errors import UsageError
+from rollmill.core.types import HostEnvironment
+
+# The same tests hold for both forms of gymnax; whichever is installed runs.
+gymnax = pytest.importorskip("gymnax")
+GYMNAX_VERSION = importlib.metadata.version("gymnax")
+
+
+def trajectory(env, action_of, num_steps):
+    def step(carry, key):
+        observation, state = carry
+        timestep = env.step(key, state, action_of(observation), env.params)
+        return (timestep.observation, timestep.state), timestep
+
+    @eqx.filter_jit
+    def run(key):
+        return jax.lax.scan(step, env.reset(key, env.params), jax.random.split(key, num_steps))[1]
+
+    return run(jax.random.key(0))
+
+
+def test_gymnax_truncates_at_its_time_limit_without_terminating():
+    env = envs.make("gymnax:Pendulum-v1")
+    timestep = trajectory(env, lambda o: jnp.zeros(1), 200)
+    np.testing.assert_array_equal(timestep.truncated, np.arange(1, 201) == 200)
+    assert not np.asarray(timestep.terminated).any()
+
+
+def test_gymnax_terminates_before_its_time_limit_without_truncating_and_does_not_reset():
+    env = envs.make("gymnax:CartPole-v1")
+    timestep = trajectory(env, lambda o: jnp.int32(1), 15)
+    terminated, observation = np.asarray(timestep.terminated), np.asarray(timestep.observation)
+    first = int(np.argmax(terminated))
+    assert 5 < first < 14 and not np.asarray(timestep.truncated).any()
+    assert abs(observation[first, 2]) > 12 * np.pi / 180  # the final observation, not a reset one
+    assert np.asarray(timestep.state.time)[first] == first + 1
+
+
+def test_gymnax_steps_are_gymnaxs_own():
+    source, params = gymnax.make("CartPole-v1")
+    env = envs.make("gymnax:CartPole-v1")
+    key = jax.random.key(5)
+    with jax.numpy_dtype_promotion("standard"):
+        observation, state = source.reset_env(key, params)
+        theirs = source.step_env(key, state, 1, params)
+    ours_observation, ours_state = env.reset(key, env.params)
+    ours = env.step(key, ours_state, jnp.int32(1), env.params)
+    np.testing.assert_array_equal(ours_observation, observation)
+    np.testing.assert_array_equal(ours.observation, theirs[0])
+    assert ours.reward == theirs[2] and ours.reward.dtype == jnp.float32
+
+
+def test_gymnax_spaces_become_gymnasiums():
+    env = envs.make("gymnax:CartPole-v1")
+    assert env.action_space == spaces.Discrete(2)
+    assert env.observation_space == gymnasium.make("CartPole-v1").observation_space
+    box = envs.make("gymnax:Pendulum-v1").action_space
+    assert box == spaces.Box(-2.0, 2.0, (1,), np.float32)
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # gymnax 0.0.x, of its own code
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "Catch-bsuite", "FourRooms-misc"])
+def test_gymnax_environments_keep_the_contract(name):
+    envs.check_environment(envs.make(f"gymnax:{name}"), num_steps=30)
+
+
+def test_gymnax_params_vary_per_replica():
+    batch = envs.vectorise(envs.make("gymnax:CartPole-v1"), 2)
+    keys = jnp.stack([jax.random.key(0)] * 2)
+    params = batch.params.replace(force_mag=jnp.array([10.0, 20.0]))
+    _, state = batch.reset(keys, params)
+    timestep = batch.step(keys, state, jnp.ones(2, jnp.int32), params)
+    first, second = np.asarray(timestep.state.x_dot - state.x_dot)
+    # The push is a linear function of the force, whose other terms are nearly zero near upright.
+    np.testing.assert_allclose(second / first, 2.0, rtol=0.02)
+
+
+def test_gymnax_unknown_id_offers_the_nearest():
+    with pytest.raises(UsageError, match="unknown gymnax environment 'CartPole-v0'. Did you mean CartPole-v1"):
+        envs.make("gymnax:CartPole-v0")
+
+
+def test_missing_gymnax_names_the_extra(monkeypatch):
+    real = importlib.import_module
+
+    def without_gymnax(name, package=None):
+        if name == "gymnax":
+            raise ModuleNotFoundError("No module named 'gymnax'")
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", without_gymnax)
+    with pytest.raises(UsageError, match=r"No module named 'gymnax'.*pip install 'rollmill\[gymnax\]'"):
+        envs.make("gymnax:CartPole-v1")
+
+
+def test_gymnasium_one_copy_runs_here_and_several_in_processes():
+    env = envs.make("gymnasium:CartPole-v1")
+    assert isinstance(env, HostEnvironment) and env.name == "gymnasium:CartPole-v1"
+    single = env.make_vector(1)
+    assert isinstance(single, SyncVectorEnv)
+    single.close()
+    several = env.make_vector(2)
+    assert isinstance(several, AsyncVectorEnv)
+    # Never forks of this process, which has JAX's threads.
+    assert {type(process).__name__ for process in several.processes} <= {"ForkServerProcess", "SpawnProcess"}
+    assert len(several.processes) == 2
+    several.close()
+    with pytest.raises(UsageError, match="0 copies asked for"):
+        env.make_vector(0)
+
+
+def test_gymnasium_keeps_the_final_observation_in_the_step_that_resets():
+    vector = envs.make("gymnasium:CartPole-v1", max_episode_steps=3).make_vector(1)
+    vector.reset(seed=0)
+    results = [vector.step(np.array([step % 2])) for step in range(4)]
+    vector.close()
+    assert [bool(truncated[0]) for _, _, _, truncated, _ in results] == [False, False, True, False]
+    observation, info = results[2][0][0], results[2][4]
+    assert np.abs(observation).max() <= 0.05
+    assert not np.array_equal(info["final_obs"][0], observation)
+
+
+def test_gymnasium_environments_keep_the_contract():
+    envs.check_environment(envs.make("gymnasium:CartPole-v1"), num_steps=30)
+
+
+def test_gymnasium_unknown_ids_and_modules():
+    with pytest.raises(UsageError, match="unknown Gymnasium environment 'CartPole-v11'.*CartPole-v1.*MODULE:ID"):
+        envs.make("gymnasium:CartPole-v11")
+    with pytest.raises(UsageError, match="the module 'no_such_module' cannot be imported"):
+        envs.make("gymnasium:no_such_module:CartPole-v1")
+
+
+def test_gymnasium_missing_package_names_the_way_out(monkeypatch):
+    for module in ("mujoco", "gymnasium.envs.mujoco.mujoco_env", "gymnasium.envs.mujoco.half_cheetah_v5"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    real = builtins.__import__
+
+    def without_mujoco(name, *args, **kwargs):
+        if name.partition(".")[0] == "mujoco":
+            raise ImportError("No module named 'mujoco'")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_mujoco)
+    with pytest.raises(UsageError, match="gymnasium:HalfCheetah-v5 needs a package that is not installed.*mujoco"):
+        envs.make("gymnasium:HalfCheetah-v5")

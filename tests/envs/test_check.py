@@ -1,0 +1,382 @@
+"""`check_environment` passes what keeps the contract and names what breaks it."""
+
+import random
+
+import equinox as eqx
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from rollmill import envs
+from rollmill.core.errors import ContractError
+from rollmill.core.types import Environment, HostEnvironment, Timestep
+
+BOX = spaces.Box(0.0, 10.0, (1,), np.float32)
+
+
+def good_reset(key, params):
+    count = jax.random.randint(key, (), 0, 3)
+    return observe(count), {"count": count}
+
+
+def good_step(key, state, action, params):
+    count = state["count"] + action
+    return Timestep(
+        observation=observe(count),
+        state={"count": count},
+        reward=jnp.float32(1.0) * params["bonus"],
+        terminated=count >= 9,
+        truncated=jnp.asarray(False),
+        info={},
+    )
+
+
+def observe(count):
+    return jnp.minimum(count, 10).astype(jnp.float32)[None]
+
+
+def environment(**changes):
+    good = {
+        "name": "Good",
+        "reset": good_reset,
+        "step": good_step,
+        "observation_space": BOX,
+        "action_space": spaces.Discrete(2),
+        "params": {"bonus": 0.5},
+    }
+    return Environment(**(good | changes))
+
+
+def changed_step(**changes):
+    """A step whose result has some fields replaced by functions of `(timestep, state)`."""
+
+    def step(key, state, action, params):
+        timestep = good_step(key, state, action, params)
+        return timestep._replace(**{field: new(timestep, state) for field, new in changes.items()})
+
+    return step
+
+
+def fails(message, num_steps=60, **changes):
+    with pytest.raises(ContractError, match=message) as caught:
+        envs.check_environment(environment(**changes), num_steps=num_steps)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in envs.registered()])
+def test_every_own_environment_keeps_the_contract(name):
+    envs.check_environment(envs.make(name), num_steps=50)
+
+
+def test_the_good_environment_keeps_the_contract():
+    envs.check_environment(environment())
+
+
+def test_no_environment():
+    with pytest.raises(ContractError, match="got a int, expected a rollmill Environment"):
+        envs.check_environment.__wrapped__(3)
+
+
+def test_python_if_on_a_traced_value_is_shown_with_its_line():
+    def step(key, state, action, params):
+        if state["count"] > 3:
+            return good_step(key, state, action, params)
+        return good_step(key, state, action, params)
+
+    message = fails("Good: step raised TracerBoolConversionError", step=step)
+    assert "test_check.py:" in message and 'if state["count"] > 3:' in message
+    assert "use jnp.where or jax.lax.cond" in message
+
+
+def test_params_that_are_made_python_numbers_are_found():
+    def step(key, state, action, params):
+        return good_step(key, state, action, {"bonus": float(params["bonus"])})
+
+    assert 'float(params["bonus"])' in fails("Good: step raised ConcretizationTypeError", step=step)
+
+
+def test_an_error_inside_step_is_shown_with_its_own_line():
+    def step(key, state, action, params):
+        raise KeyError("no such wheel")
+
+    message = fails("Good: step raised KeyError: 'no such wheel'", step=step)
+    assert 'raise KeyError("no such wheel")' in message and "test_check.py:" in message
+
+
+def test_an_error_inside_reset_is_shown():
+    def reset(key, params):
+        return np.asarray(jax.random.uniform(key)), ()
+
+    assert "use jax.numpy" in fails("Good: reset raised TracerArrayConversionError", reset=reset)
+
+
+def test_reset_must_return_two_values():
+    fails(
+        r"reset returned a tuple of 3 values .*expected the tuple \(observation, state\)",
+        reset=lambda k, p: (1.0, 2, 3),
+    )
+
+
+@pytest.mark.parametrize("count", [4, 5, 6])
+def test_step_must_return_a_timestep(count):
+    def step(key, state, action, params):
+        return tuple(good_step(key, state, action, params))[:count]
+
+    fails(rf"step returned a tuple of {count} values .*expected rollmill.Timestep\(", step=step)
+
+
+def test_state_structure_must_stay():
+    step = changed_step(state=lambda t, s: {**t.state, "extra": t.reward})
+    fails(r"state's structure changes: reset .*\['count'\]: int32.*step .*\['extra'\]: float32", step=step)
+
+
+def test_state_dtype_must_stay():
+    step = changed_step(state=lambda t, s: {"count": t.state["count"].astype(jnp.float32)})
+    fails(r"state\['count'\] is int32\[\] after reset and float32\[\] after step", step=step)
+
+
+def test_state_shape_must_stay():
+    step = changed_step(state=lambda t, s: {"count": t.state["count"][None]})
+    fails(r"state\['count'\] is int32\[\] after reset and int32\[1\] after step", step=step)
+
+
+def test_observation_shape_must_stay():
+    step = changed_step(observation=lambda t, s: jnp.tile(t.observation, 2))
+    fails(r"observation is float32\[1\] after reset and float32\[2\] after step", step=step)
+
+
+def test_weak_types_are_reported():
+    def reset(key, params):
+        return jnp.zeros(1), {"count": 0}
+
+    fails(r"state\['count'\] is weakly typed after reset .*jnp.asarray\(value, jnp.int32\)", reset=reset)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "found"),
+    [
+        ("reward", lambda t, s: t.state["count"], r"reward is int32\[\], expected float32\[\]"),
+        ("reward", lambda t, s: t.reward[None], r"reward is float32\[1\], expected float32\[\]"),
+        ("terminated", lambda t, s: t.reward, r"terminated is float32\[\], expected bool\[\]"),
+        ("truncated", lambda t, s: jnp.zeros(2, bool), r"truncated is bool\[2\], expected bool\[\]"),
+        ("info", lambda t, s: None, "info is a NoneType, expected a dict"),
+    ],
+)
+def test_flags_and_reward_have_their_types(field, value, found):
+    fails(found, step=changed_step(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Box(0.0, 10.0, (2,), np.float32), r"observation is float32\[1\], but .* means float32\[2\]"),
+        (spaces.Box(0, 10, (1,), np.int32), r"observation is float32\[1\], but .* means int32\[1\]"),
+        (
+            spaces.Dict({"a": BOX}),
+            r"the observation is float32\[1\], but .* means dict\(\['a'\]: float32\[1\]\)",
+        ),
+        (spaces.Box(0.0, 5.0, (1,), np.float32), r"observation after step number \d+ is \[6.0\], outside of"),
+        (
+            spaces.Box(1.0, 10.0, (1,), np.float32),
+            r"observation after reset number \d+ is \[0.0\], outside of",
+        ),
+        (spaces.Text(3), "observation_space: the space Text.* has no fixed-shape JAX form"),
+    ],
+)
+def test_the_observation_space_must_fit(space, message):
+    fails(message, observation_space=space)
+
+
+def test_the_action_space_must_have_a_jax_form():
+    fails("action_space: the space Text.* has no fixed-shape JAX form", action_space=spaces.Text(3))
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((), jnp.float32), x), "pure_callback"),
+        (
+            lambda x: jax.experimental.io_callback(np.sin, jax.ShapeDtypeStruct((), jnp.float32), x),
+            "io_callback",
+        ),
+        (lambda x: (jax.debug.print("{}", x), x)[1], "debug_print"),
+    ],
+)
+def test_host_calls_are_found_also_inside_a_branch(call, name):
+    def step(key, state, action, params):
+        timestep = good_step(key, state, action, params)
+        return timestep._replace(reward=jax.lax.cond(action > 0, call, lambda x: x, timestep.reward))
+
+    message = fails(rf"step calls the host \({name}\), expected a function of its arguments", step=step)
+    assert "test_check.py:" in message.partition("At ")[2] and name.split("_")[0] in message.partition("At ")[2]
+
+
+def test_impurity_is_found():
+    calls = []
+
+    def step(key, state, action, params):
+        calls.append(1)
+        return changed_step(reward=lambda t, s: jnp.float32(len(calls)))(key, state, action, params)
+
+    fails("step is not a pure function: two calls with the same arguments differ", step=step)
+
+
+@pytest.mark.parametrize("draw", [np.random.default_rng(0).standard_normal, random.Random(0).random])
+def test_random_numbers_of_the_host_are_found(draw):
+    def reset(key, params):
+        return jnp.zeros(1) + jnp.asarray(np.full(1, draw(), np.float32)), {"count": jnp.int32(0)}
+
+    fails("reset is not a pure function", reset=reset)
+
+
+def test_a_value_kept_outside_the_state_is_found():
+    kept = []
+
+    def step(key, state, action, params):
+        kept.append(state["count"])
+        return changed_step(state=lambda t, s: {"count": kept[0] + action})(key, state, action, params)
+
+    fails("step is not a pure function.*keep that in the state", step=step)
+
+
+def test_nan_is_found():
+    step = changed_step(observation=lambda t, s: jnp.where(t.observation > 4, jnp.nan, t.observation))
+    fails(r"observation is NaN after step number \d+, expected a number", step=step)
+    step = changed_step(reward=lambda t, s: t.reward / jnp.where(s["count"] > 4, 0.0, 1.0))
+    fails(r"the reward is inf in step \d+, expected a number", step=step)
+
+
+def test_params_must_be_numbers():
+    fails(r"params\['skin'\] is a str, expected an array or a number", params={"bonus": 0.5, "skin": "wood"})
+
+
+def test_action_mask_must_fit_the_action_space():
+    fails(
+        r"action_mask returned bool\[3\], expected bool\[2\]",
+        action_mask=lambda state, params: jnp.ones(3, bool),
+    )
+    fails(
+        r"action_mask returned float32\[2\], expected bool\[2\]",
+        action_mask=lambda state, params: jnp.ones(2),
+    )
+    fails(
+        r"an action_mask was given for the action space Box.*, expected a Discrete or MultiDiscrete",
+        action_mask=lambda state, params: jnp.ones(1, bool),
+        action_space=spaces.Box(0.0, 1.0, (), np.float32),
+        step=lambda k, s, a, p: good_step(k, s, jnp.int32(1), p),
+    )
+
+
+def test_action_mask_must_leave_an_action():
+    fails(
+        "action_mask allows no action before step",
+        action_mask=lambda state, params: jnp.full(2, state["count"] < 4),
+    )
+
+
+@pytest.mark.parametrize(("space", "size"), [(spaces.MultiDiscrete([2, 3]), 5), (spaces.Discrete(3, start=2), 3)])
+def test_masked_rollouts_draw_legal_actions_only(space, size):
+    legal = {5: [False, True, True, False, True], 3: [True, False, True]}[size]
+    allowed = {5: {(1, 0), (1, 2)}, 3: {2, 4}}[size]
+
+    def step(key, state, action, params):
+        wanted = jnp.asarray(sorted(allowed), jnp.int32)
+        hits = jax.vmap(lambda choice: (choice == action).all())(wanted)
+        reward = jnp.where(hits.any(), jnp.float32(1.0), jnp.nan)  # an illegal action would fail the check
+        return good_step(key, state, jnp.int32(1), params)._replace(reward=reward)
+
+    mask = jnp.array(legal)
+    env = environment(step=step, action_space=space, action_mask=lambda state, params: mask)
+    envs.check_environment(env)
+    with pytest.raises(ContractError, match="the reward is nan"):
+        envs.check_environment(env._replace(action_mask=None))
+
+
+def test_an_environment_that_resets_itself_is_found():
+    env = envs.auto_reset(environment())
+    with pytest.raises(ContractError, match="ended an episode returned a state and an observation like those of"):
+        envs.check_environment(env)
+
+
+def test_vmap_must_change_nothing():
+    @jax.custom_batching.custom_vmap
+    def doubled(x):
+        return 2 * x
+
+    @doubled.def_vmap
+    def _wrong(axis_size, in_batched, x):
+        return 3 * x, True
+
+    step = changed_step(reward=lambda t, s: doubled(t.reward * s["count"].astype(jnp.float32)))
+    fails(r"Timestep.reward differs between step alone and step under jax.vmap", step=step)
+
+
+def test_silent_promotion_is_warned_of():
+    step = changed_step(reward=lambda t, s: t.reward * s["count"])
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        pytest.warns(UserWarning, match="step mixes dtypes") as caught,
+    ):
+        envs.check_environment(environment(step=step), num_steps=10)
+    assert "t.reward * s" in str(caught[0].message)
+
+
+class HostCounter(gymnasium.Env):
+    observation_space = BOX
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, value=1.0):
+        self.value = value
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        return np.full(1, self.value, np.float32), self.value, False, False, {}
+
+
+def host(value=1.0, mode=AutoresetMode.SAME_STEP, space=BOX):
+    made = []
+
+    def make_vector(num_envs):
+        made.append(SyncVectorEnv([lambda: HostCounter(value)] * num_envs, autoreset_mode=mode))
+        return made[-1]
+
+    return HostEnvironment("Host", make_vector, space, spaces.Discrete(2)), made
+
+
+def test_host_environments_are_checked_and_closed():
+    env, made = host()
+    envs.check_environment(env, num_steps=5)
+    assert made[0].closed
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"value": 11.0}, r"(?s)Host: step returned the observation .*which is not in the space"),
+        ({"mode": AutoresetMode.NEXT_STEP}, r'metadata\["autoreset_mode"\].*NEXT_STEP.*expected.*SAME_STEP'),
+        ({"space": spaces.Box(0.0, 1.0, (1,))}, "the single_observation_space of make_vector"),
+    ],
+)
+def test_broken_host_environments(changes, message):
+    env, made = host(**changes)
+    with pytest.raises(ContractError, match=message):
+        envs.check_environment(env, num_steps=5)
+    assert made[0].closed
+
+
+def test_own_line_prefers_the_callers_code():
+    def wrong(x):
+        return jnp.reshape(x, (3, 7))
+
+    try:
+        eqx.filter_jit(wrong)(jnp.zeros(4))
+    except TypeError as error:
+        line = envs.own_line(error)
+    assert line.endswith("return jnp.reshape(x, (3, 7))") and "test_check.py:" in line
