@@ -11,6 +11,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.errors import UsageError
+from rollmill.core.own_line import blaming
 from rollmill.core.spaces import struct
 from rollmill.core.types import (
     Action,
@@ -26,6 +27,7 @@ from rollmill.dataflow import Decision
 from rollmill.envs import (
     Statistics,
     auto_reset,
+    check_types,
     initial_statistics,
     normalise,
     record_discounted_returns,
@@ -62,17 +64,22 @@ def environment_functions(
         gamma: where given, the discounted return is recorded, for reward normalisation.
     """
     _check_compilable(env)
+    check_types(env)
     env = record_episodes(auto_reset(env))
     env = env if gamma is None else record_discounted_returns(env, gamma)
     own = partial(_own_params, env.params, env.params if params is None else params, num_envs)
+    name = env.name
 
     def start(key, index):
-        observation, state = env.reset(key, own(index))
+        with blaming(f"{name}: reset"):
+            observation, state = env.reset(key, own(index))
         return (state, index), observation
 
     def step(key, state, action):
         inner, index = state
-        timestep = env.step(key, inner, clip_to_space(env.action_space, action), own(index))
+        action = clip_to_space(env.action_space, action)
+        with blaming(f"{name}: step"):
+            timestep = env.step(key, inner, action, own(index))
         info = {name: timestep.info[name] for name in KEPT_INFO if name in timestep.info}
         return timestep._replace(state=(timestep.state, index), info=info)
 
@@ -206,7 +213,8 @@ def network_policy(env: Environment, make_network: MakeNetwork, *, normalise_obs
 def _weights_and_rest(make: Callable[[Key], ActorCritic]) -> tuple[PyTree, PyTree]:
     """The network's weights as shapes, and all else in it: functions, sizes, constant arrays."""
     key = jax.random.key(0)
-    network = eqx.filter_eval_shape(make, key)
+    with blaming("making the network"):
+        network = eqx.filter_eval_shape(make, key)
     is_struct = lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)
     is_weight = lambda leaf: is_struct(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
     weights, rest = eqx.partition(network, is_weight)

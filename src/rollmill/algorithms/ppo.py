@@ -121,7 +121,7 @@ def ppo(
     config: PPOConfig | None = None,
     *,
     params: Params | None = None,
-    network: MakeNetwork | None = None,
+    network: MakeNetwork | NetworkConfig | None = None,
     **overrides: Any,
 ) -> Graph:
     """PPO on an environment, as a graph.
@@ -131,13 +131,15 @@ def ppo(
         config: hyperparameters; single ones can be given as keywords instead: `ppo(env, num_envs=8)`.
         params: parameters of the environment instead of its own; a leaf with one more axis,
             `[num_envs, ...]`, differs from environment to environment.
-        network: makes the network, `(key, observation_space, action_space) -> ActorCritic`, instead
-            of the one that `config.network` describes.
+        network: a `NetworkConfig` instead of `config.network`; or your own, as the function that makes
+            it, `(key, observation_space, action_space) -> ActorCritic`.
         **overrides: fields of `PPOConfig` to replace.
 
     Raises:
         UsageError: for sizes that do not fit together, and spaces that PPO cannot handle.
     """
+    if isinstance(network, NetworkConfig):
+        overrides, network = {**overrides, "network": network}, None
     config = replace(config or PPOConfig(), **overrides)
     make_network = network or partial(actor_critic, config=config.network)
     envs = environment_functions(
@@ -299,7 +301,8 @@ def _loss(config: PPOConfig, sample: Samples, output: Output) -> tuple[Float[Arr
 def update(optimiser: optax.GradientTransformation, learner: PPOLearner, slopes: PyTree[Array]) -> PPOLearner:
     """One step of the optimiser."""
     network = learner.weights.network
-    steps, state = optimiser.update(slopes, learner.optimiser, network)
+    with jax.numpy_dtype_promotion("standard"):  # Optax counts steps in integers and relies on promotion
+        steps, state = optimiser.update(slopes, learner.optimiser, network)
     weights = PolicyWeights(optax.apply_updates(network, steps), learner.weights.observations)
     return PPOLearner(weights, state, learner.returns)
 

@@ -4,14 +4,27 @@ import linecache
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import jax.extend
 
+from rollmill.core.errors import ContractError, RollmillError
+
 _ROLLMILL = str(Path(__file__).parents[1]) + os.sep
 _PYTHON = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
+HINTS: dict[type[Exception], str] = {
+    jax.errors.ConcretizationTypeError: "Python's `if`, `int` and `float` need a value that is known while "
+    "tracing; use jnp.where or jax.lax.cond on observations, states, actions and params.",
+    jax.errors.TracerArrayConversionError: "NumPy cannot work on traced values; use jax.numpy.",
+    jax.errors.NonConcreteBooleanIndexError: "a boolean index has no fixed shape; use jnp.where.",
+    jax.errors.UnexpectedTracerError: "a value of an earlier call was kept outside the state; "
+    "keep everything that changes in the state.",
+    jax.dtypes.TypePromotionError: "cast one side with .astype.",
+}
+
 _MACHINERY = ("jax", "jaxlib", "equinox", "jaxtyping", "beartype", "numpy")
 
 
@@ -30,6 +43,26 @@ def own_line(error: BaseException) -> str:
     """
     frames = traceback.extract_tb(error.__traceback__)
     return _innermost_own([Place(frame.filename, frame.lineno or 0) for frame in frames])
+
+
+@contextmanager
+def blaming(what: str) -> Iterator[None]:
+    """Turns an error that the caller's code raises into a `ContractError` that shows its own line.
+
+    Args:
+        what: what was called, such as "CartPole-v1: step".
+
+    Raises:
+        ContractError: from any error but Rollmill's own.
+    """
+    try:
+        yield
+    except (RollmillError, FloatingPointError):  # the latter is how `jax.debug_nans` speaks
+        raise
+    except Exception as error:
+        hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), None)
+        lines = [f"{what} raised {type(error).__name__}: {_first_line(error)}", f"at {own_line(error)}"]
+        raise ContractError("\n  ".join(lines + ([f"way out: {hint}"] if hint else []))) from error
 
 
 def own_line_of(equation: jax.extend.core.JaxprEqn) -> str:
@@ -75,3 +108,7 @@ def _has_any(parts: Iterable[str], names: Iterable[str]) -> bool:
 def _text(place: Place) -> str:
     source = linecache.getline(place.file, place.line).strip()
     return f"{place.file}:{place.line}: {source}"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -73,6 +73,20 @@ def contains(space: spaces.Space, value: PyTree[Array]) -> Bool[Array, ""]:
     return jnp.all(jnp.stack(inside)) if inside else jnp.asarray(True)
 
 
+def possible_choices(space: spaces.Space) -> np.ndarray | None:
+    """The choices of a discrete action space as a mask of all of them; None for other spaces.
+
+    `[n]` for `Discrete`; `[*shape, max(nvec)]` for `MultiDiscrete`, where False fills up the shorter ones.
+    An `action_mask` has this shape, and so have the policy's logits.
+    """
+    match space:
+        case spaces.Discrete():
+            return np.ones(int(space.n), bool)
+        case spaces.MultiDiscrete():
+            return np.arange(space.nvec.max()) < space.nvec[..., None]
+    return None
+
+
 def unsupported(space: spaces.Space) -> UsageError:
     """The error for a kind of space that has no fixed shape in JAX."""
     names = ", ".join(kind.__name__ for kind in SUPPORTED)

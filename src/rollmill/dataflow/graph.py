@@ -25,7 +25,8 @@ Learner: TypeAlias = PyTree[Array]
 Weights: TypeAlias = PyTree[Array]
 """The part of the learner that the policy needs: it travels on the edge *weights*."""
 
-Metrics: TypeAlias = Mapping[str, Float[Array, ""]]
+Metrics: TypeAlias = Mapping[str, Float[Array, "..."]]
+"""Named numbers: `[]` each, and stacked where a loop has gone over them."""
 
 Reduce: TypeAlias = Callable[[PyTree[Array]], PyTree[Array]]
 """Mean over replicas that hold equal shares of a batch; the identity where there is one."""

@@ -1,7 +1,7 @@
 """Environments as values: own ones, adapted ones, transforms, running statistics, the contract's check."""
 
 from rollmill.envs.accounting import record_discounted_returns, record_episodes
-from rollmill.envs.check import check_environment
+from rollmill.envs.check import check_environment, check_types
 from rollmill.envs.normalisation import (
     Statistics,
     initial_statistics,
@@ -16,6 +16,7 @@ __all__ = [
     "Statistics",
     "auto_reset",
     "check_environment",
+    "check_types",
     "initial_statistics",
     "make",
     "normalise",

@@ -12,6 +12,7 @@ from rollmill.envs.check_run import (
     rollout,
 )
 from rollmill.envs.check_trace import (
+    Traced,
     check_action_mask,
     check_flags,
     check_info,
@@ -55,7 +56,12 @@ def check_environment(env: Environment | HostEnvironment, *, seed: int = 0, num_
     return None
 
 
-def _check_by_tracing(env: Environment) -> None:
+def check_types(env: Environment) -> Traced:
+    """The part of `check_environment` that takes no time: what reset and step return, by type alone.
+
+    Raises:
+        ContractError: as `check_environment`.
+    """
     check_params(env)
     traced = trace_environment(env)
     check_same_types(env, traced)
@@ -63,6 +69,11 @@ def _check_by_tracing(env: Environment) -> None:
     check_info(env, traced)
     check_observation_space(env, traced)
     check_action_mask(env, traced)
+    return traced
+
+
+def _check_by_tracing(env: Environment) -> None:
+    traced = check_types(env)
     check_no_callbacks(env, traced)
     check_purity(env, traced)
     warn_of_promotion(env, traced)

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gymnasium import spaces
 from jaxtyping import Array, Bool
 from jaxtyping import Key as KeyArray
 
 from rollmill.core.errors import ContractError
-from rollmill.core.spaces import contains, sample
+from rollmill.core.own_line import blaming
+from rollmill.core.spaces import contains, possible_choices, sample
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
-from rollmill.envs.check_trace import raised
 
 NUM_RESETS = 128
 """How many first states tell what a first state looks like."""
@@ -27,7 +26,7 @@ class Steps(NamedTuple):
     keys: KeyArray[Array, " T"]
     state: State
     action: Action
-    mask: Bool[Array, "T n"]
+    mask: Bool[Array, "T ..."] | tuple[()]
     timestep: Timestep
     inside: Bool[Array, " T"]
 
@@ -54,11 +53,9 @@ def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
         ContractError: the environment raised while it ran.
     """
     key = jax.random.key(seed)
-    try:
+    with blaming(f"{env.name}: a rollout"):
         # A check runs by itself, outside any program that execution would compile.
         return jax.jit(lambda key, params: _rollout(env, key, params, num_steps))(key, env.params)  # noqa: TID251
-    except Exception as error:
-        raise raised(env, "a rollout", error) from error
 
 
 def check_finite(env: Environment, record: Rollout) -> None:
@@ -91,14 +88,13 @@ def check_legal_actions(env: Environment, record: Rollout) -> None:
     """Where there is an action mask, it allows at least one choice of each kind before every step."""
     if env.action_mask is None:
         return
-    ends = np.cumsum(_choices(env.action_space))[:-1]
-    for part in np.split(np.asarray(record.steps.mask), ends, axis=1):
-        if not part.any(axis=1).all():
-            first = int(np.argmin(part.any(axis=1)))
-            raise ContractError(
-                f"{env.name}: action_mask allows no action before step {first}, expected at least one: "
-                "end the episode where none is left."
-            )
+    legal = np.asarray(record.steps.mask) & possible_choices(env.action_space)
+    some = legal.any(axis=-1).reshape(len(legal), -1).all(axis=1)
+    if not some.all():
+        raise ContractError(
+            f"{env.name}: action_mask allows no action before step {int(np.argmin(some))}, expected at least "
+            "one: end the episode where none is left."
+        )
 
 
 def check_no_auto_reset(env: Environment, record: Rollout) -> None:
@@ -123,10 +119,8 @@ def check_vmapped(env: Environment, record: Rollout) -> None:
     """Steps taken side by side under `jax.vmap` return what they returned one by one."""
     steps = record.steps
     lifted = jax.vmap(env.step, in_axes=(0, 0, 0, None))
-    try:
+    with blaming(f"{env.name}: step under jax.vmap"):
         together = jax.jit(lifted)(steps.keys, steps.state, steps.action, env.params)  # noqa: TID251, as above
-    except Exception as error:
-        raise raised(env, "step under jax.vmap", error) from error
     alone = jax.tree_util.tree_leaves_with_path(steps.timestep)
     for (path, expected), found in zip(alone, jax.tree.leaves(together), strict=True):
         if not _is_close(_data(found), _data(expected)):
@@ -159,32 +153,17 @@ def _rollout(env: Environment, key: Key, params: Params, num_steps: int) -> Roll
     return Rollout(jax.vmap(one_reset)(jax.random.split(resets_key, NUM_RESETS)), steps)
 
 
-def _mask(env: Environment, state: State, params: Params) -> Bool[Array, " n"]:
-    if env.action_mask is None:
-        return jnp.ones((sum(_choices(env.action_space)),), bool)
-    return env.action_mask(state, params)
+def _mask(env: Environment, state: State, params: Params) -> Bool[Array, "..."] | tuple[()]:
+    return () if env.action_mask is None else env.action_mask(state, params)
 
 
-def _random_action(key: Key, env: Environment, mask: Bool[Array, " n"]) -> Action:
+def _random_action(key: Key, env: Environment, mask: Bool[Array, "..."] | tuple[()]) -> Action:
     """Uniform over the legal actions."""
-    if env.action_mask is None:
+    possible = possible_choices(env.action_space)
+    if env.action_mask is None or possible is None:
         return sample(key, env.action_space)
-    choices = _choices(env.action_space)
-    parts = jnp.split(jnp.where(mask, 0.0, -jnp.inf), np.cumsum(choices)[:-1])
-    keys = jax.random.split(key, len(choices))
-    picks = jnp.stack([jax.random.categorical(k, part) for k, part in zip(keys, parts, strict=True)])
-    start = jnp.asarray(np.ravel(env.action_space.start), picks.dtype)  # pyright: ignore[reportAttributeAccessIssue]
-    return (picks + start).reshape(env.action_space.shape or ())
-
-
-def _choices(space: spaces.Space) -> list[int]:
-    """How many values each of a discrete space's choices has; none for other spaces."""
-    match space:
-        case spaces.Discrete(n=n):
-            return [int(n)]
-        case spaces.MultiDiscrete(nvec=nvec):
-            return np.ravel(nvec).tolist()
-    return []
+    pick = jax.random.categorical(key, jnp.where(mask & possible, 0.0, -jnp.inf))
+    return pick + jnp.asarray(env.action_space.start, pick.dtype)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _check_not_nan(name: str, what: str, values: Any, when: str) -> None:

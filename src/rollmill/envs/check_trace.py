@@ -12,22 +12,12 @@ import numpy as np
 from gymnasium import spaces
 
 from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.own_line import own_line, own_line_of
-from rollmill.core.spaces import struct
+from rollmill.core.own_line import blaming, own_line, own_line_of
+from rollmill.core.spaces import possible_choices, struct
 from rollmill.core.types import Environment, Timestep
 
 HOST_PRIMITIVES = ("callback", "debug_print", "infeed", "outfeed")
 """Parts of the names of the primitives that leave the device."""
-
-HINTS: dict[type[Exception], str] = {
-    jax.errors.ConcretizationTypeError: "Python's `if`, `int` and `float` need a value that is known while "
-    "tracing; use jnp.where or jax.lax.cond on observations, states, actions and params.",
-    jax.errors.TracerArrayConversionError: "NumPy cannot work on traced values; use jax.numpy.",
-    jax.errors.NonConcreteBooleanIndexError: "a boolean index has no fixed shape; use jnp.where.",
-    jax.errors.UnexpectedTracerError: "a value of an earlier call was kept outside the state; "
-    "keep everything that changes in the state.",
-    jax.dtypes.TypePromotionError: "cast one side with .astype.",
-}
 
 
 class Traced(NamedTuple):
@@ -126,7 +116,13 @@ def check_action_mask(env: Environment, traced: Traced) -> None:
     if env.action_mask is None:
         return
     _, found = _trace(env, "action_mask", env.action_mask, traced.timestep.state, env.params)
-    expected = jax.ShapeDtypeStruct((_num_logits(env),), jnp.bool_)
+    possible = possible_choices(env.action_space)
+    if possible is None:
+        raise ContractError(
+            f"{env.name}: an action_mask was given for the action space {env.action_space}, expected a "
+            "Discrete or MultiDiscrete one: leave action_mask out."
+        )
+    expected = jax.ShapeDtypeStruct(possible.shape, jnp.bool_)
     if not isinstance(found, jax.ShapeDtypeStruct) or _type(found) != _type(expected):
         raise ContractError(
             f"{env.name}: action_mask returned {_outline(found)}, expected {_type(expected)}, "
@@ -181,22 +177,10 @@ def warn_of_promotion(env: Environment, traced: Traced) -> None:
             warnings.warn(f"{env.name}: {what} mixes dtypes, which JAX promotes silently: {line}", stacklevel=4)
 
 
-def raised(env: Environment, what: str, error: Exception) -> ContractError:
-    """The error for code of the environment that raised, with its own line."""
-    hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), "")
-    message = str(error).partition("\n")[0]
-    return ContractError(
-        f"{env.name}: {what} raised {type(error).__name__}: {message}\n"
-        f"  at {own_line(error)}{chr(10) + '  way out: ' + hint if hint else ''}"
-    )
-
-
 def _trace(env: Environment, what: str, function: Callable, *args: Any) -> tuple[Any, Any]:
     """The program of a function and the types of what it returns; traced anew in every call."""
-    try:
+    with blaming(f"{env.name}: {what}"):
         program, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*args)
-    except Exception as error:
-        raise raised(env, what, error) from error
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in program.out_avals]
     return program, jax.tree.unflatten(jax.tree.structure(shapes), types)
 
@@ -243,18 +227,6 @@ def _paired_leaves(first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
     paths = jax.tree_util.tree_leaves_with_path(first)
     for (path, leaf), other in zip(paths, jax.tree.leaves(second), strict=True):
         yield jax.tree_util.keystr(path), leaf, other
-
-
-def _num_logits(env: Environment) -> int:
-    match env.action_space:
-        case spaces.Discrete(n=n):
-            return int(n)
-        case spaces.MultiDiscrete(nvec=nvec):
-            return int(np.sum(nvec))
-    raise ContractError(
-        f"{env.name}: an action_mask was given for the action space {env.action_space}, expected a "
-        "Discrete or MultiDiscrete one: leave action_mask out."
-    )
 
 
 def _equations(jaxpr: jax.extend.core.Jaxpr) -> Iterator[jax.extend.core.JaxprEqn]:

@@ -74,5 +74,5 @@ def _dispatch(program: Program, state: State, first: int, size: int) -> _Running
 
 def _read(program: Program, running: _Running) -> Window:
     values = jax.device_get(running.metrics)
-    rows = [dict(zip(program.metric_names, np.moveaxis(row, -1, 0), strict=True)) for row in values]
+    rows = [{name: row[..., i] for i, name in enumerate(program.metric_names)} for row in values]
     return Window(running.before, running.after, running.first, rows)

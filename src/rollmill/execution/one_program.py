@@ -112,9 +112,11 @@ def _start(graph: Graph, seeds: Sequence[int]) -> State:
 def _specs(state: State, *, has_seeds: bool) -> PyTree[PartitionSpec]:
     """The collector is divided along its environments; everything else is whole on every device."""
     by_environment = PartitionSpec(None, AXIS) if has_seeds else PartitionSpec(AXIS)
-    whole = jax.tree.map(lambda _: PartitionSpec(), state)
-    divided = jax.tree.map(lambda _: by_environment, state.collector)
-    return State(divided, whole.learner, whole.key, whole.iteration)
+
+    def spec(path, _):
+        return by_environment if path[0].name == "collector" else PartitionSpec()
+
+    return jax.tree.map_with_path(spec, state)
 
 
 def _reduction(mesh: Mesh) -> Reduce:
