@@ -25,7 +25,9 @@ from rollmill.execution import advance, lower
 HERE = Path(__file__).parent
 
 
-def rollmill_steps_per_second(sizes: Sizes, *, iterations: int, repeats: int, unroll: int = 1) -> list[float]:
+def rollmill_steps_per_second(
+    sizes: Sizes, *, iterations: int, repeats: int, unroll: int | None = None
+) -> list[float]:
     algorithm = rollmill.ppo(
         rollmill.make("CartPole-v1"),
         total_timesteps=sizes.num_envs * sizes.num_steps * iterations * (repeats + 1),
@@ -52,7 +54,7 @@ def rejax_steps_per_second(python: str, sizes: Sizes, *, iterations: int, repeat
     return json.loads(done.stdout.splitlines()[-1])["figures"]
 
 
-def compare(sizes: Sizes, *, iterations: int, rounds: int, rejax: str | None, unroll: int) -> dict:
+def compare(sizes: Sizes, *, iterations: int, rounds: int, rejax: str | None, unroll: int | None) -> dict:
     sides = {"rollmill": [], "one_xla_program": []} | ({"rejax": []} if rejax else {})
     for _ in range(rounds):
         sides["rollmill"] += rollmill_steps_per_second(sizes, iterations=iterations, repeats=3, unroll=unroll)
@@ -72,7 +74,7 @@ def main() -> None:
     parser.add_argument("machine", choices=("cpu", "gpu"))
     parser.add_argument("--rejax", help="a Python with rejax==0.1.3 and gymnax==0.0.9")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--unroll", type=int, nargs="+", default=[1])
+    parser.add_argument("--unroll", type=int, nargs="+", default=[None], help="left out: what Rollmill chooses")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     on_cpu = options.machine == "cpu"

@@ -72,7 +72,10 @@ def test_a_nan_reward_names_fragment_iteration_and_environments(tmp_path):
 def test_the_failing_run_stops_at_the_same_place_when_resumed(tmp_path):
     graph = algorithm(root_of_negative)
     messages = []
-    for attempt in (rollmill.train, lambda graph, run_dir, **_: rollmill.resume(run_dir, algorithm=graph, quiet=True)):
+    for attempt in (
+        rollmill.train,
+        lambda graph, run_dir, **_: rollmill.resume(run_dir, algorithm=graph, quiet=True),
+    ):
         with pytest.raises(NonFiniteError) as caught:
             attempt(graph, run_dir=tmp_path / "run", **OPTIONS)
         messages.append(str(caught.value))
@@ -81,7 +84,9 @@ def test_the_failing_run_stops_at_the_same_place_when_resumed(tmp_path):
 
 def test_an_infinite_reward_that_only_the_gradients_see(tmp_path):
     huge = lambda age, params: jnp.where((age == 9) & (params > 0), 3e38, 0.0)
-    with pytest.raises(NonFiniteError, match=r"fragment 'gradients' at iteration 2, epoch 0, minibatch \d") as caught:
+    with pytest.raises(
+        NonFiniteError, match=r"fragment 'gradients' at iteration 2, epoch 0, minibatch \d"
+    ) as caught:
         rollmill.train(algorithm(huge, norm_adv=False), run_dir=tmp_path / "run", **OPTIONS)
     shown = replay(algorithm(huge, norm_adv=False), tmp_path / "run/fault")
     assert shown.fault.fragment == "gradients" and str(shown.fault) in str(caught.value)

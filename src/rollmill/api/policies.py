@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from rollmill.algorithms import environment_functions
+from rollmill.algorithms import clip_to_space, environment_functions
 from rollmill.api.specification import import_modules
 from rollmill.api.training import reopen
 from rollmill.core.errors import CheckpointError, UsageError
@@ -46,7 +46,7 @@ class Policy:
     def __call__(
         self, observation: Observation, *, action_mask: Any = None, stochastic: bool = False
     ) -> PyTree[np.ndarray]:
-        """The action for one observation, both in the shapes of the environment's spaces.
+        """The action for one observation, inside the bounds of the environment's space.
 
         Args:
             observation: one observation.
@@ -58,7 +58,7 @@ class Policy:
         mask = () if action_mask is None else jnp.asarray(action_mask)
         decision = decide(self._weights, key, self._memory, _as_float32(observation), mask)
         self._memory = decision.memory
-        return jax.tree.map(np.asarray, decision.action)
+        return jax.tree.map(np.asarray, clip_to_space(self._graph.action_space, decision.action))
 
     def reset(self, *, seed: int | None = None) -> None:
         """Forgets what was seen, as at the start of an episode; `seed` also sets the random key back."""

@@ -1,15 +1,21 @@
 """From names and JSON to graphs: the one place that knows every algorithm by its name."""
 
 import dataclasses
+import hashlib
 import importlib
+import re
 import types
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from rollmill.algorithms import PPOConfig, ppo
-from rollmill.core.errors import CheckpointError, UsageError, unknown_name
-from rollmill.dataflow import Graph
+from rollmill.core.errors import CheckpointError, RollmillError, UsageError, unknown_name
+from rollmill.dataflow import Graph, start_one, step_one
 from rollmill.envs import make
 
 
@@ -68,6 +74,38 @@ def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> 
             raise
         hint = " ".join(f"--import {name}" for name in imported)
         raise UsageError(f"{error} The run was started with {hint}.") from error
+
+
+def describe(graph: Graph) -> dict[str, Any]:
+    """The graph's settings as a run records them, with what they cannot rebuild named under "custom".
+
+    An environment that was changed after it was made, or was never registered, is found by comparing
+    what the rebuilt graph computes with what this one does.
+    """
+    settings = {**graph.settings, "fingerprint": fingerprint(graph)}
+    if settings["custom"] or _rebuilds(settings):
+        return settings
+    return {**settings, "custom": ["environment"]}
+
+
+def _rebuilds(settings: dict[str, Any]) -> bool:
+    try:
+        return fingerprint(rebuild_graph(settings)) == settings["fingerprint"]
+    except RollmillError:
+        return False
+
+
+def fingerprint(graph: Graph) -> str:
+    """A digest of the program of one environment's reset and of one step of policy and environment."""
+
+    def one_step(key):
+        weights = graph.weights(graph.start_learner(key))
+        return step_one(graph, weights, start_one(graph, key, jnp.int32(0)), key)
+
+    program = jax.make_jaxpr(one_step)(jax.random.key(0))
+    text = re.sub(r"0x[0-9a-f]+", "", str(program))  # addresses differ from process to process
+    constants = b"".join(np.asarray(const).tobytes() for const in program.consts)
+    return hashlib.sha256(text.encode() + constants).hexdigest()
 
 
 def config_from_json(config: type, values: dict[str, Any]) -> Any:

@@ -1,20 +1,25 @@
 """Trains a graph into a run directory, and goes on where a run stopped."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-from jaxtyping import PyTree
-
 from rollmill.api.options import RunOptions
 from rollmill.api.recorder import Recorder
-from rollmill.api.specification import import_modules, rebuild_graph
+from rollmill.api.specification import describe, fingerprint, import_modules, rebuild_graph
 from rollmill.core.machine import git_commit, hardware, versions
 from rollmill.dataflow import Graph
-from rollmill.execution import Program, advance, enable_compilation_cache, lower, stop_at_fault, take_devices
+from rollmill.execution import (
+    Program,
+    Window,
+    advance,
+    enable_compilation_cache,
+    lower,
+    stop_at_fault,
+    take_devices,
+)
 from rollmill.record import (
     Checkpoints,
     Display,
@@ -56,7 +61,7 @@ def train(
         StorageError: if the run cannot be written any further; it can be resumed.
     """
     options = replace(options or RunOptions(), **overrides)
-    root = options.run_dir or _name(algorithm, options)
+    root = Path(options.run_dir) if options.run_dir else _name(algorithm, options)
     RunDirectory.refuse_occupied(root)
     display = choose_display(quiet=options.quiet)
     program = _compile(algorithm, options, display)
@@ -83,6 +88,8 @@ def resume(
     algorithm, options = reopen(run, algorithm=algorithm, imports=imports)
     options = replace(options, quiet=quiet)
     display = choose_display(quiet=quiet)
+    if fingerprint(algorithm) != run.read_config()["graph"]["fingerprint"]:
+        display.note("note: environment, network or JAX are not what they were when this run started")
     program = _compile(algorithm, options, display)
     return _train(run, algorithm, program, options, display)
 
@@ -92,9 +99,11 @@ def reopen(
 ) -> tuple[Graph, RunOptions]:
     """The algorithm and the options that a run was started with."""
     config = run.read_config()
+    options = RunOptions(**config["options"] | {"run_dir": run.root})
+    take_devices(options.devices)  # before anything starts JAX, which fixes how many there are
     import_modules(imports)
     graph = algorithm or rebuild_graph(config["graph"], imported=config["imports"])
-    return graph, RunOptions(**config["options"] | {"run_dir": run.root})
+    return graph, options
 
 
 def _name(algorithm: Graph, options: RunOptions) -> Path:
@@ -104,7 +113,7 @@ def _name(algorithm: Graph, options: RunOptions) -> Path:
 
 def _config(algorithm: Graph, options: RunOptions, imports: Sequence[str]) -> dict[str, Any]:
     kept = {name: value for name, value in asdict(options).items() if name not in ("run_dir", "quiet")}
-    return {"graph": algorithm.settings, "options": kept, "imports": list(imports)}
+    return {"graph": describe(algorithm), "options": kept, "imports": list(imports)}
 
 
 def _provenance() -> dict[str, Any]:
@@ -128,7 +137,14 @@ def _train(run: RunDirectory, algorithm: Graph, program: Program, options: RunOp
         with MetricsLog(run, tensorboard=options.tensorboard, resume_from=first) as log:
             recorder = Recorder(run, algorithm, options, program.compile_seconds, checkpoints, log, display)
             recorder.begin(restored, state)
-            _advance(run, algorithm, program, recorder, stop, state=state, first=first)
+            windows = advance(
+                program,
+                state,
+                first=first,
+                until=algorithm.loops.iterations,
+                stride=options.checkpoint_iterations,
+            )
+            _follow(windows, run, algorithm, program, recorder, stop)
         checkpoints.wait()
         summary = recorder.finish(stopped_by=stop.signal_name)
     return Run(run.root, summary, stop.exit_code if summary["status"] == "stopped" else 0)
@@ -138,17 +154,15 @@ def _checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
     return Checkpoints(run.checkpoints, keep_last=options.keep_last, keep_best=options.keep_best)
 
 
-def _advance(
+def _follow(
+    windows: Iterator[Window],
     run: RunDirectory,
     algorithm: Graph,
     program: Program,
     recorder: Recorder,
     stop: StopRequest,
-    *,
-    state: PyTree[jax.Array],
-    first: int,
 ) -> None:
-    for window in advance(program, state, first=first, until=algorithm.loops.iterations):
+    for window in windows:
         recorder.record(window.first, window.metrics)
         stop_at_fault(algorithm, program, window, run.fault)
         recorder.save_if_due(window.last, window.after, now=stop.requested)

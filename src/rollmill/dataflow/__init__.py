@@ -27,6 +27,7 @@ from rollmill.dataflow.loops import (
     learn_minibatch,
     rollout_one,
     start,
+    start_one,
     step_one,
 )
 from rollmill.dataflow.minibatches import choose_num_shards, shuffled_rows, taker
@@ -63,6 +64,7 @@ __all__ = [
     "rollout_one",
     "shuffled_rows",
     "start",
+    "start_one",
     "step_one",
     "taker",
 ]

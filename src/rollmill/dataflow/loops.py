@@ -39,11 +39,12 @@ def identity(tree: PyTree[Array]) -> PyTree[Array]:
 def start(graph: Graph, key: Key, index: Int[Array, " E"]) -> State:
     """The training state before the first iteration, for the environments with these global indices."""
     learner_key, env_key = jax.random.split(jax.random.fold_in(key, START))
-    collector = jax.vmap(partial(_start_one, graph), in_axes=(None, 0))(env_key, index)
+    collector = jax.vmap(partial(start_one, graph), in_axes=(None, 0))(env_key, index)
     return State(collector, graph.start_learner(learner_key), key, jnp.int32(0))
 
 
-def _start_one(graph: Graph, key: Key, index: Int[Array, ""]) -> Collector:
+def start_one(graph: Graph, key: Key, index: Int[Array, ""]) -> Collector:
+    """ONE environment before its first step; its key belongs to its global index."""
     state, observation = graph.start_environment(jax.random.fold_in(key, index), index)
     return Collector(index, state, observation, graph.action_mask(state), graph.start_memory())
 

@@ -35,7 +35,8 @@ def choose_num_shards(num_envs: int, num_steps: int, num_minibatches: int, *, by
 
 
 def _does_not_divide(rows: int, num_minibatches: int, *, by_sequence: bool) -> UsageError:
-    divisors = [n for n in range(1, rows + 1) if rows % n == 0] if rows <= 10**6 else []
+    small = [n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0]
+    divisors = sorted({*small, *(rows // n for n in small)})
     nearest = sorted(sorted(divisors, key=lambda n: abs(n - num_minibatches))[:2])
     kind = "sequences (num_envs)" if by_sequence else "samples (num_envs x num_steps)"
     return UsageError(
@@ -69,11 +70,15 @@ def shuffled_rows(
 def taker(batch: Batch, loops: Loops) -> Callable[[UInt32[Array, " N"]], Batch]:
     """The function from rows to the minibatch that consists of them."""
     if loops.cut == "samples":
-        take = _packed_rows(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch.samples))
+        take = _packed_rows(jax.tree.map(_flat_rows, batch.samples))
         return lambda rows: Batch(take(rows))
     by_sequence = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), batch.samples)
     pick = lambda tree, rows: jax.tree.map(lambda leaf: leaf[rows], tree)
     return lambda rows: Batch(pick(by_sequence, rows), pick(batch.sequences, rows))
+
+
+def _flat_rows(leaf: Array) -> Array:
+    return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])  # no -1: a leaf may be empty
 
 
 def _packed_rows(samples: PyTree[Array]) -> Callable[[UInt32[Array, " N"]], PyTree[Array]]:
@@ -99,8 +104,8 @@ def _packed_rows(samples: PyTree[Array]) -> Callable[[UInt32[Array, " N"]], PyTr
 
 
 def _to_columns(leaf: Array) -> UInt32[Array, "rows width"]:
-    return jax.lax.bitcast_convert_type(leaf, jnp.uint32).reshape(leaf.shape[0], -1)
+    return jax.lax.bitcast_convert_type(leaf, jnp.uint32).reshape(leaf.shape[0], math.prod(leaf.shape[1:]))
 
 
 def _from_columns(columns: UInt32[Array, "N width"], like: Array) -> Array:
-    return jax.lax.bitcast_convert_type(columns, like.dtype).reshape(-1, *like.shape[1:])
+    return jax.lax.bitcast_convert_type(columns, like.dtype).reshape(len(columns), *like.shape[1:])

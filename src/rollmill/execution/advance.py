@@ -46,16 +46,20 @@ class _Running(NamedTuple):
     metrics: list[Array]
 
 
-def advance(program: Program, state: State, *, first: int, until: int) -> Iterator[Window]:
+def advance(
+    program: Program, state: State, *, first: int, until: int, stride: int | None = None
+) -> Iterator[Window]:
     """Runs iterations `first` to `until`, and yields them window by window.
 
-    A consumer that stops early loses nothing: every window carries the state at its end.
+    A consumer that stops early loses nothing: every window carries the state at its end. Where a
+    `stride` is given, a window ends at every multiple of it.
     """
     size, ahead, since = 1, None, time.perf_counter()
     while first < until or ahead is not None:
         running, ahead = ahead, None
         if first < until:
-            ahead = _dispatch(program, state, first, min(size, until - first))
+            to_stride = until if stride is None else stride - first % stride
+            ahead = _dispatch(program, state, first, min(size, until - first, to_stride))
             state, first = ahead.after, first + len(ahead.metrics)
         if running is not None:
             yield _read(program, running)

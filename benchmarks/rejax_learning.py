@@ -1,0 +1,56 @@
+"""Trains Rejax's PPO and prints its learning curves as JSON; runs in a Python that has rejax 0.1.3 and gymnax 0.0.9.
+
+One argument, a JSON object: `settings` are what `PPO.create` takes, `seeds` the numbers of seeds,
+`episodes` how many greedy episodes each point of a curve is the mean of.
+"""
+
+import json
+import sys
+from importlib.metadata import version
+
+import gymnax
+import jax
+import jax.numpy as jnp
+from rejax import PPO
+from rejax.evaluate import evaluate
+
+
+def train(settings: dict, *, seeds: list[int], episodes: int) -> jax.Array:
+    """Mean returns `[seed, point]`, before training and after every `eval_freq` steps."""
+    env, params = gymnax.make(settings["env"])
+
+    def mean_return(algorithm, state, key):
+        play = greedy(algorithm, state)
+        return evaluate(play, key, env, params, episodes, params.max_steps_in_episode)[1].mean()
+
+    algorithm = PPO.create(**settings).replace(eval_callback=mean_return)
+    keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+    _, returns = jax.jit(jax.vmap(algorithm.train))(keys)
+    return returns
+
+
+def greedy(algorithm, state):
+    """`PPO.make_act` with the mode of the distribution in the place of a sample of it."""
+
+    def act(observation, key):
+        if algorithm.normalize_observations:
+            observation = algorithm.normalize_obs(state.obs_rms_state, observation)
+        weights = state.actor_ts.params
+        distribution = algorithm.actor.apply(weights, observation[None], method="_action_dist")
+        action = jnp.squeeze(distribution.mode())
+        if algorithm.discrete:
+            return action
+        return jnp.clip(action, jnp.squeeze(algorithm.action_space.low), jnp.squeeze(algorithm.action_space.high))
+
+    return act
+
+
+def main() -> None:
+    order = json.loads(sys.argv[1])
+    returns = train(order["settings"], seeds=order["seeds"], episodes=order["episodes"])
+    versions = {name: version(name) for name in ("rejax", "gymnax", "jax")}
+    print(json.dumps({"returns": returns.tolist(), "versions": versions}))
+
+
+if __name__ == "__main__":
+    main()

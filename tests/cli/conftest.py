@@ -1,0 +1,39 @@
+"""The command in a process of its own, as a user runs it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def environment_variables(tmp_path_factory):
+    """As a user's, but for a compilation cache of this session's own."""
+    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return kept | {"ROLLMILL_CACHE_DIR": str(tmp_path_factory.getbasetemp() / "cache")}
+
+
+@pytest.fixture
+def rollmill(environment_variables, tmp_path):
+    """`rollmill("train", "ppo", ...)` waits and returns the finished process; `.start` does not wait."""
+
+    class Command:
+        def start(self, *arguments, **options) -> subprocess.Popen:
+            command = [sys.executable, "-m", "rollmill", *map(str, arguments)]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            environment = environment_variables | options.pop("env", {})
+            return subprocess.Popen(command, cwd=tmp_path, env=environment, **(pipes | options))
+
+        def __call__(self, *arguments, **options) -> subprocess.CompletedProcess:
+            process = self.start(*arguments, **options)
+            output, errors = process.communicate(timeout=300)
+            return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+    return Command()
+
+
+def files_under(root: Path) -> dict[str, bytes]:
+    """Every file's content, to see whether anything changed."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}

@@ -1,0 +1,138 @@
+"""Runs that are killed or stopped go on as if they never had been."""
+
+import json
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+SIZES = ["--num-envs", 16, "--num-steps", 16, "--total-timesteps", 16 * 16 * 60, "--learning-rate", 1e-3]
+ALWAYS = ["--checkpoint-iterations", 1, "--no-tensorboard"]
+
+VARIANTS = {
+    "plain": [],
+    "normalised": ["--normalize-observations", "--normalize-rewards"],
+    "recurrent": ["--network.torso", "gru"],
+    "two-devices": ["--devices", 2],
+    "two-seeds": ["--num-seeds", 2],
+}
+
+
+def summary(run: Path) -> dict:
+    return json.loads((run / "summary.json").read_text())
+
+
+def iterations_logged(run: Path) -> list[int]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["iteration"] for line in lines]
+
+
+def wait_for_checkpoint(run: Path, at_least: int, process, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        done = [int(p.name) for p in (run / "checkpoints").glob("[0-9]*") if p.name.isdecimal()]
+        if done and max(done) >= at_least:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    raise AssertionError(f"no checkpoint {at_least} within {seconds} s")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_killed_and_resumed_is_never_stopped(rollmill, tmp_path, variant):
+    train = ["train", "ppo", "CartPole-v1", *SIZES, *ALWAYS, *VARIANTS[variant]]
+    whole = rollmill(*train, "--run-dir", "whole")
+    assert whole.returncode == 0, whole.stderr
+    process = rollmill.start(*train, "--run-dir", "killed")
+    wait_for_checkpoint(tmp_path / "killed", 10, process)
+    process.kill()
+    process.communicate()
+    assert not (tmp_path / "killed/summary.json").exists(), "the run ended before it could be killed"
+    resumed = rollmill("resume", "killed")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed from iteration" in resumed.stderr
+    ends = [summary(tmp_path / name) for name in ("whole", "killed")]
+    assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
+    assert ends[0]["final_return"] == ends[1]["final_return"]
+    assert ends[0]["best_return"] == ends[1]["best_return"]
+    assert iterations_logged(tmp_path / "killed") == list(range(1, 61))
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_ends_the_iteration_saves_and_says_how_to_go_on(rollmill, tmp_path, name, code):
+    process = rollmill.start(
+        "train", "ppo", "CartPole-v1", *SIZES, "--total-timesteps", 10**8, "--run-dir", "run", "--no-tensorboard"
+    )
+    wait_for_checkpoint(tmp_path / "run", 0, process)
+    time.sleep(0.5)
+    process.send_signal(getattr(signal, name))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert "rollmill resume run" in errors and f"stopped by {name}" in errors
+    assert "Traceback" not in errors
+    stopped = summary(tmp_path / "run")
+    assert stopped["status"] == "stopped"
+    newest = max(int(p.name) for p in (tmp_path / "run/checkpoints").iterdir())
+    assert newest == stopped["iterations"] == iterations_logged(tmp_path / "run")[-1]
+
+
+def kill_at_random_moments(rollmill, tmp_path, times: int, seed: int) -> None:
+    rng = random.Random(seed)
+    train = ["train", "ppo", "CartPole-v1", *SIZES, *ALWAYS, "--total-timesteps", 16 * 16 * 4000]
+    process = rollmill.start(*train, "--run-dir", "run")
+    wait_for_checkpoint(tmp_path / "run", 0, process)
+    reached = -1
+    for _ in range(times):
+        time.sleep(rng.uniform(0.0, 4.0))
+        assert process.poll() is None, process.communicate()
+        process.kill()
+        process.communicate()
+        newest = max(int(p.name) for p in (tmp_path / "run/checkpoints").iterdir() if p.name.isdecimal())
+        assert newest >= reached, "a checkpoint that was there is gone"
+        reached = newest
+        process = rollmill.start("resume", "run")
+    wait_for_checkpoint(tmp_path / "run", reached + 1, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode in (0, 130), errors
+    last = summary(tmp_path / "run")["iterations"]
+    assert last > reached
+    assert iterations_logged(tmp_path / "run") == list(range(1, last + 1))
+
+
+def test_three_kills_at_random_moments(rollmill, tmp_path):
+    kill_at_random_moments(rollmill, tmp_path, 3, seed=0)
+
+
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments(rollmill, tmp_path):
+    kill_at_random_moments(rollmill, tmp_path, 20, seed=1)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(rollmill, tmp_path):
+    train = ["train", "ppo", "CartPole-v1", *SIZES, *ALWAYS]
+    assert rollmill(*train, "--run-dir", "run").returncode == 0
+    before = summary(tmp_path / "run")
+    for path in (tmp_path / "run/checkpoints/60/state").rglob("*"):
+        if path.is_file() and path.stat().st_size > 100:
+            path.write_bytes(path.read_bytes()[:-50])
+    (tmp_path / "run/summary.json").unlink()
+    resumed = rollmill("resume", "run")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "checkpoint 60" in resumed.stderr and "damaged" in resumed.stderr
+    assert "resumed from iteration 59" in resumed.stderr
+    assert summary(tmp_path / "run")["weights_sha256"] == before["weights_sha256"]
+
+
+def test_a_run_that_is_being_written_is_refused(rollmill, tmp_path):
+    train = ["train", "ppo", "CartPole-v1", *SIZES, "--total-timesteps", 10**8, "--run-dir", "run"]
+    process = rollmill.start(*train)
+    wait_for_checkpoint(tmp_path / "run", 0, process)
+    second = rollmill("resume", "run")
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
+    assert second.returncode == 2
+    assert f"being written by process {process.pid}" in second.stderr
