@@ -36,6 +36,7 @@ class Curves(NamedTuple):
 
     @property
     def final(self) -> list[float]:
+        """Of each seed, after the whole training."""
         return [of_seed[-1] for of_seed in self.returns]
 
 

@@ -1,7 +1,9 @@
 """What every benchmark shares: where it ran, and a JSON file that says so beside the figures."""
 
 import json
+import os
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -17,11 +19,14 @@ def spread(values: list[float]) -> dict[str, float | list[float]]:
 
 
 def write_result(name: str, result: dict, *, directory: Path = RESULTS) -> Path:
-    """Writes `result` with hardware, versions, commit and time; returns the file."""
+    """Writes `result` with hardware, versions, commit and time; returns the file.
+
+    Where the sources were copied without their repository, `$ROLLMILL_COMMIT` says what was copied.
+    """
     provenance = {
         "command": " ".join(["python", *_command()]),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": git_commit(),
+        "commit": git_commit() or os.environ.get("ROLLMILL_COMMIT"),
         "versions": versions(),
         "hardware": hardware() | {"gpu": _gpu()},
     }
@@ -33,9 +38,12 @@ def write_result(name: str, result: dict, *, directory: Path = RESULTS) -> Path:
 
 
 def _command() -> list[str]:
-    import sys
-
-    return [Path(sys.argv[0]).as_posix(), *sys.argv[1:]]
+    """The command line, but for where it was told to write."""
+    words = sys.argv[1:]
+    if "--output" in words:
+        at = words.index("--output")
+        words = words[:at] + words[at + 2 :]
+    return [f"benchmarks/{Path(sys.argv[0]).name}", *words]
 
 
 def _gpu() -> str | None:

@@ -1,4 +1,4 @@
-"""Trains Rejax's PPO and prints its learning curves as JSON; runs in a Python that has rejax 0.1.3 and gymnax 0.0.9.
+"""Prints learning curves of Rejax's PPO as JSON; runs in a Python that has rejax 0.1.3 and gymnax 0.0.9.
 
 One argument, a JSON object: `settings` are what `PPO.create` takes, `seeds` the numbers of seeds,
 `episodes` how many greedy episodes each point of a curve is the mean of.

@@ -118,7 +118,7 @@ BAD = {
     "recipe": (["train", "ppo", "CartPole-v1", "--recipe", "cartpol"], "unknown recipe 'cartpol'"),
     "minibatches": (
         ["train", "ppo", "CartPole-v1", "--num-envs", "5", "--num-steps", "3", "--num-minibatches", "4"],
-        "15 samples (num_envs x num_steps) do not divide into num_minibatches=4 equal parts; nearest that do: 3 or 5",
+        "15 samples (num_envs x num_steps) do not divide into num_minibatches=4 equal parts; nearest that do: 3",
     ),
     "too few steps": (["train", "ppo", "CartPole-v1", "--total-timesteps", "10"], "less than one iteration"),
     "zero": (["train", "ppo", "CartPole-v1", "--num-envs", "0"], "num_envs=0 must be at least 1"),

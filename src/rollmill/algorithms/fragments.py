@@ -63,7 +63,6 @@ def environment_functions(
         num_envs: environments over all places.
         gamma: where given, the discounted return is recorded, for reward normalisation.
     """
-    _check_compilable(env)
     check_types(env)
     env = record_episodes(auto_reset(env))
     env = env if gamma is None else record_discounted_returns(env, gamma)
@@ -89,16 +88,24 @@ def environment_functions(
     return EnvironmentFunctions(start, step, action_mask)
 
 
-def _check_compilable(env: Environment) -> None:
+def compilable(env: Environment | HostEnvironment) -> Environment:
+    """The environment itself; a `UsageError` where it lives on the host."""
     if isinstance(env, HostEnvironment):
         raise UsageError(
             f"{env.name} lives on the host as Python objects and cannot be compiled into a training program; "
             "`rollmill evaluate RUN --env` runs policies on it. Train on a JAX version, such as "
             f"{env.name.removeprefix('gymnasium:')} or gymnax:{env.name.removeprefix('gymnasium:')}."
         )
+    return env
 
 
 def _own_params(default: Params, given: Params, num_envs: int, index: Int[Array, ""]) -> Params:
+    if jax.tree.structure(given) != jax.tree.structure(default):
+        raise UsageError(
+            f"params has the structure {jax.tree.structure(given)}; expected that of the environment's own "
+            f"params, {jax.tree.structure(default)}."
+        )
+
     def pick(shared, leaf):
         shape = jnp.shape(shared)
         if jnp.shape(leaf) == shape:

@@ -21,6 +21,7 @@ from rollmill.algorithms.fragments import (
     MakeNetwork,
     NetworkPolicy,
     PolicyWeights,
+    compilable,
     environment_functions,
     network_policy,
 )
@@ -32,7 +33,7 @@ from rollmill.algorithms.losses import (
 )
 from rollmill.algorithms.returns import bootstrap_values, generalised_advantages
 from rollmill.algorithms.sizes import check_fractions, check_positive, check_shards, iterations_for
-from rollmill.core.types import Environment, Memory, Params
+from rollmill.core.types import Environment, HostEnvironment, Memory, Params
 from rollmill.dataflow import (
     Batch,
     Fragment,
@@ -117,7 +118,7 @@ class Samples(NamedTuple):
 
 
 def ppo(
-    env: Environment,
+    env: Environment | HostEnvironment,
     config: PPOConfig | None = None,
     *,
     params: Params | None = None,
@@ -136,10 +137,12 @@ def ppo(
         **overrides: fields of `PPOConfig` to replace.
 
     Raises:
-        UsageError: for sizes that do not fit together, and spaces that PPO cannot handle.
+        UsageError: for sizes that do not fit together, spaces that PPO cannot handle, and environments
+            that live on the host.
     """
     if isinstance(network, NetworkConfig):
         overrides, network = {**overrides, "network": network}, None
+    env = compilable(env)
     config = replace(config or PPOConfig(), **overrides)
     make_network = network or partial(actor_critic, config=config.network)
     envs = environment_functions(
@@ -314,9 +317,11 @@ def _loops(config: PPOConfig, *, by_sequence: bool) -> Loops:
     sizes = ("total_timesteps", "num_envs", "num_steps", "update_epochs", "num_minibatches")
     check_positive({name: getattr(config, name) for name in sizes})
     check_fractions({"gamma": config.gamma, "gae_lambda": config.gae_lambda})
-    shards = config.num_shards or choose_num_shards(
-        config.num_envs, config.num_steps, config.num_minibatches, by_sequence=by_sequence
-    )
+    shards = config.num_shards
+    if shards is None:
+        shards = choose_num_shards(
+            config.num_envs, config.num_steps, config.num_minibatches, by_sequence=by_sequence
+        )
     rows_each = 1 if by_sequence else config.num_steps
     check_shards(shards, config.num_envs, rows_each, config.num_minibatches)
     return Loops(

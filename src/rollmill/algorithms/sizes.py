@@ -32,6 +32,7 @@ def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:
 
 def check_shards(num_shards: int, num_envs: int, rows_each: int, num_minibatches: int) -> None:
     """Shards are equal, and every minibatch takes the same share of each."""
+    check_positive({"num_shards": num_shards})
     if num_envs % num_shards:
         raise UsageError(f"num_shards={num_shards} does not divide num_envs={num_envs}.")
     rows = num_envs // num_shards * rows_each

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium import spaces
 from jaxtyping import Array, PyTree
 
 from rollmill.algorithms import clip_to_space, environment_functions
@@ -44,21 +45,28 @@ class Policy:
         self._memory: Memory = graph.start_memory()
 
     def __call__(
-        self, observation: Observation, *, action_mask: Any = None, stochastic: bool = False
+        self, observation: Any, *, action_mask: Any = None, stochastic: bool = False
     ) -> PyTree[np.ndarray]:
         """The action for one observation, inside the bounds of the environment's space.
 
         Args:
-            observation: one observation.
+            observation: one element of the observation space; arrays, lists or numbers.
             action_mask: booleans, True where an action is legal; all are where it is left out.
             stochastic: draw the action, as in training, instead of taking the most likely one.
         """
         decide = self._sample if stochastic else self._greedy
         self._key, key = jax.random.split(self._key)
         mask = () if action_mask is None else jnp.asarray(action_mask)
-        decision = decide(self._weights, key, self._memory, _as_float32(observation), mask)
+        decision = decide(
+            self._weights, key, self._memory, _as_element(self._graph.observation_space, observation), mask
+        )
         self._memory = decision.memory
         return jax.tree.map(np.asarray, clip_to_space(self._graph.action_space, decision.action))
+
+    @property
+    def memory(self) -> Memory:
+        """What is remembered of the episode so far; `()` for a policy that remembers nothing."""
+        return self._memory
 
     def reset(self, *, seed: int | None = None) -> None:
         """Forgets what was seen, as at the start of an episode; `seed` also sets the random key back."""
@@ -169,8 +177,13 @@ def _check_same_spaces(graph: Graph, env: Environment | HostEnvironment) -> None
             raise UsageError(f"{env.name} has other {name} than the policy: {other}, trained on {own}.")
 
 
-def _as_float32(observation: Observation) -> PyTree[Array]:
-    """Numpy's 64-bit numbers, and Python's, as JAX's 32-bit ones."""
-    return jax.tree.map(
-        lambda leaf: jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype)), observation
-    )
+def _as_element(space: spaces.Space, observation: Any) -> Observation:
+    """Lists, Python's numbers and Numpy's 64-bit ones as one element of the space in JAX's dtypes."""
+
+    def leaf(expected: jax.ShapeDtypeStruct, value: Any) -> Array:
+        array = jnp.asarray(value, expected.dtype)
+        if array.shape != expected.shape:
+            raise UsageError(f"the observation has shape {array.shape}; one of {space} has {expected.shape}.")
+        return array
+
+    return jax.tree.map(leaf, struct(space), observation)

@@ -22,8 +22,8 @@ class Recipe(NamedTuple):
 def cartpole_two_cores() -> Recipe:
     """CartPole-v1 solved in a few seconds."""
     config = PPOConfig(
-        total_timesteps=500_000,
-        num_envs=64,
+        total_timesteps=150_000,
+        num_envs=32,
         num_steps=64,
         update_epochs=8,
         num_minibatches=4,
@@ -66,7 +66,7 @@ def rejax_pendulum() -> Recipe:
 def t_maze_gru() -> Recipe:
     """The memory probe with a recurrent policy."""
     config = PPOConfig(
-        total_timesteps=400_000,
+        total_timesteps=150_000,
         num_envs=64,
         num_steps=64,
         learning_rate=1e-3,

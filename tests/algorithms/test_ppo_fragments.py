@@ -1,0 +1,419 @@
+"""PPO's fragments against straightforward code, on rollouts with both kinds of episode ends.
+
+Shape letters: `T` steps, `E` environments, `N` samples.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from restless import restless
+
+import rollmill
+from rollmill.algorithms.fragments import NetworkPolicy, network_policy
+from rollmill.algorithms.ppo import PPOLearner, Samples, standardise_advantages
+from rollmill.dataflow import Batch, Graph, State, Trajectory, collect, identity, iterate, start, taker
+
+E, T = 8, 6
+NETWORKS = {
+    "mlp": rollmill.NetworkConfig(hidden_sizes=(6, 5)),
+    "gru": rollmill.NetworkConfig(torso="gru", hidden_sizes=(6,), gru_size=5),
+    "shared-gru": rollmill.NetworkConfig(torso="gru", hidden_sizes=(6,), gru_size=5, shared_torso=True),
+}
+LOOSE = {"rtol": 2e-4, "atol": 1e-5}
+
+
+def configure(network="mlp", **overrides):
+    small = {
+        "num_envs": E,
+        "num_steps": T,
+        "total_timesteps": 10 * E * T,
+        "num_minibatches": 2,
+        "learning_rate": 0.01,
+    }
+    return rollmill.PPOConfig(**(small | overrides), network=NETWORKS[network])
+
+
+def policy_of(config):
+    make = partial(rollmill.actor_critic, config=config.network)
+    return network_policy(restless(), make, normalise_observations=config.normalize_observations)
+
+
+class Rollout(NamedTuple):
+    """The second iteration's rollout, with what came before and after it."""
+
+    config: Any
+    graph: Graph
+    policy: NetworkPolicy
+    before: State
+    trajectory: Trajectory
+    learner: PPOLearner
+    batch: Batch
+
+
+@pytest.fixture(scope="module", params=list(NETWORKS))
+def rollout(request):
+    config = configure(request.param, normalize_observations=True, normalize_rewards=True)
+    graph = rollmill.ppo(restless(), config)
+
+    def run(key):
+        state = start(graph, key, jnp.arange(E, dtype=jnp.int32))
+        state, _ = iterate(graph, state)
+        _, trajectory = collect(graph, graph.weights(state.learner), state.collector, jax.random.key(7))
+        learner, batch = graph.prepare(state.learner, trajectory, reduce=identity, replicas=1)
+        return state, trajectory, learner, batch
+
+    found = Rollout(config, graph, policy_of(config), *eqx.filter_jit(run)(jax.random.key(3)))
+    steps = found.trajectory.steps
+    only = np.asarray(steps.terminated) & ~np.asarray(steps.truncated)
+    cut = np.asarray(steps.truncated) & ~np.asarray(steps.terminated)
+    both = np.asarray(steps.terminated & steps.truncated)
+    assert all(kind[:-1].any() for kind in (only, cut, both)) and cut[-1].any(), "the rollout shows too little"
+    return found
+
+
+class Said(NamedTuple):
+    """What a network says of each step `[T, E]`."""
+
+    log_prob: jax.Array
+    entropy: jax.Array
+    value: jax.Array
+    final_value: jax.Array
+
+
+def unroll_by_hand(policy, weights, observation, action, final_observation, done, memory):
+    """Step by step in Python, the memory set back after each end of an episode; ONE environment."""
+    said = []
+    for t in range(len(done)):
+        output = policy.forward(weights, memory, observation[t], ())
+        distribution, memory = output.distribution, output.memory
+        final_value = policy.forward(weights, memory, final_observation[t], ()).value
+        said.append(Said(distribution.log_prob(action[t]), distribution.entropy(), output.value, final_value))
+        memory = jax.tree.map(lambda m, d=done[t]: jnp.where(d, jnp.zeros_like(m), m), memory)
+    last_memory = memory
+    return jax.tree.map(lambda *x: jnp.stack(x), *said), last_memory
+
+
+def normalise_by_hand(statistics, x):
+    x = np.asarray(x, np.float64)
+    return np.clip((x - np.asarray(statistics.mean)) / np.sqrt(np.asarray(statistics.variance) + 1e-8), -10, 10)
+
+
+def said_of(rollout, weights=None):
+    """Of the rollout's observations, normalised by the statistics from before it."""
+    policy, (steps, start_memory, *_) = rollout.policy, rollout.trajectory
+    old = rollout.before.learner.weights
+    seen, final = (
+        jnp.asarray(normalise_by_hand(old.observations, x), jnp.float32)
+        for x in (steps.observation, steps.final_observation)
+    )
+    run = partial(unroll_by_hand, policy, old if weights is None else weights)
+    lifted = jax.vmap(run, in_axes=(1, 1, 1, 1, 0), out_axes=(1, 0))
+    return eqx.filter_jit(lifted)(seen, steps.action, final, steps.terminated | steps.truncated, start_memory)
+
+
+# --- the rollout and its preparation ------------------------------------------------------------------
+
+
+def test_learning_starts_from_a_ratio_of_one(rollout):
+    """What was stored while collecting is what the learner computes: across ends, and from the last rollout."""
+    if rollout.policy.recurrent:
+        moved = [np.any(np.asarray(m) != 0, axis=1) for m in jax.tree.leaves(rollout.trajectory.start_memory)]
+        assert np.any(moved[0]) and not np.all(moved[0])  # some episodes go on from the rollout before
+    said, _ = said_of(rollout)
+    np.testing.assert_allclose(said.log_prob, rollout.trajectory.steps.extras.log_prob, atol=1e-5)
+    np.testing.assert_allclose(said.log_prob, rollout.batch.samples.log_prob, atol=1e-5)
+    rows = jnp.arange(E * T if rollout.graph.loops.cut == "samples" else E, dtype=jnp.uint32)
+    whole = taker(rollout.batch, rollout.graph.loops)(rows)
+    _, metrics = eqx.filter_jit(lambda m: rollout.graph.gradients.function(rollout.learner, m))(whole)
+    assert metrics["losses/clip_fraction"] == 0
+    assert 0 <= metrics["losses/approx_kl"] < 1e-10
+
+
+def test_the_ratio_would_not_be_one_under_the_statistics_after_the_rollout(rollout):
+    """So it matters that they stay as they are within an iteration."""
+    later = rollout.learner.weights.observations
+    drift = normalise_by_hand(later, rollout.trajectory.steps.observation) - np.asarray(
+        rollout.batch.samples.observation
+    )
+    assert np.abs(drift).max() > 0.01
+    expected = normalise_by_hand(rollout.before.learner.weights.observations, rollout.trajectory.steps.observation)
+    np.testing.assert_allclose(rollout.batch.samples.observation, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_values_are_those_of_the_network_step_by_step(rollout):
+    said, _ = said_of(rollout)
+    np.testing.assert_allclose(rollout.batch.samples.value, said.value, **LOOSE)
+
+
+def test_advantages_and_targets_are_those_of_plain_loops(rollout):
+    steps, config = rollout.trajectory.steps, rollout.config
+    said, last_memory = said_of(rollout)
+    for ours, by_hand in zip(
+        jax.tree.leaves(rollout.trajectory.memory), jax.tree.leaves(last_memory), strict=True
+    ):
+        np.testing.assert_allclose(ours, by_hand, **LOOSE)
+    weights = rollout.before.learner.weights
+    value_of = eqx.filter_jit(jax.vmap(partial(rollout.policy.value, weights)))
+    last_value = np.asarray(value_of(last_memory, rollout.trajectory.observation))
+    variance = np.asarray(rollout.learner.returns.variance)
+    reward = np.asarray(steps.reward, np.float64) / np.sqrt(variance + 1e-8)
+    value, final_value = np.asarray(said.value), np.asarray(said.final_value)
+    advantage = np.zeros((T, E))
+    for e in range(E):
+        following = 0.0
+        for t in reversed(range(T)):
+            next_value = value[t + 1, e] if t + 1 < T else last_value[e]
+            if steps.truncated[t, e]:
+                next_value = final_value[t, e]
+            if steps.terminated[t, e]:
+                next_value = 0.0
+            if steps.terminated[t, e] or steps.truncated[t, e]:
+                following = 0.0
+            delta = reward[t, e] + config.gamma * next_value - value[t, e]
+            following = delta + config.gamma * config.gae_lambda * following
+            advantage[t, e] = following
+    np.testing.assert_allclose(rollout.batch.samples.advantage, advantage, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(rollout.batch.samples.target, advantage + value, rtol=1e-3, atol=1e-4)
+
+
+def merged(before, values):
+    """Count, mean and variance after these values, from those before (all values as one sum)."""
+    values = np.asarray(values, np.float64)
+    count, n = float(before.count), len(values)
+    total = count * np.asarray(before.mean) + values.sum(axis=0)
+    squares = count * (np.asarray(before.variance) + np.asarray(before.mean) ** 2) + (values**2).sum(axis=0)
+    mean = total / (count + n)
+    return count + n, mean, squares / (count + n) - mean**2
+
+
+def test_statistics_take_in_the_rollout_once(rollout):
+    before, after = rollout.before.learner, rollout.learner
+    steps = rollout.trajectory.steps
+    seen = np.asarray(steps.observation).reshape(T * E, 2)
+    pairs = [
+        (after.weights.observations, merged(before.weights.observations, seen)),
+        (after.returns, merged(before.returns, np.asarray(steps.info["discounted_return"]).ravel())),
+    ]
+    for statistics, (count, mean, variance) in pairs:
+        np.testing.assert_allclose(statistics.count, count)
+        np.testing.assert_allclose(statistics.mean, mean, rtol=1e-4)
+        np.testing.assert_allclose(statistics.variance, variance, rtol=1e-3)
+    for ours, theirs in zip(
+        jax.tree.leaves(after.weights.network), jax.tree.leaves(before.weights.network), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_discounted_returns_start_anew_where_an_episode_terminates(rollout):
+    steps, gamma = rollout.trajectory.steps, rollout.config.gamma
+    found, reward = np.asarray(steps.info["discounted_return"]), np.asarray(steps.reward)
+    for t in range(1, T):
+        running = np.where(steps.terminated[t - 1], 0, gamma * found[t - 1])
+        np.testing.assert_allclose(found[t], running + reward[t], rtol=1e-4, atol=1e-4)
+
+
+# --- gradients ----------------------------------------------------------------------------------------
+
+
+def mlp_by_hand(torso, x):
+    for layer in torso.mlp.layers:
+        x = jnp.tanh(
+            jnp.einsum("ni,io->no", x, layer.weight) + jnp.broadcast_to(layer.bias, (len(x), len(layer.bias)))
+        )
+    return x
+
+
+def loss_by_hand(config, log_prob, entropy, value, samples):
+    """As CleanRL writes it; any leading axes."""
+    ratio = jnp.exp(log_prob - samples.log_prob)
+    first = -samples.advantage * ratio
+    second = -samples.advantage * jnp.clip(ratio, 1 - config.clip_coef, 1 + config.clip_coef)
+    policy_loss = jnp.maximum(first, second).mean()
+    value_loss = (value - samples.target) ** 2
+    if config.clip_vloss:
+        near = samples.value + jnp.clip(value - samples.value, -config.clip_coef, config.clip_coef)
+        value_loss = jnp.maximum(value_loss, (near - samples.target) ** 2)
+    value_loss, entropy = 0.5 * value_loss.mean(), entropy.mean()
+    return policy_loss - config.ent_coef * entropy + config.vf_coef * value_loss, {
+        "losses/policy": policy_loss,
+        "losses/value": value_loss,
+        "losses/entropy": entropy,
+        "losses/clip_fraction": (jnp.abs(ratio - 1) > config.clip_coef).astype(jnp.float32).mean(),
+        "losses/approx_kl": ((ratio - 1) - jnp.log(ratio)).mean(),
+    }
+
+
+def mlp_loss_by_hand(config, network, samples):
+    logits = mlp_by_hand(network.actor_torso, samples.observation)
+    logits = jnp.einsum("ni,io->no", logits, network.actor.layer.weight) + network.actor.layer.bias[None]
+    value = mlp_by_hand(network.critic_torso, samples.observation)
+    value = jnp.einsum("ni,i->n", value, network.critic.weight[:, 0]) + network.critic.bias[0]
+    probability = jnp.exp(logits) / jnp.exp(logits).sum(axis=1, keepdims=True)
+    log_prob = jnp.log(probability[jnp.arange(len(logits)), samples.action])
+    entropy = -(probability * jnp.log(probability)).sum(axis=1)
+    return loss_by_hand(config, log_prob, entropy, value, samples)
+
+
+def disturbed(batch, seed=0):
+    """Old log-probabilities, values and targets moved, so that every kind of clipping takes place."""
+    samples = batch.samples
+    keys = jax.random.split(jax.random.key(seed), 4)
+    noise = [0.5 * jax.random.normal(key, samples.log_prob.shape) for key in keys]
+    return batch._replace(
+        samples=samples._replace(
+            log_prob=samples.log_prob + noise[0],
+            value=samples.value + noise[1],
+            target=samples.target + noise[2],
+            advantage=samples.advantage + noise[3],
+        )
+    )
+
+
+def disturbed_network(network, seed=1):
+    """Weights far from the start, where the policy would be nearly uniform."""
+    leaves, treedef = jax.tree.flatten(network)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    moved = [leaf + 0.5 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(treedef, moved)
+
+
+def with_network(learner, network):
+    return eqx.tree_at(lambda l: l.weights.network, learner, network)
+
+
+def whole_of(rollout):
+    rows = jnp.arange(E * T if rollout.graph.loops.cut == "samples" else E, dtype=jnp.uint32)
+    return disturbed(taker(rollout.batch, rollout.graph.loops)(rows))
+
+
+def assert_close(ours, theirs, **tolerance):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, **(tolerance or LOOSE))
+
+
+@pytest.mark.parametrize("clip_vloss", [True, False])
+def test_gradients_are_those_of_a_loss_written_out(rollout, clip_vloss):
+    config = configure(clip_vloss=clip_vloss, ent_coef=0.05, vf_coef=0.7)
+    if rollout.policy.recurrent:
+        config = configure("gru", clip_vloss=clip_vloss, ent_coef=0.05, vf_coef=0.7)
+    graph = rollmill.ppo(restless(), rollout.config, clip_vloss=clip_vloss, ent_coef=0.05, vf_coef=0.7)
+    network = disturbed_network(rollout.learner.weights.network)
+    learner, minibatch = with_network(rollout.learner, network), whole_of(rollout)
+
+    def by_hand(network):
+        if not rollout.policy.recurrent:
+            return mlp_loss_by_hand(config, network, minibatch.samples)
+        samples, memory = minibatch  # the memory carried along each of the N sequences
+        steps = rollout.trajectory.steps
+        done = (steps.terminated | steps.truncated).swapaxes(0, 1)
+        weights = eqx.tree_at(lambda w: w.network, learner.weights, network)
+        run = jax.vmap(partial(unroll_by_hand, rollout.policy, weights))
+        said, _ = run(samples.observation, samples.action, samples.observation, done, memory)
+        return loss_by_hand(config, said.log_prob, said.entropy, said.value, samples)
+
+    slopes, metrics = eqx.filter_jit(lambda m: graph.gradients.function(learner, m))(minibatch)
+    (loss, expected_metrics), expected = eqx.filter_jit(jax.value_and_grad(by_hand, has_aux=True))(network)
+    assert 0.1 < expected_metrics["losses/clip_fraction"] < 0.9
+    assert_close(slopes, expected)
+    assert_close(metrics, {**expected_metrics, "losses/total": loss})
+
+
+def test_the_mean_over_equal_parts_is_the_gradient_of_the_whole(rollout):
+    network = disturbed_network(rollout.learner.weights.network)
+    learner, minibatch = with_network(rollout.learner, network), whole_of(rollout)
+    run = eqx.filter_jit(lambda m: rollout.graph.gradients.function(learner, m))
+    size = len(jax.tree.leaves(minibatch.samples)[0])
+    cuts = [jax.tree.map(lambda x, i=i: x[i * size // 2 : (i + 1) * size // 2], minibatch) for i in range(2)]
+    halves = [run(half) for half in cuts]
+    assert_close(jax.tree.map(lambda a, b: (a + b) / 2, *halves), run(minibatch), rtol=1e-4, atol=1e-6)
+    differ = [np.abs(np.asarray(a - b)).max() for a, b in zip(*map(jax.tree.leaves, halves), strict=True)]
+    assert max(differ) > 1e-3
+
+
+def test_advantages_are_standardised_over_the_whole_minibatch(rollout):
+    minibatch = whole_of(rollout)
+    advantage = np.asarray(minibatch.samples.advantage, np.float64)
+    whole = standardise_advantages(minibatch, identity).samples
+    expected = (advantage - advantage.mean()) / advantage.std()
+    np.testing.assert_allclose(whole.advantage, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(whole.target, minibatch.samples.target)
+    halves = jax.tree.map(lambda x: x.reshape(2, -1, *x.shape[1:]), minibatch)
+    mean = partial(jax.lax.pmean, axis_name="half")  # noqa: TID251 - the test places
+    placed = jax.vmap(lambda half: standardise_advantages(half, mean).samples.advantage, axis_name="half")(halves)
+    np.testing.assert_allclose(np.asarray(placed).reshape(advantage.shape), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_equal_advantages_stay_finite():
+    samples = Samples(*[jnp.ones(4)] * 8)
+    found = standardise_advantages(Batch(samples), identity).samples.advantage
+    np.testing.assert_array_equal(found, np.zeros(4))
+
+
+# --- update -------------------------------------------------------------------------------------------
+
+
+def learner_and_update(config):
+    graph = rollmill.ppo(restless(), config)
+    learner = eqx.filter_jit(graph.start_learner)(jax.random.key(0))
+    return learner, eqx.filter_jit(graph.update.function)
+
+
+def fill(learner, value):
+    return jax.tree.map(lambda w: jnp.full_like(w, value), learner.weights.network)
+
+
+@pytest.mark.parametrize("anneal", [True, False])
+def test_the_step_size_falls_linearly_to_nothing(anneal):
+    """Adam's step under a constant gradient g is its rate times g / (g + eps), at every update.
+
+    3 iterations of 2 epochs of 2 minibatches: the last of 12 updates has a twelfth of the rate, and one
+    more would change nothing.
+    """
+    config = configure(total_timesteps=3 * E * T, update_epochs=2, anneal_lr=anneal, learning_rate=0.01)
+    learner, update = learner_and_update(config)
+    slope = 1e-3  # so small that the global norm is not cut
+    moved = []
+    for _ in range(13):
+        after = update(learner, fill(learner, slope))
+        deltas = jax.tree.map(lambda a, b: np.asarray(a - b), after.weights.network, learner.weights.network)
+        moved.append(np.mean([delta.mean() for delta in jax.tree.leaves(deltas)]))
+        learner = after
+    rate = 0.01 * (1 - np.arange(13) / 12) if anneal else np.full(13, 0.01)
+    np.testing.assert_allclose(moved, -rate * slope / (slope + 1e-5), rtol=2e-3, atol=1e-8)
+
+
+@pytest.mark.parametrize(("norm", "limit", "kept"), [(1e-4, 2e-5, 2e-5), (1e-5, 2e-5, 1e-5)])
+def test_gradients_are_scaled_down_to_the_largest_norm(norm, limit, kept):
+    """Seen in Adam's first step, `rate g / (|g| + 1e-5)`, since g is about as small as its epsilon."""
+    config = configure(max_grad_norm=limit, anneal_lr=False, learning_rate=0.1)
+    learner, update = learner_and_update(config)
+    zeros = fill(learner, 0.0)
+    slopes = eqx.tree_at(lambda n: n.critic.bias, zeros, jnp.full((1,), norm, jnp.float32))
+    after = update(learner, slopes)
+    step = np.asarray(after.weights.network.critic.bias - learner.weights.network.critic.bias)
+    np.testing.assert_allclose(step, -0.1 * kept / (kept + 1e-5), rtol=1e-4)
+    np.testing.assert_array_equal(after.weights.network.critic.weight, learner.weights.network.critic.weight)
+
+
+def test_an_update_leaves_the_statistics_alone(rollout):
+    update = eqx.filter_jit(rollout.graph.update.function)
+    after = update(rollout.learner, fill(rollout.learner, 0.1))
+    assert_close(after.weights.observations, rollout.learner.weights.observations, rtol=0)
+    assert_close(after.returns, rollout.learner.returns, rtol=0)
+    assert not np.array_equal(after.weights.network.critic.bias, rollout.learner.weights.network.critic.bias)
+
+
+@pytest.mark.parametrize(("target_kl", "epochs"), [(0.0, 1), (1e9, 3), (None, 3)])
+def test_learning_ends_above_the_target_divergence(target_kl, epochs):
+    graph = rollmill.ppo(restless(), configure(target_kl=target_kl, update_epochs=3, learning_rate=0.05))
+    state = start(graph, jax.random.key(0), jnp.arange(E, dtype=jnp.int32))
+    after, metrics = eqx.filter_jit(lambda state: iterate(graph, state))(state)
+    assert metrics["epochs"] == epochs
+    counts = {int(c) for c in jax.tree.leaves(after.learner.optimiser) if jnp.issubdtype(c.dtype, jnp.integer)}
+    assert counts == {2 * epochs}
