@@ -11,6 +11,7 @@ from counting_graph import FIRST_MEMORY, counting_graph, episode_length
 
 from rollmill.dataflow import State, collect, iterate, learn, start
 
+pytestmark = pytest.mark.usefixtures("fast_compilation")
 GRAPH = counting_graph()
 NUM_STEPS = GRAPH.loops.num_steps
 

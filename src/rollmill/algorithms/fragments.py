@@ -179,7 +179,7 @@ class NetworkPolicy(NamedTuple):
     ) -> Output:
         """What the network says about a normalised observation."""
         network = eqx.combine(weights.network, self.static)
-        return network(observation, memory, None if action_mask == () else action_mask)
+        return network(observation, memory, None if isinstance(action_mask, tuple) else action_mask)
 
     def value(self, weights: PolicyWeights, memory: Memory, observation: Observation) -> Float[Array, ""]:
         """The value of a raw observation."""

@@ -62,7 +62,7 @@ class PPOConfig:
     """Passes over the batch in one iteration."""
     num_minibatches: int = 4
     """Minibatches of one pass."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 2.5e-3
     """Step size of Adam, at the start where it is annealed."""
     anneal_lr: bool = True
     """Let the step size fall linearly to zero over the training."""
