@@ -14,10 +14,10 @@ demo: $(VENV)/.installed
 	@echo "evaluate it again: $(BIN)/rollmill evaluate $(DEMO_RUN)"
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
