@@ -5,7 +5,7 @@ decides how they run, runs them, and records what happened.
 """
 
 from rollmill.algorithms import PPOConfig, ppo
-from rollmill.api import Policy, Run, RunOptions, load, resume, train
+from rollmill.api import Policy, Run, RunOptions, evaluate, load, replay, resume, train
 from rollmill.core.errors import RollmillError
 from rollmill.core.types import Environment, HostEnvironment, Timestep
 from rollmill.envs import (
@@ -35,11 +35,13 @@ __all__ = [
     "actor_critic",
     "auto_reset",
     "check_environment",
+    "evaluate",
     "load",
     "make",
     "ppo",
     "register",
     "registered",
+    "replay",
     "resume",
     "time_limit",
     "train",

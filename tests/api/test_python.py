@@ -82,9 +82,12 @@ def test_evaluation_refuses_other_spaces(tmp_path):
 
 def test_the_best_checkpoint_can_be_loaded(tmp_path):
     run = rollmill.train(
-        small(total_timesteps=8 * 8 * 12), run_dir=tmp_path / "run", checkpoint_iterations=1, **QUIET
+        small(num_envs=64, num_steps=32, total_timesteps=64 * 32 * 8),
+        run_dir=tmp_path / "run",
+        checkpoint_iterations=1,
+        **QUIET,
     )
-    best = load_weights(run.directory, checkpoint="best")
+    best = load_weights(run.directory, checkpoint="best")  # among windows of 100 episodes or more
     rows = [json.loads(line) for line in (run.directory / "metrics.jsonl").read_text().splitlines()]
     returns = {row["iteration"]: row["episode/return"] for row in rows if row["episode/return"] is not None}
     assert best.iteration == max(returns, key=lambda i: (returns[i], i))

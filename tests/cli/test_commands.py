@@ -86,7 +86,7 @@ def test_several_seeds_have_a_summary_over_them(rollmill, tmp_path):
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "seeds/summary.json").read_text())
     assert summary["seeds"] == [5, 6, 7] and len(summary["final_return_per_seed"]) == 3
-    assert summary["env_steps"] == 3 * 1024
+    assert summary["total_env_steps"] == 3 * summary["env_steps"] == 3 * 1024
     mean = sum(summary["final_return_per_seed"]) / 3
     assert summary["final_return"] == pytest.approx(mean)
     assert rollmill("evaluate", "seeds", "--episodes", 4, "--train-seed", 6).returncode == 0

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill.core.errors import NonFiniteError
-from rollmill.execution.replay import replay
+from rollmill.execution.replay import replay_fault
 
 OPTIONS = {"quiet": True, "tensorboard": False, "checkpoint_iterations": 1}
 
@@ -63,7 +63,7 @@ def test_a_nan_reward_names_fragment_iteration_and_environments(tmp_path):
     assert [json.loads(line)["iteration"] for line in lines] == [1, 2]
     kept = sorted(int(p.name) for p in (tmp_path / "run/checkpoints").iterdir())
     assert max(kept) <= 2
-    shown = replay(graph, tmp_path / "run/fault")
+    shown = rollmill.replay(tmp_path / "run", algorithm=graph)
     assert "jnp.sqrt" in shown.line and "test_faults.py" in shown.line
     assert np.isnan(shown.outputs["reward"])
     assert int(jax.tree.leaves(shown.inputs["state"])[0]) == 18
@@ -88,7 +88,7 @@ def test_an_infinite_reward_that_only_the_gradients_see(tmp_path):
         NonFiniteError, match=r"fragment 'gradients' at iteration 2, epoch 0, minibatch \d"
     ) as caught:
         rollmill.train(algorithm(huge, norm_adv=False), run_dir=tmp_path / "run", **OPTIONS)
-    shown = replay(algorithm(huge, norm_adv=False), tmp_path / "run/fault")
+    shown = replay_fault(algorithm(huge, norm_adv=False), tmp_path / "run/fault")
     assert shown.fault.fragment == "gradients" and str(shown.fault) in str(caught.value)
     assert set(shown.fault.environments) <= {2, 5}
     assert not np.isfinite(shown.outputs["losses/value"])
@@ -113,4 +113,4 @@ def test_finite_runs_leave_no_fault(tmp_path):
     assert run.summary["status"] == "finished"
     assert not (tmp_path / "run/fault").exists()
     with pytest.raises(rollmill.RollmillError, match="no fault to replay"):
-        replay(algorithm(lambda age, params: jnp.float32(0)), tmp_path / "run/fault")
+        replay_fault(algorithm(lambda age, params: jnp.float32(0)), tmp_path / "run/fault")

@@ -18,7 +18,7 @@ def run(tmp_path) -> RunDirectory:
 
 
 def write(run: RunDirectory, iterations: range, **options) -> None:
-    with MetricsLog(run, **options) as log:
+    with MetricsLog(run, **({"resume_from": 0} | options)) as log:
         for iteration in iterations:
             log.write(iteration, 100 * iteration, {"episode/return": np.float32(iteration)})
 
@@ -36,7 +36,7 @@ def read_events(directory: Path) -> list[Event]:
 
 
 def test_lines_are_json_with_null_for_nan(run):
-    with MetricsLog(run, tensorboard=False) as log:
+    with MetricsLog(run, resume_from=0, tensorboard=False) as log:
         log.write(1, 64, {"loss": math.nan, "kl": np.float32(0.5), "note": "warm", "none": None, "ok": True})
         line = {
             "iteration": 1,
@@ -53,7 +53,7 @@ def test_lines_are_json_with_null_for_nan(run):
 
 
 def test_tensorboard_has_the_numbers_over_environment_steps(run):
-    with MetricsLog(run) as log:
+    with MetricsLog(run, resume_from=0) as log:
         log.write(1, 64, {"episode/return": 2.5, "loss": math.nan, "note": "warm"})
         log.write(2, 128, {"episode/return": 3.5})
     events = read_events(run.tensorboard)
@@ -65,7 +65,7 @@ def test_tensorboard_has_the_numbers_over_environment_steps(run):
 
 
 def test_nothing_is_opened_before_the_first_line(run):
-    MetricsLog(run).close()
+    MetricsLog(run, resume_from=0).close()
     assert not run.tensorboard.exists()
 
 
@@ -115,7 +115,7 @@ class FullFile:
 
 def test_a_full_disk_leaves_whole_lines(run):
     write(run, range(1, 3), tensorboard=False)
-    with MetricsLog(run, tensorboard=False) as log:
+    with MetricsLog(run, resume_from=2, tensorboard=False) as log:
         log._file = FullFile(log._file)
         with pytest.raises(StorageError, match="metrics.jsonl cannot be written: the disk is full"):
             log.write(3, 300, {})
@@ -129,7 +129,7 @@ def test_a_tensorboard_file_that_cannot_be_written_is_told(run, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(event_log, "_open_events", fail)
-    log = MetricsLog(run)
+    log = MetricsLog(run, resume_from=0)
     log.write(1, 1, {"a": 1.0})
     with pytest.raises(StorageError, match="tensorboard cannot be written: the disk is full"):
         log.close()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.own_line import blaming
 from rollmill.core.spaces import struct
 from rollmill.core.types import (
@@ -214,7 +214,27 @@ def network_policy(env: Environment, make_network: MakeNetwork, *, normalise_obs
 
     skeleton, static = _weights_and_rest(make)
     known = struct(env.observation_space) if normalise_observations else None
-    return NetworkPolicy(make, skeleton, static, known)
+    policy = NetworkPolicy(make, skeleton, static, known)
+    _check_types(policy, struct(env.observation_space))
+    return policy
+
+
+def _check_types(policy: NetworkPolicy, observation: PyTree[jax.ShapeDtypeStruct]) -> None:
+    """What the network returns, by type alone: its author's line, rather than an error of a loop around it."""
+    with blaming("the network"):
+        weights = jax.eval_shape(policy.start_weights, jax.random.key(0))
+        memory = jax.eval_shape(policy.start_memory)
+        output = jax.eval_shape(lambda w, m, o: policy.forward(w, m, o, ()), weights, memory, observation)
+        value = jax.eval_shape(policy.value, weights, memory, observation)
+    for what, found in (("its value", output.value), ("value(...)", value)):
+        if (found.shape, found.dtype) != ((), jnp.float32):
+            raise ContractError(
+                f"the network: {what} is {found.dtype}{list(found.shape)}, expected one float32 []."
+            )
+    if jax.tree.map(lambda leaf: leaf.shape, output.memory) != jax.tree.map(lambda leaf: leaf.shape, memory):
+        raise ContractError(
+            f"the network: it returns the memory {output.memory}, expected that of initial_memory, {memory}."
+        )
 
 
 def _weights_and_rest(make: Callable[[Key], ActorCritic]) -> tuple[PyTree, PyTree]:

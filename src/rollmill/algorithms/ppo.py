@@ -2,7 +2,7 @@
 
 Details follow Huang et al., "The 37 Implementation Details of Proximal Policy Optimization", ICLR
 Blog Track 2022, but for two: truncated episodes are bootstrapped from their final observation, and
-running statistics stay as they are within an iteration.
+statistics of observations stay as they are within an iteration.
 
 Shape letters: `T` steps, `E` environments held here, `N` samples, or sequences, of a minibatch.
 """
@@ -65,7 +65,7 @@ class PPOConfig:
     learning_rate: float = 2.5e-3
     """Step size of Adam, at the start where it is annealed."""
     anneal_lr: bool = True
-    """Let the step size fall linearly to zero over the training."""
+    """Let the step size fall linearly, to zero after the last of all planned updates."""
     gamma: float = 0.99
     """Discount factor."""
     gae_lambda: float = 0.95
@@ -157,17 +157,17 @@ def ppo(
         observation_space=env.observation_space,
         action_space=env.action_space,
         loops=loops,
-        environment=Fragment("environment", envs.step, ("action",), ("timestep", "trajectory")),
-        policy=Fragment("policy", policy.sample, ("timestep", "weights"), ("action", "trajectory")),
-        gradients=Fragment("gradients", partial(gradients, policy, config), ("trajectory",), ("gradients",)),
-        update=Fragment("update", partial(update, optimiser), ("gradients",), ("weights",)),
+        environment=Fragment("environment", envs.step),
+        policy=Fragment("policy", policy.sample),
+        gradients=Fragment("gradients", partial(gradients, policy, config)),
+        update=Fragment("update", partial(update, optimiser)),
         start_environment=envs.start,
         start_memory=policy.start_memory,
         start_learner=partial(_start_learner, policy, optimiser, config),
         action_mask=envs.action_mask,
         weights=lambda learner: learner.weights,
         prepare=partial(prepare, policy, config),
-        condition=standardise_advantages if config.norm_adv else lambda minibatch, reduce: minibatch,
+        condition=standardise_advantages if config.norm_adv else _unchanged,
         greedy=policy.greedy,
         keep_learning=None if config.target_kl is None else partial(_below, config.target_kl),
     )
@@ -243,6 +243,10 @@ def standardise_advantages(minibatch: Batch, reduce: Reduce) -> Batch:
     centred = advantage - mean
     deviation = jnp.sqrt(reduce(jnp.mean(jnp.square(centred))))
     return minibatch._replace(samples=minibatch.samples._replace(advantage=centred / (deviation + 1e-8)))
+
+
+def _unchanged(minibatch: Batch, reduce: Reduce) -> Batch:
+    return minibatch
 
 
 def gradients(

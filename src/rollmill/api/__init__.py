@@ -1,7 +1,8 @@
 """The Python way: train a graph, resume a run, load a policy, evaluate it."""
 
+from rollmill.api.diagnosis import replay
 from rollmill.api.options import RunOptions
-from rollmill.api.policies import Loaded, Policy, evaluate_run, load, load_weights
+from rollmill.api.policies import Loaded, Policy, evaluate, evaluate_run, load, load_weights
 from rollmill.api.specification import (
     ALGORITHMS,
     Algorithm,
@@ -23,6 +24,7 @@ __all__ = [
     "RunOptions",
     "build_graph",
     "describe",
+    "evaluate",
     "evaluate_run",
     "find_algorithm",
     "fingerprint",
@@ -31,6 +33,7 @@ __all__ = [
     "load_weights",
     "rebuild_graph",
     "reopen",
+    "replay",
     "resume",
     "train",
 ]

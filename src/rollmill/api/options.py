@@ -19,7 +19,7 @@ LEAST = {
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a training is run and recorded; nothing here changes what one seed learns."""
+    """How a training is run and recorded; nothing here changes what one seed learns, but for rounding."""
 
     seed: int = 0
     """Seed of everything random."""

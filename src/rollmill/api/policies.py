@@ -18,7 +18,8 @@ from rollmill.core.spaces import struct
 from rollmill.core.types import Environment, HostEnvironment, Memory, Observation
 from rollmill.dataflow import Graph, Weights
 from rollmill.envs import make
-from rollmill.execution import Episodes, evaluate, evaluate_on_host, state_shapes
+from rollmill.execution import Episodes, evaluate_on_host, state_shapes
+from rollmill.execution import evaluate as evaluate_graph
 from rollmill.record import Checkpoints, RunDirectory
 
 Choice = Literal["last", "best"]
@@ -86,7 +87,7 @@ def load(
 
     Args:
         run_dir: the run's directory.
-        checkpoint: the last one, or the one with the best return.
+        checkpoint: the last one, or the one with the best return (the mean over seeds, of several).
         seed: which one, of a run that trained several; the first if left out.
         algorithm: the graph again, where the run was made with parts that only Python has.
         imports: modules to import first, because they register the environment.
@@ -127,6 +128,26 @@ def load_weights(
     return Loaded(graph, weights, restored.iteration)
 
 
+def evaluate(
+    run_dir: str | Path,
+    *,
+    env: str | None = None,
+    episodes: int = 100,
+    checkpoint: Choice = "last",
+    seed: int = 0,
+    train_seed: int | None = None,
+    stochastic: bool = False,
+    algorithm: Graph | None = None,
+    imports: Sequence[str] = (),
+) -> Episodes:
+    """Plays whole episodes with the policy of a run; `episodes.returns.mean()` is the usual number.
+
+    `train_seed` is the `seed` of `load`; the other arguments are those of `load` and `evaluate_run`.
+    """
+    loaded = load_weights(run_dir, checkpoint=checkpoint, seed=train_seed, algorithm=algorithm, imports=imports)
+    return evaluate_run(loaded, env=env, episodes=episodes, seed=seed, stochastic=stochastic, imports=imports)
+
+
 def evaluate_run(
     loaded: Loaded,
     *,
@@ -148,13 +169,13 @@ def evaluate_run(
     """
     play = {"episodes": episodes, "seed": seed, "stochastic": stochastic}
     if env is None:
-        return evaluate(loaded.graph, loaded.weights, **play)
+        return evaluate_graph(loaded.graph, loaded.weights, **play)
     import_modules(imports)
     other = make(env)
     _check_same_spaces(loaded.graph, other)
     if isinstance(other, HostEnvironment):
         return evaluate_on_host(loaded.graph, loaded.weights, other, **play)
-    return evaluate(_on(loaded.graph, other), loaded.weights, **play)
+    return evaluate_graph(_on(loaded.graph, other), loaded.weights, **play)
 
 
 def _on(graph: Graph, env: Environment) -> Graph:
@@ -173,7 +194,8 @@ def _check_same_spaces(graph: Graph, env: Environment | HostEnvironment) -> None
         "actions": (graph.action_space, env.action_space),
     }
     for name, (own, other) in pairs.items():
-        if struct(own) != struct(other) or getattr(own, "n", None) != getattr(other, "n", None):
+        same = own == other if name == "actions" else struct(own) == struct(other)
+        if not same:
             raise UsageError(f"{env.name} has other {name} than the policy: {other}, trained on {own}.")
 
 

@@ -116,7 +116,9 @@ class Recorder:
             "seconds": self._seconds,
             "episodes": [window.to_json() for window in self._windows],
         }
-        self._checkpoints.save(iteration, state, metadata=metadata, score=_mean(self._returns))
+        full = all(window.full for window in self._windows)  # the mean of one episode is no score
+        score = _mean(self._returns) if full else None
+        self._checkpoints.save(iteration, state, metadata=metadata, score=score)
         self._saved_at, self._saved_iteration = time.perf_counter(), iteration
 
     def _count_episodes(self, row: Row) -> None:
@@ -157,14 +159,14 @@ class Recorder:
     def _summary(self, status: str) -> dict[str, Any]:
         weights = self._algorithm.weights(self._state.learner)
         best = [window.best_return for window in self._windows]
-        steps = self._env_steps * len(self._windows)
         return {
             "status": status,
             "iterations": self._iteration,
-            "env_steps": steps,
+            "env_steps": self._env_steps,
+            "total_env_steps": self._env_steps * len(self._windows),
             "seconds": self._seconds,
             "compile_seconds": self._compile_seconds,
-            "steps_per_second": steps / self._seconds,
+            "steps_per_second": self._env_steps * len(self._windows) / self._seconds,
             "final_return": _mean(self._returns),
             "best_return": _mean(best),
             "weights_sha256": tree_digest(weights),

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import importlib
+import math
 import re
 import types
 import typing
@@ -11,12 +12,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rollmill.algorithms import PPOConfig, ppo
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError, unknown_name
+from rollmill.core.own_line import own_line
 from rollmill.dataflow import Graph, start_one, step_one
 from rollmill.envs import make
+from rollmill.record import plain, tree_digest
 
 
 class Algorithm(NamedTuple):
@@ -42,9 +44,10 @@ def import_modules(names: Sequence[str]) -> None:
     for name in names:
         try:
             importlib.import_module(name)
-        except ImportError as error:
+        except Exception as error:  # whatever the user's module does
             raise UsageError(
-                f"cannot import {name!r}: {error}. Give a module that Python finds, for one with PYTHONPATH=."
+                f"cannot import {name!r}: {type(error).__name__}: {error}, at {own_line(error)}. "
+                "Give a module that Python finds, for one with PYTHONPATH=."
             ) from error
 
 
@@ -63,7 +66,7 @@ def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> 
     if custom := settings.get("custom"):
         raise CheckpointError(
             f"this run was made in Python with its own {' and '.join(custom)}, which a file cannot hold; pass the "
-            "algorithm again: rollmill.resume(run, algorithm=...), rollmill.load(run, algorithm=...)."
+            "algorithm again: rollmill.resume(run, algorithm=...), and so for load, evaluate and replay."
         )
     algorithm = find_algorithm(settings["algorithm"])
     config = config_from_json(algorithm.config, settings["config"])
@@ -82,10 +85,17 @@ def describe(graph: Graph) -> dict[str, Any]:
     An environment that was changed after it was made, or was never registered, is found by comparing
     what the rebuilt graph computes with what this one does.
     """
-    settings = {**graph.settings, "fingerprint": fingerprint(graph)}
+    settings = {**_writable(graph.settings), "fingerprint": fingerprint(graph)}
     if settings["custom"] or _rebuilds(settings):
         return settings
     return {**settings, "custom": ["environment"]}
+
+
+def _writable(value: Any) -> Any:
+    """Infinities as text, because JSON has none: `max_grad_norm=inf` means no clipping."""
+    if isinstance(value, dict):
+        return {name: _writable(part) for name, part in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _rebuilds(settings: dict[str, Any]) -> bool:
@@ -93,6 +103,21 @@ def _rebuilds(settings: dict[str, Any]) -> bool:
         return fingerprint(rebuild_graph(settings)) == settings["fingerprint"]
     except RollmillError:
         return False
+
+
+def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
+    """Whether a graph that was passed again has the hyperparameters of the run.
+
+    Raises:
+        UsageError: naming those that differ.
+    """
+    given, saved = plain(_writable(graph.settings["config"])), settings["config"]
+    names = sorted({*given, *saved})
+    differ = [
+        f"{n}={given.get(n)!r} (the run has {saved.get(n)!r})" for n in names if given.get(n) != saved.get(n)
+    ]
+    if differ:
+        raise UsageError(f"the algorithm has other hyperparameters than the run: {', '.join(differ)}.")
 
 
 def fingerprint(graph: Graph) -> str:
@@ -104,8 +129,7 @@ def fingerprint(graph: Graph) -> str:
 
     program = jax.make_jaxpr(one_step)(jax.random.key(0))
     text = re.sub(r"0x[0-9a-f]+", "", str(program))  # addresses differ from process to process
-    constants = b"".join(np.asarray(const).tobytes() for const in program.consts)
-    return hashlib.sha256(text.encode() + constants).hexdigest()
+    return hashlib.sha256(f"{text}{tree_digest(list(program.consts))}".encode()).hexdigest()
 
 
 def config_from_json(config: type, values: dict[str, Any]) -> Any:
@@ -129,4 +153,4 @@ def _from_json(hint: Any, value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_from_json(None, item) for item in value)
     number_is_float = hint is float or (isinstance(hint, types.UnionType) and float in hint.__args__)
-    return float(value) if number_is_float and isinstance(value, int) else value
+    return float(value) if number_is_float and value is not None else value

@@ -1,5 +1,6 @@
 """Trains a graph into a run directory, and goes on where a run stopped."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -8,7 +9,15 @@ from typing import Any, NamedTuple
 
 from rollmill.api.options import RunOptions
 from rollmill.api.recorder import Recorder
-from rollmill.api.specification import describe, fingerprint, import_modules, rebuild_graph
+from rollmill.api.specification import (
+    check_same_config,
+    config_from_json,
+    describe,
+    fingerprint,
+    import_modules,
+    rebuild_graph,
+)
+from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.machine import git_commit, hardware, versions
 from rollmill.dataflow import Graph
 from rollmill.execution import (
@@ -19,6 +28,7 @@ from rollmill.execution import (
     lower,
     stop_at_fault,
     take_devices,
+    telling_memory,
 )
 from rollmill.record import (
     Checkpoints,
@@ -61,17 +71,22 @@ def train(
         StorageError: if the run cannot be written any further; it can be resumed.
     """
     options = replace(options or RunOptions(), **overrides)
-    root = Path(options.run_dir) if options.run_dir else _name(algorithm, options)
-    RunDirectory.refuse_occupied(root)
+    if options.run_dir is not None:
+        RunDirectory.refuse_occupied(Path(options.run_dir))
     display = choose_display(quiet=options.quiet)
     program = _compile(algorithm, options, display)
-    run = RunDirectory.create(root, config=_config(algorithm, options, imports), versions=_provenance())
+    run = _create(algorithm, options, imports)
     display.note(f"run {run.root}")
     return _train(run, algorithm, program, options, display)
 
 
 def resume(
-    run_dir: str | Path, *, algorithm: Graph | None = None, imports: Sequence[str] = (), quiet: bool = False
+    run_dir: str | Path,
+    *,
+    algorithm: Graph | None = None,
+    imports: Sequence[str] = (),
+    devices: int | None = None,
+    quiet: bool = False,
 ) -> Run:
     """Goes on with a run from its newest whole checkpoint; the result is that of a run never stopped.
 
@@ -79,16 +94,20 @@ def resume(
         run_dir: the run's directory.
         algorithm: the graph again, where the run was made with parts that only Python has.
         imports: modules to import first, because they register the environment.
+        devices: share the environments between so many, instead of as many as before.
         quiet: show nothing while training.
 
     Raises:
         CheckpointError: if the directory is no run, or no checkpoint is whole.
+        UsageError: if the algorithm has other hyperparameters than the run.
     """
     run = RunDirectory.open(Path(run_dir))
-    algorithm, options = reopen(run, algorithm=algorithm, imports=imports)
-    options = replace(options, quiet=quiet)
+    options = replace(read_options(run), quiet=quiet)
+    options = options if devices is None else replace(options, devices=devices)
+    take_devices(options.devices)  # before anything starts JAX, which fixes how many there are
+    algorithm, _ = reopen(run, algorithm=algorithm, imports=imports)
     display = choose_display(quiet=quiet)
-    if fingerprint(algorithm) != run.read_config()["graph"]["fingerprint"]:
+    if fingerprint(algorithm) != run.read_config()["graph"].get("fingerprint"):
         display.note("note: environment, network or JAX are not what they were when this run started")
     program = _compile(algorithm, options, display)
     return _train(run, algorithm, program, options, display)
@@ -97,13 +116,41 @@ def resume(
 def reopen(
     run: RunDirectory, *, algorithm: Graph | None = None, imports: Sequence[str] = ()
 ) -> tuple[Graph, RunOptions]:
-    """The algorithm and the options that a run was started with."""
-    config = run.read_config()
-    options = RunOptions(**config["options"] | {"run_dir": run.root})
-    take_devices(options.devices)  # before anything starts JAX, which fixes how many there are
+    """The algorithm and the options that a run was started with.
+
+    Raises:
+        UsageError: if `algorithm` has other hyperparameters.
+    """
+    config, options = run.read_config(), read_options(run)
     import_modules(imports)
-    graph = algorithm or rebuild_graph(config["graph"], imported=config["imports"])
-    return graph, options
+    if algorithm is None:
+        return rebuild_graph(config["graph"], imported=config["imports"]), options
+    check_same_config(algorithm, config["graph"])
+    return algorithm, options
+
+
+def read_options(run: RunDirectory) -> RunOptions:
+    """The options that a run was started with.
+
+    Raises:
+        CheckpointError: if its configuration is not one of this version.
+    """
+    config = run.read_config()
+    if missing := {"graph", "options", "imports"} - config.keys():
+        raise CheckpointError(f"{run.config_file} has no {', '.join(sorted(missing))}; is it a run of Rollmill?")
+    return replace(config_from_json(RunOptions, config["options"]), run_dir=run.root)
+
+
+def _create(algorithm: Graph, options: RunOptions, imports: Sequence[str]) -> RunDirectory:
+    """The run's directory; a name that the user did not choose gives way to one that exists."""
+    config, provenance = _config(algorithm, options, imports), _provenance()
+    if options.run_dir is not None:
+        return RunDirectory.create(Path(options.run_dir), config=config, versions=provenance)
+    root = _name(algorithm, options)
+    for name in (root.name, *(f"{root.name}-{n}" for n in range(2, 100))):
+        with contextlib.suppress(UsageError):
+            return RunDirectory.create(root.with_name(name), config=config, versions=provenance)
+    return RunDirectory.create(root, config=config, versions=provenance)
 
 
 def _name(algorithm: Graph, options: RunOptions) -> Path:
@@ -123,14 +170,21 @@ def _provenance() -> dict[str, Any]:
 def _compile(algorithm: Graph, options: RunOptions, display: Display) -> Program:
     enable_compilation_cache()
     devices = take_devices(options.devices)
-    program = lower(algorithm, seeds=options.seeds, devices=devices, unroll=options.unroll)
+    with telling_memory(algorithm.loops):
+        program = lower(algorithm, seeds=options.seeds, devices=devices, unroll=options.unroll)
     where = f"{len(devices)} x {devices[0].device_kind}"
     display.note(f"compiled in {program.compile_seconds:.1f} s for {where}")
     return program
 
 
 def _train(run: RunDirectory, algorithm: Graph, program: Program, options: RunOptions, display: Display) -> Run:
-    with run.lock(), stop_on_signals() as stop, _checkpoints(run, options) as checkpoints:
+    with (
+        contextlib.closing(display),
+        telling_memory(algorithm.loops),
+        run.lock(),
+        stop_on_signals() as stop,
+        _checkpoints(run, options) as checkpoints,
+    ):
         restored = checkpoints.restore(program.state)
         first = restored.iteration if restored else 0
         state = program.place(restored.state) if restored else program.start()
@@ -165,6 +219,7 @@ def _follow(
     for window in windows:
         recorder.record(window.first, window.metrics)
         stop_at_fault(algorithm, program, window, run.fault)
-        recorder.save_if_due(window.last, window.after, now=stop.requested)
-        if stop.requested:
+        stopping = stop.requested
+        recorder.save_if_due(window.last, window.after, now=stopping)
+        if stopping:
             return

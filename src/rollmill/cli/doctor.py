@@ -8,11 +8,10 @@ import jax
 import numpy as np
 import tyro
 
-from rollmill.api import reopen
+from rollmill.api import replay
 from rollmill.cli.train import Imports
 from rollmill.core.machine import hardware, versions
-from rollmill.execution import Replayed, cache_directory, replay
-from rollmill.record import RunDirectory
+from rollmill.execution import Replayed, cache_directory
 
 EXTRAS = {
     "gymnax": ("gymnax:... environments", "pip install 'rollmill[gymnax]'"),
@@ -35,9 +34,7 @@ def run(arguments: list[str]) -> int:
     chosen = tyro.cli(Doctor, prog="rollmill doctor", args=arguments)
     if chosen.run is None:
         return _installation()
-    directory = RunDirectory.open(chosen.run)
-    graph, _ = reopen(directory, imports=chosen.imports)
-    _show(replay(graph, directory.fault))
+    _show(replay(chosen.run, imports=chosen.imports))
     return 0
 
 

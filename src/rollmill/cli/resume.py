@@ -17,6 +17,8 @@ class Resume:
     """Directory of the run."""
     imports: Imports = ()
     """Module to import first, because it registers the environment."""
+    devices: int | None = None
+    """Devices that share the environments; as many as before if left out."""
     quiet: bool = False
     """Show nothing while training."""
 
@@ -24,4 +26,4 @@ class Resume:
 def run(arguments: list[str]) -> int:
     """Goes on with a run, and says where it is."""
     chosen = tyro.cli(Resume, prog="rollmill resume", args=arguments)
-    return report(resume(chosen.run, imports=chosen.imports, quiet=chosen.quiet))
+    return report(resume(chosen.run, imports=chosen.imports, devices=chosen.devices, quiet=chosen.quiet))

@@ -36,8 +36,8 @@ def report(run: Run) -> int:
     if summary["status"] == "finished":
         final = summary["final_return"]
         print(
-            f"{summary['env_steps']:,} steps in {summary['seconds']:.1f} s ({summary['steps_per_second']:,.0f} "
-            f"steps/s), compiled in {summary['compile_seconds']:.1f} s, "
+            f"{summary['total_env_steps']:,} steps in {summary['seconds']:.1f} s "
+            f"({summary['steps_per_second']:,.0f} steps/s), compiled in {summary['compile_seconds']:.1f} s, "
             f"{'no episode ended' if final is None else f'final return {final:.4g}'}"
         )
         print(f"run: {run.directory}")

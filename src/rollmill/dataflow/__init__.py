@@ -19,6 +19,7 @@ from rollmill.dataflow.interfaces import EDGES, Edge, Interface, interfaces
 from rollmill.dataflow.loops import (
     COLLECT,
     LEARN,
+    all_finite,
     collect,
     identity,
     iterate,
@@ -30,7 +31,7 @@ from rollmill.dataflow.loops import (
     start_one,
     step_one,
 )
-from rollmill.dataflow.minibatches import choose_num_shards, shuffled_rows, taker
+from rollmill.dataflow.minibatches import choose_num_shards, num_shards_for, shuffled_rows, taker
 from rollmill.dataflow.shuffle import permutation
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Step",
     "Trajectory",
     "Weights",
+    "all_finite",
     "choose_num_shards",
     "collect",
     "identity",
@@ -60,6 +62,7 @@ __all__ = [
     "iteration_key",
     "learn",
     "learn_minibatch",
+    "num_shards_for",
     "permutation",
     "rollout_one",
     "shuffled_rows",

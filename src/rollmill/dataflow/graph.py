@@ -117,18 +117,21 @@ class Loops(NamedTuple):
     """Whether minibatches are cut from single steps, or from whole sequences of an environment."""
 
     @property
+    def rows_each(self) -> int:
+        """Rows that an environment adds to a batch: its steps, or the one sequence of them."""
+        return self.num_steps if self.cut == "samples" else 1
+
+    @property
     def batch_size(self) -> int:
         """Environment steps of one iteration."""
         return self.num_envs * self.num_steps
 
 
 class Fragment(NamedTuple):
-    """A named function with typed ports; the ports' names are edges of the graph."""
+    """A named function; `dataflow.EDGES` says what it takes and gives, `dataflow.interfaces` in what shapes."""
 
     name: Literal["environment", "policy", "gradients", "update"]
     function: Callable[..., Any]
-    consumes: tuple[str, ...]
-    produces: tuple[str, ...]
 
 
 class StepEnvironment(Protocol):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from rollmill.dataflow.graph import Graph
-from rollmill.dataflow.loops import collect, learn_minibatch, start
+from rollmill.dataflow.loops import collect, identity, learn_minibatch, start
 from rollmill.dataflow.minibatches import taker
 
 
@@ -56,10 +56,10 @@ def _messages(graph: Graph) -> dict[str, PyTree]:
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     state = start(graph, key, index)
     _, trajectory = collect(graph, graph.weights(state.learner), state.collector, key)
-    learner, batch = graph.prepare(state.learner, trajectory, reduce=lambda tree: tree, replicas=1)
-    rows = graph.loops.batch_size if graph.loops.cut == "samples" else graph.loops.num_envs
+    learner, batch = graph.prepare(state.learner, trajectory, reduce=identity, replicas=1)
+    rows = graph.loops.num_envs * graph.loops.rows_each
     minibatch = taker(batch, graph.loops)(jnp.arange(rows // graph.loops.num_minibatches, dtype=jnp.uint32))
-    gradients, _ = graph.gradients.function(learner, graph.condition(minibatch, lambda tree: tree))
+    gradients, _ = graph.gradients.function(learner, graph.condition(minibatch, identity))
     learn_minibatch(graph, learner, minibatch)  # the update accepts what the gradients give
     first = jax.tree.map(lambda leaf: leaf[0], trajectory.steps)
     timestep = (first.observation, first.action_mask, first.reward, first.terminated, first.truncated)

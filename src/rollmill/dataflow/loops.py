@@ -141,7 +141,6 @@ def learn(
     """`epochs` passes over the batch in shuffled minibatches; metrics are means over minibatches."""
     loops = graph.loops
     take = taker(batch, loops)
-    rows_each = loops.num_steps if loops.cut == "samples" else 1
 
     def minibatch_step(progress: _Progress, rows) -> tuple[_Progress, Metrics]:
         advanced, metrics = learn_minibatch(graph, progress.learner, take(rows), reduce=reduce)
@@ -149,7 +148,7 @@ def learn(
         return _Progress(advanced if graph.keep_learning is None else kept, progress.learning), metrics
 
     def epoch_step(progress: _Progress, epoch) -> tuple[_Progress, tuple[Metrics, Float[Array, ""]]]:
-        rows = shuffled_rows(jax.random.fold_in(key, epoch), index, rows_each, loops)
+        rows = shuffled_rows(jax.random.fold_in(key, epoch), index, loops)
         after, metrics = jax.lax.scan(minibatch_step, progress, rows)
         if graph.keep_learning is not None:
             last = jax.tree.map(lambda m: m[-1], metrics)
@@ -158,8 +157,18 @@ def learn(
 
     begin = _Progress(learner, jnp.asarray(True))
     end, (metrics, learned) = jax.lax.scan(epoch_step, begin, jnp.arange(loops.epochs))
-    mean = {name: jnp.sum(m.mean(axis=1) * learned) / learned.sum() for name, m in metrics.items()}
-    return end.learner, {**mean, "epochs": learned.sum()}
+    over_all = {name: _over_epochs(name, metric, learned) for name, metric in metrics.items()}
+    return end.learner, {**over_all, "epochs": learned.sum()}
+
+
+def _over_epochs(
+    name: str, metric: Float[Array, "epochs minibatches"], learned: Float[Array, " epochs"]
+) -> Float[Array, ""]:
+    """The mean over the epochs that were learned; of a flag, whether it was up in all of them."""
+    counts = learned[:, None] > 0
+    if name.startswith("finite/"):
+        return jnp.min(jnp.where(counts, metric, 1))
+    return jnp.sum(jnp.where(counts, metric, 0)) / (learned.sum() * metric.shape[1])
 
 
 def learn_minibatch(
@@ -171,7 +180,7 @@ def learn_minibatch(
         gradients, metrics = reduce(graph.gradients.function(learner, conditioned))
     with jax.named_scope("update"):
         advanced = graph.update.function(learner, gradients)
-    return advanced, {**metrics, "finite/gradients": _all_finite((gradients, metrics))}
+    return advanced, {**metrics, "finite/gradients": all_finite((gradients, metrics))}
 
 
 # --- metrics -----------------------------------------------------------------------------------------
@@ -191,13 +200,14 @@ def _episodes(steps: Step, replicas: int) -> Metrics:
 def _finite(steps: Step, weights: Weights) -> Metrics:
     """One for each fragment whose outputs were finite throughout the iteration, less otherwise."""
     return {
-        "finite/environment": _all_finite((steps.observation, steps.final_observation, steps.reward)),
-        "finite/policy": _all_finite((steps.action, steps.extras)),
-        "finite/update": _all_finite(weights),
+        "finite/environment": all_finite((steps.observation, steps.final_observation, steps.reward)),
+        "finite/policy": all_finite((steps.action, steps.extras)),
+        "finite/update": all_finite(weights),
     }
 
 
-def _all_finite(tree: PyTree[Array]) -> Float[Array, ""]:
+def all_finite(tree: PyTree[Array]) -> Float[Array, ""]:
+    """One where every number of the tree is finite, zero otherwise."""
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in floats]
     return jnp.all(jnp.stack(finite)).astype(jnp.float32) if finite else jnp.float32(1)

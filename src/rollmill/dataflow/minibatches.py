@@ -20,18 +20,26 @@ from rollmill.core.types import Key
 from rollmill.dataflow.graph import Batch, Loops
 from rollmill.dataflow.shuffle import permutation
 
-MAX_SHARDS = 64
-
 
 def choose_num_shards(num_envs: int, num_steps: int, num_minibatches: int, *, by_sequence: bool) -> int:
     """The largest power of two up to 64 such that every minibatch takes the same share of every shard."""
-    steps = 1 if by_sequence else num_steps
-    fits = lambda shards: num_envs % shards == 0 and num_envs // shards * steps % num_minibatches == 0
-    powers = (2**i for i in range(int(math.log2(MAX_SHARDS)), -1, -1))
-    shards = next(filter(fits, powers), None)
-    if shards is None:
-        raise _does_not_divide(num_envs * steps, num_minibatches, by_sequence=by_sequence)
-    return shards
+    rows_each = 1 if by_sequence else num_steps
+    for shards in (64, 32, 16, 8, 4, 2, 1):
+        if _fits(shards, num_envs, rows_each, num_minibatches):
+            return shards
+    raise _does_not_divide(num_envs * rows_each, num_minibatches, by_sequence=by_sequence)
+
+
+def num_shards_for(loops: Loops, num_devices: int) -> int | None:
+    """The fewest shards that as many devices hold equal numbers of; None where no number fits."""
+    for shards in range(num_devices, loops.num_envs + 1, num_devices):
+        if _fits(shards, loops.num_envs, loops.rows_each, loops.num_minibatches):
+            return shards
+    return None
+
+
+def _fits(shards: int, num_envs: int, rows_each: int, num_minibatches: int) -> bool:
+    return num_envs % shards == 0 and num_envs // shards * rows_each % num_minibatches == 0
 
 
 def _does_not_divide(rows: int, num_minibatches: int, *, by_sequence: bool) -> UsageError:
@@ -45,21 +53,18 @@ def _does_not_divide(rows: int, num_minibatches: int, *, by_sequence: bool) -> U
     )
 
 
-def shuffled_rows(
-    key: Key, index: Int[Array, " E"], num_steps: int, loops: Loops
-) -> UInt32[Array, "num_minibatches N"]:
+def shuffled_rows(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Array, "num_minibatches N"]:
     """Which rows each minibatch of one epoch takes, in a random order.
 
     Args:
         key: of the epoch; the shards' keys derive from it and from the shards' global numbers.
         index: global indices of the environments held here, whole shards of them.
-        num_steps: rows an environment has: `T` where samples are cut, 1 where sequences are.
         loops: sizes of the whole training, over all places.
     """
     width = loops.num_envs // loops.num_shards
     shards = index[::width] // width
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, shards)
-    order = jax.vmap(partial(permutation, size=num_steps * width))(keys)
+    order = jax.vmap(partial(permutation, size=loops.rows_each * width))(keys)
     step, column = order // jnp.uint32(width), order % jnp.uint32(width)
     first = jnp.arange(len(shards), dtype=jnp.uint32)[:, None] * jnp.uint32(width)
     rows = step * jnp.uint32(index.size) + first + column

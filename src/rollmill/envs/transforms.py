@@ -85,6 +85,8 @@ def auto_reset(env: Environment) -> Environment:
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
         step_key, reset_key = jax.random.split(key)
         timestep = env.step(step_key, state, action, params)
+        if "final_observation" in timestep.info:
+            raise UsageError(f"{env.name} resets itself already: leave out one of the two auto_reset.")
         observation, fresh = env.reset(reset_key, params)
         done = jnp.asarray(timestep.terminated | timestep.truncated)
         return timestep._replace(

@@ -2,11 +2,11 @@
 
 from rollmill.execution.advance import Window, advance
 from rollmill.execution.compilation import cache_directory, enable_compilation_cache
-from rollmill.execution.devices import take_devices
+from rollmill.execution.devices import take_devices, telling_memory
 from rollmill.execution.evaluation import Episodes, evaluate, evaluate_on_host
 from rollmill.execution.faults import Fault, find_fault, is_finite, stop_at_fault
 from rollmill.execution.one_program import Program, lower, state_shapes
-from rollmill.execution.replay import Replayed, replay
+from rollmill.execution.replay import Replayed, replay_fault
 
 __all__ = [
     "Episodes",
@@ -22,8 +22,9 @@ __all__ = [
     "find_fault",
     "is_finite",
     "lower",
-    "replay",
+    "replay_fault",
     "state_shapes",
     "stop_at_fault",
     "take_devices",
+    "telling_memory",
 ]

@@ -1,10 +1,13 @@
 """Finds the devices that a training runs on."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 
 from rollmill.core.errors import UsageError
+from rollmill.dataflow import Loops
 
 
 def take_devices(count: int) -> list[Any]:
@@ -33,3 +36,21 @@ def _divide_cpu(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
         return
+
+
+@contextmanager
+def telling_memory(loops: Loops) -> Iterator[None]:
+    """Turns the allocator's error into one that says what takes the memory.
+
+    Raises:
+        UsageError: if a device's memory does not suffice.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UsageError(
+            f"the device's memory does not suffice for num_envs x num_steps = {loops.num_envs} x "
+            f"{loops.num_steps}; lower one of them, or use more devices. ({str(error).splitlines()[0]})"
+        ) from error

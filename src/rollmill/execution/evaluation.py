@@ -53,21 +53,27 @@ def evaluate(
     Raises:
         UsageError: if an episode does not end within `MAX_STEPS` steps.
     """
-    _check_episodes(episodes)
+    _check_numbers(episodes, seed)
     policy = graph.policy if stochastic else graph.policy._replace(function=graph.greedy)
     play = jax.jit(partial(_play, graph._replace(policy=policy), episodes))
     returns, lengths, done = jax.device_get(play(weights, jax.random.key(seed)))
     if not done.all():
-        raise UsageError(
-            f"{int((~done).sum())} of {episodes} episodes did not end within {MAX_STEPS} steps; "
-            "put a time limit around the environment: rollmill.time_limit(env, max_steps)."
-        )
+        raise _never_ends(int((~done).sum()), episodes)
     return Episodes(returns, lengths)
 
 
-def _check_episodes(episodes: int) -> None:
+def _check_numbers(episodes: int, seed: int) -> None:
     if episodes < 1:
         raise UsageError(f"episodes={episodes} must be at least 1.")
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"seed={seed} must lie between 0 and 2**32 - 1.")
+
+
+def _never_ends(count: int, episodes: int) -> UsageError:
+    return UsageError(
+        f"{count} of {episodes} episodes did not end within {MAX_STEPS} steps; put a time limit around the "
+        "environment: rollmill.time_limit(env, max_steps)."
+    )
 
 
 def _play(graph: Graph, episodes: int, weights: Weights, key: Key) -> tuple[Array, Array, Array]:
@@ -124,7 +130,7 @@ def evaluate_on_host(
     Episodes are dealt out beforehand, an equal number to each process, so that short ones do not
     count more often. Arguments are those of `evaluate`.
     """
-    _check_episodes(episodes)
+    _check_numbers(episodes, seed)
     num_envs = min(episodes, MAX_PROCESSES)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
     decide = jax.jit(
@@ -154,6 +160,8 @@ def _play_on_host(
         observation, reward, terminated, truncated, _ = vector.step(_clip(vector, decision.action))
         running_return, running_length = running_return + reward, running_length + 1
         done = terminated | truncated
+        if running_length.max() >= MAX_STEPS:
+            raise _never_ends(int(quota.sum()), len(returns) + int(quota.sum()))
         for i in np.flatnonzero(done & (quota > 0)):
             returns.append(running_return[i])
             lengths.append(running_length[i])

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, PyTree, UInt32
 
-from rollmill.core.errors import NonFiniteError
+from rollmill.core.errors import NonFiniteError, StorageError
 from rollmill.dataflow import (
     COLLECT,
     LEARN,
@@ -28,6 +28,7 @@ from rollmill.dataflow import (
     State,
     Step,
     Trajectory,
+    all_finite,
     collect,
     identity,
     iteration_key,
@@ -40,6 +41,9 @@ from rollmill.execution.one_program import Program
 from rollmill.record import Checkpoints, write_json
 
 SHOWN_ENVIRONMENTS = 8
+
+ALMOST_ONE = 0.9999
+"""Flags are reduced as means over devices, which may round."""
 
 
 class Fault(NamedTuple):
@@ -70,7 +74,7 @@ class Fault(NamedTuple):
 
 def is_finite(metrics: Mapping[str, np.ndarray]) -> bool:
     """Whether every fragment's outputs were finite in the iteration with these metrics."""
-    return all(np.all(value >= 1) for name, value in metrics.items() if name.startswith("finite/"))
+    return all(np.all(value > ALMOST_ONE) for name, value in metrics.items() if name.startswith("finite/"))
 
 
 def stop_at_fault(graph: Graph, program: Program, window: Window, directory: Path) -> None:
@@ -87,16 +91,20 @@ def stop_at_fault(graph: Graph, program: Program, window: Window, directory: Pat
         state, _ = program.step(state)
     seed_index, state = _failing_seed(jax.device_get(state), window.metrics[bad])
     fault = find_fault(graph, state)._replace(seed_index=seed_index)
-    _save(directory, fault, state)
+    message = f"{fault}. Training stopped; the last good checkpoint is kept."
+    try:
+        _save(directory, fault, state)
+    except StorageError as error:
+        raise NonFiniteError(f"{message} The inputs of the step could not be kept: {error}") from error
     raise NonFiniteError(
-        f"{fault}. Training stopped; the last good checkpoint is kept. `rollmill doctor {directory.parent}` "
-        "replays the step un-jitted and shows where it happens."
+        f"{message} `rollmill doctor {directory.parent}`, or `rollmill.replay` from Python, replays the step "
+        "un-jitted and shows where it happens."
     )
 
 
 def _failing_seed(state: PyTree, metrics: Mapping[str, np.ndarray]) -> tuple[int, State]:
     finite = [np.atleast_1d(value) for name, value in metrics.items() if name.startswith("finite/")]
-    seeds = np.all(np.stack(finite) >= 1, axis=0)
+    seeds = np.all(np.stack(finite) > ALMOST_ONE, axis=0)
     index = int(np.argmin(seeds))
     return (index, state) if seeds.size == 1 else (index, jax.tree.map(lambda leaf: leaf[index], state))
 
@@ -176,8 +184,7 @@ def _fault_of_rollout(steps: Step, iteration: int) -> Fault | None:
 def _rows_of_epoch(graph: Graph, state: State, epoch: int) -> Array:
     loops = graph.loops
     key = jax.random.fold_in(iteration_key(state, LEARN), epoch)
-    each = loops.num_steps if loops.cut == "samples" else 1
-    return jax.jit(partial(shuffled_rows, num_steps=each, loops=loops))(key, state.collector.index)
+    return jax.jit(partial(shuffled_rows, loops=loops))(key, state.collector.index)
 
 
 def _environments_to_blame(graph: Graph, step: LearningStep) -> tuple[int, ...]:
@@ -191,7 +198,7 @@ def bad_rows(graph: Graph, step: LearningStep) -> Bool[np.ndarray, " N"]:
 
     def is_bad(row: Batch) -> Bool[Array, ""]:
         alone = jax.tree.map(lambda leaf: leaf[None], row)
-        return ~all_finite(graph.gradients.function(step.learner, alone))
+        return all_finite(graph.gradients.function(step.learner, alone)) < 1
 
     conditioned = graph.condition(step.batch, identity)
     return np.asarray(jax.jit(lambda batch: jax.lax.map(is_bad, batch, batch_size=256))(conditioned))
@@ -202,9 +209,3 @@ def _bad_steps(tree: PyTree[Array]) -> Bool[np.ndarray, "T E"]:
     shape = jax.tree.leaves(tree)[0].shape[:2]
     bad = [~np.isfinite(leaf.astype(np.float32)).reshape(*shape, -1).all(axis=-1) for leaf in floats]
     return np.logical_or.reduce(bad) if bad else np.zeros(shape, bool)
-
-
-def all_finite(tree: PyTree[Array]) -> Bool[Array, ""]:
-    """Whether all inexact leaves are finite throughout."""
-    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in floats]))

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
 from rollmill.core.errors import UsageError
-from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, start
+from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, num_shards_for, start
 
 AXIS = "device"
 
@@ -90,11 +90,13 @@ def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeD
 def check_devices(loops: Loops, num_devices: int) -> None:
     """Whether every device can hold an equal number of whole shards."""
     if loops.num_shards % num_devices:
-        fitting = [n for n in range(1, num_devices + 1) if loops.num_shards % n == 0]
+        fewer = max(n for n in range(1, num_devices + 1) if loops.num_shards % n == 0)
+        shards = num_shards_for(loops, num_devices)
+        other = f"num_shards={shards}" if shards else f"a num_envs that is a multiple of {num_devices}"
         raise UsageError(
             f"{num_devices} devices cannot hold equal shares of num_shards={loops.num_shards} "
-            f"(num_envs={loops.num_envs}, num_minibatches={loops.num_minibatches}); use {fitting[-1]} devices, "
-            f"or a num_envs that is a multiple of {num_devices} x num_minibatches."
+            f"(num_envs={loops.num_envs}, num_minibatches={loops.num_minibatches}); use {fewer} devices, "
+            f"or {other}."
         )
 
 

@@ -32,7 +32,7 @@ class Replayed(NamedTuple):
     """What it gave back."""
 
 
-def replay(graph: Graph, directory: Path) -> Replayed:
+def replay_fault(graph: Graph, directory: Path) -> Replayed:
     """Replays the fault that `directory` holds.
 
     Raises:
@@ -46,6 +46,11 @@ def replay(graph: Graph, directory: Path) -> Replayed:
     if restored is None:
         raise CheckpointError(f"{directory} holds no state to replay from.")
     rollout = fault.fragment in ("environment", "policy")
+    if not rollout and fault.epoch is None:
+        raise CheckpointError(
+            f"{fault}: the number was not there when the iteration was computed again on one device, so no single "
+            "step can be replayed. It lies at the border of overflow; look for large rewards or learning rates."
+        )
     return (_replay_step if rollout else _replay_minibatch)(graph, restored.state, fault)
 
 

@@ -55,7 +55,7 @@ class ActorCritic(Protocol):
     """
 
     def initial_memory(self) -> Memory:
-        """The memory at the start of an episode; `()` for a network that remembers nothing."""
+        """The memory at the start of an episode, which no weight decides; `()` for one that remembers nothing."""
         ...
 
     def __call__(

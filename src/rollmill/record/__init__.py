@@ -7,7 +7,7 @@ a configuration is JSON.
 from rollmill.record.checkpoints import Checkpoints, CheckpointWarning, Restored
 from rollmill.record.display import Display, Status, choose_display
 from rollmill.record.episode_window import EpisodeWindow
-from rollmill.record.json_files import read_json, write_json
+from rollmill.record.json_files import plain, read_json, write_json
 from rollmill.record.leaves import tree_digest
 from rollmill.record.metrics import MetricsLog, read_metrics
 from rollmill.record.run_directory import RunDirectory, name_run
@@ -25,6 +25,7 @@ __all__ = [
     "StopRequest",
     "choose_display",
     "name_run",
+    "plain",
     "read_json",
     "read_metrics",
     "stop_on_signals",

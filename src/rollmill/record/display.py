@@ -92,6 +92,7 @@ class Lines:
         """Prints the last status if it was not shown."""
         if self._unshown is not None:
             self.note(str(self._unshown))
+        self._unshown = None
 
 
 class Bar:

@@ -32,7 +32,7 @@ class EventLog:
         self._purge_step = purge_step
         self._entries: SimpleQueue[_Entry | None] = SimpleQueue()
         self._thread: Thread | None = None
-        self._error: OSError | None = None
+        self._error: Exception | None = None
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
         """Queues one entry; `step` is the x axis.
@@ -70,7 +70,7 @@ class EventLog:
                 if self._entries.empty():
                     file.flush()
             file.close()
-        except OSError as error:
+        except Exception as error:  # whatever it is, `add` must not queue for a thread that is gone
             self._error = error
 
 

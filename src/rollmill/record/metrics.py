@@ -1,5 +1,6 @@
 """What a run measured: one JSON line an iteration, and the same numbers for TensorBoard."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rollmill.core.errors import CheckpointError
+from rollmill.core.errors import CheckpointError, StorageError
 from rollmill.record.event_log import EventLog
 from rollmill.record.json_files import plain
 from rollmill.record.run_directory import RunDirectory
@@ -20,18 +21,17 @@ class MetricsLog:
     Args:
         run: where to write.
         tensorboard: whether to write event files too.
-        resume_from: the iteration that the run goes on from. Lines of later iterations and lines
-            that cannot be read are cut, and TensorBoard is told to hide what they showed. None in a
-            new run.
+        resume_from: the iteration that the run goes on from, 0 in a new run. Lines of later iterations
+            and lines that cannot be read are cut, and TensorBoard is told to hide what they showed.
 
     Raises:
         StorageError: `metrics.jsonl` cannot be written.
     """
 
-    def __init__(self, run: RunDirectory, *, tensorboard: bool = True, resume_from: int | None = None) -> None:
+    def __init__(self, run: RunDirectory, *, resume_from: int, tensorboard: bool = True) -> None:
         self._path = run.metrics_file
         try:
-            purge_step = None if resume_from is None else _cut_after(self._path, resume_from)
+            purge_step = _cut_after(self._path, resume_from)
             self._file = self._path.open("ab", buffering=0)
         except OSError as error:
             raise write_failure(self._path, error) from error
@@ -70,7 +70,11 @@ class MetricsLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except StorageError:
+            if error is None:  # must not hide an error that is under way
+                raise
 
     def _append(self, line: bytes) -> None:
         size = self._file.seek(0, os.SEEK_END)
@@ -79,7 +83,8 @@ class MetricsLog:
             while rest:  # a disk that fills up takes a part first
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            self._file.truncate(size)
+            with contextlib.suppress(OSError):
+                self._file.truncate(size)
             raise write_failure(self._path, error) from error
 
 
@@ -106,10 +111,10 @@ def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
     return {tag: float(value) for tag, value in numbers.items() if tag != "env_steps"}
 
 
-def _cut_after(path: Path, iteration: int) -> int:
-    """Keeps the lines up to `iteration`; returns the first environment step that is not covered."""
+def _cut_after(path: Path, iteration: int) -> int | None:
+    """Keeps the lines up to `iteration`; returns the first environment step not covered, None in a new run."""
     if not path.exists():
-        return 0
+        return None
     partial = path.with_name(f".{path.name}.tmp")
     covered = -1
     with path.open("rb") as old, partial.open("wb") as new:
