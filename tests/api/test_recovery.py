@@ -34,7 +34,18 @@ def test_infinite_settings_survive(tmp_path):
     run = rollmill.train(small(max_grad_norm=float("inf")), run_dir=tmp_path / "run", **QUIET)
     saved = json.loads((run.directory / "config.json").read_text())["graph"]["config"]["max_grad_norm"]
     assert saved == "inf"
+    (run.directory / "summary.json").unlink()
     assert rollmill.resume(run.directory, quiet=True).summary["status"] == "finished"
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    run = rollmill.train(small(), run_dir=tmp_path / "run", **QUIET)
+    before = (run.directory / "summary.json").read_bytes(), (run.directory / "metrics.jsonl").read_bytes()
+    assert rollmill.resume(run.directory, quiet=True).summary == json.loads(before[0])
+    assert (
+        (run.directory / "summary.json").read_bytes(),
+        (run.directory / "metrics.jsonl").read_bytes(),
+    ) == before
 
 
 def test_other_hyperparameters_are_refused(tmp_path):

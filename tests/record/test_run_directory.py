@@ -86,7 +86,7 @@ def test_opening_offers_the_runs_beside(tmp_path):
         create(tmp_path / name)
     with pytest.raises(CheckpointError, match=r"does not exist\. Did you mean .*ppo-CartPole-v1-seed0.*\?"):
         RunDirectory.open(tmp_path / "ppo-CartPole-v1-seed")
-    with pytest.raises(CheckpointError, match=r"The newest runs there: .*seed"):
+    with pytest.raises(CheckpointError, match=r"The newest runs in .*: .*seed"):
         RunDirectory.open(tmp_path / "zzz")
     (tmp_path / "other").mkdir()
     with pytest.raises(CheckpointError, match="is not the directory of a run") as caught:

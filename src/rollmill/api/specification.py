@@ -65,8 +65,8 @@ def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> 
     """
     if custom := settings.get("custom"):
         raise CheckpointError(
-            f"this run was made in Python with its own {' and '.join(custom)}, which a file cannot hold; pass the "
-            "algorithm again: rollmill.resume(run, algorithm=...), and so for load, evaluate and replay."
+            f"this run was made in Python with its own {' and '.join(custom)}, which a file cannot hold. Pass the "
+            "algorithm again, in Python: rollmill.load(run, algorithm=...); so for evaluate, resume and replay."
         )
     algorithm = find_algorithm(settings["algorithm"])
     config = config_from_json(algorithm.config, settings["config"])

@@ -38,6 +38,7 @@ from rollmill.record import (
     StopRequest,
     choose_display,
     name_run,
+    read_json,
     stop_on_signals,
 )
 
@@ -170,6 +171,7 @@ def _provenance() -> dict[str, Any]:
 def _compile(algorithm: Graph, options: RunOptions, display: Display) -> Program:
     enable_compilation_cache()
     devices = take_devices(options.devices)
+    display.note("compiling ...")
     with telling_memory(algorithm.loops):
         program = lower(algorithm, seeds=options.seeds, devices=devices, unroll=options.unroll)
     where = f"{len(devices)} x {devices[0].device_kind}"
@@ -187,6 +189,9 @@ def _train(run: RunDirectory, algorithm: Graph, program: Program, options: RunOp
     ):
         restored = checkpoints.restore(program.state)
         first = restored.iteration if restored else 0
+        if first >= algorithm.loops.iterations and run.summary_file.exists():
+            display.note("this run is finished already; nothing was changed")
+            return Run(run.root, read_json(run.summary_file), 0)
         state = program.place(restored.state) if restored else program.start()
         with MetricsLog(run, tensorboard=options.tensorboard, resume_from=first) as log:
             recorder = Recorder(run, algorithm, options, program.compile_seconds, checkpoints, log, display)

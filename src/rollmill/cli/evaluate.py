@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import tyro
@@ -16,7 +16,7 @@ from rollmill.cli.train import Imports
 class Evaluate:
     """Play whole episodes with the policy of a run."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Directory of the run."""
     episodes: int = 100
     """Episodes to play."""

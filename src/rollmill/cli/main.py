@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from rollmill.core.errors import RollmillError, unknown_name
+from rollmill.core.machine import versions
 
 
 class Command(NamedTuple):
@@ -32,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _exit_code(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
+        return 0
+    if arguments[0] == "--version":
+        print(f"rollmill {versions()['rollmill']}")
         return 0
     try:
         return _find(arguments[0])(arguments[1:])

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -13,7 +14,7 @@ from rollmill.cli.train import Imports, report
 class Resume:
     """Go on with a run from its newest whole checkpoint."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Directory of the run."""
     imports: Imports = ()
     """Module to import first, because it registers the environment."""

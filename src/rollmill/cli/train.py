@@ -52,7 +52,10 @@ def _arguments(name: str, rest: list[str]) -> type:
     return make_dataclass(
         "Train",
         [
-            ("environment", Annotated[tyro.conf.Positional[str], tyro.conf.arg(help=_ENVIRONMENT)]),
+            (
+                "environment",
+                Annotated[tyro.conf.Positional[str], _ENVIRONMENT],
+            ),
             ("recipe", Annotated[str | None, tyro.conf.arg(help=_RECIPE, metavar="NAME")], None),
             ("imports", Annotated[Imports, tyro.conf.arg(help=_IMPORT)], ()),
             ("algorithm", Annotated[type(config), merged], config),
@@ -62,7 +65,7 @@ def _arguments(name: str, rest: list[str]) -> type:
     )
 
 
-_ENVIRONMENT = "Id of the environment; `rollmill list` shows them."
+_ENVIRONMENT = tyro.conf.arg(metavar="ENVIRONMENT", help="Id of the environment; `rollmill list` shows them.")
 _RECIPE = "Start from the hyperparameters of a recipe; `rollmill list` shows them."
 _IMPORT = "Module to import first, because it registers the environment."
 

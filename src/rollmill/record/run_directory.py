@@ -157,13 +157,16 @@ def name_run(algorithm: str, environment: str, *, seed: int, now: datetime) -> P
 
 
 def _nearest_runs(root: Path) -> str:
-    beside = root.parent if root.parent.is_dir() else Path("runs")
-    found = [entry.parent for entry in beside.glob(f"*/{CONFIG}")]
+    found, beside = [], root.parent
+    for beside in (root.parent, Path("runs")):
+        found = [entry.parent for entry in beside.glob(f"*/{CONFIG}")]
+        if found:
+            break
     if not found:
-        return f"There are no runs in {beside}."
+        return f"There are no runs in {root.parent.absolute()}, nor in {Path('runs')}/."
     near = difflib.get_close_matches(root.name, [run.name for run in found], n=3, cutoff=0.5)
     newest = [run.name for run in sorted(found, key=lambda run: run.stat().st_mtime, reverse=True)[:3]]
-    label = "Did you mean" if near else "The newest runs there:"
+    label = "Did you mean" if near else f"The newest runs in {beside}:"
     offer = (" or " if near else ", ").join(str(beside / name) for name in near or newest)
     return f"{label} {offer}{'?' if near else '.'}"
 
