@@ -15,7 +15,7 @@ def permutation(key: Key, size: int) -> UInt32[Array, " size"]:
     The swap-or-not shuffle (Hoang, Morris and Rogaway, "An Enciphering Scheme Based on a Card
     Shuffle", CRYPTO 2012): in each round `x` is paired with `k - x mod size`, and a hashed bit of
     the pair says whether the two change places. Each round is a bijection for any size. Unlike
-    `jax.random.permutation` it needs no sort, which costs ten times as much on two CPU cores.
+    `jax.random.permutation` it needs no sort.
     """
     if size == 1:  # XLA's CPU compiler (jaxlib 0.10.2) fails on the rounds below where all is modulo 1
         return jnp.zeros(1, jnp.uint32)

@@ -22,7 +22,7 @@ from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, nu
 AXIS = "device"
 
 UNROLL = {"gpu": 4}
-"""On a GPU the launches of a step cost more than its arithmetic (benchmarks/results/training-gpu.json)."""
+"""On a GPU the launches of a small step cost more than its arithmetic; `benchmarks/training.py --unroll` tells."""
 
 
 class Program(NamedTuple):
