@@ -51,6 +51,17 @@ class Step(Protocol):
         ...
 
 
+class AgentKind(NamedTuple):
+    """Agents of one kind in a multi-agent environment: alike in what they see and what they can do."""
+
+    name: str
+    count: int
+    observation_space: gymnasium.Space
+    """Of ONE agent."""
+    action_space: gymnasium.Space
+    """Of ONE agent."""
+
+
 class Environment(NamedTuple):
     """One environment as a value: two pure functions, two spaces and its parameters.
 
@@ -58,6 +69,12 @@ class Environment(NamedTuple):
     that both receive; its leaves may differ from replica to replica (`envs.transforms.vectorise`).
     `action_mask`, where given, maps `(state, params)` to booleans in the shape of the policy's
     logits: True marks an action that is legal now.
+
+    A multi-agent environment lists its `agents`. Observations, actions and rewards are then dictionaries
+    from the kind's name to arrays with an agent axis, `[count, ...]` (rewards `[count]`), and its two
+    spaces are `Dict`s of the kinds' spaces with that axis; `terminated` and `truncated` end the episode
+    for all. `active` says which agents still take part: what the others do and receive does not count.
+    `central` is what a centralised critic may see of the whole.
     """
 
     name: str
@@ -67,6 +84,11 @@ class Environment(NamedTuple):
     action_space: gymnasium.Space
     params: Params = ()
     action_mask: Callable[[State, Params], Bool[Array, "..."]] | None = None
+    agents: tuple[AgentKind, ...] = ()
+    active: Callable[[State, Params], dict[str, Bool[Array, "..."]]] | None = None
+    """Kind to `[count]`; all agents where it is left out."""
+    central: Callable[[State, Params], Float[Array, "..."]] | None = None
+    """`[features]`; the observations of all agents together where it is left out."""
 
 
 class HostEnvironment(NamedTuple):
