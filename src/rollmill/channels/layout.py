@@ -1,0 +1,148 @@
+"""Where each leaf of a pytree lies in a flat buffer: known at both ends, never sent.
+
+A leaf starts at a multiple of 64 bytes (a cache line, and what JAX asks of a buffer that it takes over).
+"""
+
+import hashlib
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.core.errors import UsageError
+
+ALIGNMENT = 64
+NOT_NUMERIC = "OSUmM"  # numpy's kinds of objects, text and dates
+
+Buffer: TypeAlias = memoryview | bytearray | np.ndarray
+"""Writable bytes, at least as many as the layout needs."""
+
+
+class Leaf(NamedTuple):
+    """One array: its path in the tree, its type, and where its first byte lies."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements, without padding."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype.name}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tree's structure, and its leaves one after the other in a buffer of `nbytes` bytes."""
+
+    structure: Any
+    """The tree without its leaves; differs between processes, and is not part of the digest."""
+
+    leaves: tuple[Leaf, ...]
+    nbytes: int
+
+    @staticmethod
+    def of(tree: PyTree) -> "Layout":
+        """The layout of a tree of arrays or of `jax.ShapeDtypeStruct`, such as `jax.eval_shape` returns.
+
+        Raises:
+            UsageError: a leaf is no array of numbers; typed random keys are none.
+        """
+        named, structure = jax.tree.flatten_with_path(tree)
+        leaves, offset = [], 0
+        for path, leaf in named:
+            name = jax.tree_util.keystr(path, simple=True, separator=".") or "value"
+            dtype = _numeric(name, leaf)
+            leaves.append(Leaf(name, tuple(leaf.shape), dtype, offset))
+            offset = aligned(offset + leaves[-1].nbytes)
+        return Layout(structure, tuple(leaves), offset)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of names, shapes and dtypes: equal where both ends read bytes alike."""
+        return hashlib.sha256("\n".join([sys.byteorder, *map(str, self.leaves)]).encode()).hexdigest()
+
+    def views(self, buffer: Buffer) -> PyTree[np.ndarray]:
+        """The tree of read-only arrays that lie in `buffer`."""
+        views = self.flat_views(buffer)
+        for view in views:
+            view.flags.writeable = False
+        return self.unflatten(views)
+
+    def flat_views(self, buffer: Buffer) -> list[np.ndarray]:
+        """Arrays that lie in `buffer`, writable where it is, in the order of `leaves`."""
+        return [np.ndarray(leaf.shape, leaf.dtype, buffer, leaf.offset) for leaf in self.leaves]
+
+    def pack(self, tree: PyTree, buffer: Buffer) -> None:
+        """Copies the leaves of `tree` to their places in `buffer`.
+
+        Raises:
+            UsageError: structure, shape or dtype are not those of the layout; nothing is converted.
+        """
+        self.fill(self.flat_views(buffer), tree)
+
+    def fill(self, views: Sequence[np.ndarray], tree: PyTree) -> None:
+        """As `pack`, into `flat_views(buffer)` that the caller keeps for many messages."""
+        for view, leaf in zip(views, self.on_host(tree), strict=True):
+            np.copyto(view, leaf, casting="no")
+
+    def on_host(self, tree: PyTree) -> list[np.ndarray]:
+        """The leaves of `tree` as NumPy arrays, without a copy where they are in the host's memory.
+
+        Raises:
+            UsageError: as `pack`.
+        """
+        leaves, structure = jax.tree.flatten(tree)
+        if structure != self.structure:
+            raise UsageError(f"a tree of structure {structure} was given, the layout has {self.structure}.")
+        for leaf in leaves:
+            if isinstance(leaf, jax.Array):
+                leaf.copy_to_host_async()  # those on a device travel together
+        return [_checked(np.asarray(leaf), place) for leaf, place in zip(leaves, self.leaves, strict=True)]
+
+    def unflatten(self, leaves: Sequence[np.ndarray]) -> PyTree[np.ndarray]:
+        """The tree with these leaves."""
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def aligned(nbytes: int) -> int:
+    """`nbytes`, rounded up to where the next leaf may start."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def fresh_buffer(nbytes: int) -> np.ndarray:
+    """Uninitialised bytes `[nbytes]` that start at a multiple of 64."""
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+def _numeric(name: str, leaf: Any) -> np.dtype:
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
+        raise UsageError(f"{name} is a {type(leaf).__name__}: channels carry arrays, make it one.")
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        raise UsageError(
+            f"{name} is a typed random key of {leaf.dtype}: channels carry numbers. "
+            "Send `jax.random.key_data(key)`, and call `jax.random.wrap_key_data` at the other end."
+        )
+    dtype = np.dtype(leaf.dtype)
+    if dtype.kind in NOT_NUMERIC or dtype.fields or not dtype.isnative:
+        raise UsageError(f"{name} is an array of {dtype}: channels carry numbers in the machine's byte order.")
+    return dtype
+
+
+def _checked(array: np.ndarray, place: Leaf) -> np.ndarray:
+    if array.shape != place.shape or array.dtype != place.dtype:
+        raise UsageError(f"{place} was expected, {array.dtype.name}{list(array.shape)} was given.")
+    return array
