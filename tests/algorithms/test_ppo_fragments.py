@@ -16,7 +16,7 @@ from restless import restless
 
 import rollmill
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
-from rollmill.algorithms.ppo import PPOLearner, Samples, standardise_advantages
+from rollmill.algorithms.on_policy import ActorCriticLearner, Samples, standardise_advantages
 from rollmill.dataflow import Batch, Graph, State, Trajectory, collect, identity, iterate, start, taker
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -52,7 +52,7 @@ class Rollout(NamedTuple):
     policy: NetworkPolicy
     before: State
     trajectory: Trajectory
-    learner: PPOLearner
+    learner: ActorCriticLearner
     batch: Batch
 
 

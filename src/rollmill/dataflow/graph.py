@@ -165,9 +165,13 @@ class MeanGradients(Protocol):
 
 
 class Update(Protocol):
-    """`update`: one optimiser step."""
+    """`update`: one optimiser step.
 
-    def __call__(self, learner: Learner, gradients: Weights, /) -> Learner:
+    `share` is the part of a minibatch that the gradients are of, by which schedules advance: 1 / K where
+    gradients of K workers are applied one by one.
+    """
+
+    def __call__(self, learner: Learner, gradients: Weights, /, *, share: float = 1.0) -> Learner:
         """The learner one step further."""
         ...
 

@@ -1,0 +1,197 @@
+"""What actor-critics that learn from their own rollouts share: a learner, its statistics, and its gradients.
+
+Shape letters: `T` steps, `E` environments held here, `N` samples, or sequences, of a minibatch.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, PyTree
+
+from rollmill.algorithms.fragments import NetworkPolicy, PolicyWeights
+from rollmill.algorithms.optimisers import descend
+from rollmill.algorithms.returns import bootstrap_values, generalised_advantages
+from rollmill.core.types import Key, Memory
+from rollmill.dataflow import Batch, Metrics, Reduce, Step, Trajectory
+from rollmill.envs import Statistics, initial_statistics, scale, update_statistics
+from rollmill.networks import Output
+
+
+class ActorCriticLearner(eqx.Module):
+    """Weights, optimiser and running statistics."""
+
+    weights: PolicyWeights
+    optimiser: PyTree[Array]
+    returns: Statistics | None
+    """Of the discounted return, where rewards are normalised."""
+
+
+class Samples(NamedTuple):
+    """What is learned from: `[T, E, ...]` in a batch, `[N, ...]` or `[N, T, ...]` in a minibatch."""
+
+    observation: PyTree[Array]
+    action_mask: PyTree[Bool[Array, "..."]]
+    action: PyTree[Array]
+    log_prob: Float[Array, "..."]
+    value: Float[Array, "..."]
+    advantage: Float[Array, "..."]
+    target: Float[Array, "..."]
+    begins: PyTree[Bool[Array, "..."]]
+    """Whether an episode begins with this sample, so that the memory is reset; recurrent policies only."""
+
+
+SampleLoss: TypeAlias = Callable[[Any, Output], tuple[Float[Array, ""], Metrics]]
+"""`(sample, what the network says about it) -> loss, metrics`."""
+
+
+def start_learner(
+    policy: NetworkPolicy, optimiser: optax.GradientTransformation, key: Key, *, normalise_rewards: bool
+) -> ActorCriticLearner:
+    """The learner before training."""
+    weights = policy.start_weights(key)
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    returns = initial_statistics(scalar) if normalise_rewards else None
+    return ActorCriticLearner(weights, optimiser.init(weights.network), returns)
+
+
+# --- a rollout, once an iteration ---------------------------------------------------------------------
+
+
+def prepare(
+    policy: NetworkPolicy,
+    learner: ActorCriticLearner,
+    trajectory: Trajectory,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    reduce: Reduce,
+    replicas: int,
+) -> tuple[ActorCriticLearner, Batch]:
+    """Advantages and targets of a rollout, and statistics for the next one."""
+    steps, weights = trajectory.steps, learner.weights
+    after, reward = take_in(learner, steps, reduce=reduce, replicas=replicas)
+    value, last_value, final_value = _values(policy, weights, trajectory)
+    next_value = jax.vmap(bootstrap_values, in_axes=(1, 0, 1, 1, 1), out_axes=1)(
+        value, last_value, final_value, steps.terminated, steps.truncated
+    )
+    done = steps.terminated | steps.truncated
+    estimate = partial(generalised_advantages, gamma=gamma, gae_lambda=gae_lambda)
+    advantage, target = jax.vmap(estimate, in_axes=1, out_axes=1)(reward, value, next_value, done)
+    samples = Samples(
+        observation=policy.normalise(weights, steps.observation),
+        action_mask=steps.action_mask,
+        action=steps.action,
+        log_prob=steps.extras.log_prob,
+        value=value,
+        advantage=advantage,
+        target=target,
+        begins=beginnings(done) if policy.recurrent else (),
+    )
+    return after, Batch(samples, trajectory.start_memory)
+
+
+def take_in(
+    learner: ActorCriticLearner, steps: Step, *, reduce: Reduce, replicas: int
+) -> tuple[ActorCriticLearner, Float[Array, "T E"]]:
+    """The learner with its statistics advanced by a rollout, and the rewards, scaled where they are normalised."""
+    returns, reward = learner.returns, steps.reward
+    if returns is not None:
+        returns = update_statistics(returns, steps.info["discounted_return"], reduce=reduce, replicas=replicas)
+        reward = scale(returns, reward)
+    observations = learner.weights.observations
+    if observations is not None:
+        observations = update_statistics(observations, steps.observation, reduce=reduce, replicas=replicas)
+    weights = PolicyWeights(learner.weights.network, observations)
+    return ActorCriticLearner(weights, learner.optimiser, returns), reward
+
+
+def beginnings(done: Bool[Array, "T E"]) -> Bool[Array, "T E"]:
+    """Whether an episode begins with a step; the first step's memory is that of the rollout's start."""
+    return jnp.roll(done, 1, axis=0).at[0].set(False)
+
+
+def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajectory):
+    """Values of observations `[T, E]`, of where the next rollout goes on `[E]`, of final observations `[T, E]`.
+
+    The last are computed only in iterations in which an episode was truncated.
+    """
+    steps = trajectory.steps
+    of_each = jax.vmap(partial(policy.value, weights))
+    of_all = jax.vmap(of_each)
+    value = steps.extras.value if policy.recurrent else of_all(steps.final_memory, steps.observation)
+    final_value = jax.lax.cond(
+        jnp.any(steps.truncated),
+        lambda: of_all(steps.final_memory, steps.final_observation),
+        lambda: jnp.zeros_like(steps.reward),
+    )
+    return value, of_each(trajectory.memory, trajectory.observation), final_value
+
+
+# --- a minibatch --------------------------------------------------------------------------------------
+
+
+def standardise_advantages(minibatch: Batch, reduce: Reduce) -> Batch:
+    """Advantages with mean zero and deviation one over the whole minibatch."""
+    advantage = minibatch.samples.advantage
+    mean = reduce(jnp.mean(advantage))
+    centred = advantage - mean
+    deviation = jnp.sqrt(reduce(jnp.mean(jnp.square(centred))))
+    return minibatch._replace(samples=minibatch.samples._replace(advantage=centred / (deviation + 1e-8)))
+
+
+def unconditioned(minibatch: Batch, reduce: Reduce) -> Batch:
+    """The minibatch as it is: nothing needs statistics of the whole."""
+    return minibatch
+
+
+def mean_gradients(
+    policy: NetworkPolicy, loss: SampleLoss, learner: ActorCriticLearner, minibatch: Batch
+) -> tuple[PyTree[Array], Metrics]:
+    """Of the mean loss over a minibatch, with respect to the network's weights."""
+
+    def mean_loss(network):
+        weights = PolicyWeights(network, learner.weights.observations)
+        each = partial(_sequence_loss if policy.recurrent else _sample_loss, policy, loss, weights)
+        losses, metrics = jax.vmap(each)(minibatch.samples, minibatch.sequences)
+        return jnp.mean(losses), jax.tree.map(jnp.mean, metrics)
+
+    (total, metrics), slopes = jax.value_and_grad(mean_loss, has_aux=True)(learner.weights.network)
+    return slopes, {"losses/total": total, **metrics}
+
+
+def _sample_loss(
+    policy: NetworkPolicy, loss: SampleLoss, weights: PolicyWeights, sample: Samples, memory: Memory
+) -> tuple[Float[Array, ""], Metrics]:
+    return loss(sample, policy.forward(weights, memory, sample.observation, sample.action_mask))
+
+
+def _sequence_loss(
+    policy: NetworkPolicy, loss: SampleLoss, weights: PolicyWeights, samples: Samples, start_memory: Memory
+) -> tuple[Float[Array, ""], Metrics]:
+    """Mean loss of one environment's sequence `[T, ...]`, the memory carried along it."""
+    fresh = policy.start_memory()
+
+    def step(memory, sample):
+        memory = jax.tree.map(partial(jnp.where, sample.begins), fresh, memory)
+        output = policy.forward(weights, memory, sample.observation, sample.action_mask)
+        return output.memory, loss(sample, output)
+
+    _, losses = jax.lax.scan(step, start_memory, samples)
+    return jax.tree.map(jnp.mean, losses)
+
+
+def update(
+    optimiser: optax.GradientTransformation,
+    learner: ActorCriticLearner,
+    slopes: PyTree[Array],
+    *,
+    share: float = 1.0,
+) -> ActorCriticLearner:
+    """One step of the optimiser; `share` is the part of a minibatch that the gradients are of."""
+    network, state = descend(optimiser, learner.weights.network, learner.optimiser, slopes, share=share)
+    return ActorCriticLearner(PolicyWeights(network, learner.weights.observations), state, learner.returns)

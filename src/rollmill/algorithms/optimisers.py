@@ -1,0 +1,90 @@
+"""Optimisers that every algorithm builds in the same way: clip, scale, step at an annealed rate."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PyTree
+
+from rollmill.dataflow import Loops
+
+
+class Annealing(NamedTuple):
+    """How far a training has come, counted in its planned updates: `whole + part`.
+
+    Two numbers, because a float that counts alone loses the small shares of long trainings.
+    """
+
+    whole: Int[Array, ""]
+    part: Float[Array, ""]
+    """In `[0, 1)`, rounding aside."""
+
+
+def planned_updates(loops: Loops) -> int:
+    """Updates of a training in which every minibatch makes one."""
+    return loops.iterations * loops.epochs * loops.num_minibatches
+
+
+def clipped_descent(
+    scaling: optax.GradientTransformation,
+    *,
+    learning_rate: float,
+    max_grad_norm: float,
+    anneal_over: int | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Descent along gradients that are clipped and then scaled; their tree is one flat vector to it.
+
+    Its `update` takes `share`, as `descend` does.
+
+    Args:
+        scaling: what is special about the optimiser, such as `optax.scale_by_adam()`.
+        learning_rate: step size, at the start where it is annealed.
+        max_grad_norm: gradients are scaled down to this global norm.
+        anneal_over: planned updates over which the step size falls linearly to zero.
+    """
+    step = optax.scale(-learning_rate) if anneal_over is None else _annealed(learning_rate, anneal_over)
+    return optax.flatten(optax.chain(optax.clip_by_global_norm(max_grad_norm), scaling, step))
+
+
+def descend(
+    optimiser: optax.GradientTransformation,
+    weights: PyTree[Array],
+    state: PyTree[Array],
+    gradients: PyTree[Array],
+    *,
+    share: float = 1.0,
+) -> tuple[PyTree[Array], PyTree[Array]]:
+    """One step of the optimiser: the weights and its state after it.
+
+    Args:
+        optimiser: what `clipped_descent` returns.
+        weights: what is learned.
+        state: of the optimiser.
+        gradients: of a mean over a minibatch, with respect to the weights.
+        share: the part of a minibatch that the gradients are of. Where each of K workers has its own
+            gradients applied, a training makes K times as many updates as planned, of 1 / K each.
+    """
+    with jax.numpy_dtype_promotion("standard"):  # Optax counts steps in integers and relies on promotion
+        steps, state = optax.with_extra_args_support(optimiser).update(gradients, state, weights, share=share)
+    return optax.apply_updates(weights, steps), state
+
+
+def _annealed(learning_rate: float, planned: int) -> optax.GradientTransformationExtraArgs:
+    """Steps downhill at a rate that falls linearly to zero after the last of the planned updates."""
+    rate = optax.linear_schedule(learning_rate, 0.0, planned)
+
+    def init(params: PyTree[Array]) -> Annealing:
+        return Annealing(jnp.int32(0), jnp.float32(0))
+
+    def update(updates, state, params=None, *, share: float = 1.0, **_):
+        now = -jnp.float32(rate(state.whole.astype(jnp.float32) + state.part))
+        return jax.tree.map(lambda u: now.astype(u.dtype) * u, updates), _advanced(state, share)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _advanced(state: Annealing, share: float) -> Annealing:
+    part = state.part + share
+    whole = jnp.floor(part + 1e-4)  # three thirds are one, though their sum may fall short of it
+    return Annealing(state.whole + whole.astype(jnp.int32), part - whole)
