@@ -4,7 +4,7 @@ An environment and an algorithm are written once, as pure functions that name no
 decides how they run, runs them, and records what happened.
 """
 
-from rollmill.algorithms import PPOConfig, ppo
+from rollmill.algorithms import A3CConfig, IMPALAConfig, PPOConfig, a3c, impala, ppo
 from rollmill.api import Policy, Run, RunOptions, evaluate, load, replay, resume, train
 from rollmill.core.errors import RollmillError
 from rollmill.core.types import Environment, HostEnvironment, Timestep
@@ -21,9 +21,11 @@ from rollmill.envs import (
 from rollmill.networks import ActorCritic, NetworkConfig, Output, actor_critic
 
 __all__ = [
+    "A3CConfig",
     "ActorCritic",
     "Environment",
     "HostEnvironment",
+    "IMPALAConfig",
     "NetworkConfig",
     "Output",
     "PPOConfig",
@@ -32,10 +34,12 @@ __all__ = [
     "Run",
     "RunOptions",
     "Timestep",
+    "a3c",
     "actor_critic",
     "auto_reset",
     "check_environment",
     "evaluate",
+    "impala",
     "load",
     "make",
     "ppo",

@@ -1,15 +1,22 @@
 """Graphs, one file each, and the returns and losses that they share."""
 
+from rollmill.algorithms.a3c import A3CConfig, a3c
 from rollmill.algorithms.fragments import clip_to_space, environment_functions
+from rollmill.algorithms.impala import IMPALAConfig, impala
 from rollmill.algorithms.ppo import PPOConfig, ppo
-from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages
+from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages, vtrace
 
 __all__ = [
+    "A3CConfig",
     "Advantages",
+    "IMPALAConfig",
     "PPOConfig",
+    "a3c",
     "bootstrap_values",
     "clip_to_space",
     "environment_functions",
     "generalised_advantages",
+    "impala",
     "ppo",
+    "vtrace",
 ]

@@ -4,6 +4,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
+def policy_gradient_loss(log_prob: Float[Array, ""], advantage: Float[Array, ""]) -> Float[Array, ""]:
+    """Whose slope is the policy gradient (Williams, "REINFORCE", 1992), negated, to be minimised."""
+    return -log_prob * advantage
+
+
 def clipped_policy_loss(
     log_ratio: Float[Array, ""], advantage: Float[Array, ""], clip_coef: float
 ) -> Float[Array, ""]:

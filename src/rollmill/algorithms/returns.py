@@ -67,3 +67,55 @@ def generalised_advantages(
 
     _, advantage = jax.lax.scan(backwards, jnp.float32(0), (delta, decay), reverse=True, unroll=8)
     return Advantages(advantage, advantage + value)
+
+
+def vtrace(
+    log_ratio: Float[Array, " T"],
+    reward: Float[Array, " T"],
+    value: Float[Array, " T"],
+    next_value: Float[Array, " T"],
+    done: Bool[Array, " T"],
+    *,
+    gamma: float,
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+    trace_decay: float = 1.0,
+) -> Advantages:
+    """V-trace: from a rollout that another policy collected (Espeholt et al., "IMPALA", ICML 2018, section 4).
+
+    With `rho_t = min(clip_rho, ratio_t)` and `c_t = trace_decay min(clip_c, ratio_t)`, the target is
+
+        v_t = V_t + rho_t delta_t + gamma c_t (1 - done_t) (v_{t+1} - V_{t+1}),
+
+    `delta_t = r_t + gamma V'_t - V_t`, and the advantage `rho_t (r_t + gamma v'_t - V_t)`. `V'` comes from
+    `bootstrap_values`; `v'` is the target of the next step, or `V'` at the end of an episode or of the
+    rollout. Where the policy that collected is the one that learns, all ratios are 1, and the targets
+    are those of `generalised_advantages` with lambda = `trace_decay`.
+
+    Args:
+        log_ratio: log of how much more likely the action is to the policy that learns.
+        reward: `r_t`.
+        value: `V_t`, by the critic that learns.
+        next_value: `V'_t`, the value that follows each step.
+        done: the episode ended at this step; the trace is cut.
+        gamma: discount factor.
+        clip_rho: bound on the ratio of a step's own error; where it binds, the values that are learned
+            are those of a policy between the one that collected and the one that learns.
+        clip_c: bound on the ratios that carry later errors back; it changes how fast values are learned,
+            not which.
+        trace_decay: lambda (their remark 2).
+    """
+    ratio = jnp.exp(log_ratio)
+    rho = jnp.minimum(clip_rho, ratio)
+    decay = jnp.where(done, 0.0, gamma * trace_decay * jnp.minimum(clip_c, ratio))
+
+    def backwards(following, now):
+        delta_t, decay_t = now
+        correction = delta_t + decay_t * following
+        return correction, correction
+
+    delta = rho * (reward + gamma * next_value - value)
+    _, correction = jax.lax.scan(backwards, jnp.float32(0), (delta, decay), reverse=True, unroll=8)
+    following = jnp.where(done, 0.0, jnp.append(correction[1:], 0.0))
+    advantage = rho * (reward + gamma * (next_value + following) - value)
+    return Advantages(advantage, value + correction)

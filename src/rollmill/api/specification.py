@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rollmill.algorithms import PPOConfig, ppo
+from rollmill.algorithms import A3CConfig, IMPALAConfig, PPOConfig, a3c, impala, ppo
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError, unknown_name
 from rollmill.core.own_line import own_line
 from rollmill.dataflow import Graph, start_one, step_one
@@ -29,7 +29,11 @@ class Algorithm(NamedTuple):
     summary: str
 
 
-ALGORITHMS = {"ppo": Algorithm(PPOConfig, ppo, "proximal policy optimisation (Schulman et al., 2017)")}
+ALGORITHMS = {
+    "ppo": Algorithm(PPOConfig, ppo, "proximal policy optimisation (Schulman et al., 2017)"),
+    "a3c": Algorithm(A3CConfig, a3c, "advantage actor-critic (Mnih et al., 2016)"),
+    "impala": Algorithm(IMPALAConfig, impala, "actor-critic with V-trace (Espeholt et al., 2018)"),
+}
 
 
 def find_algorithm(name: str) -> Algorithm:

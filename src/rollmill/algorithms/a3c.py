@@ -1,0 +1,117 @@
+"""Advantage actor-critic (Mnih et al., ICML 2016) as a graph of four fragments.
+
+The graph knows nothing of asynchrony. Executed synchronously it is A2C; where every worker holds
+{environment, policy, gradients} and its gradients are applied as they come, it is A3C, with the
+statistics of RMSProp shared between the workers: they live in the learner, where `update` is.
+
+Two departures from the paper: the loss is a mean over samples, not a sum, so that it does not grow with
+the rollout; and truncated episodes are bootstrapped from their final observation.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import optax
+from jaxtyping import Array, Float
+
+from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
+from rollmill.algorithms.fragments import MakeNetwork
+from rollmill.algorithms.losses import policy_gradient_loss, squared_value_loss
+from rollmill.algorithms.on_policy import Samples, mean_gradients, prepare
+from rollmill.algorithms.optimisers import clipped_descent, planned_updates
+from rollmill.algorithms.sizes import check_fractions
+from rollmill.core.types import Environment, HostEnvironment, Params
+from rollmill.dataflow import Graph, Metrics
+from rollmill.networks import NetworkConfig, Output
+
+
+@dataclass(frozen=True)
+class A3CConfig:
+    """Hyperparameters of A3C, under the field's names."""
+
+    total_timesteps: int = 500_000
+    """Environment steps of the whole training, over all environments."""
+    num_envs: int = 16
+    """Environments that run side by side, over all workers."""
+    num_steps: int = 16
+    """Steps of each environment between updates (the paper's t_max)."""
+    learning_rate: float = 2.5e-3
+    """Step size of RMSProp, at the start where it is annealed."""
+    anneal_lr: bool = True
+    """Let the step size fall linearly, to zero after the last of all planned updates."""
+    rms_decay: float = 0.99
+    """Decay of RMSProp's running mean of squared gradients."""
+    rms_eps: float = 1e-5
+    """Added to that mean before its root is divided by; the paper's 0.1 belongs to sums over samples."""
+    gamma: float = 0.99
+    """Discount factor."""
+    gae_lambda: float = 1.0
+    """Decay of generalised advantage estimation; 1, as published, sums rewards up to the rollout's end."""
+    ent_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    vf_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Gradients are scaled down to this global norm."""
+    normalize_observations: bool = False
+    """Standardise observations by running statistics, which are part of the training state."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+    num_shards: int | None = None
+    """Logical shards that the environments are kept in, a multiple of the device count; chosen if left out."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """The actor-critic network."""
+
+
+def a3c(
+    env: Environment | HostEnvironment,
+    config: A3CConfig | None = None,
+    *,
+    params: Params | None = None,
+    network: MakeNetwork | NetworkConfig | None = None,
+    **overrides: Any,
+) -> Graph:
+    """A3C on an environment, as a graph.
+
+    Args:
+        env: what `rollmill.make` returns, or an `Environment` of your own.
+        config: hyperparameters; single ones can be given as keywords instead: `a3c(env, num_envs=8)`.
+        params: parameters of the environment instead of its own; a leaf with one more axis,
+            `[num_envs, ...]`, differs from environment to environment.
+        network: a `NetworkConfig` instead of `config.network`; or your own, as the function that makes
+            it, `(key, observation_space, action_space) -> ActorCritic`.
+        **overrides: fields of `A3CConfig` to replace.
+
+    Raises:
+        UsageError: for sizes that do not fit together, spaces that A3C cannot handle, and environments
+            that live on the host.
+    """
+    config, make_network = configured(config or A3CConfig(), network, overrides)
+    check_fractions({name: getattr(config, name) for name in ("gamma", "gae_lambda", "rms_decay")})
+    parts = parts_of(env, config, params=params, network=make_network)
+    loops = loops_of(config, by_sequence=parts.policy.recurrent)
+    optimiser = clipped_descent(
+        optax.scale_by_rms(decay=config.rms_decay, eps=config.rms_eps),
+        learning_rate=config.learning_rate,
+        max_grad_norm=config.max_grad_norm,
+        anneal_over=planned_updates(loops) if config.anneal_lr else None,
+    )
+    return graph_of(
+        "a3c",
+        parts,
+        config,
+        loops,
+        optimiser=optimiser,
+        prepare=partial(prepare, parts.policy, gamma=config.gamma, gae_lambda=config.gae_lambda),
+        gradients=partial(mean_gradients, parts.policy, partial(sample_loss, config)),
+    )
+
+
+def sample_loss(config: A3CConfig, sample: Samples, output: Output) -> tuple[Float[Array, ""], Metrics]:
+    """Loss of one sample (Mnih et al., 2016, algorithm S3, with the entropy bonus of section 4)."""
+    entropy = output.distribution.entropy()
+    policy_loss = policy_gradient_loss(output.distribution.log_prob(sample.action), sample.advantage)
+    value_loss = squared_value_loss(output.value, sample.target)
+    loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
+    return loss, {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy}
