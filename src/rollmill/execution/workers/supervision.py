@@ -1,0 +1,75 @@
+"""What the coordinator may rely on, whether its workers are processes or threads."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from rollmill.execution.workers.events import Event
+from rollmill.execution.workers.jobs import Job
+from rollmill.execution.workers.messages import NOTHING
+
+ALL = "*"
+"""As `to`: every worker."""
+
+
+@runtime_checkable
+class Supervision(Protocol):
+    """Starts workers, tells what becomes of them, and ends them. For one thread, but for `send`.
+
+    As a context manager it closes itself.
+    """
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """As they are now: each with its present attempt."""
+        ...
+
+    def start(self) -> None:
+        """Asks for all workers, without waiting for them."""
+        ...
+
+    def events(self, timeout: float | None = None) -> list[Event]:
+        """What happened since the last call, in order; waits up to `timeout` seconds for at least one.
+
+        None waits as long as it takes; nothing waits once all workers are gone. Of one worker, all that it
+        sent comes before `Finished` or `Lost`, and nothing after.
+        """
+        ...
+
+    def send(
+        self,
+        to: Job | str,
+        kind: str,
+        fields: Mapping[str, Any] = NOTHING,
+        arrays: Mapping[str, np.ndarray] = NOTHING,
+    ) -> None:
+        """Sends a message, in order, without waiting: workers that have not started yet get it when they do.
+
+        What goes to a worker that is gone is lost; a replacement gets only what is sent after `replace`.
+
+        Args:
+            to: a job, a job's name, a group's name, or `ALL`.
+            kind: what the worker asks for; its own choice, but it does not start with a dot.
+            fields: what JSON holds.
+            arrays: of numbers; they may be reused at once.
+
+        Raises:
+            UsageError: nobody has that name, or the message cannot be sent.
+        """
+        ...
+
+    def replace(self, job: Job | str) -> Job:
+        """Starts the job anew in another worker; one that still runs is killed at once. Its attempt is one more.
+
+        No event of the earlier worker comes after this.
+        """
+        ...
+
+    def stop(self, to: Job | str, *, grace_seconds: float = 5.0) -> None:
+        """Asks these workers to stop, makes them, and returns when they are gone; no event tells of it."""
+        ...
+
+    def close(self, *, grace_seconds: float = 5.0) -> None:
+        """Stops all workers and lets go of everything."""
+        ...
