@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from by_hand import LOOSE, assert_close, disturbed_network, normalise_by_hand, unroll_by_hand
 from restless import restless
 
 import rollmill
@@ -25,7 +26,6 @@ NETWORKS = {
     "mlp": rollmill.NetworkConfig(hidden_sizes=(6, 5)),
     "gru": rollmill.NetworkConfig(torso="gru", hidden_sizes=(6,), gru_size=5),
 }
-LOOSE = {"rtol": 2e-4, "atol": 1e-5}
 
 
 def configure(network="mlp", **overrides):
@@ -75,33 +75,6 @@ def rollout(request):
     both = np.asarray(steps.terminated & steps.truncated)
     assert all(kind[:-1].any() for kind in (only, cut, both)) and cut[-1].any(), "the rollout shows too little"
     return found
-
-
-class Said(NamedTuple):
-    """What a network says of each step `[T, E]`."""
-
-    log_prob: jax.Array
-    entropy: jax.Array
-    value: jax.Array
-    final_value: jax.Array
-
-
-def unroll_by_hand(policy, weights, observation, action, final_observation, done, memory):
-    """Step by step in Python, the memory set back after each end of an episode; ONE environment."""
-    said = []
-    for t in range(len(done)):
-        output = policy.forward(weights, memory, observation[t], ())
-        distribution, memory = output.distribution, output.memory
-        final_value = policy.forward(weights, memory, final_observation[t], ()).value
-        said.append(Said(distribution.log_prob(action[t]), distribution.entropy(), output.value, final_value))
-        memory = jax.tree.map(lambda m, d=done[t]: jnp.where(d, jnp.zeros_like(m), m), memory)
-    last_memory = memory
-    return jax.tree.map(lambda *x: jnp.stack(x), *said), last_memory
-
-
-def normalise_by_hand(statistics, x):
-    x = np.asarray(x, np.float64)
-    return np.clip((x - np.asarray(statistics.mean)) / np.sqrt(np.asarray(statistics.variance) + 1e-8), -10, 10)
 
 
 def said_of(rollout, weights=None):
@@ -275,14 +248,6 @@ def disturbed(batch, seed=0):
     )
 
 
-def disturbed_network(network, seed=1):
-    """Weights far from the start, where the policy would be nearly uniform."""
-    leaves, treedef = jax.tree.flatten(network)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-    moved = [leaf + 0.5 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(treedef, moved)
-
-
 def with_network(learner, network):
     return eqx.tree_at(lambda whole: whole.weights.network, learner, network)
 
@@ -290,12 +255,6 @@ def with_network(learner, network):
 def whole_of(rollout):
     rows = jnp.arange(E * T if rollout.graph.loops.cut == "samples" else E, dtype=jnp.uint32)
     return disturbed(taker(rollout.batch, rollout.graph.loops)(rows))
-
-
-def assert_close(ours, theirs, **tolerance):
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(a, b, **(tolerance or LOOSE))
 
 
 def test_gradients_are_those_of_a_loss_written_out(rollout):

@@ -39,7 +39,9 @@ def configured(
     """The hyperparameters with single ones replaced, and the network where it is made by a function."""
     if isinstance(network, NetworkConfig):
         overrides, network = {**overrides, "network": network}, None
-    return replace(config, **overrides), network  # pyright: ignore[reportArgumentType] - a dataclass
+    if overrides:
+        config = replace(config, **overrides)  # pyright: ignore[reportArgumentType] - a dataclass
+    return config, network
 
 
 def parts_of(

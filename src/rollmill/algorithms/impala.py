@@ -283,5 +283,5 @@ def _loss(
         "losses/value": value_loss,
         "losses/entropy": entropy,
         "losses/approx_kl": approximate_kl(log_ratio),
-        "losses/clip_fraction": (jnp.exp(log_ratio) > config.clip_rho).astype(jnp.float32),
+        "losses/rho": jnp.minimum(config.clip_rho, jnp.exp(log_ratio)),
     }

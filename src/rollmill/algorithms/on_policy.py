@@ -110,7 +110,7 @@ def take_in(
     return ActorCriticLearner(weights, learner.optimiser, returns), reward
 
 
-def beginnings(done: Bool[Array, "T *E"]) -> Bool[Array, "T *E"]:
+def beginnings(done: Bool[Array, "T ..."]) -> Bool[Array, "T ..."]:
     """Whether an episode begins with a step; the first step's memory is that of the rollout's start."""
     return jnp.roll(done, 1, axis=0).at[0].set(False)
 

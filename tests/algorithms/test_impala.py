@@ -1,0 +1,278 @@
+"""IMPALA's fragments against straightforward code, on rollouts that another policy collected."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from by_hand import assert_close, disturbed_network, normalise_by_hand, unroll_by_hand
+from restless import restless
+
+import rollmill
+from rollmill.algorithms.fragments import NetworkPolicy, network_policy
+from rollmill.algorithms.on_policy import ActorCriticLearner
+from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, iterate, learn, start, taker
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+E, T = 16, 5
+NETWORKS = {
+    "mlp": rollmill.NetworkConfig(hidden_sizes=(6, 5)),
+    "gru": rollmill.NetworkConfig(torso="gru", hidden_sizes=(6,), gru_size=5),
+}
+SETTINGS = {"clip_rho": 1.4, "clip_c": 0.9, "vtrace_lambda": 0.8, "ent_coef": 0.05, "vf_coef": 0.7}
+
+
+def configure(network="mlp", **overrides):
+    small = {"num_envs": E, "num_steps": T, "total_timesteps": 10 * E * T, "normalize_observations": True}
+    return rollmill.IMPALAConfig(**(small | overrides), network=NETWORKS[network])
+
+
+class Rollout(NamedTuple):
+    """A rollout that goes on from another, with what collected it and what learns from it."""
+
+    config: Any
+    graph: Graph
+    policy: NetworkPolicy
+    learner: ActorCriticLearner
+    trajectory: Trajectory
+    minibatch: Batch
+
+
+@pytest.fixture(scope="module", params=list(NETWORKS))
+def rollout(request):
+    config = configure(request.param, **SETTINGS)
+    graph = rollmill.impala(restless(), config)
+    make = partial(rollmill.actor_critic, config=config.network)
+    policy = network_policy(restless(), make, normalise_observations=True)
+
+    def run(key):
+        state, _ = iterate(graph, start(graph, key, jnp.arange(E, dtype=jnp.int32)))
+        network = state.learner.weights.network
+        behaviour, learner = (
+            eqx.tree_at(lambda whole: whole.weights.network, state.learner, disturbed_network(network, seed))
+            for seed in (1, 2)
+        )
+        _, trajectory = collect(graph, graph.weights(behaviour), state.collector, jax.random.key(7))
+        _, batch = graph.prepare(learner, trajectory, reduce=identity, replicas=1)
+        return learner, trajectory, taker(batch, graph.loops)(jnp.arange(E, dtype=jnp.uint32))
+
+    found = Rollout(config, graph, policy, *eqx.filter_jit(run)(jax.random.key(3)))
+    steps = found.trajectory.steps
+    assert (steps.terminated[:-1]).any() and (steps.truncated & ~steps.terminated)[:-1].any()
+    assert (steps.truncated & ~steps.terminated)[-1].any()
+    return found
+
+
+def said_of(rollout, weights):
+    """By the policy that learns, with the memory that the other left it at the start."""
+    steps = rollout.trajectory.steps
+    statistics = rollout.learner.weights.observations
+    seen, final = (
+        jnp.asarray(normalise_by_hand(statistics, x), jnp.float32)
+        for x in (steps.observation, steps.final_observation)
+    )
+    lifted = jax.vmap(partial(unroll_by_hand, rollout.policy, weights), in_axes=(1, 1, 1, 1, 0), out_axes=(1, 0))
+    done = steps.terminated | steps.truncated
+    return lifted(seen, steps.action, final, done, rollout.trajectory.start_memory)
+
+
+def vtrace_by_hand(rollout):
+    """Targets, advantages and ratios `[T, E]`; all values are the learner's, and none the actor's."""
+    config, steps, weights = rollout.config, rollout.trajectory.steps, rollout.learner.weights
+    said, last_memory = eqx.filter_jit(partial(said_of, rollout))(weights)
+    last = jax.vmap(partial(rollout.policy.value, weights))(last_memory, rollout.trajectory.observation)
+    value, ratio = np.asarray(said.value, np.float64), np.exp(np.asarray(said.log_prob - steps.extras.log_prob))
+    targets, advantages = np.zeros((T, E)), np.zeros((T, E))
+    for e in range(E):
+        for t in reversed(range(T)):
+            following = next_value = value[t + 1, e] if t + 1 < T else float(last[e])
+            if t + 1 < T:
+                following = targets[t + 1, e]
+            if steps.truncated[t, e]:
+                following = next_value = float(said.final_value[t, e])
+            if steps.terminated[t, e]:
+                following = next_value = 0.0
+            rho, reward = min(config.clip_rho, ratio[t, e]), float(steps.reward[t, e])
+            c = config.vtrace_lambda * min(config.clip_c, ratio[t, e])
+            delta = rho * (reward + config.gamma * next_value - value[t, e])
+            targets[t, e] = value[t, e] + delta + config.gamma * c * (following - next_value)
+            advantages[t, e] = rho * (reward + config.gamma * following - value[t, e])
+    return targets, advantages, ratio
+
+
+def test_gradients_are_those_of_a_loss_written_out(rollout):
+    """Of the mean over steps; nothing of it goes through targets, advantages or bootstraps."""
+    config, learner = rollout.config, rollout.learner
+    targets, advantages, ratio = vtrace_by_hand(rollout)
+    assert (ratio > config.clip_rho).mean() > 0.1 and (ratio < config.clip_c).mean() > 0.1
+    targets, advantages = jnp.asarray(targets, jnp.float32), jnp.asarray(advantages, jnp.float32)
+
+    def loss_by_hand(network):
+        said, _ = said_of(rollout, eqx.tree_at(lambda w: w.network, learner.weights, network))
+        policy_loss = -(said.log_prob * advantages).mean()
+        value_loss, entropy = 0.5 * ((said.value - targets) ** 2).mean(), said.entropy.mean()
+        total = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
+        return total, {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy}
+
+    slopes, metrics = eqx.filter_jit(rollout.graph.gradients.function)(learner, rollout.minibatch)
+    (total, expected_metrics), expected = eqx.filter_jit(jax.value_and_grad(loss_by_hand, has_aux=True))(
+        learner.weights.network
+    )
+    expected_metrics |= {
+        "losses/total": total,
+        "losses/approx_kl": (ratio - 1 - np.log(ratio)).mean(),
+        "losses/rho": np.minimum(config.clip_rho, ratio).mean(),
+    }
+    assert_close(dict(metrics), expected_metrics, rtol=1e-3, atol=1e-4)
+    assert_close(slopes, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_mean_over_equal_parts_is_the_gradient_of_the_whole(rollout):
+    run = eqx.filter_jit(partial(rollout.graph.gradients.function, rollout.learner))
+    halves = [run(jax.tree.map(lambda x, i=i: x[i * E // 2 :][: E // 2], rollout.minibatch)) for i in range(2)]
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, *halves)
+    assert_close(mean, run(rollout.minibatch), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_executed_synchronously_all_ratios_are_one(network):
+    """In the first pass over the first minibatch; not after an update."""
+    config = configure(network, update_epochs=2, learning_rate=0.05)
+    graph = rollmill.impala(restless(), config)
+
+    def run(state):
+        _, once = iterate(graph._replace(loops=graph.loops._replace(epochs=1)), state)
+        return once, iterate(graph, state)[1]
+
+    state = start(graph, jax.random.key(0), jnp.arange(E, dtype=jnp.int32))
+    once, twice = eqx.filter_jit(run)(state)
+    np.testing.assert_allclose(once["losses/rho"], 1.0, atol=1e-5)
+    assert 0 <= once["losses/approx_kl"] < 1e-9 < 1e-4 < twice["losses/approx_kl"]
+
+
+# --- a behaviour that stays behind --------------------------------------------------------------------
+
+
+class Fixed(eqx.Module):
+    """Action 1 with a probability that the loss does not move, and one value for everything."""
+
+    logit: jax.Array
+    of_everything: jax.Array
+
+    def initial_memory(self):
+        return ()
+
+    def __call__(self, observation, memory, action_mask=None):
+        logits = jnp.stack([jnp.zeros(()), jax.lax.stop_gradient(self.logit)])
+        return rollmill.Output(Choice(logits), self.of_everything, memory)
+
+    def value(self, observation, memory):
+        return self.of_everything
+
+
+class Choice(eqx.Module):
+    """One of two actions."""
+
+    logits: jax.Array
+
+    def sample_and_log_prob(self, key):
+        action = self.sample(key)
+        return action, self.log_prob(action)
+
+    def sample(self, key):
+        return jax.random.categorical(key, self.logits).astype(jnp.int32)
+
+    def log_prob(self, action):
+        return jax.nn.log_softmax(self.logits)[action]
+
+    def entropy(self):
+        return jnp.zeros(())
+
+    def mode(self):
+        return jnp.argmax(self.logits).astype(jnp.int32)
+
+
+def logit(probability):
+    return jnp.float32(np.log(probability / (1 - probability)))
+
+
+@pytest.mark.parametrize(
+    ("clip_rho", "expected"),
+    [
+        # Action 1 pays 1, action 0 pays -1; the policy takes 1 with 0.8, the behaviour with 0.4.
+        # With rho-bar = 1 the weights min(mu, pi) are 0.4 and 0.2: the value is (0.4 - 0.2) / 0.6.
+        (1.0, 1 / 3),
+        # With 1.5: min(0.6, 0.8) = 0.6 and min(0.9, 0.2) = 0.2.
+        (1.5, 0.5),
+        # Unclipped, the value is the policy's own, 0.8 - 0.2; the behaviour's would be -0.2.
+        (float("inf"), 0.6),
+    ],
+)
+def test_a_bandits_value_is_that_of_the_policy_in_between(clip_rho, expected):
+    """Through all fragments: another policy collects throughout, as a straggling actor would."""
+    config = rollmill.IMPALAConfig(
+        num_envs=256,
+        num_steps=4,
+        total_timesteps=256 * 4 * 300,
+        learning_rate=0.03,
+        clip_rho=clip_rho,
+        rms_eps=0.1,
+    )
+    make = lambda *_: Fixed(logit(0.8), jnp.float32(0.0))
+    graph = rollmill.impala(rollmill.make("Probe-ActionReward-v0"), config, network=make)
+
+    def iteration(carry, i):
+        collector, learner = carry
+        behind = eqx.tree_at(lambda w: w.network.logit, graph.weights(learner), logit(0.4))
+        key = jax.random.fold_in(jax.random.key(0), i)
+        collector, trajectory = collect(graph, behind, collector, key)
+        learner, batch = graph.prepare(learner, trajectory, reduce=identity, replicas=1)
+        learner, _ = learn(graph, learner, batch, key, collector.index)
+        return (collector, learner), learner.weights.network.of_everything
+
+    begin = start(graph, jax.random.key(0), jnp.arange(256, dtype=jnp.int32))
+    run = eqx.filter_jit(lambda: jax.lax.scan(iteration, (begin.collector, begin.learner), jnp.arange(300)))
+    (_, learner), values = run()
+    np.testing.assert_allclose(np.mean(values[-100:]), expected, atol=0.02)
+    assert learner.weights.network.logit == logit(0.8)
+
+
+# --- settings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"vtrace_lambda": 1.5}, r"vtrace_lambda=1\.5 must lie between 0 and 1\."),
+        ({"clip_rho": 0.0}, r"clip_rho=0\.0 must be positive"),
+        ({"clip_c": -1.0}, r"clip_c=-1\.0 must be positive"),
+        ({"num_minibatches": 3}, r"16 sequences \(num_envs\) .* num_minibatches=3 equal parts"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(settings, message):
+    with pytest.raises(rollmill.RollmillError, match=message):
+        rollmill.impala(restless(), configure(**settings))
+
+
+def test_an_optimiser_that_there_is_not():
+    config = configure()
+    object.__setattr__(config, "optimizer", "adamw")  # past the type check that only tests have
+    with pytest.raises(rollmill.RollmillError, match=r"unknown optimizer 'adamw'\. Did you mean adam"):
+        rollmill.impala(restless(), config)
+
+
+def test_the_optimiser_is_a_choice():
+    """Adam's first step is the rate, whatever the slope; RMSProp's is larger by `1 / sqrt(1 - decay)`."""
+    moved = {}
+    for optimizer in ("adam", "rmsprop"):
+        config = configure(optimizer=optimizer, learning_rate=0.01, rms_decay=0.75, rms_eps=1e-12)
+        graph = rollmill.impala(restless(), config)
+        learner = eqx.filter_jit(graph.start_learner)(jax.random.key(0))
+        slopes = jax.tree.map(lambda w: jnp.full_like(w, 0.03), learner.weights.network)
+        after = eqx.filter_jit(graph.update.function)(learner, slopes)
+        moved[optimizer] = (after.weights.network.critic.bias - learner.weights.network.critic.bias).item()
+    np.testing.assert_allclose(moved["adam"], -0.01, rtol=1e-3)
+    np.testing.assert_allclose(moved["rmsprop"], -0.02, rtol=1e-3)
