@@ -27,9 +27,6 @@ from jaxtyping import PyTree
 from rollmill.channels.doorbell import Doorbell
 from rollmill.channels.layout import Layout
 
-Abandon: TypeAlias = Callable[[], bool]
-"""Whether to stop waiting because the run is being stopped; asked about ten times a second."""
-
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
 
@@ -68,14 +65,18 @@ class Statistics(NamedTuple):
 class Reservation(Protocol):
     """A slot of the channel that a sender fills in place. Dropped unpublished, it never was."""
 
-    tree: PyTree[np.ndarray]
-    """Writable arrays that lie in the channel; their content is undefined until it is written."""
+    @property
+    def tree(self) -> PyTree[np.ndarray]:
+        """Writable arrays that lie in the channel; their content is undefined until it is written."""
+        ...
 
-    target: int
-    """Rank of the receiver that the message goes to."""
+    @property
+    def target(self) -> int:
+        """Rank of the receiver that the message goes to."""
+        ...
 
-    def publish(self, *, version: int = 0, iteration: int = 0, flags: int = 0) -> Header:
-        """Hands the slot over, whole; `tree` must not be touched after. Never blocks in memory."""
+    def publish(self, *, version: int = 0, iteration: int = 0, flags: int = 0) -> None:
+        """Hands the slot over, whole; `tree` must not be touched after. Never blocks."""
         ...
 
 
@@ -134,9 +135,15 @@ class Message(Protocol):
     As a context manager it releases itself.
     """
 
-    header: Header
-    tree: PyTree[np.ndarray]
-    """Read-only arrays that lie in the channel: valid until `release`, after which they change."""
+    @property
+    def header(self) -> Header:
+        """What was sent with it."""
+        ...
+
+    @property
+    def tree(self) -> PyTree[np.ndarray]:
+        """Read-only arrays that lie in the channel: valid until `release`, after which they change."""
+        ...
 
     def copy(self) -> PyTree[np.ndarray]:
         """The tree in memory of its own, which nobody else writes; does not release."""
@@ -336,6 +343,14 @@ class Broker(Protocol):
 
         Raises:
             UsageError: it exists with another size or digest.
+        """
+        ...
+
+    def agree(self, name: str, *, digest: str) -> None:
+        """Says what `name` is to be; every end of a channel does when it is opened.
+
+        Raises:
+            UsageError: somebody else said something else.
         """
         ...
 

@@ -29,3 +29,9 @@ class Damaged(RollmillError):
 
 class Refused(RollmillError):
     """The broker or the other end did not accept the token, or asked for something not on offer."""
+
+
+class ConnectionLost(RollmillError):
+    """The stream to another process ended; whoever uses it dials again, or closes its channel."""
+
+    exit_code = 1

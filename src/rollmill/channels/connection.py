@@ -1,0 +1,185 @@
+"""A stream between two processes: exact numbers of bytes, small JSON objects, file descriptors."""
+
+import array
+import contextlib
+import json
+import os
+import select
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rollmill.channels.errors import ConnectionLost, Refused
+from rollmill.channels.waiting import Abandon, Deadline, check_waiting, never
+
+LENGTH = struct.Struct("<I")
+LONGEST_JSON = 1 << 16
+MOST_DESCRIPTORS = 4
+SECONDS_UNTIL_LOST = 20
+"""After this long without an answer a host is taken for dead."""
+
+
+class Connection:
+    """One end of a stream socket. One thread may send while another receives.
+
+    Every call raises `ConnectionLost` when the stream has ended, `TimedOut` after `timeout` seconds (None:
+    never), and `Abandoned` when `abandon` says so; after the last two the stream may be cut in mid-message
+    and is to be closed.
+    """
+
+    def __init__(self, sock: socket.socket, *, abandon: Abandon = never) -> None:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            _set_options(sock)
+        self._socket = sock
+        self._abandon = abandon
+
+    def fileno(self) -> int:
+        """Readable when there is something to receive."""
+        return self._socket.fileno()
+
+    def send(self, *parts: memoryview | bytes, timeout: float | None = None) -> None:
+        """Sends all parts, one after the other."""
+        views = [memoryview(part).cast("B") for part in parts if len(part)]
+        deadline = Deadline(timeout)
+        while views:
+            try:
+                _skip(views, self._socket.sendmsg(views))
+            except BlockingIOError:
+                self._sleep(select.POLLOUT, deadline)
+            except OSError as error:
+                raise ConnectionLost(f"the connection was lost: {error}.") from error
+
+    def receive_some(self, view: memoryview) -> int:
+        """Fills the beginning of `view`, which is not empty, with what is there; returns how much, maybe 0."""
+        try:
+            count = self._socket.recv_into(view)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise ConnectionLost(f"the connection was lost: {error}.") from error
+        if count == 0:
+            raise ConnectionLost("the other end closed the connection.")
+        return count
+
+    def receive_into(self, view: memoryview, *, timeout: float | None = None) -> None:
+        """Fills all of `view`."""
+        deadline = Deadline(timeout)
+        while len(view):
+            count = self.receive_some(view)
+            view = view[count:]
+            if count == 0:
+                self._sleep(select.POLLIN, deadline)
+
+    def receive(self, count: int, *, timeout: float | None = None) -> bytes:
+        """Exactly so many bytes."""
+        buffer = bytearray(count)
+        self.receive_into(memoryview(buffer), timeout=timeout)
+        return bytes(buffer)
+
+    def send_json(
+        self, value: dict[str, Any], *, descriptors: Sequence[int] = (), timeout: float | None = None
+    ) -> None:
+        """Sends a small object, and with it file descriptors, where the socket is a Unix one."""
+        text = json.dumps(value).encode()
+        message = LENGTH.pack(len(text)) + text
+        if descriptors:
+            sent = self._send_descriptors(message[:1], descriptors, Deadline(timeout))
+            message = message[sent:]
+        self.send(message, timeout=timeout)
+
+    def receive_json(self, *, timeout: float | None = None) -> tuple[dict[str, Any], list[int]]:
+        """An object, and the file descriptors that came with it, which are now the caller's.
+
+        Raises:
+            Refused: what came is no such object.
+        """
+        first, descriptors = self._receive_descriptors(Deadline(timeout))
+        try:
+            rest = self.receive(LENGTH.size - 1, timeout=timeout)
+            (length,) = LENGTH.unpack(first + rest)
+            if length > LONGEST_JSON:
+                raise Refused(f"{length} bytes of JSON were announced, at most {LONGEST_JSON} are taken.")
+            return _json_object(self.receive(length, timeout=timeout)), descriptors
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+
+    def end(self) -> None:
+        """Ends the stream: whoever waits on it, at either end, gets `ConnectionLost`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the stream and gives its file descriptor back."""
+        self.end()
+        self._socket.close()
+
+    def _sleep(self, events: int, deadline: Deadline) -> None:
+        check_waiting(deadline, self._abandon, "the other end of a connection")
+        poll = select.poll()
+        poll.register(self._socket.fileno(), events)
+        poll.poll(deadline.nap_ms())
+
+    def _send_descriptors(self, first: bytes, descriptors: Sequence[int], deadline: Deadline) -> int:
+        while True:
+            try:
+                return socket.send_fds(self._socket, [first], list(descriptors))
+            except BlockingIOError:
+                self._sleep(select.POLLOUT, deadline)
+            except OSError as error:
+                raise ConnectionLost(f"the connection was lost: {error}.") from error
+
+    def _receive_descriptors(self, deadline: Deadline) -> tuple[bytes, list[int]]:
+        room = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
+        while True:
+            try:
+                first, extras, _, _ = self._socket.recvmsg(1, room)
+            except BlockingIOError:
+                self._sleep(select.POLLIN, deadline)
+                continue
+            except OSError as error:
+                raise ConnectionLost(f"the connection was lost: {error}.") from error
+            if not first:
+                raise ConnectionLost("the other end closed the connection.")
+            return first, _descriptors(extras)
+
+
+def _set_options(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SECONDS_UNTIL_LOST // 2)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SECONDS_UNTIL_LOST // 4)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SECONDS_UNTIL_LOST * 1000)
+
+
+def _skip(views: list[memoryview], count: int) -> None:
+    while views and count >= len(views[0]):
+        count -= len(views.pop(0))
+    if count:
+        views[0] = views[0][count:]
+
+
+def _descriptors(extras: list[tuple[int, int, bytes]]) -> list[int]:
+    received = array.array("i")
+    for level, kind, data in extras:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            received.frombytes(data[: len(data) - len(data) % received.itemsize])
+    for descriptor in received:
+        os.set_inheritable(descriptor, False)
+    return list(received)
+
+
+def _json_object(text: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise Refused("what came is no JSON.") from error
+    if not isinstance(value, dict):
+        raise Refused(f"a JSON object was expected, a {type(value).__name__} came.")
+    return value

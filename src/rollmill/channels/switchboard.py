@@ -1,0 +1,111 @@
+"""One process's connections to other hosts: a listener for all its ends, and how to reach theirs.
+
+Who dials says which end it wants by a JSON object with the name of that end in "to". The answer has
+"absent" where this process has no such end (any more), and what the end says otherwise.
+"""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rollmill.channels.base import Broker
+from rollmill.channels.connection import Connection
+from rollmill.channels.errors import Refused
+from rollmill.channels.handshake import PATIENCE, present
+from rollmill.channels.listener import Listener, listen_on_host
+from rollmill.channels.waiting import Abandon
+from rollmill.core.errors import RollmillError
+
+Serve = Callable[[Connection, dict[str, Any]], None]
+"""Talks with who dialled, until it returns; the answer to the dialler is its first word."""
+
+
+class Switchboard:
+    """Listens until it is closed.
+
+    Args:
+        broker: knows which end listens where.
+        token: of the run.
+        host: this host's address, as others reach it.
+        port: 0 takes a free one.
+        abandon: whether the run is being stopped.
+    """
+
+    def __init__(self, broker: Broker, token: str, *, host: str, port: int, abandon: Abandon) -> None:
+        self._broker = broker
+        self._token = token
+        self._abandon = abandon
+        self._lock = threading.Lock()
+        self._ends: dict[str, Serve] = {}
+        sock, self.address = listen_on_host(host, port)
+        self._listener = Listener(sock, token, self._connect, abandon=abandon)
+
+    def announce(self, end: str, serve: Serve) -> None:
+        """From now on `serve` talks with who dials `end`, each in a thread of its own."""
+        with self._lock:
+            self._ends[end] = serve
+        self._broker.announce(end, self.address)
+
+    def withdraw(self, end: str) -> None:
+        """From now on `end` is absent."""
+        with self._lock:
+            self._ends.pop(end, None)
+
+    def dial(self, end: str, **hello: Any) -> tuple[Connection, dict[str, Any]] | None:
+        """A connection to `end` and its answer; None where it cannot be reached, now."""
+        try:
+            address = self._broker.lookup(end)
+            sock = None if address is None else socket.create_connection(address, timeout=PATIENCE)
+        except (OSError, RollmillError):
+            return None
+        if sock is None:
+            return None
+        connection = Connection(sock, abandon=self._abandon)
+        try:
+            present(connection, self._token)
+            connection.send_json({"to": end, **hello}, timeout=PATIENCE)
+            answer, _ = connection.receive_json(timeout=PATIENCE)
+        except RollmillError:  # gone again, or another program has its port now
+            connection.close()
+            return None
+        if "absent" in answer:
+            connection.close()
+            return None
+        return connection, answer
+
+    def close(self) -> None:
+        """Ends the connections that others dialled."""
+        self._listener.close()
+
+    def _connect(self, connection: Connection) -> None:
+        hello, _ = connection.receive_json(timeout=PATIENCE)
+        with self._lock:
+            serve = self._ends.get(str(hello.get("to")))
+        if serve is None:
+            connection.send_json({"absent": True}, timeout=PATIENCE)
+            return
+        try:
+            serve(connection, hello)
+        except (KeyError, TypeError, ValueError) as error:
+            raise Refused(f"not a greeting: {error!r}.") from error
+
+
+class Turn:
+    """Of several connections of one peer, lets only the newest speak: those before it are ended."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._speaking = threading.Lock()
+        self._newest: Connection | None = None
+
+    @contextmanager
+    def of(self, connection: Connection) -> Iterator[bool]:
+        """Waits until those before are silent; whether `connection` is still the newest then."""
+        with self._changing:
+            before, self._newest = self._newest, connection
+        if before is not None:
+            before.end()
+        with self._speaking:
+            yield self._newest is connection

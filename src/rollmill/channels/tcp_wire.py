@@ -1,0 +1,183 @@
+"""Channels between hosts: the ends of `MemoryWire` on private memory, joined by connections.
+
+sender -> local ring -> pump ~ inlet -> local ring -> receiver
+writer -> local board -> publisher ~ thread of the reader -> local board -> reader
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+
+from rollmill.channels.base import Address, Broker, Route
+from rollmill.channels.doorbell import Doorbell
+from rollmill.channels.experience import RingReceiver, RingSender
+from rollmill.channels.layout import Layout
+from rollmill.channels.memory import private_memory
+from rollmill.channels.memory_wire import check_rank, check_ranks, rank_bell, target_bell
+from rollmill.channels.newest import Board, BoardReader, BoardWriter, board_bytes
+from rollmill.channels.reduction import refuse_twice
+from rollmill.channels.ring import Ring, RingReader, RingWriter, ring_bytes
+from rollmill.channels.routes import round_robin
+from rollmill.channels.switchboard import Switchboard
+from rollmill.channels.tcp_experience import Inlet, Pump
+from rollmill.channels.tcp_newest import BoardPublisher, TcpNewestReader
+from rollmill.channels.tcp_reduction import BranchReduction, RootReduction
+from rollmill.channels.waiting import Abandon, Deadline, Waiter, never
+from rollmill.core.errors import UsageError
+
+LINGER = 5.0
+"""Seconds for which `close` goes on sending what closed senders have left."""
+
+
+class TcpWire:
+    """See `rollmill.channels.Wire`.
+
+    A message is on its way when `send` returns: a sender's process that dies then takes along what it
+    had not sent yet. The depth in a sender's statistics counts those.
+
+    Args:
+        broker: knows which end listens where.
+        token: of the run; ends that do not know it are not talked with.
+        host: this host's address, as the others reach it. The default is reached from this host only.
+        port: 0 takes a free one.
+        abandon: whether the run is being stopped; waiting ends ask it about ten times a second.
+
+    Raises:
+        UsageError: there is no listening at `host` and `port`.
+    """
+
+    def __init__(
+        self, broker: Broker, token: str, *, host: str = "127.0.0.1", port: int = 0, abandon: Abandon = never
+    ) -> None:
+        self._broker = broker
+        self._abandon = abandon
+        self._switchboard = Switchboard(broker, token, host=host, port=port, abandon=abandon)
+        self._pumps: list[Pump] = []
+        self._closing: list[Callable[[], None]] = []
+        self._doorbells: list[Doorbell] = []
+
+    @property
+    def address(self) -> Address:
+        """Where this wire listens."""
+        return self._switchboard.address
+
+    def sender(
+        self,
+        name: str,
+        *,
+        source: int,
+        targets: Sequence[int],
+        layout: Layout,
+        capacity: int = 2,
+        route: Route | None = None,
+        checksum: bool = False,
+    ) -> RingSender:
+        """The producer `source` of edge `name`."""
+        check_ranks(targets, name, "targets")
+        space = self._doorbell()
+        writers = {}
+        for target in targets:
+            ring, published = self._ring(name, source, target, layout, capacity), self._doorbell()
+            described = f"{name} from {source} to {target}"
+            writers[target] = RingWriter(
+                ring, source=source, doorbell=published, checksum=checksum, name=described
+            )
+            end = target_bell(name, target)
+            pump = Pump(
+                ring, space=space, published=published, switchboard=self._switchboard, end=end, source=source
+            )
+            self._pumps.append(pump)
+        waiter = Waiter(space, self._abandon, f"sending {name} from {source}")
+        return RingSender(writers, layout, route or round_robin, waiter)
+
+    def receiver(
+        self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
+    ) -> RingReceiver:
+        """The consumer `target` of edge `name`."""
+        check_ranks(sources, name, "sources")
+        described, arrived = f"{name} at {target}", self._doorbell()
+        rings = {source: self._ring(name, source, target, layout, capacity) for source in sources}
+        space = {source: self._doorbell() for source in sources}
+        readers = {
+            source: RingReader(ring, doorbell=space[source], name=f"{name} from {source} to {target}")
+            for source, ring in rings.items()
+        }
+        inlet = Inlet(rings, space=space, arrived=arrived, name=described)
+        self._switchboard.announce(target_bell(name, target), inlet.serve)
+        waiter = Waiter(arrived, self._abandon, f"receiving {described}")
+        return RingReceiver(readers, layout, waiter, described)
+
+    def newest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:
+        """The writer of channel `name`."""
+        board, doorbells = self._board(name, layout, readers), [self._doorbell() for _ in range(readers)]
+        self._switchboard.announce(f"{name}/newest", BoardPublisher(board, doorbells, name).serve)
+        return BoardWriter(board, doorbells, name)
+
+    def newest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> TcpNewestReader:
+        """Reader number `reader` of as many."""
+        check_rank(reader, readers, name, "reader")
+        board, doorbell = self._board(name, layout, readers), self._doorbell()
+        waiter = Waiter(doorbell, self._abandon, f"reading {name} at {reader}")
+        opened = TcpNewestReader(
+            board,
+            doorbell,
+            BoardReader(board, waiter, name),
+            switchboard=self._switchboard,
+            end=f"{name}/newest",
+            index=reader,
+        )
+        self._closing.append(opened.close)
+        return opened
+
+    def reduction(self, name: str, *, rank: int, size: int, layout: Layout) -> RootReduction | BranchReduction:
+        """Rank `rank` of a mean over `size` ranks."""
+        check_rank(rank, size, name, "rank")
+        self._broker.agree(f"{name}/mean", digest=f"mean over {size} of {layout.digest}")
+        self._open_once(name, rank)
+        end = f"{name}/mean"
+        if rank == 0:
+            opened = RootReduction(layout, size=size, abandon=self._abandon, name=name)
+            self._switchboard.announce(end, opened.serve)
+        else:
+            opened = BranchReduction(
+                layout,
+                rank=rank,
+                size=size,
+                switchboard=self._switchboard,
+                end=end,
+                abandon=self._abandon,
+                name=name,
+            )
+        self._closing.append(opened.close)
+        return opened
+
+    def close(self) -> None:
+        """Sends what closed senders have left, then ends all connections."""
+        deadline = Deadline(LINGER)
+        for pump in self._pumps:
+            while pump.has_something_to_send() and deadline.left() > 0 and not self._abandon():
+                pump.join(deadline.nap_ms() / 1000)
+            pump.close()
+        for close in self._closing:
+            close()
+        self._switchboard.close()
+        for doorbell in self._doorbells:
+            doorbell.close()
+
+    def _open_once(self, name: str, rank: int) -> None:
+        try:
+            self._broker.agree(rank_bell(name, rank), digest=secrets.token_hex(8))
+        except UsageError:
+            refuse_twice(True, name, rank)
+
+    def _ring(self, name: str, source: int, target: int, layout: Layout, capacity: int) -> Ring:
+        nbytes = ring_bytes(layout, capacity)
+        self._broker.agree(f"{name}/{source} to {target}", digest=f"ring of {capacity} of {layout.digest}")
+        return Ring(private_memory(nbytes), layout, capacity)
+
+    def _board(self, name: str, layout: Layout, readers: int) -> Board:
+        self._broker.agree(f"{name}/newest", digest=f"newest for {readers} of {layout.digest}")
+        return Board(private_memory(board_bytes(layout)), layout)
+
+    def _doorbell(self) -> Doorbell:
+        self._doorbells.append(Doorbell.create())
+        return self._doorbells[-1]
