@@ -153,6 +153,27 @@ def test_executed_synchronously_all_ratios_are_one(network):
     assert 0 <= once["losses/approx_kl"] < 1e-9 < 1e-4 < twice["losses/approx_kl"]
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+def test_executed_synchronously_it_is_a3c(network):
+    """The same weights after every iteration: V-trace with ratios of one, and returns up to the rollout's end."""
+    sizes = {"num_envs": E, "num_steps": T, "total_timesteps": 10 * E * T, "normalize_rewards": True}
+    graphs = [
+        make_graph(restless(), **sizes, network=NETWORKS[network])
+        for make_graph in (rollmill.a3c, rollmill.impala)
+    ]
+    runs = []
+    for graph in graphs:
+        state = start(graph, jax.random.key(0), jnp.arange(E, dtype=jnp.int32))
+        weights, step = [], eqx.filter_jit(partial(iterate, graph))
+        for _ in range(4):
+            state, _ = step(state)
+            weights.append(state.learner.weights.network)
+        runs.append(weights)
+    assert_close(*runs, rtol=1e-3, atol=1e-4)
+    moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a - b)).max(), runs[0][0], runs[0][3])
+    assert max(jax.tree.leaves(moved)) > 3e-3
+
+
 # --- a behaviour that stays behind --------------------------------------------------------------------
 
 

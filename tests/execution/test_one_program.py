@@ -9,9 +9,9 @@ from rollmill.core.errors import UsageError
 from rollmill.execution import advance, lower, take_devices
 
 
-def graph(env="CartPole-v1", **config):
+def graph(env="CartPole-v1", make_graph=rollmill.ppo, **config):
     small = {"num_envs": 16, "num_steps": 16, "total_timesteps": 16 * 16 * 20, "learning_rate": 2.5e-4}
-    return rollmill.ppo(rollmill.make(env), **(small | config))
+    return make_graph(rollmill.make(env), **(small | config))
 
 
 def run(program, iterations=20, first=0, state=None):
@@ -33,6 +33,13 @@ VARIANTS = {
     "normalised": {"normalize_observations": True, "normalize_rewards": True},
     "recurrent": {"network": rollmill.NetworkConfig(torso="gru")},
     "continuous": {"env": "Pendulum-v1"},
+    "a3c": {"make_graph": rollmill.a3c, "normalize_observations": True, "normalize_rewards": True},
+    "impala": {
+        "make_graph": rollmill.impala,
+        "num_minibatches": 2,
+        "update_epochs": 2,
+        "network": rollmill.NetworkConfig(torso="gru"),
+    },
 }
 
 

@@ -1,4 +1,7 @@
-"""PPO learns the probe environments to their known values and actions."""
+"""Algorithms learn the probe environments to their known values and actions.
+
+Every algorithm runs those probes that what is its own could get wrong; PPO runs all.
+"""
 
 from functools import partial
 
@@ -14,23 +17,29 @@ from rollmill.execution import advance, lower
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 NETWORK = rollmill.NetworkConfig(hidden_sizes=(16,))
+ALGORITHMS = {
+    "ppo": (rollmill.PPOConfig, rollmill.ppo, {"num_minibatches": 2}),
+    "a3c": (rollmill.A3CConfig, rollmill.a3c, {}),
+    "impala": (rollmill.IMPALAConfig, rollmill.impala, {"update_epochs": 2, "num_minibatches": 2}),
+}
+every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
-def learn(env, *, make_network=None, iterations=150, **overrides):
+def learn(env, *, algorithm="ppo", make_network=None, iterations=150, **overrides):
     """The policy and its weights after a short training, and the metrics of every iteration."""
     env = rollmill.make(env) if isinstance(env, str) else env
+    make_config, make_graph, special = ALGORITHMS[algorithm]
     small = {
         "num_envs": 16,
         "num_steps": 8,
         "total_timesteps": iterations * 16 * 8,
-        "num_minibatches": 2,
         "learning_rate": 1e-2,
         "gamma": 0.9,
         "ent_coef": 0.0,
         "network": NETWORK,
     }
-    config = rollmill.PPOConfig(**(small | overrides))
-    graph = rollmill.ppo(env, config, network=make_network)
+    config = make_config(**(small | special | overrides))
+    graph = make_graph(env, config, network=make_network)
     program = lower(graph)
     state, rows = program.start(), []
     for window in advance(program, state, first=0, until=graph.loops.iterations):
@@ -75,9 +84,13 @@ def test_observation_reward():
     np.testing.assert_allclose(values(policy, weights, [[-1.0], [1.0]]), [-1.0, 1.0], atol=0.05)
 
 
-@pytest.mark.parametrize("gae_lambda", [0.0, 0.95])
-def test_discounted_reward(gae_lambda):
-    policy, weights, _ = learn("Probe-DiscountedReward-v0", gamma=0.5, gae_lambda=gae_lambda)
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [("ppo", {"gae_lambda": 0.0}), ("ppo", {"gae_lambda": 0.95}), ("a3c", {}), ("impala", {})],
+    ids=str,
+)
+def test_discounted_reward(algorithm, settings):
+    policy, weights, _ = learn("Probe-DiscountedReward-v0", algorithm=algorithm, gamma=0.5, **settings)
     np.testing.assert_allclose(values(policy, weights, [[0.0], [1.0]]), [0.5, 1.0], atol=0.03)
 
 
@@ -88,8 +101,9 @@ def test_action_reward():
     assert mean_return(rows[:1], 1) < 0.5  # it was learned
 
 
-def test_action_observation():
-    policy, weights, rows = learn("Probe-ActionObservation-v0")
+@every_algorithm
+def test_action_observation(algorithm):
+    policy, weights, rows = learn("Probe-ActionObservation-v0", algorithm=algorithm)
     likely = probabilities(policy, weights, [[-1.0], [1.0]])
     assert likely[0, 0] > 0.95 and likely[1, 1] > 0.95
     np.testing.assert_allclose(values(policy, weights, [[-1.0], [1.0]]), [1.0, 1.0], atol=0.1)
@@ -97,14 +111,18 @@ def test_action_observation():
 
 
 @pytest.mark.parametrize("torso", ["mlp", "gru"])
-def test_truncation_bootstraps_from_where_the_episode_was_cut(torso):
+@every_algorithm
+def test_truncation_bootstraps_from_where_the_episode_was_cut(algorithm, torso):
     """The right value of observation 1 is 10; of observation 0, -10 + 0.9 x 10 = -1.
 
     Bootstrapping from the observation after the reset would give -15.4 for observation 1 (one-step
     returns), taking the cut for the end 2.5: both are refused by name below.
     """
     network = rollmill.NetworkConfig(hidden_sizes=(16,), torso=torso, gru_size=16)
-    policy, weights, _ = learn("Probe-Truncation-v0", iterations=500, clip_vloss=False, network=network)
+    settings = {"clip_vloss": False} if algorithm == "ppo" else {}
+    policy, weights, _ = learn(
+        "Probe-Truncation-v0", algorithm=algorithm, iterations=500, network=network, **settings
+    )
     memory, found = policy.start_memory(), []
     for shown in (0.0, 1.0, 1.0, 1.0, 1.0):  # as an episode shows them; the last is where it is cut
         output = policy.forward(weights, memory, jnp.full((1,), shown, jnp.float32), ())
@@ -124,16 +142,18 @@ def test_wrong_bootstraps_would_be_noticed():
     np.testing.assert_allclose(solve(0.0, 1.0), 10.0)
 
 
-def test_continuous_action():
-    policy, weights, rows = learn("Probe-ContinuousAction-v0", iterations=400)
+@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+def test_continuous_action(algorithm):
+    policy, weights, rows = learn("Probe-ContinuousAction-v0", algorithm=algorithm, iterations=400)
     seen = np.linspace(-0.9, 0.9, 7)[:, None]
     np.testing.assert_allclose(distributions(policy, weights, seen).mean, seen, atol=0.15)
     assert mean_return(rows) > 0.9 > mean_return(rows[:1], 1)
 
 
-def test_action_mask():
+@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+def test_action_mask(algorithm):
     """An illegal action pays -1: the return of every episode of the training is 1."""
-    policy, weights, rows = learn("Probe-ActionMask-v0", iterations=30, ent_coef=0.01)
+    policy, weights, rows = learn("Probe-ActionMask-v0", algorithm=algorithm, iterations=30, ent_coef=0.01)
     for row in rows:
         assert row["episodes/return_sum"] == row["episodes/ended"] == 16 * 8
         assert row["finite/gradients"] == 1

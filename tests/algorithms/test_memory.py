@@ -1,0 +1,30 @@
+"""Memory pays where the task needs it."""
+
+import pytest
+
+import rollmill
+from rollmill.execution import advance, lower
+
+ONE_PASS = {"num_steps": 16, "learning_rate": 5e-3}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "torso", "settings"),
+    [
+        pytest.param("ppo", "gru", {"num_steps": 32, "learning_rate": 2e-3}, marks=pytest.mark.slow),
+        pytest.param("ppo", "mlp", {"num_steps": 32, "learning_rate": 2e-3}, marks=pytest.mark.slow),
+        ("a3c", "gru", ONE_PASS),
+        ("impala", "gru", ONE_PASS),
+        pytest.param("impala", "mlp", ONE_PASS, marks=pytest.mark.slow),
+    ],
+)
+def test_only_a_recurrent_policy_solves_the_t_maze(algorithm, torso, settings):
+    network = rollmill.NetworkConfig(torso=torso, hidden_sizes=(32,), gru_size=32)
+    make_graph, env = getattr(rollmill, algorithm), rollmill.make("TMaze-v0")
+    graph = make_graph(env, num_envs=64, total_timesteps=120 * 64 * 32, network=network, **settings)
+    program = lower(graph)
+    windows = advance(program, program.start(), first=0, until=graph.loops.iterations)
+    rows = [row for window in windows for row in window.metrics]
+    ended = sum(row["episodes/ended"] for row in rows[-20:])
+    mean_return = sum(row["episodes/return_sum"] for row in rows[-20:]) / ended
+    assert mean_return > 0.95 if torso == "gru" else abs(mean_return) < 0.1
