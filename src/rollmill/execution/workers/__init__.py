@@ -8,8 +8,12 @@ from rollmill.execution.workers.control import Control
 from rollmill.execution.workers.events import Event, Finished, Hung, Lost, Received, Started
 from rollmill.execution.workers.jobs import Job
 from rollmill.execution.workers.launchers import Exit, Launcher
+from rollmill.execution.workers.local_launcher import LocalLauncher
 from rollmill.execution.workers.messages import Message
 from rollmill.execution.workers.supervision import ALL, Supervision
+from rollmill.execution.workers.supervisor import Supervisor
+from rollmill.execution.workers.threads import LocalControl, ThreadSupervisor, WorkerFailed
+from rollmill.execution.workers.worker import serve
 
 __all__ = [
     "ALL",
@@ -20,9 +24,15 @@ __all__ = [
     "Hung",
     "Job",
     "Launcher",
+    "LocalControl",
+    "LocalLauncher",
     "Lost",
     "Message",
     "Received",
     "Started",
     "Supervision",
+    "Supervisor",
+    "ThreadSupervisor",
+    "WorkerFailed",
+    "serve",
 ]

@@ -1,5 +1,6 @@
 """How worker processes come to be: what a supervisor asks of whoever starts them."""
 
+import signal
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from rollmill.execution.workers.jobs import Job
@@ -41,3 +42,15 @@ class Launcher(Protocol):
     def close(self) -> None:
         """Ends whatever still runs."""
         ...
+
+
+def status_text(status: int) -> str:
+    """An exit status of a process in words."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    hint = " (the kernel also sends it when memory runs out)" if name == "SIGKILL" else ""
+    return f"killed by {name}{hint}"

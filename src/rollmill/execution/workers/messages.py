@@ -20,40 +20,42 @@ class Message(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
-def snapshot(kind: str, fields: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Message:
-    """The message as a receiver would get it: nothing in it is shared with the caller.
+def outgoing(kind: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> Message:
+    """The message with its arrays on the host, which it shares with the caller where they were there before.
 
     Raises:
-        UsageError: the fields have no JSON form, or an array is not one of numbers.
+        UsageError: the kind is one of Rollmill's own, the fields have no JSON form, or an array is not of numbers.
     """
-    return Message(
-        kind, json.loads(fields_as_json(kind, fields)), {n: as_numbers(n, a).copy() for n, a in arrays.items()}
-    )
-
-
-def fields_as_json(kind: str, fields: Mapping[str, Any]) -> str:
-    """The fields as text.
-
-    Raises:
-        UsageError: they have no JSON form.
-    """
+    if not kind or kind.startswith("."):
+        raise UsageError(f"a message has kind={kind!r}: kinds that start with a dot are kept for Rollmill itself.")
     try:
-        return json.dumps(dict(fields))
+        copied = json.loads(json.dumps(dict(fields)))
     except (TypeError, ValueError) as error:
         raise UsageError(
             f"message {kind!r} has a field that JSON does not hold ({error}); send arrays as arrays, "
-            "and NumPy's numbers with float() or int()."
+            "and NumPy's numbers as float() or int()."
         ) from error
+    return Message(kind, copied, {name: _numbers(name, array) for name, array in arrays.items()})
 
 
-def as_numbers(name: str, array: Any) -> np.ndarray:
-    """`array` on the host, its elements in C order and the machine's byte order.
+def snapshot(message: Message) -> Message:
+    """The message with arrays of its own."""
+    return message._replace(arrays={name: array.copy() for name, array in message.arrays.items()})
 
-    Raises:
-        UsageError: it holds objects, text, dates or records.
-    """
+
+def size_of(message: Message) -> int:
+    """Bytes of its arrays."""
+    return sum(array.nbytes for array in message.arrays.values())
+
+
+def is_numeric(dtype: np.dtype) -> bool:
+    """Whether arrays of it can be sent: numbers of NumPy or of JAX, in the machine's byte order."""
+    return dtype.kind not in "OSUmM" and dtype.type is not np.void and dtype.isnative
+
+
+def _numbers(name: str, array: Any) -> np.ndarray:
     array = np.asarray(array, order="C")
-    if array.dtype.kind in "OSUmM" or array.dtype.fields or not array.dtype.isnative:
+    if not is_numeric(array.dtype):
         raise UsageError(
             f"array {name!r} is of {array.dtype}: messages carry numbers in the machine's byte order."
         )

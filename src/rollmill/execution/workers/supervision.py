@@ -1,16 +1,20 @@
 """What the coordinator may rely on, whether its workers are processes or threads."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from rollmill.core.errors import UsageError, unknown_name
 from rollmill.execution.workers.events import Event
 from rollmill.execution.workers.jobs import Job
 from rollmill.execution.workers.messages import NOTHING
 
 ALL = "*"
 """As `to`: every worker."""
+
+MOST_UNREAD = 256 * 2**20
+"""Bytes of one worker's messages that lie unread before it has to wait."""
 
 
 @runtime_checkable
@@ -73,3 +77,29 @@ class Supervision(Protocol):
     def close(self, *, grace_seconds: float = 5.0) -> None:
         """Stops all workers and lets go of everything."""
         ...
+
+
+def by_name(jobs: Sequence[Job]) -> dict[str, Job]:
+    """The jobs by their names.
+
+    Raises:
+        UsageError: two share one.
+    """
+    named = {job.name: job for job in jobs}
+    if len(named) != len(jobs):
+        raise UsageError(f"{len(jobs)} jobs have only {len(named)} names; give each its own.")
+    return named
+
+
+def addressed(jobs: Iterable[Job], to: Job | str) -> list[str]:
+    """Names of the jobs that are meant; see `Supervision.send`.
+
+    Raises:
+        UsageError: nobody has that name.
+    """
+    jobs = list(jobs)
+    to = to.name if isinstance(to, Job) else to
+    names = [job.name for job in jobs if to in (ALL, job.name, job.group)]
+    if not names and to != ALL:
+        raise unknown_name("worker or group", to, {name for job in jobs for name in (job.name, job.group)})
+    return names

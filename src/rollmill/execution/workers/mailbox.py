@@ -1,0 +1,68 @@
+"""Messages that came and were not taken yet, by kind."""
+
+import threading
+import time
+from collections import deque
+
+from rollmill.channels import Abandoned, TimedOut
+from rollmill.core.errors import UsageError
+from rollmill.execution.workers.messages import Message
+
+MOST_UNTAKEN = 10_000
+"""Of one kind; a worker that leaves more untaken does not read what it is sent."""
+
+
+class Mailbox:
+    """Filled by one thread, emptied by others; also knows whether the worker is to stop."""
+
+    def __init__(self) -> None:
+        self._untaken: dict[str, deque[Message]] = {}
+        self._changed = threading.Condition()
+        self._overflowing: str | None = None
+        self.stopping = False
+
+    def put(self, message: Message) -> None:
+        """Adds a message; where too many of its kind lie untaken, the worker gets an error instead."""
+        with self._changed:
+            of_kind = self._untaken.setdefault(message.kind, deque())
+            if len(of_kind) < MOST_UNTAKEN:
+                of_kind.append(message)
+            else:
+                self._overflowing = message.kind
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """From now on, whoever waits is abandoned."""
+        with self._changed:
+            self.stopping = True
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raises `Abandoned` after `stop`, and `UsageError` where messages lie untaken."""
+        if self.stopping:
+            raise Abandoned("the coordinator wants this worker to stop.")
+        if self._overflowing is not None:
+            raise UsageError(
+                f"{MOST_UNTAKEN:,} messages of kind {self._overflowing!r} lie untaken; a worker that is sent them "
+                "must take them with `latest` or `wait`."
+            )
+
+    def latest(self, kind: str) -> Message | None:
+        """See `Control`."""
+        with self._changed:
+            of_kind = self._untaken.pop(kind, None)
+        return of_kind[-1] if of_kind else None
+
+    def wait(self, kind: str, timeout: float | None) -> Message:
+        """See `Control`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while True:
+                self.check()
+                of_kind = self._untaken.get(kind)
+                if of_kind:
+                    return of_kind.popleft()
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimedOut(f"no message of kind {kind!r} came within {timeout} s.")
+                self._changed.wait(left)

@@ -1,0 +1,58 @@
+"""What a fresh or forked process does to become a worker.
+
+A fresh process is told what to do by one JSON object on its standard input, never by its arguments, which
+everybody on the host can read.
+"""
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from rollmill.execution.workers.jobs import Job
+from rollmill.execution.workers.process_tree import name_process
+from rollmill.execution.workers.worker import serve
+
+
+def main() -> None:
+    """Reads what to do, and does it."""
+    told = json.load(sys.stdin)
+    close_input()
+    sys.exit(become_worker(told))
+
+
+def become_worker(told: dict[str, Any]) -> int:
+    """Does what a process was told; returns its exit code.
+
+    Args:
+        told: `job` (its JSON), `address`, `token` (in hexadecimal), `environment` (all of it), `path`
+            (`sys.path`), `folder` (the working directory).
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's business
+    take_environment(told["environment"])
+    sys.path[:] = told["path"]
+    sys.argv[1:] = []
+    os.chdir(told["folder"])
+    faulthandler.enable()
+    job = Job.from_json(told["job"])
+    name_process(job.name)
+    return serve(job, told["address"], bytes.fromhex(told["token"]))
+
+
+def take_environment(environment: dict[str, str]) -> None:
+    """Makes this process's environment this one."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+def close_input() -> None:
+    """Gives this process an empty standard input."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    with contextlib.suppress(OSError):
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115

@@ -1,0 +1,134 @@
+"""Keeps processes from outliving whoever answers for them.
+
+A worker leads a session of its own, and carries a mark in its environment. What it starts inherits both, so
+that it is found and ended after the worker, even where it gave itself a session of its own.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+MARK = "ROLLMILL_WORKER"
+"""The environment variable that marks a worker and what it starts."""
+
+ON_LINUX = sys.platform == "linux"
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
+FAMILY_SECONDS = 1.0
+
+
+def lead_session() -> None:
+    """Makes this process the leader of a session, out of reach of the terminal's signals."""
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+
+
+def die_with(parent: int) -> None:
+    """Has the kernel kill this process when the thread that forked it ends; exits where it has already.
+
+    Elsewhere than on Linux, only the second half.
+    """
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants whose own parent dies, so that it can reap them."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` show, cut to 15 bytes."""
+    if ON_LINUX:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/comm").write_text(name[:15])
+
+
+def kill_family(leader: int, mark: str) -> None:
+    """Kills what a worker started, itself excepted, and waits for it to be gone (a second at most).
+
+    Args:
+        leader: the worker's process id, which is its session's too. It need not exist any more.
+        mark: the worker's mark.
+    """
+    if not ON_LINUX:
+        with contextlib.suppress(OSError):
+            os.killpg(leader, signal.SIGKILL)
+        return
+    deadline = time.monotonic() + FAMILY_SECONDS
+    while members := list(_family(leader, mark)):
+        for pid in members:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.005)
+
+
+def end_leader(pid: int) -> None:
+    """Kills a worker whose parent is dead, where the kernel has not, and waits a second at most for its end."""
+    deadline = time.monotonic() + FAMILY_SECONDS
+    while _is_leader(pid) and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def condition_of(pid: int) -> str:
+    """What the kernel says of a process that does not answer; empty where it says nothing of use."""
+    state, _ = _read_stat(pid)
+    names = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a device", "Z": "dead"}
+    return names.get(state, "")
+
+
+def count_threads() -> int:
+    """Of this process, those that Python does not know included; 0 where the system does not tell."""
+    return len(os.listdir("/proc/self/task")) if ON_LINUX else 0
+
+
+def _family(leader: int, mark: str) -> Iterator[int]:
+    entry = f"{MARK}={mark}".encode()
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) in (leader, os.getpid()):
+            continue
+        state, session = _read_stat(int(name))
+        if state not in ("", "Z", "X") and (session == leader or entry in _read_environment(int(name))):
+            yield int(name)
+
+
+def _is_leader(pid: int) -> bool:
+    """Whether there is still such a process, and it is one that leads its session, as workers do."""
+    if ON_LINUX:
+        state, session = _read_stat(pid)
+        return session == pid and state not in ("Z", "X")
+    try:
+        return os.getsid(pid) == pid
+    except OSError:
+        return False
+
+
+def _read_stat(pid: int) -> tuple[str, int]:
+    """State and session; empty and 0 where there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return "", 0
+    fields = text.rpartition(")")[2].split()
+    return fields[0], int(fields[3])
+
+
+def _read_environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _prctl(option: int, value: int) -> None:
+    if ON_LINUX:
+        ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)

@@ -1,0 +1,117 @@
+"""What a thread is doing: what it noted itself, and the source line that it stands at."""
+
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
+_CARRIERS = (str(Path(__file__).parent) + os.sep, os.path.join(_PACKAGE, "channels") + os.sep)
+_INSTALLED = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+class Beat(NamedTuple):
+    """One look at a thread."""
+
+    note: str
+    expect: float
+    """Seconds for which it said that nothing need be noted."""
+    progress: int
+    """Counts its notes."""
+    idle_seconds: float
+    """Since the look that first saw this progress."""
+    where: str
+
+    def hung_seconds(self, limit: float) -> float | None:
+        """Since when it has noted nothing, where that is longer than the limit and than it said."""
+        return self.idle_seconds if self.idle_seconds > max(limit, self.expect) else None
+
+    def __str__(self) -> str:
+        return f"{self.note}; {self.where}"
+
+    @staticmethod
+    def from_fields(fields: dict[str, Any]) -> "Beat":
+        """The beat of a message whose fields are `beat._asdict()`."""
+        number = lambda name: float(fields.get(name, 0.0))
+        return Beat(
+            str(fields.get("note")),
+            number("expect"),
+            int(number("progress")),
+            number("idle_seconds"),
+            str(fields.get("where")),
+        )
+
+
+class Pulse:
+    """The notes of one thread, written by it and looked at by another."""
+
+    def __init__(self, thread: int) -> None:
+        self._thread = thread
+        self._now = ("starting", 0.0, 0)
+        self._seen = (-1, 0.0)
+
+    def note(self, text: str, expect: float = 0.0) -> None:
+        """See `Control.at`. One assignment, so that a look never sees half of it."""
+        self._now = (text, expect, self._now[2] + 1)
+
+    def touch(self) -> None:
+        """Progress, under the same note."""
+        text, expect, progress = self._now
+        self._now = (text, expect, progress + 1)
+
+    @contextmanager
+    def idle(self, text: str) -> Iterator[None]:
+        """While the thread waits for its coordinator, which may take as long as it likes."""
+        if threading.get_ident() != self._thread:
+            yield
+            return
+        before, expect, _ = self._now
+        self.note(text, float("inf"))
+        try:
+            yield
+        finally:
+            self.note(before, expect)
+
+    def look(self) -> Beat:
+        """What the thread does now; for one looking thread."""
+        (note, expect, progress), now = self._now, time.monotonic()
+        if progress != self._seen[0]:
+            self._seen = (progress, now)
+        return Beat(note, expect, progress, now - self._seen[1], whereabouts(self._thread))
+
+
+def whereabouts(thread: int) -> str:
+    """The innermost line of the thread's own code, and the library's line inside of it where there is one.
+
+    Own code is outside Python's folders, or Rollmill's but for what carries messages.
+    """
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return "its main thread has ended"
+    frames = list(_inwards_out(frame))
+    own = next((frame for frame in frames if _is_own(frame.f_code.co_filename)), frames[0])
+    text = f"{_place(own)}: {linecache.getline(own.f_code.co_filename, own.f_lineno).strip()}"
+    return text if own is frames[0] else f"{text} (inside, {_place(frames[0])})"
+
+
+def _inwards_out(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_own(file: str) -> bool:
+    if file.startswith(_PACKAGE):
+        return not file.startswith(_CARRIERS)
+    return not file.startswith(("<", *_INSTALLED))
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"

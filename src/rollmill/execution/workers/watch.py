@@ -1,0 +1,166 @@
+"""What the coordinator knows of one worker process, and what it concludes from it."""
+
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rollmill.execution.workers.connection import Connection
+from rollmill.execution.workers.events import Event, Finished, Hung, Lost, Received, Started
+from rollmill.execution.workers.jobs import Job
+from rollmill.execution.workers.launchers import Exit, status_text
+from rollmill.execution.workers.logs import WorkerLog
+from rollmill.execution.workers.messages import Message
+from rollmill.execution.workers.pulse import Beat
+
+MISSED_BEATS = 5
+"""A worker that was not heard for as many heartbeats is taken for hung."""
+
+EXIT_SECONDS = 10.0
+"""How long a process may take to end after its function has."""
+
+WORDLESS_SECONDS = 2.0
+"""How long a process may live on after its connection broke."""
+
+LAST_WORDS_SECONDS = 1.0
+"""How long what a dead worker has sent and written is waited for, where something keeps its pipes open."""
+
+UNKILLABLE_SECONDS = 5.0
+
+
+class Patience(NamedTuple):
+    """How long workers may take."""
+
+    heartbeat_seconds: float
+    hang_seconds: float
+    start_seconds: float
+
+
+class Watched:
+    """One attempt at a job. Not locked: whoever looks holds the supervisor's lock."""
+
+    def __init__(self, job: Job, handle: Any, log: WorkerLog) -> None:
+        self.job = job
+        self.handle = handle
+        self.log = log
+        self.connection = Connection(lambda message: None)
+        self.dismissed = False
+        """Whether the coordinator has done with it, so that nothing is told of it any more."""
+        self.unread_bytes = 0
+        self.blocked = False
+        """Whether it has to wait until the coordinator has read."""
+        self.exit: Exit | None = None
+        self._asked_at = time.monotonic()
+        self._started = False
+        self._beat: Beat | None = None
+        self._last: Message | None = None
+        self._doom = ""
+        self._since: dict[str, float] = {}
+        self._told: object = None
+
+    def take(self, message: Message) -> Event | None:
+        """What a message of the worker means to the coordinator; None where nothing yet."""
+        match message.kind:
+            case ".beat":
+                self._beat = Beat.from_fields(message.fields)
+            case ".calling":
+                self._started = True
+                return Started(self.job, time.monotonic() - self._asked_at)
+            case ".finished" | ".failed":
+                self._last = message
+            case _:
+                return Received(self.job, message)
+        return None
+
+    def over(self, now: float) -> bool:
+        """Whether its process is gone, and all that it said and wrote has come."""
+        if self._doom and self._waited("killed", now) > UNKILLABLE_SECONDS:
+            self.exit = self.exit or Exit(None)
+        if self.exit is None:
+            return False
+        late = self._waited("exit", now) > LAST_WORDS_SECONDS and not self.blocked
+        heard = self.connection.ended.is_set() or not self.connection.taken
+        return late or (heard and self.log.ended.is_set())
+
+    def outcome(self) -> Event:
+        """What became of it, once it is over."""
+        status, lines = self.exit.status if self.exit else None, "\n".join(self.log.last_lines)
+        if self._last is None:
+            return Lost(self.job, self._reason(), status, raised=False, details=lines)
+        if self._last.kind == ".finished":
+            return Finished(self.job)
+        reason, details = (str(self._last.fields.get(name)) for name in ("reason", "details"))
+        return Lost(self.job, reason, status, raised=True, details=details)
+
+    def overdue(self, now: float, patience: Patience) -> bool:
+        """Whether it must be killed, because something that it has to do does not happen. Says so once."""
+        if self._doom:
+            return False
+        if self._last is not None:
+            self._doom = "its process did not end" if self._waited("exiting", now) > EXIT_SECONDS else ""
+        elif self.connection.ended.is_set():
+            wordless = self._waited("wordless", now) > WORDLESS_SECONDS
+            self._doom = "it closed its connection, but did not end" if wordless else ""
+        elif not self._started and now - self._asked_at > patience.start_seconds:
+            what = f"; it was at: {self._beat}" if self._beat else ", nor did its process report"
+            self._doom = f"its function was not called within {patience.start_seconds:g} s{what}"
+        return bool(self._doom)
+
+    def hung(self, now: float, patience: Patience, condition: str) -> Hung | None:
+        """Whether it gives no sign of life, or makes no progress; told once until that changes.
+
+        Args:
+            now: seconds of `time.monotonic`.
+            patience: how long it may take.
+            condition: what the operating system says of the process.
+        """
+        if not self.connection.taken or self.connection.ended.is_set() or self._last is not None:
+            return None
+        if self._silent(now, patience):
+            return self._tell_silence(now, condition)
+        idle = self._beat.hung_seconds(patience.hang_seconds) if self._beat and self._started else None
+        if idle is None or self._beat is None:
+            self._told = None
+            return None
+        return self._tell(("idle", self._beat.progress), idle, str(self._beat))
+
+    def _silent(self, now: float, patience: Patience) -> bool:
+        """Whether heartbeats are missing, at two looks: the coordinator itself may have been asleep."""
+        missing = now - self.connection.last_heard > MISSED_BEATS * patience.heartbeat_seconds
+        if self.blocked or not missing:
+            self._since.pop("silent", None)
+            return False
+        return self._waited("silent", now) >= patience.heartbeat_seconds
+
+    def _tell_silence(self, now: float, condition: str) -> Hung | None:
+        what = condition or f"a call keeps all of its threads from running{_stuck_at(self.log.last_lines)}"
+        last = f"; last seen at: {self._beat}" if self._beat else ""
+        return self._tell("silent", now - self.connection.last_heard, what + last)
+
+    def _tell(self, what: object, seconds: float, where: str) -> Hung | None:
+        if self._told == what:
+            return None
+        self._told = what
+        return Hung(self.job, seconds, where)
+
+    def _reason(self) -> str:
+        if self._doom or self.exit is None:
+            return self._doom
+        if self.exit.reason or self.exit.status is None:
+            return self.exit.reason or "nobody knows how its process ended"
+        ended = status_text(self.exit.status)
+        return ended if self.exit.status else f"{ended}, before its function returned"
+
+    def _waited(self, what: str, now: float) -> float:
+        """Seconds since this was first asked."""
+        return now - self._since.setdefault(what, now)
+
+
+def _stuck_at(lines: Iterable[str]) -> str:
+    """The innermost line of the main thread, in the traceback that a stuck process has written last."""
+    innermost, expected = "", False
+    for line in lines:
+        if line.startswith(("Thread 0x", "Current thread 0x")):
+            expected = True
+        elif expected:
+            innermost, expected = f" ({line.strip()})", False
+    return innermost

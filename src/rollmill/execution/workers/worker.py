@@ -1,0 +1,162 @@
+"""The worker's side: its line to the coordinator, and how its function is called."""
+
+import contextlib
+import faulthandler
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from rollmill.channels import Abandoned, Damaged
+from rollmill.core.own_line import own_line
+from rollmill.execution.workers.frames import encode, receive_frame, send_frame
+from rollmill.execution.workers.handshake import report
+from rollmill.execution.workers.jobs import Job, function_of
+from rollmill.execution.workers.mailbox import Mailbox
+from rollmill.execution.workers.messages import NOTHING, Message, outgoing
+from rollmill.execution.workers.process_tree import MARK, kill_family
+from rollmill.execution.workers.pulse import Pulse
+
+LEFT_ALONE = 3
+"""Exit code of a worker whose coordinator is gone."""
+
+MOST_DETAILS = 20_000
+STUCK_BEATS = 4.0
+
+
+def serve(job: Job, address: str, token: bytes) -> int:
+    """Does the job in this process, from its main thread; returns the exit code.
+
+    Raises:
+        Refused: the coordinator at `address` does not take this worker.
+        OSError: nobody is there.
+    """
+    peer, settings = report(address, token, job)
+    control = SocketControl(peer)
+    threading.Thread(target=control.listen, name="rollmill-listen", daemon=True).start()
+    with control.beating(float(settings["heartbeat_seconds"])):
+        last = _run(job, control)
+    with contextlib.suppress(Abandoned):
+        control.tell(last)
+    return 1 if last.kind == ".failed" else 0
+
+
+class SocketControl:
+    """`Control` of a process."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer = peer
+        self._sending = threading.Lock()
+        self._mailbox = Mailbox()
+        self._pulse = Pulse(threading.get_ident())
+
+    def send(
+        self, kind: str, fields: Mapping[str, Any] = NOTHING, arrays: Mapping[str, np.ndarray] = NOTHING
+    ) -> None:
+        """See `Control`."""
+        self.tell(outgoing(kind, fields, arrays))
+        self._pulse.touch()
+
+    def latest(self, kind: str) -> Message | None:
+        """See `Control`."""
+        return self._mailbox.latest(kind)
+
+    def wait(self, kind: str, timeout: float | None = None) -> Message:
+        """See `Control`."""
+        with self._pulse.idle(f"waiting for {kind!r}"):
+            return self._mailbox.wait(kind, timeout)
+
+    def at(self, note: str, *, expect: float = 0.0) -> None:
+        """See `Control`."""
+        self._pulse.note(note, expect)
+
+    def stopping(self) -> bool:
+        """See `Control`."""
+        return self._mailbox.stopping
+
+    def check(self) -> None:
+        """See `Control`."""
+        self._mailbox.check()
+
+    def tell(self, message: Message) -> None:
+        """Sends a message of any kind, Rollmill's own included."""
+        frame = encode(message)
+        try:
+            with self._sending:
+                send_frame(self._peer, frame)
+        except OSError as error:
+            raise Abandoned("the coordinator has closed the connection.") from error
+
+    def listen(self) -> None:
+        """Takes what the coordinator sends; ends this process once it is gone."""
+        with contextlib.suppress(OSError, Damaged):
+            while (message := receive_frame(self._peer)) is not None:
+                if message.kind == ".stop":
+                    self._mailbox.stop()
+                else:
+                    self._mailbox.put(message)
+        _leave()
+
+    @contextlib.contextmanager
+    def beating(self, seconds: float) -> Iterator[None]:
+        """Meanwhile, tells the coordinator every so many seconds what the calling thread is doing."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(seconds, ended), name="rollmill-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(seconds)
+
+    def _beat(self, seconds: float, ended: threading.Event) -> None:
+        with contextlib.suppress(Abandoned):
+            while not _slept(seconds, ended):
+                self.tell(Message(".beat", self._pulse.look()._asdict(), {}))
+
+
+def _slept(seconds: float, ended: threading.Event) -> bool:
+    """Sleeps between two beats; whether they are to end.
+
+    Where a call holds Python's interpreter for long, no thread of Python can say so. One of C's can: it
+    writes all threads' tracebacks to standard error.
+    """
+    faulthandler.dump_traceback_later(STUCK_BEATS * seconds, file=sys.__stderr__ or 2)
+    try:
+        return ended.wait(seconds)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _run(job: Job, control: SocketControl) -> Message:
+    """Calls the job's function; the last message to the coordinator."""
+    try:
+        control.at(f"importing {job.entry.partition(':')[0]}")
+        function = function_of(job)
+        control.tell(Message(".calling", {}, {}))
+        control.at("running")
+        function(job, control)
+        return Message(".finished", {}, {})
+    except BaseException as error:
+        if control.stopping() and isinstance(error, Abandoned):
+            return Message(".finished", {}, {})
+        return _failure(error)
+
+
+def _failure(error: BaseException) -> Message:
+    details = "".join(traceback.format_exception(error))
+    print(details, file=sys.stderr, flush=True)
+    reason = f"{type(error).__name__}: {str(error).strip().partition(os.linesep)[0]} ({own_line(error)})"
+    return Message(".failed", {"reason": reason, "details": details[-MOST_DETAILS:]}, {})
+
+
+def _leave() -> None:
+    """Ends this process, and all that it started, without asking anybody."""
+    if os.getsid(0) == os.getpid():
+        kill_family(os.getpid(), os.environ.get(MARK, str(os.getpid())))
+    os._exit(LEFT_ALONE)
