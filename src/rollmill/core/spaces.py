@@ -77,7 +77,8 @@ def possible_choices(space: spaces.Space) -> np.ndarray | None:
     """The choices of a discrete action space as a mask of all of them; None for other spaces.
 
     `[n]` for `Discrete`; `[*shape, max(nvec)]` for `MultiDiscrete`, where False fills up the shorter ones.
-    An `action_mask` has this shape, and so have the policy's logits.
+    An `action_mask` has this shape, and so have the policy's logits. Where there are several agents, the mask
+    is a dictionary from kinds, each of whose entries has the shape of that kind's space.
     """
     match space:
         case spaces.Discrete():
@@ -85,6 +86,30 @@ def possible_choices(space: spaces.Space) -> np.ndarray | None:
         case spaces.MultiDiscrete():
             return np.arange(space.nvec.max()) < space.nvec[..., None]
     return None
+
+
+def repeated(space: spaces.Space, count: int) -> spaces.Space:
+    """The space of `count` elements of `space`, as arrays with one more leading axis; of the same kind.
+
+    A `Discrete` becomes a `MultiDiscrete`, and a `Dict` or `Tuple` one of repeated parts.
+    """
+    match space:
+        case spaces.Dict():
+            return spaces.Dict({name: repeated(part, count) for name, part in space.spaces.items()})
+        case spaces.Tuple():
+            return spaces.Tuple([repeated(part, count) for part in space.spaces])
+        case spaces.Discrete():
+            return spaces.MultiDiscrete(
+                np.full(count, space.n), space.dtype.type, start=np.full(count, space.start)
+            )
+        case spaces.MultiDiscrete():
+            nvec, start = _rows(space.nvec, count), _rows(space.start, count)
+            return spaces.MultiDiscrete(nvec, space.dtype.type, start=start)
+        case spaces.MultiBinary():
+            return spaces.MultiBinary((count, *space.shape))
+        case spaces.Box():
+            return spaces.Box(_rows(space.low, count), _rows(space.high, count), dtype=space.dtype.type)
+    raise unsupported(space)
 
 
 def unsupported(space: spaces.Space) -> UsageError:
@@ -95,6 +120,10 @@ def unsupported(space: spaces.Space) -> UsageError:
 
 def _dtype(space: spaces.Space) -> np.dtype:
     return jax.dtypes.canonicalize_dtype(space.dtype)
+
+
+def _rows(row: np.ndarray, count: int) -> np.ndarray:
+    return np.broadcast_to(row, (count, *np.shape(row))).copy()
 
 
 def _sample_box(key: Key, space: spaces.Box) -> Array:

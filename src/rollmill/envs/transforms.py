@@ -65,7 +65,7 @@ def time_limit(env: Environment, max_steps: int) -> Environment:
             truncated=timestep.truncated | (elapsed >= max_steps),
         )
 
-    return env._replace(reset=reset, step=step, action_mask=_mask_of_inner(env))
+    return wrap(env, reset, step)
 
 
 def auto_reset(env: Environment) -> Environment:
@@ -120,11 +120,7 @@ def vary(env: Environment, sample: Callable[[Key, Params], Params]) -> Environme
         timestep = env.step(key, state.inner, action, state.params)
         return timestep._replace(state=VariedState(inner=timestep.state, params=state.params))
 
-    def action_mask(state: VariedState, params: Params) -> Bool[Array, "..."]:
-        assert env.action_mask is not None
-        return env.action_mask(state.inner, state.params)
-
-    return env._replace(reset=reset, step=step, action_mask=env.action_mask and action_mask)
+    return wrap(env, reset, step, unwrap=lambda state, params: (state.inner, state.params))
 
 
 def vectorise(env: Environment, num_envs: int) -> Environment:
@@ -163,11 +159,47 @@ def vectorise(env: Environment, num_envs: int) -> Environment:
     def step(keys: KeyArray[Array, " E"], state: State, action: Action, params: Params) -> Timestep:
         return batched(env.step, keys, state, action, params=params)
 
-    def action_mask(state: State, params: Params) -> Bool[Array, "E ..."]:
-        assert env.action_mask is not None
-        return batched(env.action_mask, state, params=params)
+    def over_copies(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda state, params: batched(function, state, params=params)
 
-    return env._replace(reset=reset, step=step, action_mask=env.action_mask and action_mask)
+    return env._replace(reset=reset, step=step, **_functions_of_state(env, over_copies))
+
+
+def _inner(state: Any, params: Params) -> tuple[State, Params]:
+    return state.inner, params
+
+
+def wrap(
+    env: Environment,
+    reset: Callable[..., tuple[Observation, Any]],
+    step: Callable[..., Timestep],
+    *,
+    unwrap: Callable[[Any, Params], tuple[State, Params]] = _inner,
+) -> Environment:
+    """An environment with another reset and step, whose state holds that of `env`.
+
+    Its action mask, its active agents and its central features are those of the state inside.
+
+    Args:
+        env: the environment inside.
+        reset: returns the state around that of `env`.
+        step: receives and returns the state around that of `env`.
+        unwrap: maps `(state, params)` to the state and the parameters of `env`; the default is for states
+            that hold it as `inner`.
+    """
+
+    def of_inner(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda state, params: function(*unwrap(state, params))
+
+    return env._replace(reset=reset, step=step, **_functions_of_state(env, of_inner))
+
+
+def _functions_of_state(
+    env: Environment, lift: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> dict[str, Callable[..., Any] | None]:
+    """What an environment tells of its state besides observations, lifted; None where it tells nothing."""
+    found = {"action_mask": env.action_mask, "active": env.active, "central": env.central}
+    return {name: function and lift(function) for name, function in found.items()}
 
 
 def _params_axes(env: Environment, params: Params, num_envs: int) -> list[int | None]:
@@ -193,13 +225,6 @@ def _leaf_axis(name: str, path: str, shared: tuple[int, ...], given: tuple[int, 
         f"{name}: params{path} has shape {given}, expected {shared} (shared by all copies) "
         f"or {(num_envs, *shared)} (one value for each of the {num_envs} copies)."
     )
-
-
-def _mask_of_inner(env: Environment) -> Callable[[State, Params], Bool[Array, "..."]] | None:
-    inner_mask = env.action_mask
-    if inner_mask is None:
-        return None
-    return lambda state, params: inner_mask(state.inner, params)
 
 
 def _select(condition: Bool[Array, ""], chosen: PyTree, other: PyTree) -> PyTree:
