@@ -7,6 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from rollmill import envs
+from rollmill.core.errors import ContractError
 from rollmill.core.spaces import contains, repeated, sample, struct
 from rollmill.core.types import AgentKind, Environment, Timestep
 from rollmill.envs.agents import active_agents, joint_spaces
@@ -142,3 +143,89 @@ def test_repeated_spaces_have_one_more_axis_and_the_same_elements(space, shape, 
         assert contains(space, one)
     outside = jax.tree.map(lambda leaf: leaf.at[3].add(jnp.asarray(9, leaf.dtype)), drawn)
     assert not contains(whole, outside)
+
+
+def changed_step(**fields):
+    """A step whose result has some fields replaced by functions of the timestep."""
+    inner = pets()
+
+    def step(key, state, action, params):
+        timestep = inner.step(key, state, action, params)
+        return timestep._replace(**{name: new(timestep) for name, new in fields.items()})
+
+    return step
+
+
+def test_an_environment_of_several_agents_keeps_the_contract():
+    envs.check_environment(pets(), num_steps=20)
+    envs.check_environment(pets(active=None, central=None), num_steps=5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"agents": KINDS[:1]}, r"observation_space means .*\['dog'\].* take it from .*joint_spaces\(agents\)"),
+        ({"agents": ()}, "active or central was given, expected agents to be listed"),
+        ({"agents": (KINDS[0], KINDS[0])}, "agents are cat: 2, cat: 2; expected names that differ"),
+        ({"agents": (KINDS[0]._replace(count=0), KINDS[1])}, "agents are cat: 0, dog: 3; .* counts from 1"),
+        (
+            {"action_space": spaces.Dict({"cat": spaces.Discrete(3), "dog": spaces.Box(-1.0, 1.0, (3, 2))})},
+            r"action_space means dict\(\['cat'\]: int32\[\].* spaces mean dict\(\['cat'\]: int32\[2\]",
+        ),
+        (
+            {"step": changed_step(reward=lambda t: t.reward["dog"])},
+            r"reward is float32\[3\], expected dict\(\['cat'\]: float32\[2\], \['dog'\]: float32\[3\]\)",
+        ),
+        (
+            {"step": changed_step(reward=lambda t: {**t.reward, "cat": t.reward["cat"][:1]})},
+            r"reward is dict\(\['cat'\]: float32\[1\], .* expected dict\(\['cat'\]: float32\[2\]",
+        ),
+        (
+            {"step": changed_step(terminated=lambda t: t.reward["cat"] > 0)},
+            r"terminated is bool\[2\], expected bool\[\]",
+        ),
+        (
+            {"active": lambda state, params: {"cat": jnp.ones(3, bool)}},
+            r"active returned dict\(\['cat'\]: bool\[3\]",
+        ),
+        (
+            {"active": lambda state, params: {"cow": jnp.ones(2, bool)}},
+            r"active returned .*\['cow'\].* expected some",
+        ),
+        ({"active": lambda state, params: jnp.ones(5, bool)}, r"active returned bool\[5\], expected some of dict"),
+        ({"central": lambda state, params: state["count"][None]}, r"central returned int32\[1\], .*float32\[feat"),
+        (
+            {"step": changed_step(reward=lambda t: {**t.reward, "dog": t.reward["dog"].at[1].set(jnp.nan)})},
+            r"the reward\['dog'\] is \[ 1. nan  1.\] in step 0, expected a number",
+        ),
+        (
+            {"action_mask": lambda state, params: {"cat": jnp.ones((2, 2), bool)}},
+            r"action_mask returned dict\(\['cat'\]: bool\[2,2\]\), expected dict\(\['cat'\]: bool\[2,3\]\)",
+        ),
+        (
+            {"action_mask": lambda state, params: {"dog": jnp.ones((3, 2), bool)}},
+            r"action_mask returned dict\(\['dog'\]: .*, expected dict\(\['cat'\]: bool\[2,3\]\)",
+        ),
+        (
+            {"action_mask": lambda state, params: {"cat": jnp.asarray([[True] * 3, [False] * 3])}},
+            r"action_mask\['cat'\] allows no action before step 0",
+        ),
+    ],
+)
+def test_what_breaks_the_contract_is_named(changes, message):
+    with pytest.raises(ContractError, match=f"Pets: {message}"):
+        envs.check_environment(pets(**changes), num_steps=5)
+
+
+def test_random_actions_of_several_agents_are_legal():
+    legal = jnp.asarray([[True, False, True], [False, True, False]])
+
+    def step(key, state, action, params):
+        timestep = pets().step(key, state, action, params)
+        obeyed = legal[jnp.arange(2), action["cat"]]
+        return timestep._replace(reward={**timestep.reward, "cat": jnp.where(obeyed, 1.0, jnp.nan)})
+
+    env = pets(step=step, action_mask=lambda state, params: {"cat": legal})
+    envs.check_environment(env, num_steps=20)
+    with pytest.raises(ContractError, match=r"the reward\['cat'\] is"):
+        envs.check_environment(env._replace(action_mask=None), num_steps=20)

@@ -5,11 +5,13 @@ Shape letter: `A` agents of a kind.
 
 from collections.abc import Iterable
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from gymnasium import spaces
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, PyTree
 
-from rollmill.core.spaces import repeated
+from rollmill.core.spaces import possible_choices, repeated
 from rollmill.core.types import AgentKind, Environment, Params, State
 
 
@@ -24,3 +26,21 @@ def active_agents(env: Environment, state: State, params: Params) -> dict[str, B
     """Of each kind, which agents take part; all of the kinds that `env.active` leaves out."""
     everybody = {kind.name: jnp.ones(kind.count, bool) for kind in env.agents}
     return everybody if env.active is None else {**everybody, **env.active(state, params)}
+
+
+def reward_struct(env: Environment) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shape and dtype of one step's reward: `[]`, or a dictionary from kinds to `[A]`."""
+    if not env.agents:
+        return jax.ShapeDtypeStruct((), jnp.float32)
+    return {kind.name: jax.ShapeDtypeStruct((kind.count,), jnp.float32) for kind in env.agents}
+
+
+def possible_masks(env: Environment) -> PyTree[np.ndarray]:
+    """An action mask of all choices; of several agents, a dictionary with the kinds whose actions are discrete.
+
+    None where there is no discrete action.
+    """
+    if not env.agents:
+        return possible_choices(env.action_space)
+    each = {kind.name: possible_choices(repeated(kind.action_space, kind.count)) for kind in env.agents}
+    return {name: possible for name, possible in each.items() if possible is not None} or None

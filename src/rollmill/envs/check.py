@@ -14,8 +14,10 @@ from rollmill.envs.check_run import (
 from rollmill.envs.check_trace import (
     Traced,
     check_action_mask,
+    check_agents,
     check_flags,
     check_info,
+    check_kinds,
     check_no_callbacks,
     check_observation_space,
     check_params,
@@ -63,9 +65,11 @@ def check_types(env: Environment) -> Traced:
         ContractError: as `check_environment`.
     """
     check_params(env)
+    check_kinds(env)
     traced = trace_environment(env)
     check_same_types(env, traced)
     check_flags(env, traced)
+    check_agents(env, traced)
     check_info(env, traced)
     check_observation_space(env, traced)
     check_action_mask(env, traced)

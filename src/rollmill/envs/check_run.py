@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, PyTree
 from jaxtyping import Key as KeyArray
 
 from rollmill.core.errors import ContractError
 from rollmill.core.own_line import blaming
-from rollmill.core.spaces import contains, possible_choices, sample
+from rollmill.core.spaces import contains, possible_choices, repeated, sample
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
+from rollmill.envs.agents import possible_masks
 
 NUM_RESETS = 128
 """How many first states tell what a first state looks like."""
@@ -26,7 +27,7 @@ class Steps(NamedTuple):
     keys: KeyArray[Array, " T"]
     state: State
     action: Action
-    mask: Bool[Array, "T ..."] | tuple[()]
+    mask: PyTree[Bool[Array, "T ..."]]
     timestep: Timestep
     inside: Bool[Array, " T"]
 
@@ -62,10 +63,14 @@ def check_finite(env: Environment, record: Rollout) -> None:
     """No observation and no reward is NaN, and no reward is infinite."""
     _check_not_nan(env.name, "observation", record.resets.observation, "after reset number")
     _check_not_nan(env.name, "observation", record.steps.timestep.observation, "after step number")
-    reward = np.asarray(record.steps.timestep.reward)
-    if not np.isfinite(reward).all():
-        first = int(np.argmin(np.isfinite(reward)))
-        raise ContractError(f"{env.name}: the reward is {reward[first]} in step {first}, expected a number.")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(record.steps.timestep.reward):
+        finite = np.isfinite(np.asarray(leaf)).reshape(len(leaf), -1).all(axis=1)
+        if not finite.all():
+            first = int(np.argmin(finite))
+            where = jax.tree_util.keystr(path)
+            raise ContractError(
+                f"{env.name}: the reward{where} is {leaf[first]} in step {first}, expected a number."
+            )
 
 
 def check_bounds(env: Environment, record: Rollout) -> None:
@@ -88,13 +93,15 @@ def check_legal_actions(env: Environment, record: Rollout) -> None:
     """Where there is an action mask, it allows at least one choice of each kind before every step."""
     if env.action_mask is None:
         return
-    legal = np.asarray(record.steps.mask) & possible_choices(env.action_space)
-    some = legal.any(axis=-1).reshape(len(legal), -1).all(axis=1)
-    if not some.all():
-        raise ContractError(
-            f"{env.name}: action_mask allows no action before step {int(np.argmin(some))}, expected at least "
-            "one: end the episode where none is left."
-        )
+    possible = possible_masks(env)
+    for path, mask in jax.tree_util.tree_leaves_with_path(record.steps.mask):
+        legal = np.asarray(mask) & (possible[path[0].key] if path else possible)
+        some = legal.any(axis=-1).reshape(len(legal), -1).all(axis=1)
+        if not some.all():
+            raise ContractError(
+                f"{env.name}: action_mask{jax.tree_util.keystr(path)} allows no action before step "
+                f"{int(np.argmin(some))}, expected at least one: end the episode where none is left."
+            )
 
 
 def check_no_auto_reset(env: Environment, record: Rollout) -> None:
@@ -153,17 +160,30 @@ def _rollout(env: Environment, key: Key, params: Params, num_steps: int) -> Roll
     return Rollout(jax.vmap(one_reset)(jax.random.split(resets_key, NUM_RESETS)), steps)
 
 
-def _mask(env: Environment, state: State, params: Params) -> Bool[Array, "..."] | tuple[()]:
+def _mask(env: Environment, state: State, params: Params) -> PyTree[Bool[Array, "..."]]:
     return () if env.action_mask is None else env.action_mask(state, params)
 
 
-def _random_action(key: Key, env: Environment, mask: Bool[Array, "..."] | tuple[()]) -> Action:
+def _random_action(key: Key, env: Environment, mask: PyTree[Bool[Array, "..."]]) -> Action:
     """Uniform over the legal actions."""
-    possible = possible_choices(env.action_space)
-    if env.action_mask is None or possible is None:
-        return sample(key, env.action_space)
+    drawn = sample(key, env.action_space)
+    if not env.agents:
+        return drawn if isinstance(mask, tuple) else _draw_legal(key, env.action_space, mask)
+    keys = jax.random.split(key, len(env.agents))
+    masks = {} if isinstance(mask, tuple) else mask
+    for kind, own_key in zip(env.agents, keys, strict=True):
+        if kind.name in masks:
+            space = repeated(kind.action_space, kind.count)
+            drawn[kind.name] = _draw_legal(own_key, space, masks[kind.name])
+    return drawn
+
+
+def _draw_legal(key: Key, space: Any, mask: Bool[Array, "..."]) -> Action:
+    """Uniform over the choices that `mask` allows in a `Discrete` or `MultiDiscrete` space."""
+    possible = possible_choices(space)
+    assert possible is not None
     pick = jax.random.categorical(key, jnp.where(mask & possible, 0.0, -jnp.inf))
-    return pick + jnp.asarray(env.action_space.start, pick.dtype)  # pyright: ignore[reportAttributeAccessIssue]
+    return pick + jnp.asarray(space.start, pick.dtype)
 
 
 def _check_not_nan(name: str, what: str, values: Any, when: str) -> None:

@@ -13,8 +13,9 @@ from gymnasium import spaces
 
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.own_line import blaming, own_line, own_line_of
-from rollmill.core.spaces import possible_choices, struct
+from rollmill.core.spaces import struct
 from rollmill.core.types import Environment, Timestep
+from rollmill.envs.agents import joint_spaces, possible_masks, reward_struct
 
 HOST_PRIMITIVES = ("callback", "debug_print", "infeed", "outfeed")
 """Parts of the names of the primitives that leave the device."""
@@ -74,15 +75,16 @@ def check_same_types(env: Environment, traced: Traced) -> None:
 
 
 def check_flags(env: Environment, traced: Traced) -> None:
-    """The reward is one float32 and the two flags are one boolean each."""
-    for field, dtype in (("reward", jnp.float32), ("terminated", jnp.bool_), ("truncated", jnp.bool_)):
+    """The reward is one float32, or one for each agent of each kind; the two flags are one boolean each."""
+    flag = jax.ShapeDtypeStruct((), jnp.bool_)
+    every = {"reward": reward_struct(env), "terminated": flag, "truncated": flag}
+    for field, expected in every.items():
         found = getattr(traced.timestep, field)
-        leaves = jax.tree.leaves(found)
-        if jax.tree.structure(found) != jax.tree.structure(0) or leaves[0].shape or leaves[0].dtype != dtype:
-            kind = np.dtype(dtype).name
+        if not _same_types(found, expected):
+            kind = "bool_" if expected is flag else "float32"
             raise ContractError(
-                f"{env.name}: {field} is {_outline(found)}, expected {kind}[]: "
-                f"reduce it to one value and cast it with .astype(jnp.{kind})."
+                f"{env.name}: {field} is {_outline(found)}, expected {_outline(expected)}: "
+                f"reduce it to this shape and cast it with .astype(jnp.{kind})."
             )
 
 
@@ -112,22 +114,70 @@ def check_observation_space(env: Environment, traced: Traced) -> None:
 
 
 def check_action_mask(env: Environment, traced: Traced) -> None:
-    """The mask, where there is one, has one boolean for each logit of the policy."""
+    """The mask, where there is one, has one boolean for each logit of the policy.
+
+    Of several agents it is a dictionary, which may leave out kinds.
+    """
     if env.action_mask is None:
         return
     _, found = _trace(env, "action_mask", env.action_mask, traced.timestep.state, env.params)
-    possible = possible_choices(env.action_space)
+    possible = possible_masks(env)
     if possible is None:
         raise ContractError(
             f"{env.name}: an action_mask was given for the action space {env.action_space}, expected a "
             "Discrete or MultiDiscrete one: leave action_mask out."
         )
-    expected = jax.ShapeDtypeStruct(possible.shape, jnp.bool_)
-    if not isinstance(found, jax.ShapeDtypeStruct) or _type(found) != _type(expected):
+    expected = jax.tree.map(lambda mask: jax.ShapeDtypeStruct(mask.shape, jnp.bool_), possible)
+    if env.agents and isinstance(found, dict):
+        expected = {name: of_kind for name, of_kind in expected.items() if name in found} or expected
+    if not _same_types(found, expected):
         raise ContractError(
-            f"{env.name}: action_mask returned {_outline(found)}, expected {_type(expected)}, "
+            f"{env.name}: action_mask returned {_outline(found)}, expected {_outline(expected)}, "
             f"one boolean for each choice of {env.action_space}."
         )
+
+
+def check_kinds(env: Environment) -> None:
+    """Kinds of agents have names of their own and at least one agent; both spaces are dictionaries of theirs."""
+    if not env.agents:
+        if env.active is not None or env.central is not None:
+            raise ContractError(f"{env.name}: active or central was given, expected agents to be listed as well.")
+        return
+    names = [kind.name for kind in env.agents]
+    if len(set(names)) < len(names) or any(kind.count < 1 for kind in env.agents):
+        counts = ", ".join(f"{kind.name}: {kind.count}" for kind in env.agents)
+        raise ContractError(f"{env.name}: agents are {counts}; expected names that differ, and counts from 1.")
+    expected = dict(zip(("observation_space", "action_space"), joint_spaces(env.agents), strict=True))
+    for what, space in expected.items():
+        found = _struct_of(env, what, getattr(env, what))
+        if not _same_types(found, struct(space)):
+            raise ContractError(
+                f"{env.name}: {what} means {_outline(found)}, but the agents' spaces mean "
+                f"{_outline(struct(space))}: take it from rollmill.envs.joint_spaces(agents)."
+            )
+
+
+def check_agents(env: Environment, traced: Traced) -> None:
+    """`active`, where there is one, has a boolean for each agent, and `central` returns one vector."""
+    for what, function, check in (
+        ("active", env.active, _check_active),
+        ("central", env.central, _check_central),
+    ):
+        if function is not None:
+            _, found = _trace(env, what, function, traced.timestep.state, env.params)
+            check(env, found)
+
+
+def _check_active(env: Environment, found: Any) -> None:
+    counts = {kind.name: jax.ShapeDtypeStruct((kind.count,), jnp.bool_) for kind in env.agents}
+    known = {name: flags for name, flags in counts.items() if name in found} if isinstance(found, dict) else {}
+    if not known or not _same_types(found, known):
+        raise ContractError(f"{env.name}: active returned {_outline(found)}, expected some of {_outline(counts)}.")
+
+
+def _check_central(env: Environment, found: Any) -> None:
+    if not isinstance(found, jax.ShapeDtypeStruct) or len(found.shape) != 1 or found.dtype != jnp.float32:
+        raise ContractError(f"{env.name}: central returned {_outline(found)}, expected one float32[features].")
 
 
 def check_no_callbacks(env: Environment, traced: Traced) -> None:
@@ -227,6 +277,12 @@ def _paired_leaves(first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
     paths = jax.tree_util.tree_leaves_with_path(first)
     for (path, leaf), other in zip(paths, jax.tree.leaves(second), strict=True):
         yield jax.tree_util.keystr(path), leaf, other
+
+
+def _same_types(found: Any, expected: Any) -> bool:
+    if jax.tree.structure(found) != jax.tree.structure(expected):
+        return False
+    return all((a.shape, a.dtype) == (b.shape, b.dtype) for _, a, b in _paired_leaves(found, expected))
 
 
 def _equations(jaxpr: jax.extend.core.Jaxpr) -> Iterator[jax.extend.core.JaxprEqn]:
