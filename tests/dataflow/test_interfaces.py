@@ -17,12 +17,13 @@ def shapes(tree):
 
 def test_every_edge_of_the_counting_graph():
     found = interfaces(counting_graph(num_envs=8, num_steps=5, epochs=3, num_minibatches=2))
-    assert tuple(found) == ("timestep", "action", "trajectory", "gradients", "weights")
+    assert tuple(found) == ("timestep", "action", "trajectory", "gradients", "parameters", "weights")
     assert [interface.edge for interface in found.values()] == list(EDGES)
-    # observation, mask, reward and two flags of each environment
+    # observation, mask, reward and two flags of each environment, and three numbers of its info
     timestep = [((8, 2), "float32"), ((8, 2), "bool"), ((8,), "float32"), ((8,), "bool"), ((8,), "bool")]
-    assert shapes(found["timestep"].shapes) == timestep
-    assert shapes(found["action"].shapes) == [((8,), "int32")]
+    assert shapes(found["timestep"].shapes)[:5] == timestep
+    # an environment's key and its action
+    assert shapes(found["action"].shapes) == [((8, 2), "uint32"), ((8,), "int32")]
     assert shapes(found["gradients"].shapes) == [((), "float32")]
     assert shapes(found["weights"].shapes) == [((), "float32")]
     steps = found["trajectory"].shapes.steps
@@ -54,8 +55,8 @@ def test_edges_of_ppo(torso):
     torso_size, features = (25, 5) if torso == "mlp" else (25 + 45 + 27 + 9 + 3, 3)
     weights = 2 * torso_size + 2 * (features + 1) + features + 1
     assert found["weights"].bytes_per_message == found["gradients"].bytes_per_message == 4 * weights
-    assert found["timestep"].bytes_per_message == 8 * (16 + 4 + 1 + 1)
-    assert found["action"].bytes_per_message == 8 * 4
+    assert found["timestep"].bytes_per_message == 8 * (16 + 4 + 1 + 1 + 16 + 4 + 4)
+    assert found["action"].bytes_per_message == 8 * (8 + 4)
     # Observation twice, action, log-probability, reward, flags, return and length; of a recurrent policy its
     # value and its memory (of the actor's torso and the critic's) too.
     step, beside = 2 * 16 + 4 + 4 + 4 + 2 + 8, 16

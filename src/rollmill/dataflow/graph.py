@@ -17,7 +17,7 @@ import equinox as eqx
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from rollmill.core.types import Action, Key, Memory, Observation, Timestep
+from rollmill.core.types import Action, Key, Memory, Observation, StartHost, Timestep
 
 Learner: TypeAlias = PyTree[Array]
 """What the algorithm learns with: weights, optimiser state, running statistics."""
@@ -210,6 +210,8 @@ class Graph(NamedTuple):
     """What needs statistics of a whole minibatch, done before it may be cut further."""
     greedy: Decide
     """The policy as it is deployed: the most likely action; the key is not used."""
+    host: StartHost | None = None
+    """Starts environments that are Python objects; then `environment` is a crossing to wherever they are."""
     keep_learning: Callable[[Metrics], Bool[Array, ""]] | None = None
     """Asked with the metrics of an epoch's last minibatch; False ends the iteration's learning."""
 

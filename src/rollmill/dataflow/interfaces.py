@@ -1,16 +1,13 @@
-"""What passes along each edge of a graph, derived from the fragments by `jax.eval_shape`."""
+"""What passes along each edge of a graph: shapes, bytes, and how often."""
 
 import math
-from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from rollmill.dataflow.flow import flow
 from rollmill.dataflow.graph import Graph
-from rollmill.dataflow.loops import collect, identity, learn_minibatch, start
-from rollmill.dataflow.minibatches import taker
 
 
 class Edge(NamedTuple):
@@ -25,9 +22,10 @@ class Edge(NamedTuple):
 EDGES = (
     Edge("timestep", "environment", "policy", "step"),
     Edge("action", "policy", "environment", "step"),
-    Edge("trajectory", "environment", "gradients", "iteration"),
+    Edge("trajectory", "policy", "gradients", "iteration"),
     Edge("gradients", "gradients", "update", "minibatch"),
-    Edge("weights", "update", "policy", "iteration"),
+    Edge("parameters", "update", "gradients", "minibatch"),
+    Edge("weights", "gradients", "policy", "iteration"),
 )
 
 
@@ -39,11 +37,23 @@ class Interface(NamedTuple):
     bytes_per_message: int
     messages_per_iteration: int
 
+    @property
+    def bytes_per_iteration(self) -> int:
+        """Over all environments."""
+        return self.bytes_per_message * self.messages_per_iteration
+
 
 def interfaces(graph: Graph) -> dict[str, Interface]:
     """The interface of every edge, over all environments; nothing is computed."""
-    shapes = jax.eval_shape(partial(_messages, graph))
-    loops = graph.loops
+    flows, loops = flow(graph), graph.loops
+    shapes = {
+        "timestep": widened(flows.turn, loops.num_envs),
+        "action": widened(flows.request, loops.num_envs),
+        "trajectory": flows.trajectory,
+        "gradients": flows.gradients,
+        "parameters": flows.pick_parameters(flows.state.learner),
+        "weights": flows.weights,
+    }
     rates = {"step": loops.num_steps, "minibatch": loops.epochs * loops.num_minibatches, "iteration": 1}
     return {
         edge.name: Interface(edge, shapes[edge.name], _num_bytes(shapes[edge.name]), rates[edge.rate])
@@ -51,25 +61,9 @@ def interfaces(graph: Graph) -> dict[str, Interface]:
     }
 
 
-def _messages(graph: Graph) -> dict[str, PyTree]:
-    key = jax.random.key(0)
-    index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
-    state = start(graph, key, index)
-    _, trajectory = collect(graph, graph.weights(state.learner), state.collector, key)
-    learner, batch = graph.prepare(state.learner, trajectory, reduce=identity, replicas=1)
-    rows = graph.loops.num_envs * graph.loops.rows_each
-    minibatch = taker(batch, graph.loops)(jnp.arange(rows // graph.loops.num_minibatches, dtype=jnp.uint32))
-    gradients, _ = graph.gradients.function(learner, graph.condition(minibatch, identity))
-    learn_minibatch(graph, learner, minibatch)  # the update accepts what the gradients give
-    first = jax.tree.map(lambda leaf: leaf[0], trajectory.steps)
-    timestep = (first.observation, first.action_mask, first.reward, first.terminated, first.truncated)
-    return {
-        "timestep": timestep,
-        "action": first.action,
-        "trajectory": trajectory,
-        "gradients": gradients,
-        "weights": graph.weights(learner),
-    }
+def widened(tree: PyTree[jax.ShapeDtypeStruct], width: int) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shapes of one environment with an axis of as many in front."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((width, *leaf.shape), leaf.dtype), tree)
 
 
 def _num_bytes(shapes: PyTree[jax.ShapeDtypeStruct]) -> int:

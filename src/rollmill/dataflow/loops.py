@@ -38,9 +38,19 @@ def identity(tree: PyTree[Array]) -> PyTree[Array]:
 
 def start(graph: Graph, key: Key, index: Int[Array, " E"]) -> State:
     """The training state before the first iteration, for the environments with these global indices."""
-    learner_key, env_key = jax.random.split(jax.random.fold_in(key, START))
-    collector = jax.vmap(partial(start_one, graph), in_axes=(None, 0))(env_key, index)
-    return State(collector, graph.start_learner(learner_key), key, jnp.int32(0))
+    return State(start_collector(graph, key, index), start_learner(graph, key), key, jnp.int32(0))
+
+
+def start_learner(graph: Graph, key: Key) -> Learner:
+    """The learner before the first iteration; `key` is the training's root key."""
+    learner_key, _ = jax.random.split(jax.random.fold_in(key, START))
+    return graph.start_learner(learner_key)
+
+
+def start_collector(graph: Graph, key: Key, index: Int[Array, " E"]) -> Collector:
+    """The environments with these global indices before their first step."""
+    _, env_key = jax.random.split(jax.random.fold_in(key, START))
+    return jax.vmap(partial(start_one, graph), in_axes=(None, 0))(env_key, index)
 
 
 def start_one(graph: Graph, key: Key, index: Int[Array, ""]) -> Collector:
@@ -54,20 +64,17 @@ def iterate(graph: Graph, state: State, *, reduce: Reduce = identity, unroll: in
 
     Returns the next state and metrics that are already reduced over replicas.
     """
-    replicas = graph.loops.num_envs // state.collector.index.size
-    collect_key, learn_key = iteration_key(state, COLLECT), iteration_key(state, LEARN)
+    collect_key = iteration_key(state.key, state.iteration, COLLECT)
+    learn_key = iteration_key(state.key, state.iteration, LEARN)
     weights = graph.weights(state.learner)
     collector, trajectory = collect(graph, weights, state.collector, collect_key, unroll=unroll)
-    with jax.named_scope("prepare"):
-        learner, batch = graph.prepare(state.learner, trajectory, reduce=reduce, replicas=replicas)
-    learner, learned = learn(graph, learner, batch, learn_key, collector.index, reduce=reduce)
-    metrics = {**_episodes(trajectory.steps, replicas), **_finite(trajectory.steps, graph.weights(learner))}
-    return State(collector, learner, state.key, state.iteration + 1), {**reduce(metrics), **learned}
+    learner, metrics = learn_from(graph, state.learner, trajectory, learn_key, collector.index, reduce=reduce)
+    return State(collector, learner, state.key, state.iteration + 1), metrics
 
 
-def iteration_key(state: State, use: int) -> Key:
-    """The key of one loop of the iteration that the state is at."""
-    return jax.random.fold_in(jax.random.fold_in(state.key, use), state.iteration)
+def iteration_key(key: Key, iteration: Int[Array, ""] | int, use: int) -> Key:
+    """The key of one loop of an iteration; `key` is the training's root key."""
+    return jax.random.fold_in(jax.random.fold_in(key, use), iteration)
 
 
 # --- collect -----------------------------------------------------------------------------------------
@@ -92,6 +99,17 @@ def rollout_one(
         return step_one(graph, weights, carry, jax.random.fold_in(key, t))
 
     return jax.lax.scan(step, collector, jnp.arange(graph.loops.num_steps), unroll=unroll)
+
+
+def step_all(
+    graph: Graph, weights: Weights, now: Collector, key: Key, t: Int[Array, ""]
+) -> tuple[Collector, Step]:
+    """Step `t` of a rollout in every environment; what `collect` does, one step at a time."""
+
+    def step(now: Collector) -> tuple[Collector, Step]:
+        return step_one(graph, weights, now, jax.random.fold_in(jax.random.fold_in(key, now.index), t))
+
+    return jax.vmap(step)(now)
 
 
 def step_one(graph: Graph, weights: Weights, now: Collector, key: Key) -> tuple[Collector, Step]:
@@ -129,6 +147,30 @@ class _Progress(NamedTuple):
     learning: Bool[Array, ""]
 
 
+def learn_from(
+    graph: Graph,
+    learner: Learner,
+    trajectory: Trajectory,
+    key: Key,
+    index: Int[Array, " E"],
+    *,
+    reduce: Reduce = identity,
+) -> tuple[Learner, Metrics]:
+    """The learning half of an iteration: prepare once, then learn; metrics are those of the whole iteration."""
+    with jax.named_scope("prepare"):
+        learner, batch = prepare(graph, learner, trajectory, index, reduce=reduce)
+    learner, learned = learn(graph, learner, batch, key, index, reduce=reduce)
+    collected = collection_metrics(graph, trajectory, graph.weights(learner), index)
+    return learner, {**reduce(collected), **learned}
+
+
+def prepare(
+    graph: Graph, learner: Learner, trajectory: Trajectory, index: Int[Array, " E"], *, reduce: Reduce = identity
+) -> tuple[Learner, Batch]:
+    """The trajectory of the environments held here as a batch to learn from."""
+    return graph.prepare(learner, trajectory, reduce=reduce, replicas=graph.loops.num_envs // index.size)
+
+
 def learn(
     graph: Graph,
     learner: Learner,
@@ -157,8 +199,13 @@ def learn(
 
     begin = _Progress(learner, jnp.asarray(True))
     end, (metrics, learned) = jax.lax.scan(epoch_step, begin, jnp.arange(loops.epochs))
-    over_all = {name: _over_epochs(name, metric, learned) for name, metric in metrics.items()}
-    return end.learner, {**over_all, "epochs": learned.sum()}
+    return end.learner, over_epochs(metrics, learned)
+
+
+def over_epochs(metrics: Metrics, learned: Float[Array, " epochs"]) -> Metrics:
+    """Metrics `[epochs, minibatches]` as means over the epochs in which there was learning."""
+    means = {name: _over_epochs(name, metric, learned) for name, metric in metrics.items()}
+    return {**means, "epochs": learned.sum()}
 
 
 def _over_epochs(
@@ -184,6 +231,12 @@ def learn_minibatch(
 
 
 # --- metrics -----------------------------------------------------------------------------------------
+
+
+def collection_metrics(graph: Graph, trajectory: Trajectory, weights: Weights, index: Int[Array, " E"]) -> Metrics:
+    """Of the environments held here, such that the mean over replicas is that of all."""
+    replicas = graph.loops.num_envs // index.size
+    return {**_episodes(trajectory.steps, replicas), **_finite(trajectory.steps, weights)}
 
 
 def _episodes(steps: Step, replicas: int) -> Metrics:

@@ -136,7 +136,7 @@ def find_fault(graph: Graph, state: State) -> Fault:
 
 def roll_out(graph: Graph, state: State) -> Trajectory:
     """The trajectory of the iteration that starts from `state`."""
-    weights, key = graph.weights(state.learner), iteration_key(state, COLLECT)
+    weights, key = graph.weights(state.learner), iteration_key(state.key, int(state.iteration), COLLECT)
     return jax.jit(partial(collect, graph))(weights, state.collector, key)[1]
 
 
@@ -183,7 +183,7 @@ def _fault_of_rollout(steps: Step, iteration: int) -> Fault | None:
 
 def _rows_of_epoch(graph: Graph, state: State, epoch: int) -> Array:
     loops = graph.loops
-    key = jax.random.fold_in(iteration_key(state, LEARN), epoch)
+    key = jax.random.fold_in(iteration_key(state.key, int(state.iteration), LEARN), epoch)
     return jax.jit(partial(shuffled_rows, loops=loops))(key, state.collector.index)
 
 

@@ -63,7 +63,7 @@ def _read_fault(directory: Path) -> Fault:
 def _replay_step(graph: Graph, state: State, fault: Fault) -> Replayed:
     weights, index = graph.weights(state.learner), fault.environments[0]
     collector: Collector = jax.tree.map(lambda leaf: leaf[index], state.collector)
-    key = jax.random.fold_in(iteration_key(state, COLLECT), index)
+    key = jax.random.fold_in(iteration_key(state.key, int(state.iteration), COLLECT), index)
     step = jax.jit(lambda collector, t: step_one(graph, weights, collector, jax.random.fold_in(key, t))[0])
     for t in range(fault.step or 0):
         collector = step(collector, t)

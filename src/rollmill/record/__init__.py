@@ -8,7 +8,7 @@ from rollmill.record.checkpoints import Checkpoints, CheckpointWarning, Restored
 from rollmill.record.display import Display, Status, choose_display
 from rollmill.record.episode_window import EpisodeWindow
 from rollmill.record.json_files import plain, read_json, write_json
-from rollmill.record.leaves import tree_digest
+from rollmill.record.leaves import from_host, to_host, tree_digest
 from rollmill.record.metrics import MetricsLog, read_metrics
 from rollmill.record.run_directory import RunDirectory, name_run
 from rollmill.record.signals import StopRequest, stop_on_signals
@@ -24,11 +24,13 @@ __all__ = [
     "Status",
     "StopRequest",
     "choose_display",
+    "from_host",
     "name_run",
     "plain",
     "read_json",
     "read_metrics",
     "stop_on_signals",
+    "to_host",
     "tree_digest",
     "write_json",
 ]

@@ -1,0 +1,293 @@
+"""Where data leaves a program and something else comes back: a fragment that is placed elsewhere.
+
+Co-located fragments are one program. Where one of them is placed in another group, a crossing stands in its
+place: `cross("environment", actions, timesteps)` says what leaves and in what shapes the answer comes. The
+program around it is traced as ever, under `vmap` too, and then cut into pieces between its crossings. Each
+piece can be compiled; what a crossing means is decided by whoever runs the pieces.
+
+A crossing cannot be compiled itself, nor lie inside a loop of the program: loops around it run on the host.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.extend import core
+from jax.interpreters import batching
+from jaxtyping import Array, PyTree
+
+from rollmill.core.errors import ContractError
+
+Handlers: TypeAlias = Mapping[str, Callable[[PyTree[Array]], PyTree[Any]]]
+"""Name of a crossing to the function that answers it."""
+
+_cross = core.Primitive("cross")
+_cross.multiple_results = True
+
+
+def cross(name: str, operands: PyTree[Array], answer: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]:
+    """Sends `operands` out of the program, and takes back arrays in the shapes of `answer`.
+
+    Under `vmap` both get the new axis in front.
+    """
+    leaves, taken = jax.tree.flatten(operands)
+    shapes, given = jax.tree.flatten(answer)
+    kinds = tuple((tuple(shape.shape), jnp.dtype(shape.dtype)) for shape in shapes)
+    found = _cross.bind(*map(jnp.asarray, leaves), name=name, taken=taken, given=given, kinds=kinds)
+    return jax.tree.unflatten(given, found)
+
+
+class Piece(NamedTuple):
+    """A stretch of a program without crossings, and the crossing that follows it."""
+
+    program: core.ClosedJaxpr
+    takes: tuple[int, ...]
+    """Numbers of the values that it reads."""
+    gives: tuple[int, ...]
+    """Numbers of the values that it makes."""
+    crossing: "Crossing | None"
+    """None after the last piece."""
+    drops: tuple[int, ...]
+    """Values that nobody reads any more."""
+
+
+class Crossing(NamedTuple):
+    """What leaves the program after a piece, and what comes back."""
+
+    name: str
+    takes: tuple[int, ...]
+    taken: Any
+    gives: tuple[int, ...]
+    given: Any
+
+
+class Cut(NamedTuple):
+    """A program in pieces. Values are numbered; its arguments are the first ones."""
+
+    pieces: tuple[Piece, ...]
+    structure: Any
+    """Of the arguments together."""
+    results: tuple[int, ...]
+    result: Any
+    constants: dict[int, Any]
+    """Results that are known beforehand."""
+
+    @property
+    def crossings(self) -> tuple[str, ...]:
+        """Names of the crossings, in the order in which they are met."""
+        return tuple(piece.crossing.name for piece in self.pieces if piece.crossing is not None)
+
+
+def cut(function: Callable[..., PyTree[Array]], *examples: PyTree) -> Cut:
+    """Traces a function and cuts it at its crossings.
+
+    Args:
+        function: what to cut; it may call `cross`, outside of loops and branches.
+        *examples: its arguments, or shapes of them.
+
+    Raises:
+        ContractError: a crossing lies inside of a loop, a branch or another function's program.
+    """
+    traced, shapes = jax.make_jaxpr(function, return_shape=True)(*examples)
+    inputs = [*traced.jaxpr.invars, *traced.jaxpr.constvars]
+    numbers = {var: n for n, var in enumerate(inputs)}
+    for equation in traced.jaxpr.eqns:
+        numbers.update({var: len(numbers) + n for n, var in enumerate(equation.outvars)})
+    constants = dict(enumerate(traced.consts, start=len(traced.jaxpr.invars)))
+    results = []
+    for n, var in enumerate(traced.jaxpr.outvars):
+        if isinstance(var, core.Literal):
+            constants[-n - 1] = jnp.asarray(var.val, np.asarray(var.val).dtype)  # literals get numbers below zero
+        results.append(-n - 1 if isinstance(var, core.Literal) else numbers[var])
+    pieces = _pieces(list(_stretches(traced.jaxpr.eqns)), numbers, set(results))
+    structure = jax.tree.structure(examples)
+    return Cut(pieces, structure, tuple(results), jax.tree.structure(shapes), constants)
+
+
+Run: TypeAlias = Callable[[Piece, Sequence[Any]], Sequence[Any]]
+"""How a piece is computed."""
+
+
+def evaluate(piece: Piece, values: Sequence[Any]) -> Sequence[Any]:
+    """The reference: a piece computed operation by operation."""
+    return core.jaxpr_as_fun(piece.program)(*values)
+
+
+def walk(program: Cut, *arguments: PyTree, run: Run = evaluate) -> Generator[tuple[str, PyTree], PyTree, PyTree]:
+    """Runs the pieces; at each crossing yields its name and operands, and is sent the answer.
+
+    Several walks can go on side by side: whoever drives them sends the answers as they come.
+    """
+    leaves, structure = jax.tree.flatten(arguments)
+    if structure != program.structure:
+        raise ContractError(f"arguments of structure {structure} were given, {program.structure} were traced.")
+    values = {**program.constants, **dict(enumerate(leaves))}
+    for piece in program.pieces:
+        if piece.gives:
+            made = run(piece, [values[n] for n in piece.takes])
+            values.update(zip(piece.gives, made, strict=True))
+        if piece.crossing is not None:
+            answer = yield _operands(piece.crossing, values)
+            values.update(zip(piece.crossing.gives, _answer(piece.crossing, answer), strict=True))
+        for n in piece.drops:
+            values.pop(n, None)
+    return jax.tree.unflatten(program.result, [values[n] for n in program.results])
+
+
+def drive(walking: Generator[tuple[str, PyTree], PyTree, PyTree], handlers: Handlers) -> PyTree:
+    """Answers every crossing of a walk by its handler, and returns what the program returns."""
+    try:
+        name, operands = next(walking)
+        while True:
+            name, operands = walking.send(handlers[name](operands))
+    except StopIteration as end:
+        return end.value
+
+
+# --- cutting ------------------------------------------------------------------------------------------
+
+
+class _Stretch(NamedTuple):
+    equations: list[core.JaxprEqn]
+    crossing: core.JaxprEqn | None
+
+
+def _stretches(equations: Sequence[core.JaxprEqn]) -> Iterator[_Stretch]:
+    """Equations up to each crossing. What no crossing's operands need moves behind it, as late as it can."""
+    rest = list(equations)
+    while (place := _next_crossing(rest)) is not None:
+        needed = _needed(rest[:place], rest[place])
+        yield _Stretch([e for n, e in enumerate(rest[:place]) if n in needed], rest[place])
+        rest = [e for n, e in enumerate(rest[:place]) if n not in needed] + rest[place + 1 :]
+    yield _Stretch(rest, None)
+
+
+def _next_crossing(equations: Sequence[core.JaxprEqn]) -> int | None:
+    for n, equation in enumerate(equations):
+        if equation.primitive is _cross:
+            return n
+        if any(_holds_crossing(inner) for inner in _inner_programs(equation)):
+            raise ContractError(
+                f"a crossing to another group lies inside {equation.primitive.name}; the loop or branch around it "
+                "has to run on the host."
+            )
+    return None
+
+
+def _inner_programs(equation: core.JaxprEqn) -> Iterator[core.Jaxpr]:
+    for value in jax.tree.leaves(
+        equation.params, is_leaf=lambda leaf: isinstance(leaf, core.Jaxpr | core.ClosedJaxpr)
+    ):
+        if isinstance(value, core.ClosedJaxpr):
+            yield value.jaxpr
+        elif isinstance(value, core.Jaxpr):
+            yield value
+
+
+def _holds_crossing(program: core.Jaxpr) -> bool:
+    return any(
+        equation.primitive is _cross or any(map(_holds_crossing, _inner_programs(equation)))
+        for equation in program.eqns
+    )
+
+
+def _needed(equations: Sequence[core.JaxprEqn], crossing: core.JaxprEqn) -> set[int]:
+    """Positions of the equations that the crossing's operands depend on."""
+    wanted = set(_variables(crossing.invars))
+    needed = set()
+    for n in reversed(range(len(equations))):
+        if wanted.intersection(equations[n].outvars):
+            needed.add(n)
+            wanted.update(_variables(equations[n].invars))
+    return needed
+
+
+def _variables(atoms: Sequence[Any]) -> list[core.Var]:
+    return [atom for atom in atoms if not isinstance(atom, core.Literal)]
+
+
+def _pieces(stretches: list[_Stretch], numbers: dict[core.Var, int], results: set[int]) -> tuple[Piece, ...]:
+    pieces: list[Piece] = []
+    later = set(results)  # read after the stretch, going backwards
+    for stretch in reversed(stretches):
+        after = later
+        crossing = None if stretch.crossing is None else _crossing(stretch.crossing, numbers)
+        wanted = after | set(crossing.takes if crossing else ())
+        program, takes, gives = _program(stretch.equations, numbers, wanted)
+        held = set(takes) | set(gives) | set(crossing.takes + crossing.gives if crossing else ())
+        pieces.append(Piece(program, takes, gives, crossing, tuple(sorted(held - after))))
+        later = (wanted - set(gives) - set(crossing.gives if crossing else ())) | set(takes)
+    return tuple(reversed(pieces))
+
+
+def _crossing(equation: core.JaxprEqn, numbers: dict[core.Var, int]) -> Crossing:
+    if any(isinstance(atom, core.Literal) for atom in equation.invars):
+        raise ContractError(
+            f"what leaves at the crossing {equation.params['name']!r} is a constant; leave it out."
+        )
+    return Crossing(
+        equation.params["name"],
+        tuple(numbers[var] for var in _variables(equation.invars)),
+        equation.params["taken"],
+        tuple(numbers[var] for var in equation.outvars),
+        equation.params["given"],
+    )
+
+
+def _program(
+    equations: Sequence[core.JaxprEqn], numbers: dict[core.Var, int], wanted: set[int]
+) -> tuple[core.ClosedJaxpr, tuple[int, ...], tuple[int, ...]]:
+    """The equations that lead to the wanted values as a program of its own, with what it reads and makes."""
+    made = {var for equation in equations for var in equation.outvars}
+    gives = [var for var in made if numbers[var] in wanted]
+    gives.sort(key=numbers.__getitem__)
+    reads = {var for equation in equations for var in _variables(equation.invars)} - made
+    takes = sorted(reads, key=numbers.__getitem__)
+    jaxpr = core.Jaxpr(constvars=(), invars=takes, outvars=gives, eqns=list(equations))
+    closed = core.ClosedJaxpr(jaxpr, ())
+    return closed, tuple(numbers[v] for v in takes), tuple(numbers[v] for v in gives)
+
+
+# --- walking ------------------------------------------------------------------------------------------
+
+
+def _operands(crossing: Crossing, values: Mapping[int, Any]) -> tuple[str, PyTree]:
+    return crossing.name, jax.tree.unflatten(crossing.taken, [values[n] for n in crossing.takes])
+
+
+def _answer(crossing: Crossing, answer: PyTree) -> list[Any]:
+    leaves, structure = jax.tree.flatten(answer)
+    if structure != crossing.given:
+        raise ContractError(f"{crossing.name!r} answered with {structure}; {crossing.given} was announced.")
+    return leaves
+
+
+# --- the primitive ------------------------------------------------------------------------------------
+
+
+@_cross.def_impl
+def _refuse(*_: Any, name: str, **__: Any) -> None:
+    raise ContractError(f"the fragment {name!r} lives outside of this program; run it in pieces.")
+
+
+@_cross.def_abstract_eval
+def _shapes(*_: Any, kinds: tuple, **__: Any) -> list[ShapedArray]:
+    return [ShapedArray(shape, dtype) for shape, dtype in kinds]
+
+
+def _lift(operands: Sequence[Array], axes: Sequence[int | None], *, kinds: tuple, **params: Any):
+    (size,) = {x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None}
+
+    def lifted(operand: Array, axis: int | None) -> Array:
+        if axis is None:
+            return jnp.broadcast_to(operand, (size, *operand.shape))
+        return jnp.moveaxis(operand, axis, 0)
+
+    wider = tuple(((size, *shape), dtype) for shape, dtype in kinds)
+    return _cross.bind(*map(lifted, operands, axes), kinds=wider, **params), [0] * len(wider)
+
+
+batching.primitive_batchers[_cross] = _lift

@@ -1,0 +1,144 @@
+"""What flows through a graph, derived from its functions: shapes, and who reads and writes what of the learner.
+
+Nothing is computed and nothing is written by hand: shapes come from tracing, and so does the part of the
+learner that has to travel, by looking at what each function passes on untouched.
+
+Shape letters: `T` steps, `E` all environments.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jaxtyping import Array, Bool, Float, PyTree
+
+from rollmill.core.types import Action, Observation
+from rollmill.dataflow.graph import Graph, Learner, State, Trajectory, Weights
+from rollmill.dataflow.loops import collect, collection_metrics, identity, prepare, start
+from rollmill.dataflow.minibatches import taker
+
+
+class Request(NamedTuple):
+    """What the policy sends for one step: the edge *action*."""
+
+    key: Array
+    """Data of the environment's random key."""
+    action: Action
+
+
+class Turn(NamedTuple):
+    """What the environment answers to an action: the edge *timestep*."""
+
+    observation: Observation
+    action_mask: PyTree[Bool[Array, "..."]]
+    reward: PyTree[Float[Array, "..."]]
+    terminated: Bool[Array, "..."]
+    truncated: Bool[Array, "..."]
+    info: dict[str, PyTree[Array]]
+    """`info["final_observation"]` among others."""
+
+
+class Flow(NamedTuple):
+    """Shapes of what passes between fragments, as `jax.ShapeDtypeStruct`s."""
+
+    state: State
+    trajectory: Trajectory
+    """`[T, E, ...]`."""
+    request: Request
+    """Of ONE environment."""
+    turn: Turn
+    """Of ONE environment."""
+    gradients: Weights
+    weights: Weights
+    metric_names: tuple[str, ...]
+    """Of one iteration."""
+    updated: frozenset[int]
+    """Places of the learner's leaves that the update writes, such as weights and the optimiser's state."""
+    prepared: frozenset[int]
+    """Places of those that `prepare` writes, such as running statistics."""
+    parameters: tuple[int, ...]
+    """Places of those that the update writes and others read: what travels back to the gradients."""
+
+    def pick_parameters(self, learner: Learner) -> list[Any]:
+        """Those leaves of a learner."""
+        leaves = jax.tree.leaves(learner)
+        return [leaves[place] for place in self.parameters]
+
+    def put_parameters(self, learner: Learner, found: Sequence[Any]) -> Learner:
+        """A learner with such leaves put in."""
+        leaves, structure = jax.tree.flatten(learner)
+        for place, leaf in zip(self.parameters, found, strict=True):
+            leaves[place] = leaf
+        return jax.tree.unflatten(structure, leaves)
+
+
+def flow(graph: Graph) -> Flow:
+    """What flows through a graph; it is traced once, and nothing is computed."""
+    loops, index = graph.loops, jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
+    state = jax.eval_shape(lambda: start(graph, jax.random.key(0), index))
+    weights_program, weights = _traced(graph.weights, state.learner)
+    trajectory = jax.eval_shape(partial(_trajectory, graph), state)
+    prepare_program, (_, batch) = _traced(partial(prepare, graph), state.learner, trajectory, index)
+    rows = loops.num_envs * loops.rows_each // loops.num_minibatches
+    minibatch = jax.eval_shape(lambda b: taker(b, loops)(jnp.zeros(rows, jnp.uint32)), batch)
+    conditioned = jax.eval_shape(partial(graph.condition, reduce=identity), minibatch)
+    gradients_program, (gradients, learned) = _traced(graph.gradients.function, state.learner, conditioned)
+    update_program, _ = _traced(graph.update.function, state.learner, gradients)
+    collected = jax.eval_shape(partial(collection_metrics, graph), trajectory, weights, index)
+    count = len(jax.tree.leaves(state.learner))
+    batch_program = prepare_program.replace(outvars=prepare_program.outvars[count:])
+    read = frozenset[int]().union(
+        *(_read(program, count) for program in (batch_program, gradients_program, weights_program))
+    )
+    updated = _written(update_program, count)
+    return Flow(
+        state=state,
+        trajectory=trajectory,
+        request=Request(
+            jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))), _of_one(trajectory).action
+        ),
+        turn=_turn(trajectory),
+        gradients=gradients,
+        weights=weights,
+        metric_names=tuple(sorted({*collected, *learned, "finite/gradients", "epochs"})),
+        updated=updated,
+        prepared=_written(prepare_program, count),
+        parameters=tuple(sorted(updated & read)),
+    )
+
+
+def _traced(function: Any, *examples: PyTree) -> tuple[core.Jaxpr, PyTree]:
+    program, shapes = jax.make_jaxpr(function, return_shape=True)(*examples)
+    return program.jaxpr, shapes
+
+
+def _trajectory(graph: Graph, state: State) -> Trajectory:
+    return collect(graph, graph.weights(state.learner), state.collector, state.key)[1]
+
+
+def _of_one(trajectory: Trajectory) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), trajectory.steps)
+
+
+def _turn(trajectory: Trajectory) -> Turn:
+    step = _of_one(trajectory)
+    info = {**step.info, "final_observation": step.final_observation}
+    return Turn(step.observation, step.action_mask, step.reward, step.terminated, step.truncated, info)
+
+
+def _written(program: core.Jaxpr, count: int) -> frozenset[int]:
+    """Which of the first `count` results are not simply the arguments at the same places."""
+    pairs = zip(program.invars[:count], program.outvars[:count], strict=True)
+    return frozenset(n for n, (before, after) in enumerate(pairs) if before is not after)
+
+
+def _read(program: core.Jaxpr, count: int) -> frozenset[int]:
+    """Which of the first `count` arguments a result may depend on."""
+    wanted = {id(atom) for atom in program.outvars}
+    for equation in reversed(program.eqns):
+        if any(id(var) in wanted for var in equation.outvars):
+            wanted.update(id(atom) for atom in equation.invars)
+    return frozenset(n for n, var in enumerate(program.invars[:count]) if id(var) in wanted)

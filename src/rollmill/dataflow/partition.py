@@ -1,0 +1,162 @@
+"""A partition of a graph's fragments into groups: what a distribution policy is, and all that it is.
+
+Fragments of one group become one program; what lies between two groups becomes a channel (Zhu et al., "MSRL:
+Distributed Reinforcement Learning with Dataflow Fragments", USENIX ATC 2023). Replicas of a group hold equal
+shares of the environments, by ranges of their global indices.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.dataflow.graph import Loops
+from rollmill.dataflow.interfaces import EDGES, Edge
+
+FRAGMENTS = ("environment", "policy", "gradients", "update")
+
+DeviceKind = Literal["any", "cpu", "gpu"]
+
+
+class Group(NamedTuple):
+    """Fragments that are placed together, as many times as there are replicas."""
+
+    name: str
+    fragments: tuple[str, ...]
+    replicas: int = 1
+    device: DeviceKind = "any"
+    synchronous: bool = True
+    """Whether it waits for the weights of its iteration; otherwise it takes the newest there are."""
+
+    def has(self, *fragments: str) -> bool:
+        """Whether it holds all of these."""
+        return set(fragments) <= set(self.fragments)
+
+
+class Partition(NamedTuple):
+    """A distribution policy: its name, and groups that hold each fragment once."""
+
+    name: str
+    groups: tuple[Group, ...]
+
+    def holder(self, fragment: str) -> Group:
+        """The group that holds a fragment."""
+        return next(group for group in self.groups if fragment in group.fragments)
+
+    def apart(self, one: str, other: str) -> bool:
+        """Whether two fragments lie in different groups."""
+        return self.holder(one).name != self.holder(other).name
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether every group waits for the weights of its iteration, so that placement changes no number."""
+        return all(group.synchronous for group in self.groups)
+
+    @property
+    def channels(self) -> tuple[Edge, ...]:
+        """Edges between fragments that lie in different groups."""
+        return tuple(edge for edge in EDGES if self.apart(edge.source, edge.target))
+
+    @property
+    def replicas(self) -> Iterator[tuple[Group, int]]:
+        """Every replica of every group."""
+        return ((group, replica) for group in self.groups for replica in range(group.replicas))
+
+
+def share(num_envs: int, replicas: int, replica: int) -> range:
+    """Global indices of the environments that a replica holds."""
+    width = num_envs // replicas
+    return range(replica * width, (replica + 1) * width)
+
+
+def peers(replicas: int, others: int, replica: int) -> range:
+    """Replicas of another group that hold environments of this replica; one count divides the other."""
+    if others >= replicas:
+        return share(others, replicas, replica)
+    return range(replica * others // replicas, replica * others // replicas + 1)
+
+
+def check_partition(partition: Partition, loops: Loops | None = None) -> None:
+    """Whether a partition can be run at all, and with as many environments.
+
+    Raises:
+        UsageError: naming the group, the value, and what would fit.
+    """
+    if not partition.groups:
+        raise UsageError(f"{partition.name}: a partition needs at least one group.")
+    _check_fragments(partition)
+    for group in partition.groups:
+        _check_group(partition, group)
+    _check_counts(partition)
+    if loops is not None:
+        for group in partition.groups:
+            _check_share(group, loops)
+
+
+def _check_fragments(partition: Partition) -> None:
+    placed: dict[str, str] = {}
+    names = [group.name for group in partition.groups]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UsageError(f"{partition.name}: two groups are called {', '.join(sorted(twice))}.")
+    for group in partition.groups:
+        for fragment in group.fragments:
+            if fragment not in FRAGMENTS:
+                raise unknown_name("fragment", fragment, FRAGMENTS, hint=f"It stands in group {group.name!r}.")
+            if fragment in placed:
+                raise UsageError(
+                    f"{partition.name}: {fragment!r} is in two groups, {placed[fragment]!r} and {group.name!r}; "
+                    "a fragment belongs to one group, which may have several replicas."
+                )
+            placed[fragment] = group.name
+    if missing := [fragment for fragment in FRAGMENTS if fragment not in placed]:
+        raise UsageError(f"{partition.name}: no group holds {', '.join(missing)}.")
+
+
+def _check_group(partition: Partition, group: Group) -> None:
+    where = f"{partition.name}: group {group.name!r}"
+    if not group.fragments:
+        raise UsageError(f"{where} holds no fragment; leave it out.")
+    if group.replicas < 1:
+        raise UsageError(f"{where} has replicas={group.replicas}; the least is 1.")
+    if group.device not in ("any", "cpu", "gpu"):
+        raise unknown_name("kind of device", group.device, ("any", "cpu", "gpu"))
+    if group.has("update") and not group.has("gradients") and group.replicas > 1:
+        raise UsageError(
+            f"{where} has replicas={group.replicas}, but the update alone is one place where gradients meet; "
+            "use replicas=1, or put the gradients into the group."
+        )
+    if group.has("update") and not group.synchronous:
+        raise UsageError(
+            f"{where} makes the weights, so it cannot take them asynchronously; let it be synchronous."
+        )
+    if not group.synchronous and not group.has("policy"):
+        raise UsageError(
+            f"{where} is asynchronous, but only a group with the policy takes weights; let it be synchronous."
+        )
+
+
+def _check_counts(partition: Partition) -> None:
+    for edge in partition.channels:
+        if edge.name in ("gradients", "parameters", "weights"):
+            continue  # from all to one, and from one to all
+        source, target = partition.holder(edge.source), partition.holder(edge.target)
+        more, fewer = max(source.replicas, target.replicas), min(source.replicas, target.replicas)
+        if more % fewer:
+            raise UsageError(
+                f"{partition.name}: group {source.name!r} has replicas={source.replicas} and {target.name!r} "
+                f"replicas={target.replicas}; one must be a multiple of the other, so that whole shares pass "
+                f"along {edge.name!r}."
+            )
+
+
+def _check_share(group: Group, loops: Loops) -> None:
+    learns = group.has("gradients")
+    shares = loops.num_shards if learns else loops.num_envs
+    if shares % group.replicas == 0:
+        return
+    fits = [n for n in range(1, shares + 1) if shares % n == 0]
+    nearest = sorted(sorted(fits, key=lambda n: abs(n - group.replicas))[:2])
+    what = f"num_shards={loops.num_shards}" if learns else f"num_envs={loops.num_envs}"
+    raise UsageError(
+        f"group {group.name!r} has replicas={group.replicas}, which cannot hold equal shares of {what}; "
+        f"nearest that can: {' or '.join(map(str, nearest))}."
+    )

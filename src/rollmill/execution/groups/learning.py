@@ -1,0 +1,154 @@
+"""The learning half of an iteration, in the group that holds the gradients.
+
+Alone, and with the update beside it, it is one compiled program. Several replicas reduce over channels, and an
+update that lives elsewhere is asked for new parameters: then the program is cut where data leaves it, and the
+loops over epochs and minibatches run on the host.
+
+Shape letters: `T` steps, `E` environments of this replica.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.core.types import Key
+from rollmill.dataflow import (
+    LEARN,
+    REDUCE,
+    UPDATE,
+    Batch,
+    Flow,
+    Graph,
+    Learner,
+    Reduce,
+    Trajectory,
+    collection_metrics,
+    cut,
+    identity,
+    iteration_key,
+    learn_from,
+    learn_minibatch,
+    over_epochs,
+    prepare,
+    reduce_elsewhere,
+    shuffled_rows,
+    taker,
+    with_update_elsewhere,
+)
+from rollmill.execution.groups.pieces import Pieces
+
+Row = dict[str, float]
+"""Metrics of one iteration."""
+
+Learns = Callable[[Learner, Trajectory, int], tuple[Learner, Row]]
+"""`(learner, trajectory of this replica, iteration) -> learner, metrics of all replicas`."""
+
+Exchange = Callable[[PyTree[Any]], PyTree[Any]]
+"""What leaves the program, to what comes back."""
+
+
+class CompiledLearning:
+    """Gradients and update in one program."""
+
+    def __init__(self, graph: Graph, key: Key, index: np.ndarray) -> None:
+        self._learn = jax.jit(partial(_learn, graph, key, index))
+
+    def __call__(self, learner: Learner, trajectory: Trajectory, iteration: int) -> tuple[Learner, Row]:
+        """Learns from a trajectory."""
+        learner, metrics = self._learn(learner, trajectory, np.int32(iteration))
+        return learner, _row(metrics)
+
+
+def _learn(graph: Graph, key: Key, index: np.ndarray, learner: Learner, trajectory: Trajectory, iteration: Any):
+    return learn_from(graph, learner, trajectory, iteration_key(key, iteration, LEARN), jnp.asarray(index))
+
+
+class LearningInPieces:
+    """Gradients here; means over replicas, the update, or both are elsewhere."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        flow: Flow,
+        key: Key,
+        index: np.ndarray,
+        *,
+        reduce: Exchange | None = None,
+        update: Callable[[PyTree[Any], bool], PyTree[Any]] | None = None,
+    ) -> None:
+        """`reduce` is the mean over replicas; `update` takes gradients, and whether the iteration ends."""
+        self._graph = graph if update is None else with_update_elsewhere(graph, flow)
+        self._key, self._index = key, index
+        self._reduce = reduce
+        self._update = update
+        self._minibatches = jax.jit(partial(_minibatches, graph.loops, index))
+        self._programs: dict[str, Pieces] = {}
+
+    def __call__(self, learner: Learner, trajectory: Trajectory, iteration: int) -> tuple[Learner, Row]:
+        """Learns from a trajectory."""
+        graph, loops = self._graph, self._graph.loops
+        mean = identity if self._reduce is None else reduce_elsewhere
+        learner, batch = self._run("prepare", partial(_prepare, graph, mean, self._index), learner, trajectory)
+        key = iteration_key(self._key, iteration, LEARN)
+        metrics, learned, learning = [], [], True
+        for epoch in range(loops.epochs):
+            minibatches = self._minibatches(batch, jax.random.fold_in(key, epoch))
+            for n in range(loops.num_minibatches):
+                last = epoch + 1 == loops.epochs and n + 1 == loops.num_minibatches
+                learner, found = self._step(learner, minibatches, n, mean, last=last)
+                metrics.append(jax.tree.map(float, found))
+            learned.append(1.0)
+            learning = graph.keep_learning is None or bool(graph.keep_learning(metrics[-1]))
+            if not learning:
+                break
+        collected = self._run("collected", partial(_collected, graph, mean, self._index), trajectory, learner)
+        return learner, {**_row(collected), **_row(_summary(metrics, learned, loops.num_minibatches))}
+
+    def _step(self, learner: Learner, minibatches: Batch, n: int, mean: Reduce, *, last: bool):
+        program = partial(_learn_one, self._graph, mean)
+        return self._run("minibatch", program, learner, minibatches, np.int32(n), last=last)
+
+    def _run(self, name: str, function: Callable[..., Any], *arguments: PyTree, last: bool = False) -> PyTree:
+        if name not in self._programs:
+            self._programs[name] = Pieces(cut(function, *arguments))
+        handlers: dict[str, Callable[[PyTree], PyTree]] = {}
+        if self._reduce is not None:
+            handlers[REDUCE] = self._reduce
+        if (update := self._update) is not None:
+            handlers[UPDATE] = lambda gradients: update(gradients, last)
+        return self._programs[name](handlers, *arguments)
+
+
+def _prepare(graph: Graph, mean: Reduce, index: np.ndarray, learner: Learner, trajectory: Trajectory):
+    return prepare(graph, learner, trajectory, jnp.asarray(index), reduce=mean)
+
+
+def _minibatches(loops: Any, index: np.ndarray, batch: Batch, key: Key) -> Batch:
+    """All minibatches of one epoch, stacked."""
+    return jax.lax.map(taker(batch, loops), shuffled_rows(key, jnp.asarray(index), loops))
+
+
+def _learn_one(graph: Graph, mean: Reduce, learner: Learner, minibatches: Batch, n: Any):
+    minibatch = jax.tree.map(lambda leaf: leaf[n], minibatches)
+    return learn_minibatch(graph, learner, minibatch, reduce=mean)
+
+
+def _collected(graph: Graph, mean: Reduce, index: np.ndarray, trajectory: Trajectory, learner: Learner):
+    return mean(collection_metrics(graph, trajectory, graph.weights(learner), jnp.asarray(index)))
+
+
+def _summary(metrics: list[Mapping[str, float]], learned: list[float], num_minibatches: int) -> Mapping[str, Any]:
+    stacked = {
+        name: np.asarray([step[name] for step in metrics], np.float32).reshape(-1, num_minibatches)
+        for name in metrics[0]
+    }
+    return over_epochs(jax.tree.map(jnp.asarray, stacked), jnp.asarray(learned, jnp.float32))
+
+
+def _row(metrics: Mapping[str, Any]) -> Row:
+    return {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}

@@ -1,0 +1,64 @@
+"""What the coordinator asked a replica for: to stop after an iteration, to send its part of a checkpoint."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from rollmill.channels import TimedOut
+from rollmill.execution.groups.seat import Seat
+
+PATIENCE = 0.2
+"""Seconds of waiting between two looks at the orders."""
+
+T = TypeVar("T")
+
+
+class Orders:
+    """The newest orders of each kind."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._control = seat.control
+        self._planned = seat.graph.loops.iterations
+        self._snapshot: int | None = None
+        self._final = False
+
+    @property
+    def last(self) -> int:
+        """The iteration before which the training ends."""
+        if stop := self._control.latest("stop"):
+            self._planned = min(self._planned, int(stop.fields["iteration"]))
+        return self._planned
+
+    def wants(self, iteration: int) -> bool:
+        """Whether the state before this iteration is wanted for a checkpoint; it may have been missed."""
+        self._read()
+        if self._snapshot is not None and iteration > self._snapshot:
+            self._control.send("missed", {"iteration": self._snapshot})
+            self._snapshot = None
+        return self._snapshot == iteration
+
+    def pending(self) -> int | None:
+        """The checkpoint that is wanted, and not yet answered."""
+        self._read()
+        return self._snapshot
+
+    @property
+    def final(self) -> bool:
+        """Whether the one that is wanted is the last one, after which nothing comes."""
+        return self._final
+
+    def answered(self) -> None:
+        """The state was sent."""
+        self._snapshot = None
+
+    def _read(self) -> None:
+        if wanted := self._control.latest("snapshot"):
+            self._snapshot, self._final = int(wanted.fields["iteration"]), bool(wanted.fields.get("final"))
+
+
+def patiently(wait: Callable[[float], T], meanwhile: Callable[[], None]) -> T:
+    """Waits as long as it takes, and looks around from time to time: `meanwhile` may raise to end it."""
+    while True:
+        try:
+            return wait(PATIENCE)
+        except TimedOut:
+            meanwhile()

@@ -1,0 +1,148 @@
+"""Environments as the policy's group meets them: steppers, and lanes to where they are stepped.
+
+A stepper holds some environments in this process. A lane is the way of a policy to a stepper: in the same
+process, or through channels to another group. Requests and answers are batches, `[E, ...]`.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.channels import Receiver, Sender
+from rollmill.core.types import HostVector
+from rollmill.dataflow import Collector, Graph, Opening, Request, Turn, start_collector, turn_one
+
+RESTARTED = 1
+"""Flag of an answer: these environments were lost, and others begin anew in their place."""
+
+
+class Stepper(Protocol):
+    """Environments that are stepped here."""
+
+    def open(self) -> Opening:
+        """First observations."""
+        ...
+
+    def step(self, request: Request) -> Turn:
+        """What the actions lead to."""
+        ...
+
+    def state(self) -> PyTree[Any]:
+        """What a checkpoint keeps of them."""
+        ...
+
+
+class CompiledStepper:
+    """JAX environments, stepped by one compiled program."""
+
+    def __init__(self, graph: Graph, start: Collector) -> None:
+        self._start = start
+        self._state = start.environment
+        self._step = jax.jit(jax.vmap(partial(turn_one, graph)))
+
+    def open(self) -> Opening:
+        """First observations."""
+        return Opening(self._start.observation, self._start.action_mask)
+
+    def step(self, request: Request) -> Turn:
+        """What the actions lead to."""
+        self._state, turn = self._step(self._state, request)
+        return turn
+
+    def state(self) -> PyTree[Any]:
+        """Of all environments, `[E, ...]`."""
+        return self._state
+
+
+class HostStepper:
+    """Environments that are Python objects; what they fail at is told through `report`."""
+
+    def __init__(self, vector: HostVector, report: Callable[[Sequence[Any]], None]) -> None:
+        self._vector, self._report = vector, report
+
+    def open(self) -> Opening:
+        """First observations."""
+        observation = self._vector.reset()
+        return Opening(observation, ())
+
+    def step(self, request: Request) -> Turn:
+        """What the actions lead to."""
+        done = self._vector.step(jax.tree.map(np.asarray, request.action))
+        if failures := self._vector.drain_failures():
+            self._report(failures)
+        info = dict(done.info)
+        mask = info.pop("action_mask", ())
+        return Turn(done.observation, mask, done.reward, done.terminated, done.truncated, info)  # type: ignore[arg-type]
+
+    def state(self) -> PyTree[Any]:
+        """Nothing: Python objects are not saved, and begin new episodes when a run goes on."""
+        return ()
+
+
+class Lane(Protocol):
+    """The way to some environments, wherever they are; one request is answered before the next is sent."""
+
+    def open(self) -> Opening:
+        """First observations, at the beginning."""
+        ...
+
+    def send(self, request: Request, iteration: int) -> None:
+        """Sends actions on their way."""
+        ...
+
+    def receive(self) -> tuple[Turn, bool]:
+        """The answer, and whether the environments were lost and began anew."""
+        ...
+
+
+class DirectLane:
+    """To a stepper in this process."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self.stepper = stepper
+        self._request: Request | None = None
+
+    def open(self) -> Opening:
+        """First observations."""
+        return self.stepper.open()
+
+    def send(self, request: Request, iteration: int) -> None:
+        """Keeps the actions until they are asked for."""
+        self._request = request
+
+    def receive(self) -> tuple[Turn, bool]:
+        """Steps."""
+        assert self._request is not None
+        return self.stepper.step(self._request), False
+
+
+class DistantLane(NamedTuple):
+    """Through channels to another group."""
+
+    openings: Receiver
+    requests: Sender
+    turns: Receiver
+    target: int
+
+    def open(self) -> Opening:
+        """First observations."""
+        with self.openings.receive(source=self.target) as message:
+            return message.copy()
+
+    def send(self, request: Request, iteration: int) -> None:
+        """Sends actions on their way."""
+        self.requests.send(jax.tree.map(np.asarray, request), iteration=iteration, target=self.target)
+
+    def receive(self) -> tuple[Turn, bool]:
+        """Waits for the answer."""
+        with self.turns.receive(source=self.target) as message:
+            return message.copy(), bool(message.header.flags & RESTARTED)
+
+
+def start_environments(graph: Graph, key: Any, index: np.ndarray) -> Collector:
+    """The environments with these indices before their first step, by one compiled program."""
+    return jax.jit(partial(start_collector, graph))(key, index)

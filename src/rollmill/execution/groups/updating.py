@@ -1,0 +1,118 @@
+"""The group that holds the update alone: gradients come, parameters go, once a minibatch.
+
+Synchronous groups send the mean of their gradients once. Gradients of asynchronous ones are applied one by one,
+as they come, each for its share of the batch (Mnih et al., "Asynchronous Methods for Deep Reinforcement
+Learning", ICML 2016); how many updates old the weights were that they were computed with is the policy lag.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from rollmill.channels import Message
+from rollmill.dataflow import Learner, start_learner
+from rollmill.execution.groups.exchange import LAST
+from rollmill.execution.groups.lag import Lag
+from rollmill.execution.groups.orders import Orders, patiently
+from rollmill.execution.groups.seat import Seat
+from rollmill.execution.groups.shapes import gradients_layout, parameters_layout
+from rollmill.execution.groups.snapshots import learner_part, restored_learner
+
+
+class Ended(Exception):
+    """The training is over."""
+
+
+def run_update(seat: Seat) -> None:
+    """Applies gradients until the training ends."""
+    senders = seat.partition.holder("gradients")
+    orders = Orders(seat)
+    sources = range(senders.replicas)
+    gradients = seat.wire.receiver("gradients", sources=sources, target=0, layout=gradients_layout(seat.flow))
+    parameters = seat.wire.newest_writer(
+        "parameters", layout=parameters_layout(seat.flow), readers=senders.replicas
+    )
+    learner = restored_learner(seat, seat.flow.state.learner)
+    updating = _Updating(seat, orders, learner)
+    parameters.publish(updating.parameters, version=0)
+    while True:
+        seat.control.at("waiting for gradients")
+        try:
+            message = patiently(lambda wait: gradients.receive(timeout=wait), updating.look_around)
+        except Ended:
+            return
+        with message:
+            updating.apply(message)
+        parameters.publish(updating.parameters, version=updating.version)
+
+
+class _Updating:
+    """The learner, and what has happened to it."""
+
+    def __init__(self, seat: Seat, orders: Orders, learner: Learner | None) -> None:
+        graph, senders = seat.graph, seat.partition.holder("gradients")
+        self._seat, self._orders = seat, orders
+        self._learner = jax.jit(partial(start_learner, graph))(seat.key) if learner is None else learner
+        self._asynchronous = not senders.synchronous
+        self._share = 1.0 / senders.replicas if self._asynchronous else 1.0
+        self._rows_each = senders.replicas if self._asynchronous else 1
+        self._update = jax.jit(partial(graph.update.function, share=self._share))
+        self._rows: list[np.ndarray] = []
+        self._lag = Lag()
+        self._iteration = seat.first  # that the learner is before, or in
+        self._whole = True  # whether it is before it
+        self.version = 0
+
+    @property
+    def parameters(self) -> list[Any]:
+        return jax.device_get(self._seat.flow.pick_parameters(self._learner))
+
+    def apply(self, message: Message) -> None:
+        """One update."""
+        header = message.header
+        if self._asynchronous and self._iteration >= self._orders.last:
+            return  # the training is over; some workers have not heard of it yet
+        self._seat.control.at("updating")
+        if not self._asynchronous and header.iteration > self._iteration:
+            self._iteration, self._whole = header.iteration, True
+        if self._whole and self._orders.wants(self._iteration):
+            self._send_snapshot()
+        slopes, metrics = message.copy()
+        self._learner = self._update(self._learner, slopes)
+        self._lag.add(self.version - header.version)
+        self.version += 1
+        last = bool(header.flags & LAST)
+        self._whole = last and not self._asynchronous
+        if last and self._asynchronous:
+            self._count(metrics)
+        elif last:
+            self._iteration += 1
+
+    def _count(self, metrics: np.ndarray) -> None:
+        """Of as many iterations of single workers as make one of all."""
+        self._rows.append(metrics)
+        if len(self._rows) < self._rows_each:
+            return
+        row = dict(zip(self._seat.flow.metric_names, np.mean(self._rows, axis=0).tolist(), strict=True))
+        self._seat.control.send("row", {"iteration": self._iteration, "metrics": {**row, **self._lag.take()}})
+        self._rows, self._whole = [], True
+        self._iteration += 1
+        if self._iteration >= self._orders.last:
+            self._seat.control.send("ended", {"iteration": self._iteration})
+
+    def look_around(self) -> None:
+        """While nothing comes: sends what a checkpoint needs, and ends after the last one."""
+        self._seat.control.at("waiting for gradients")
+        if (wanted := self._orders.pending()) is None:
+            return
+        if self._orders.final or self._asynchronous or (self._whole and wanted == self._iteration):
+            self._send_snapshot()
+        if self._orders.final:
+            raise Ended
+
+    def _send_snapshot(self) -> None:
+        fields = {"iteration": self._orders.pending(), "lowest": 0}
+        self._seat.control.send("snapshot", fields, learner_part(self._seat, self._learner))
+        self._orders.answered()
