@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from rollmill import envs
 from rollmill.core.errors import UsageError
@@ -110,31 +109,37 @@ def test_missing_gymnax_names_the_extra(monkeypatch):
         envs.make("gymnax:CartPole-v1")
 
 
-def test_gymnasium_one_copy_runs_here_and_several_in_processes():
+def test_gymnasium_environments_are_host_environments():
     env = envs.make("gymnasium:CartPole-v1")
     assert isinstance(env, HostEnvironment) and env.name == "gymnasium:CartPole-v1"
-    single = env.make_vector(1)
-    assert isinstance(single, SyncVectorEnv)
-    single.close()
-    several = env.make_vector(2)
-    assert isinstance(several, AsyncVectorEnv)
-    # Never forks of this process, which has JAX's threads.
-    assert {type(process).__name__ for process in several.processes} <= {"ForkServerProcess", "SpawnProcess"}
-    assert len(several.processes) == 2
-    several.close()
-    with pytest.raises(UsageError, match="0 copies asked for"):
-        env.make_vector(0)
+    assert env.observation_space == gymnasium.make("CartPole-v1").observation_space
 
 
-def test_gymnasium_keeps_the_final_observation_in_the_step_that_resets():
-    vector = envs.make("gymnasium:CartPole-v1", max_episode_steps=3).make_vector(1)
-    vector.reset(seed=0)
-    results = [vector.step(np.array([step % 2])) for step in range(4)]
+def test_gymnasiums_time_limit_stays_and_keeps_the_final_observation():
+    vector = envs.make("gymnasium:CartPole-v1", max_episode_steps=3).start([0], seed=0)
+    vector.reset()
+    steps = [vector.step(np.array([t % 2])) for t in range(4)]
     vector.close()
-    assert [bool(truncated[0]) for _, _, _, truncated, _ in results] == [False, False, True, False]
-    observation, info = results[2][0][0], results[2][4]
-    assert np.abs(observation).max() <= 0.05
-    assert not np.array_equal(info["final_obs"][0], observation)
+    assert [bool(step.truncated[0]) for step in steps] == [False, False, True, False]
+    assert not any(step.terminated[0] for step in steps)
+    assert np.abs(steps[2].observation).max() <= 0.05
+    assert not np.array_equal(steps[2].info["final_observation"], steps[2].observation)
+
+
+def test_gymnasiums_mujoco_environments_run(tmp_path, monkeypatch):
+    pytest.importorskip("mujoco", reason="pip install 'rollmill[mujoco]'")
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes a log into the directory it runs in
+    env = envs.make("gymnasium:HalfCheetah-v5")
+    vector, theirs = env.start([0], seed=0), gymnasium.make("HalfCheetah-v5")
+    first, _ = theirs.reset(seed=vector.seeds[0])
+    np.testing.assert_array_equal(vector.reset().observation[0], first.astype(np.float32))
+    action = np.full((1, 6), 0.3, np.float32)
+    for _ in range(3):
+        observation, reward, *_ = theirs.step(action[0])
+        step = vector.step(action)
+    np.testing.assert_array_equal(step.observation[0], observation.astype(np.float32))
+    assert step.reward[0] == np.float32(reward) and vector.drain_failures() == []
+    vector.close()
 
 
 def test_gymnasium_environments_keep_the_contract():
@@ -149,8 +154,8 @@ def test_gymnasium_unknown_ids_and_modules():
 
 
 def test_gymnasium_missing_package_names_the_way_out(monkeypatch):
-    for module in ("mujoco", "gymnasium.envs.mujoco.mujoco_env", "gymnasium.envs.mujoco.half_cheetah_v5"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
+    for module in [name for name in sys.modules if name.startswith(("mujoco", "gymnasium.envs.mujoco"))]:
+        monkeypatch.delitem(sys.modules, module)
     real = builtins.__import__
 
     def without_mujoco(name, *args, **kwargs):

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rollmill import envs
 from rollmill.core.errors import ContractError
 from rollmill.core.own_line import own_line
-from rollmill.core.types import Environment, HostEnvironment, Timestep
+from rollmill.core.types import Environment, Timestep
+from rollmill.envs.host import allocate
 
 BOX = spaces.Box(0.0, 10.0, (1,), np.float32)
 
@@ -333,46 +333,82 @@ class HostCounter(gymnasium.Env):
     observation_space = BOX
     action_space = spaces.Discrete(2)
 
-    def __init__(self, value=1.0):
-        self.value = value
+    def __init__(self, value=1.0, error=None):
+        self.value, self.error = value, error
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return np.ones(1, np.float32), {}
 
     def step(self, action):
-        return np.full(1, self.value, np.float32), self.value, False, False, {}
+        if self.error:
+            raise self.error
+        return np.full(1, self.value), min(self.value, 11.0), False, False, {}
+
+    def close(self):
+        CLOSED.append(self)
 
 
-def host(value=1.0, mode=AutoresetMode.SAME_STEP, space=BOX):
-    made = []
+CLOSED = []
 
-    def make_vector(num_envs):
-        made.append(SyncVectorEnv([lambda: HostCounter(value)] * num_envs, autoreset_mode=mode))
-        return made[-1]
 
-    return HostEnvironment("Host", make_vector, space, spaces.Discrete(2)), made
+def host(**attributes):
+    return envs.host_environment("Host", lambda: HostCounter(**attributes))
 
 
 def test_host_environments_are_checked_and_closed():
-    env, made = host()
-    envs.check_environment(env, num_steps=5)
-    assert made[0].closed
+    CLOSED.clear()
+    envs.check_environment(host(), num_steps=5)
+    assert len(CLOSED) == 3  # one for the spaces, two for the check
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("attributes", "message"),
     [
         ({"value": 11.0}, r"(?s)Host: step returned the observation .*which is not in the space"),
-        ({"mode": AutoresetMode.NEXT_STEP}, r'metadata\["autoreset_mode"\].*NEXT_STEP.*expected.*SAME_STEP'),
-        ({"space": spaces.Box(0.0, 1.0, (1,))}, "the single_observation_space of make_vector"),
+        ({"value": np.nan}, r"(?s)Host: step returned the observation .*which is not in the space"),
+        ({"value": np.ones(2)}, r"(?s)Host: step raised ValueError: .*"),
+        ({"error": KeyError("wheel")}, r"(?s)Host: step raised KeyError: 'wheel'\n  at .*raise self.error"),
     ],
 )
-def test_broken_host_environments(changes, message):
-    env, made = host(**changes)
+def test_broken_host_environments(attributes, message):
+    CLOSED.clear()
     with pytest.raises(ContractError, match=message):
-        envs.check_environment(env, num_steps=5)
-    assert made[0].closed
+        envs.check_environment(host(**attributes), num_steps=5)
+    assert len(CLOSED) >= 3
+
+
+def test_host_rewards_must_be_finite():
+    class Boundless(HostCounter):
+        def step(self, action):
+            return np.ones(1), -np.inf, False, False, {}
+
+    with pytest.raises(ContractError, match=r"Boundless: step returned the reward \[-inf -inf\], expected finite"):
+        envs.check_environment(envs.host_environment("Boundless", Boundless), num_steps=5)
+
+
+def test_vectors_of_others_must_return_what_their_spaces_say():
+    class Wide:
+        num_envs, seeds = 2, (0, 1)
+
+        def reset(self, *, out=None):
+            return allocate(envs.step_struct(good, 2))._replace(observation=np.zeros((2, 3), np.float32))
+
+        def step(self, actions, *, out=None):
+            return self.reset()
+
+        def drain_failures(self):
+            return []
+
+        def close(self):
+            pass
+
+    good = host()
+    wide = good._replace(start=lambda indices, *, seed, generation=0, gamma=None: Wide())
+    with pytest.raises(
+        ContractError, match=r"Host: reset of 2 copies returned .*float32\[2, 3\].*expected .*\[2, 1\]"
+    ):
+        envs.check_environment(wide)
 
 
 def test_own_line_prefers_the_callers_code():

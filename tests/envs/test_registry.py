@@ -48,10 +48,10 @@ def test_make_passes_options_on_and_names_unknown_ones():
 def test_unknown_names_offer_the_nearest():
     with pytest.raises(UsageError, match=r"unknown environment 'CartPole-v0'. Did you mean CartPole-v1\b"):
         envs.make("CartPole-v0")
-    with pytest.raises(UsageError, match="Others: gymnasium:ID, gymnax:ID"):
+    with pytest.raises(UsageError, match="Others: envpool:ID, gymnasium:ID, gymnax:ID"):
         envs.make("Xyzzy")
 
 
 def test_unknown_prefixes_list_the_known():
-    with pytest.raises(UsageError, match=r"unknown environment prefix 'gym:'. Known: gymnasium:ID, gymnax:ID"):
+    with pytest.raises(UsageError, match="unknown environment prefix 'gym:'. Known: envpool:ID, gymnasium:ID"):
         envs.make("gym:CartPole-v1")

@@ -3,10 +3,11 @@
 Everything here is about ONE environment, unbatched. Batching is a transform (`envs.transforms`).
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
+import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 Key: TypeAlias = PRNGKeyArray
@@ -91,14 +92,118 @@ class Environment(NamedTuple):
     """`[features]`; the observations of all agents together where it is left out."""
 
 
+class HostStep(NamedTuple):
+    """What one step of `n` host environments returns: NumPy arrays, whose axis 0 is the environments.
+
+    As after `envs.auto_reset` and `envs.record_episodes`, where an episode ended, `observation` is the first
+    of the next one, while reward and flags are still those of the old one. `info` holds
+    `final_observation` (before any reset), `episode_return` (float32) and `episode_length` (int32) up to this
+    step, `discounted_return` (float32) where a `gamma` was given, and `action_mask` (what is legal after this
+    step) where the environment has one.
+    """
+
+    observation: PyTree[np.ndarray]
+    reward: Float[np.ndarray, " n"]
+    terminated: Bool[np.ndarray, " n"]
+    truncated: Bool[np.ndarray, " n"]
+    info: dict[str, PyTree[np.ndarray]]
+
+
+class HostFailure(NamedTuple):
+    """An environment raised; another one has taken its place."""
+
+    index: int
+    """The environment's number among those of the whole training."""
+    doing: str
+    """`make`, `reset` or `step`."""
+    error: str
+    """The exception's type and the first line of what it says."""
+    line: str
+    """The line of the environment's own code that raised, as `core.own_line` finds it."""
+    seed: int
+    """Of the environment that raised."""
+
+
+@runtime_checkable
+class HostVector(Protocol):
+    """`n` host environments that are stepped in this process and reset themselves."""
+
+    @property
+    def num_envs(self) -> int:
+        """How many: `n`."""
+        ...
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seed that each of the environments of now was begun with."""
+        ...
+
+    def reset(self, *, out: HostStep | None = None) -> HostStep:
+        """Begins an episode in each.
+
+        Args:
+            out: the arrays to write, as `envs.step_struct` describes them; new ones where it is left out.
+
+        Returns:
+            `out`: the first observations, also as `final_observation`, and the masks; all else is 0 or False.
+
+        Raises:
+            ContractError: one environment failed too many times in a row.
+        """
+        ...
+
+    def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
+        """Advances each by its action, and begins the next episode where one ended.
+
+        Args:
+            actions: `[n, ...]`; a `Box`'s are clipped to its bounds.
+            out: the arrays to write, as for `reset`.
+
+        Returns:
+            `out`. An environment that raised was truncated with reward 0, and its final observation is the
+            last whole one; `drain_failures` tells of it.
+
+        Raises:
+            ContractError: one environment failed too many times in a row.
+        """
+        ...
+
+    def drain_failures(self) -> list[HostFailure]:
+        """What failed since the last call, in order."""
+        ...
+
+    def close(self) -> None:
+        """Closes all environments; for good."""
+        ...
+
+
+class StartHost(Protocol):
+    """Starts some of a training's host environments in this process."""
+
+    def __call__(
+        self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
+    ) -> HostVector:
+        """The environments of these numbers.
+
+        Args:
+            indices: of the environments among those of the whole training; they decide the seeds.
+            seed: of the whole training.
+            generation: how many times these environments were started before, so that one that is started
+                again does not repeat its episodes.
+            gamma: where given, discounted returns are recorded, as `envs.record_discounted_returns` does.
+        """
+        ...
+
+
 class HostEnvironment(NamedTuple):
     """An environment that lives on the host CPU as Python objects and cannot be compiled.
 
-    `make_vector(num_envs)` starts that many copies, in worker processes when there is more than one,
-    as a `gymnasium.vector.VectorEnv`.
+    `start(range(n), seed=0)` starts `n` of them in this process.
     """
 
     name: str
-    make_vector: Callable[[int], gymnasium.vector.VectorEnv]
+    start: StartHost
     observation_space: gymnasium.Space
     action_space: gymnasium.Space
+    has_action_mask: bool = False
+    """Whether it says at each reset and step which actions are legal."""

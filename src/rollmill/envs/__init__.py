@@ -2,6 +2,7 @@
 
 from rollmill.envs.accounting import record_discounted_returns, record_episodes
 from rollmill.envs.check import check_environment, check_types
+from rollmill.envs.host import host_environment, step_struct
 from rollmill.envs.normalisation import (
     Statistics,
     initial_statistics,
@@ -17,6 +18,7 @@ __all__ = [
     "auto_reset",
     "check_environment",
     "check_types",
+    "host_environment",
     "initial_statistics",
     "make",
     "normalise",
@@ -25,6 +27,7 @@ __all__ = [
     "register",
     "registered",
     "scale",
+    "step_struct",
     "time_limit",
     "update_statistics",
     "vary",

@@ -1,72 +1,88 @@
-"""The contract of a `HostEnvironment`, tried on a small vector of copies."""
+"""The contract of a `HostEnvironment`, tried on a few copies.
+
+Shape letter: `n` copies.
+"""
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+from jaxtyping import PyTree
 
 from rollmill.core.errors import ContractError
-from rollmill.core.spaces import struct
-from rollmill.core.types import HostEnvironment
+from rollmill.core.spaces import contains, struct
+from rollmill.core.types import HostEnvironment, HostStep, HostVector
+from rollmill.envs.host import step_struct
 
 NUM_COPIES = 2
-"""Copies that are started: the fewest that run in processes of their own."""
+"""Copies that are started: the fewest whose order can be told."""
 
 
 def check_host(env: HostEnvironment, *, seed: int, num_steps: int) -> None:
-    """Checks spaces, observations, rewards and flags of a few copies under random actions.
+    """Checks spaces, observations, rewards, flags and counts of a few copies under random actions.
 
     Raises:
-        ContractError: what was found, what was expected, and the way out.
+        ContractError: what was found, what was expected, and the way out; of an environment that raised,
+            also its line.
     """
     struct(env.observation_space)
     struct(env.action_space)
-    vector = env.make_vector(NUM_COPIES)
+    vector = env.start(range(NUM_COPIES), seed=seed)
     try:
-        _check_vector(env, vector)
         _check_run(env, vector, seed, num_steps)
     finally:
         vector.close()
 
 
-def _check_vector(env: HostEnvironment, vector: VectorEnv) -> None:
-    found = {
-        "num_envs": (vector.num_envs, NUM_COPIES),
-        "single_observation_space": (vector.single_observation_space, env.observation_space),
-        "single_action_space": (vector.single_action_space, env.action_space),
-        'metadata["autoreset_mode"]': (vector.metadata.get("autoreset_mode"), AutoresetMode.SAME_STEP),
-    }
-    for what, (value, expected) in found.items():
-        if value != expected:
+def _check_run(env: HostEnvironment, vector: HostVector, seed: int, num_steps: int) -> None:
+    expected = step_struct(env, NUM_COPIES)
+    step = vector.reset()
+    _check_failures(env, vector)
+    _check_types(env, "reset", step, expected)
+    _check_observation(env, "reset", step.observation)
+    actions, rng = batch_space(env.action_space, NUM_COPIES), np.random.default_rng(seed)
+    actions.seed(seed)
+    for _ in range(num_steps):
+        mask = step.info.get("action_mask")
+        step = vector.step(actions.sample() if mask is None else _draw_legal(env.action_space, mask, rng))
+        _check_failures(env, vector)
+        _check_types(env, "step", step, expected)
+        _check_numbers(env, step)
+
+
+def _check_failures(env: HostEnvironment, vector: HostVector) -> None:
+    for failure in vector.drain_failures():
+        raise ContractError(f"{env.name}: {failure.doing} raised {failure.error}\n  at {failure.line}")
+
+
+def _check_types(env: HostEnvironment, what: str, found: PyTree, expected: PyTree) -> None:
+    types = jax.tree.map(lambda leaf: f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}", found)
+    wanted = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", expected)
+    if types != wanted:
+        raise ContractError(f"{env.name}: {what} of {NUM_COPIES} copies returned {types}, expected {wanted}.")
+
+
+def _check_numbers(env: HostEnvironment, step: HostStep) -> None:
+    _check_observation(env, "step", step.observation)
+    _check_observation(env, "step", step.info["final_observation"])
+    if not np.isfinite(step.reward).all():
+        raise ContractError(f"{env.name}: step returned the reward {step.reward}, expected finite numbers.")
+
+
+def _check_observation(env: HostEnvironment, what: str, observation: PyTree[np.ndarray]) -> None:
+    for i in range(NUM_COPIES):
+        row: Any = jax.tree.map(lambda leaf, i=i: jnp.asarray(leaf[i]), observation)
+        if not contains(env.observation_space, row):
             raise ContractError(
-                f"{env.name}: the {what} of make_vector({NUM_COPIES}) is {value}, expected {expected}."
+                f"{env.name}: {what} returned the observation {row}, which is not in the space "
+                f"{env.observation_space}: mend one of them (NaN, bounds)."
             )
 
 
-def _check_run(env: HostEnvironment, vector: VectorEnv, seed: int, num_steps: int) -> None:
-    observation, _ = vector.reset(seed=seed)
-    _check_observation(env, vector, observation, "reset")
-    vector.action_space.seed(seed)
-    for _ in range(num_steps):
-        observation, reward, terminated, truncated, _ = vector.step(vector.action_space.sample())
-        _check_observation(env, vector, observation, "step")
-        _check_numbers(env, "reward", reward, np.floating)
-        _check_numbers(env, "terminated", terminated, np.bool_)
-        _check_numbers(env, "truncated", truncated, np.bool_)
-
-
-def _check_observation(env: HostEnvironment, vector: VectorEnv, observation: Any, what: str) -> None:
-    if not vector.observation_space.contains(observation):
-        raise ContractError(
-            f"{env.name}: {what} returned the observation {observation}, which is not in the space "
-            f"{vector.observation_space}: mend one of them (structure, shape, dtype, bounds)."
-        )
-
-
-def _check_numbers(env: HostEnvironment, what: str, found: Any, kind: type[np.generic]) -> None:
-    found = np.asarray(found)
-    if found.shape != (NUM_COPIES,) or not np.issubdtype(found.dtype, kind) or not np.isfinite(found).all():
-        raise ContractError(
-            f"{env.name}: {what} is {found} ({found.dtype}{list(found.shape)}), expected {NUM_COPIES} finite "
-            f"values of {kind.__name__}, one a copy."
-        )
+def _draw_legal(space: spaces.Space, mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One action for each copy, drawn among those that `mask`, `[n, ...]`, allows."""
+    assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+    return np.where(mask, rng.random(mask.shape), -1).argmax(axis=-1) + space.start

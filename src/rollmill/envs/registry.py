@@ -1,4 +1,4 @@
-"""Environments by name: `CartPole-v1` (own), `gymnax:...` and `gymnasium:...` (adapted).
+"""Environments by name: `CartPole-v1` (own), `gymnax:...`, `gymnasium:...` and `envpool:...` (adapted).
 
 An adapter is imported when its prefix is first asked for, so that no other ecosystem need be installed.
 """
@@ -23,6 +23,7 @@ Factory = Callable[..., Environment | HostEnvironment]
 
 _ADAPTERS = {
     "gymnax": "rollmill.envs.adapters.gymnax",
+    "envpool": "rollmill.envs.adapters.envpool",
     "gymnasium": "rollmill.envs.adapters.gymnasium",
 }
 _factories: dict[str, Factory] = {

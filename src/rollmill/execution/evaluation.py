@@ -1,26 +1,26 @@
-"""Runs a policy for a number of episodes: compiled for JAX environments, in processes for host ones.
+"""Runs a policy for a number of episodes: compiled for JAX environments, step by step for host ones.
 
-Shape letter: `N` episodes, each in an environment of its own.
+Shape letters: `N` episodes, each in an environment of its own; `B` copies of a host environment.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
-from rollmill.core.errors import UsageError
-from rollmill.core.types import HostEnvironment, Key, Memory
+from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.types import HostEnvironment, HostVector, Key, Memory
 from rollmill.dataflow import Collector, Graph, Weights, step_one
 
 MAX_STEPS = 100_000
 """An evaluation gives up on an episode that is longer than this."""
 
-MAX_PROCESSES = 8
+MAX_COPIES = 8
+"""Copies of a host environment that play side by side."""
 
 
 class Episodes(NamedTuple):
@@ -125,61 +125,61 @@ def evaluate_on_host(
     seed: int = 0,
     stochastic: bool = False,
 ) -> Episodes:
-    """Plays whole episodes of a host environment, side by side in up to `MAX_PROCESSES` processes.
+    """Plays whole episodes of a host environment, side by side in up to `MAX_COPIES` copies of it.
 
-    Episodes are dealt out beforehand, an equal number to each process, so that short ones do not
-    count more often. Arguments are those of `evaluate`.
+    Episodes are dealt out beforehand, an equal number to each copy, so that short ones do not count more
+    often. Arguments are those of `evaluate`.
+
+    Raises:
+        UsageError: if an episode does not end within `MAX_STEPS` steps.
+        ContractError: if the environment raises; its line is shown.
     """
     _check_numbers(episodes, seed)
-    num_envs = min(episodes, MAX_PROCESSES)
+    num_envs = min(episodes, MAX_COPIES)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
-    decide = jax.jit(
-        jax.vmap(graph.policy.function if stochastic else graph.greedy, in_axes=(None, 0, 0, 0, None))
-    )
-    vector = env.make_vector(num_envs)
+    decide = jax.jit(jax.vmap(graph.policy.function if stochastic else graph.greedy, in_axes=(None, 0, 0, 0, 0)))
+    vector = env.start(range(num_envs), seed=seed)
     try:
-        return _play_on_host(partial(decide, weights), vector, start_memories(graph, num_envs), quota, seed)
+        return _play_on_host(
+            env.name, vector, partial(decide, weights), start_memories(graph, num_envs), quota, seed
+        )
     finally:
         vector.close()
 
 
 def _play_on_host(
+    name: str,
+    vector: HostVector,
     decide: Callable,
-    vector: gymnasium.vector.VectorEnv,
     memory: Memory,
     quota: Int[np.ndarray, " B"],
     seed: int,
 ) -> Episodes:
     returns, lengths = [], []
-    running_return, running_length = np.zeros(quota.size), np.zeros(quota.size, int)
     fresh, key = memory, jax.random.key(seed)
-    observation, _ = vector.reset(seed=seed)
+    now = vector.reset()
+    _raise_failures(name, vector)
     while quota.any():
-        key, now = jax.random.split(key)
-        decision = decide(jax.random.split(now, quota.size), memory, _narrow(observation), ())
-        observation, reward, terminated, truncated, _ = vector.step(_clip(vector, decision.action))
-        running_return, running_length = running_return + reward, running_length + 1
-        done = terminated | truncated
-        if running_length.max() >= MAX_STEPS:
+        key, step_key = jax.random.split(key)
+        mask = now.info.get("action_mask", ())
+        decision = decide(jax.random.split(step_key, quota.size), memory, now.observation, mask)
+        now = vector.step(jax.device_get(decision.action))
+        _raise_failures(name, vector)
+        if now.info["episode_length"].max() >= MAX_STEPS:
             raise _never_ends(int(quota.sum()), len(returns) + int(quota.sum()))
-        for i in np.flatnonzero(done & (quota > 0)):
-            returns.append(running_return[i])
-            lengths.append(running_length[i])
-        quota = quota - (done & (quota > 0))
-        running_return, running_length = np.where(done, 0, running_return), np.where(done, 0, running_length)
+        done = now.terminated | now.truncated
+        counts = done & (quota > 0)
+        returns.extend(now.info["episode_return"][counts])
+        lengths.extend(now.info["episode_length"][counts])
+        quota = quota - counts
         memory = _reset_where(done, fresh, decision.memory)
     return Episodes(np.asarray(returns, np.float32), np.asarray(lengths, np.int32))
 
 
-def _narrow(observation: PyTree[np.ndarray]) -> PyTree[np.ndarray]:
-    """Gymnasium's 64-bit observations as JAX's 32-bit ones."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)), observation)
-
-
-def _clip(vector: gymnasium.vector.VectorEnv, action: Array) -> Any:
-    space = vector.action_space
-    chosen = np.asarray(action)
-    return np.clip(chosen, space.low, space.high) if isinstance(space, gymnasium.spaces.Box) else chosen
+def _raise_failures(name: str, vector: HostVector) -> None:
+    """An episode that broke off has no return, and a mean over the others would be one of easy episodes."""
+    for failure in vector.drain_failures():
+        raise ContractError(f"{name}: {failure.doing} raised {failure.error}\n  at {failure.line}")
 
 
 def _reset_where(done: Bool[np.ndarray, " B"], fresh: Memory, memory: Memory) -> Memory:

@@ -1,0 +1,171 @@
+"""`envpool:ID`: environments in C++ on threads of their own (Weng et al., "EnvPool", NeurIPS 2022).
+
+Shape letter: `n` environments.
+"""
+
+import functools
+import importlib
+import warnings
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import PyTree
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.types import HostEnvironment, HostFailure, HostStep, HostVector
+from rollmill.envs.host import (
+    RunningSums,
+    allocate,
+    begin,
+    check_indices,
+    copy_batch,
+    environment_seed,
+    fit_to_space,
+    step_struct,
+)
+
+RESERVED = {"batch_size", "env_seed", "env_type", "max_num_players", "num_envs", "seed"}
+"""Options of `envpool.make` that are decided here."""
+
+
+def make(name: str, *, num_threads: int = 0, **options: Any) -> HostEnvironment:
+    """The EnvPool environment of an id.
+
+    Floating-point spaces are in float32 here, whatever EnvPool computes in. What EnvPool says of an episode
+    that terminates in the very step in which its time limit is reached is `truncated` alone.
+
+    Args:
+        name: an id of EnvPool, for one `HalfCheetah-v4`.
+        num_threads: of each process that steps environments; 0 takes as many as it has cores.
+        **options: passed on to `envpool.make`.
+
+    Raises:
+        UsageError: EnvPool is not installed, has no such environment or option, or the environment has
+            several players.
+    """
+    envpool = _import_envpool()
+    observation_space, action_space = _spaces(envpool, name, options)
+    full_name = f"envpool:{name}"
+    build = functools.partial(envpool.make, name, env_type="gymnasium", num_threads=num_threads, **options)
+
+    def start(
+        indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
+    ) -> HostVector:
+        check_indices(full_name, indices)
+        seeds = tuple(environment_seed(seed, index, generation=generation) for index in indices)
+        return PoolVector(env, build, seeds, gamma)
+
+    env = HostEnvironment(full_name, start, _space(observation_space), _space(action_space))
+    return env
+
+
+class PoolVector:
+    """A `core.types.HostVector` over one pool, whose next-step resets it makes same-step ones.
+
+    A pool resets by itself in the step after the one that ended an episode; it is told to reset those
+    environments at once instead. Its environments raise nothing one by one: an error of EnvPool ends the
+    process or is of the whole pool, and is left to the caller.
+    """
+
+    def __init__(
+        self, env: HostEnvironment, build: Callable[..., Any], seeds: tuple[int, ...], gamma: float | None
+    ) -> None:
+        self._observation_space, self._action_space = env.observation_space, env.action_space
+        self._struct = step_struct(env, len(seeds), discounted=gamma is not None)
+        self._sums = RunningSums(len(seeds), gamma)
+        self._seeds = seeds
+        with _quiet():
+            self._pool = build(num_envs=len(seeds), seed=list(seeds))
+            _ = self._pool.observation_space  # made, with warnings, when first asked for
+
+    @property
+    def num_envs(self) -> int:
+        """How many."""
+        return len(self._seeds)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seed of each."""
+        return self._seeds
+
+    def reset(self, *, out: HostStep | None = None) -> HostStep:
+        """As `HostVector.reset`."""
+        out = allocate(self._struct) if out is None else out
+        first, _ = self._pool.reset()
+        begin(self._observation_space, first, out)
+        self._sums.restart()
+        return out
+
+    def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
+        """As `HostVector.step`."""
+        out = allocate(self._struct) if out is None else out
+        # A batch of another size would end the process.
+        fitting = fit_to_space(self._action_space, actions, self.num_envs)
+        observation, out.reward[:], out.terminated[:], out.truncated[:], _ = self._pool.step(fitting)
+        copy_batch(self._observation_space, observation, out.info["final_observation"])
+        copy_batch(self._observation_space, observation, out.observation)
+        done = out.terminated | out.truncated
+        if done.any():
+            first, info = self._pool.reset(done.nonzero()[0].astype(np.int32))
+            copy_batch(self._observation_space, first, out.observation, rows=info["env_id"])
+        self._sums.add(out, done)
+        return out
+
+    def drain_failures(self) -> list[HostFailure]:
+        """None: see the class."""
+        return []
+
+    def close(self) -> None:
+        """Ends the pool's threads."""
+        self._pool.close()
+        del self._pool
+
+
+def _import_envpool() -> ModuleType:
+    try:
+        return importlib.import_module("envpool")
+    except ImportError as error:
+        raise UsageError(
+            f"EnvPool's environments need a package that is missing ({error}): pip install 'rollmill[envpool]'"
+        ) from None
+
+
+def _spaces(envpool: ModuleType, name: str, options: dict[str, Any]) -> tuple[spaces.Space, spaces.Space]:
+    if RESERVED & set(options):
+        refused = ", ".join(sorted(RESERVED & set(options)))
+        raise UsageError(f"envpool:{name}: {refused} cannot be given as an option; Rollmill decides it.")
+    known = envpool.list_all_envs()
+    if name not in known:
+        raise unknown_name("EnvPool environment", name, known)
+    try:
+        with _quiet():
+            spec = envpool.make_spec(name, **options)
+            observation_space, action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
+    except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
+        raise UsageError(f"envpool:{name}: {error}") from None
+    if spec.config.max_num_players > 1:
+        raise UsageError(
+            f"envpool:{name} has up to {spec.config.max_num_players} players; environments of one are supported."
+        )
+    return observation_space, action_space
+
+
+def _space(space: spaces.Space) -> spaces.Space:
+    """The space in 32 bits; the extreme numbers of its dtype, a pool's way to say "unbounded", are infinite."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: _space(part) for name, part in space.spaces.items()})
+    if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        return space
+    limits = np.finfo(np.dtype(space.dtype).name)
+    # Some of its environments give C++'s smallest positive number for the lowest one.
+    low = np.where((space.low == limits.min) | (space.low == limits.tiny), -np.inf, space.low)
+    high = np.where(space.high == limits.max, np.inf, space.high)
+    return spaces.Box(low.astype(np.float32), high.astype(np.float32), space.shape, np.float32)
+
+
+def _quiet() -> warnings.catch_warnings:
+    """Without Gymnasium's warnings of lost precision in the bounds of spaces, of which users need not know."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)

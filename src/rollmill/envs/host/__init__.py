@@ -1,0 +1,19 @@
+"""Host environments as batches: Python objects that are stepped in one process, and what they write into."""
+
+from rollmill.envs.host.actions import fit_to_space
+from rollmill.envs.host.environment import check_indices, host_environment
+from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
+from rollmill.envs.host.running_sums import RunningSums
+from rollmill.envs.host.seeds import environment_seed
+
+__all__ = [
+    "RunningSums",
+    "allocate",
+    "begin",
+    "check_indices",
+    "copy_batch",
+    "environment_seed",
+    "fit_to_space",
+    "host_environment",
+    "step_struct",
+]

@@ -1,0 +1,64 @@
+"""Actions on their way from a policy to host environments: inside the bounds, in the space's dtype."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import PyTree
+
+from rollmill.core.errors import UsageError
+from rollmill.core.spaces import unsupported
+
+
+def fit_to_space(space: spaces.Space, actions: PyTree[np.ndarray], num_envs: int) -> PyTree[np.ndarray]:
+    """A batch of actions, clipped to the bounds of each `Box` and in the space's own dtypes.
+
+    Args:
+        space: of one action.
+        actions: leaves `[num_envs, ...]`.
+        num_envs: how many.
+
+    Raises:
+        UsageError: a leaf has another shape.
+    """
+    match space:
+        case spaces.Dict():
+            return {name: fit_to_space(part, actions[name], num_envs) for name, part in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(fit_to_space(p, a, num_envs) for p, a in zip(space.spaces, actions, strict=True))
+        case spaces.Box() | spaces.Discrete() | spaces.MultiDiscrete() | spaces.MultiBinary():
+            return _fit_leaf(space, actions, num_envs)
+    raise unsupported(space)
+
+
+def _fit_leaf(space: spaces.Space, actions: Any, num_envs: int) -> np.ndarray:
+    given = np.asarray(actions)
+    if given.shape != (num_envs, *(space.shape or ())):
+        raise UsageError(
+            f"actions have the shape {given.shape}; {num_envs} actions of {space} have "
+            f"{(num_envs, *(space.shape or ()))}."
+        )
+    if isinstance(space, spaces.Box):
+        return np.minimum(np.maximum(given, space.low), space.high).astype(space.dtype, copy=False)
+    return given.astype(space.dtype)  # a copy: an environment may keep its action, and the caller reuse the array
+
+
+def element_splitter(space: spaces.Space) -> Callable[[PyTree[np.ndarray]], Iterator[Any]]:
+    """A function from a batch of actions to its elements, one for each environment."""
+    match space:
+        case spaces.Dict():
+            names = list(space.spaces)
+            parts = [element_splitter(space.spaces[name]) for name in names]
+            return lambda batch: (
+                dict(zip(names, values, strict=True))
+                for values in zip(
+                    *(split(batch[name]) for name, split in zip(names, parts, strict=True)), strict=True
+                )
+            )
+        case spaces.Tuple():
+            parts = [element_splitter(part) for part in space.spaces]
+            return lambda batch: zip(*(split(b) for split, b in zip(parts, batch, strict=True)), strict=True)
+        case spaces.Discrete():
+            return lambda batch: iter(batch.tolist())  # Gymnasium looks at Python's integers 1 us faster
+    return iter

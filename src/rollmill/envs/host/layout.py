@@ -1,0 +1,77 @@
+"""The arrays that a step of host environments fills."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import PyTree
+
+from rollmill.core.spaces import possible_choices, struct
+from rollmill.core.types import HostEnvironment, HostStep
+
+COUNTS = {"episode_return", "episode_length", "discounted_return"}
+
+
+def step_struct(env: HostEnvironment, num_envs: int, *, discounted: bool = False) -> HostStep:
+    """Shapes and dtypes of what `num_envs` environments return, as `jax.ShapeDtypeStruct`.
+
+    Args:
+        env: the environment; dtypes are those of `core.spaces.struct`.
+        num_envs: how many, the size of axis 0.
+        discounted: whether they were started with a `gamma`.
+    """
+    vector: Any = lambda dtype: jax.ShapeDtypeStruct((num_envs,), dtype)
+    batch = lambda leaf: jax.ShapeDtypeStruct((num_envs, *leaf.shape), leaf.dtype)
+    observation = jax.tree.map(batch, struct(env.observation_space))
+    info: dict[str, Any] = {
+        "final_observation": observation,
+        "episode_return": vector(np.float32),
+        "episode_length": vector(np.int32),
+    }
+    if discounted:
+        info["discounted_return"] = vector(np.float32)
+    if env.has_action_mask:
+        info["action_mask"] = batch(possible_choices(env.action_space))
+    flag = vector(np.bool_)
+    return HostStep(observation, vector(np.float32), flag, flag, info)
+
+
+def allocate(like: PyTree[jax.ShapeDtypeStruct]) -> PyTree[np.ndarray]:
+    """New arrays of these shapes and dtypes; what is in them is arbitrary."""
+    return jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
+
+
+def begin(space: spaces.Space, first: PyTree[np.ndarray], out: HostStep) -> None:
+    """Writes first observations, as a reset returns them; masks are left to the caller."""
+    for field in (out.reward, out.terminated, out.truncated):
+        field[:] = 0
+    for name in COUNTS & set(out.info):
+        out.info[name][:] = 0
+    copy_batch(space, first, out.observation)
+    copy_batch(space, first, out.info["final_observation"])
+
+
+def copy_batch(
+    space: spaces.Space, source: PyTree[np.ndarray], target: PyTree[np.ndarray], *, rows: Any = ...
+) -> None:
+    """Writes a batch of observations into `target`, or into these `rows` of it, cast to its dtypes."""
+    if isinstance(source, np.ndarray):
+        target[rows] = source
+        return
+    for there, here in zip(leaves(space, target), leaves(space, source), strict=True):
+        there[rows] = here
+
+
+def leaves(space: spaces.Space, value: Any) -> Iterator[Any]:
+    """The parts of an element (or of a batch) of a space, in the space's order; itself, if it has no parts."""
+    match space:
+        case spaces.Dict():
+            for name, part in space.spaces.items():
+                yield from leaves(part, value[name])
+        case spaces.Tuple():
+            for part, v in zip(space.spaces, value, strict=True):
+                yield from leaves(part, v)
+        case _:
+            yield value

@@ -1,0 +1,57 @@
+"""Observations on their way from host environments into the rows of a batch."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import PyTree
+
+from rollmill.core.spaces import struct
+from rollmill.envs.host.layout import leaves
+
+Write = Callable[[PyTree[np.ndarray], int, Any], None]
+"""`write(batch, i, observation)`."""
+
+
+def writer(space: spaces.Space) -> Write:
+    """Puts one observation into row `i` of a batch, cast to the batch's dtypes.
+
+    A row is written whole or, where the observation is not what the space says, not at all. A shape that NumPy
+    would stretch is refused like any other.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return _writer_of_parts(space)
+    shape = space.shape or ()
+    return _writer_of_arrays(shape) if shape else operator.setitem
+
+
+def _writer_of_arrays(shape: tuple[int, ...]) -> Write:
+    def write(batch: Any, i: int, observation: Any) -> None:
+        found = observation.shape if isinstance(observation, np.ndarray) else np.shape(observation)
+        if found != shape:
+            raise _wrong_shape(found, shape)
+        batch[i] = observation
+
+    return write
+
+
+def _writer_of_parts(space: spaces.Space) -> Write:
+    kinds = list(leaves(space, struct(space)))
+
+    def write(batch: PyTree[np.ndarray], i: int, observation: Any) -> None:
+        parts = [
+            np.asarray(part, kind.dtype) for kind, part in zip(kinds, leaves(space, observation), strict=True)
+        ]
+        for kind, part in zip(kinds, parts, strict=True):
+            if part.shape != kind.shape:
+                raise _wrong_shape(part.shape, kind.shape)
+        for array, part in zip(leaves(space, batch), parts, strict=True):
+            array[i] = part
+
+    return write
+
+
+def _wrong_shape(found: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:
+    return ValueError(f"an observation has the shape {found}; the observation space says {expected}.")

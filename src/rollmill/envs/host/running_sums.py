@@ -1,0 +1,35 @@
+"""What `envs.accounting` counts, for all environments at once on NumPy arrays."""
+
+import numpy as np
+from jaxtyping import Bool
+
+from rollmill.core.types import HostStep
+
+
+class RunningSums:
+    """Returns, lengths and discounted returns of the episodes that run now, `[n]` each."""
+
+    def __init__(self, num_envs: int, gamma: float | None) -> None:
+        self._returns = np.zeros(num_envs, np.float32)
+        self._lengths = np.zeros(num_envs, np.int32)
+        self._discounted = np.zeros(num_envs, np.float32)
+        self._gamma = None if gamma is None else np.float32(gamma)
+
+    def restart(self) -> None:
+        """All episodes begin."""
+        for sums in (self._returns, self._lengths, self._discounted):
+            sums[:] = 0
+
+    def add(self, step: HostStep, done: Bool[np.ndarray, " n"]) -> None:
+        """Adds a step, writes the sums up to it into `step.info`, and sets back those of ended episodes."""
+        self._returns += step.reward
+        self._lengths += 1
+        step.info["episode_return"][:] = self._returns
+        step.info["episode_length"][:] = self._lengths
+        self._returns[done] = 0
+        self._lengths[done] = 0
+        if self._gamma is not None:
+            self._discounted *= self._gamma
+            self._discounted += step.reward
+            step.info["discounted_return"][:] = self._discounted
+            self._discounted[step.terminated] = 0

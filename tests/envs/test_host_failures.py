@@ -1,0 +1,181 @@
+"""Host environments that raise: the batch goes on, and says so."""
+
+import host_cases
+import numpy as np
+import pytest
+
+from rollmill import envs
+from rollmill.core.errors import ContractError
+from rollmill.envs.host import environment_seed
+
+NO_OP = np.zeros(3, np.int32)
+
+
+class Fragile(host_cases.Script):
+    """Does what `fails(self, doing)` says before it steps, resets and closes."""
+
+    fails = staticmethod(lambda env, doing: None)
+
+    def reset(self, *, seed=None, options=None):
+        self.resets = getattr(self, "resets", 0) + 1
+        self.fails(self, "reset")
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.fails(self, "step")
+        return super().step(action)
+
+    def close(self):
+        super().close()
+        self.fails(self, "close")
+
+
+def started(fails, indices=(7, 8, 9)):
+    """A vector of fragile environments, after its reset; and all the environments that were ever made."""
+    made = []
+    env = envs.host_environment("Fragile", host_cases.keeping(made, Fragile, fails=fails))
+    made.clear()
+    vector = env.start(indices, seed=1)
+    return vector, vector.reset(), made
+
+
+def test_an_environment_that_raises_is_replaced_and_its_episode_truncated():
+    def fails(env, doing):
+        if doing == "step" and len(made) == 3 and env is made[1] and env.count == 2:
+            raise RuntimeError("the arm fell off\nand more")
+        if doing == "close":
+            raise OSError("cannot even close")
+
+    made = []
+    vector, _, made = started(fails)
+    seeds = vector.seeds
+    two = [vector.step(np.ones(3, np.int32)) for _ in range(2)]
+    step = vector.step(np.ones(3, np.int32))
+    assert step.truncated.tolist() == [False, True, False] and not step.terminated.any()
+    assert step.reward.tolist() == [1, 0, 1]
+    assert step.observation[:, 0].tolist() == [3, 0, 3]
+    np.testing.assert_array_equal(step.info["final_observation"][1], two[1].observation[1])
+    assert step.info["episode_return"].tolist() == [3, 2, 3]
+    assert step.info["episode_length"].tolist() == [3, 3, 3]
+
+    (failure,) = vector.drain_failures()
+    assert (failure.index, failure.doing, failure.seed) == (8, "step", seeds[1])
+    assert failure.error == "RuntimeError: the arm fell off"
+    assert 'raise RuntimeError("the arm fell off' in failure.line and "test_host_failures.py" in failure.line
+    assert made[1].closed and len(made) == 4 and vector.drain_failures() == []
+
+    assert vector.seeds == (seeds[0], environment_seed(1, 8, attempt=1), seeds[2])
+    first_draw = np.random.default_rng(vector.seeds[1]).random()
+    assert step.observation[1, 1] == np.float32(first_draw)
+    after = vector.step(np.ones(3, np.int32))
+    assert after.observation[:, 0].tolist() == [4, 1, 4]
+    assert after.info["episode_return"].tolist() == [4, 1, 4]
+
+
+def test_a_reset_that_raises_leaves_the_ended_episode_as_it_was():
+    def fails(env, doing):
+        if doing == "reset" and env.resets == 2:
+            raise ValueError("no second episode")
+
+    vector, _, made = started(fails)
+    step = vector.step(np.array([0, host_cases.TERMINATE, host_cases.TRUNCATE]))
+    assert step.terminated.tolist() == [False, True, False] and step.truncated.tolist() == [False, False, True]
+    assert step.reward.tolist() == [0, 2, 3]
+    assert step.info["final_observation"][:, 0].tolist() == [1, 1, 1] and step.observation[:, 0].tolist() == [
+        1,
+        0,
+        0,
+    ]
+    assert [(f.index, f.doing) for f in vector.drain_failures()] == [(8, "reset"), (9, "reset")]
+    assert len(made) == 5
+
+
+def test_making_it_may_take_several_tries():
+    tries = []
+
+    def make():
+        tries.append(1)
+        if 2 <= len(tries) <= 5:
+            raise ConnectionError(f"try {len(tries)}")
+        return host_cases.Script()
+
+    vector = envs.host_environment("Shy", make).start([0], seed=1)
+    vector.reset()
+    assert [f.error for f in vector.drain_failures()] == [f"ConnectionError: try {t}" for t in (2, 3, 4, 5)]
+    assert vector.seeds == (environment_seed(1, 0, attempt=4),)
+
+
+def test_one_that_cannot_be_begun_is_given_up_with_its_line():
+    def make():
+        if alive:
+            return host_cases.Script()
+        raise ConnectionError("nobody there")
+
+    alive = [True]
+    env = envs.host_environment("Gone", make)
+    alive.clear()
+    message = (
+        r"Gone: environment 4 failed 5 times in a row.* its make: ConnectionError: nobody there\n.*raise Conn"
+    )
+    with pytest.raises(ContractError, match=message):
+        env.start([4], seed=0).reset()
+
+
+def test_one_that_never_makes_a_whole_step_is_given_up():
+    def fails(env, doing):
+        if doing == "step":
+            raise KeyError("wheel")
+
+    vector, _, _ = started(fails, indices=[0])
+    for _ in range(4):
+        vector.step(NO_OP[:1])
+    with pytest.raises(ContractError, match="environment 0 failed 5 times in a row, the last time in its step"):
+        vector.step(NO_OP[:1])
+
+
+def test_one_that_makes_whole_steps_in_between_is_not_given_up():
+    def fails(env, doing):
+        if doing == "step" and env.count == 1:
+            raise KeyError("wheel")
+
+    vector, _, made = started(fails, indices=[0])
+    for _ in range(20):
+        vector.step(NO_OP[:1])
+    assert len(vector.drain_failures()) == 10 and len(made) == 11
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(1), 0.0, None, np.zeros((2, 1))])
+def test_an_observation_of_another_shape_is_a_failure(wrong):
+    class Shapeless(host_cases.Script):
+        def step(self, action):
+            return wrong if self.count else super().step(action)[0], 1.0, False, False, {}
+
+    vector = envs.host_environment("Shapeless", Shapeless).start([0], seed=0)
+    vector.reset()
+    before = vector.step(NO_OP[:1])
+    step = vector.step(NO_OP[:1])
+    assert step.truncated.all() and step.reward == 0
+    np.testing.assert_array_equal(step.info["final_observation"], before.observation)
+    assert "ValueError: an observation has the shape" in vector.drain_failures()[0].error
+
+
+def test_an_observation_with_one_wrong_part_is_not_half_written():
+    make = host_cases.keeping([], host_cases.Parts, broken_after=1)
+    vector = envs.host_environment("Parts", make).start([0], seed=0)
+    vector.reset()
+    action = {"push": np.zeros((1, 2)), "switch": (np.ones(1, int), np.zeros((1, 2), int))}
+    vector.step(action)
+    step = vector.step(action)
+    assert step.info["final_observation"]["image"].max() == 1 and step.truncated.all()
+    assert "shape (3,); the observation space says ()" in vector.drain_failures()[0].error
+
+
+def test_what_is_no_timestep_is_a_failure():
+    class Old(host_cases.Script):
+        def step(self, action):
+            return super().step(action)[:4]
+
+    vector = envs.host_environment("Old", Old).start([0], seed=0)
+    vector.reset()
+    assert vector.step(NO_OP[:1]).truncated.all()
+    assert "not enough values to unpack" in vector.drain_failures()[0].error

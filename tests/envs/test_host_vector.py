@@ -1,0 +1,219 @@
+"""Host environments as batches: the same-step convention, counts, seeds, and what is written where."""
+
+import gymnasium
+import host_cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from rollmill import envs
+from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.spaces import struct
+from rollmill.core.types import Environment, Timestep
+from rollmill.envs.host import allocate, environment_seed
+
+GAMMA = 0.9
+
+
+def script_in_jax():
+    """`host_cases.Script` without its draws."""
+
+    def step(key, state, action, params):
+        after = state + 1
+        ends = [action == host_cases.TERMINATE, action == host_cases.TRUNCATE]
+        return Timestep(after.astype(jnp.float32), after, action.astype(jnp.float32), *ends, {})
+
+    return Environment(
+        "Script",
+        lambda key, params: (jnp.float32(0), jnp.int32(0)),
+        step,
+        spaces.Box(-np.inf, np.inf, ()),
+        spaces.Discrete(4),
+    )
+
+
+def test_steps_mean_what_they_mean_on_the_device():
+    actions = np.random.default_rng(0).choice(4, (40, 3), p=[0.4, 0.4, 0.1, 0.1]).astype(np.int32)
+    env = envs.record_discounted_returns(envs.record_episodes(envs.auto_reset(script_in_jax())), GAMMA)
+    env = envs.vectorise(env, 3)
+    keys = jax.random.split(jax.random.key(0), 3)
+
+    def body(state, action):
+        timestep = env.step(keys, state, action, ())
+        return timestep.state, timestep
+
+    theirs = jax.lax.scan(body, env.reset(keys, ())[1], actions)[1]
+    vector = envs.host_environment("Script", host_cases.Script).start(range(3), seed=1, gamma=GAMMA)
+    vector.reset()
+    steps = [vector.step(action) for action in actions]
+    ours = jax.tree.map(lambda *rows: np.stack(rows), *steps)
+
+    assert theirs.terminated.any() and theirs.truncated.any()
+    for name in ("reward", "terminated", "truncated"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+    np.testing.assert_array_equal(ours.observation[..., 0], theirs.observation)
+    np.testing.assert_array_equal(ours.info["final_observation"][..., 0], theirs.info["final_observation"])
+    for name in ("episode_return", "episode_length"):
+        np.testing.assert_array_equal(ours.info[name], theirs.info[name])
+        assert ours.info[name].dtype == theirs.info[name].dtype
+    np.testing.assert_allclose(ours.info["discounted_return"], theirs.info["discounted_return"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_gymnasium_gives_the_same_numbers(name):
+    env = envs.make(f"gymnasium:{name}", max_episode_steps=15)
+    vector = env.start([4, 9], seed=7)
+    make = lambda: gymnasium.make(name, max_episode_steps=15)
+    theirs = SyncVectorEnv([make, make], autoreset_mode=AutoresetMode.SAME_STEP)
+    first, _ = theirs.reset(seed=list(vector.seeds))
+    np.testing.assert_array_equal(vector.reset().observation, first)
+    theirs.action_space.seed(0)
+    ends = 0
+    for _ in range(40):
+        action = theirs.action_space.sample()
+        observation, reward, terminated, truncated, info = theirs.step(action)
+        ours = vector.step(action)
+        np.testing.assert_array_equal(ours.observation, observation)
+        np.testing.assert_array_equal(ours.reward, reward.astype(np.float32))
+        np.testing.assert_array_equal(ours.terminated, terminated)
+        np.testing.assert_array_equal(ours.truncated, truncated)
+        for i in np.flatnonzero(terminated | truncated):
+            np.testing.assert_array_equal(ours.info["final_observation"][i], info["final_obs"][i])
+            ends += 1
+    assert ends >= 4
+    theirs.close()
+    vector.close()
+
+
+def draws(vector, num_steps=3):
+    """The generator's numbers; the first step ends an episode."""
+    rows = [vector.reset().observation]
+    rows += [vector.step(np.full(vector.num_envs, 2 * (t == 0))).observation for t in range(num_steps)]
+    return np.stack(rows)[..., 1]
+
+
+def test_seeds_belong_to_the_number_of_an_environment():
+    env = envs.host_environment("Script", host_cases.Script)
+    together = env.start(range(4), seed=3)
+    expected = draws(together)
+    np.testing.assert_array_equal(draws(env.start([2], seed=3))[:, 0], expected[:, 2])
+    assert together.seeds == tuple(environment_seed(3, index) for index in range(4))
+    assert np.unique(expected).size == expected.size
+    again = draws(env.start(range(4), seed=3, generation=1))
+    other = draws(env.start(range(4), seed=4))
+    assert not (np.isin(again, expected).any() or np.isin(other, expected).any())
+
+
+def test_later_episodes_go_on_with_the_generator():
+    vector = envs.host_environment("Script", host_cases.Script).start([5], seed=0)
+    # A draw at the reset, one for the final observation, one at the next reset, two more steps.
+    first, _, *rest = np.random.default_rng(vector.seeds[0]).random(5)
+    np.testing.assert_array_equal(draws(vector)[:, 0], np.float32([first, *rest]))
+
+
+def test_seeds_differ_and_fit_into_32_bits():
+    seeds = [environment_seed(2**32 - 1, index) for index in range(5000)]
+    assert len(set(seeds)) == 5000 and min(seeds) >= 0 and max(seeds) < 2**31
+
+
+def test_parts_of_spaces_arrive_in_their_dtypes():
+    made = []
+    vector = envs.host_environment("Parts", host_cases.keeping(made, host_cases.Parts)).start(range(2), seed=0)
+    vector.reset()
+    actions = {
+        "push": np.array([[0.5, 3.0], [-9.0, np.nan]], np.float32),
+        "switch": (np.array([3, 1], np.int32), np.array([[0, 1], [1, 0]], np.int32)),
+    }
+    step = vector.step(actions)
+    first, second = made[-2].given[0], made[-1].given[0]
+    np.testing.assert_array_equal(first["push"], [0.5, 1.0])
+    np.testing.assert_array_equal(second["push"], [-1.0, np.nan])
+    assert first["push"].dtype == np.float64
+    assert first["switch"][0] == 3 and second["switch"][0] == 1
+    np.testing.assert_array_equal(second["switch"][1], [1, 0])
+    assert first in host_cases.Parts.action_space
+
+    expected = {"image": np.full((2, 2, 2), 1), "pair": (np.ones(2), np.full(2, 0.125))}
+    jax.tree.map(np.testing.assert_array_equal, step.observation, expected)
+    dtypes = jax.tree.map(lambda leaf: leaf.dtype, step.observation)
+    assert dtypes == jax.tree.map(lambda leaf: leaf.dtype, struct(host_cases.Parts.observation_space))
+    actions["push"][:] = 7  # the environment's own copy stays
+    np.testing.assert_array_equal(first["push"], [0.5, 1.0])
+
+
+def test_all_is_written_into_the_arrays_that_are_handed_in():
+    env = envs.host_environment("Masked", host_cases.Masked)
+    vector = env.start(range(2), seed=0, gamma=GAMMA)
+    out = allocate(envs.step_struct(env, 2, discounted=True))
+    poison = lambda: jax.tree.map(lambda leaf: leaf.fill(77), out)
+    poison()
+    assert vector.reset(out=out) is out
+    assert [leaf.sum() for leaf in (out.reward, out.terminated, out.truncated)] == [0, 0, 0]
+    assert [out.info[name].sum() for name in ("episode_return", "episode_length", "discounted_return")] == [
+        0,
+        0,
+        0,
+    ]
+    np.testing.assert_array_equal(out.info["final_observation"], out.observation)
+    for t in range(1, 4):
+        poison()
+        assert vector.step(np.zeros(2, np.int32), out=out) is out
+        assert not any((leaf == 77).any() for leaf in jax.tree.leaves(out) if leaf.dtype != bool)
+        np.testing.assert_array_equal(out.info["episode_length"], [t, t])
+    alone = vector.step(np.zeros(2, np.int32))
+    assert not any(map(np.shares_memory, jax.tree.leaves(alone), jax.tree.leaves(out)))
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), alone) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), out
+    )
+
+
+def test_masks_are_those_of_the_observation_beside_them():
+    env = envs.host_environment("Masked", host_cases.Masked)
+    assert env.has_action_mask and not envs.host_environment("Script", host_cases.Script).has_action_mask
+    vector = env.start(range(2), seed=0)
+    mask = lambda step: step.info["action_mask"].tolist()
+    assert mask(vector.reset()) == [[False, True, True, True]] * 2
+    step = vector.step(np.array([1, host_cases.TERMINATE]))
+    assert mask(step) == [[True, False, True, True], [False, True, True, True]]
+    envs.check_environment(env, num_steps=20)
+
+
+def test_nan_and_infinity_pass():
+    class Astray(host_cases.Script):
+        def step(self, action):
+            return np.array([np.nan, 1e300]), np.inf, False, False, {}
+
+    vector = envs.host_environment("Astray", Astray).start([0], seed=0)
+    vector.reset()
+    with pytest.warns(RuntimeWarning, match="overflow"):  # NumPy's, where float64 is too large for float32
+        step = vector.step(np.zeros(1, np.int32))
+    np.testing.assert_array_equal(step.observation, [[np.nan, np.inf]])
+    assert step.reward == np.inf and vector.drain_failures() == []
+
+
+def test_wrong_uses_are_refused():
+    env = envs.host_environment("Script", host_cases.Script)
+    with pytest.raises(UsageError, match=r"Script: start\(\[\]\) needs the numbers of at least one"):
+        env.start([], seed=0)
+    vector = env.start(range(2), seed=0)
+    with pytest.raises(UsageError, match="Script: step was called before reset"):
+        vector.step(np.zeros(2, np.int32))
+    vector.reset()
+    with pytest.raises(UsageError, match=r"actions have the shape \(3,\); 2 actions of Discrete\(4\) have \(2,\)"):
+        vector.step(np.zeros(3, np.int32))
+
+    class Talking(host_cases.Script):
+        observation_space = spaces.Text(3)
+
+    with pytest.raises(UsageError, match="no fixed-shape JAX form"):
+        envs.host_environment("Talking", Talking)
+
+    class Stillborn(host_cases.Script):
+        def reset(self, *, seed=None, options=None):
+            raise OSError("no licence")
+
+    with pytest.raises(ContractError, match=r"Stillborn: reset raised OSError: no licence\n.*raise OSError"):
+        envs.host_environment("Stillborn", Stillborn)
