@@ -24,6 +24,7 @@ from rollmill.channels.base import (
 )
 from rollmill.channels.broker import LocalBroker
 from rollmill.channels.broker_server import BrokerServer
+from rollmill.channels.chapter import Chapter
 from rollmill.channels.doorbell import Doorbell
 from rollmill.channels.errors import Abandoned, ChannelClosed, Damaged, Refused, TimedOut
 from rollmill.channels.handshake import new_token
@@ -39,6 +40,7 @@ __all__ = [
     "Abandoned",
     "Address",
     "Broker",
+    "Chapter",
     "BrokerServer",
     "ChannelClosed",
     "Damaged",

@@ -64,6 +64,16 @@ class Connection:
             raise ConnectionLost("the other end closed the connection.")
         return count
 
+    def check_silent(self) -> None:
+        """Returns where the other end is still there, and has nothing to say.
+
+        Raises:
+            ConnectionLost: it is gone.
+            Refused: it said something.
+        """
+        if self.receive_some(memoryview(bytearray(1))):
+            raise Refused("the other end spoke when it was not its turn.")
+
     def receive_into(self, view: memoryview, *, timeout: float | None = None) -> None:
         """Fills all of `view`."""
         deadline = Deadline(timeout)

@@ -48,6 +48,8 @@ class Listener:
 
     def close(self) -> None:
         """Ends all connections and waits for their threads."""
+        if not self._thread.is_alive():
+            return
         self._stop.ring()
         self._thread.join()
         self._socket.close()

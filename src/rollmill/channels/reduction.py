@@ -1,8 +1,13 @@
 """The mean over ranks through memory that they share; bit for bit the same in each.
 
-Each rank has two buffers, used in turn, and says by a counter which mean its newest buffer belongs to. When
-all counters have reached that mean, each rank sums all buffers in the order of ranks. Two buffers are
-enough: a rank writes mean n + 2 only after all have arrived at n + 1, which each does after it has read n.
+    1. Each rank writes its part to its buffer, and has arrived.
+    2. When all have arrived, each sums its share of the elements over all buffers in the order of ranks, writes
+       their mean where all find it, and has summed.
+    3. When all have summed, each copies the whole mean.
+
+Counters say how many means each rank has arrived at and summed. One buffer a rank is enough: whoever writes
+to it for mean n + 1 has seen all sum mean n. One place for the mean is enough too: whoever writes mean n + 1
+has seen all arrive at it, which each does after copying mean n.
 
 A rank that gives up says so in its line, and all others give up too; one that dies never arrives.
 """
@@ -18,11 +23,11 @@ from rollmill.channels.doorbell import Doorbell
 from rollmill.channels.errors import ChannelClosed
 from rollmill.channels.layout import Layout, fresh_buffer
 from rollmill.channels.memory import Fence
-from rollmill.channels.waiting import Waiter
+from rollmill.channels.waiting import Deadline, Waiter
 from rollmill.core.errors import UsageError
 
 LINE = 8  # words of a rank: a cache line of its own
-ARRIVED, LEFT, ATTACHED, STEPS = 0, 1, 2, 3  # two steps, one for each buffer
+ARRIVED, SUMMED, STEP, LEFT, ATTACHED = range(5)
 BLOCK = 1 << 15
 """Elements that are summed over all ranks before the next ones are: the running sum stays in a cache."""
 
@@ -53,27 +58,34 @@ def spans(layout: Layout) -> list[Span]:
     return found
 
 
-def mean_over(parts: Sequence[Sequence[np.ndarray]], out: Sequence[np.ndarray]) -> None:
-    """Writes the mean over ranks.
+def mean_over(
+    parts: Sequence[Sequence[np.ndarray]], out: Sequence[np.ndarray], *, share: int = 0, of: int = 1
+) -> None:
+    """Writes the mean over ranks, or one share of its elements.
 
     Args:
         parts: of each rank, in order, the arrays of all spans.
         out: where the mean of each span goes.
+        share: which part of each span to write.
+        of: how many such parts there are.
     """
     with np.errstate(all="ignore"):  # what is not finite is found where it matters
         for span, mean in enumerate(out):
-            for start in range(0, len(mean), BLOCK):
-                stop = start + BLOCK
-                mean[start:stop] = _mean([part[span][start:stop] for part in parts])
+            first, last = len(mean) * share // of, len(mean) * (share + 1) // of
+            for start in range(first, last, BLOCK):
+                block = slice(start, min(start + BLOCK, last))
+                _mean([part[span][block] for part in parts], mean[block])
 
 
-def _mean(parts: Sequence[np.ndarray]) -> np.ndarray:
-    dtype = np.promote_types(parts[0].dtype, np.float32)
-    total = parts[0].astype(dtype)
+def _mean(parts: Sequence[np.ndarray], out: np.ndarray) -> None:
+    wide = np.promote_types(out.dtype, np.float32)
+    total = out if wide == out.dtype else np.empty(out.shape, wide)
+    np.copyto(total, parts[0])
     for part in parts[1:]:
-        total += part.astype(dtype, copy=False)
-    total /= len(parts)
-    return total.astype(parts[0].dtype, copy=False)
+        np.add(total, part.astype(wide, copy=False), out=total)
+    np.divide(total, len(parts), out=total)
+    if total is not out:
+        np.copyto(out, total, casting="same_kind")
 
 
 def span_views(found: Sequence[Span], buffer: memoryview | np.ndarray) -> list[np.ndarray]:
@@ -86,7 +98,7 @@ def span_views(found: Sequence[Span], buffer: memoryview | np.ndarray) -> list[n
 
 def reduction_bytes(layout: Layout, size: int) -> int:
     """Size of the memory that `size` ranks share."""
-    return size * (LINE * 8 + 2 * layout.nbytes)
+    return size * (LINE * 8 + layout.nbytes) + layout.nbytes
 
 
 class MemoryReduction:
@@ -120,13 +132,15 @@ class MemoryReduction:
         self._waiter = waiter
         self._name = name
         self._fence = Fence()
-        self._spans = spans(layout)
+        found = spans(layout)
         size, nbytes = len(doorbells), layout.nbytes
         self._lines = [memory[i * LINE * 8 : (i + 1) * LINE * 8].cast("q") for i in range(size)]
-        starts = [size * LINE * 8 + i * nbytes for i in range(2 * size)]
+        starts = [size * LINE * 8 + i * nbytes for i in range(size + 1)]
         buffers = [memory[start : start + nbytes] for start in starts]
-        self._parts = [[span_views(self._spans, buffers[2 * i + turn]) for i in range(size)] for turn in (0, 1)]
-        self._own = [layout.flat_views(buffers[2 * rank + turn]) for turn in (0, 1)]
+        self._own = layout.flat_views(buffers[rank])
+        self._parts = [span_views(found, buffer) for buffer in buffers[:size]]
+        self._mean_parts = span_views(found, buffers[size])
+        self._mean_bytes = np.ndarray((nbytes,), np.uint8, buffers[size])
         refuse_twice(bool(self._lines[rank][ATTACHED]), name, rank)
         self._lines[rank][ATTACHED] = 1
 
@@ -141,35 +155,43 @@ class MemoryReduction:
         self._ring_others()
 
     def _mean(self, tree: PyTree, step: int, timeout: float | None) -> PyTree[np.ndarray]:
-        line = self._lines[self._rank]
+        line, deadline = self._lines[self._rank], Deadline(timeout)
         number = line[ARRIVED] + 1
-        turn = number % 2
-        self._check_left(number)
-        self._layout.fill(self._own[turn], tree)
-        line[STEPS + turn] = step
-        self._fence()
-        line[ARRIVED] = number
-        self._ring_others()
-        self._waiter.until(lambda: self._all_arrived(number), timeout=timeout)
-        check_steps([other[STEPS + turn] for other in self._lines], self._name)
+        self._check_left(ARRIVED, number)
+        self._layout.fill(self._own, tree)
+        line[STEP] = step
+        self._meet(ARRIVED, number, deadline)
+        check_steps([other[STEP] for other in self._lines], self._name)
+        mean_over(self._parts, self._mean_parts, share=self._rank, of=len(self._lines))
+        self._meet(SUMMED, number, deadline)
         buffer = fresh_buffer(self._layout.nbytes)
-        mean_over(self._parts[turn], span_views(self._spans, buffer))
+        np.copyto(buffer, self._mean_bytes)
         return self._layout.unflatten(self._layout.flat_views(buffer))
 
-    def _all_arrived(self, number: int) -> bool | None:
-        self._check_left(number)
+    def _meet(self, counter: int, number: int, deadline: Deadline) -> None:
+        """Waits until that counter of every rank is at `number`; what they wrote before is seen after."""
         self._fence()
-        if min(line[ARRIVED] for line in self._lines) < number:
+        self._lines[self._rank][counter] = number
+        self._fence()
+        if self._all_at(counter, number):  # the last one, or one of those who may be: of two, one sees the other
+            self._ring_others()
+        else:
+            self._waiter.until(lambda: self._all_at(counter, number), timeout=deadline.seconds())
+
+    def _all_at(self, counter: int, number: int) -> bool | None:
+        self._check_left(counter, number)
+        self._fence()
+        if min(line[counter] for line in self._lines) < number:
             return None
         self._fence()
         return True
 
-    def _check_left(self, number: int) -> None:
-        """A rank that left after it arrived has left its part, which is still good."""
+    def _check_left(self, counter: int, number: int) -> None:
+        """What a rank did before it left is still good."""
         for rank, line in enumerate(self._lines):
             if line[LEFT]:
                 self._fence()
-                if rank == self._rank or line[ARRIVED] < number:
+                if rank == self._rank or line[counter] < number:
                     raise ChannelClosed(f"{self._name}: rank {rank} takes no further part.")
 
     def _ring_others(self) -> None:

@@ -72,10 +72,6 @@ class Pump:
         """Whether the sender was closed and what it left is still being sent."""
         return bool(self._words[ENDED]) and self._thread.is_alive()
 
-    def join(self, seconds: float) -> None:
-        """Waits for the last thing to be sent."""
-        self._thread.join(seconds)
-
     def close(self) -> None:
         """Stops, whether all was sent or not."""
         self._stop.set()

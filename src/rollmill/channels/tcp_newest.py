@@ -16,7 +16,7 @@ from rollmill.channels.doorbell import Doorbell
 from rollmill.channels.errors import ConnectionLost
 from rollmill.channels.handshake import PATIENCE
 from rollmill.channels.layout import fresh_buffer
-from rollmill.channels.newest import Board, BoardReader, BoardWriter
+from rollmill.channels.newest import ENDED, Board, BoardReader, BoardWriter
 from rollmill.channels.switchboard import Switchboard, Turn
 from rollmill.channels.waiting import Waiter, never
 
@@ -39,6 +39,7 @@ class BoardPublisher:
         self._doorbells = doorbells
         self._name = name
         self._turns = [Turn() for _ in doorbells]
+        self._serving: set[int] = set()
 
     def serve(self, connection: Connection, hello: dict[str, Any]) -> None:
         """Talks with one reader; an older connection of the same reader is ended first."""
@@ -46,7 +47,15 @@ class BoardPublisher:
         with self._turns[index].of(connection) as is_newest:
             if is_newest:
                 connection.send_json({}, timeout=PATIENCE)
-                self._send_newest(connection, self._doorbells[index])
+                self._serving.add(index)
+                try:
+                    self._send_newest(connection, self._doorbells[index])
+                finally:
+                    self._serving.discard(index)
+
+    def has_something_to_send(self) -> bool:
+        """Whether the writer was closed, and a reader that is connected has not been told."""
+        return bool(self._board.words[ENDED]) and bool(self._serving)
 
     def _send_newest(self, connection: Connection, doorbell: Doorbell) -> None:
         reader = BoardReader(self._board, Waiter(doorbell, never, self._name), self._name)
@@ -67,7 +76,7 @@ class BoardPublisher:
             else:
                 poll.poll()
                 doorbell.silence()
-                connection.receive_some(memoryview(bytearray(1)))  # raises where the reader has gone
+                connection.check_silent()
 
 
 class TcpNewestReader:

@@ -80,6 +80,7 @@ class RootReduction:
         told = b"".join(map(WORD.pack, steps))
         for rank in self._others:
             with talking_with(rank, self._name):
+                self._connections[rank].check_silent()
                 self._connections[rank].send(told, buffer.data, timeout=deadline.seconds())
         check_steps(steps, self._name)
         return self._layout.unflatten(self._layout.flat_views(buffer))
@@ -141,9 +142,12 @@ class BranchReduction:
 
     def close(self) -> None:
         """This rank takes no further part, so nobody can."""
+        if self._over.is_set():
+            return
         self._over.set()
-        if self._connection is not None:
-            self._connection.close()
+        connection = self._connection or self._dial_once()  # rank 0 hears it by a connection that ends
+        if connection is not None:
+            connection.close()
 
     def _mean(self, tree: PyTree, step: int, deadline: Deadline) -> PyTree[np.ndarray]:
         if self._over.is_set():
@@ -159,10 +163,14 @@ class BranchReduction:
         return self._layout.unflatten(self._layout.flat_views(mean))
 
     def _dial(self, deadline: Deadline) -> Connection:
-        while (dialled := self._switchboard.dial(self._end, rank=self._rank)) is None:
+        while (connection := self._dial_once()) is None:
             check_waiting(deadline, self._abandon, "connecting to it")
             self._over.wait(NAP)
-        return dialled[0]
+        return connection
+
+    def _dial_once(self) -> Connection | None:
+        dialled = self._switchboard.dial(self._end, rank=self._rank)
+        return None if dialled is None else dialled[0]
 
 
 @contextmanager

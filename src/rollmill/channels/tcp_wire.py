@@ -5,6 +5,7 @@ writer -> local board -> publisher ~ thread of the reader -> local board -> read
 """
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 
 from rollmill.channels.base import Address, Broker, Route
@@ -25,7 +26,9 @@ from rollmill.channels.waiting import Abandon, Deadline, Waiter, never
 from rollmill.core.errors import UsageError
 
 LINGER = 5.0
-"""Seconds for which `close` goes on sending what closed senders have left."""
+"""Seconds for which `close` goes on sending what closed senders and writers have left."""
+
+NAP = 0.005
 
 
 class TcpWire:
@@ -52,6 +55,7 @@ class TcpWire:
         self._abandon = abandon
         self._switchboard = Switchboard(broker, token, host=host, port=port, abandon=abandon)
         self._pumps: list[Pump] = []
+        self._publishers: list[BoardPublisher] = []
         self._closing: list[Callable[[], None]] = []
         self._doorbells: list[Doorbell] = []
 
@@ -109,7 +113,9 @@ class TcpWire:
     def newest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:
         """The writer of channel `name`."""
         board, doorbells = self._board(name, layout, readers), [self._doorbell() for _ in range(readers)]
-        self._switchboard.announce(f"{name}/newest", BoardPublisher(board, doorbells, name).serve)
+        publisher = BoardPublisher(board, doorbells, name)
+        self._publishers.append(publisher)
+        self._switchboard.announce(f"{name}/newest", publisher.serve)
         return BoardWriter(board, doorbells, name)
 
     def newest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> TcpNewestReader:
@@ -151,11 +157,13 @@ class TcpWire:
         return opened
 
     def close(self) -> None:
-        """Sends what closed senders have left, then ends all connections."""
+        """Sends what closed senders and writers have left, then ends all connections."""
         deadline = Deadline(LINGER)
+        while any(end.has_something_to_send() for end in (*self._pumps, *self._publishers)):
+            if deadline.left() <= 0 or self._abandon():
+                break
+            time.sleep(NAP)
         for pump in self._pumps:
-            while pump.has_something_to_send() and deadline.left() > 0 and not self._abandon():
-                pump.join(deadline.nap_ms() / 1000)
             pump.close()
         for close in self._closing:
             close()

@@ -14,7 +14,7 @@ T = TypeVar("T")
 Abandon: TypeAlias = Callable[[], bool]
 """Whether to stop waiting because the run is being stopped; asked about ten times a second."""
 
-NAP_MS = 100
+NAP_MS = 100.0
 LOOKS = 30  # about 20 microseconds: less than falling asleep and being woken costs
 
 

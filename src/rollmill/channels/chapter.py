@@ -1,0 +1,38 @@
+"""A broker's names of one beginning of a run, apart from those of earlier beginnings."""
+
+from rollmill.channels.base import Address, Broker
+from rollmill.channels.doorbell import Doorbell
+
+
+class Chapter:
+    """`Broker` under a name: a run that begins again opens channels that nobody has used."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self._broker, self._name = broker, name
+
+    def segment(self, name: str, *, nbytes: int, digest: str) -> memoryview:
+        """See `Broker`."""
+        return self._broker.segment(self._under(name), nbytes=nbytes, digest=digest)
+
+    def agree(self, name: str, *, digest: str) -> None:
+        """See `Broker`."""
+        self._broker.agree(self._under(name), digest=digest)
+
+    def doorbell(self, name: str) -> Doorbell:
+        """See `Broker`."""
+        return self._broker.doorbell(self._under(name))
+
+    def announce(self, name: str, address: Address) -> None:
+        """See `Broker`."""
+        self._broker.announce(self._under(name), address)
+
+    def lookup(self, name: str) -> Address | None:
+        """See `Broker`."""
+        return self._broker.lookup(self._under(name))
+
+    def close(self) -> None:
+        """See `Broker`."""
+        self._broker.close()
+
+    def _under(self, name: str) -> str:
+        return f"{self._name}/{name}"
