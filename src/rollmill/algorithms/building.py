@@ -10,32 +10,36 @@ from rollmill.algorithms.fragments import (
     EnvironmentFunctions,
     MakeNetwork,
     NetworkPolicy,
-    compilable,
     environment_functions,
+    host_functions,
     network_policy,
 )
 from rollmill.algorithms.on_policy import start_learner, unconditioned, update
 from rollmill.algorithms.sizes import check_positive, check_shards, iterations_for
-from rollmill.core.types import Environment, HostEnvironment, Params
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Environment, HostEnvironment, Params, StartHost
 from rollmill.dataflow import Fragment, Graph, Loops, choose_num_shards
 from rollmill.networks import NetworkConfig, actor_critic
 
 Config = TypeVar("Config")
+Make = TypeVar("Make")
 
 
 class Parts(NamedTuple):
     """What a user handed over, ready for use."""
 
-    env: Environment
+    env: Environment | HostEnvironment
     environment: EnvironmentFunctions
+    host: StartHost | None
+    """Starts environments that live on the host."""
     policy: NetworkPolicy
     custom: list[str]
     """What was made in Python, and no file can hold."""
 
 
 def configured(
-    config: Config, network: MakeNetwork | NetworkConfig | None, overrides: dict[str, Any]
-) -> tuple[Config, MakeNetwork | None]:
+    config: Config, network: Make | NetworkConfig | None, overrides: dict[str, Any]
+) -> tuple[Config, Make | None]:
     """The hyperparameters with single ones replaced, and the network where it is made by a function."""
     if isinstance(network, NetworkConfig):
         overrides, network = {**overrides, "network": network}, None
@@ -56,15 +60,30 @@ def parts_of(
         network: the function that makes the network, instead of `config.network`.
 
     Raises:
-        UsageError: for spaces that have no policy, and environments that live on the host.
+        UsageError: for spaces that have no policy, and environments that have several agents.
     """
-    env = compilable(env)
+    if isinstance(env, Environment) and env.agents:
+        kinds = ", ".join(kind.name for kind in env.agents)
+        raise UsageError(f"{env.name} has several agents ({kinds}); train it with mappo or ippo.")
     recorded = config.gamma if config.normalize_rewards else None
-    environment = environment_functions(env, params=params, num_envs=config.num_envs, gamma=recorded)
+    if isinstance(env, HostEnvironment):
+        environment, host = host_functions(env, gamma=recorded), partial(env.start, gamma=recorded)
+        _refuse_params(env, params)
+    else:
+        environment = environment_functions(env, params=params, num_envs=config.num_envs, gamma=recorded)
+        host = None
     make_network = network or partial(actor_critic, config=config.network)
     policy = network_policy(env, make_network, normalise_observations=config.normalize_observations)
     custom = [name for name, given in (("params", params), ("network", network)) if given is not None]
-    return Parts(env, environment, policy, custom)
+    return Parts(env, environment, host, policy, custom)
+
+
+def _refuse_params(env: HostEnvironment, params: Params | None) -> None:
+    if params is not None:
+        raise UsageError(
+            f"{env.name} lives on the host and takes no params; register a Gymnasium environment with the options "
+            "that you want, and name that."
+        )
 
 
 def loops_of(config: Any, *, by_sequence: bool, epochs: int = 1, num_minibatches: int = 1) -> Loops:
@@ -126,5 +145,6 @@ def graph_of(
         prepare=prepare,
         condition=condition,
         greedy=policy.greedy,
+        host=parts.host,
         keep_learning=keep_learning,
     )

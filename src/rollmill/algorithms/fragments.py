@@ -23,7 +23,7 @@ from rollmill.core.types import (
     Params,
     Timestep,
 )
-from rollmill.dataflow import Decision
+from rollmill.dataflow import Decision, Turn, environment_elsewhere
 from rollmill.envs import (
     Statistics,
     auto_reset,
@@ -32,6 +32,7 @@ from rollmill.envs import (
     normalise,
     record_discounted_returns,
     record_episodes,
+    step_struct,
 )
 from rollmill.networks import ActorCritic, Output
 
@@ -39,7 +40,7 @@ MakeNetwork = Callable[[Key, spaces.Space, spaces.Space], ActorCritic]
 """`(key, observation space, action space) -> network`."""
 
 
-KEPT_INFO = ("final_observation", "episode_return", "episode_length", "discounted_return")
+KEPT_INFO = ("final_observation", "episode_return", "episode_length", "discounted_return", "agent_returns")
 """What goes into a trajectory of all that an environment may put into `info`."""
 
 
@@ -52,7 +53,12 @@ class EnvironmentFunctions(NamedTuple):
 
 
 def environment_functions(
-    env: Environment, *, params: Params | None = None, num_envs: int, gamma: float | None = None
+    env: Environment,
+    *,
+    params: Params | None = None,
+    num_envs: int,
+    gamma: float | None = None,
+    view: Callable[[Environment], Environment] = lambda env: env,
 ) -> EnvironmentFunctions:
     """Auto-reset, episode accounting and parameters around an environment.
 
@@ -62,9 +68,10 @@ def environment_functions(
             ...]`, holds one value for each environment.
         num_envs: environments over all places.
         gamma: where given, the discounted return is recorded, for reward normalisation.
+        view: a transform around the environment, inside of auto-reset: what the algorithm sees of it.
     """
     check_types(env)
-    env = record_episodes(auto_reset(env))
+    env = record_episodes(auto_reset(view(env)))
     env = env if gamma is None else record_discounted_returns(env, gamma)
     own = partial(_own_params, env.params, env.params if params is None else params, num_envs)
     name = env.name
@@ -88,13 +95,28 @@ def environment_functions(
     return EnvironmentFunctions(start, step, action_mask)
 
 
+def host_functions(env: HostEnvironment, *, gamma: float | None = None) -> EnvironmentFunctions:
+    """Of an environment that lives on the host: a crossing to wherever it is stepped.
+
+    Args:
+        env: accounts and resets itself (`HostVector`).
+        gamma: where given, the discounted return is recorded, for reward normalisation.
+    """
+    step = step_struct(env, 1, discounted=gamma is not None)
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), step)
+    info = dict(one.info)
+    mask = info.pop("action_mask", ())
+    turn = Turn(one.observation, mask, one.reward, one.terminated, one.truncated, info)
+    elsewhere = environment_elsewhere(turn)
+    return EnvironmentFunctions(elsewhere.start, elsewhere.step, elsewhere.action_mask)
+
+
 def compilable(env: Environment | HostEnvironment) -> Environment:
     """The environment itself; a `UsageError` where it lives on the host."""
     if isinstance(env, HostEnvironment):
         raise UsageError(
-            f"{env.name} lives on the host as Python objects and cannot be compiled into a training program; "
-            "`rollmill evaluate RUN --env` runs policies on it. Train on a JAX version, such as "
-            f"{env.name.removeprefix('gymnasium:')} or gymnax:{env.name.removeprefix('gymnasium:')}."
+            f"{env.name} lives on the host as Python objects, of which this algorithm takes none; ppo, a3c and "
+            "impala do."
         )
     return env
 
@@ -122,6 +144,8 @@ def _own_params(default: Params, given: Params, num_envs: int, index: Int[Array,
 
 def clip_to_space(space: spaces.Space, action: Action) -> Action:
     """A Gaussian action may lie outside of a bounded `Box`; the environment receives the nearest inside."""
+    if isinstance(space, spaces.Dict):
+        return {name: clip_to_space(part, action[name]) for name, part in space.spaces.items()}
     if not isinstance(space, spaces.Box):
         return action
     return jnp.clip(action, jnp.asarray(space.low, action.dtype), jnp.asarray(space.high, action.dtype))
@@ -206,13 +230,15 @@ class NetworkPolicy(NamedTuple):
         return Decision(action, output.memory, Extras(log_prob, output.value if self.recurrent else ()))
 
 
-def network_policy(env: Environment, make_network: MakeNetwork, *, normalise_observations: bool) -> NetworkPolicy:
+def network_policy(
+    env: Environment | HostEnvironment, make_network: MakeNetwork, *, normalise_observations: bool
+) -> NetworkPolicy:
     """The policy of an environment, from the function that makes its network."""
 
     def make(key):
         return make_network(key, env.observation_space, env.action_space)
 
-    skeleton, static = _weights_and_rest(make)
+    skeleton, static = weights_and_rest(make)
     known = struct(env.observation_space) if normalise_observations else None
     policy = NetworkPolicy(make, skeleton, static, known)
     _check_types(policy, struct(env.observation_space))
@@ -237,7 +263,7 @@ def _check_types(policy: NetworkPolicy, observation: PyTree[jax.ShapeDtypeStruct
         )
 
 
-def _weights_and_rest(make: Callable[[Key], ActorCritic]) -> tuple[PyTree, PyTree]:
+def weights_and_rest(make: Callable[[Key], PyTree]) -> tuple[PyTree, PyTree]:
     """The network's weights as shapes, and all else in it: functions, sizes, constant arrays."""
     key = jax.random.key(0)
     with blaming("making the network"):

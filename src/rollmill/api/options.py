@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollmill.core.errors import UsageError
+from rollmill.planning import Place
 
 LEAST = {
     "seed": 0,
@@ -14,6 +15,10 @@ LEAST = {
     "keep_last": 1,
     "keep_best": 0,
     "unroll": 1,
+    "workers": 1,
+    "actors": 1,
+    "learners": 1,
+    "hang_seconds": 1,
 }
 
 
@@ -39,6 +44,23 @@ class RunOptions:
     """Checkpoints kept besides, those with the best return."""
     tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl."""
+    distribution: str = "gpu-only"
+    """Distribution policy: which fragments of the algorithm are placed together; `rollmill plan` lists them."""
+    place: Place | None = None
+    """What carries the groups: one program, threads of this process, processes of this host, a mesh over several
+    processes, or a Ray cluster; one program where it can be, and processes otherwise, if left out."""
+    workers: int = 2
+    """Replicas of groups that hold the environment alone."""
+    actors: int = 2
+    """Replicas of groups that hold the policy, but not the update."""
+    learners: int = 1
+    """Replicas of groups that hold gradients and update together."""
+    asynchronous: bool = False
+    """Let actors go on with the newest weights there are, instead of waiting for those of their iteration."""
+    plan: Path | None = None
+    """File of a plan, instead of the options above."""
+    hang_seconds: float = 120.0
+    """Time without progress after which a worker counts as hung, and is replaced."""
     unroll: int | None = None
     """Steps of the environment loop that are compiled as one; chosen by platform if left out."""
     quiet: bool = False

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, PyTree
@@ -25,6 +26,20 @@ Row = Mapping[str, np.ndarray]
 """Metrics of one iteration; each a scalar, or `[seed]`."""
 
 
+class Run(NamedTuple):
+    """A training that ended or was stopped."""
+
+    directory: Path
+    summary: dict[str, Any]
+    exit_code: int
+    """0 where it finished, 130 or 143 where a signal stopped it."""
+
+
+def open_checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
+    """The checkpoints of a run, kept as the options say."""
+    return Checkpoints(run.checkpoints, keep_last=options.keep_last, keep_best=options.keep_best)
+
+
 class Recorder:
     """Writes down what a training does."""
 
@@ -43,6 +58,7 @@ class Recorder:
         self._compile_seconds = compile_seconds
         self._checkpoints, self._log, self._display = checkpoints, log, display
         self._windows = [EpisodeWindow() for _ in options.seeds]
+        self._saved_windows = [window.to_json() for window in self._windows]
         self._iteration = self._saved_iteration = 0
         self._state: PyTree[Array] = None
         self._earlier_seconds = 0.0
@@ -56,7 +72,8 @@ class Recorder:
             return
         self._iteration = self._saved_iteration = restored.iteration
         self._earlier_seconds = restored.metadata["seconds"]
-        self._windows = [EpisodeWindow.from_json(saved) for saved in restored.metadata["episodes"]]
+        self._saved_windows = restored.metadata["episodes"]
+        self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
         self._display.note(f"resumed from iteration {restored.iteration}")
 
     def record(self, first: int, rows: Sequence[Row]) -> None:
@@ -72,16 +89,26 @@ class Recorder:
             self._log.write(self._iteration, self._env_steps, self._line(row, speed))
         self._display.update(self._status(speed))
 
-    def save_if_due(self, iteration: int, state: PyTree[Array], *, now: bool = False) -> None:
-        """Saves a checkpoint if it is time for one, or the training ends here."""
-        self._state = state
+    def is_due(self, iteration: int) -> bool:
+        """Whether it is time for a checkpoint, or the training ends here."""
         every = self._options.checkpoint_iterations
         if every is not None:
             due = iteration // every > self._saved_iteration // every
         else:
             due = time.perf_counter() - self._saved_at >= self._options.checkpoint_seconds
-        if due or now or iteration == self._loops.iterations:
+        return due or iteration == self._loops.iterations
+
+    def save_if_due(self, iteration: int, state: PyTree[Array], *, now: bool = False) -> None:
+        """Saves a checkpoint if it is time for one, or the training ends here."""
+        self._state = state
+        if now or self.is_due(iteration):
             self._save(iteration, state)
+
+    def rewind(self, iteration: int) -> None:
+        """Goes back to the state that was saved after this iteration, because the run does."""
+        self._log.rewind(iteration)
+        self._iteration = iteration
+        self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
 
     def finish(self, *, stopped_by: str | None) -> dict[str, Any]:
         """Writes the summary and says where the run is."""
@@ -111,10 +138,11 @@ class Recorder:
         return self._earlier_seconds + time.perf_counter() - self._began
 
     def _save(self, iteration: int, state: PyTree[Array]) -> None:
+        self._saved_windows = [window.to_json() for window in self._windows]
         metadata = {
             "env_steps": iteration * self._loops.batch_size,
             "seconds": self._seconds,
-            "episodes": [window.to_json() for window in self._windows],
+            "episodes": self._saved_windows,
         }
         full = all(window.full for window in self._windows)  # the mean of one episode is no score
         score = _mean(self._returns) if full else None

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from rollmill.api.deployment import choose_plan
+from rollmill.api.following import train_with_workers
 from rollmill.api.options import RunOptions
-from rollmill.api.recorder import Recorder
+from rollmill.api.recorder import Recorder, Run, open_checkpoints
 from rollmill.api.specification import (
     check_same_config,
     config_from_json,
@@ -30,8 +32,8 @@ from rollmill.execution import (
     take_devices,
     telling_memory,
 )
+from rollmill.planning import Plan
 from rollmill.record import (
-    Checkpoints,
     Display,
     MetricsLog,
     RunDirectory,
@@ -41,15 +43,6 @@ from rollmill.record import (
     read_json,
     stop_on_signals,
 )
-
-
-class Run(NamedTuple):
-    """A training that ended or was stopped."""
-
-    directory: Path
-    summary: dict[str, Any]
-    exit_code: int
-    """0 where it finished, 130 or 143 where a signal stopped it."""
 
 
 def train(
@@ -74,9 +67,14 @@ def train(
     options = replace(options or RunOptions(), **overrides)
     if options.run_dir is not None:
         RunDirectory.refuse_occupied(Path(options.run_dir))
+    plan = choose_plan(algorithm, options)
     display = choose_display(quiet=options.quiet)
+    if plan.place != "program":
+        run = _create(algorithm, options, imports, plan)
+        display.note(f"run {run.root}")
+        return train_with_workers(run, algorithm, plan, options, display, imports=imports)
     program = _compile(algorithm, options, display)
-    run = _create(algorithm, options, imports)
+    run = _create(algorithm, options, imports, plan)
     display.note(f"run {run.root}")
     return _train(run, algorithm, program, options, display)
 
@@ -110,6 +108,9 @@ def resume(
     display = choose_display(quiet=quiet)
     if fingerprint(algorithm) != run.read_config()["graph"].get("fingerprint"):
         display.note("note: environment, network or JAX are not what they were when this run started")
+    plan = read_plan_of(run, algorithm, options)
+    if plan.place != "program":
+        return train_with_workers(run, algorithm, plan, options, display, imports=imports)
     program = _compile(algorithm, options, display)
     return _train(run, algorithm, program, options, display)
 
@@ -142,9 +143,9 @@ def read_options(run: RunDirectory) -> RunOptions:
     return replace(config_from_json(RunOptions, config["options"]), run_dir=run.root)
 
 
-def _create(algorithm: Graph, options: RunOptions, imports: Sequence[str]) -> RunDirectory:
+def _create(algorithm: Graph, options: RunOptions, imports: Sequence[str], plan: Plan) -> RunDirectory:
     """The run's directory; a name that the user did not choose gives way to one that exists."""
-    config, provenance = _config(algorithm, options, imports), _provenance()
+    config, provenance = _config(algorithm, options, imports, plan), _provenance()
     if options.run_dir is not None:
         return RunDirectory.create(Path(options.run_dir), config=config, versions=provenance)
     root = _name(algorithm, options)
@@ -159,9 +160,20 @@ def _name(algorithm: Graph, options: RunOptions) -> Path:
     return name_run(settings["algorithm"], settings["environment"], seed=options.seed, now=datetime.now())
 
 
-def _config(algorithm: Graph, options: RunOptions, imports: Sequence[str]) -> dict[str, Any]:
-    kept = {name: value for name, value in asdict(options).items() if name not in ("run_dir", "quiet")}
-    return {"graph": describe(algorithm), "options": kept, "imports": list(imports)}
+def _config(algorithm: Graph, options: RunOptions, imports: Sequence[str], plan: Plan) -> dict[str, Any]:
+    kept = {name: value for name, value in asdict(options).items() if name not in ("run_dir", "quiet", "plan")}
+    return {
+        "graph": describe(algorithm),
+        "options": kept,
+        "imports": list(imports),
+        "plan": plan.to_json(),
+    }
+
+
+def read_plan_of(run: RunDirectory, algorithm: Graph, options: RunOptions) -> Plan:
+    """The plan that a run was started with."""
+    saved = run.read_config().get("plan")
+    return choose_plan(algorithm, options) if saved is None else Plan.from_json(saved)
 
 
 def _provenance() -> dict[str, Any]:
@@ -185,7 +197,7 @@ def _train(run: RunDirectory, algorithm: Graph, program: Program, options: RunOp
         telling_memory(algorithm.loops),
         run.lock(),
         stop_on_signals() as stop,
-        _checkpoints(run, options) as checkpoints,
+        open_checkpoints(run, options) as checkpoints,
     ):
         restored = checkpoints.restore(program.state)
         first = restored.iteration if restored else 0
@@ -207,10 +219,6 @@ def _train(run: RunDirectory, algorithm: Graph, program: Program, options: RunOp
         checkpoints.wait()
         summary = recorder.finish(stopped_by=stop.signal_name)
     return Run(run.root, summary, stop.exit_code if summary["status"] == "stopped" else 0)
-
-
-def _checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
-    return Checkpoints(run.checkpoints, keep_last=options.keep_last, keep_best=options.keep_best)
 
 
 def _follow(

@@ -84,7 +84,7 @@ def flow(graph: Graph) -> Flow:
     prepare_program, (_, batch) = _traced(partial(prepare, graph), state.learner, trajectory, index)
     rows = loops.num_envs * loops.rows_each // loops.num_minibatches
     minibatch = jax.eval_shape(lambda b: taker(b, loops)(jnp.zeros(rows, jnp.uint32)), batch)
-    conditioned = jax.eval_shape(partial(graph.condition, reduce=identity), minibatch)
+    conditioned = jax.eval_shape(lambda batch: graph.condition(batch, identity), minibatch)
     gradients_program, (gradients, learned) = _traced(graph.gradients.function, state.learner, conditioned)
     update_program, _ = _traced(graph.update.function, state.learner, gradients)
     collected = jax.eval_shape(partial(collection_metrics, graph), trajectory, weights, index)

@@ -35,6 +35,7 @@ class MetricsLog:
             self._file = self._path.open("ab", buffering=0)
         except OSError as error:
             raise write_failure(self._path, error) from error
+        self._folder = run.tensorboard
         self._events = EventLog(run.tensorboard, purge_step=purge_step) if tensorboard else None
 
     def write(self, iteration: int, env_steps: int, metrics: Mapping[str, Any]) -> None:
@@ -53,6 +54,22 @@ class MetricsLog:
         self._append(json.dumps(line, allow_nan=False).encode() + b"\n")
         if self._events is not None:
             self._events.add(env_steps, _scalars(line))
+
+    def rewind(self, iteration: int) -> None:
+        """Cuts the lines of later iterations, because the run goes on from there.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        self._file.close()
+        try:
+            purge_step = _cut_after(self._path, iteration)
+            self._file = self._path.open("ab", buffering=0)
+        except OSError as error:
+            raise write_failure(self._path, error) from error
+        if self._events is not None:
+            self._events.close()
+            self._events = EventLog(self._folder, purge_step=purge_step)
 
     def close(self) -> None:
         """Finishes both files.

@@ -1,6 +1,6 @@
 """Layouts of what passes between groups; and how replicas are linked."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 from rollmill.channels import Layout
 from rollmill.dataflow import Collector, Flow, Group, Opening, Trajectory, share, widened
 
-AXES = Trajectory(steps=1, start_memory=0, observation=0, memory=0)  # type: ignore[arg-type]
+AXES: Any = Trajectory(steps=1, start_memory=0, observation=0, memory=0)  # type: ignore[arg-type]
 """Along which axis the environments of a trajectory lie."""
 
 

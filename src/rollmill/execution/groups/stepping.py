@@ -66,17 +66,21 @@ class HostStepper:
 
     def open(self) -> Opening:
         """First observations."""
-        observation = self._vector.reset()
-        return Opening(observation, ())
+        first = self._vector.reset()
+        self._tell()
+        return Opening(first.observation, first.info.get("action_mask", ()))
 
     def step(self, request: Request) -> Turn:
         """What the actions lead to."""
         done = self._vector.step(jax.tree.map(np.asarray, request.action))
-        if failures := self._vector.drain_failures():
-            self._report(failures)
+        self._tell()
         info = dict(done.info)
         mask = info.pop("action_mask", ())
         return Turn(done.observation, mask, done.reward, done.terminated, done.truncated, info)  # type: ignore[arg-type]
+
+    def _tell(self) -> None:
+        if failures := self._vector.drain_failures():
+            self._report(failures)
 
     def state(self) -> PyTree[Any]:
         """Nothing: Python objects are not saved, and begin new episodes when a run goes on."""

@@ -1,0 +1,182 @@
+"""Where a training runs: from options to a plan, and from a plan to workers.
+
+Workers build the graph again from what a run's configuration says of it; threads share the one that is here.
+"""
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from rollmill.api.options import RunOptions
+from rollmill.api.specification import describe, import_modules, rebuild_graph
+from rollmill.channels import BrokerServer, Chapter, LocalBroker, MemoryWire, RemoteBroker, Wire, new_token
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import Flow, Graph, State, flow
+from rollmill.execution import enable_compilation_cache
+from rollmill.execution.coordinator import Coordinator, Saved, host_blank, jobs_of
+from rollmill.execution.groups.worker import serve_seat
+from rollmill.execution.workers import Control, Job, Supervision, Supervisor, ThreadSupervisor
+from rollmill.planning import Counts, Plan, find_distribution, read_plan
+from rollmill.record import Display, RunDirectory
+
+
+class _Held(NamedTuple):
+    """What threads of this process share."""
+
+    graph: Graph
+    flow: Flow
+    broker: LocalBroker
+
+
+_held: dict[str, _Held] = {}
+
+
+def choose_plan(graph: Graph, options: RunOptions) -> Plan:
+    """The plan of these options: a file's, or the distribution policy's with its counts.
+
+    Raises:
+        UsageError: if it does not fit the graph or the options.
+    """
+    if options.plan is not None:
+        plan = read_plan(options.plan)
+    else:
+        counts = Counts(options.workers, options.actors, options.learners, options.asynchronous)
+        partition = find_distribution(options.distribution)(counts)
+        whole = len(partition.groups) == 1 and graph.host is None
+        plan = Plan(partition, options.place or ("program" if whole else "processes"))
+    if plan.place == "program" and graph.host is not None:
+        plan = Plan(plan.partition, "processes")
+    plan.check(graph.loops)
+    _check(plan, graph, options)
+    return plan
+
+
+def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
+    if plan.place == "program":
+        return
+    if len(options.seeds) > 1:
+        raise UsageError(
+            f"num_seeds={options.num_seeds} trains several seeds in one program, and place={plan.place} has "
+            "several programs; use place=program, or start a run for each seed."
+        )
+    if options.devices not in (0, 1):
+        raise UsageError(
+            f"devices={options.devices} share one program; with place={plan.place} say learners={options.devices}."
+        )
+    if plan.place in ("mesh", "ray"):
+        raise UsageError(f"place={plan.place} is not available yet; use processes.")
+    if plan.place != "threads" and (custom := describe(graph)["custom"]):
+        raise UsageError(
+            f"this algorithm has its own {' and '.join(custom)}, made in Python, which other processes cannot "
+            "build; register the environment in a module and pass imports=[module], or use place='threads'."
+        )
+
+
+@contextlib.contextmanager
+def deployed(
+    graph: Graph,
+    plan: Plan,
+    run: RunDirectory,
+    options: RunOptions,
+    *,
+    imports: Sequence[str],
+    begin_with: tuple[int, State] | None,
+    display: Display,
+) -> Iterator[tuple[Coordinator, State]]:
+    """The workers of a plan, with a coordinator; and a state at the beginning.
+
+    Args:
+        graph: what to train.
+        plan: where.
+        run: gets the workers' log lines.
+        options: how.
+        imports: modules that workers import first.
+        begin_with: iterations that came before, and the state after them; None at the beginning.
+        display: shows the workers' log lines.
+    """
+    settings: dict[str, Any] = {
+        "seed": options.seed,
+        "unroll": options.unroll or 1,
+        "plan": plan.to_json(),
+    }
+    flows = flow(graph)
+    blank = host_blank(graph, flows.state, jax.random.key(options.seed))
+    begin = Saved(*begin_with) if begin_with else Saved(0, blank)
+    with _workers(graph, flows, plan, run, options, settings, imports, display) as workers:
+        coordinator = Coordinator(
+            graph,
+            plan.partition,
+            workers,
+            begin_with=begin,
+            blank=blank,
+            restored=begin_with is not None,
+        )
+        yield coordinator, blank
+
+
+@contextlib.contextmanager
+def _workers(
+    graph: Graph,
+    flows: Flow,
+    plan: Plan,
+    run: RunDirectory,
+    options: RunOptions,
+    settings: dict[str, Any],
+    imports: Sequence[str],
+    display: Display,
+) -> Iterator[Supervision]:
+    broker = LocalBroker()
+    if plan.place == "threads":
+        name = secrets.token_hex(8)
+        _held[name] = _Held(graph, flows, broker)
+        jobs = jobs_of(
+            plan.partition, "rollmill.api.deployment:work_in_thread", {**settings, "held": name}, processes=False
+        )
+        with contextlib.closing(ThreadSupervisor(jobs, hang_seconds=options.hang_seconds)) as workers:
+            try:
+                yield workers
+            finally:
+                del _held[name]
+        return
+    token = new_token()
+    told = {"graph": describe(graph), "imports": list(imports), "token": token}
+    with contextlib.closing(BrokerServer(broker, token)) as server:
+        jobs = jobs_of(
+            plan.partition,
+            "rollmill.api.deployment:work_in_process",
+            {**settings, **told, "broker": server.address},
+        )
+        supervisor = Supervisor(
+            jobs, hang_seconds=options.hang_seconds, display=display.note, log_folder=run.root / "workers"
+        )
+        with contextlib.closing(supervisor) as workers:
+            yield workers
+
+
+def work_in_thread(job: Job, control: Control) -> None:
+    """A worker that is a thread of the coordinator's process."""
+    held = _held[job.settings["held"]]
+    _work(job, control, held.graph, held.flow, lambda stop, epoch: _wire(held.broker, stop, epoch))
+
+
+def work_in_process(job: Job, control: Control) -> None:
+    """A worker that is a process of its own."""
+    settings = job.settings
+    control.at("building the algorithm", expect=300)
+    enable_compilation_cache()
+    import_modules(settings["imports"])
+    graph = rebuild_graph(settings["graph"], imported=settings["imports"])
+    broker = RemoteBroker(settings["broker"], settings["token"])
+    _work(job, control, graph, flow(graph), lambda stop, epoch: _wire(broker, stop, epoch))
+
+
+def _wire(broker: Any, stop: Callable[[], bool], epoch: int) -> Wire:
+    return MemoryWire(Chapter(broker, str(epoch)), abandon=stop)
+
+
+def _work(job: Job, control: Control, graph: Graph, flows: Flow, wire: Callable[..., Wire]) -> None:
+    partition = Plan.from_json(job.settings["plan"]).partition
+    serve_seat(job, control, graph=graph, flow=flows, partition=partition, wire=wire)

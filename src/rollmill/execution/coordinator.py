@@ -1,0 +1,300 @@
+"""Runs a partition's replicas as workers, sees that they live, and gathers what they tell.
+
+    rows        metrics, iteration by iteration
+    saved       the whole state, put together from the replicas' parts
+    rewound     something was lost that the others cannot do without: all of them went back to the last state
+    notice      what a user should know
+
+A lost actor or environment worker is replaced and the training goes on; a replica that others compute in step
+with takes all back to the last state that was put together. Both a bounded number of times.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rollmill.core.errors import RollmillError
+from rollmill.dataflow import Graph, Group, Partition, State, share, start, start_learner
+from rollmill.execution.groups import Part, assemble, share_of
+from rollmill.execution.workers import ALL, Finished, Hung, Job, Lost, Message, Received, Started, Supervision
+
+Row = dict[str, Any]
+
+MARGIN_SECONDS = 0.5
+"""How far ahead a checkpoint or a stop is announced, so that nobody has passed it already."""
+
+STOP_SECONDS = 60.0
+"""How long replicas get to come to the iteration that they were told to stop at."""
+
+MOST_RESTARTS = 5
+"""In a row, without an iteration between them."""
+
+
+class Rows(NamedTuple):
+    """Metrics of the iterations that follow the first `first` ones."""
+
+    first: int
+    rows: list[Row]
+
+
+class Saved(NamedTuple):
+    """The state after so many iterations, on the host."""
+
+    iteration: int
+    state: State
+
+
+class Rewound(NamedTuple):
+    """All replicas begin again after so many iterations."""
+
+    iteration: int
+
+
+class Notice(NamedTuple):
+    """A line for the user."""
+
+    text: str
+
+
+Told: TypeAlias = Rows | Saved | Rewound | Notice
+
+
+class LostWorker(RollmillError):
+    """A worker was lost too many times in a row."""
+
+    exit_code = 1
+
+
+class Coordinator:
+    """Drives the workers of a partition from one iteration to another."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        partition: Partition,
+        workers: Supervision,
+        *,
+        begin_with: Saved,
+        blank: State,
+        restored: bool,
+    ) -> None:
+        """`workers` has a job for each replica; `blank` is a state at the beginning, on the host."""
+        self._graph, self._partition, self._workers = graph, partition, workers
+        self._saved, self._blank, self._restored = begin_with, blank, restored
+        self._last = graph.loops.iterations
+        self._iteration = begin_with.iteration
+        self._generation = 1 if restored else 0
+        self._epoch = 0
+        self._attempts: dict[str, int] = {}
+        self._restarts: dict[str, int] = {}
+        self._wanted: int | None = None
+        self._parts: dict[int, dict[str, Part]] = {}
+        self._row_seconds = 0.1
+        self._row_at = time.monotonic()
+        self._stop_at: float | None = None
+        self._done = False
+
+    def run(self) -> Iterator[Told]:
+        """What happens, until the training ends; closing it early leaves the workers to their supervisor."""
+        self._workers.start()
+        for job in self._workers.jobs:
+            self._begin(job)
+        while not self._done:
+            for event in self._workers.events(timeout=0.5):
+                yield from self._on(event)
+            if self._stop_at is not None and time.monotonic() > self._stop_at:
+                yield Notice("the workers did not come to a common end; the last checkpoint stands")
+                return
+
+    def want_state(self) -> None:
+        """Asks for the state after one of the next iterations."""
+        if self._wanted is None and self._iteration < self._last:
+            self._wanted = min(self._iteration + self._margin, self._last)
+            self._parts.clear()
+            self._workers.send(ALL, "snapshot", {"iteration": self._wanted})
+
+    def stop(self) -> None:
+        """Ends the training after one of the next iterations, with its state."""
+        if self._stop_at is None:
+            self._last = min(self._last, self._iteration + self._margin)
+            self._stop_at = time.monotonic() + STOP_SECONDS
+            self._workers.send(ALL, "stop", {"iteration": self._last})
+
+    @property
+    def last(self) -> int:
+        """The number of iterations after which the training ends."""
+        return self._last
+
+    # --- events --------------------------------------------------------------------------------------
+
+    def _on(self, event: Any) -> Iterator[Told]:
+        match event:
+            case Started(job, seconds):
+                yield Notice(f"{job.name} started in {seconds:.1f} s")
+            case Received(job, message):
+                yield from self._receive(job, message)
+            case Finished(_):
+                pass  # its part of the state came before
+            case Lost(job, reason):
+                yield Notice(f"{job.name} was lost: {reason}")
+                yield from self._recover(job, reason, event.details if event.raised else "")
+            case Hung(job, seconds, where):
+                yield Notice(f"{job.name} hangs since {seconds:.0f} s {where}")
+                yield from self._recover(job, f"it hung {where}", "")
+
+    def _receive(self, job: Job, message: Message) -> Iterator[Told]:
+        fields = message.fields
+        match message.kind:
+            case "row":
+                yield self._row(fields["iteration"], fields["metrics"])
+            case "snapshot":
+                part = Part(fields["lowest"], message.arrays)
+                self._parts.setdefault(fields["iteration"], {})[job.name] = part
+            case "missed" if fields["iteration"] == self._wanted:
+                self._wanted = None
+            case "failures":
+                for failure in fields["failures"]:
+                    yield Notice(
+                        f"{job.name}: environment {failure['index']} failed in {failure['doing']}: "
+                        f"{failure['error']}, at {failure['line']}; its episode was truncated"
+                    )
+        yield from self._save_if_whole()
+
+    def _row(self, iteration: int, metrics: Row) -> Rows:
+        now = time.monotonic()
+        self._row_seconds = 0.8 * self._row_seconds + 0.2 * (now - self._row_at)
+        self._row_at = now
+        self._iteration = iteration + 1
+        self._restarts.clear()
+        if self._iteration == self._last:
+            self._end_update()
+        return Rows(iteration, [{name: np.float32(value) for name, value in metrics.items()}])
+
+    def _end_update(self) -> None:
+        """The group with the update alone cannot know that no gradients come any more."""
+        update = self._partition.holder("update")
+        if update.fragments == ("update",):
+            self._workers.send(update.name, "snapshot", {"iteration": self._last, "final": True})
+
+    def _save_if_whole(self) -> Iterator[Told]:
+        for iteration, parts in sorted(self._parts.items()):
+            if not self._answering <= parts.keys():
+                continue
+            del self._parts[iteration]
+            state = assemble(self._blank, iteration, list(parts.values()))
+            if iteration == self._wanted:
+                self._wanted = None
+            if state is None:
+                continue
+            self._saved, self._restored = Saved(iteration, state), True
+            yield self._saved
+            self._done = iteration >= self._last
+            return
+
+    @property
+    def _answering(self) -> set[str]:
+        """Jobs that have a part of the state."""
+        return {job.name for job in self._workers.jobs if self._has_part(self._group(job))}
+
+    def _has_part(self, group: Group) -> bool:
+        return self._partition.synchronous or group.has("update") or (group.has("gradients") and group.synchronous)
+
+    @property
+    def _margin(self) -> int:
+        return 2 + int(MARGIN_SECONDS / max(self._row_seconds, 1e-4))
+
+    # --- beginning, and beginning again --------------------------------------------------------------
+
+    def _begin(self, job: Job) -> None:
+        group = self._group(job)
+        replaced = self._attempts.get(job.name, 0)
+        arrays = {}
+        if self._restored and not (replaced and group.has("environment")):
+            index = share(self._graph.loops.num_envs, group.replicas, job.replica)
+            arrays = share_of(
+                self._saved.state,
+                index,
+                learner=group.has("gradients") or group.has("update"),
+                environments=self._partition.synchronous and self._graph.host is None,
+            )
+        fields = {
+            "first": self._saved.iteration,
+            "epoch": self._epoch,
+            "attempt": replaced,
+            "generation": self._generation,
+        }
+        self._workers.send(job, "begin", fields, arrays)
+
+    def _recover(self, job: Job, reason: str, details: str) -> Iterator[Told]:
+        self._restarts[job.name] = self._restarts.get(job.name, 0) + 1
+        if self._restarts[job.name] > MOST_RESTARTS:
+            raise LostWorker(
+                f"{job.name} was lost {MOST_RESTARTS + 1} times in a row: {reason}\n{details}".strip()
+            )
+        if replaceable(self._partition, self._group(job)):
+            self._attempts[job.name] = self._attempts.get(job.name, 0) + 1
+            self._begin(self._workers.replace(job))
+            if self._stop_at is not None:
+                self._workers.send(job.name, "stop", {"iteration": self._last})
+            if self._wanted is not None:
+                self._workers.send(job.name, "snapshot", {"iteration": self._wanted})
+            yield Notice(f"{job.name} was replaced; the training goes on")
+        else:
+            yield from self._begin_again()
+
+    def _begin_again(self) -> Iterator[Told]:
+        self._epoch += 1
+        self._generation += 1
+        self._attempts.clear()
+        self._parts.clear()
+        self._wanted = None
+        self._iteration = self._saved.iteration
+        for job in self._workers.jobs:
+            self._begin(self._workers.replace(job))
+        if self._stop_at is not None:
+            self._workers.send(ALL, "stop", {"iteration": self._last})
+        yield Rewound(self._saved.iteration)
+        yield Notice(f"all workers begin again after iteration {self._saved.iteration}")
+
+    def _group(self, job: Job) -> Group:
+        return next(group for group in self._partition.groups if group.name == job.group)
+
+
+def replaceable(partition: Partition, group: Group) -> bool:
+    """Whether a replica of this group can be lost without taking the others back."""
+    if group.fragments == ("environment",):
+        return True
+    if group.has("gradients") or group.has("update"):
+        return not group.synchronous and group.has("environment")
+    return group.has("environment")
+
+
+def host_blank(graph: Graph, shapes: State, key: Any) -> State:
+    """A state at the beginning; zeros where environments are Python objects, which no state holds."""
+    if graph.host is None:
+        index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
+        return jax.jit(lambda key: start(graph, key, index))(key)
+    learner = jax.jit(lambda key: start_learner(graph, key))(key)
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.collector)
+    return State(zeros, learner, key, jnp.int32(0))
+
+
+def jobs_of(
+    partition: Partition, entry: str, settings: dict[str, Any], *, processes: bool = True
+) -> Sequence[Job]:
+    """A job for each replica; processes on CPUs are kept off accelerators."""
+    return [
+        Job(
+            f"{group.name}/{replica}",
+            group.name,
+            replica,
+            entry,
+            settings,
+            {"JAX_PLATFORMS": "cpu"} if processes and group.device == "cpu" else {},
+        )
+        for group, replica in partition.replicas
+    ]

@@ -1,0 +1,59 @@
+"""Distribution policies, one file each: `partition(counts) -> Partition`, the file's name its name.
+
+A policy is found by name: `single-learner-coarse` is this folder's `single_learner_coarse.py`, and
+`my_module:my_policy` a function of your own with the same signature.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.dataflow import Partition
+from rollmill.planning.counts import Counts
+
+Distribution: TypeAlias = Callable[[Counts], Partition]
+
+
+def list_distributions() -> dict[str, str]:
+    """Name of each policy, and what it does in one line."""
+    modules = {module.name: importlib.import_module(f"{__name__}.{module.name}") for module in _modules()}
+    return {name.replace("_", "-"): _summary(module.__doc__) for name, module in sorted(modules.items())}
+
+
+def find_distribution(name: str) -> Distribution:
+    """The policy of that name.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    if ":" in name:
+        return _own(name)
+    if name not in {module.name.replace("_", "-") for module in _modules()}:
+        raise unknown_name(
+            "distribution policy", name, list_distributions(), hint="One of your own: module:function."
+        )
+    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}").partition
+
+
+def _modules() -> list[pkgutil.ModuleInfo]:
+    return list(pkgutil.iter_modules(__path__))
+
+
+def _summary(text: str | None) -> str:
+    return (text or "").strip().splitlines()[0]
+
+
+def _own(name: str) -> Distribution:
+    module, _, function = name.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), function, None)
+    except ImportError as error:
+        raise UsageError(
+            f"distribution {name!r}: the module {module!r} cannot be imported: {error}. Give a module that Python "
+            "finds, for one with PYTHONPATH=."
+        ) from error
+    if not callable(found):
+        raise UsageError(f"distribution {name!r}: {module} has no function {function!r}.")
+    return found

@@ -1,0 +1,20 @@
+"""Actors compute gradients of their own rollouts, one place applies them (A3C, where asynchronous)."""
+
+from rollmill.dataflow import Group, Partition
+from rollmill.planning.counts import Counts
+
+
+def partition(counts: Counts) -> Partition:
+    """`{environment, policy, gradients} x actors, {update} x 1`."""
+    return Partition(
+        "central",
+        (
+            Group(
+                "actor",
+                ("environment", "policy", "gradients"),
+                counts.actors,
+                synchronous=not counts.asynchronous,
+            ),
+            Group("update", ("update",)),
+        ),
+    )

@@ -1,0 +1,16 @@
+"""Environments, policies and learners apart, each as often as it pays."""
+
+from rollmill.dataflow import Group, Partition
+from rollmill.planning.counts import Counts
+
+
+def partition(counts: Counts) -> Partition:
+    """`{environment} x workers, {policy} x actors, {gradients, update} x learners`."""
+    return Partition(
+        "environments",
+        (
+            Group("environment", ("environment",), counts.workers, device="cpu"),
+            Group("policy", ("policy",), counts.actors, synchronous=not counts.asynchronous),
+            Group("learner", ("gradients", "update"), counts.learners),
+        ),
+    )

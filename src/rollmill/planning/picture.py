@@ -1,0 +1,67 @@
+"""Draws a plan: groups, and what passes between them."""
+
+from rollmill.dataflow import Graph, Group, Interface, Partition, interfaces
+from rollmill.planning.plan import Plan
+
+
+def draw(plan: Plan, graph: Graph, *, steps_per_second: float) -> str:
+    """Groups with their fragments and environments, and for each edge what carries it and bytes a second.
+
+    Args:
+        plan: what to draw.
+        graph: whose shapes decide how much passes.
+        steps_per_second: environment steps, over all environments, that the rates are for.
+    """
+    partition, found = plan.partition, interfaces(graph)
+    rate = steps_per_second / graph.loops.batch_size
+    lines = [f"{partition.name} ({plan.place}), {graph.loops.num_envs} environments", ""]
+    for group in partition.groups:
+        lines += [*_box(group, graph.loops.num_envs), ""]
+    lines.append(f"at {steps_per_second:,.0f} steps/s, {rate:,.2f} iterations/s:")
+    lines += [_edge(partition, found[edge.name], rate) for edge in partition.channels]
+    lines += _reductions(partition, found["gradients"], rate)
+    if not partition.channels and len(lines) and partition.groups[0].replicas == 1:
+        lines.append("  nothing leaves the program")
+    return "\n".join(lines)
+
+
+def _box(group: Group, num_envs: int) -> list[str]:
+    title = f" {group.name} x {group.replicas} "
+    waits = "" if group.synchronous else ", asynchronous"
+    rows = [
+        " + ".join(group.fragments),
+        f"{num_envs // group.replicas} environments each, device: {group.device}{waits}",
+    ]
+    width = max(len(title) + 2, *(len(row) + 2 for row in rows))
+    return [
+        f"  +-{title}{'-' * (width - len(title) - 1)}+",
+        *(f"  | {row:<{width - 2}} |" for row in rows),
+        f"  +{'-' * width}+",
+    ]
+
+
+def _edge(partition: Partition, interface: Interface, rate: float) -> str:
+    edge = interface.edge
+    source, target = partition.holder(edge.source), partition.holder(edge.target)
+    copies = target.replicas if edge.name in ("weights", "parameters") else 1
+    senders = source.replicas if edge.name == "gradients" and not source.synchronous else 1
+    carried = interface.bytes_per_iteration * copies * senders
+    way = f"{source.name} -> {target.name}"
+    return f"  {way:<26} {edge.name:<11} {_bytes(carried * rate):>12}/s  ({_bytes(carried)} an iteration)"
+
+
+def _reductions(partition: Partition, gradients: Interface, rate: float) -> list[str]:
+    group = partition.holder("gradients")
+    if group.replicas == 1 or not group.synchronous:
+        return []
+    carried = gradients.bytes_per_iteration * group.replicas
+    way = f"{group.name} = {group.name}"
+    return [f"  {way:<26} {'reduction':<11} {_bytes(carried * rate):>12}/s  ({_bytes(carried)} an iteration)"]
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    raise AssertionError
