@@ -120,6 +120,7 @@ class ForkServer:
 
     def _start(self, number: int, told: dict[str, Any], output: int | None) -> dict[str, Any] | None:
         parent = os.getpid()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # it waits until the child no longer ignores it
         try:
             pid = os.fork()
         except OSError as error:
@@ -128,6 +129,7 @@ class ForkServer:
         if pid == 0:
             self._let_go()
             return _prepare(parent, told, output, self._may_fork)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         if output is not None:
             os.close(output)
         if pid > 0:
@@ -148,14 +150,11 @@ class ForkServer:
                 os.kill(pid, signal.SIGKILL if at_once else signal.SIGTERM)
 
     def _bury(self) -> None:
-        """Reaps whoever ended. A worker keeps its number until what it left behind is gone too."""
-        for pid in _ended():
-            child = self._children.get(pid)
+        """Tells who ended, once all that a worker left behind is gone too."""
+        for pid, status in _ended():
+            child = self._children.pop(pid, None)
             if child is not None:
                 kill_family(pid, child.mark)
-            _, status = os.waitpid(pid, 0)
-            if child is not None:
-                del self._children[pid]
                 tell(self._line, {"ended": child.number, "status": os.waitstatus_to_exitcode(status)})
 
     def _end_all(self) -> None:
@@ -205,6 +204,7 @@ def _prepare(parent: int, told: dict[str, Any], output: int | None, forked: bool
     """In the child: loose of the parent's session, signals and files. Returns only where it needs no fresh one."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     lead_session()
     die_with(parent)
@@ -221,7 +221,7 @@ def _prepare(parent: int, told: dict[str, Any], output: int | None, forked: bool
 
 def _become_fresh(told: dict[str, Any]) -> None:
     """Turns this process into a fresh interpreter that is told the same on its standard input."""
-    with tempfile.TemporaryFile() as file:
+    with open(os.memfd_create("told"), "w+b") if ON_LINUX else tempfile.TemporaryFile() as file:
         file.write(json.dumps(told).encode())
         file.flush()
         os.lseek(file.fileno(), 0, os.SEEK_SET)
@@ -243,13 +243,11 @@ def _empty(fd: int) -> None:
             pass
 
 
-def _ended() -> Iterator[int]:
-    """Children that have ended and are not reaped; each must be before the next is asked for."""
-    while True:
-        try:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return
-        if ended is None:
-            return
-        yield ended.si_pid
+def _ended() -> Iterator[tuple[int, int]]:
+    """Reaps children, adopted ones too: their process ids and statuses."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            yield pid, status

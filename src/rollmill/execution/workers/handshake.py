@@ -98,19 +98,27 @@ def report(address: str, token: bytes, job: Job) -> tuple[socket.socket, dict[st
     """
     family, where = _parse(address)
     peer = socket.socket(family)
-    peer.settimeout(HANDSHAKE_SECONDS)
-    peer.connect(where)
-    if family == socket.AF_INET:
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        peer.settimeout(HANDSHAKE_SECONDS)
+        peer.connect(where)
+        if family == socket.AF_INET:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        settings = _introduce(peer, token, job)
+        peer.settimeout(None)
+    except BaseException:
+        peer.close()
+        raise
+    return peer, settings
+
+
+def _introduce(peer: socket.socket, token: bytes, job: Job) -> dict[str, Any]:
     challenge, nonce = _hear(peer, ".challenge"), secrets.token_hex(16)
     proof = _prove(token, "worker", str(challenge.get("nonce")), job.name, job.attempt)
     _say(peer, ".answer", name=job.name, attempt=job.attempt, nonce=nonce, proof=proof)
     theirs = str(_hear(peer, ".proof").get("proof"))
     if not hmac.compare_digest(theirs, _prove(token, "coordinator", nonce)):
-        raise Refused(f"whoever listens at {address} does not know the token.")
-    settings = _hear(peer, ".welcome")
-    peer.settimeout(None)
-    return peer, settings
+        raise Refused("whoever listens at this address does not know the token.")
+    return _hear(peer, ".welcome")
 
 
 def _free_name() -> str:

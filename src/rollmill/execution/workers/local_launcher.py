@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from rollmill.execution.workers import fork_server
@@ -43,7 +44,7 @@ class LocalHandle:
 
 
 class LocalLauncher:
-    """A `Launcher` for this host.
+    """A `Launcher` for this host; as a context manager it closes itself.
 
     Args:
         fork: forks workers off a process that has imported `preload`, where that is safe; else each is a
@@ -57,6 +58,16 @@ class LocalLauncher:
         self._servers: dict[frozenset[tuple[str, str]], ForkServerProcess] = {}
         self._numbers = itertools.count()
         self._run = secrets.token_hex(8)
+
+    @property
+    def servers(self) -> tuple["ForkServerProcess", ...]:
+        """The fork servers that run now."""
+        return tuple(server for server in self._servers.values() if not server.gone)
+
+    def prepare(self, jobs: Iterable[Job]) -> None:
+        """Starts the fork servers that these jobs will need, so that they import while other work is done."""
+        for job in jobs:
+            self._server_for(_environment_of(job, mark=""))
 
     def start(self, job: Job, address: str, token: bytes) -> LocalHandle:
         """See `Launcher`."""
@@ -96,6 +107,14 @@ class LocalLauncher:
             server.close()
         self._servers.clear()
 
+    def __enter__(self) -> "LocalLauncher":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     def _server_for(self, environment: dict[str, str]) -> "ForkServerProcess":
         """The fork server that has imported under these variables; a new one where there is none or it died."""
         early = {name: text for name, text in environment.items() if name.startswith(READ_WHILE_IMPORTING)}
@@ -129,6 +148,11 @@ class ForkServerProcess:
         self._listening = threading.Thread(target=self._listen, name="rollmill-fork-server", daemon=True)
         self._listening.start()
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def start(self, number: int, told: dict[str, Any]) -> LocalHandle:
         """Asks for a worker; its handle, at once."""
         output, theirs = os.pipe()
@@ -158,7 +182,6 @@ class ForkServerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
         self._listening.join(CLOSE_SECONDS)
-        self._line.close()
 
     def _listen(self) -> None:
         while (notice := fork_server.receive(self._line)) is not None:
@@ -166,6 +189,7 @@ class ForkServerProcess:
         self._process.wait()
         with self._lock:
             self.gone = True
+            self._line.close()
             left = [handle for handle in self._handles.values() if handle.exit is None]
         for handle in left:
             if handle.pid is not None:

@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 
 from rollmill.channels import Abandoned, TimedOut
 from rollmill.core.errors import UsageError
-from rollmill.execution.workers.messages import Message
+from rollmill.execution.workers.messages import Message, size_of
 
 MOST_UNTAKEN = 10_000
+MOST_UNTAKEN_BYTES = 2**30
 """Of one kind; a worker that leaves more untaken does not read what it is sent."""
 
 
@@ -17,6 +18,7 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._untaken: dict[str, deque[Message]] = {}
+        self._untaken_bytes: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._overflowing: str | None = None
         self.stopping = False
@@ -25,10 +27,11 @@ class Mailbox:
         """Adds a message; where too many of its kind lie untaken, the worker gets an error instead."""
         with self._changed:
             of_kind = self._untaken.setdefault(message.kind, deque())
-            if len(of_kind) < MOST_UNTAKEN:
-                of_kind.append(message)
-            else:
+            if len(of_kind) >= MOST_UNTAKEN or self._untaken_bytes[message.kind] > MOST_UNTAKEN_BYTES:
                 self._overflowing = message.kind
+            else:
+                of_kind.append(message)
+                self._untaken_bytes[message.kind] += size_of(message)
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -43,14 +46,15 @@ class Mailbox:
             raise Abandoned("the coordinator wants this worker to stop.")
         if self._overflowing is not None:
             raise UsageError(
-                f"{MOST_UNTAKEN:,} messages of kind {self._overflowing!r} lie untaken; a worker that is sent them "
-                "must take them with `latest` or `wait`."
+                f"messages of kind {self._overflowing!r} lie untaken, more than {MOST_UNTAKEN:,} or a gigabyte; "
+                "a worker that is sent them must take them with `latest` or `wait`."
             )
 
     def latest(self, kind: str) -> Message | None:
         """See `Control`."""
         with self._changed:
             of_kind = self._untaken.pop(kind, None)
+            del self._untaken_bytes[kind]
         return of_kind[-1] if of_kind else None
 
     def wait(self, kind: str, timeout: float | None) -> Message:
@@ -61,6 +65,7 @@ class Mailbox:
                 self.check()
                 of_kind = self._untaken.get(kind)
                 if of_kind:
+                    self._untaken_bytes[kind] -= size_of(of_kind[0])
                     return of_kind.popleft()
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:

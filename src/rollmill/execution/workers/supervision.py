@@ -48,7 +48,7 @@ class Supervision(Protocol):
         fields: Mapping[str, Any] = NOTHING,
         arrays: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
-        """Sends a message, in order, without waiting: workers that have not started yet get it when they do.
+        """Sends a message, in order, without waiting: workers that were asked for get it when they are there.
 
         What goes to a worker that is gone is lost; a replacement gets only what is sent after `replace`.
 

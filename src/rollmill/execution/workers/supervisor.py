@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -84,6 +85,11 @@ class Supervisor:
     def jobs(self) -> tuple[Job, ...]:
         """See `Supervision`."""
         return tuple(self._jobs.values())
+
+    @property
+    def address(self) -> str:
+        """Where workers find it."""
+        return self._door.address
 
     def start(self) -> None:
         """See `Supervision`."""
@@ -201,7 +207,7 @@ class Supervisor:
             elif worker.overdue(now, self._patience):
                 self._launcher.kill(worker.handle)
             elif worker.exit is None:
-                hung = worker.hung(now, self._patience, self._launcher.condition(worker.handle))
+                hung = worker.hung(now, self._patience, partial(self._launcher.condition, worker.handle))
                 self._inbox.extend([] if hung is None else [(worker, hung)])
 
     def _drain(self) -> list[Event]:

@@ -1,7 +1,7 @@
 """What the coordinator knows of one worker process, and what it concludes from it."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from rollmill.execution.workers.connection import Connection
@@ -105,13 +105,13 @@ class Watched:
             self._doom = f"its function was not called within {patience.start_seconds:g} s{what}"
         return bool(self._doom)
 
-    def hung(self, now: float, patience: Patience, condition: str) -> Hung | None:
+    def hung(self, now: float, patience: Patience, condition: Callable[[], str]) -> Hung | None:
         """Whether it gives no sign of life, or makes no progress; told once until that changes.
 
         Args:
             now: seconds of `time.monotonic`.
             patience: how long it may take.
-            condition: what the operating system says of the process.
+            condition: tells what the operating system says of the process.
         """
         if not self.connection.taken or self.connection.ended.is_set() or self._last is not None:
             return None
@@ -131,8 +131,9 @@ class Watched:
             return False
         return self._waited("silent", now) >= patience.heartbeat_seconds
 
-    def _tell_silence(self, now: float, condition: str) -> Hung | None:
-        what = condition or f"a call keeps all of its threads from running{_stuck_at(self.log.last_lines)}"
+    def _tell_silence(self, now: float, condition: Callable[[], str]) -> Hung | None:
+        stuck = _innermost(self.log.last_lines, "Thread 0x", "Current thread 0x")
+        what = condition() or f"a call keeps all of its threads from running{stuck}"
         last = f"; last seen at: {self._beat}" if self._beat else ""
         return self._tell("silent", now - self.connection.last_heard, what + last)
 
@@ -148,6 +149,8 @@ class Watched:
         if self.exit.reason or self.exit.status is None:
             return self.exit.reason or "nobody knows how its process ended"
         ended = status_text(self.exit.status)
+        if self.exit.status < 0:
+            return ended + _innermost(self.log.last_lines, "Current thread 0x")
         return ended if self.exit.status else f"{ended}, before its function returned"
 
     def _waited(self, what: str, now: float) -> float:
@@ -155,11 +158,11 @@ class Watched:
         return now - self._since.setdefault(what, now)
 
 
-def _stuck_at(lines: Iterable[str]) -> str:
-    """The innermost line of the main thread, in the traceback that a stuck process has written last."""
+def _innermost(lines: Iterable[str], *threads: str) -> str:
+    """The innermost line of the last such thread, of the tracebacks that a stuck or crashing process wrote."""
     innermost, expected = "", False
     for line in lines:
-        if line.startswith(("Thread 0x", "Current thread 0x")):
+        if line.startswith(threads):
             expected = True
         elif expected:
             innermost, expected = f" ({line.strip()})", False
