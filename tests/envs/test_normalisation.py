@@ -1,5 +1,7 @@
 """Running statistics against NumPy's over everything seen."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -65,6 +67,40 @@ def test_a_batch_cut_over_replicas_gives_the_same_statistics(replicas):
     for found, expected in zip(jax.tree.leaves(cut), jax.tree.leaves(whole), strict=True):
         for replica in range(replicas):
             np.testing.assert_allclose(found[replica], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_values_that_do_not_count_leave_no_trace(replicas):
+    start = envs.update_statistics(envs.initial_statistics(STRUCT), next(batches([(9,)], seed=1)))
+    (batch,) = batches([(16, 4)])
+    counts = np.random.default_rng(0).random((16, 4)) < np.linspace(0, 0.9, 16)[:, None]  # fewer in the first half
+    alone = envs.update_statistics(start, jax.tree.map(lambda x: x[counts], batch))
+    update = partial(
+        envs.update_statistics,
+        start,
+        reduce=partial(jax.lax.pmean, axis_name="replica"),  # noqa: TID251, the machine word of execution
+        replicas=replicas,
+    )
+    parts = jax.tree.map(lambda x: x.reshape(replicas, 16 // replicas, *x.shape[1:]), (batch, counts))
+    found = eqx.filter_jit(jax.vmap(lambda part, where: update(part, where=where), axis_name="replica"))(*parts)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_allclose(ours[0], theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_a_batch_of_which_nothing_counts_changes_nothing():
+    start = envs.update_statistics(envs.initial_statistics(STRUCT), next(batches([(9,)], seed=1)))
+    (batch,) = batches([(16, 4)])
+    found = envs.update_statistics(start, batch, where=jnp.zeros((16, 4), bool))
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(start), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_denormalise_undoes_normalise():
+    statistics = envs.update_statistics(envs.initial_statistics(STRUCT), next(batches([(50,)], seed=1)))
+    (batch,) = batches([(16, 4)])
+    back = envs.denormalise(statistics, envs.normalise(statistics, batch, clip=np.inf))
+    for ours, theirs in zip(jax.tree.leaves(back), jax.tree.leaves(batch), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_normalise_by_hand():

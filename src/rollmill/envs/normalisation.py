@@ -19,7 +19,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.core.errors import UsageError
 
@@ -55,6 +55,7 @@ def update_statistics(
     statistics: Statistics,
     batch: PyTree[Array],
     *,
+    where: Bool[Array, "..."] | None = None,
     reduce: Callable[[PyTree], PyTree] = identity,
     replicas: int = 1,
 ) -> Statistics:
@@ -66,6 +67,7 @@ def update_statistics(
     Args:
         statistics: the running statistics, the same on every replica.
         batch: leaves `[..., *value]`; all leading axes, the same for every leaf, are reduced.
+        where: which values count, in the shape of the leading axes; all where it is left out.
         reduce: maps a pytree of this replica's means to their mean over all replicas, each of which
             holds equally many values. The default is for one replica.
         replicas: how many replicas `reduce` averages over.
@@ -76,12 +78,10 @@ def update_statistics(
     leading = _leading_shape(statistics, batch)
     if leading is None:
         return statistics
-    axes = tuple(range(len(leading)))
-    mean = reduce(_over_floats(lambda x, _: jnp.mean(_float32(x), axes), batch, statistics.mean))
-    variance = reduce(
-        _over_floats(lambda x, m: jnp.mean(jnp.square(_float32(x) - _spread(m, x)), axes), batch, mean)
-    )
-    return _merge(statistics, mean, variance, math.prod(leading) * replicas)
+    average, share = _averaging(where, len(leading), reduce)
+    mean = average(_over_floats(lambda x, _: _float32(x), batch, statistics.mean))
+    variance = average(_over_floats(lambda x, m: jnp.square(_float32(x) - _spread(m, x)), batch, mean))
+    return _merge(statistics, mean, variance, share * (math.prod(leading) * replicas))
 
 
 def normalise(statistics: Statistics, value: PyTree[Array], *, clip: float = 10.0) -> PyTree[Array]:
@@ -100,6 +100,21 @@ def normalise(statistics: Statistics, value: PyTree[Array], *, clip: float = 10.
     return _over_floats(centred, value, statistics.mean, statistics.variance, other=lambda x: x)
 
 
+def denormalise(statistics: Statistics, value: PyTree[Array]) -> PyTree[Array]:
+    """`value * standard deviation + mean`: what `normalise` was given, where it did not clip.
+
+    Args:
+        statistics: running statistics of one value's structure.
+        value: leaves `[..., *value]`, any leading axes; their dtypes are kept.
+    """
+
+    def restored(x: Array, mean: Array, variance: Array) -> Array:
+        deviation = jnp.sqrt(_spread(variance, x) + VARIANCE_FLOOR)
+        return (_float32(x) * deviation + _spread(mean, x)).astype(x.dtype)
+
+    return _over_floats(restored, value, statistics.mean, statistics.variance, other=lambda x: x)
+
+
 def scale(statistics: Statistics, value: PyTree[Array]) -> PyTree[Array]:
     """`value / standard deviation`, for rewards, whose sign and zero must stay what they are.
 
@@ -114,7 +129,26 @@ def scale(statistics: Statistics, value: PyTree[Array]) -> PyTree[Array]:
     return _over_floats(scaled, value, statistics.variance, other=lambda x: x)
 
 
-def _merge(statistics: Statistics, mean: PyTree, variance: PyTree, batch_count: int) -> Statistics:
+def _averaging(
+    where: Bool[Array, "..."] | None, num_axes: int, reduce: Callable[[PyTree], PyTree]
+) -> tuple[Callable[[PyTree], PyTree], Float[Array, ""] | int]:
+    """The mean over leading axes and replicas of the values that count, and which part of all these are."""
+    axes = tuple(range(num_axes))
+    if where is None:
+        return lambda values: reduce(jax.tree.map(lambda x: jnp.mean(x, axes), values)), 1
+    share = reduce(jnp.mean(where.astype(jnp.float32)))
+
+    def average(values: PyTree) -> PyTree:
+        counted = lambda x: jnp.where(where.reshape(*where.shape, *(1,) * (x.ndim - num_axes)), x, 0)
+        means = reduce(jax.tree.map(lambda x: jnp.mean(counted(x), axes), values))
+        return jax.tree.map(lambda m: m / jnp.maximum(share, 1e-9), means)
+
+    return average, share
+
+
+def _merge(
+    statistics: Statistics, mean: PyTree, variance: PyTree, batch_count: Float[Array, ""] | int
+) -> Statistics:
     count = statistics.count + batch_count
     w = batch_count / count
 

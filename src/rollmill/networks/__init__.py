@@ -6,7 +6,7 @@ from rollmill.networks.actor_critic import (
     SharedActorCritic,
     actor_critic,
 )
-from rollmill.networks.base import ActorCritic, Distribution, Output
+from rollmill.networks.base import ActorCritic, AgentNetwork, Distribution, Output
 from rollmill.networks.distributions import (
     MASKED_LOGIT,
     Bernoulli,
@@ -36,6 +36,7 @@ __all__ = [
     "MLP",
     "ActionHead",
     "ActorCritic",
+    "AgentNetwork",
     "Bernoulli",
     "Categorical",
     "Convolution",

@@ -1,7 +1,6 @@
 """Actors and critics put together from torsos and heads, and the settings that choose between them."""
 
 import dataclasses
-import functools
 from typing import Literal
 
 import equinox as eqx
@@ -12,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import Key, Memory, Observation
-from rollmill.networks.base import ActorCritic, Output
+from rollmill.networks.base import Distribution, Output
 from rollmill.networks.heads import ActionHead, action_head
 from rollmill.networks.layers import Linear, linear
 from rollmill.networks.observations import leaves
@@ -73,6 +72,13 @@ class SharedActorCritic(eqx.Module):
         features, memory = self.torso(observation, memory)
         return Output(self.actor(features, action_mask), self.critic(features)[0], memory)
 
+    def policy(
+        self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
+    ) -> tuple[Distribution, Memory]:
+        """The distribution without the critic."""
+        features, memory = self.torso(observation, memory)
+        return self.actor(features, action_mask), memory
+
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
         """The value without the actor's head."""
         features, _ = self.torso(observation, memory)
@@ -101,6 +107,14 @@ class SeparateActorCritic(eqx.Module):
         distribution, value = self.actor(actor_features, action_mask), self.critic(critic_features)[0]
         return Output(distribution, value, _join(actor_memory, critic_memory))
 
+    def policy(
+        self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
+    ) -> tuple[Distribution, Memory]:
+        """The distribution from the actor's torso alone; the critic's memory stays as it is."""
+        actor_memory, critic_memory = _split(memory)
+        features, actor_memory = self.actor_torso(observation, actor_memory)
+        return self.actor(features, action_mask), _join(actor_memory, critic_memory)
+
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
         """The value from the critic's torso alone."""
         features, _ = self.critic_torso(observation, _split(memory)[1])
@@ -112,16 +126,25 @@ def actor_critic(
     observation_space: spaces.Space,
     action_space: spaces.Space,
     config: NetworkConfig = NetworkConfig(),  # noqa: B008 - frozen
-) -> ActorCritic:
+    *,
+    critic_space: spaces.Space | None = None,
+) -> SharedActorCritic | SeparateActorCritic:
     """The network that `config` describes, for one pair of spaces.
+
+    Args:
+        key: random key of the weights.
+        observation_space: what the actor sees, and the critic where it sees nothing else.
+        action_space: what the actor does.
+        config: the network's settings.
+        critic_space: what the critic sees where that is something else: then the network is asked by `policy`
+            and `value` alone.
 
     Raises:
         UsageError: if the settings or the spaces do not allow such a network.
     """
     check_config(config, observation_space)
     torso_key, critic_torso_key, actor_key, critic_key = jax.random.split(key, 4)
-    make_torso = functools.partial(_torso, space=observation_space, config=config)
-    torso = make_torso(torso_key)
+    torso = _torso(torso_key, space=observation_space, config=config)
     actor = action_head(
         actor_key,
         action_space,
@@ -130,10 +153,13 @@ def actor_critic(
         squash=config.squash_actions,
         initial_log_std=config.initial_log_std,
     )
-    critic = linear(critic_key, torso.out_features, 1, gain=1.0)
     if config.shared_torso:
-        return SharedActorCritic(torso, actor, critic)
-    return SeparateActorCritic(torso, actor, make_torso(critic_torso_key), critic)
+        if critic_space not in (None, observation_space):
+            raise UsageError("shared_torso=True needs a critic that sees what the actor sees; leave it off.")
+        return SharedActorCritic(torso, actor, linear(critic_key, torso.out_features, 1, gain=1.0))
+    critic_torso = _torso(critic_torso_key, space=critic_space or observation_space, config=config)
+    critic = linear(critic_key, critic_torso.out_features, 1, gain=1.0)
+    return SeparateActorCritic(torso, actor, critic_torso, critic)
 
 
 def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None:

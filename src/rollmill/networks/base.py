@@ -67,3 +67,26 @@ class ActorCritic(Protocol):
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
         """The value alone, to bootstrap from; the actor is not evaluated."""
         ...
+
+
+@runtime_checkable
+class AgentNetwork(Protocol):
+    """An actor and a critic that may see different things, for agents that share their parameters.
+
+    What the critic sees besides the agent's own observation may exist in training only, so that the two are
+    asked separately.
+    """
+
+    def initial_memory(self) -> Memory:
+        """The memory at the start of an episode; `()` for a network that remembers nothing."""
+        ...
+
+    def policy(
+        self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
+    ) -> tuple[Distribution, Memory]:
+        """What one agent may do, and the next memory; True in `action_mask` marks a legal action."""
+        ...
+
+    def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
+        """What one agent may expect, from what the critic sees."""
+        ...
