@@ -4,7 +4,17 @@ An environment and an algorithm are written once, as pure functions that name no
 decides how they run, runs them, and records what happened.
 """
 
-from rollmill.algorithms import A3CConfig, IMPALAConfig, PPOConfig, a3c, impala, ppo
+from rollmill.algorithms import (
+    A3CConfig,
+    IMPALAConfig,
+    MAPPOConfig,
+    PPOConfig,
+    a3c,
+    impala,
+    ippo,
+    mappo,
+    ppo,
+)
 from rollmill.api import Policy, Run, RunOptions, evaluate, load, replay, resume, train
 from rollmill.core.errors import RollmillError
 from rollmill.core.types import Environment, HostEnvironment, Timestep
@@ -26,6 +36,7 @@ __all__ = [
     "Environment",
     "HostEnvironment",
     "IMPALAConfig",
+    "MAPPOConfig",
     "NetworkConfig",
     "Output",
     "PPOConfig",
@@ -40,8 +51,10 @@ __all__ = [
     "check_environment",
     "evaluate",
     "impala",
+    "ippo",
     "load",
     "make",
+    "mappo",
     "ppo",
     "register",
     "registered",

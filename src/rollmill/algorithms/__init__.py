@@ -3,6 +3,7 @@
 from rollmill.algorithms.a3c import A3CConfig, a3c
 from rollmill.algorithms.fragments import clip_to_space, environment_functions
 from rollmill.algorithms.impala import IMPALAConfig, impala
+from rollmill.algorithms.mappo import MAPPOConfig, ippo, mappo
 from rollmill.algorithms.ppo import PPOConfig, ppo
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages, vtrace
 
@@ -10,6 +11,7 @@ __all__ = [
     "A3CConfig",
     "Advantages",
     "IMPALAConfig",
+    "MAPPOConfig",
     "PPOConfig",
     "a3c",
     "bootstrap_values",
@@ -17,6 +19,8 @@ __all__ = [
     "environment_functions",
     "generalised_advantages",
     "impala",
+    "ippo",
+    "mappo",
     "ppo",
     "vtrace",
 ]

@@ -134,8 +134,11 @@ def ppo(
     )
 
 
-def sample_loss(config: PPOConfig, sample: Samples, output: Output) -> tuple[Float[Array, ""], Metrics]:
-    """Loss of one sample (Schulman et al., 2017, equation 9, negated)."""
+def sample_loss(config: Any, sample: Samples, output: Output) -> tuple[Float[Array, ""], Metrics]:
+    """Loss of one sample (Schulman et al., 2017, equation 9, negated).
+
+    Of `config` are read `clip_coef`, `clip_vloss`, `vf_coef` and `ent_coef`.
+    """
     log_ratio = output.distribution.log_prob(sample.action) - sample.log_prob
     entropy = output.distribution.entropy()
     policy_loss = clipped_policy_loss(log_ratio, sample.advantage, config.clip_coef)

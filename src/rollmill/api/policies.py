@@ -52,15 +52,14 @@ class Policy:
 
         Args:
             observation: one element of the observation space; arrays, lists or numbers.
-            action_mask: booleans, True where an action is legal; all are where it is left out.
+            action_mask: booleans, True where an action is legal; all are where it is left out. Of several
+                agents a dictionary from kinds.
             stochastic: draw the action, as in training, instead of taking the most likely one.
         """
         decide = self._sample if stochastic else self._greedy
         self._key, key = jax.random.split(self._key)
-        mask = () if action_mask is None else jnp.asarray(action_mask)
-        decision = decide(
-            self._weights, key, self._memory, _as_element(self._graph.observation_space, observation), mask
-        )
+        seen = _as_element(self._graph.observation_space, observation)
+        decision = decide(self._weights, key, self._memory, seen, _as_mask(action_mask))
         self._memory = decision.memory
         return jax.tree.map(np.asarray, clip_to_space(self._graph.action_space, decision.action))
 
@@ -197,6 +196,12 @@ def _check_same_spaces(graph: Graph, env: Environment | HostEnvironment) -> None
         same = own == other if name == "actions" else struct(own) == struct(other)
         if not same:
             raise UsageError(f"{env.name} has other {name} than the policy: {other}, trained on {own}.")
+
+
+def _as_mask(action_mask: Any) -> PyTree[Array]:
+    if isinstance(action_mask, dict):
+        return {name: jnp.asarray(mask) for name, mask in action_mask.items()}
+    return () if action_mask is None else jnp.asarray(action_mask)
 
 
 def _as_element(space: spaces.Space, observation: Any) -> Observation:

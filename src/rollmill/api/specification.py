@@ -13,7 +13,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rollmill.algorithms import A3CConfig, IMPALAConfig, PPOConfig, a3c, impala, ppo
+from rollmill.algorithms import (
+    A3CConfig,
+    IMPALAConfig,
+    MAPPOConfig,
+    PPOConfig,
+    a3c,
+    impala,
+    ippo,
+    mappo,
+    ppo,
+)
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError, unknown_name
 from rollmill.core.own_line import own_line
 from rollmill.dataflow import Graph, start_one, step_one
@@ -33,6 +43,10 @@ ALGORITHMS = {
     "ppo": Algorithm(PPOConfig, ppo, "proximal policy optimisation (Schulman et al., 2017)"),
     "a3c": Algorithm(A3CConfig, a3c, "advantage actor-critic (Mnih et al., 2016)"),
     "impala": Algorithm(IMPALAConfig, impala, "actor-critic with V-trace (Espeholt et al., 2018)"),
+    "mappo": Algorithm(MAPPOConfig, mappo, "PPO for several agents, with a centralised critic (Yu et al., 2022)"),
+    "ippo": Algorithm(
+        MAPPOConfig, ippo, "PPO for several agents, each with its own critic (de Witt et al., 2020)"
+    ),
 }
 
 
@@ -154,6 +168,8 @@ def config_from_json(config: type, values: dict[str, Any]) -> Any:
 def _from_json(hint: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return config_from_json(hint, value)
+    if typing.get_origin(hint) is dict:
+        return {name: _from_json(typing.get_args(hint)[1], part) for name, part in value.items()}
     if isinstance(value, list):
         return tuple(_from_json(None, item) for item in value)
     number_is_float = hint is float or (isinstance(hint, types.UnionType) and float in hint.__args__)

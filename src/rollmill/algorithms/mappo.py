@@ -1,0 +1,228 @@
+"""PPO for several agents as a graph of four fragments: MAPPO and IPPO.
+
+MAPPO (Yu et al., "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games", NeurIPS 2022) trains
+decentralised actors with a centralised critic: each agent's value is computed from what the environment shows
+of the whole, together with the agent's own observation. IPPO (de Witt et al., "Is Independent Learning All You
+Need in the StarCraft Multi-Agent Challenge?", 2020) is the same with critics that see what their actors see.
+
+Agents of one kind share their parameters, unless `sharing` says otherwise. Each parameter set learns as PPO
+does: gradients are clipped and stepped by themselves, so that kinds of agents with opposed aims do not disturb
+each other's step sizes. With a single agent IPPO is PPO.
+"""
+
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from gymnasium import spaces
+from jaxtyping import Array, Bool
+
+from rollmill.algorithms.agents import (
+    AgentPolicy,
+    CriticSees,
+    MakeAgentNetwork,
+    agent_policy,
+    several_agents,
+    view_agents,
+)
+from rollmill.algorithms.building import configured, loops_of
+from rollmill.algorithms.fragments import EnvironmentFunctions, compilable, environment_functions
+from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, start_learner, update
+from rollmill.algorithms.optimisers import clipped_descent, planned_updates
+from rollmill.algorithms.ppo import sample_loss
+from rollmill.algorithms.sharing import ParameterSet, parameter_sets
+from rollmill.algorithms.sizes import check_fractions
+from rollmill.core.errors import unknown_name
+from rollmill.core.types import Environment, HostEnvironment, Key, Params
+from rollmill.dataflow import Fragment, Graph, Loops, Metrics
+from rollmill.networks import AgentNetwork, NetworkConfig, actor_critic
+
+
+@dataclass(frozen=True)
+class MAPPOConfig:
+    """Hyperparameters of MAPPO and IPPO, under the field's names."""
+
+    total_timesteps: int = 1_000_000
+    """Environment steps of the whole training, over all environments; a step of all agents counts once."""
+    num_envs: int = 64
+    """Environments that run side by side."""
+    num_steps: int = 64
+    """Steps of each environment in one iteration."""
+    update_epochs: int = 4
+    """Passes over the batch in one iteration."""
+    num_minibatches: int = 4
+    """Minibatches of one pass, cut between environment steps: all agents of a step stay together."""
+    learning_rate: float = 1e-3
+    """Step size of Adam, at the start where it is annealed."""
+    anneal_lr: bool = True
+    """Let the step size fall linearly, to zero after the last of all planned updates."""
+    gamma: float = 0.99
+    """Discount factor."""
+    gae_lambda: float = 0.95
+    """Decay of generalised advantage estimation: 0 is one-step, 1 is Monte Carlo."""
+    clip_coef: float = 0.2
+    """How far the policy's ratio, and the value where it is clipped, may move from the old one."""
+    clip_vloss: bool = True
+    """Clip the value loss as the policy's is clipped."""
+    norm_adv: bool = True
+    """Standardise the advantages of each minibatch, for each kind over its active agents."""
+    ent_coef: float = 0.01
+    """Weight of the entropy bonus."""
+    vf_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Gradients of each parameter set are scaled down to this global norm."""
+    target_kl: float | None = None
+    """End an iteration's learning after an epoch whose last minibatch exceeds this KL divergence in any set."""
+    normalize_observations: bool = False
+    """Standardise observations, and central features, by running statistics."""
+    normalize_values: bool = True
+    """Let critics learn targets that are standardised for each kind by running statistics."""
+    sharing: dict[str, str] = field(default_factory=dict)
+    """Kind to the name of its parameter set, or "independent": weights for each agent; else a set a kind."""
+    agent_ids: bool = False
+    """Show each network a one-hot of the agent's number among those that share its parameters."""
+    num_shards: int | None = None
+    """Logical shards that shuffling stays inside, a multiple of the device count; chosen if left out."""
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """The network of every parameter set."""
+    networks: dict[str, NetworkConfig] = field(default_factory=dict)
+    """Parameter set to its network, where that is another one."""
+
+
+def mappo(
+    env: Environment | HostEnvironment,
+    config: MAPPOConfig | None = None,
+    *,
+    params: Params | None = None,
+    network: MakeAgentNetwork | NetworkConfig | None = None,
+    **overrides: Any,
+) -> Graph:
+    """MAPPO on an environment of several agents, as a graph.
+
+    Args:
+        env: what `rollmill.make` returns, or an `Environment` of your own that lists its `agents`.
+        config: hyperparameters; single ones can be given as keywords instead: `mappo(env, num_envs=8)`.
+        params: parameters of the environment instead of its own; a leaf with one more axis,
+            `[num_envs, ...]`, differs from environment to environment.
+        network: a `NetworkConfig` instead of `config.network`; or your own, as the function that makes that
+            of a parameter set, `(key, observation_space, action_space, critic_space) -> AgentNetwork`.
+        **overrides: fields of `MAPPOConfig` to replace.
+
+    Raises:
+        UsageError: for sizes that do not fit together, agents that share parameters but not their spaces,
+            recurrent networks, and environments that have one agent or live on the host.
+    """
+    return _graph("mappo", env, config, params, network, overrides, critic="central")
+
+
+def ippo(
+    env: Environment | HostEnvironment,
+    config: MAPPOConfig | None = None,
+    *,
+    params: Params | None = None,
+    network: MakeAgentNetwork | NetworkConfig | None = None,
+    **overrides: Any,
+) -> Graph:
+    """IPPO on an environment of several agents, as a graph: critics see their agent's observation alone.
+
+    Arguments and errors are those of `mappo`.
+    """
+    return _graph("ippo", env, config, params, network, overrides, critic="own")
+
+
+def _graph(
+    name: str,
+    env: Environment | HostEnvironment,
+    config: MAPPOConfig | None,
+    params: Params | None,
+    network: MakeAgentNetwork | NetworkConfig | None,
+    overrides: dict[str, Any],
+    *,
+    critic: CriticSees,
+) -> Graph:
+    config, make_network = configured(config or MAPPOConfig(), network, overrides)
+    check_fractions({"gamma": config.gamma, "gae_lambda": config.gae_lambda})
+    env = several_agents(compilable(env), name)
+    view = partial(view_agents, critic=critic)
+    environment = environment_functions(env, params=params, num_envs=config.num_envs, view=view)
+    sets = parameter_sets(env.agents, config.sharing)
+    policy = agent_policy(
+        env,
+        sets,
+        _networks(sets, config) if make_network is None else {group.name: make_network for group in sets},
+        critic=critic,
+        agent_ids=config.agent_ids,
+        normalise_observations=config.normalize_observations,
+    )
+    loops = loops_of(
+        config, by_sequence=False, epochs=config.update_epochs, num_minibatches=config.num_minibatches
+    )
+    settings = {
+        "algorithm": name,
+        "environment": env.name,
+        "config": asdict(config),
+        "custom": [part for part, given in (("params", params), ("network", make_network)) if given is not None],
+    }
+    return _assemble(settings, env, environment, policy, config, loops)
+
+
+def _assemble(
+    settings: dict[str, Any],
+    env: Environment,
+    environment: EnvironmentFunctions,
+    policy: AgentPolicy,
+    config: MAPPOConfig,
+    loops: Loops,
+) -> Graph:
+    optimiser = clipped_descent(
+        optax.scale_by_adam(eps=1e-5),
+        learning_rate=config.learning_rate,
+        max_grad_norm=config.max_grad_norm,
+        anneal_over=planned_updates(loops) if config.anneal_lr else None,
+    )
+    return Graph(
+        settings=settings,
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+        loops=loops,
+        environment=Fragment("environment", environment.step),
+        policy=Fragment("policy", policy.sample),
+        gradients=Fragment("gradients", partial(mean_gradients, policy, partial(sample_loss, config))),
+        update=Fragment("update", partial(update, policy.sets, optimiser)),
+        start_environment=environment.start,
+        start_memory=policy.start_memory,
+        start_learner=partial(start_learner, policy, optimiser, normalise_values=config.normalize_values),
+        action_mask=environment.action_mask,
+        weights=lambda learner: learner.weights,
+        prepare=partial(prepare, policy, gamma=config.gamma, gae_lambda=config.gae_lambda),
+        condition=partial(condition, policy.sets, standardise=config.norm_adv),
+        greedy=policy.greedy,
+        keep_learning=None if config.target_kl is None else partial(_all_below, config.target_kl),
+    )
+
+
+def _networks(sets: tuple[ParameterSet, ...], config: MAPPOConfig) -> dict[str, MakeAgentNetwork]:
+    """Parameter set to the function that makes its network."""
+    names = [group.name for group in sets]
+    for name in config.networks:
+        if name not in names:
+            raise unknown_name("parameter set in networks", name, names)
+    return {name: partial(_make, config.networks.get(name, config.network)) for name in names}
+
+
+def _make(
+    config: NetworkConfig,
+    key: Key,
+    observation_space: spaces.Space,
+    action_space: spaces.Space,
+    critic_space: spaces.Space,
+) -> AgentNetwork:
+    return actor_critic(key, observation_space, action_space, config, critic_space=critic_space)
+
+
+def _all_below(target_kl: float, metrics: Metrics) -> Bool[Array, ""]:
+    found = [value for name, value in metrics.items() if name.startswith("losses/approx_kl")]
+    return jnp.max(jnp.stack(found)) <= target_kl
