@@ -1,25 +1,30 @@
 """Environments as values: own ones, adapted ones, transforms, running statistics, the contract's check."""
 
 from rollmill.envs.accounting import record_discounted_returns, record_episodes
+from rollmill.envs.agents import active_agents, joint_spaces
 from rollmill.envs.check import check_environment, check_types
 from rollmill.envs.host import host_environment, step_struct
 from rollmill.envs.normalisation import (
     Statistics,
+    denormalise,
     initial_statistics,
     normalise,
     scale,
     update_statistics,
 )
 from rollmill.envs.registry import make, register, registered
-from rollmill.envs.transforms import auto_reset, time_limit, vary, vectorise
+from rollmill.envs.transforms import auto_reset, time_limit, vary, vectorise, wrap
 
 __all__ = [
     "Statistics",
+    "active_agents",
     "auto_reset",
     "check_environment",
     "check_types",
+    "denormalise",
     "host_environment",
     "initial_statistics",
+    "joint_spaces",
     "make",
     "normalise",
     "record_discounted_returns",
@@ -32,4 +37,5 @@ __all__ = [
     "update_statistics",
     "vary",
     "vectorise",
+    "wrap",
 ]
