@@ -1,5 +1,6 @@
 """The Python way: train a graph, resume a run, load a policy, evaluate it."""
 
+from rollmill.api.deployment import PLACEMENT, choose_plan, prepare_devices
 from rollmill.api.diagnosis import replay
 from rollmill.api.options import RunOptions
 from rollmill.api.policies import Loaded, Policy, evaluate, evaluate_run, load, load_weights
@@ -17,12 +18,14 @@ from rollmill.api.training import Run, reopen, resume, train
 
 __all__ = [
     "ALGORITHMS",
+    "PLACEMENT",
     "Algorithm",
     "Loaded",
     "Policy",
     "Run",
     "RunOptions",
     "build_graph",
+    "choose_plan",
     "describe",
     "evaluate",
     "evaluate_run",
@@ -31,6 +34,7 @@ __all__ = [
     "import_modules",
     "load",
     "load_weights",
+    "prepare_devices",
     "rebuild_graph",
     "reopen",
     "replay",

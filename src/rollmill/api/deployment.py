@@ -4,6 +4,7 @@ Workers build the graph again from what a run's configuration says of it; thread
 """
 
 import contextlib
+import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,12 +16,31 @@ from rollmill.api.specification import describe, import_modules, rebuild_graph
 from rollmill.channels import BrokerServer, Chapter, LocalBroker, MemoryWire, RemoteBroker, Wire, new_token
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Flow, Graph, State, flow
-from rollmill.execution import enable_compilation_cache
+from rollmill.execution import enable_compilation_cache, take_devices
 from rollmill.execution.coordinator import Coordinator, Saved, host_blank, jobs_of
-from rollmill.execution.groups.worker import serve_seat
+from rollmill.execution.groups import run_on_mesh, serve_seat
 from rollmill.execution.workers import Control, Job, Supervision, Supervisor, ThreadSupervisor
 from rollmill.planning import Counts, Plan, find_distribution, read_plan
 from rollmill.record import Display, RunDirectory
+
+PLACEMENT = ("devices", "distribution", "place", "workers", "actors", "learners", "asynchronous", "plan")
+"""Fields of `RunOptions` that say where a training runs, and nothing else."""
+
+
+def prepare_devices(options: RunOptions) -> None:
+    """What has to be said before anything starts JAX: how many CPU devices there are, and who takes the memory.
+
+    Where workers train, this process leaves the accelerators' memory to them.
+    """
+    if _has_workers(options):
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    else:
+        take_devices(max(options.devices, options.learners) if options.devices else 0)
+
+
+def _has_workers(options: RunOptions) -> bool:
+    whole = options.distribution == "gpu-only" and options.plan is None
+    return options.place not in (None, "program") or not whole
 
 
 class _Held(NamedTuple):
@@ -66,7 +86,7 @@ def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
         raise UsageError(
             f"devices={options.devices} share one program; with place={plan.place} say learners={options.devices}."
         )
-    if plan.place in ("mesh", "ray"):
+    if plan.place == "ray":
         raise UsageError(f"place={plan.place} is not available yet; use processes.")
     if plan.place != "threads" and (custom := describe(graph)["custom"]):
         raise UsageError(
@@ -101,6 +121,7 @@ def deployed(
         "seed": options.seed,
         "unroll": options.unroll or 1,
         "plan": plan.to_json(),
+        "platform": jax.default_backend(),
     }
     flows = flow(graph)
     blank = host_blank(graph, flows.state, jax.random.key(options.seed))
@@ -113,6 +134,7 @@ def deployed(
             begin_with=begin,
             blank=blank,
             restored=begin_with is not None,
+            mesh=plan.place == "mesh",
         )
         yield coordinator, blank
 
@@ -143,10 +165,11 @@ def _workers(
         return
     token = new_token()
     told = {"graph": describe(graph), "imports": list(imports), "token": token}
+    entry = "work_on_mesh" if plan.place == "mesh" else "work_in_process"
     with contextlib.closing(BrokerServer(broker, token)) as server:
         jobs = jobs_of(
             plan.partition,
-            "rollmill.api.deployment:work_in_process",
+            f"rollmill.api.deployment:{entry}",
             {**settings, **told, "broker": server.address},
         )
         supervisor = Supervisor(
@@ -171,6 +194,21 @@ def work_in_process(job: Job, control: Control) -> None:
     graph = rebuild_graph(settings["graph"], imported=settings["imports"])
     broker = RemoteBroker(settings["broker"], settings["token"])
     _work(job, control, graph, flow(graph), lambda stop, epoch: _wire(broker, stop, epoch))
+
+
+def work_on_mesh(job: Job, control: Control) -> None:
+    """A worker that is one of the processes of a mesh."""
+    settings = job.settings
+    control.at("building the algorithm", expect=300)
+    enable_compilation_cache()
+    import_modules(settings["imports"])
+    replicas = Plan.from_json(settings["plan"]).partition.groups[0].replicas
+    run_on_mesh(
+        job,
+        control,
+        graph=lambda: rebuild_graph(settings["graph"], imported=settings["imports"]),
+        processes=replicas,
+    )
 
 
 def _wire(broker: Any, stop: Callable[[], bool], epoch: int) -> Wire:

@@ -167,10 +167,10 @@ def evaluate_run(
         imports: modules to import first, because they register the environment.
     """
     play = {"episodes": episodes, "seed": seed, "stochastic": stochastic}
-    if env is None:
+    if env is None and loaded.graph.host is None:
         return evaluate_graph(loaded.graph, loaded.weights, **play)
     import_modules(imports)
-    other = make(env)
+    other = make(env or loaded.graph.settings["environment"])
     _check_same_spaces(loaded.graph, other)
     if isinstance(other, HostEnvironment):
         return evaluate_on_host(loaded.graph, loaded.weights, other, **play)

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rollmill.api.deployment import choose_plan
+from rollmill.api.deployment import PLACEMENT, choose_plan, prepare_devices
 from rollmill.api.following import train_with_workers
 from rollmill.api.options import RunOptions
 from rollmill.api.recorder import Recorder, Run, open_checkpoints
@@ -73,7 +73,7 @@ def train(
         run = _create(algorithm, options, imports, plan)
         display.note(f"run {run.root}")
         return train_with_workers(run, algorithm, plan, options, display, imports=imports)
-    program = _compile(algorithm, options, display)
+    program = _compile(algorithm, plan, options, display)
     run = _create(algorithm, options, imports, plan)
     display.note(f"run {run.root}")
     return _train(run, algorithm, program, options, display)
@@ -84,8 +84,8 @@ def resume(
     *,
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
-    devices: int | None = None,
     quiet: bool = False,
+    **placement: Any,
 ) -> Run:
     """Goes on with a run from its newest whole checkpoint; the result is that of a run never stopped.
 
@@ -93,25 +93,29 @@ def resume(
         run_dir: the run's directory.
         algorithm: the graph again, where the run was made with parts that only Python has.
         imports: modules to import first, because they register the environment.
-        devices: share the environments between so many, instead of as many as before.
         quiet: show nothing while training.
+        **placement: fields of `RunOptions` that say where to run, instead of where it ran before: devices,
+            distribution, place, workers, actors, learners, asynchronous, plan.
 
     Raises:
         CheckpointError: if the directory is no run, or no checkpoint is whole.
         UsageError: if the algorithm has other hyperparameters than the run.
     """
     run = RunDirectory.open(Path(run_dir))
-    options = replace(read_options(run), quiet=quiet)
-    options = options if devices is None else replace(options, devices=devices)
-    take_devices(options.devices)  # before anything starts JAX, which fixes how many there are
+    if unknown := placement.keys() - PLACEMENT:
+        raise UsageError(
+            f"{', '.join(sorted(unknown))} cannot be changed when a run goes on; what can: {PLACEMENT}."
+        )
+    options = replace(read_options(run), quiet=quiet, **placement)
+    prepare_devices(options)
     algorithm, _ = reopen(run, algorithm=algorithm, imports=imports)
     display = choose_display(quiet=quiet)
     if fingerprint(algorithm) != run.read_config()["graph"].get("fingerprint"):
         display.note("note: environment, network or JAX are not what they were when this run started")
-    plan = read_plan_of(run, algorithm, options)
+    plan = choose_plan(algorithm, options) if placement else read_plan_of(run, algorithm, options)
     if plan.place != "program":
         return train_with_workers(run, algorithm, plan, options, display, imports=imports)
-    program = _compile(algorithm, options, display)
+    program = _compile(algorithm, plan, options, display)
     return _train(run, algorithm, program, options, display)
 
 
@@ -180,9 +184,10 @@ def _provenance() -> dict[str, Any]:
     return {"versions": versions(), "hardware": hardware(), "commit": git_commit()}
 
 
-def _compile(algorithm: Graph, options: RunOptions, display: Display) -> Program:
+def _compile(algorithm: Graph, plan: Plan, options: RunOptions, display: Display) -> Program:
     enable_compilation_cache()
-    devices = take_devices(options.devices)
+    replicas = plan.partition.groups[0].replicas
+    devices = take_devices(replicas if replicas > 1 else options.devices)
     display.note("compiling ...")
     with telling_memory(algorithm.loops):
         program = lower(algorithm, seeds=options.seeds, devices=devices, unroll=options.unroll)

@@ -23,7 +23,8 @@ def run(arguments: list[str]) -> int:
     import_modules(tyro.cli(List, prog="rollmill list", args=arguments).imports)
     adapted = [
         ("gymnax:ID", "environments of gymnax, with `pip install 'rollmill[gymnax]'`"),
-        ("gymnasium:ID", "environments of Gymnasium on the host CPU, for evaluation"),
+        ("gymnasium:ID", "environments of Gymnasium, on the host CPU"),
+        ("envpool:ID", "environments of EnvPool, on the host CPU, with `pip install 'rollmill[envpool]'`"),
     ]
     recipes = [(name, make().summary) for name, make in RECIPES.items()]
     _print("algorithms", [(name, algorithm.summary) for name, algorithm in ALGORITHMS.items()])

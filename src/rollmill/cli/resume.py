@@ -6,8 +6,9 @@ from typing import Annotated
 
 import tyro
 
-from rollmill.api import resume
+from rollmill.api import PLACEMENT, resume
 from rollmill.cli.train import Imports, report
+from rollmill.planning import Place
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,20 @@ class Resume:
     """Module to import first, because it registers the environment."""
     devices: int | None = None
     """Devices that share the environments; as many as before if left out."""
+    distribution: str | None = None
+    """Another distribution policy than before; the options below belong to it."""
+    place: Place | None = None
+    """What carries the groups."""
+    workers: int | None = None
+    """Replicas of groups that hold the environment alone."""
+    actors: int | None = None
+    """Replicas of groups that hold the policy, but not the update."""
+    learners: int | None = None
+    """Replicas of groups that hold gradients and update together."""
+    asynchronous: bool | None = None
+    """Let actors go on with the newest weights there are."""
+    plan: Path | None = None
+    """File of a plan."""
     quiet: bool = False
     """Show nothing while training."""
 
@@ -27,4 +42,6 @@ class Resume:
 def run(arguments: list[str]) -> int:
     """Goes on with a run, and says where it is."""
     chosen = tyro.cli(Resume, prog="rollmill resume", args=arguments)
-    return report(resume(chosen.run, imports=chosen.imports, devices=chosen.devices, quiet=chosen.quiet))
+    given = {name: getattr(chosen, name) for name in PLACEMENT}
+    placement = {name: value for name, value in given.items() if value is not None}
+    return report(resume(chosen.run, imports=chosen.imports, quiet=chosen.quiet, **placement))

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from rollmill.api import ALGORITHMS, Run, RunOptions, build_graph, find_algorithm, import_modules
+from rollmill.api import ALGORITHMS, Run, RunOptions, build_graph, find_algorithm, import_modules, prepare_devices
 from rollmill.api import train as train_run
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.execution import take_devices
 from rollmill.recipes import RECIPES
 
 Imports = Annotated[tuple[str, ...], tyro.conf.arg(name="import", metavar="MODULE"), tyro.conf.UseAppendAction]
@@ -24,7 +23,7 @@ def run(arguments: list[str]) -> int:
     name, *rest = arguments
     find_algorithm(name)
     chosen = tyro.cli(_arguments(name, rest), prog=f"rollmill train {name}", args=rest)
-    take_devices(chosen.run.devices)  # before anything starts JAX, which fixes how many there are
+    prepare_devices(chosen.run)
     import_modules(chosen.imports)
     graph = build_graph(name, chosen.environment, chosen.algorithm)
     return report(train_run(graph, chosen.run, imports=chosen.imports))

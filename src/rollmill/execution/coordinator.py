@@ -9,6 +9,7 @@ A lost actor or environment worker is replaced and the training goes on; a repli
 with takes all back to the last state that was put together. Both a bounded number of times.
 """
 
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -19,7 +20,7 @@ import numpy as np
 
 from rollmill.core.errors import RollmillError
 from rollmill.dataflow import Graph, Group, Partition, State, share, start, start_learner
-from rollmill.execution.groups import Part, assemble, share_of
+from rollmill.execution.groups import STRIDE, Part, assemble, share_of
 from rollmill.execution.workers import ALL, Finished, Hung, Job, Lost, Message, Received, Started, Supervision
 
 Row = dict[str, Any]
@@ -81,8 +82,14 @@ class Coordinator:
         begin_with: Saved,
         blank: State,
         restored: bool,
+        mesh: bool = False,
     ) -> None:
-        """`workers` has a job for each replica; `blank` is a state at the beginning, on the host."""
+        """`workers` has a job for each replica; `blank` is a state at the beginning, on the host.
+
+        On a `mesh` all replicas are one program, and states can be had at multiples of a stride.
+        """
+        self._mesh = mesh
+        self._meeting = free_address() if mesh else ""
         self._graph, self._partition, self._workers = graph, partition, workers
         self._saved, self._blank, self._restored = begin_with, blank, restored
         self._last = graph.loops.iterations
@@ -113,14 +120,14 @@ class Coordinator:
     def want_state(self) -> None:
         """Asks for the state after one of the next iterations."""
         if self._wanted is None and self._iteration < self._last:
-            self._wanted = min(self._iteration + self._margin, self._last)
+            self._wanted = min(self._ahead(), self._last)
             self._parts.clear()
             self._workers.send(ALL, "snapshot", {"iteration": self._wanted})
 
     def stop(self) -> None:
         """Ends the training after one of the next iterations, with its state."""
         if self._stop_at is None:
-            self._last = min(self._last, self._iteration + self._margin)
+            self._last = min(self._last, self._ahead())
             self._stop_at = time.monotonic() + STOP_SECONDS
             self._workers.send(ALL, "stop", {"iteration": self._last})
 
@@ -150,7 +157,9 @@ class Coordinator:
         fields = message.fields
         match message.kind:
             case "row":
-                yield self._row(fields["iteration"], fields["metrics"])
+                yield self._rows(fields["iteration"], [fields["metrics"]])
+            case "rows":
+                yield self._rows(fields["first"], fields["rows"])
             case "snapshot":
                 part = Part(fields["lowest"], message.arrays)
                 self._parts.setdefault(fields["iteration"], {})[job.name] = part
@@ -164,15 +173,15 @@ class Coordinator:
                     )
         yield from self._save_if_whole()
 
-    def _row(self, iteration: int, metrics: Row) -> Rows:
+    def _rows(self, first: int, rows: list[Row]) -> Rows:
         now = time.monotonic()
-        self._row_seconds = 0.8 * self._row_seconds + 0.2 * (now - self._row_at)
+        self._row_seconds = 0.8 * self._row_seconds + 0.2 * (now - self._row_at) / len(rows)
         self._row_at = now
-        self._iteration = iteration + 1
+        self._iteration = first + len(rows)
         self._restarts.clear()
         if self._iteration == self._last:
             self._end_update()
-        return Rows(iteration, [{name: np.float32(value) for name, value in metrics.items()}])
+        return Rows(first, [{name: np.float32(value) for name, value in row.items()} for row in rows])
 
     def _end_update(self) -> None:
         """The group with the update alone cannot know that no gradients come any more."""
@@ -203,9 +212,10 @@ class Coordinator:
     def _has_part(self, group: Group) -> bool:
         return self._partition.synchronous or group.has("update") or (group.has("gradients") and group.synchronous)
 
-    @property
-    def _margin(self) -> int:
-        return 2 + int(MARGIN_SECONDS / max(self._row_seconds, 1e-4))
+    def _ahead(self) -> int:
+        """An iteration that no replica has come to yet."""
+        ahead = self._iteration + 2 + int(MARGIN_SECONDS / max(self._row_seconds, 1e-4))
+        return -(-ahead // STRIDE) * STRIDE + STRIDE if self._mesh else ahead
 
     # --- beginning, and beginning again --------------------------------------------------------------
 
@@ -215,6 +225,7 @@ class Coordinator:
         arrays = {}
         if self._restored and not (replaced and group.has("environment")):
             index = share(self._graph.loops.num_envs, group.replicas, job.replica)
+            index = range(self._graph.loops.num_envs) if self._mesh else index
             arrays = share_of(
                 self._saved.state,
                 index,
@@ -226,6 +237,7 @@ class Coordinator:
             "epoch": self._epoch,
             "attempt": replaced,
             "generation": self._generation,
+            "meet": self._meeting,
         }
         self._workers.send(job, "begin", fields, arrays)
 
@@ -248,6 +260,7 @@ class Coordinator:
 
     def _begin_again(self) -> Iterator[Told]:
         self._epoch += 1
+        self._meeting = free_address() if self._mesh else ""
         self._generation += 1
         self._attempts.clear()
         self._parts.clear()
@@ -262,6 +275,12 @@ class Coordinator:
 
     def _group(self, job: Job) -> Group:
         return next(group for group in self._partition.groups if group.name == job.group)
+
+
+def free_address() -> str:
+    """A port of this host that nobody listens at now, where the processes of a mesh meet."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def replaceable(partition: Partition, group: Group) -> bool:

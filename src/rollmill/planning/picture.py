@@ -28,10 +28,8 @@ def draw(plan: Plan, graph: Graph, *, steps_per_second: float) -> str:
 def _box(group: Group, num_envs: int) -> list[str]:
     title = f" {group.name} x {group.replicas} "
     waits = "" if group.synchronous else ", asynchronous"
-    rows = [
-        " + ".join(group.fragments),
-        f"{num_envs // group.replicas} environments each, device: {group.device}{waits}",
-    ]
+    share = "" if group.fragments == ("update",) else f"{num_envs // group.replicas} environments each, "
+    rows = [" + ".join(group.fragments), f"{share}device: {group.device}{waits}"]
     width = max(len(title) + 2, *(len(row) + 2 for row in rows))
     return [
         f"  +-{title}{'-' * (width - len(title) - 1)}+",

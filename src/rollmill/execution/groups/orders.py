@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rollmill.channels import TimedOut
-from rollmill.execution.groups.seat import Seat
+from rollmill.execution.workers import Control
 
 PATIENCE = 0.2
 """Seconds of waiting between two looks at the orders."""
@@ -15,9 +15,10 @@ T = TypeVar("T")
 class Orders:
     """The newest orders of each kind."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._control = seat.control
-        self._planned = seat.graph.loops.iterations
+    def __init__(self, control: Control, iterations: int) -> None:
+        """`iterations` are planned; `control` is the line to the coordinator."""
+        self._control = control
+        self._planned = iterations
         self._snapshot: int | None = None
         self._final = False
 

@@ -66,7 +66,7 @@ class _Replica:
     """A replica that goes through iterations."""
 
     def __init__(self, seat: Seat) -> None:
-        self._seat, self._orders = seat, Orders(seat)
+        self._seat, self._orders = seat, Orders(seat.control, seat.graph.loops.iterations)
         group, apart = seat.group, seat.partition.apart
         seat.control.at("starting", expect=600)
         serves = group.has("environment") and not group.has("policy")

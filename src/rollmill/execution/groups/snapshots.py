@@ -82,6 +82,8 @@ def assemble(blank: State, iteration: int, parts: Sequence[Part]) -> State | Non
 def share_of(state: State, index: range, *, learner: bool, environments: bool) -> dict[str, np.ndarray]:
     """What a replica with these environments is given of a restored state."""
     arrays = to_host({"learner": state.learner}) if learner else {}
+    if learner and environments:
+        arrays |= to_host({"key": state.key, "iteration": state.iteration})
     if environments:
         collector = to_host({"collector": state.collector})
         arrays |= {name: array[index.start : index.stop] for name, array in collector.items()}

@@ -28,7 +28,7 @@ class Ended(Exception):
 def run_update(seat: Seat) -> None:
     """Applies gradients until the training ends."""
     senders = seat.partition.holder("gradients")
-    orders = Orders(seat)
+    orders = Orders(seat.control, seat.graph.loops.iterations)
     sources = range(senders.replicas)
     gradients = seat.wire.receiver("gradients", sources=sources, target=0, layout=gradients_layout(seat.flow))
     parameters = seat.wire.newest_writer(
