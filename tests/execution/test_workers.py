@@ -207,6 +207,8 @@ def test_messages_that_cannot_be_sent_are_refused_at_once(supervise):
         supervisor.send(ALL, ".stop")
     with pytest.raises(UsageError, match="unknown worker or group 'actr'. Did you mean actor"):
         supervisor.send("actr", "numbers")
+    with pytest.raises(UsageError, match="unknown worker 'actor'"):
+        supervisor.replace("actor")
 
 
 def test_stopping_ends_the_obedient_and_the_deaf_without_an_event(supervise):
@@ -267,7 +269,7 @@ def test_each_worker_has_its_own_environment_before_jax_starts(supervise, launch
         None,
     )
     assert told["actor"]["OPENBLAS_NUM_THREADS"] == "1"
-    assert len(launcher.servers) == 2  # JAX_ENABLE_X64 is read while JAX is imported
+    assert len(launcher.servers) == 2  # JAX reads its own variables while it is imported
 
 
 def test_forked_workers_draw_different_numbers(supervise):

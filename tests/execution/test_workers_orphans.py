@@ -28,7 +28,7 @@ def launcher():
 @pytest.fixture
 def coordinator():
     """A process that coordinates workers, and the process ids of all that it has started."""
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     command = [sys.executable, "-c", "import worker_jobs; worker_jobs.coordinate()"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     assert process.stdout is not None

@@ -86,7 +86,7 @@ def test_stopping_ends_a_thread_without_an_event_and_it_can_be_started_anew(supe
     with pytest.raises(UsageError, match="nobody can kill"):
         supervisor.replace("actor/0")
     supervisor.stop("actor/0")
-    assert {event.job.name for event in supervisor.events(0.0)} <= {"actor/1"}
+    assert {event.job.name for event in supervisor.events(0)} <= {"actor/1"}
     assert supervisor.replace("actor/0").attempt == 1
     assert until(supervisor, Started).job.attempt == 1
     supervisor.stop(ALL)

@@ -118,7 +118,7 @@ def tells_environment(job, control):
 
     names = ["XLA_FLAGS", "JAX_ENABLE_X64", "ROLLMILL_TEST", "OPENBLAS_NUM_THREADS"]
     values = {name: os.environ.get(name) for name in names}
-    facts = {"devices": len(jax.devices()), "x64": bool(jax.config.read("jax_enable_x64"))}
+    facts = {"devices": len(jax.devices("cpu")), "x64": bool(jax.config.read("jax_enable_x64"))}
     control.send("environment", values | facts | {"drawn": int(np.random.randint(2**31))})
 
 

@@ -16,7 +16,10 @@ from rollmill.execution.workers.messages import Message
 MOST_STRANGERS = 64
 """Connections that may be in the middle of the handshake."""
 
-MOST_UNSENT = 4 * 2**30
+MOST_UNSENT = 8 * 2**30
+SMALL = 2**16
+"""Bytes of a message that is queued however much lies there."""
+
 Frame: TypeAlias = list[bytes | memoryview]
 
 
@@ -47,7 +50,7 @@ class Connection:
         """
         nbytes = _size(frame)
         with self._counting:
-            if self._unsent_bytes and self._unsent_bytes + nbytes > MOST_UNSENT:
+            if nbytes > SMALL and self._unsent_bytes + nbytes > MOST_UNSENT:
                 raise TimedOut(f"a worker has {self._unsent_bytes:,} bytes of messages to read, and reads none.")
             self._unsent_bytes += nbytes
         self._unsent.put(frame)

@@ -5,7 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from rollmill.execution.workers.messages import NOTHING, Message
+from rollmill.execution.workers.messages import NOTHING, Message, Seconds
 
 
 @runtime_checkable
@@ -33,7 +33,7 @@ class Control(Protocol):
         """The newest message of that kind that was not taken yet, at once; older ones are dropped."""
         ...
 
-    def wait(self, kind: str, timeout: float | None = None) -> Message:
+    def wait(self, kind: str, timeout: Seconds | None = None) -> Message:
         """The oldest message of that kind that was not taken yet, as soon as there is one.
 
         A worker that waits here is idle, not hung. `timeout` is in seconds.
@@ -44,7 +44,7 @@ class Control(Protocol):
         """
         ...
 
-    def at(self, note: str, *, expect: float = 0.0) -> None:
+    def at(self, note: str, *, expect: Seconds = 0.0) -> None:
         """Notes what the worker's main thread is about to do, and that it is not hung. Takes about a microsecond.
 
         Args:

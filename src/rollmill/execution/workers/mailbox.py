@@ -6,7 +6,7 @@ from collections import Counter, deque
 
 from rollmill.channels import Abandoned, TimedOut
 from rollmill.core.errors import UsageError
-from rollmill.execution.workers.messages import Message, size_of
+from rollmill.execution.workers.messages import Message, Seconds, size_of
 
 MOST_UNTAKEN = 10_000
 MOST_UNTAKEN_BYTES = 2**30
@@ -57,7 +57,7 @@ class Mailbox:
             del self._untaken_bytes[kind]
         return of_kind[-1] if of_kind else None
 
-    def wait(self, kind: str, timeout: float | None) -> Message:
+    def wait(self, kind: str, timeout: Seconds | None) -> Message:
         """See `Control`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:

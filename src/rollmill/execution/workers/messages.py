@@ -3,12 +3,13 @@
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from rollmill.core.errors import UsageError
 
+Seconds: TypeAlias = float | int
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.execution.workers.events import Event
 from rollmill.execution.workers.jobs import Job
-from rollmill.execution.workers.messages import NOTHING
+from rollmill.execution.workers.messages import NOTHING, Seconds
 
 ALL = "*"
 """As `to`: every worker."""
@@ -33,7 +33,7 @@ class Supervision(Protocol):
         """Asks for all workers, without waiting for them."""
         ...
 
-    def events(self, timeout: float | None = None) -> list[Event]:
+    def events(self, timeout: Seconds | None = None) -> list[Event]:
         """What happened since the last call, in order; waits up to `timeout` seconds for at least one.
 
         None waits as long as it takes; nothing waits once all workers are gone. Of one worker, all that it
@@ -70,11 +70,11 @@ class Supervision(Protocol):
         """
         ...
 
-    def stop(self, to: Job | str, *, grace_seconds: float = 5.0) -> None:
+    def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
         """Asks these workers to stop, makes them, and returns when they are gone; no event tells of it."""
         ...
 
-    def close(self, *, grace_seconds: float = 5.0) -> None:
+    def close(self, *, grace_seconds: Seconds = 5.0) -> None:
         """Stops all workers and lets go of everything."""
         ...
 
@@ -103,3 +103,15 @@ def addressed(jobs: Iterable[Job], to: Job | str) -> list[str]:
     if not names and to != ALL:
         raise unknown_name("worker or group", to, {name for job in jobs for name in (job.name, job.group)})
     return names
+
+
+def named(jobs: Iterable[Job], job: Job | str) -> str:
+    """The name of one job.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+    name, names = job.name if isinstance(job, Job) else job, [job.name for job in jobs]
+    if name not in names:
+        raise unknown_name("worker", name, names)
+    return name

@@ -23,8 +23,8 @@ from rollmill.execution.workers.jobs import Job
 from rollmill.execution.workers.launchers import Launcher
 from rollmill.execution.workers.local_launcher import LocalLauncher
 from rollmill.execution.workers.logs import LogReader, WorkerLog
-from rollmill.execution.workers.messages import NOTHING, Message, outgoing, size_of, snapshot
-from rollmill.execution.workers.supervision import ALL, MOST_UNREAD, addressed, by_name
+from rollmill.execution.workers.messages import NOTHING, Message, Seconds, outgoing, size_of, snapshot
+from rollmill.execution.workers.supervision import ALL, MOST_UNREAD, addressed, by_name, named
 from rollmill.execution.workers.watch import Patience, Watched
 
 LOOK_SECONDS = 0.05
@@ -72,14 +72,8 @@ class Supervisor:
         self._inbox: deque[tuple[Watched, Event]] = deque()
         self._changed = threading.Condition()
         self._token = secrets.token_bytes(32)
+        self._door = Door(address, self._token, self._admit, display, heartbeat_seconds=heartbeat_seconds)
         self._logs = LogReader()
-        self._door = Door(
-            address,
-            self._token,
-            self._admit,
-            display,
-            heartbeat_seconds=heartbeat_seconds,
-        )
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -96,7 +90,7 @@ class Supervisor:
         for job in self.jobs:
             self._begin(job)
 
-    def events(self, timeout: float | None = None) -> list[Event]:
+    def events(self, timeout: Seconds | None = None) -> list[Event]:
         """See `Supervision`."""
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -122,7 +116,7 @@ class Supervisor:
 
     def replace(self, job: Job | str) -> Job:
         """See `Supervision`."""
-        (name,) = addressed(self.jobs, job)
+        name = named(self.jobs, job)
         old = self._dismiss([name])
         self._kill(old)
         self._forget(old)
@@ -130,7 +124,7 @@ class Supervisor:
         self._begin(self._jobs[name])
         return self._jobs[name]
 
-    def stop(self, to: Job | str, *, grace_seconds: float = 5.0) -> None:
+    def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
         """See `Supervision`. After `grace_seconds` comes SIGTERM, and two seconds later SIGKILL."""
         names = addressed(self.jobs, to)
         self._tell(names, Message(".stop", {}, {}))
@@ -144,7 +138,7 @@ class Supervisor:
         self._kill(self._wait(left, TERMINATE_SECONDS))
         self._forget(workers)
 
-    def close(self, *, grace_seconds: float = 5.0) -> None:
+    def close(self, *, grace_seconds: Seconds = 5.0) -> None:
         """See `Supervision`."""
         with contextlib.ExitStack() as last:
             last.callback(self._logs.close)

@@ -16,9 +16,9 @@ from rollmill.core.own_line import own_line
 from rollmill.execution.workers.events import Event, Finished, Hung, Received, Started
 from rollmill.execution.workers.jobs import Job, function_of
 from rollmill.execution.workers.mailbox import Mailbox
-from rollmill.execution.workers.messages import NOTHING, Message, outgoing, size_of, snapshot
+from rollmill.execution.workers.messages import NOTHING, Message, Seconds, outgoing, size_of, snapshot
 from rollmill.execution.workers.pulse import Pulse
-from rollmill.execution.workers.supervision import ALL, MOST_UNREAD, addressed, by_name
+from rollmill.execution.workers.supervision import ALL, MOST_UNREAD, addressed, by_name, named
 
 LOOK_SECONDS = 0.5
 
@@ -52,12 +52,12 @@ class LocalControl:
         """See `Control`."""
         return self._worker.mailbox.latest(kind)
 
-    def wait(self, kind: str, timeout: float | None = None) -> Message:
+    def wait(self, kind: str, timeout: Seconds | None = None) -> Message:
         """See `Control`."""
         with self._worker.pulse.idle(f"waiting for {kind!r}"):
             return self._worker.mailbox.wait(kind, timeout)
 
-    def at(self, note: str, *, expect: float = 0.0) -> None:
+    def at(self, note: str, *, expect: Seconds = 0.0) -> None:
         """See `Control`."""
         self._worker.pulse.note(note, expect)
 
@@ -120,7 +120,7 @@ class ThreadSupervisor:
         for job in self.jobs:
             self._begin(job)
 
-    def events(self, timeout: float | None = None) -> list[Event]:
+    def events(self, timeout: Seconds | None = None) -> list[Event]:
         """See `Supervision`.
 
         Raises:
@@ -157,14 +157,14 @@ class ThreadSupervisor:
         Raises:
             UsageError: its thread still runs.
         """
-        (name,) = addressed(self.jobs, job)
+        name = named(self.jobs, job)
         if name in self._workers:
             raise UsageError(f"worker {name!r} is a thread that still runs, which nobody can kill; stop it first.")
         self._jobs[name] = replace(self._jobs[name], attempt=self._jobs[name].attempt + 1)
         self._begin(self._jobs[name])
         return self._jobs[name]
 
-    def stop(self, to: Job | str, *, grace_seconds: float = 5.0) -> None:
+    def stop(self, to: Job | str, *, grace_seconds: Seconds = 5.0) -> None:
         """See `Supervision`. Threads that do not stop within `grace_seconds` are left behind."""
         with self._changed:
             names = addressed(self.jobs, to)
@@ -179,7 +179,7 @@ class ThreadSupervisor:
             if worker.thread is not None:
                 worker.thread.join(max(0.0, deadline - time.monotonic()))
 
-    def close(self, *, grace_seconds: float = 5.0) -> None:
+    def close(self, *, grace_seconds: Seconds = 5.0) -> None:
         """See `Supervision`."""
         self.stop(ALL, grace_seconds=grace_seconds)
 

@@ -18,7 +18,7 @@ from rollmill.execution.workers.frames import encode, receive_frame, send_frame
 from rollmill.execution.workers.handshake import report
 from rollmill.execution.workers.jobs import Job, function_of
 from rollmill.execution.workers.mailbox import Mailbox
-from rollmill.execution.workers.messages import NOTHING, Message, outgoing
+from rollmill.execution.workers.messages import NOTHING, Message, Seconds, outgoing
 from rollmill.execution.workers.process_tree import MARK, kill_family
 from rollmill.execution.workers.pulse import Pulse
 
@@ -66,12 +66,12 @@ class SocketControl:
         """See `Control`."""
         return self._mailbox.latest(kind)
 
-    def wait(self, kind: str, timeout: float | None = None) -> Message:
+    def wait(self, kind: str, timeout: Seconds | None = None) -> Message:
         """See `Control`."""
         with self._pulse.idle(f"waiting for {kind!r}"):
             return self._mailbox.wait(kind, timeout)
 
-    def at(self, note: str, *, expect: float = 0.0) -> None:
+    def at(self, note: str, *, expect: Seconds = 0.0) -> None:
         """See `Control`."""
         self._pulse.note(note, expect)
 
