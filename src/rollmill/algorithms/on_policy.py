@@ -136,12 +136,18 @@ def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajector
 
 
 def standardise_advantages(minibatch: Batch, reduce: Reduce) -> Batch:
-    """Advantages with mean zero and deviation one over the whole minibatch."""
+    """Advantages with mean zero and deviation one over the whole minibatch.
+
+    One reduction is enough (Chan et al., 1979): the variance of the whole is the mean of the parts' variances and
+    the variance of their means.
+    """
     advantage = minibatch.samples.advantage
-    mean = reduce(jnp.mean(advantage))
-    centred = advantage - mean
-    deviation = jnp.sqrt(reduce(jnp.mean(jnp.square(centred))))
-    return minibatch._replace(samples=minibatch.samples._replace(advantage=centred / (deviation + 1e-8)))
+    own_mean = jnp.mean(advantage)
+    own_variance = jnp.mean(jnp.square(advantage - own_mean))
+    mean, square, variance = reduce((own_mean, jnp.square(own_mean), own_variance))
+    deviation = jnp.sqrt(variance + jnp.maximum(square - jnp.square(mean), 0))
+    standardised = (advantage - mean) / (deviation + 1e-8)
+    return minibatch._replace(samples=minibatch.samples._replace(advantage=standardised))
 
 
 def unconditioned(minibatch: Batch, reduce: Reduce) -> Batch:
