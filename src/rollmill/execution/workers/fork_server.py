@@ -1,6 +1,6 @@
 """The parent process of a coordinator's workers.
 
-It imports once what every worker needs, and forks: a worker is there in a hundredth of the time that a fresh
+It imports once what every worker needs, and forks: a worker is there in a fraction of the time that a fresh
 interpreter takes. Forking is safe while nothing but this one thread exists, and no JAX backend; where imports
 have started threads, or the system is not Linux, it starts fresh interpreters instead.
 
@@ -9,7 +9,7 @@ coordinator is gone, however that came. If it is killed itself, the kernel kills
 
 Requests come on standard input, a socket, as a length and one JSON object each:
 
-    {"start": number, "name": text, "told": object for `become_worker`}   with a descriptor to write output to
+    {"start": number, "told": object for `become_worker`}   with a descriptor to write output to
     {"kill": number, "at_once": whether with SIGKILL and all that the worker started}
 
 and notices go back the same way: `ready` at first, `started` with a `pid`, `ended` with a `status`.
