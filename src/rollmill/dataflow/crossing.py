@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import ShapedArray
 from jax.extend import core
 from jax.interpreters import batching
@@ -35,7 +34,7 @@ def cross(name: str, operands: PyTree[Array], answer: PyTree[jax.ShapeDtypeStruc
     """
     leaves, taken = jax.tree.flatten(operands)
     shapes, given = jax.tree.flatten(answer)
-    kinds = tuple((tuple(shape.shape), jnp.dtype(shape.dtype)) for shape in shapes)
+    kinds = tuple((tuple(shape.shape), shape.dtype) for shape in shapes)
     found = _cross.bind(*map(jnp.asarray, leaves), name=name, taken=taken, given=given, kinds=kinds)
     return jax.tree.unflatten(given, found)
 
@@ -73,7 +72,7 @@ class Cut(NamedTuple):
     results: tuple[int, ...]
     result: Any
     constants: dict[int, Any]
-    """Results that are known beforehand."""
+    """Values that are known beforehand."""
 
     @property
     def crossings(self) -> tuple[str, ...]:
@@ -97,14 +96,10 @@ def cut(function: Callable[..., PyTree[Array]], *examples: PyTree) -> Cut:
     for equation in traced.jaxpr.eqns:
         numbers.update({var: len(numbers) + n for n, var in enumerate(equation.outvars)})
     constants = dict(enumerate(traced.consts, start=len(traced.jaxpr.invars)))
-    results = []
-    for n, var in enumerate(traced.jaxpr.outvars):
-        if isinstance(var, core.Literal):
-            constants[-n - 1] = jnp.asarray(var.val, np.asarray(var.val).dtype)  # literals get numbers below zero
-        results.append(-n - 1 if isinstance(var, core.Literal) else numbers[var])
-    pieces = _pieces(list(_stretches(traced.jaxpr.eqns)), numbers, set(results))
+    results = _numbers(traced.jaxpr.outvars, numbers, constants)
+    pieces = _pieces(traced.jaxpr, numbers, constants, set(results))
     structure = jax.tree.structure(examples)
-    return Cut(pieces, structure, tuple(results), jax.tree.structure(shapes), constants)
+    return Cut(pieces, structure, results, jax.tree.structure(shapes), constants)
 
 
 Run: TypeAlias = Callable[[Piece, Sequence[Any]], Sequence[Any]]
@@ -209,28 +204,38 @@ def _variables(atoms: Sequence[Any]) -> list[core.Var]:
     return [atom for atom in atoms if not isinstance(atom, core.Literal)]
 
 
-def _pieces(stretches: list[_Stretch], numbers: dict[core.Var, int], results: set[int]) -> tuple[Piece, ...]:
+def _numbers(atoms: Sequence[Any], numbers: Mapping[core.Var, int], constants: dict[int, Any]) -> tuple[int, ...]:
+    """Numbers of values; literals become constants, whose numbers are below zero."""
+    found = []
+    for atom in atoms:
+        if isinstance(atom, core.Literal):
+            found.append(-len(constants) - 1)
+            constants[found[-1]] = jnp.asarray(atom.val, atom.aval.dtype)  # type: ignore[attr-defined]
+        else:
+            found.append(numbers[atom])
+    return tuple(found)
+
+
+def _pieces(
+    whole: core.Jaxpr, numbers: Mapping[core.Var, int], constants: dict[int, Any], results: set[int]
+) -> tuple[Piece, ...]:
     pieces: list[Piece] = []
     later = set(results)  # read after the stretch, going backwards
-    for stretch in reversed(stretches):
+    for stretch in reversed(list(_stretches(whole.eqns))):
         after = later
-        crossing = None if stretch.crossing is None else _crossing(stretch.crossing, numbers)
+        crossing = None if stretch.crossing is None else _crossing(stretch.crossing, numbers, constants)
         wanted = after | set(crossing.takes if crossing else ())
-        program, takes, gives = _program(stretch.equations, numbers, wanted)
+        program, takes, gives = _program(whole, stretch.equations, numbers, wanted)
         held = set(takes) | set(gives) | set(crossing.takes + crossing.gives if crossing else ())
         pieces.append(Piece(program, takes, gives, crossing, tuple(sorted(held - after))))
         later = (wanted - set(gives) - set(crossing.gives if crossing else ())) | set(takes)
     return tuple(reversed(pieces))
 
 
-def _crossing(equation: core.JaxprEqn, numbers: dict[core.Var, int]) -> Crossing:
-    if any(isinstance(atom, core.Literal) for atom in equation.invars):
-        raise ContractError(
-            f"what leaves at the crossing {equation.params['name']!r} is a constant; leave it out."
-        )
+def _crossing(equation: core.JaxprEqn, numbers: Mapping[core.Var, int], constants: dict[int, Any]) -> Crossing:
     return Crossing(
         equation.params["name"],
-        tuple(numbers[var] for var in _variables(equation.invars)),
+        _numbers(equation.invars, numbers, constants),
         equation.params["taken"],
         tuple(numbers[var] for var in equation.outvars),
         equation.params["given"],
@@ -238,7 +243,7 @@ def _crossing(equation: core.JaxprEqn, numbers: dict[core.Var, int]) -> Crossing
 
 
 def _program(
-    equations: Sequence[core.JaxprEqn], numbers: dict[core.Var, int], wanted: set[int]
+    whole: core.Jaxpr, equations: Sequence[core.JaxprEqn], numbers: Mapping[core.Var, int], wanted: set[int]
 ) -> tuple[core.ClosedJaxpr, tuple[int, ...], tuple[int, ...]]:
     """The equations that lead to the wanted values as a program of its own, with what it reads and makes."""
     made = {var for equation in equations for var in equation.outvars}
@@ -246,7 +251,7 @@ def _program(
     gives.sort(key=numbers.__getitem__)
     reads = {var for equation in equations for var in _variables(equation.invars)} - made
     takes = sorted(reads, key=numbers.__getitem__)
-    jaxpr = core.Jaxpr(constvars=(), invars=takes, outvars=gives, eqns=list(equations))
+    jaxpr = whole.replace(constvars=(), invars=takes, outvars=gives, eqns=list(equations))
     closed = core.ClosedJaxpr(jaxpr, ())
     return closed, tuple(numbers[v] for v in takes), tuple(numbers[v] for v in gives)
 
