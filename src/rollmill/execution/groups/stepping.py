@@ -6,7 +6,7 @@ process, or through channels to another group. Requests and answers are batches,
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ RESTARTED = 1
 """Flag of an answer: these environments were lost, and others begin anew in their place."""
 
 
+@runtime_checkable
 class Stepper(Protocol):
     """Environments that are stepped here."""
 
@@ -87,6 +88,7 @@ class HostStepper:
         return ()
 
 
+@runtime_checkable
 class Lane(Protocol):
     """The way to some environments, wherever they are; one request is answered before the next is sent."""
 
