@@ -19,22 +19,27 @@ def test_every_edge_of_the_counting_graph():
     found = interfaces(counting_graph(num_envs=8, num_steps=5, epochs=3, num_minibatches=2))
     assert tuple(found) == ("timestep", "action", "trajectory", "gradients", "parameters", "weights")
     assert [interface.edge for interface in found.values()] == list(EDGES)
-    # observation, mask, reward and two flags of each environment, and three numbers of its info
+    # observation, mask, reward and two flags of each environment; of its info the final observation, and
+    # length, return and noise
     timestep = [((8, 2), "float32"), ((8, 2), "bool"), ((8,), "float32"), ((8,), "bool"), ((8,), "bool")]
-    assert shapes(found["timestep"].shapes)[:5] == timestep
+    info = [((8,), "int32"), ((8,), "float32"), ((8, 2), "float32"), ((8,), "float32")]
+    assert shapes(found["timestep"].shapes) == timestep + info
     # an environment's key and its action
     assert shapes(found["action"].shapes) == [((8, 2), "uint32"), ((8,), "int32")]
     assert shapes(found["gradients"].shapes) == [((), "float32")]
+    # the gradients read the count of updates, the policy reads the weight; both are written by the update
+    assert shapes(found["parameters"].shapes) == [((), "int32"), ((), "float32")]
     assert shapes(found["weights"].shapes) == [((), "float32")]
     steps = found["trajectory"].shapes.steps
     assert {shape[:2] for shape, _ in shapes(steps)} == {(5, 8)}
     # Of a step: observations 2 x 8, mask 2, action 4, extras 2 x 4, reward 4, flags 2, memory 4, info 4 x 3
     # Of a rollout, beside: two memories and an observation.
     assert {name: interface.bytes_per_message for name, interface in found.items()} == {
-        "timestep": 8 * (8 + 2 + 4 + 2),
-        "action": 8 * 4,
+        "timestep": 8 * (8 + 2 + 4 + 2 + 8 + 3 * 4),
+        "action": 8 * (8 + 4),
         "trajectory": 5 * 8 * (16 + 2 + 4 + 8 + 4 + 2 + 4 + 12) + 8 * (4 + 4 + 8),
         "gradients": 4,
+        "parameters": 8,
         "weights": 4,
     }
     assert {name: interface.messages_per_iteration for name, interface in found.items()} == {
@@ -42,6 +47,7 @@ def test_every_edge_of_the_counting_graph():
         "action": 5,
         "trajectory": 1,
         "gradients": 6,
+        "parameters": 6,
         "weights": 1,
     }
 

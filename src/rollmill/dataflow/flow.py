@@ -16,7 +16,7 @@ from jax.extend import core
 from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.core.types import Action, Observation
-from rollmill.dataflow.graph import Graph, Learner, State, Trajectory, Weights
+from rollmill.dataflow.graph import Graph, State, Trajectory, Weights
 from rollmill.dataflow.loops import collect, collection_metrics, identity, prepare, start
 from rollmill.dataflow.minibatches import taker
 
@@ -62,12 +62,12 @@ class Flow(NamedTuple):
     parameters: tuple[int, ...]
     """Places of those that the update writes and others read: what travels back to the gradients."""
 
-    def pick_parameters(self, learner: Learner) -> list[Any]:
-        """Those leaves of a learner."""
+    def pick_parameters(self, learner: PyTree[Any]) -> list[Any]:
+        """Those leaves of a learner, or of its shapes."""
         leaves = jax.tree.leaves(learner)
         return [leaves[place] for place in self.parameters]
 
-    def put_parameters(self, learner: Learner, found: Sequence[Any]) -> Learner:
+    def put_parameters(self, learner: PyTree[Any], found: Sequence[Any]) -> PyTree[Any]:
         """A learner with such leaves put in."""
         leaves, structure = jax.tree.flatten(learner)
         for place, leaf in zip(self.parameters, found, strict=True):

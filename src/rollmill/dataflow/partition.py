@@ -101,6 +101,8 @@ def _check_fragments(partition: Partition) -> None:
         for fragment in group.fragments:
             if fragment not in FRAGMENTS:
                 raise unknown_name("fragment", fragment, FRAGMENTS, hint=f"It stands in group {group.name!r}.")
+            if placed.get(fragment) == group.name:
+                raise UsageError(f"{partition.name}: {fragment!r} stands twice in group {group.name!r}.")
             if fragment in placed:
                 raise UsageError(
                     f"{partition.name}: {fragment!r} is in two groups, {placed[fragment]!r} and {group.name!r}; "
@@ -119,7 +121,14 @@ def _check_group(partition: Partition, group: Group) -> None:
         raise UsageError(f"{where} has replicas={group.replicas}; the least is 1.")
     if group.device not in ("any", "cpu", "gpu"):
         raise unknown_name("kind of device", group.device, ("any", "cpu", "gpu"))
-    if group.has("update") and not group.has("gradients") and group.replicas > 1:
+    alone = group.has("update") and not group.has("gradients")
+    if alone and len(group.fragments) > 1:
+        others = " and ".join(fragment for fragment in group.fragments if fragment != "update")
+        raise UsageError(
+            f"{where} holds update with {others}, but not gradients; let the update be alone, or put the "
+            "gradients into the group."
+        )
+    if alone and group.replicas > 1:
         raise UsageError(
             f"{where} has replicas={group.replicas}, but the update alone is one place where gradients meet; "
             "use replicas=1, or put the gradients into the group."

@@ -1,0 +1,153 @@
+"""What flows through a graph, derived from its functions: who writes what of the learner, and shapes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from counting_graph import counting_graph
+
+import rollmill
+from rollmill.dataflow import Turn, flow, iterate, start
+
+WEIGHTS, OPTIMISER = ".weights.network", ".optimiser"
+OBSERVATIONS, RETURNS = ".weights.observations", ".returns"
+TINY = rollmill.NetworkConfig(hidden_sizes=(3,))
+RECURRENT = rollmill.NetworkConfig(torso="gru", hidden_sizes=(3,), gru_size=3)
+
+
+def ppo(env="CartPole-v1", **config):
+    sizes = {"num_envs": 4, "num_steps": 4, "num_minibatches": 2, "network": TINY}
+    return rollmill.ppo(rollmill.make(env), **(sizes | config))
+
+
+def names(flows, places):
+    paths, _ = jax.tree_util.tree_flatten_with_path(flows.state.learner)
+    return {jax.tree_util.keystr(paths[place][0]) for place in places}
+
+
+def rooms(flows, places):
+    """Which parts of the learner the leaves at these places lie in."""
+    known = (WEIGHTS, OBSERVATIONS, RETURNS, OPTIMISER)
+    return {room for room in known if any(name.startswith(room) for name in names(flows, places))}
+
+
+def kinds(tree):
+    return [(leaf.shape, leaf.dtype.name) for leaf in jax.tree.leaves(tree)]
+
+
+VARIANTS = {
+    "plain": ({}, set()),
+    "observations": ({"normalize_observations": True}, {OBSERVATIONS}),
+    "both": ({"normalize_observations": True, "normalize_rewards": True}, {OBSERVATIONS, RETURNS}),
+    "recurrent": ({"network": RECURRENT}, set()),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_who_writes_what_of_the_learner_of_ppo(variant):
+    config, statistics = VARIANTS[variant]
+    flows = flow(ppo(**config))
+    every = frozenset(range(len(jax.tree.leaves(flows.state.learner))))
+    assert rooms(flows, flows.updated) == {WEIGHTS, OPTIMISER}
+    assert rooms(flows, flows.prepared) == statistics
+    assert not flows.updated & flows.prepared
+    assert flows.updated | flows.prepared == every
+    # The optimiser's state is read by the update alone, so it does not travel.
+    assert rooms(flows, flows.parameters) == {WEIGHTS}
+    assert names(flows, flows.parameters) == {name for name in names(flows, every) if name.startswith(WEIGHTS)}
+
+
+def test_an_annealed_step_size_does_not_travel_either():
+    flows = flow(ppo(anneal_lr=True, target_kl=0.01))
+    assert rooms(flows, flows.parameters) == {WEIGHTS}
+
+
+def test_parameters_are_picked_and_put_where_they_belong():
+    graph = counting_graph()
+    flows = flow(graph)
+    learner = graph.start_learner(jax.random.key(0))
+    # In the order of names: prepared is written by `prepare`, updates and weight by the update.
+    assert (flows.prepared, flows.updated, flows.parameters) == ({0}, {1, 2}, (1, 2))
+    assert flows.pick_parameters(learner) == [learner["updates"], learner["weight"]]
+    put = flows.put_parameters(learner, [jnp.int32(7), jnp.float32(8)])
+    assert put == {"prepared": learner["prepared"], "updates": 7, "weight": 8.0}
+
+
+def test_what_only_the_update_reads_and_what_nobody_writes_do_not_travel():
+    graph = counting_graph()
+
+    def update(learner, gradients):
+        inner = graph.update.function(learner["inner"], gradients)
+        return {**learner, "inner": inner, "momentum": 0.9 * learner["momentum"] + gradients["weight"]}
+
+    nested = graph._replace(
+        start_learner=lambda key: {
+            "fixed": jnp.float32(3),
+            "inner": graph.start_learner(key),
+            "momentum": jnp.float32(0),
+        },
+        weights=lambda learner: graph.weights(learner["inner"]),
+        prepare=lambda learner, trajectory, **how: _prepared(graph, learner, trajectory, how),
+        gradients=graph.gradients._replace(
+            function=lambda learner, batch: graph.gradients.function(learner["inner"], batch)
+        ),
+        update=graph.update._replace(function=update),
+    )
+    flows = flow(nested)
+    assert names(flows, flows.prepared) == {"['inner']['prepared']"}
+    assert names(flows, flows.updated) == {"['inner']['updates']", "['inner']['weight']", "['momentum']"}
+    assert names(flows, flows.parameters) == {"['inner']['updates']", "['inner']['weight']"}
+
+
+def _prepared(graph, learner, trajectory, how):
+    inner, batch = graph.prepare(learner["inner"], trajectory, **how)
+    return {**learner, "inner": inner}, batch
+
+
+# --- shapes -------------------------------------------------------------------------------------------
+
+
+def test_an_environment_is_asked_and_answers_one_at_a_time():
+    flows = flow(ppo("Pendulum-v1"))
+    assert kinds(flows.request.key) == [((2,), "uint32")]
+    assert kinds(flows.request.action) == [((1,), "float32")]
+    turn = flows.turn
+    assert isinstance(turn, Turn)
+    assert kinds((turn.observation, turn.reward)) == [((3,), "float32"), ((), "float32")]
+    assert kinds((turn.terminated, turn.truncated)) == [((), "bool")] * 2
+    assert turn.action_mask == ()
+    assert {name: kinds(leaf) for name, leaf in turn.info.items()} == {
+        "episode_return": [((), "float32")],
+        "episode_length": [((), "int32")],
+        "final_observation": [((3,), "float32")],
+    }
+
+
+def test_masks_and_discounted_returns_travel_where_there_are_some():
+    turn = flow(counting_graph()).turn
+    assert kinds(turn.action_mask) == [((2,), "bool")]
+    assert set(turn.info) == {"episode_return", "episode_length", "noise", "final_observation"}
+    assert "discounted_return" in flow(ppo(normalize_rewards=True)).turn.info
+
+
+def test_trajectories_weights_and_gradients():
+    graph = ppo("Pendulum-v1", normalize_observations=True)
+    flows = flow(graph)
+    assert {leaf.shape[:2] for leaf in jax.tree.leaves(flows.trajectory.steps)} == {(4, 4)}
+    assert jax.tree.leaves(flows.trajectory.memory) == []
+    state = jax.eval_shape(lambda: start(graph, jax.random.key(0), jnp.arange(4, dtype=jnp.int32)))
+    assert kinds(flows.state.learner) == kinds(state.learner)
+    assert kinds(flows.weights) == kinds(graph.weights(state.learner))
+    assert kinds(flows.gradients) == kinds(graph.weights(state.learner).network)
+
+
+@pytest.mark.parametrize("config", [{}, {"target_kl": 0.01}, {"network": RECURRENT}])
+def test_the_metrics_are_those_of_an_iteration(config):
+    graph = ppo(**config)
+    state = jax.eval_shape(lambda: start(graph, jax.random.key(0), jnp.arange(4, dtype=jnp.int32)))
+    assert flow(graph).metric_names == tuple(sorted(jax.eval_shape(lambda s: iterate(graph, s), state)[1]))
+
+
+def test_nothing_is_computed():
+    graph = counting_graph(num_envs=2**24, num_steps=48)
+    assert np.prod(flow(graph).trajectory.steps.observation.shape) == 2**25 * 48
