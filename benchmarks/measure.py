@@ -26,7 +26,7 @@ def write_result(name: str, result: dict, *, directory: Path = RESULTS) -> Path:
     provenance = {
         "command": " ".join(["python", *_command()]),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": git_commit() or os.environ.get("ROLLMILL_COMMIT"),
+        "commit": os.environ.get("ROLLMILL_COMMIT") or git_commit(),
         "versions": versions(),
         "hardware": hardware() | {"gpu": _gpu()},
     }

@@ -1,5 +1,8 @@
 """Complete sets of hyperparameters, each a function; `--recipe NAME` starts from one."""
 
-from rollmill.recipes.classic import RECIPES, Recipe
+from rollmill.recipes import classic, mujoco
+from rollmill.recipes.classic import Recipe
+
+RECIPES = {**classic.RECIPES, **mujoco.RECIPES}
 
 __all__ = ["RECIPES", "Recipe"]
