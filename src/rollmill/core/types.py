@@ -30,7 +30,7 @@ class Timestep(NamedTuple):
 
     observation: Observation
     state: State
-    reward: Float[Array, "..."]
+    reward: PyTree[Float[Array, "..."]]
     terminated: Bool[Array, "..."]
     truncated: Bool[Array, "..."]
     info: Info

@@ -18,6 +18,8 @@ from rollmill.envs.mountain_car import mountain_car
 from rollmill.envs.mountain_car_continuous import mountain_car_continuous
 from rollmill.envs.pendulum import pendulum
 from rollmill.envs.t_maze import t_maze
+from rollmill.envs.tag_continuous import tag_continuous
+from rollmill.envs.tag_gridworld import tag_gridworld
 
 Factory = Callable[..., Environment | HostEnvironment]
 
@@ -43,6 +45,8 @@ _factories: dict[str, Factory] = {
     "Probe-ObservationReward-v0": probes.observation_reward,
     "Probe-Truncation-v0": probes.truncation,
     "TMaze-v0": t_maze,
+    "TagContinuous-v0": tag_continuous,
+    "TagGridWorld-v0": tag_gridworld,
 }
 
 

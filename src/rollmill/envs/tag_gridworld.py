@@ -1,0 +1,254 @@
+"""TagGridWorld-v0: taggers hunt runners on a square grid.
+
+Lan, Srinivasa, Wang and Zheng, "WarpDrive: extremely fast end-to-end deep multi-agent reinforcement
+learning on a GPU" (JMLR 2022); with one runner, step by step the positions, observations, rewards and ends of
+the NumPy environment `TagGridWorld` of rl-warp-drive 2.7.1. Its peculiarities are rules here too:
+
+- Coordinates run from 0 to `grid_length` inclusive.
+- All taggers are paid for a tag, not only the one that stands on the runner's cell.
+- A runner that is free is paid, in every step, what the step costs a tagger.
+- The clock is part of the observation, and the last step terminates the episode: no value follows it.
+
+That environment has a single runner and ends with its tag. With several, each goes out where it is tagged, the
+taggers are paid for every tag of a step, and the episode ends with the last.
+
+Shape letters: `A` agents, `num_taggers` taggers before `num_runners` runners; `F` numbers of an observation.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float, Int
+
+from rollmill.core.errors import UsageError
+from rollmill.core.types import AgentKind, Environment, Key, Timestep
+from rollmill.envs.agents import joint_spaces
+from rollmill.envs.physics import Scalar
+
+MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]], np.int32)
+"""What each action adds to `x` and `y`."""
+
+
+class TagGridWorldState(eqx.Module):
+    """Cells, who is still in the game (taggers always are), and the number of steps so far."""
+
+    x: Int[Array, " A"]
+    y: Int[Array, " A"]
+    in_game: Bool[Array, " A"]
+    time: Int[Array, ""]
+
+
+class TagGridWorldParams(eqx.Module):
+    """The grid's size and what is paid; every leaf may be an array of one value per replica."""
+
+    grid_length: Int[Array, "..."] | int = 100
+    """The greatest coordinate."""
+    wall_hit_penalty: Scalar = 0.1
+    """What walking into a wall costs."""
+    tag_reward_for_tagger: Scalar = 10.0
+    """For each runner tagged in a step, to every tagger."""
+    tag_penalty_for_runner: Scalar = 5.0
+    step_cost_for_tagger: Scalar = 0.01
+    """Of a step without a tag, which is paid to every free runner."""
+
+
+class TagGridWorldRules(NamedTuple):
+    """What fixes shapes and the program."""
+
+    num_taggers: int
+    num_runners: int
+    max_steps: int
+    use_full_observation: bool
+    random_start: bool
+
+    @property
+    def num_agents(self) -> int:
+        """Taggers and runners."""
+        return self.num_taggers + self.num_runners
+
+
+def tag_gridworld(
+    *,
+    num_taggers: int = 4,
+    num_runners: int = 1,
+    max_steps: int = 100,
+    use_full_observation: bool = True,
+    random_start: bool = False,
+) -> Environment:
+    """Taggers hunt runners on a grid, 5 actions each (WarpDrive's TagGridWorld).
+
+    The kinds are `tagger` and `runner`. An agent's observation is, with `use_full_observation`, the rows `x`,
+    `y`, type (1 for runners), and 1 for the agent itself, each of all taggers and then all runners, then, where
+    there are several runners, the row of who is still in the game, and the time: `F = 4 A + 1` or `5 A + 1`.
+    Otherwise it is `[x, y, x of the nearest opponent, y of it, type, time]`; taggers look at free runners
+    only. Coordinates are divided by `grid_length`, the time by `max_steps`.
+
+    Args:
+        num_taggers: at least 1.
+        num_runners: at least 1.
+        max_steps: the length of an episode in which not all runners are tagged, in steps; at least 1.
+        use_full_observation: each agent sees all others, instead of the nearest opponent.
+        random_start: taggers start anywhere but at the walls, instead of all in the centre.
+
+    Raises:
+        UsageError: a number is below 1.
+    """
+    rules = TagGridWorldRules(num_taggers, num_runners, max_steps, use_full_observation, random_start)
+    for name in ("num_taggers", "num_runners", "max_steps"):
+        if getattr(rules, name) < 1:
+            raise UsageError(f"TagGridWorld-v0: {name}={getattr(rules, name)} must be at least 1.")
+    seen = spaces.Box(0.0, 1.0, (_num_features(rules),), np.float32)
+    agents = (
+        AgentKind("tagger", num_taggers, seen, spaces.Discrete(len(MOVES))),
+        AgentKind("runner", num_runners, seen, spaces.Discrete(len(MOVES))),
+    )
+    observation_space, action_space = joint_spaces(agents)
+    return Environment(
+        name="TagGridWorld-v0",
+        reset=partial(reset, rules),
+        step=partial(step, rules),
+        observation_space=observation_space,
+        action_space=action_space,
+        params=TagGridWorldParams(),
+        agents=agents,
+        active=lambda state, params: {"runner": state.in_game[num_taggers:]},
+        central=partial(central, rules),
+    )
+
+
+def _num_features(rules: TagGridWorldRules) -> int:
+    if not rules.use_full_observation:
+        return 6
+    return (4 if rules.num_runners == 1 else 5) * rules.num_agents + 1
+
+
+def reset(
+    rules: TagGridWorldRules, key: Key, params: TagGridWorldParams
+) -> tuple[dict[str, Float[Array, "_ F"]], TagGridWorldState]:
+    """Taggers start in the centre, or anywhere but at the walls; runners in the corner `(0, 0)`."""
+    length = jnp.asarray(params.grid_length, jnp.int32)
+    cells = jnp.broadcast_to(length // 2, (2, rules.num_taggers))
+    if rules.random_start:
+        cells = jax.random.randint(key, (2, rules.num_taggers), 1, jnp.maximum(length, 2))
+    x, y = jnp.concatenate([cells, jnp.zeros((2, rules.num_runners), jnp.int32)], axis=1)
+    state = TagGridWorldState(x, y, jnp.ones(rules.num_agents, bool), jnp.int32(0))
+    return observe(rules, state, params), state
+
+
+def step(
+    rules: TagGridWorldRules,
+    key: Key,
+    state: TagGridWorldState,
+    action: dict[str, Int[Array, " _"]],
+    params: TagGridWorldParams,
+) -> Timestep:
+    """One cell right (1), left (2), up (3) or down (4), or none (0), for every agent at once."""
+    x, y, hit = _walk(state, jnp.concatenate([action["tagger"], action["runner"]]), params)
+    free = state.in_game[rules.num_taggers :]
+    tagged = free & _share_a_cell(rules, x, y)
+    in_game = state.in_game.at[rules.num_taggers :].set(free & ~tagged)
+    moved = TagGridWorldState(x, y, in_game, state.time + 1)
+    ends = ~jnp.any(in_game[rules.num_taggers :]) | (moved.time >= rules.max_steps)
+    return Timestep(
+        observation=observe(rules, moved, params),
+        state=moved,
+        reward=_rewards(rules, hit, free, tagged, params),
+        terminated=ends,
+        truncated=jnp.zeros((), bool),
+        info={},
+    )
+
+
+def _walk(
+    state: TagGridWorldState, action: Int[Array, " A"], params: TagGridWorldParams
+) -> tuple[Int[Array, " A"], Int[Array, " A"], Bool[Array, " A"]]:
+    """The next cells, and who ran into a wall; those that are out stay where they were tagged."""
+    length = jnp.asarray(params.grid_length, jnp.int32)
+    before = jnp.stack([state.x, state.y])
+    target = before + jnp.where(state.in_game[None], jnp.asarray(MOVES.T)[:, action], 0)
+    x, y = held = jnp.clip(target, 0, length)
+    return x, y, jnp.any(held != target, axis=0)
+
+
+def _share_a_cell(rules: TagGridWorldRules, x: Int[Array, " A"], y: Int[Array, " A"]) -> Bool[Array, " R"]:
+    """Whether each runner is where a tagger is."""
+    same = [p[: rules.num_taggers, None] == p[None, rules.num_taggers :] for p in (x, y)]
+    return jnp.any(same[0] & same[1], axis=0)
+
+
+def _rewards(
+    rules: TagGridWorldRules,
+    hit: Bool[Array, " A"],
+    free: Bool[Array, " R"],
+    tagged: Bool[Array, " R"],
+    params: TagGridWorldParams,
+) -> dict[str, Float[Array, " _"]]:
+    """What each agent is paid; `free` is who was before the step."""
+    penalty = jnp.where(hit, jnp.float32(params.wall_hit_penalty), 0)
+    cost = jnp.float32(params.step_cost_for_tagger)
+    tags = jnp.sum(tagged).astype(jnp.float32)
+    hunt = jnp.where(tags > 0, tags * params.tag_reward_for_tagger, -cost)
+    flight = jnp.where(tagged, -jnp.float32(params.tag_penalty_for_runner), jnp.where(free, cost, 0))
+    return {"tagger": hunt - penalty[: rules.num_taggers], "runner": flight - penalty[rules.num_taggers :]}
+
+
+def observe(
+    rules: TagGridWorldRules, state: TagGridWorldState, params: TagGridWorldParams
+) -> dict[str, Float[Array, "_ F"]]:
+    """What each agent sees, as `tag_gridworld` describes it."""
+    see = _see_all if rules.use_full_observation else _see_nearest
+    seen = see(rules, state, params)
+    return {"tagger": seen[: rules.num_taggers], "runner": seen[rules.num_taggers :]}
+
+
+def _see_all(
+    rules: TagGridWorldRules, state: TagGridWorldState, params: TagGridWorldParams
+) -> Float[Array, "A F"]:
+    to_all = lambda row: jnp.broadcast_to(row, (rules.num_agents, row.size))
+    x, y = _scaled(state, params)
+    columns = [to_all(x), to_all(y), to_all(_types(rules)), jnp.eye(rules.num_agents, dtype=jnp.float32)]
+    if rules.num_runners > 1:
+        columns.append(to_all(state.in_game.astype(jnp.float32)))
+    return jnp.concatenate([*columns, to_all(_clock(rules, state))], axis=1)
+
+
+def _see_nearest(
+    rules: TagGridWorldRules, state: TagGridWorldState, params: TagGridWorldParams
+) -> Float[Array, "A 6"]:
+    count = rules.num_taggers
+    steps = [p[:count, None] - p[None, count:] for p in (state.x, state.y)]
+    distance = jnp.square(steps[0]) + jnp.square(steps[1])
+    free = jnp.where(state.in_game[None, count:], distance, jnp.iinfo(jnp.int32).max)
+    nearest = jnp.concatenate([count + jnp.argmin(free, axis=1), jnp.argmin(distance, axis=0)])
+    x, y = _scaled(state, params)
+    clock = jnp.broadcast_to(_clock(rules, state), (rules.num_agents,))
+    return jnp.stack([x, y, x[nearest], y[nearest], _types(rules), clock], axis=1)
+
+
+def central(
+    rules: TagGridWorldRules, state: TagGridWorldState, params: TagGridWorldParams
+) -> Float[Array, " features"]:
+    """The whole in one vector: `x` and `y` of all agents, who of several runners is free, and the time."""
+    free = state.in_game[rules.num_taggers :].astype(jnp.float32)
+    return jnp.concatenate(
+        [*_scaled(state, params), *([free] if rules.num_runners > 1 else []), _clock(rules, state)]
+    )
+
+
+def _scaled(state: TagGridWorldState, params: TagGridWorldParams) -> Float[Array, "2 A"]:
+    """Both coordinates in units of the grid."""
+    length = jnp.asarray(params.grid_length, jnp.float32)
+    return jnp.stack([state.x, state.y]).astype(jnp.float32) / length
+
+
+def _types(rules: TagGridWorldRules) -> Float[Array, " A"]:
+    return (jnp.arange(rules.num_agents) >= rules.num_taggers).astype(jnp.float32)
+
+
+def _clock(rules: TagGridWorldRules, state: TagGridWorldState) -> Float[Array, "1"]:
+    return state.time.astype(jnp.float32)[None] / rules.max_steps
