@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 REJAX := .rejax
 
-.PHONY: demo test test-slow lint format docs benchmark-training benchmark-learning clean
+.PHONY: demo test test-slow lint format docs benchmark-training benchmark-learning benchmark-tag clean
 
 demo: $(VENV)/.installed
 	$(BIN)/rollmill train ppo CartPole-v1 --recipe cartpole-two-cores --run-dir $(DEMO_RUN)
@@ -13,11 +13,11 @@ demo: $(VENV)/.installed
 	@echo "run directory: $(DEMO_RUN)"
 	@echo "evaluate it again: $(BIN)/rollmill evaluate $(DEMO_RUN)"
 
-test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+test: $(VENV)/.installed-peers
+	ROLLMILL_REQUIRE_PEERS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
-test-slow: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+test-slow: $(VENV)/.installed-peers
+	ROLLMILL_REQUIRE_PEERS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -46,9 +46,17 @@ benchmark-learning: $(VENV)/.installed $(REJAX)/.installed
 	$(BIN)/pip install --quiet matplotlib
 	$(BIN)/python benchmarks/learning.py --rejax $(REJAX)/bin/python
 
+benchmark-tag: $(VENV)/.installed-peers
+	$(BIN)/python benchmarks/tag.py
+
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+
+# WarpDrive's NumPy environments run without what the package depends on: pycuda, torch, an old gym.
+$(VENV)/.installed-peers: $(VENV)/.installed
+	$(BIN)/pip install --quiet --no-deps rl-warp-drive==2.7.1
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
