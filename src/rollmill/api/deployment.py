@@ -120,6 +120,7 @@ def deployed(
     settings: dict[str, Any] = {
         "seed": options.seed,
         "unroll": options.unroll or 1,
+        "checksums": options.checksums,
         "plan": plan.to_json(),
         "platform": jax.default_backend(),
     }

@@ -61,6 +61,8 @@ class RunOptions:
     """File of a plan, instead of the options above."""
     hang_seconds: float = 120.0
     """Time without progress after which a worker counts as hung, and is replaced."""
+    checksums: bool = False
+    """Let packages between groups carry a checksum, which their receivers check."""
     unroll: int | None = None
     """Steps of the environment loop that are compiled as one; chosen by platform if left out."""
     quiet: bool = False

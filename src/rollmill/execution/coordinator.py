@@ -119,7 +119,8 @@ class Coordinator:
 
     def want_state(self) -> None:
         """Asks for the state after one of the next iterations."""
-        if self._wanted is None and self._iteration < self._last:
+        passed = self._wanted is not None and self._iteration > self._wanted + 1
+        if (self._wanted is None or passed) and self._iteration < self._last:
             self._wanted = min(self._ahead(), self._last)
             self._parts.clear()
             self._workers.send(ALL, "snapshot", {"iteration": self._wanted})
@@ -156,6 +157,8 @@ class Coordinator:
     def _receive(self, job: Job, message: Message) -> Iterator[Told]:
         fields = message.fields
         match message.kind:
+            case "process":
+                yield Notice(f"{job.name} is process {fields['pid']}")
             case "row":
                 yield self._rows(fields["iteration"], [fields["metrics"]])
             case "rows":
@@ -222,6 +225,7 @@ class Coordinator:
     def _begin(self, job: Job) -> None:
         group = self._group(job)
         replaced = self._attempts.get(job.name, 0)
+        keeps = self._restored and self._partition.synchronous and self._graph.host is None
         arrays = {}
         if self._restored and not (replaced and group.has("environment")):
             index = share(self._graph.loops.num_envs, group.replicas, job.replica)
@@ -230,13 +234,14 @@ class Coordinator:
                 self._saved.state,
                 index,
                 learner=group.has("gradients") or group.has("update"),
-                environments=self._partition.synchronous and self._graph.host is None,
+                environments=keeps,
             )
         fields = {
             "first": self._saved.iteration,
             "epoch": self._epoch,
             "attempt": replaced,
             "generation": self._generation,
+            "opens": not keeps,
             "meet": self._meeting,
         }
         self._workers.send(job, "begin", fields, arrays)

@@ -52,7 +52,11 @@ class Parameters:
         self._seat, self._waits = seat, group.synchronous
         self._names = flow.metric_names
         self._gradients = seat.wire.sender(
-            "gradients", source=seat.replica, targets=[0], layout=gradients_layout(flow)
+            "gradients",
+            source=seat.replica,
+            targets=[0],
+            layout=gradients_layout(flow),
+            checksum=seat.checksums,
         )
         self._parameters = seat.wire.newest_reader(
             "parameters", layout=parameters_layout(flow), reader=seat.replica, readers=group.replicas

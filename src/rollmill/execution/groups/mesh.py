@@ -4,6 +4,7 @@ Means are taken inside the compiled program, by NCCL between GPUs and by Gloo be
 step: where one is lost, all begin again.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ def run_on_mesh(job: Job, control: Control, *, graph: Callable[[], Graph], proce
         graph: builds that of the training, which may use JAX.
         processes: how many there are.
     """
+    control.send("process", {"pid": os.getpid()})
     begin = control.wait("begin")
     control.at("joining the other processes", expect=300)
     _join(job, begin, processes)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from rollmill.channels import Gathered, NewestReader, NewestWriter, Receiver
+from rollmill.channels import Damaged, Gathered, NewestReader, NewestWriter, Receiver
 from rollmill.dataflow import (
     Collector,
     Graph,
@@ -168,7 +168,13 @@ def _distant_lanes(seat: Seat, graph: Graph) -> tuple[list[Lane], list[Collector
         wire, here = seat.wire, seat.replica
         lane = DistantLane(
             wire.receiver("opening", sources=[source], target=here, layout=opening_layout(seat.flow, width)),
-            wire.sender("action", source=here, targets=[source], layout=request_layout(seat.flow, width)),
+            wire.sender(
+                "action",
+                source=here,
+                targets=[source],
+                layout=request_layout(seat.flow, width),
+                checksum=seat.checksums,
+            ),
             wire.receiver("timestep", sources=[source], target=here, layout=turn_layout(seat.flow, width)),
             source,
         )
@@ -193,7 +199,11 @@ class _Outgoing:
         width = len(seat.index) // len(self._targets)
         self._layout = trajectory_layout(seat.flow, width)
         self._sender = seat.wire.sender(
-            "trajectory", source=seat.replica, targets=list(self._targets), layout=self._layout
+            "trajectory",
+            source=seat.replica,
+            targets=list(self._targets),
+            layout=self._layout,
+            checksum=seat.checksums,
         )
         self._weights: NewestReader = seat.wire.newest_reader(
             f"weights/{self._targets[0]}",
@@ -259,9 +269,18 @@ class _Incoming:
         found: Gathered
         if self._synchronous:
             found = self._receiver.gather(axis=AXES, sources=self._sources)
+            self._check(found, iteration)
         else:
             found = self._receiver.gather(axis=AXES, count=len(self._sources))
         return found.tree, [iteration - header.version for header in found.headers]
+
+    def _check(self, found: Gathered, iteration: int) -> None:
+        for header in found.headers:
+            if header.iteration != iteration:
+                raise Damaged(
+                    f"the trajectory of replica {header.source} is of iteration {header.iteration}; "
+                    f"iteration {iteration} was expected."
+                )
 
 
 class _Learner:

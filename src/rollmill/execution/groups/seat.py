@@ -34,6 +34,10 @@ class Seat(NamedTuple):
     generation: int = 0
     """How many times all of them were started before."""
     unroll: int = 1
+    opens: bool = True
+    """Whether environments begin with this beginning of the run, instead of going on."""
+    checksums: bool = False
+    """Whether packages carry a checksum."""
 
     @property
     def index(self) -> np.ndarray:

@@ -54,28 +54,36 @@ class Serving:
         ]
         collector = _collector(seat)
         self._served = [self._serve(link, policies.replicas, collector) for link in own]
-        self._restarted = [seat.attempt > 0] * len(own)
-        if seat.attempt:
-            self._answer_what_was_asked()
-        elif not _goes_on(seat):
-            for served in self._served:
-                served.openings.send(jax.tree.map(np.asarray, served.stepper.open()), target=served.link.policy)
+        self._restarted = [False] * len(own)
+        for n in range(len(own)):
+            self._open(n)
+        self._asked = [self._count(served) for served in self._served]
+        self._skipped = [asked - min(self._asked) // self._steps * self._steps for asked in self._asked]
 
     def __call__(self, iteration: int) -> None:
-        """One iteration's steps, in every link.
+        """One iteration's steps, in every link, or what an earlier holder of this seat left of it.
 
         Raises:
             Over: the training ends before this iteration.
         """
-        for _ in range(self._seat.graph.loops.num_steps):
+        for step in range(self._steps):
             for n in range(len(self._served)):
-                self._turn(n, iteration)
+                if step >= self._skipped[n]:
+                    self._turn(n, iteration)
+        self._skipped = [0] * len(self._served)
 
     @property
     def begun(self) -> int:
-        """Iterations that the earlier holder of this seat had begun; counted by what it was asked for."""
-        asked = self._served[0].requests.statistics()[self._served[0].link.policy].messages
-        return self._seat.first + asked // self._seat.graph.loops.num_steps
+        """The first iteration that was not served whole when this replica began."""
+        return self._seat.first + min(self._asked) // self._steps
+
+    @property
+    def _steps(self) -> int:
+        return self._seat.graph.loops.num_steps
+
+    def _count(self, served: _Served) -> int:
+        """Requests that were taken so far, by any holder of this seat."""
+        return served.requests.statistics()[served.link.policy].messages
 
     def part(self) -> dict[str, np.ndarray]:
         """What a checkpoint keeps."""
@@ -103,16 +111,18 @@ class Serving:
         if not self._seat.endless and iteration >= self._orders.last:
             raise Over
 
-    # --- after a loss --------------------------------------------------------------------------------
+    # --- beginning, and after a loss -------------------------------------------------------------------
 
-    def _answer_what_was_asked(self) -> None:
-        """The earlier holder of this seat may have taken a request and not answered it."""
-        for n, served in enumerate(self._served):
-            source = served.link.policy
-            asked = served.requests.statistics()[source].messages
-            answered = served.turns.statistics()[source].messages
-            if asked > answered:
-                self._restart(n)
+    def _open(self, n: int) -> None:
+        """Sends the first observations, or says that these environments take the place of lost ones."""
+        served, seat = self._served[n], self._seat
+        target = served.link.policy
+        if seat.opens and served.openings.statistics()[target].messages == 0:
+            served.openings.send(jax.tree.map(np.asarray, served.stepper.open()), target=target)
+        elif seat.attempt:
+            self._restarted[n] = True
+            if self._count(served) > served.turns.statistics()[target].messages:
+                self._restart(n)  # the lost one had taken a request and not answered it
 
     def _restart(self, n: int) -> None:
         """Answers that these environments were lost, with the first observations of others."""
@@ -124,8 +134,6 @@ class Serving:
         self._restarted[n] = False
         self._reply(served, turn, RESTARTED)
 
-    # --- beginning -----------------------------------------------------------------------------------
-
     def _serve(self, link: Link, policies: int, collector: Collector | None) -> _Served:
         seat, width = self._seat, len(link.index)
         wire, flow, own = seat.wire, seat.flow, seat.replica
@@ -134,7 +142,13 @@ class Serving:
             self._stepper(link, collector),
             wire.sender("opening", source=own, targets=[link.policy], layout=opening_layout(flow, width)),
             wire.receiver("action", sources=[link.policy], target=own, layout=request_layout(flow, width)),
-            wire.sender("timestep", source=own, targets=[link.policy], layout=turn_layout(flow, width)),
+            wire.sender(
+                "timestep",
+                source=own,
+                targets=[link.policy],
+                layout=turn_layout(flow, width),
+                checksum=seat.checksums,
+            ),
         )
 
     def _stepper(self, link: Link, collector: Collector | None) -> Stepper:
@@ -162,7 +176,3 @@ def _collector(seat: Seat) -> Collector | None:
     shapes = collector_shapes(seat.flow, len(seat.index))
     restored = restored_collector(seat, shapes)
     return start_environments(seat.graph, seat.start_key, seat.index) if restored is None else restored
-
-
-def _goes_on(seat: Seat) -> bool:
-    return any(name.startswith("collector") for name in seat.restored)

@@ -1,5 +1,6 @@
 """What a worker does with its job: sits down in its seat, and runs its replica."""
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,6 +53,7 @@ def serve_seat(
         partition: of this graph.
         wire: makes the wire, from what says whether to stop and the number of the beginning.
     """
+    control.send("process", {"pid": os.getpid()})
     begin: Message = control.wait("begin")
     patient = WaitingIsProgress(control)
     opened = wire(patient.stopping, int(begin.fields["epoch"]))
@@ -70,6 +72,8 @@ def serve_seat(
         restored=begin.arrays,
         attempt=begin.fields["attempt"],
         generation=begin.fields["generation"],
+        opens=begin.fields["opens"],
         unroll=settings["unroll"],
+        checksums=settings["checksums"],
     )
     run(seat)
