@@ -57,7 +57,7 @@ def _reductions(partition: Partition, gradients: Interface, rate: float) -> list
     return [f"  {way:<26} {'reduction':<11} {_bytes(carried * rate):>12}/s  ({_bytes(carried)} an iteration)"]
 
 
-def _bytes(count: float) -> str:
+def _bytes(count: int | float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"

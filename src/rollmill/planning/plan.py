@@ -31,8 +31,7 @@ class Plan:
         Raises:
             UsageError: naming what does not fit, and what would.
         """
-        if self.place not in PLACES:
-            raise unknown_name("place", str(self.place), PLACES)
+        _check_place(self.place)
         check_partition(self.partition, loops)
         whole = len(self.partition.groups) == 1
         if self.place in ("program", "mesh") and not whole:
@@ -56,6 +55,7 @@ class Plan:
         _fields(value, "a plan", {"version": int, "distribution": str, "place": str, "groups": list})
         if value["version"] != VERSION:
             raise UsageError(f"the plan is of version {value['version']}; this Rollmill reads {VERSION}.")
+        _check_place(value["place"])
         groups = tuple(_group(group) for group in value["groups"])
         plan = Plan(Partition(value["distribution"], groups), value["place"])
         plan.check()
@@ -81,8 +81,20 @@ def read_plan(path: Path) -> Plan:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Writes a plan to a file."""
-    path.write_text(json.dumps(plan.to_json(), indent=2) + "\n")
+    """Writes a plan to a file.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(plan.to_json(), indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(f"the plan {path} cannot be written: {error.strerror}.") from error
+
+
+def _check_place(place: str) -> None:
+    if place not in PLACES:
+        raise unknown_name("place", place, PLACES)
 
 
 def _group(value: Any) -> Group:

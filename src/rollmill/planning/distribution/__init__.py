@@ -7,9 +7,11 @@ A policy is found by name: `single-learner-coarse` is this folder's `single_lear
 import importlib
 import pkgutil
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.own_line import own_line
 from rollmill.dataflow import Partition
 from rollmill.planning.counts import Counts
 
@@ -49,11 +51,18 @@ def _own(name: str) -> Distribution:
     module, _, function = name.partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), function, None)
-    except ImportError as error:
+    except Exception as error:  # whatever the user's module does
         raise UsageError(
-            f"distribution {name!r}: the module {module!r} cannot be imported: {error}. Give a module that Python "
-            "finds, for one with PYTHONPATH=."
+            f"distribution {name!r}: cannot import {module!r}: {type(error).__name__}: {error}, at "
+            f"{own_line(error)}. Give a module that Python finds, for one with PYTHONPATH=."
         ) from error
     if not callable(found):
         raise UsageError(f"distribution {name!r}: {module} has no function {function!r}.")
+    return partial(_checked, name, found)
+
+
+def _checked(name: str, policy: Callable[[Counts], Any], counts: Counts) -> Partition:
+    found = policy(counts)
+    if not isinstance(found, Partition):
+        raise UsageError(f"distribution {name!r} returned {type(found).__name__}; it has to return a Partition.")
     return found

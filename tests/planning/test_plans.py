@@ -1,0 +1,150 @@
+"""Plans as files: what is written is read again, and what is wrong with an edited one is named."""
+
+import json
+
+import pytest
+
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import Loops
+from rollmill.planning import PLACES, Counts, Plan, find_distribution, list_distributions, read_plan, write_plan
+
+COUNTS = [Counts(), Counts(workers=4, actors=2, learners=2), Counts(asynchronous=True)]
+
+
+def policies(counts):
+    """Plans of every policy that has a form for these counts."""
+    for name in list_distributions():
+        try:
+            partition = find_distribution(name)(counts)
+        except UsageError:
+            assert counts.asynchronous
+            continue
+        yield Plan(partition, "program" if len(partition.groups) == 1 else "processes")
+
+
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+def test_plans_of_every_policy_are_read_as_they_were_written(counts, tmp_path):
+    plans = list(policies(counts))
+    assert len(plans) == (3 if counts.asynchronous else 6)
+    for plan in plans:
+        path = tmp_path / f"{plan.partition.name}.json"
+        write_plan(plan, path)
+        assert read_plan(path) == plan
+        assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_a_plan_is_json_that_a_person_can_edit(tmp_path):
+    plan = Plan(find_distribution("central")(Counts(actors=3, asynchronous=True)), "processes")
+    assert plan.to_json() == {
+        "version": 1,
+        "distribution": "central",
+        "place": "processes",
+        "groups": [
+            {
+                "name": "actor",
+                "fragments": ["environment", "policy", "gradients"],
+                "replicas": 3,
+                "device": "any",
+                "synchronous": False,
+            },
+            {"name": "update", "fragments": ["update"], "replicas": 1, "device": "any", "synchronous": True},
+        ],
+    }
+    shorter = plan.to_json()
+    for name in ("replicas", "device", "synchronous"):  # left out where they are as usual
+        del shorter["groups"][1][name]
+    (tmp_path / "plan.json").write_text(json.dumps(shorter))
+    assert read_plan(tmp_path / "plan.json") == plan
+
+
+def plan_json(**changes):
+    groups = [
+        {"name": "actor", "fragments": ["environment", "policy"], "replicas": 2},
+        {"name": "learner", "fragments": ["gradients", "update"]},
+    ]
+    return {"version": 1, "distribution": "mine", "place": "processes", "groups": groups, **changes}
+
+
+def with_group(**changes):
+    actor, learner = plan_json()["groups"]
+    return plan_json(groups=[{**actor, **changes}, learner])
+
+
+def without(name):
+    return {field: value for field, value in plan_json().items() if field != name}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "a plan is an object with version, distribution, place, groups; list was given."),
+        (None, "a plan is an object with version, distribution, place, groups; NoneType was given."),
+        (without("groups"), "a plan lacks groups."),
+        ({}, "a plan lacks distribution, groups, place, version."),
+        (plan_json(version=2), "the plan is of version 2; this Rollmill reads 1."),
+        (plan_json(version="1"), "a plan: version='1' has to be of type int."),
+        (plan_json(version=True), "a plan: version=True has to be of type int."),
+        (plan_json(distribution=None), "a plan: distribution=None has to be of type str."),
+        (plan_json(plaec="program"), "unknown field of a plan 'plaec'. Did you mean place?"),
+        (plan_json(place="thread"), "unknown place 'thread'. Did you mean threads?"),
+        (plan_json(groups={}), "a plan: groups={} has to be of type list."),
+        (plan_json(groups=[]), "mine: a partition needs at least one group."),
+        (plan_json(groups=["actor"]), "a group is an object with name, fragments, replicas, device, synchronous; "
+         "str was given."),
+        (with_group(replica=3), "unknown field of a group 'replica'. Did you mean replicas?"),
+        (with_group(replicas=2.0), "a group: replicas=2.0 has to be of type int."),
+        (with_group(replicas="2"), "a group: replicas='2' has to be of type int."),
+        (with_group(replicas=-1), "mine: group 'actor' has replicas=-1; the least is 1."),
+        (with_group(synchronous=0), "a group: synchronous=0 has to be of type bool."),
+        (with_group(device="tpu"), "unknown kind of device 'tpu'. Did you mean gpu or cpu?"),
+        (with_group(fragments="environment"), "a group: fragments='environment' has to be of type list."),
+        (with_group(fragments=["environment", 1]), "group 'actor': fragments are names, ['environment', 1] was "
+         "given."),
+        (with_group(fragments=["environment"]), "mine: no group holds policy."),
+        (plan_json(place="program"), "mine has 2 groups, which one program cannot hold; use place=processes, "
+         "threads or ray."),
+    ],
+)  # fmt: skip
+def test_a_malformed_plan_is_refused_by_name(value, message, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(value))
+    with pytest.raises(UsageError) as caught:
+        read_plan(path)
+    assert str(caught.value) == f"{path}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "is no JSON: Expecting value"),
+        (b"{", "is no JSON"),
+        (b"\xff\xfe", "is no JSON: 'utf-8' codec"),
+    ],
+)
+def test_a_file_that_is_no_plan(content, message, tmp_path):
+    path = tmp_path / "plan.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=message) as caught:
+        read_plan(path)
+    assert f"the plan {path} " in str(caught.value)
+
+
+def test_where_no_plan_can_be_written(tmp_path):
+    plan = Plan(find_distribution("gpu-only")(Counts()))
+    with pytest.raises(UsageError, match=r"the plan .*nowhere/plan\.json cannot be written: No such file"):
+        write_plan(plan, tmp_path / "nowhere/plan.json")
+
+
+def test_a_plan_fits_the_sizes_or_says_so():
+    loops = Loops(1, num_envs=8, num_steps=4, epochs=1, num_minibatches=1, num_shards=8, cut="samples")
+    plan = Plan(find_distribution("single-learner-fine")(Counts(workers=3)), "processes")
+    plan.check()
+    with pytest.raises(UsageError, match=r"replicas=3, .* num_envs=8; nearest that can: 2 or 4"):
+        plan.check(loops)
+
+
+def test_every_place_can_be_written():
+    partition = find_distribution("gpu-only")(Counts())
+    assert [Plan.from_json(Plan(partition, place).to_json()).place for place in PLACES] == list(PLACES)
