@@ -9,9 +9,19 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from rollmill.channels import ChannelClosed, Refused, RemoteBroker, new_token
+from rollmill.channels import (
+    BrokerServer,
+    ChannelClosed,
+    Layout,
+    LocalBroker,
+    MemoryWire,
+    Refused,
+    RemoteBroker,
+    new_token,
+)
 from rollmill.channels.connection import Connection
 from rollmill.channels.handshake import GREETING, admit, present
 from rollmill.core.errors import RollmillError, UsageError
@@ -159,6 +169,28 @@ def test_closing_the_server_ends_its_threads_and_the_clients_questions(coordinat
     with pytest.raises(ChannelClosed, match="broker is gone"):
         client.lookup("x")
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollmill-")]
+
+
+def test_the_ways_of_other_systems_work_as_well(monkeypatch, tmp_path):
+    """Files without a name, pipes, and a socket in a short directory."""
+    monkeypatch.setattr("rollmill.channels.memory.ON_LINUX", False)
+    monkeypatch.setattr("rollmill.channels.doorbell.HAS_EVENTFD", False)
+    monkeypatch.setattr("rollmill.channels.listener.HAS_ABSTRACT_PATHS", False)
+    broker = LocalBroker()
+    server = BrokerServer(broker, "token")
+    socket_path = Path(server.address.removeprefix("unix:"))
+    assert socket_path.is_socket()
+    remote = RemoteBroker(server.address, "token")
+    layout = Layout.of(np.zeros(1000))
+    sender = MemoryWire(remote).sender("edge", source=0, targets=[0], layout=layout)
+    receiver = MemoryWire(broker).receiver("edge", sources=[0], target=0, layout=layout)
+    for number in range(5):
+        sender.send(np.full(1000, float(number)), timeout=5.0)
+        with receiver.receive(timeout=5.0) as message:
+            assert (message.tree == number).all()
+    for end in (remote, server, broker):
+        end.close()
+    assert not socket_path.parent.exists()
 
 
 COORDINATOR = """

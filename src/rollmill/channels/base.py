@@ -51,7 +51,11 @@ class Header(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Of one end's side of one ring, since the ring exists: replaced ends go on counting."""
+    """Of one end's side of one ring, since the channel exists: replaced ends go on counting.
+
+    Between hosts, what an earlier holder had sent and did not arrive counts for the receiver alone; and an end
+    that took another's place has to wait until it is told, by the other end, how many messages came before.
+    """
 
     messages: int
     payload_bytes: int

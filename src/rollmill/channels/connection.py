@@ -29,12 +29,15 @@ class Connection:
     and is to be closed.
     """
 
-    def __init__(self, sock: socket.socket, *, abandon: Abandon = never) -> None:
+    abandon: Abandon
+    """Whether the run is being stopped; for connections on which a user's thread waits."""
+
+    def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             _set_options(sock)
         self._socket = sock
-        self._abandon = abandon
+        self.abandon = never
 
     def fileno(self) -> int:
         """Readable when there is something to receive."""
@@ -129,7 +132,7 @@ class Connection:
         self._socket.close()
 
     def _sleep(self, events: int, deadline: Deadline) -> None:
-        check_waiting(deadline, self._abandon, "the other end of a connection")
+        check_waiting(deadline, self.abandon, "the other end of a connection")
         poll = select.poll()
         poll.register(self._socket.fileno(), events)
         poll.poll(deadline.nap_ms())

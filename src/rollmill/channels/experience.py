@@ -22,6 +22,11 @@ def nothing() -> None:
     """What closing an end needs besides."""
 
 
+def none_earlier(rank: int) -> int:
+    """Messages with that rank that its ring has not seen: a ring in shared memory has seen all."""
+    return 0
+
+
 class RingReservation:
     """A slot to be filled in place; see `rollmill.channels.Reservation`."""
 
@@ -49,6 +54,7 @@ class RingSender:
         route: which target is next.
         waiter: on the doorbell that the targets ring.
         on_close: what to do when this end was closed.
+        earlier: how many messages went to a target before its ring existed.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class RingSender:
         route: Route,
         waiter: Waiter,
         on_close: Callable[[], None] = nothing,
+        earlier: Callable[[int], int] = none_earlier,
     ) -> None:
         self.layout = layout
         self._writers = writers
@@ -65,6 +72,7 @@ class RingSender:
         self._route = route
         self._waiter = waiter
         self._on_close = on_close
+        self._earlier = earlier
         self._open: RingReservation | None = None
 
     def send(
@@ -111,7 +119,7 @@ class RingSender:
 
     def statistics(self) -> dict[int, Statistics]:
         """Of each target's ring."""
-        return {target: writer.statistics() for target, writer in self._writers.items()}
+        return {target: writer.statistics(self._earlier(target)) for target, writer in self._writers.items()}
 
     def close(self) -> None:
         """Nothing more will come."""
@@ -149,6 +157,7 @@ class RingReceiver:
         waiter: on the doorbell that the sources ring.
         name: for errors.
         on_close: what to do when this end was closed.
+        earlier: how many messages of a source were sent before its ring existed.
     """
 
     def __init__(
@@ -158,6 +167,7 @@ class RingReceiver:
         waiter: Waiter,
         name: str,
         on_close: Callable[[], None] = nothing,
+        earlier: Callable[[int], int] = none_earlier,
     ) -> None:
         self._readers = readers
         self._sources = tuple(readers)
@@ -165,6 +175,7 @@ class RingReceiver:
         self._waiter = waiter
         self._name = name
         self._on_close = on_close
+        self._earlier = earlier
         self._turn = 0
         self._joinings: dict[tuple[str, int], Joining] = {}
 
@@ -203,7 +214,7 @@ class RingReceiver:
 
     def statistics(self) -> dict[int, Statistics]:
         """Of each source's ring."""
-        return {source: reader.statistics() for source, reader in self._readers.items()}
+        return {source: reader.statistics(self._earlier(source)) for source, reader in self._readers.items()}
 
     def close(self) -> None:
         """Nobody takes any more."""

@@ -15,10 +15,10 @@ from rollmill.channels.base import Address
 from rollmill.channels.connection import Connection
 from rollmill.channels.doorbell import Doorbell
 from rollmill.channels.handshake import admit
-from rollmill.channels.waiting import Abandon, never
 from rollmill.core.errors import RollmillError, UsageError
 
 BACKLOG = 128
+HAS_ABSTRACT_PATHS = sys.platform == "linux"
 
 
 class Listener:
@@ -29,17 +29,13 @@ class Listener:
         token: which diallers must know.
         serve: is called with each connection that does, in a new thread; when it returns or raises a
             `RollmillError`, the connection is closed.
-        abandon: whether the run is being stopped.
     """
 
-    def __init__(
-        self, sock: socket.socket, token: str, serve: Callable[[Connection], None], *, abandon: Abandon = never
-    ) -> None:
+    def __init__(self, sock: socket.socket, token: str, serve: Callable[[Connection], None]) -> None:
         sock.setblocking(False)
         self._socket = sock
         self._token = token
         self._serve = serve
-        self._abandon = abandon
         self._stop = Doorbell.create()
         self._lock = threading.Lock()
         self._open: dict[threading.Thread, Connection] = {}
@@ -70,7 +66,7 @@ class Listener:
             if self._stop.fileno() in ready:
                 return
             with contextlib.suppress(OSError):  # the dialler may have gone again
-                self._start(Connection(self._socket.accept()[0], abandon=self._abandon))
+                self._start(Connection(self._socket.accept()[0]))
 
     def _start(self, connection: Connection) -> None:
         thread = threading.Thread(target=self._run, args=(connection,), name="rollmill-connection", daemon=True)
@@ -109,7 +105,7 @@ def listen_in_host() -> tuple[socket.socket, str, Callable[[], None]]:
     On Linux the path is abstract ("@" stands for the zero byte): it is no file, and goes with the process.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    if sys.platform == "linux":
+    if HAS_ABSTRACT_PATHS:
         path = f"@rollmill-{secrets.token_hex(8)}"
         sock.bind(path.replace("@", "\0", 1))
         sock.listen(BACKLOG)

@@ -162,9 +162,9 @@ class RingWriter:
         """Counts time that the producer was blocked."""
         self._words[PRODUCER_WAITED] += nanoseconds
 
-    def statistics(self) -> Statistics:
-        """The producer's side."""
-        return _statistics(self._ring, PUBLISHED, PRODUCER_WAITED)
+    def statistics(self, earlier: int = 0) -> Statistics:
+        """The producer's side, after `earlier` messages that passed before the ring was there."""
+        return _statistics(self._ring, PUBLISHED, PRODUCER_WAITED, earlier)
 
     def close(self) -> None:
         """Nothing more will come."""
@@ -288,9 +288,9 @@ class RingReader:
         """Counts time that the consumer was blocked."""
         self._words[CONSUMER_WAITED] += nanoseconds
 
-    def statistics(self) -> Statistics:
-        """The consumer's side."""
-        return _statistics(self._ring, TAKEN, CONSUMER_WAITED)
+    def statistics(self, earlier: int = 0) -> Statistics:
+        """The consumer's side, after `earlier` messages that passed before the ring was there."""
+        return _statistics(self._ring, TAKEN, CONSUMER_WAITED, earlier)
 
     def close(self) -> None:
         """Nobody takes any more."""
@@ -310,8 +310,8 @@ class RingReader:
         return Header(sequence, source, version, iteration, flags, size)
 
 
-def _statistics(ring: Ring, count: int, waited: int) -> Statistics:
+def _statistics(ring: Ring, count: int, waited: int, earlier: int) -> Statistics:
     words = ring.words
-    messages = words[count]
+    messages = earlier + words[count]
     depth = words[PUBLISHED] - words[TAKEN]
     return Statistics(messages, messages * ring.layout.nbytes, words[waited] / 1e9, depth)

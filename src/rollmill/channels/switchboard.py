@@ -8,17 +8,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from rollmill.channels.base import Broker
 from rollmill.channels.connection import Connection
 from rollmill.channels.errors import Refused
 from rollmill.channels.handshake import PATIENCE, present
 from rollmill.channels.listener import Listener, listen_on_host
-from rollmill.channels.waiting import Abandon
 from rollmill.core.errors import RollmillError
 
-Serve = Callable[[Connection, dict[str, Any]], None]
+DIAL_SECONDS = 3.0
+
+Serve: TypeAlias = Callable[[Connection, dict[str, Any]], None]
 """Talks with who dialled, until it returns; the answer to the dialler is its first word."""
 
 
@@ -30,17 +31,15 @@ class Switchboard:
         token: of the run.
         host: this host's address, as others reach it.
         port: 0 takes a free one.
-        abandon: whether the run is being stopped.
     """
 
-    def __init__(self, broker: Broker, token: str, *, host: str, port: int, abandon: Abandon) -> None:
+    def __init__(self, broker: Broker, token: str, *, host: str, port: int) -> None:
         self._broker = broker
         self._token = token
-        self._abandon = abandon
         self._lock = threading.Lock()
         self._ends: dict[str, Serve] = {}
         sock, self.address = listen_on_host(host, port)
-        self._listener = Listener(sock, token, self._connect, abandon=abandon)
+        self._listener = Listener(sock, token, self._connect)
 
     def announce(self, end: str, serve: Serve) -> None:
         """From now on `serve` talks with who dials `end`, each in a thread of its own."""
@@ -57,12 +56,12 @@ class Switchboard:
         """A connection to `end` and its answer; None where it cannot be reached, now."""
         try:
             address = self._broker.lookup(end)
-            sock = None if address is None else socket.create_connection(address, timeout=PATIENCE)
+            sock = None if address is None else socket.create_connection(address, timeout=DIAL_SECONDS)
         except (OSError, RollmillError):
             return None
         if sock is None:
             return None
-        connection = Connection(sock, abandon=self._abandon)
+        connection = Connection(sock)
         try:
             present(connection, self._token)
             connection.send_json({"to": end, **hello}, timeout=PATIENCE)

@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 from rollmill.channels.connection import Connection
 from rollmill.channels.doorbell import Doorbell
-from rollmill.channels.errors import ConnectionLost, Refused
+from rollmill.channels.errors import Abandoned, ConnectionLost, Refused
 from rollmill.channels.handshake import PATIENCE
 from rollmill.channels.ring import ENDED, GONE, HEADER, PUBLISHED, RELEASED, TAKEN, Ring, RingWriter
 from rollmill.channels.switchboard import Switchboard, Turn
+from rollmill.channels.waiting import NAP_MS, Abandon
 from rollmill.core.errors import RollmillError
 
 WORD = struct.Struct("<q")
@@ -37,6 +38,33 @@ class Pairing(NamedTuple):
     """Of the receiver: a replacement has another."""
     shift: int
     """Add to a local position."""
+
+
+class Earlier:
+    """How many messages passed before this end took the place of another: the far end tells when it is reached."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self._known = threading.Event()
+
+    def learn(self, messages: int) -> bool:
+        """Takes the number; False where it was known already."""
+        if self._known.is_set():
+            return False
+        self.messages = messages
+        self._known.set()
+        return True
+
+    def wait(self, abandon: Abandon, what: str) -> int:
+        """The number, as soon as it is known.
+
+        Raises:
+            Abandoned: the run is being stopped.
+        """
+        while not self._known.wait(NAP_MS / 1000):
+            if abandon():
+                raise Abandoned(f"{what} was given up, because the run is being stopped.")
+        return self.messages
 
 
 class Pump:
@@ -62,11 +90,15 @@ class Pump:
         self._end = end
         self._source = source
         self._pairing: Pairing | None = None
-        self._first_sequence: int | None = None
+        self.earlier = Earlier()
         self._stop = threading.Event()
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._run, name=f"rollmill-pump-{end}", daemon=True)
         self._thread.start()
+
+    def has_unsent(self) -> bool:
+        """Whether something was published and not sent, and the receiver has not said that it wants no more."""
+        return self._words[TAKEN] < self._words[PUBLISHED] and self._thread.is_alive()
 
     def has_something_to_send(self) -> bool:
         """Whether the sender was closed and what it left is still being sent."""
@@ -83,7 +115,8 @@ class Pump:
     def _run(self) -> None:
         nap = FIRST_NAP
         while not self._stop.is_set() and not self._words[GONE]:
-            dialled = self._switchboard.dial(self._end, source=self._source)
+            sent = self.earlier.messages + self._words[TAKEN]
+            dialled = self._switchboard.dial(self._end, source=self._source, sent=sent)
             if dialled is None:
                 self._stop.wait(nap)
                 nap = min(2 * nap, LONGEST_NAP)
@@ -100,7 +133,7 @@ class Pump:
                 return self._give_up()
             credit = self._pair(answer)
             return self._send_all(connection, credit)
-        except ConnectionLost:
+        except RollmillError:  # lost; dial again
             return False
         finally:
             connection.close()
@@ -116,8 +149,7 @@ class Pump:
                 return int(answer["released"])
         self._pairing = Pairing(incarnation, published - self._words[TAKEN])
         self._release(self._words[TAKEN])
-        if self._first_sequence is None:
-            self._first_sequence = int(answer["sequence"]) - self._words[TAKEN]
+        self.earlier.learn(int(answer["sequence"]) - self._words[TAKEN])
         return int(answer["released"])
 
     def _send_all(self, connection: Connection, released: int) -> bool:
@@ -141,7 +173,7 @@ class Pump:
         return True
 
     def _send_next(self, connection: Connection, released: int) -> bool:
-        assert self._pairing is not None and self._first_sequence is not None
+        assert self._pairing is not None
         shift, capacity = self._pairing.shift, self._ring.capacity
         position = self._words[TAKEN]
         self._release(min(position, released - shift))
@@ -149,7 +181,7 @@ class Pump:
             return False
         slot = self._ring.slots[position % capacity]
         sequence, *others = HEADER.unpack(slot.header)
-        header = HEADER.pack(self._first_sequence + sequence, *others)
+        header = HEADER.pack(self.earlier.messages + sequence, *others)
         connection.send(WORD.pack(MESSAGE) + header, slot.payload)
         self._words[TAKEN] = position + 1
         return True
@@ -210,6 +242,7 @@ class Inlet:
         self._name = name
         self._incarnation = secrets.token_hex(8)
         self._sequences = dict.fromkeys(rings, 0)
+        self.earlier = {source: Earlier() for source in rings}
         self._turns = {source: Turn() for source in rings}
 
     def serve(self, connection: Connection, hello: dict[str, Any]) -> None:
@@ -217,7 +250,13 @@ class Inlet:
         source = int(hello["source"])
         with self._turns[source].of(connection) as is_newest:
             if is_newest:
+                self._begin(source, int(hello.get("sent", 0)))
                 self._receive(connection, source)
+
+    def _begin(self, source: int, sent: int) -> None:
+        """What was sent before this receiver was there went to another one, or was lost with it."""
+        if self.earlier[source].learn(sent):
+            self._sequences[source] = sent
 
     def _receive(self, connection: Connection, source: int) -> None:
         ring = self._rings[source]

@@ -54,6 +54,7 @@ class RootReduction:
             if rank not in self._others or rank in self._connections:
                 return
             connection.send_json({}, timeout=PATIENCE)
+            connection.abandon = self._abandon
             self._connections[rank] = connection
             self._came.notify()
         self._over.wait()
@@ -170,7 +171,10 @@ class BranchReduction:
 
     def _dial_once(self) -> Connection | None:
         dialled = self._switchboard.dial(self._end, rank=self._rank)
-        return None if dialled is None else dialled[0]
+        if dialled is None:
+            return None
+        dialled[0].abandon = self._abandon
+        return dialled[0]
 
 
 @contextmanager

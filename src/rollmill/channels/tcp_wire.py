@@ -53,8 +53,9 @@ class TcpWire:
     ) -> None:
         self._broker = broker
         self._abandon = abandon
-        self._switchboard = Switchboard(broker, token, host=host, port=port, abandon=abandon)
+        self._switchboard = Switchboard(broker, token, host=host, port=port)
         self._pumps: list[Pump] = []
+        self._senders: list[RingSender] = []
         self._publishers: list[BoardPublisher] = []
         self._closing: list[Callable[[], None]] = []
         self._doorbells: list[Doorbell] = []
@@ -78,7 +79,7 @@ class TcpWire:
         """The producer `source` of edge `name`."""
         check_ranks(targets, name, "targets")
         space = self._doorbell()
-        writers = {}
+        writers, earlier = {}, {}
         for target in targets:
             ring, published = self._ring(name, source, target, layout, capacity), self._doorbell()
             described = f"{name} from {source} to {target}"
@@ -90,8 +91,14 @@ class TcpWire:
                 ring, space=space, published=published, switchboard=self._switchboard, end=end, source=source
             )
             self._pumps.append(pump)
-        waiter = Waiter(space, self._abandon, f"sending {name} from {source}")
-        return RingSender(writers, layout, route or round_robin, waiter)
+            earlier[target] = pump.earlier
+            if self._is_first(f"{name}/sender {source} to {target}"):
+                pump.earlier.learn(0)
+        described = f"sending {name} from {source}"
+        waiter = Waiter(space, self._abandon, described)
+        count = lambda target: earlier[target].wait(self._abandon, described)
+        self._senders.append(RingSender(writers, layout, route or round_robin, waiter, earlier=count))
+        return self._senders[-1]
 
     def receiver(
         self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
@@ -106,9 +113,13 @@ class TcpWire:
             for source, ring in rings.items()
         }
         inlet = Inlet(rings, space=space, arrived=arrived, name=described)
+        if self._is_first(f"{name}/receiver {target}"):
+            for earlier in inlet.earlier.values():
+                earlier.learn(0)
         self._switchboard.announce(target_bell(name, target), inlet.serve)
         waiter = Waiter(arrived, self._abandon, f"receiving {described}")
-        return RingReceiver(readers, layout, waiter, described)
+        count = lambda source: inlet.earlier[source].wait(self._abandon, described)
+        return RingReceiver(readers, layout, waiter, described, earlier=count)
 
     def newest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:
         """The writer of channel `name`."""
@@ -156,6 +167,14 @@ class TcpWire:
         self._closing.append(opened.close)
         return opened
 
+    def finish(self) -> None:
+        """Closes the senders, waits as long as it takes until what they have left is sent, and closes itself."""
+        for sender in self._senders:
+            sender.close()
+        while any(pump.has_unsent() for pump in self._pumps) and not self._abandon():
+            time.sleep(NAP)
+        self.close()
+
     def close(self) -> None:
         """Sends what closed senders and writers have left, then ends all connections."""
         deadline = Deadline(LINGER)
@@ -170,6 +189,14 @@ class TcpWire:
         self._switchboard.close()
         for doorbell in self._doorbells:
             doorbell.close()
+        for opened in (self._pumps, self._senders, self._publishers, self._closing, self._doorbells):
+            opened.clear()
+
+    def _is_first(self, end: str) -> bool:
+        """Whether nobody held this end before."""
+        first = self._broker.lookup(end) is None
+        self._broker.announce(end, self.address)
+        return first
 
     def _open_once(self, name: str, rank: int) -> None:
         try:

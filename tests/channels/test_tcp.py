@@ -1,0 +1,183 @@
+"""What only connections can do wrong: get lost, bring too much, bring nonsense."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from rollmill.channels import Abandoned, Layout, RemoteBroker, TcpWire
+from rollmill.channels.tcp_experience import MESSAGE, WORD
+
+LAYOUT = Layout.of({"values": np.zeros((300,), np.int64)})
+
+
+def package(number):
+    return {"values": np.full((300,), number, np.int64)}
+
+
+@pytest.fixture
+def open_tcp_wire(coordinator):
+    opened = []
+
+    def open_wire():
+        broker = RemoteBroker(coordinator.server.tcp_address, coordinator.token)
+        wire = TcpWire(broker, coordinator.token)
+        opened.extend([wire, broker])
+        return wire
+
+    yield open_wire
+    for end in opened:
+        end.close()
+
+
+def test_nothing_is_lost_or_doubled_when_connections_break_and_both_ends_live(open_tcp_wire, run_together):
+    wire, count = open_tcp_wire(), 400
+    sender = wire.sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=4, checksum=True)
+    receiver = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=4)
+    done, broken = threading.Event(), set()
+
+    def breaking():
+        chance = random.Random(1)
+        while not done.wait(chance.uniform(0.001, 0.02)):
+            if (connection := wire._pumps[0]._connection) is not None:
+                connection.end()
+                broken.add(connection)
+
+    def sending():
+        for number in range(count):
+            sender.send(package(number), iteration=number, timeout=20.0)
+
+    def receiving():
+        for number in range(count):
+            with receiver.receive(timeout=20.0) as message:
+                assert (message.header.sequence, message.header.iteration) == (number, number)
+                assert (message.tree["values"] == number).all()
+        done.set()
+
+    run_together(breaking, sending, receiving)
+    assert len(broken) > 2
+    assert receiver.try_receive() is None
+
+
+def test_what_was_not_sent_yet_goes_to_the_receivers_replacement(open_tcp_wire):
+    sender = open_tcp_wire().sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=2)
+    first = open_tcp_wire()
+    receiver = first.receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=2)
+    for number in range(2):
+        sender.send(package(number), timeout=10.0)
+    held = receiver.receive(timeout=10.0)
+    assert held.header.sequence == 0
+    until = time.monotonic() + 10
+    while receiver.statistics()[0].depth == 0 and time.monotonic() < until:
+        time.sleep(0.005)
+    first.close()  # as if its process died: with one message held, and one not taken
+    second = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=2)
+    for number in range(2, 6):
+        sender.send(package(number), timeout=10.0)
+        with second.receive(timeout=10.0) as message:
+            assert message.header.sequence == number
+            assert (message.tree["values"] == number).all()
+
+
+def test_packages_larger_than_what_a_socket_holds(open_tcp_wire):
+    layout = Layout.of(np.zeros((9, 100_001), np.float32))
+    sender = open_tcp_wire().sender("edge", source=0, targets=[0], layout=layout, capacity=1, checksum=True)
+    receiver = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=layout, capacity=1)
+    for number in range(3):
+        sent = np.random.default_rng(number).random((9, 100_001), np.float32)
+        sender.send(sent, timeout=10.0)
+        with receiver.receive(timeout=10.0) as message:
+            np.testing.assert_array_equal(message.tree, sent)
+
+
+def test_what_is_no_message_ends_its_connection_and_hurts_nobody(open_tcp_wire):
+    receiver = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT)
+    stranger = open_tcp_wire()
+    connection, answer = stranger._switchboard.dial("edge/target 0", source=0)
+    assert answer["published"] == 0
+    connection.send(WORD.pack(MESSAGE) + b"\xff" * 48, timeout=5.0)
+    with pytest.raises(Exception, match="connection"):
+        connection.receive(1, timeout=5.0)
+    connection.close()
+    assert stranger._switchboard.dial("edge/target 0", source=7) is None  # no such source
+    assert stranger._switchboard.dial("edge/target 1", source=0) is None  # no such end
+    sender = open_tcp_wire().sender("edge", source=0, targets=[0], layout=LAYOUT)
+    sender.send(package(3), timeout=5.0)
+    assert (receiver.receive(timeout=5.0).tree["values"] == 3).all()
+
+
+def test_closing_a_wire_sends_first_what_its_closed_senders_have_left(open_tcp_wire):
+    wire = open_tcp_wire()
+    sender = wire.sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=8)
+    for number in range(8):
+        sender.send(package(number), timeout=5.0)
+    sender.close()
+    closing = threading.Thread(target=wire.close)
+    closing.start()
+    receiver = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=8)
+    assert receiver.gather(count=8, timeout=5.0).tree["values"][::300].tolist() == list(range(8))
+    closing.join()
+
+
+def test_a_senders_replacement_is_told_how_many_messages_arrived(open_tcp_wire):
+    first = open_tcp_wire()
+    sender = first.sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=2)
+    assert sender.statistics()[0].messages == 0  # nobody was before it: it need not ask
+    receiver = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=2)
+    for number in range(3):
+        sender.send(package(number), timeout=10.0)
+        receiver.receive(timeout=10.0).release()
+    assert sender.statistics()[0].messages == 3
+    first.close()
+    second = open_tcp_wire().sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=2)
+    assert second.statistics()[0].messages == 3
+    second.send(package(3), timeout=10.0)
+    assert second.statistics()[0].messages == 4
+    assert receiver.receive(timeout=10.0).header.sequence == 3
+
+
+def test_a_receivers_replacement_is_told_how_many_messages_were_sent(open_tcp_wire):
+    sender = open_tcp_wire().sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=2)
+    first = open_tcp_wire()
+    receiver = first.receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=2)
+    assert receiver.statistics()[0].messages == 0
+    for number in range(2):
+        sender.send(package(number), timeout=10.0)
+    receiver.receive(timeout=10.0).release()
+    until = time.monotonic() + 10
+    while receiver.statistics()[0].depth == 0 and time.monotonic() < until:
+        time.sleep(0.005)
+    first.close()  # with a message that arrived and was not taken
+    second = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=2)
+    assert second.statistics()[0].messages == 2
+    sender.send(package(2), timeout=10.0)
+    second.receive(timeout=10.0).release()
+    assert second.statistics()[0].messages == 3
+
+
+def test_a_replacement_that_never_meets_the_other_end_can_be_stopped(coordinator):
+    broker = RemoteBroker(coordinator.server.tcp_address, coordinator.token)
+    wires = [TcpWire(broker, coordinator.token, abandon=stopped) for stopped in (lambda: False, lambda: True)]
+    senders = [wire.sender("edge", source=0, targets=[0], layout=LAYOUT) for wire in wires]
+    assert senders[0].statistics()[0].messages == 0
+    with pytest.raises(Abandoned, match="sending edge from 0 was given up"):
+        senders[1].statistics()
+    for end in (*wires, broker):
+        end.close()
+
+
+def test_finishing_a_wire_sends_first_what_its_senders_have_left(open_tcp_wire):
+    wire = open_tcp_wire()
+    sender = wire.sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=8)
+    for number in range(8):
+        sender.send(package(number), timeout=5.0)
+    finishing = threading.Thread(target=wire.finish)
+    finishing.start()
+    finishing.join(0.2)
+    assert finishing.is_alive()
+    receiver = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=8)
+    assert receiver.gather(count=8, timeout=5.0).tree["values"][::300].tolist() == list(range(8))
+    finishing.join(10.0)
+    assert not finishing.is_alive()
