@@ -92,6 +92,7 @@ class Coordinator:
         self._meeting = free_address() if mesh else ""
         self._graph, self._partition, self._workers = graph, partition, workers
         self._saved, self._blank, self._restored = begin_with, blank, restored
+        self._began, self._goes_on = begin_with.iteration, restored
         self._last = graph.loops.iterations
         self._iteration = begin_with.iteration
         self._generation = 1 if restored else 0
@@ -100,6 +101,7 @@ class Coordinator:
         self._restarts: dict[str, int] = {}
         self._wanted: int | None = None
         self._parts: dict[int, dict[str, Part]] = {}
+        self._finished: set[str] = set()
         self._row_seconds = 0.1
         self._row_at = time.monotonic()
         self._stop_at: float | None = None
@@ -112,8 +114,9 @@ class Coordinator:
             self._begin(job)
         while not self._done:
             for event in self._workers.events(timeout=0.5):
-                yield from self._on(event)
-            if self._stop_at is not None and time.monotonic() > self._stop_at:
+                if event.job in self._workers.jobs:  # not of a worker that was replaced since
+                    yield from self._on(event)
+            if not self._done and self._in_vain:
                 yield Notice("the workers did not come to a common end; the last checkpoint stands")
                 return
 
@@ -122,7 +125,7 @@ class Coordinator:
         passed = self._wanted is not None and self._iteration > self._wanted + 1
         if (self._wanted is None or passed) and self._iteration < self._last:
             self._wanted = min(self._ahead(), self._last)
-            self._parts.clear()
+            self._parts = {n: parts for n, parts in self._parts.items() if n > self._iteration}
             self._workers.send(ALL, "snapshot", {"iteration": self._wanted})
 
     def stop(self) -> None:
@@ -145,14 +148,26 @@ class Coordinator:
                 yield Notice(f"{job.name} started in {seconds:.1f} s")
             case Received(job, message):
                 yield from self._receive(job, message)
-            case Finished(_):
-                pass  # its part of the state came before
+            case Finished(job):
+                self._finished.add(job.name)  # its part of the state came before
             case Lost(job, reason):
                 yield Notice(f"{job.name} was lost: {reason}")
                 yield from self._recover(job, reason, event.details if event.raised else "")
             case Hung(job, seconds, where):
                 yield Notice(f"{job.name} hangs since {seconds:.0f} s {where}")
                 yield from self._recover(job, f"it hung {where}", "")
+
+    @property
+    def _in_vain(self) -> bool:
+        """Whether no state comes any more.
+
+        Raises:
+            LostWorker: although nobody stopped the workers.
+        """
+        ended = len(self._finished) == len(self._workers.jobs)
+        if ended and self._stop_at is None:
+            raise LostWorker(f"all workers ended, but no whole state came after iteration {self._saved.iteration}")
+        return self._stop_at is not None and (ended or time.monotonic() > self._stop_at)
 
     def _receive(self, job: Job, message: Message) -> Iterator[Told]:
         fields = message.fields
@@ -225,9 +240,9 @@ class Coordinator:
     def _begin(self, job: Job) -> None:
         group = self._group(job)
         replaced = self._attempts.get(job.name, 0)
-        keeps = self._restored and self._partition.synchronous and self._graph.host is None
+        keeps = self._goes_on and self._partition.synchronous and self._graph.host is None
         arrays = {}
-        if self._restored and not (replaced and group.has("environment")):
+        if self._goes_on and not (replaced and group.has("environment")):
             index = share(self._graph.loops.num_envs, group.replicas, job.replica)
             index = range(self._graph.loops.num_envs) if self._mesh else index
             arrays = share_of(
@@ -237,13 +252,14 @@ class Coordinator:
                 environments=keeps,
             )
         fields = {
-            "first": self._saved.iteration,
+            "first": self._began,
             "epoch": self._epoch,
             "attempt": replaced,
             "generation": self._generation,
             "opens": not keeps,
             "meet": self._meeting,
         }
+        self._finished.discard(job.name)
         self._workers.send(job, "begin", fields, arrays)
 
     def _recover(self, job: Job, reason: str, details: str) -> Iterator[Told]:
@@ -271,6 +287,7 @@ class Coordinator:
         self._parts.clear()
         self._wanted = None
         self._iteration = self._saved.iteration
+        self._began, self._goes_on = self._saved.iteration, self._restored
         for job in self._workers.jobs:
             self._begin(self._workers.replace(job))
         if self._stop_at is not None:
