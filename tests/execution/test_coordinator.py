@@ -1,0 +1,568 @@
+"""The coordinator against scripted workers: what it says to whom, and what it tells."""
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.dataflow import FRAGMENTS, Group, Partition, share
+from rollmill.execution import coordinator as module
+from rollmill.execution import state_shapes
+from rollmill.execution.coordinator import (
+    Coordinator,
+    LostWorker,
+    Notice,
+    Rewound,
+    Rows,
+    Saved,
+    jobs_of,
+    replaceable,
+)
+from rollmill.execution.groups import share_of
+from rollmill.execution.workers import ALL, Finished, Hung, Job, Lost, Message, Received, Started
+from rollmill.planning import Counts, find_distribution, list_distributions
+
+GRAPH = rollmill.ppo(
+    rollmill.make("CartPole-v1"),
+    num_envs=4,
+    num_steps=4,
+    num_minibatches=2,
+    total_timesteps=4 * 4 * 100,
+    network=rollmill.NetworkConfig(hidden_sizes=(2,)),
+)
+SHAPES = state_shapes(GRAPH)
+COARSE = find_distribution("single-learner-coarse")(Counts(actors=2))
+CENTRAL = find_distribution("central")(Counts(actors=2, asynchronous=True))
+
+
+def numbered_state(number):
+    """A state all of whose numbers are this one, but that environments have their indices."""
+
+    def leaf(shape):
+        if jax.dtypes.issubdtype(shape.dtype, jax.dtypes.prng_key):
+            return jax.random.key(number)
+        return np.full(shape.shape, number, shape.dtype)
+
+    index, iteration = np.arange(4, dtype=np.int32), np.int32(number)
+    where = lambda state: (state.collector.index, state.iteration)
+    return eqx.tree_at(where, jax.tree.map(leaf, SHAPES), (index, iteration))
+
+
+class Scripted:
+    """`Supervision` that does nothing; what happens is a script, which may look at what was sent."""
+
+    def __init__(self, jobs, script):
+        self._jobs = {job.name: job for job in jobs}
+        self._script = script(self)
+        self.sent = []
+
+    @property
+    def jobs(self):
+        return tuple(self._jobs.values())
+
+    def start(self):
+        self.sent.append("started")
+
+    def events(self, timeout=None):
+        return next(self._script)  # a script that ends early fails its test
+
+    def send(self, to, kind, fields=None, arrays=None):
+        name = to.name if isinstance(to, Job) else to
+        self.sent.append((name, kind, dict(fields or {}), dict(arrays or {})))
+
+    def replace(self, job):
+        old = self._jobs[job.name]
+        self._jobs[job.name] = Job(
+            old.name, old.group, old.replica, old.entry, old.settings, old.environment, old.attempt + 1
+        )
+        self.sent.append(("replaced", job.name))
+        return self._jobs[job.name]
+
+    def stop(self, to, *, grace_seconds=5.0):
+        raise AssertionError
+
+    def close(self, *, grace_seconds=5.0):
+        raise AssertionError
+
+    def take(self, kind=None):
+        """What was sent since the last time, or of one kind: to whom, its fields, the names of its arrays."""
+        sent, self.sent = self.sent, []
+        if kind is None:
+            return sent
+        return [(to, fields, arrays) for to, what, fields, arrays in filter(_is_message, sent) if what == kind]
+
+    # --- events ---------------------------------------------------------------------------------------
+
+    def row(self, n, job="learner/0", **metrics):
+        """Iteration n's metrics, counted from 0."""
+        return self.says(job, "row", {"iteration": n, "metrics": {"losses/total": 0.5, **metrics}})
+
+    def says(self, job, kind, fields, arrays=None):
+        return Received(self._jobs[job], Message(kind, fields, arrays or {}))
+
+    def part(self, job, state):
+        """Its part of a state."""
+        name, _, replica = job.partition("/")
+        learner = name in ("learner", "update")
+        index = share(4, 1 if learner else 2, int(replica))
+        arrays = share_of(state, index, learner=True, environments=True)
+        room = "learner." if learner else "collector."
+        mine = {name: array for name, array in arrays.items() if name.startswith(room)}
+        return self.says(job, "snapshot", {"iteration": int(state.iteration), "lowest": index.start}, mine)
+
+    def parts(self, state):
+        return [self.part(job.name, state) for job in self.jobs]
+
+    def lost(self, job, **how):
+        told = {"reason": "killed by SIGKILL", "exit_status": -9, "raised": False, "details": ""} | how
+        return Lost(self._jobs[job], **told)
+
+
+def _is_message(sent):
+    return len(sent) == 4
+
+
+def coordinate(script, partition=COARSE, *, begin=None, mesh=False, on_told=lambda coordinator, told: None):
+    """Everything that is told while the script happens."""
+    workers = Scripted(jobs_of(partition, "nowhere:function", {}), script)
+    coordinator = Coordinator(
+        GRAPH,
+        partition,
+        workers,
+        begin_with=begin or Saved(0, numbered_state(0)),
+        blank=numbered_state(0),
+        restored=begin is not None,
+        mesh=mesh,
+    )
+    told = []
+    for what in coordinator.run():
+        told.append(what)
+        on_told(coordinator, what)
+    return told
+
+
+def ends_at(iteration, workers):
+    """The rest of a script in which all goes well."""
+    yield workers.parts(numbered_state(iteration))
+
+
+def of_kind(told, kind):
+    return [what for what in told if isinstance(what, kind)]
+
+
+def assert_same(mine, right):
+    for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(right), strict=True):
+        if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_array_equal(a, b)
+
+
+# --- beginning ----------------------------------------------------------------------------------------
+
+
+def test_workers_begin_with_nothing_at_the_beginning():
+    def script(workers):
+        first, *begins = workers.take()
+        assert first == "started"
+        assert [name for name, *_ in begins] == ["actor/0", "actor/1", "learner/0"]
+        assert {kind for _, kind, _, _ in begins} == {"begin"}
+        assert all(arrays == {} for *_, arrays in begins)
+        fields = begins[0][2]
+        assert (fields["first"], fields["attempt"], fields["generation"], fields["epoch"]) == (0, 0, 0, 0)
+        assert fields["opens"]
+        yield from ends_at(100, workers)
+
+    coordinate(script)
+
+
+def test_workers_that_go_on_get_their_shares():
+    state = numbered_state(30)
+
+    def script(workers):
+        begins = {to: (fields, arrays) for to, fields, arrays in workers.take("begin")}
+        for fields, _ in begins.values():
+            assert (fields["first"], fields["generation"], fields["opens"]) == (30, 1, False)
+        shares = [arrays["collector.index"].tolist() for _, arrays in begins.values()]
+        assert shares == [[0, 1], [2, 3], [0, 1, 2, 3]]
+        assert [any(n.startswith("learner.") for n in arrays) for _, arrays in begins.values()] == [
+            False,
+            False,
+            True,
+        ]
+        yield from ends_at(100, workers)
+
+    coordinate(script, begin=Saved(30, state))
+
+
+def test_asynchronous_workers_go_on_with_environments_of_their_own():
+    def script(workers):
+        begins = {to: arrays for to, _, arrays in workers.take("begin")}
+        assert not any(name.startswith("collector") for arrays in begins.values() for name in arrays)
+        assert begins["update/0"] and begins["actor/1"]
+        yield [workers.part("update/0", numbered_state(100))]
+
+    coordinate(script, CENTRAL, begin=Saved(30, numbered_state(30)))
+
+
+# --- rows and states ----------------------------------------------------------------------------------
+
+
+def test_rows_come_in_order():
+    def script(workers):
+        yield [Started(job, 1.5) for job in workers.jobs]
+        yield [workers.row(0, x=1.0), workers.row(1, x=2.0)]
+        yield [workers.row(2, x=3.0)]
+        yield from ends_at(100, workers)
+
+    told = coordinate(script)
+    rows = of_kind(told, Rows)
+    assert [(row.first, [float(r["x"]) for r in row.rows]) for row in rows] == [(0, [1]), (1, [2]), (2, [3])]
+    assert rows[0].rows[0]["x"].dtype == np.float32
+    assert told[0] == Notice("actor/0 started in 1.5 s")
+
+
+def test_a_state_is_put_together_from_the_parts():
+    def script(workers):
+        yield [workers.row(0)]
+        ((to, fields, _),) = workers.take("snapshot")
+        wanted = fields["iteration"]
+        assert to == ALL and wanted > 1
+        state = numbered_state(wanted)
+        first, *others = workers.parts(state)
+        yield others
+        yield [workers.row(n) for n in range(1, wanted + 2)]
+        yield [first]
+        yield from ends_at(100, workers)
+
+    told = coordinate(script, on_told=wants_at_rows(1))
+    saved = of_kind(told, Saved)
+    assert len(saved) == 2
+    assert saved[0].iteration == int(saved[0].state.iteration)
+    # The root key is nobody's part; it stays as it was at the beginning.
+    right = eqx.tree_at(lambda state: state.key, numbered_state(saved[0].iteration), jax.random.key(0))
+    assert_same(saved[0].state, right)
+    assert saved[-1].iteration == 100
+
+
+def wants_at_rows(*iterations):
+    def on_told(coordinator, told):
+        if isinstance(told, Rows) and told.first + 1 in iterations:
+            coordinator.want_state()
+
+    return on_told
+
+
+def test_a_state_that_somebody_missed_is_asked_for_again():
+    def script(workers):
+        workers.take()
+        yield [workers.row(0)]
+        ((_, first, _),) = workers.take("snapshot")
+        yield [
+            workers.says("learner/0", "missed", first),
+            workers.part("actor/0", numbered_state(first["iteration"])),
+        ]
+        yield [workers.row(first["iteration"] + 1)]
+        ((to, second, _),) = workers.take("snapshot")
+        assert to == ALL and second["iteration"] > first["iteration"]
+        yield workers.parts(numbered_state(second["iteration"]))
+        yield from ends_at(100, workers)
+
+    told = coordinate(script, on_told=wants_at_rows(1, *range(3, 99)))
+    assert len(of_kind(told, Saved)) == 2
+
+
+def test_a_state_that_lacks_a_part_is_asked_for_again():
+    """A worker may be replaced before it answers, and its replacement may be past the iteration."""
+
+    def script(workers):
+        workers.take()
+        yield [workers.row(0)]
+        ((_, first, _),) = workers.take("snapshot")
+        state = numbered_state(first["iteration"])
+        yield [workers.part("actor/0", state), workers.part("learner/0", state)]
+        for n in range(1, first["iteration"] + 1):
+            yield [workers.row(n)]
+        assert workers.take("snapshot") == []
+        yield [workers.row(first["iteration"] + 1)]
+        assert [to for to, *_ in workers.take("snapshot")] == [ALL]
+        yield from ends_at(100, workers)
+
+    told = coordinate(script, on_told=wants_at_rows(*range(1, 99)))
+    assert [saved.iteration for saved in of_kind(told, Saved)] == [100]
+
+
+def test_parts_of_the_end_that_came_early_are_kept():
+    """Workers that serve steps are done with the last iteration before anybody has learned from it."""
+
+    def script(workers):
+        actors, learner = workers.parts(numbered_state(100))[:2], workers.part("learner/0", numbered_state(100))
+        yield [workers.row(97), *actors, workers.row(98), workers.row(99), learner]
+
+    told = coordinate(script, on_told=wants_at_rows(98, 99, 100))
+    assert [saved.iteration for saved in of_kind(told, Saved)] == [100]
+
+
+def test_a_state_with_leaves_missing_is_none():
+    def script(workers):
+        *actors, learner = workers.parts(numbered_state(100))
+        name = next(iter(learner.message.arrays))
+        without = {n: array for n, array in learner.message.arrays.items() if n != name}
+        yield [*actors, Received(learner.job, learner.message._replace(arrays=without))]
+        yield [Finished(job) for job in workers.jobs]
+
+    with pytest.raises(LostWorker, match="all workers ended, but no whole state came after iteration 0"):
+        coordinate(script)
+
+
+def test_a_group_with_the_update_alone_is_told_of_the_end():
+    def script(workers):
+        yield [workers.row(98, "update/0")]
+        assert workers.take("snapshot") == []
+        yield [workers.row(99, "update/0")]
+        assert workers.take("snapshot") == [("update", {"iteration": 100, "final": True}, {})]
+        yield [workers.part("update/0", numbered_state(100))]
+
+    told = coordinate(script, CENTRAL)
+    (saved,) = of_kind(told, Saved)
+    assert_same(saved.state.learner, numbered_state(100).learner)
+    # Environments of asynchronous workers are not saved; those of the beginning stand for them.
+    assert_same(saved.state.collector, numbered_state(0).collector)
+
+
+def test_on_a_mesh_states_are_those_between_windows():
+    one = Partition("gpu-only", (Group("all", FRAGMENTS, 2),))
+
+    def script(workers):
+        fields = [fields for _, fields, _ in workers.take("begin")]
+        assert fields[0]["meet"] == fields[1]["meet"] and fields[0]["meet"].startswith("127.0.0.1:")
+        yield [workers.says("all/0", "rows", {"first": 0, "rows": [{"x": 1.0}] * 8})]
+        ((_, fields, _),) = workers.take("snapshot")
+        assert fields["iteration"] % 8 == 0 and fields["iteration"] > 8
+        learner = share_of(numbered_state(100), range(4), learner=True, environments=False)
+        first, second = (workers.part(name, numbered_state(100)) for name in ("all/0", "all/1"))
+        first.message.arrays.update(learner)
+        yield [first, second]
+
+    told = coordinate(script, one, mesh=True, on_told=wants_at_rows(1))
+    assert [len(rows.rows) for rows in of_kind(told, Rows)] == [8]
+    assert [saved.iteration for saved in of_kind(told, Saved)] == [100]
+
+
+def test_failures_of_environments_are_told():
+    failure = {"index": 7, "doing": "step", "error": "ValueError: no", "line": "env.py:3: raise"}
+
+    def script(workers):
+        yield [workers.says("actor/1", "failures", {"failures": [failure]})]
+        yield from ends_at(100, workers)
+
+    assert of_kind(coordinate(script), Notice) == [
+        Notice(
+            "actor/1: environment 7 failed in step: ValueError: no, at env.py:3: raise; its episode was truncated"
+        )
+    ]
+
+
+# --- losses -------------------------------------------------------------------------------------------
+
+
+def test_a_lost_actor_is_replaced_and_begins_anew_while_others_go_on():
+    def script(workers):
+        yield [workers.row(0)]
+        ((_, wanted, _),) = workers.take("snapshot")
+        yield workers.parts(
+            numbered_state(wanted["iteration"])
+        )  # so that there is a later state than the beginning
+        yield [workers.row(50)]
+        ((_, again, _),) = workers.take("snapshot")
+        yield [workers.lost("actor/1")]
+        replaced, begin, *rest = workers.take()
+        assert replaced == ("replaced", "actor/1")
+        name, kind, fields, arrays = begin
+        assert (name, kind, arrays) == ("actor/1", "begin", {})
+        # Its channels count from the beginning of all, whatever was saved since.
+        assert (fields["first"], fields["attempt"], fields["generation"], fields["epoch"]) == (0, 1, 0, 0)
+        assert rest == [("actor/1", "snapshot", again, {})]  # which the lost one had not answered
+        yield [workers.lost("actor/1")]
+        assert [f["attempt"] for _, f, _ in workers.take("begin")] == [2]
+        yield from ends_at(100, workers)
+
+    told = coordinate(script, on_told=wants_at_rows(1, 51))
+    assert not of_kind(told, Rewound)
+    notices = [notice.text for notice in of_kind(told, Notice)]
+    assert (
+        notices
+        == [
+            "actor/1 was lost: killed by SIGKILL",
+            "actor/1 was replaced; the training goes on",
+        ]
+        * 2
+    )
+
+
+def test_after_a_lost_learner_all_begin_again_from_the_last_state():
+    def script(workers):
+        yield [workers.lost("actor/0")]
+        yield [workers.row(0)]
+        wanted = workers.take("snapshot")[-1][1]["iteration"]
+        yield workers.parts(numbered_state(wanted))
+        yield [workers.row(40)]
+        yield [workers.lost("learner/0")]
+        sent = workers.take()
+        assert [s for s in sent if s[0] == "replaced"] == [
+            ("replaced", name) for name in ("actor/0", "actor/1", "learner/0")
+        ]
+        begins = [s for s in sent if len(s) == 4 and s[1] == "begin"]
+        for name, _, fields, arrays in begins:
+            assert fields["first"] == wanted
+            assert (fields["attempt"], fields["generation"], fields["epoch"]) == (0, 1, 1)
+            assert arrays and {array.flat[0] for n, array in arrays.items() if n.startswith("learner.")} <= {
+                wanted
+            }
+            assert any(n.startswith("learner.") for n in arrays) == (name == "learner/0")
+        yield [workers.row(wanted)]
+        yield from ends_at(100, workers)
+
+    told = coordinate(script, on_told=wants_at_rows(1))
+    (saved, _), (rewound,) = of_kind(told, Saved), of_kind(told, Rewound)
+    assert rewound.iteration == saved.iteration
+    assert f"all workers begin again after iteration {saved.iteration}" in [n.text for n in of_kind(told, Notice)]
+
+
+def test_before_the_first_state_all_begin_again_from_the_beginning():
+    def script(workers):
+        workers.take()
+        yield [workers.lost("learner/0")]
+        begins = workers.take("begin")
+        assert [(fields["first"], fields["opens"], arrays) for _, fields, arrays in begins] == [(0, True, {})] * 3
+        yield from ends_at(100, workers)
+
+    assert of_kind(coordinate(script), Rewound) == [Rewound(0)]
+
+
+def test_what_replaced_workers_said_before_is_passed_over():
+    """Several things may have happened when the coordinator looks; all workers are replaced at the first."""
+
+    def script(workers):
+        stale = [
+            workers.row(20),
+            workers.lost("actor/0"),
+            workers.lost("learner/0"),
+            *workers.parts(numbered_state(100)),
+        ]
+        yield [workers.lost("learner/0"), *stale]
+        assert len([s for s in workers.take() if s[0] == "replaced"]) == 3
+        yield [workers.row(0)]
+        yield from ends_at(100, workers)
+
+    told = coordinate(script)
+    assert [type(what) for what in told if not isinstance(what, Notice)] == [Rewound, Rows, Saved]
+
+
+def test_a_worker_that_hangs_is_lost():
+    def script(workers):
+        workers.take()
+        yield [Hung(workers.jobs[1], 12.3, "in reset, at env.py:7")]
+        assert workers.take()[0] == ("replaced", "actor/1")
+        yield [Hung(workers.jobs[2], 12.3, "learning, at loops.py:7")]
+        assert len([s for s in workers.take() if s[0] == "replaced"]) == 3
+        yield from ends_at(100, workers)
+
+    told = coordinate(script)
+    assert of_kind(told, Notice)[:2] == [
+        Notice("actor/1 hangs since 12 s in reset, at env.py:7"),
+        Notice("actor/1 was replaced; the training goes on"),
+    ]
+    assert of_kind(told, Rewound) == [Rewound(0)]
+
+
+@pytest.mark.parametrize("job", ["actor/0", "learner/0"])
+def test_too_many_losses_in_a_row_end_the_run(job):
+    def script(workers):
+        for _ in range(module.MOST_RESTARTS):
+            yield [workers.lost(job)]
+        yield [workers.lost(job, reason="ValueError: no such file", raised=True, details="Traceback ...")]
+
+    with pytest.raises(LostWorker) as caught:
+        coordinate(script)
+    assert str(caught.value) == f"{job} was lost 6 times in a row: ValueError: no such file\nTraceback ..."
+
+
+def test_an_iteration_between_losses_is_a_new_row_of_them():
+    def script(workers):
+        for n in range(3 * module.MOST_RESTARTS):
+            yield [workers.lost("actor/0")]
+            if n % module.MOST_RESTARTS == 0:
+                yield [workers.row(n)]
+        yield from ends_at(100, workers)
+
+    assert len(of_kind(coordinate(script), Saved)) == 1
+
+
+def test_who_can_be_replaced_alone():
+    found = {}
+    for name in list_distributions():
+        partition = find_distribution(name)(Counts())
+        found[name] = [group.name for group in partition.groups if replaceable(partition, group)]
+    assert found == {
+        "gpu-only": [],
+        "multi-learner": ["environment"],
+        "single-learner-coarse": ["actor"],
+        "single-learner-fine": ["environment"],
+        "environments": ["environment"],
+        "central": [],
+    }
+    assert replaceable(CENTRAL, CENTRAL.groups[0]) and not replaceable(CENTRAL, CENTRAL.groups[1])
+
+
+# --- stopping -----------------------------------------------------------------------------------------
+
+
+def stops_at_rows(iteration):
+    def on_told(coordinator, told):
+        if isinstance(told, Rows) and told.first + 1 == iteration:
+            coordinator.stop()
+            coordinator.stop()  # a second time changes nothing
+
+    return on_told
+
+
+def test_stopping_ends_after_an_iteration_that_all_can_still_come_to():
+    ends = []
+
+    def script(workers):
+        workers.take()
+        yield [workers.row(9)]
+        ((to, fields, _),) = workers.take("stop")
+        ends.append(fields["iteration"])
+        assert to == ALL and 10 < ends[0] < 100
+        yield [workers.lost("actor/0")]
+        assert workers.take("stop") == [("actor/0", fields, {})]  # the replacement hears of it too
+        yield [workers.lost("learner/0")]
+        assert workers.take("stop") == [(ALL, fields, {})]
+        yield from ends_at(ends[0], workers)
+
+    told = coordinate(script, on_told=stops_at_rows(10))
+    assert of_kind(told, Saved)[-1].iteration == ends[0]
+
+
+def test_stopping_near_the_end_is_the_end():
+    def script(workers):
+        yield [workers.row(97)]
+        assert workers.take("stop")[0][1] == {"iteration": 100}
+        yield from ends_at(100, workers)
+
+    assert of_kind(coordinate(script, on_told=stops_at_rows(98)), Saved)[-1].iteration == 100
+
+
+@pytest.mark.parametrize("how", ["they wait for each other", "they ended apart"])
+def test_workers_that_do_not_come_to_a_common_end(how, monkeypatch):
+    monkeypatch.setattr(module, "STOP_SECONDS", -1.0 if how == "they wait for each other" else 60.0)
+
+    def script(workers):
+        yield [workers.row(9)]
+        yield [] if module.STOP_SECONDS < 0 else [Finished(job) for job in workers.jobs]
+
+    told = coordinate(script, on_told=stops_at_rows(10))
+    assert told[-1] == Notice("the workers did not come to a common end; the last checkpoint stands")
+    assert not of_kind(told, Saved)
