@@ -1,5 +1,6 @@
 """IMPALA's fragments against straightforward code, on rollouts that another policy collected."""
 
+import json
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from restless import restless
 import rollmill
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner
+from rollmill.api.specification import describe, rebuild_graph
 from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, iterate, learn, start, taker
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -261,6 +263,34 @@ def test_a_bandits_value_is_that_of_the_policy_in_between(clip_rho, expected):
     assert learner.weights.network.logit == logit(0.8)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["impala", "a3c"])
+def test_trajectories_of_old_weights_need_the_correction(algorithm):
+    """CartPole from weights 8 iterations old: V-trace learns; A3C, uncorrected, falls to random or less."""
+    lag = 8
+    graph = getattr(rollmill, algorithm)(rollmill.make("CartPole-v1"), total_timesteps=400_000)
+
+    def iteration(carry, i):
+        learner, collector, ring = carry
+        key, slot = jax.random.fold_in(jax.random.key(0), i), i % (lag + 1)
+        old = jax.tree.map(lambda weights: weights[slot], ring)
+        collector, trajectory = collect(graph, old, collector, key)
+        learner, batch = graph.prepare(learner, trajectory, reduce=identity, replicas=1)
+        learner, _ = learn(graph, learner, batch, key, collector.index)
+        ring = jax.tree.map(lambda all_, new: all_.at[slot].set(new), ring, graph.weights(learner))
+        ended = (trajectory.steps.terminated | trajectory.steps.truncated).astype(jnp.float32)
+        return (learner, collector, ring), (jnp.sum(ended * trajectory.steps.info["episode_return"]), ended.sum())
+
+    begin = start(graph, jax.random.key(0), jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
+    weights = graph.weights(begin.learner)
+    ring = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], lag + 1, axis=0), weights)
+    count = jnp.arange(graph.loops.iterations)
+    run = eqx.filter_jit(lambda: jax.lax.scan(iteration, (begin.learner, begin.collector, ring), count))
+    _, (returns, ended) = run()
+    mean_return = returns[-200:].sum() / ended[-200:].sum()
+    assert mean_return > 300 if algorithm == "impala" else mean_return < 50
+
+
 # --- settings -----------------------------------------------------------------------------------------
 
 
@@ -283,6 +313,16 @@ def test_an_optimiser_that_there_is_not():
     object.__setattr__(config, "optimizer", "adamw")  # past the type check that only tests have
     with pytest.raises(rollmill.RollmillError, match=r"unknown optimizer 'adamw'\. Did you mean adam"):
         rollmill.impala(restless(), config)
+
+
+@pytest.mark.parametrize("algorithm", ["a3c", "impala"])
+def test_settings_survive_json_and_build_the_same_graph(algorithm):
+    overrides = {"num_envs": 8, "num_steps": 4, "ent_coef": 0.25, "network": NETWORKS["gru"]}
+    overrides |= {"optimizer": "adam", "clip_rho": float("inf")} if algorithm == "impala" else {"rms_eps": 0.5}
+    graph = getattr(rollmill, algorithm)(rollmill.make("CartPole-v1"), **overrides)
+    again = rebuild_graph(json.loads(json.dumps(describe(graph))))
+    assert again.settings == graph.settings and again.loops == graph.loops
+    assert again.settings["config"]["ent_coef"] == 0.25
 
 
 def test_the_optimiser_is_a_choice():

@@ -36,7 +36,7 @@ class A3CConfig:
     """Environments that run side by side, over all workers."""
     num_steps: int = 16
     """Steps of each environment between updates (the paper's t_max)."""
-    learning_rate: float = 2.5e-3
+    learning_rate: float = 3e-3
     """Step size of RMSProp, at the start where it is annealed."""
     anneal_lr: bool = True
     """Let the step size fall linearly, to zero after the last of all planned updates."""

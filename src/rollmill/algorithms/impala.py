@@ -41,9 +41,9 @@ class IMPALAConfig:
 
     total_timesteps: int = 500_000
     """Environment steps of the whole training, over all environments."""
-    num_envs: int = 32
+    num_envs: int = 16
     """Environments that run side by side, over all actors."""
-    num_steps: int = 32
+    num_steps: int = 16
     """Steps of a sequence (the paper's unroll length)."""
     update_epochs: int = 1
     """Passes over the batch in one iteration; V-trace corrects for those after the first."""
@@ -51,7 +51,7 @@ class IMPALAConfig:
     """Minibatches of one pass, cut between environments."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """RMSProp, as published, or Adam."""
-    learning_rate: float = 2.5e-3
+    learning_rate: float = 3e-3
     """Step size, at the start where it is annealed."""
     anneal_lr: bool = True
     """Let the step size fall linearly, to zero after the last of all planned updates."""

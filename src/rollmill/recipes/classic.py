@@ -1,4 +1,4 @@
-"""PPO on the classic environments.
+"""PPO, A3C and IMPALA on the classic environments.
 
 The `rejax_*` recipes are the hyperparameters that Rejax 0.1 publishes for its PPO
 (configs/gymnax/*.yaml there), for comparisons; `*_two_cores` are tuned for wall time on two CPU cores.
@@ -6,7 +6,7 @@ The `rejax_*` recipes are the hyperparameters that Rejax 0.1 publishes for its P
 
 from typing import Any, NamedTuple
 
-from rollmill.algorithms import PPOConfig
+from rollmill.algorithms import A3CConfig, IMPALAConfig, PPOConfig
 from rollmill.networks import NetworkConfig
 
 
@@ -31,6 +31,18 @@ def cartpole_two_cores() -> Recipe:
         clip_vloss=False,
     )
     return Recipe("ppo", "CartPole-v1", config, "CartPole-v1 in a few seconds on two cores")
+
+
+def a3c_cartpole() -> Recipe:
+    """CartPole-v1 by A3C; with slack for gradients of weights that are some updates old."""
+    config = A3CConfig(total_timesteps=500_000, num_envs=16, num_steps=16, learning_rate=3e-3)
+    return Recipe("a3c", "CartPole-v1", config, "CartPole-v1 by A3C, in one program or by workers")
+
+
+def impala_cartpole() -> Recipe:
+    """CartPole-v1 by IMPALA; with slack for trajectories of weights that are some updates old."""
+    config = IMPALAConfig(total_timesteps=500_000, num_envs=16, num_steps=16, learning_rate=3e-3)
+    return Recipe("impala", "CartPole-v1", config, "CartPole-v1 by IMPALA, in one program or from actors")
 
 
 def rejax_cartpole() -> Recipe:
@@ -89,7 +101,9 @@ def _rejax_small(**overrides: Any) -> PPOConfig:
 
 
 RECIPES = {
+    "a3c-cartpole": a3c_cartpole,
     "cartpole-two-cores": cartpole_two_cores,
+    "impala-cartpole": impala_cartpole,
     "rejax-acrobot": rejax_acrobot,
     "rejax-cartpole": rejax_cartpole,
     "rejax-pendulum": rejax_pendulum,
