@@ -31,6 +31,9 @@ from rollmill.dataflow import Batch, Metrics, Reduce, Step, Trajectory
 from rollmill.envs import Statistics, denormalise, initial_statistics, normalise, update_statistics
 from rollmill.networks import Output
 
+NOBODY = 1e-9
+"""Stands for a share of zero, so that it can be divided by."""
+
 
 class AgentLearner(eqx.Module):
     """Weights, optimisers and running statistics."""
@@ -88,27 +91,40 @@ def prepare(
     """Advantages and targets of a rollout, and statistics for the next one."""
     steps = trajectory.steps
     after = _take_in(learner, steps, reduce=reduce, replicas=replicas)
-    said, last, final = _values(policy, learner, trajectory)
-    agents, weight = {}, {}
-    targets = dict(learner.targets or {})
-    for kind in policy.kinds:
-        name = kind.name
-        value, last_value, final_value = (_raw(learner, name, found[name]) for found in (said, last, final))
-        advantage, target = _advantages(
+    said, *rest = _values(policy, learner, trajectory)
+    learned = {}
+    for name in said:
+        value, last_value, final_value = (_raw(learner, name, found[name]) for found in (said, *rest))
+        learned[name] = _advantages(
             steps, name, value, last_value, final_value, gamma=gamma, gae_lambda=gae_lambda
         )
-        active = steps.observation.active[name]
-        if targets:
-            targets[name] = update_statistics(
-                targets[name], target, where=active, reduce=reduce, replicas=replicas
-            )
-            target = normalise(targets[name], target, clip=math.inf)
-        mask = steps.action_mask.get(name, ()) if isinstance(steps.action_mask, dict) else ()
-        log_prob = steps.extras[name]
-        agents[name] = Samples((), mask, steps.action[name], log_prob, said[name], advantage, target, ())
-        weight[name] = active.astype(jnp.float32)
-    rows = Rows(policy.normalise(learner.weights, steps.observation), agents, weight)
-    return AgentLearner(after.weights, after.optimisers, targets or None, after.returns), Batch(rows)
+    targets, target = _normalised_targets(learner, steps, learned, reduce=reduce, replicas=replicas)
+    rows = Rows(
+        view=policy.normalise(learner.weights, steps.observation),
+        agents={name: _samples(steps, name, said[name], learned[name].advantage, target[name]) for name in said},
+        weight={name: active.astype(jnp.float32) for name, active in steps.observation.active.items()},
+    )
+    return AgentLearner(after.weights, after.optimisers, targets, after.returns), Batch(rows)
+
+
+def _samples(
+    steps: Step, name: str, value: Float[Array, "T E A"], advantage: Float[Array, "T E A"], target: Any
+) -> Samples:
+    mask = steps.action_mask.get(name, ()) if isinstance(steps.action_mask, dict) else ()
+    return Samples((), mask, steps.action[name], steps.extras[name], value, advantage, target, ())
+
+
+def _normalised_targets(
+    learner: AgentLearner, steps: Step, learned: dict[str, Advantages], *, reduce: Reduce, replicas: int
+) -> tuple[dict[str, Statistics] | None, dict[str, Float[Array, "T E A"]]]:
+    """Statistics of targets, advanced by a rollout, and the targets as critics learn them."""
+    raw = {name: found.target for name, found in learned.items()}
+    if learner.targets is None:
+        return None, raw
+    advance = partial(update_statistics, reduce=reduce, replicas=replicas)
+    active = steps.observation.active
+    after = {name: advance(s, raw[name], where=active[name]) for name, s in learner.targets.items()}
+    return after, {name: normalise(after[name], target, clip=math.inf) for name, target in raw.items()}
 
 
 def _take_in(learner: AgentLearner, steps: Step, *, reduce: Reduce, replicas: int) -> AgentLearner:
@@ -190,25 +206,48 @@ def condition(sets: tuple[ParameterSet, ...], minibatch: Batch, reduce: Reduce, 
     Advantages are standardised for each kind, or for each agent where each has its own parameters.
     """
     rows: Rows = minibatch.samples
-    alone = {kind.name for group in sets if group.independent for kind in group.kinds}
-
-    def means(values: dict[str, Float[Array, "N A"]]) -> dict[str, Float[Array, "1 #A"]]:
-        each = {name: jnp.mean(x, 0 if name in alone else (0, 1), keepdims=True) for name, x in values.items()}
-        return reduce(each)
-
-    share = {name: jnp.maximum(found, 1e-9) for name, found in means(rows.weight).items()}
-    weight = {name: found / _share_of_set(sets, name, share) for name, found in rows.weight.items()}
-    agents = rows.agents
+    alone = {name for group in sets if group.independent for name in group.names}
+    own = {
+        name: _moments(samples.advantage, rows.weight[name], (0,) if name in alone else (0, 1))
+        for name, samples in rows.agents.items()
+    }
+    found = reduce(own if standardise else {name: moments.share for name, moments in own.items()})
+    agents, share = rows.agents, found
     if standardise:
-        over_active = lambda x: {n: m / share[n] for n, m in means({n: x[n] * rows.weight[n] for n in x}).items()}
-        advantage = {name: samples.advantage for name, samples in agents.items()}
-        centred = {name: advantage[name] - mean for name, mean in over_active(advantage).items()}
-        variance = over_active({name: jnp.square(x) for name, x in centred.items()})
-        agents = {
-            name: samples._replace(advantage=centred[name] / (jnp.sqrt(variance[name]) + 1e-8))
-            for name, samples in agents.items()
-        }
+        agents = {name: _standardised(samples, found[name]) for name, samples in agents.items()}
+        share = {name: moments.share for name, moments in found.items()}
+    weight = {name: active / _share_of_set(sets, name, share) for name, active in rows.weight.items()}
     return minibatch._replace(samples=Rows(rows.view, agents, weight))
+
+
+class _Moments(NamedTuple):
+    """Of the advantages of active agents in one part of a minibatch; each is a mean over all agents of the part.
+
+    So means over equal parts are those of the whole, and one reduction is enough (Chan et al., 1979): the whole's
+    variance is the mean of the parts' variances and the variance of their means.
+    """
+
+    share: Float[Array, "1 #A"]
+    """Agents that are active."""
+    mean: Float[Array, "1 #A"]
+    variance: Float[Array, "1 #A"]
+    """Around the part's own mean."""
+    square: Float[Array, "1 #A"]
+    """Of the part's own mean."""
+
+
+def _moments(advantage: Float[Array, "N A"], active: Float[Array, "N A"], axes: tuple[int, ...]) -> _Moments:
+    mean = partial(jnp.mean, axis=axes, keepdims=True)
+    share = jnp.maximum(mean(active), NOBODY)
+    own = mean(active * advantage) / share
+    return _Moments(share, share * own, mean(active * jnp.square(advantage - own)), share * jnp.square(own))
+
+
+def _standardised(samples: Samples, moments: _Moments) -> Samples:
+    share, mean, variance, square = moments
+    mean = mean / share
+    deviation = jnp.sqrt(variance / share + jnp.maximum(square / share - jnp.square(mean), 0))
+    return samples._replace(advantage=(samples.advantage - mean) / (deviation + 1e-8))
 
 
 def _share_of_set(sets: tuple[ParameterSet, ...], name: str, share: dict[str, Array]) -> Float[Array, "1 #A"]:

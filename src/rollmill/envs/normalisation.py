@@ -14,6 +14,7 @@ their place) and pass through unchanged.
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -78,9 +79,12 @@ def update_statistics(
     leading = _leading_shape(statistics, batch)
     if leading is None:
         return statistics
-    average, share = _averaging(where, len(leading), reduce)
-    mean = average(_over_floats(lambda x, _: _float32(x), batch, statistics.mean))
-    variance = average(_over_floats(lambda x, m: jnp.square(_float32(x) - _spread(m, x)), batch, mean))
+    average = partial(_average, where, len(leading))
+    values = _over_floats(lambda x, _: _float32(x), batch, statistics.mean)
+    mean, share = (reduce(average(values)), 1) if where is None else reduce((average(values), _share(where)))
+    mean = jax.tree.map(lambda m: m / share, mean)
+    variance = reduce(average(_over_floats(lambda x, m: jnp.square(x - _spread(m, x)), values, mean)))
+    variance = jax.tree.map(lambda v: v / share, variance)
     return _merge(statistics, mean, variance, share * (math.prod(leading) * replicas))
 
 
@@ -129,21 +133,21 @@ def scale(statistics: Statistics, value: PyTree[Array]) -> PyTree[Array]:
     return _over_floats(scaled, value, statistics.variance, other=lambda x: x)
 
 
-def _averaging(
-    where: Bool[Array, "..."] | None, num_axes: int, reduce: Callable[[PyTree], PyTree]
-) -> tuple[Callable[[PyTree], PyTree], Float[Array, ""] | int]:
-    """The mean over leading axes and replicas of the values that count, and which part of all these are."""
+def _average(where: Bool[Array, "..."] | None, num_axes: int, values: PyTree) -> PyTree:
+    """The mean over leading axes, with zeros in the place of values that do not count."""
     axes = tuple(range(num_axes))
-    if where is None:
-        return lambda values: reduce(jax.tree.map(lambda x: jnp.mean(x, axes), values)), 1
-    share = reduce(jnp.mean(where.astype(jnp.float32)))
 
-    def average(values: PyTree) -> PyTree:
-        counted = lambda x: jnp.where(where.reshape(*where.shape, *(1,) * (x.ndim - num_axes)), x, 0)
-        means = reduce(jax.tree.map(lambda x: jnp.mean(counted(x), axes), values))
-        return jax.tree.map(lambda m: m / jnp.maximum(share, 1e-9), means)
+    def one(x: Array) -> Array:
+        if where is None:
+            return jnp.mean(x, axes)
+        return jnp.mean(jnp.where(where.reshape(*where.shape, *(1,) * (x.ndim - num_axes)), x, 0), axes)
 
-    return average, share
+    return jax.tree.map(one, values)
+
+
+def _share(where: Bool[Array, "..."]) -> Float[Array, ""]:
+    """Which part of the values counts; next to nothing, instead of nothing, where none does."""
+    return jnp.maximum(jnp.mean(where.astype(jnp.float32)), 1e-12)
 
 
 def _merge(
