@@ -1,6 +1,6 @@
 """What only connections can do wrong: get lost, bring too much, bring nonsense."""
 
-import random
+import itertools
 import threading
 import time
 
@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from rollmill.channels import Abandoned, Layout, RemoteBroker, TcpWire
-from rollmill.channels.tcp_experience import MESSAGE, WORD
+from rollmill.channels.connection import Connection
+from rollmill.channels.errors import ConnectionLost
+from rollmill.channels.tcp_experience import MESSAGE, WORD, Stream
 
 LAYOUT = Layout.of({"values": np.zeros((300,), np.int64)})
 
@@ -32,18 +34,14 @@ def open_tcp_wire(coordinator):
         end.close()
 
 
-def test_nothing_is_lost_or_doubled_when_connections_break_and_both_ends_live(open_tcp_wire, run_together):
-    wire, count = open_tcp_wire(), 400
-    sender = wire.sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=4, checksum=True)
+@pytest.mark.parametrize("where", ["sender", "receiver"])
+def test_nothing_is_lost_or_doubled_when_connections_break_and_both_ends_live(
+    open_tcp_wire, run_together, monkeypatch, where
+):
+    """At the receiver the message is lost that had been sent whole, and the sender has its credit."""
+    broken, count = break_connections(monkeypatch, where), 200
+    sender = open_tcp_wire().sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=4, checksum=True)
     receiver = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=4)
-    done, broken = threading.Event(), set()
-
-    def breaking():
-        chance = random.Random(1)
-        while not done.wait(chance.uniform(0.001, 0.02)):
-            if (connection := wire._pumps[0]._connection) is not None:
-                connection.end()
-                broken.add(connection)
 
     def sending():
         for number in range(count):
@@ -54,11 +52,28 @@ def test_nothing_is_lost_or_doubled_when_connections_break_and_both_ends_live(op
             with receiver.receive(timeout=20.0) as message:
                 assert (message.header.sequence, message.header.iteration) == (number, number)
                 assert (message.tree["values"] == number).all()
-        done.set()
 
-    run_together(breaking, sending, receiving)
-    assert len(broken) > 2
+    run_together(sending, receiving)
     assert receiver.try_receive() is None
+    assert len(broken) > 5
+
+
+def break_connections(monkeypatch, where):
+    """Each 17th message ends the connection: after a half of it was sent, or when it was not read yet."""
+    broken, calls = [], itertools.count(1)
+    cls, name = (Connection, "send") if where == "sender" else (Stream, "header")
+    original = getattr(cls, name)
+
+    def breaking(self, *parts):
+        if next(calls) % 17 == 0 and (where == "receiver" or len(parts) == 2):
+            broken.append(self)
+            if where == "sender":
+                original(self, parts[0], parts[1][:1000])
+            raise ConnectionLost("broken by the test")
+        return original(self, *parts)
+
+    monkeypatch.setattr(cls, name, lambda self, *parts, **options: breaking(self, *parts))
+    return broken
 
 
 def test_what_was_not_sent_yet_goes_to_the_receivers_replacement(open_tcp_wire):
