@@ -13,18 +13,34 @@ import jax
 
 from rollmill.api.options import RunOptions
 from rollmill.api.specification import describe, import_modules, rebuild_graph
-from rollmill.channels import BrokerServer, Chapter, LocalBroker, MemoryWire, RemoteBroker, Wire, new_token
+from rollmill.channels import (
+    BrokerServer,
+    Chapter,
+    LocalBroker,
+    MemoryWire,
+    RemoteBroker,
+    TcpWire,
+    Wire,
+    new_token,
+)
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Flow, Graph, State, flow
 from rollmill.execution import enable_compilation_cache, take_devices
+from rollmill.execution.cluster import RayLauncher, check_ray, demands_of, find_ray, joined, own_host
 from rollmill.execution.coordinator import Coordinator, Saved, host_blank, jobs_of
 from rollmill.execution.groups import run_on_mesh, serve_seat
 from rollmill.execution.workers import Control, Job, Supervision, Supervisor, ThreadSupervisor
 from rollmill.planning import Counts, Plan, find_distribution, read_plan
 from rollmill.record import Display, RunDirectory
 
-PLACEMENT = ("devices", "distribution", "place", "workers", "actors", "learners", "asynchronous", "plan")
+PLACEMENT = (
+    *("devices", "distribution", "place", "workers", "actors", "learners", "asynchronous", "plan"),
+    *("cluster", "host"),
+)
 """Fields of `RunOptions` that say where a training runs, and nothing else."""
+
+PLACED_SECONDS = 900.0
+"""How long a worker on a cluster may take until its function is called: nodes may have to be started first."""
 
 
 def prepare_devices(options: RunOptions) -> None:
@@ -40,7 +56,7 @@ def prepare_devices(options: RunOptions) -> None:
 
 def _has_workers(options: RunOptions) -> bool:
     whole = options.distribution == "gpu-only" and options.plan is None
-    return options.place not in (None, "program") or not whole
+    return options.place not in (None, "program") or options.cluster is not None or not whole
 
 
 class _Held(NamedTuple):
@@ -62,11 +78,13 @@ def choose_plan(graph: Graph, options: RunOptions) -> Plan:
     """
     if options.plan is not None:
         plan = read_plan(options.plan)
+        plan = plan if options.cluster is None else Plan(plan.partition, "ray")
     else:
         counts = Counts(options.workers, options.actors, options.learners, options.asynchronous)
         partition = find_distribution(options.distribution)(counts)
         whole = len(partition.groups) == 1 and graph.host is None
-        plan = Plan(partition, options.place or ("program" if whole else "processes"))
+        alone = "program" if whole else "processes"
+        plan = Plan(partition, options.place or (alone if options.cluster is None else "ray"))
     if plan.place == "program" and graph.host is not None:
         plan = Plan(plan.partition, "processes")
     plan.check(graph.loops)
@@ -87,7 +105,7 @@ def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
             f"devices={options.devices} share one program; with place={plan.place} say learners={options.devices}."
         )
     if plan.place == "ray":
-        raise UsageError(f"place={plan.place} is not available yet; use processes.")
+        check_ray()
     if plan.place != "threads" and (custom := describe(graph)["custom"]):
         raise UsageError(
             f"this algorithm has its own {' and '.join(custom)}, made in Python, which other processes cannot "
@@ -166,6 +184,10 @@ def _workers(
         return
     token = new_token()
     told = {"graph": describe(graph), "imports": list(imports), "token": token}
+    if plan.place == "ray":
+        with _workers_on_cluster(broker, plan, run, options, settings | told, display) as workers:
+            yield workers
+        return
     entry = "work_on_mesh" if plan.place == "mesh" else "work_in_process"
     with contextlib.closing(BrokerServer(broker, token)) as server:
         jobs = jobs_of(
@@ -180,6 +202,38 @@ def _workers(
             yield workers
 
 
+@contextlib.contextmanager
+def _workers_on_cluster(
+    broker: LocalBroker,
+    plan: Plan,
+    run: RunDirectory,
+    options: RunOptions,
+    settings: dict[str, Any],
+    display: Display,
+) -> Iterator[Supervision]:
+    count, name = len(list(plan.partition.replicas)), options.cluster or "ray"
+    with (
+        joined(name, workers=count, host=options.host) as cluster,
+        contextlib.closing(BrokerServer(broker, settings["token"], host=cluster.host)) as server,
+    ):
+        told = {"broker": server.tcp_address, "host": cluster.host}
+        jobs = jobs_of(plan.partition, "rollmill.api.deployment:work_on_cluster", settings | told)
+        demands = demands_of(plan.partition, cluster.ray.cluster_resources())
+        with (
+            RayLauncher(cluster, demands=demands, run=run.root.name, show=display.note) as launcher,
+            Supervisor(
+                jobs,
+                launcher=launcher,
+                address=f"tcp:{cluster.host}:0",
+                hang_seconds=options.hang_seconds,
+                start_seconds=PLACED_SECONDS,
+                display=display.note,
+                log_folder=run.root / "workers",
+            ) as workers,
+        ):
+            yield workers
+
+
 def work_in_thread(job: Job, control: Control) -> None:
     """A worker that is a thread of the coordinator's process."""
     held = _held[job.settings["held"]]
@@ -188,13 +242,31 @@ def work_in_thread(job: Job, control: Control) -> None:
 
 def work_in_process(job: Job, control: Control) -> None:
     """A worker that is a process of its own."""
+    graph, broker = _rebuild(job, control)
+    _work(job, control, graph, flow(graph), lambda stop, epoch: _wire(broker, stop, epoch))
+
+
+def work_on_cluster(job: Job, control: Control) -> None:
+    """A worker that may be on another host than its coordinator."""
+    graph, broker = _rebuild(job, control)
+    token, host, wires = job.settings["token"], own_host(find_ray(), job.settings["host"]), []
+
+    def wire(stop: Callable[[], bool], epoch: int) -> Wire:
+        wires.append(TcpWire(Chapter(broker, str(epoch)), token, host=host, abandon=stop))
+        return wires[-1]
+
+    _work(job, control, graph, flow(graph), wire)
+    for opened in wires:
+        opened.finish()
+
+
+def _rebuild(job: Job, control: Control) -> tuple[Graph, RemoteBroker]:
     settings = job.settings
     control.at("building the algorithm", expect=300)
     enable_compilation_cache()
     import_modules(settings["imports"])
     graph = rebuild_graph(settings["graph"], imported=settings["imports"])
-    broker = RemoteBroker(settings["broker"], settings["token"])
-    _work(job, control, graph, flow(graph), lambda stop, epoch: _wire(broker, stop, epoch))
+    return graph, RemoteBroker(settings["broker"], settings["token"])
 
 
 def work_on_mesh(job: Job, control: Control) -> None:

@@ -59,6 +59,11 @@ class RunOptions:
     """Let actors go on with the newest weights there are, instead of waiting for those of their iteration."""
     plan: Path | None = None
     """File of a plan, instead of the options above."""
+    cluster: str | None = None
+    """Let Ray place the workers: `ray` on the cluster that this machine belongs to, or else on this machine alone;
+    `auto` or `HOST:PORT` only on such a cluster; `ray://HOST:PORT` through the client server of another."""
+    host: str | None = None
+    """This machine's address as workers on other hosts reach it; found out if left out."""
     hang_seconds: float = 120.0
     """Time without progress after which a worker counts as hung, and is replaced."""
     checksums: bool = False
@@ -73,6 +78,10 @@ class RunOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"{name}={value} must be at least {least}.")
+        if self.cluster is not None and self.place not in (None, "ray"):
+            raise UsageError(
+                f"cluster={self.cluster} has Ray place the workers, not place={self.place}; leave one of them out."
+            )
         if self.seed + self.num_seeds > 2**32:
             raise UsageError(f"seed={self.seed} with num_seeds={self.num_seeds} exceeds 2**32.")
 

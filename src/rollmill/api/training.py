@@ -95,7 +95,7 @@ def resume(
         imports: modules to import first, because they register the environment.
         quiet: show nothing while training.
         **placement: fields of `RunOptions` that say where to run, instead of where it ran before: devices,
-            distribution, place, workers, actors, learners, asynchronous, plan.
+            distribution, place, workers, actors, learners, asynchronous, plan, cluster, host.
 
     Raises:
         CheckpointError: if the directory is no run, or no checkpoint is whole.
@@ -106,6 +106,8 @@ def resume(
         raise UsageError(
             f"{', '.join(sorted(unknown))} cannot be changed when a run goes on; what can: {PLACEMENT}."
         )
+    if placement.keys() & {"place", "cluster"}:  # one of them replaces both
+        placement = {"place": None, "cluster": None, **placement}
     options = replace(read_options(run), quiet=quiet, **placement)
     prepare_devices(options)
     algorithm, _ = reopen(run, algorithm=algorithm, imports=imports)

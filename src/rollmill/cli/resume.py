@@ -35,6 +35,10 @@ class Resume:
     """Let actors go on with the newest weights there are."""
     plan: Path | None = None
     """File of a plan."""
+    cluster: str | None = None
+    """Let Ray place the workers: ray, ray://HOST:PORT, auto or HOST:PORT."""
+    host: str | None = None
+    """This machine's address as workers on other hosts reach it."""
     quiet: bool = False
     """Show nothing while training."""
 

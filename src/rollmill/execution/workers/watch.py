@@ -147,7 +147,8 @@ class Watched:
         if self._doom or self.exit is None:
             return self._doom
         if self.exit.reason or self.exit.status is None:
-            return self.exit.reason or "nobody knows how its process ended"
+            crashed = _innermost(self.log.last_lines, "Current thread 0x")
+            return (self.exit.reason or "nobody knows how its process ended") + crashed
         ended = status_text(self.exit.status)
         if self.exit.status < 0:
             return ended + _innermost(self.log.last_lines, "Current thread 0x")

@@ -1,0 +1,22 @@
+"""Workers on several hosts: a Ray cluster places, names and ends them, and tells of their death.
+
+All else stays as it is with processes of one host: the supervisor decides who is replaced, heartbeats and messages
+go over its own connections, and channels carry the same packages, through TCP. Of what passes between hosts, Ray
+carries the jobs alone.
+"""
+
+from rollmill.execution.cluster.demands import Demand, demands_of
+from rollmill.execution.cluster.joining import Cluster, check_ray, find_ray, joined, own_host
+from rollmill.execution.cluster.launcher import RayHandle, RayLauncher
+
+__all__ = [
+    "Cluster",
+    "Demand",
+    "RayHandle",
+    "RayLauncher",
+    "check_ray",
+    "demands_of",
+    "find_ray",
+    "joined",
+    "own_host",
+]

@@ -1,0 +1,142 @@
+"""Finds Ray, joins a cluster or starts one of this machine alone, and leaves it again."""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import UsageError
+
+LOOPBACK = "127.0.0.1"
+OBJECT_STORE_BYTES = 100_000_000
+"""Of an instance of this machine alone: nothing goes through Ray's object store but jobs."""
+
+ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's variable that, set to 0 before Ray is imported, has it listen on the loopback address alone."""
+
+
+class Cluster(NamedTuple):
+    """A Ray cluster that this process is connected with."""
+
+    ray: Any
+    """Ray's module."""
+    host: str
+    """This host's address, as workers reach it."""
+
+
+def check_ray() -> None:
+    """Whether Ray is installed; it is not imported yet.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError(
+            "placing workers with Ray needs a package that is missing: pip install 'rollmill[cluster]'"
+        )
+
+
+def find_ray() -> Any:
+    """Ray's module.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    check_ray()
+    return importlib.import_module("ray")
+
+
+@contextlib.contextmanager
+def joined(name: str, *, workers: int, host: str | None = None) -> Iterator[Cluster]:
+    """A connection with a cluster, which ends with the context; one that the caller had made before stays.
+
+    Args:
+        name: `ray`, the cluster that this machine belongs to, or else one of this machine alone that lives as
+            long as the connection; `auto`, only the former; `ray://HOST:PORT`, through Ray's client server;
+            `HOST:PORT`, the address of a cluster that this machine belongs to.
+        workers: how many will be placed; an instance of this machine alone gets room for them.
+        host: this host's address, as workers reach it; found out if left out.
+
+    Raises:
+        UsageError: Ray is not installed, there is no such cluster, or it does not let this process in.
+    """
+    alone = name == "ray" and not _is_member()
+    if alone:
+        os.environ.setdefault(ON_LOOPBACK, "0")
+    ray = find_ray()
+    if ray.is_initialized():
+        yield Cluster(ray, host or _reachable_host(ray))
+        return
+    with _keeping_signals(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "os.fork\\(\\) was called", RuntimeWarning)  # an exec follows at once
+        _start_alone(ray, workers) if alone else _connect(ray, name)
+    try:
+        yield Cluster(ray, host or _reachable_host(ray))
+    finally:
+        ray.shutdown()
+
+
+def own_host(ray: Any, coordinator: str) -> str:
+    """In a worker: its node's address, as others reach it.
+
+    Args:
+        ray: Ray's module.
+        coordinator: the coordinator's host; where that is on loopback, all are on one machine.
+    """
+    return LOOPBACK if coordinator == LOOPBACK else ray.util.get_node_ip_address()
+
+
+def _is_member() -> bool:
+    """Whether this machine was made part of a cluster, or the user said where one is."""
+    folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray")
+    return bool(os.environ.get("RAY_ADDRESS")) or (folder / "ray_current_cluster").exists()
+
+
+def _start_alone(ray: Any, workers: int) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, workers),
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+    )
+
+
+def _connect(ray: Any, name: str) -> None:
+    address = "auto" if name in ("ray", "auto", "ray://auto") else name
+    if address != "auto" and ":" not in address:
+        raise UsageError(f"cluster={name!r} is none: write ray, auto, ray://HOST:PORT or HOST:PORT.")
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (ConnectionError, ImportError, RuntimeError, ValueError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UsageError(
+            f"cluster={name!r} cannot be joined: {lines[0]} `ray start --head` makes this machine the first node "
+            "of a cluster; `ray stop` forgets one that is gone; with neither, cluster=ray uses this machine alone."
+        ) from error
+
+
+def _reachable_host(ray: Any) -> str:
+    """Loopback where all nodes are this machine; else its address as Ray knows it."""
+    own = ray.util.get_node_ip_address()
+    nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    return LOOPBACK if nodes <= {own} else own
+
+
+@contextlib.contextmanager
+def _keeping_signals() -> Iterator[None]:
+    """Ray takes SIGTERM to itself when it is joined, and would end this process without a last checkpoint."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,204 @@
+"""Starts workers as actors of a Ray cluster."""
+
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from rollmill.execution.cluster.demands import Demand
+from rollmill.execution.cluster.joining import Cluster
+from rollmill.execution.cluster.lines import Exchange, Line
+from rollmill.execution.cluster.worker import Told, Worker
+from rollmill.execution.workers import Exit, Job
+from rollmill.execution.workers.process_tree import condition_of
+
+PASSED_ON = ("JAX_", "XLA_")
+"""Starts of the names of variables that decide how numbers come out; all others are the node's own."""
+
+NOT_PASSED_ON = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
+"""Which devices there are, the node knows."""
+
+WAITING_SECONDS = 20.0
+"""After this long, the user is told what a worker that has not come asks for."""
+
+FAREWELL_SECONDS = 1.0
+"""How long a dead process's last words are waited for, where something it started keeps them open."""
+
+KILL_SECONDS = 10.0
+"""How long the end of a process that Ray was told to kill is waited for: one that is stopped takes 5."""
+
+CLOSE_SECONDS = 3.0
+
+
+@dataclass(eq=False)
+class RayHandle:
+    """One actor."""
+
+    actor: Any
+    line: Line
+    working: Future
+    """Its exit code; or Ray's error."""
+    ending: Future
+    """Fails once the actor is dead."""
+    asked_at: float = field(default_factory=time.monotonic)
+    waiting_told: bool = False
+    killed: bool = False
+    dead_since: float | None = None
+    exit: Exit | None = None
+
+
+class RayLauncher:
+    """A `Launcher` that leaves to Ray on which node a worker runs; as a context manager it closes itself.
+
+    Ray never restarts one by itself: that is the supervisor's decision.
+
+    Args:
+        cluster: that this process is connected with.
+        demands: of the workers of each group; those of other groups ask for one core.
+        run: names the actors: `rollmill-RUN-actor-2`.
+        show: is given lines for the user, from any thread.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        demands: Mapping[str, Demand] | None = None,
+        run: str = "run",
+        show: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._ray = cluster.ray
+        self._here = self._ray.util.get_node_ip_address()
+        self._demands = demands or {}
+        self._run = re.sub(r"[^\w.-]", "-", run)
+        self._show = show
+        self._namespace = f"rollmill-{secrets.token_hex(8)}"
+        self._exchange = Exchange(cluster.host, self._tell_arrival)
+        self._actors = self._ray.remote(Worker)
+        self._handles: set[RayHandle] = set()
+
+    def start(self, job: Job, address: str, token: bytes) -> RayHandle:
+        """See `Launcher`."""
+        demand = self._demand(job)
+        options = {
+            "name": self._name(job),
+            "namespace": self._namespace,
+            "num_cpus": demand.cpus,
+            "num_gpus": demand.gpus,
+            "max_restarts": 0,
+            "scheduling_strategy": "SPREAD",
+            "runtime_env": {"env_vars": _passed_on() | dict(job.environment)},
+        }
+        actor = self._actors.options(**options).remote(job.name)
+        line = self._exchange.expect(job)
+        told = Told(job.to_json(), address, token, self._exchange.address, self._exchange.token, _folders())
+        working = actor.work.remote(*told)
+        handle = RayHandle(actor, line, working.future(), actor.__ray_terminate__.remote().future())
+        self._handles.add(handle)
+        return handle
+
+    def output(self, handle: RayHandle) -> int | None:
+        """See `Launcher`."""
+        return handle.line.output
+
+    def exit(self, handle: RayHandle) -> Exit | None:
+        """See `Launcher`. Ray calls dead what it was told to kill, so the end of the line is waited for."""
+        if handle.exit is not None:
+            return handle.exit
+        if not (handle.working.done() and handle.ending.done()):
+            self._tell_waiting(handle)
+            return None
+        handle.dead_since = handle.dead_since or time.monotonic()
+        patience = KILL_SECONDS if handle.killed else FAREWELL_SECONDS
+        if handle.line.origin is None or time.monotonic() - handle.dead_since > patience:
+            handle.line.cut()
+        if not handle.line.ended.is_set():
+            return None
+        self._handles.discard(handle)
+        handle.exit = _exit_of(handle.working)
+        return handle.exit
+
+    def kill(self, handle: RayHandle, *, at_once: bool = True) -> None:
+        """See `Launcher`; Ray knows no softer way than SIGKILL."""
+        handle.killed = True
+        self._ray.kill(handle.actor, no_restart=True)
+
+    def condition(self, handle: RayHandle) -> str:
+        """See `Launcher`; known of this host alone."""
+        origin = handle.line.origin
+        return condition_of(origin.pid) if origin is not None and origin.host == self._here else ""
+
+    def close(self) -> None:
+        """See `Launcher`."""
+        for handle in self._handles:
+            self.kill(handle)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self._handles and time.monotonic() < deadline:
+            for handle in tuple(self._handles):
+                self.exit(handle)
+            time.sleep(0.01)
+        self._exchange.close()
+
+    def __enter__(self) -> "RayLauncher":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _demand(self, job: Job) -> Demand:
+        return self._demands.get(job.group, Demand())
+
+    def _name(self, job: Job) -> str:
+        """A replacement gets a name of its own: that of the one before may not be free yet."""
+        name = f"rollmill-{self._run}-{job.group}-{job.replica}"
+        return f"{name}-again-{job.attempt}" if job.attempt else name
+
+    def _tell_arrival(self, line: Line) -> None:
+        assert line.origin is not None
+        self._show(f"{line.job.name} was placed on {line.origin.host}")
+
+    def _tell_waiting(self, handle: RayHandle) -> None:
+        waited = time.monotonic() - handle.asked_at
+        if handle.waiting_told or handle.line.origin is not None or waited < WAITING_SECONDS:
+            return
+        handle.waiting_told = True
+        job, demand = handle.line.job, self._demand(handle.line.job)
+        there, free = self._ray.cluster_resources(), self._ray.available_resources()
+        kinds = ("CPU", "GPU") if demand.gpus else ("CPU",)
+        counts = (f"{free.get(kind, 0.0):g} of {there.get(kind, 0.0):g} {kind}" for kind in kinds)
+        self._show(
+            f"{job.name} has not come in {waited:.0f} s: it asks for {demand}, and the cluster has "
+            f"{' and '.join(counts)} free; `ray status` tells more"
+        )
+
+
+def _passed_on() -> dict[str, str]:
+    return {
+        name: text for name, text in os.environ.items() if name.startswith(PASSED_ON) and name not in NOT_PASSED_ON
+    }
+
+
+def _folders() -> str:
+    """Where this process finds modules, as `sys.path` has it."""
+    return os.pathsep.join(map(os.path.abspath, sys.path))
+
+
+def _exit_of(working: Future) -> Exit:
+    """How the process ended, from what Ray says of its task."""
+    error = working.exception()
+    if error is None:
+        return Exit(*working.result())
+    text = [line for line in str(error).splitlines() if line.strip()][-1].strip()
+    for start in ("Worker exit detail: ", "The actor is dead because "):
+        text = text.rpartition(start)[2]
+    text = text.partition(" Some common causes")[0][:500]
+    code = re.search(r"exits? with an exit code (\d+)", text)
+    return Exit(int(code[1])) if code else Exit(None, f"Ray says: {text}")

@@ -1,0 +1,158 @@
+"""What workers on other hosts write, brought here line by line.
+
+A worker's standard output and error are one connection to the coordinator. So the kernel sends what a crashing
+process wrote last, and the end of the connection is the end of the process. Here each connection is
+passed on through a pipe, which looks like that of a process of this host.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rollmill.channels import Damaged, Refused
+from rollmill.execution.workers.handshake import ask, listen, refuse, report, welcome
+from rollmill.execution.workers.jobs import Job
+
+CHUNK = 1 << 16
+LONGEST_GREETING = 1024
+
+
+class Origin(NamedTuple):
+    """Where a worker runs."""
+
+    host: str
+    pid: int
+
+
+class Line:
+    """What one worker writes.
+
+    Args:
+        job: of the worker.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.output, self._sink = os.pipe()
+        self.origin: Origin | None = None
+        """None before the worker has come."""
+        self.ended = threading.Event()
+        """Set when nothing more will come."""
+        self._peer: socket.socket | None = None
+        self._changing = threading.Lock()
+
+    def relay(self, peer: socket.socket) -> None:
+        """Passes on what comes, until the process and all that hold its output are gone."""
+        with self._changing:
+            if self.ended.is_set():
+                return
+            self._peer = peer
+        with contextlib.suppress(OSError):
+            while data := peer.recv(CHUNK):
+                os.write(self._sink, data)
+        self._end()
+
+    def cut(self) -> None:
+        """Nothing more is waited for."""
+        with self._changing:
+            if self._peer is None and not self.ended.is_set():
+                self._end()
+        if self._peer is not None:
+            with contextlib.suppress(OSError):
+                self._peer.shutdown(socket.SHUT_RDWR)
+
+    def _end(self) -> None:
+        os.close(self._sink)
+        self.ended.set()
+
+
+class Exchange:
+    """Listens for workers' lines.
+
+    Args:
+        host: of this machine, as workers reach it.
+        arrived: is told of each worker that has come, in a thread of the exchange's.
+    """
+
+    def __init__(self, host: str, arrived: Callable[[Line], None]) -> None:
+        self._listener, self.address = listen(f"tcp:{host}:0")
+        self.token = secrets.token_bytes(32)
+        self._arrived = arrived
+        self._expected: dict[tuple[str, int], Line] = {}
+        self._thread = threading.Thread(target=self._listen, name="rollmill-lines", daemon=True)
+        self._thread.start()
+
+    def expect(self, job: Job) -> Line:
+        """The line of a worker that is being started."""
+        line = self._expected[job.name, job.attempt] = Line(job)
+        return line
+
+    def close(self) -> None:
+        """Takes no more lines; those that are open go on."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                guest, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._receive, args=(guest,), name="rollmill-line", daemon=True).start()
+
+    def _receive(self, guest: socket.socket) -> None:
+        with guest, contextlib.suppress(OSError, Damaged, Refused, ValueError, KeyError):
+            claim = ask(guest, self.token)
+            line = self._expected.pop((claim.name, claim.attempt), None)
+            if line is None:
+                refuse(guest, "no worker of that name and attempt is expected")
+                return
+            guest.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            welcome(guest)
+            try:
+                line.origin = _read_origin(guest)
+                self._arrived(line)
+            finally:
+                line.relay(guest)
+
+
+def write_through(address: str, token: bytes, job: Job, host: str) -> None:
+    """In a worker: from now on standard output and error go to the coordinator.
+
+    Args:
+        address: of the exchange.
+        token: of the exchange.
+        job: the worker's.
+        host: the address of its node.
+
+    Raises:
+        Refused: the coordinator expects nobody of that name, or does not know the token.
+        Damaged: somebody else listens there.
+        OSError: nobody is there.
+    """
+    peer, _ = report(address, token, job)
+    peer.sendall(json.dumps({"host": host, "pid": os.getpid()}).encode() + b"\n")
+    for descriptor in (1, 2):
+        os.dup2(peer.fileno(), descriptor)
+    peer.close()
+    sys.stdout, sys.stderr = _text_of(1), _text_of(2)
+
+
+def _text_of(descriptor: int) -> Any:
+    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _read_origin(guest: socket.socket) -> Origin:
+    text = b""
+    while not text.endswith(b"\n") and len(text) < LONGEST_GREETING:
+        text += guest.recv(1)
+    told = json.loads(text)
+    return Origin(str(told["host"]), int(told["pid"]))

@@ -1,0 +1,62 @@
+"""The worker's side: what a Ray actor does."""
+
+import faulthandler
+import os
+import signal
+import sys
+from typing import Any, NamedTuple
+
+from rollmill.channels import Damaged, Refused
+from rollmill.core.errors import UsageError
+from rollmill.execution.cluster.joining import find_ray
+from rollmill.execution.cluster.lines import write_through
+from rollmill.execution.workers import Job, serve
+
+
+class Told(NamedTuple):
+    """What a worker is told, all of it text or bytes."""
+
+    job: str
+    """Its JSON."""
+    address: str
+    """The supervisor's."""
+    token: bytes
+    lines: str
+    """Address to write to."""
+    lines_token: bytes
+    folders: str
+    """Where the coordinator finds modules; where these exist on the node too, so does the worker."""
+
+
+class Worker:
+    """One worker, as an actor: its process does one job and ends.
+
+    Args:
+        name: that Ray and `ps` show.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def work(self, *told: Any) -> tuple[int, str]:
+        """Does the job of a `Told`; returns the exit code, and why it could not begin."""
+        job, address, token, lines, lines_token, folders = Told(*told)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's business
+        sys.path.extend(folder for folder in folders.split(os.pathsep) if folder not in sys.path)
+        host = find_ray().util.get_node_ip_address()
+        try:
+            write_through(lines, lines_token, Job.from_json(job), host)
+            faulthandler.enable()
+            return serve(Job.from_json(job), address, token), ""
+        except (OSError, Damaged, Refused, UsageError) as error:
+            return 1, _unreachable(error, address, host)
+
+
+def _unreachable(error: Any, address: str, host: str) -> str:
+    return (
+        f"its process on {host} cannot reach the coordinator at {address}: {error}. If others reach that host by "
+        "another address, say so with host=ADDRESS"
+    )
