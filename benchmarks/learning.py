@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from measure import RESULTS, write_result
+from measure import RESULTS, write_result, write_table
 
 import rollmill
 from rollmill.execution import advance, enable_compilation_cache, evaluate, lower
@@ -213,17 +213,6 @@ def _rounded(value: float) -> str:
     return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
 
 
-def write_table(rows: list[dict], path: Path) -> None:
-    """Replaces what stands between the page's two markers."""
-    begin, end = "<!-- table: benchmarks/learning.py -->", "<!-- end of table -->"
-    before, _, rest = path.read_text().partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
-        raise SystemExit(f"{path} lacks the markers {begin!r} and {end!r}.")
-    path.write_text(f"{before}{begin}\n\n{table(rows)}\n\n{end}{after}")
-    print(f"wrote the table in {path}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rejax", required=True, help="a Python with rejax==0.1.3 and gymnax==0.0.9")
@@ -235,7 +224,7 @@ def main() -> None:
     protocol = {"seeds": SEEDS, "episodes_per_point": EPISODES, "action": "most likely"}
     write_result("learning", protocol | {"rows": rows}, directory=options.output)
     draw(rows, options.docs / "figures" / "learning.png")
-    write_table(rows, options.docs / "learning.md")
+    write_table(table(rows), options.docs / "learning.md")
 
 
 if __name__ == "__main__":

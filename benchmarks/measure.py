@@ -37,6 +37,17 @@ def write_result(name: str, result: dict, *, directory: Path = RESULTS) -> Path:
     return path
 
 
+def write_table(table: str, path: Path) -> None:
+    """Replaces what stands between this script's two markers on a page."""
+    begin, end = f"<!-- table: benchmarks/{Path(sys.argv[0]).name} -->", "<!-- end of table -->"
+    before, _, rest = path.read_text().partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise SystemExit(f"{path} lacks the markers {begin!r} and {end!r}.")
+    path.write_text(f"{before}{begin}\n\n{table}\n\n{end}{after}")
+    print(f"wrote the table in {path}")
+
+
 def _command() -> list[str]:
     """The command line, but for where it was told to write."""
     words = sys.argv[1:]

@@ -20,6 +20,7 @@ from rollmill.envs.pendulum import pendulum
 from rollmill.envs.t_maze import t_maze
 from rollmill.envs.tag_continuous import tag_continuous
 from rollmill.envs.tag_gridworld import tag_gridworld
+from rollmill.envs.tag_small import tag_continuous_small, tag_gridworld_small
 
 Factory = Callable[..., Environment | HostEnvironment]
 
@@ -45,7 +46,9 @@ _factories: dict[str, Factory] = {
     "Probe-ObservationReward-v0": probes.observation_reward,
     "Probe-Truncation-v0": probes.truncation,
     "TMaze-v0": t_maze,
+    "TagContinuous-Small-v0": tag_continuous_small,
     "TagContinuous-v0": tag_continuous,
+    "TagGridWorld-Small-v0": tag_gridworld_small,
     "TagGridWorld-v0": tag_gridworld,
 }
 
