@@ -80,10 +80,8 @@ def follow(name: str) -> dict:
             runs.append(train(study, seed, Path(folder) / "run"))
         shown = {key: value for key, value in runs[-1].items() if key != "curve"}
         print(name, shown, flush=True)
-    if study.every_seed:
-        reached = min(run["greedy"] for run in runs)
-    else:
-        reached = mean(run["final_return"] for run in runs)
+    in_training = mean(run["final_return"] for run in runs)
+    reached = min(run["greedy"] for run in runs) if study.every_seed else in_training
     return {
         "recipe": study.recipe,
         "placement": list(study.placement),

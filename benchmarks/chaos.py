@@ -1,0 +1,178 @@
+"""Kills processes of trainings at random, and looks at what becomes of them.
+
+    python benchmarks/chaos.py --kills 50
+
+Distribution policies take turns, each with an environment of Gymnasium in worker processes and checksums on all
+packages. While a training runs, processes are killed with SIGKILL: actors, environment workers, learners, and the
+coordinator, after which the run is resumed. What must hold: the training ends with exit code 0 in bounded time,
+its metrics have every iteration once, no package was damaged or out of order (the run would have failed), and no
+process is left. Writes results/chaos.json.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from measure import RESULTS, write_result
+
+ITERATIONS, ENVS, STEPS = 400, 8, 16
+HANG_SECONDS = 240
+
+POLICIES = {
+    "multi-learner": ["--learners", "2"],
+    "single-learner-coarse": [],
+    "single-learner-fine": [],
+    "environments": [],
+    "central": [],
+    "single-learner-coarse, asynchronous": ["--asynchronous"],
+    "environments, asynchronous": ["--asynchronous"],
+    "central, asynchronous": ["--asynchronous"],
+    "gpu-only": ["--learners", "2", "--place", "processes"],
+}
+
+
+class Training:
+    """A training in processes, and what it says."""
+
+    def __init__(self, command: list[str], mark: str) -> None:
+        self.workers: dict[str, int] = {}
+        self.lines: list[str] = []
+        self.progress = threading.Event()
+        environment = {**os.environ, "ROLLMILL_CHAOS": mark}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+            if found := re.match(r"(\S+/\d+) is process (\d+)", line):
+                self.workers[found[1]] = int(found[2])
+
+    def alive(self) -> bool:
+        """Whether the coordinator runs."""
+        return self.process.poll() is None
+
+
+def kill_some(training: Training, run: Path, left: int, rng: random.Random, resumed: bool) -> list[str]:
+    """Kills until the training ends, the coordinator is dead, or enough were killed; says who."""
+    killed = []
+    began, seen = time.monotonic(), lines_of(run)
+    while training.alive() and time.monotonic() - began < HANG_SECONDS and len(killed) < left:
+        if lines_of(run) <= seen:
+            time.sleep(0.1)
+            continue  # nobody is killed while nothing has moved since the last time
+        time.sleep(rng.uniform(0, 2))
+        seen = lines_of(run)
+        names = sorted(training.workers)
+        name = rng.choice([*names, "coordinator"] if rng.random() < 0.5 and not resumed else names)
+        pid = training.process.pid if name == "coordinator" else training.workers[name]
+        if not training.alive():
+            break
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        killed.append(name)
+        began = time.monotonic()
+        if name == "coordinator":
+            break
+    return killed
+
+
+def lines_of(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    return sum(1 for _ in file.open()) if file.exists() else 0
+
+
+def left_behind(mark: str) -> list[int]:
+    """Processes that carry this training's mark."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and f"ROLLMILL_CHAOS={mark}".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def endure(policy: str, kills: int, rng: random.Random, folder: Path, number: int) -> dict:
+    run, mark = folder / f"run{number}", f"{os.getpid()}-{number}"
+    name, *_ = policy.split(",")
+    command = [sys.executable, "-m", "rollmill"]
+    train = [*command, "train", "ppo", "gymnasium:CartPole-v1", "--distribution", name, *POLICIES[policy]]
+    train += ["--num-envs", str(ENVS), "--num-steps", str(STEPS), "--num-minibatches", "2", "--update-epochs", "1"]
+    train += ["--total-timesteps", str(ITERATIONS * ENVS * STEPS), "--checkpoint-iterations", "20", "--checksums"]
+    train += ["--run-dir", str(run), "--no-tensorboard", "--seed", str(number)]
+    killed, resumes, faults, began = [], 0, [], time.monotonic()
+    training = Training(train, mark)
+    while True:
+        killed += kill_some(training, run, kills - len(killed), rng, resumed=False)
+        try:
+            code = training.process.wait(HANG_SECONDS)
+        except subprocess.TimeoutExpired:
+            faults.append("hang: " + " | ".join(training.lines[-5:]))
+            training.process.kill()
+            break
+        if code == 0:
+            break
+        time.sleep(3)
+        if orphans := left_behind(mark):
+            faults.append(f"left behind after the coordinator was killed: {orphans}")
+        if code != -signal.SIGKILL or resumes > 20:
+            faults.append(f"exit code {code}: " + " | ".join(training.lines[-8:]))
+            break
+        resumes += 1
+        resume = [*command, "resume", str(run)] if lines_of(run) else train
+        training = Training(resume, mark)
+    time.sleep(1)
+    if orphans := left_behind(mark):
+        faults.append(f"left behind: {orphans}")
+    iterations = [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    if not faults and iterations != list(range(1, ITERATIONS + 1)):
+        faults.append(f"metrics have {len(iterations)} lines, from {iterations[:1]} to {iterations[-1:]}")
+    return {
+        "policy": policy,
+        "killed": killed,
+        "resumed": resumes,
+        "replaced": sum("was replaced" in line for line in training.lines),
+        "seconds": time.monotonic() - began,
+        "faults": faults,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50, help="processes to kill in all")
+    parser.add_argument("--each", type=int, default=5, help="at most so many in one training")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--policies", nargs="*", default=list(POLICIES))
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    chosen = parser.parse_args()
+    rng, trainings, number = random.Random(chosen.seed), [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        while sum(len(training["killed"]) for training in trainings) < chosen.kills:
+            policy = chosen.policies[number % len(chosen.policies)]
+            trainings.append(endure(policy, chosen.each, rng, Path(folder), number))
+            print(json.dumps(trainings[-1]), flush=True)
+            number += 1
+    kills = sum(len(training["killed"]) for training in trainings)
+    faults = [fault for training in trainings for fault in training["faults"]]
+    write_result("chaos", {"kills": kills, "faults": faults, "trainings": trainings}, directory=chosen.output)
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()
