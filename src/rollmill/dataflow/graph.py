@@ -14,15 +14,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import equinox as eqx
+import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.types import Action, Key, Memory, Observation, StartHost, Timestep
 
-Learner: TypeAlias = PyTree[Array]
+Learner: TypeAlias = PyTree[Array | np.ndarray]
 """What the algorithm learns with: weights, optimiser state, running statistics."""
 
-Weights: TypeAlias = PyTree[Array]
+Weights: TypeAlias = PyTree[Array | np.ndarray]
 """The part of the learner that the policy needs: it travels on the edge *weights*."""
 
 Metrics: TypeAlias = Mapping[str, Float[Array, "..."]]

@@ -97,6 +97,6 @@ def restored_collector(seat: Seat, shapes: Collector) -> Collector | None:
     return from_host(seat.restored, {"collector": shapes})["collector"]
 
 
-def restored_learner(seat: Seat, shapes: Learner) -> Learner | None:
+def restored_learner(seat: Seat, shapes: PyTree[jax.ShapeDtypeStruct]) -> Learner | None:
     """The learner out of a checkpoint; None at the beginning."""
     return from_host(seat.restored, {"learner": shapes})["learner"] if seat.restored else None

@@ -12,6 +12,7 @@ from rollmill.dataflow import Flow, Graph, Partition
 from rollmill.execution.groups.replica import run
 from rollmill.execution.groups.seat import Seat
 from rollmill.execution.workers import Control, Job, Message
+from rollmill.execution.workers.messages import Seconds
 
 
 class WaitingIsProgress:
@@ -23,7 +24,7 @@ class WaitingIsProgress:
         self.send, self.latest, self.wait = control.send, control.latest, control.wait
         self.check = control.check
 
-    def at(self, note: str, *, expect: float = 0.0) -> None:
+    def at(self, note: str, *, expect: Seconds = 0.0) -> None:
         """See `Control`."""
         self._note, self._expect = note, expect
         self._control.at(note, expect=expect)

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+from rollmill.execution.workers.messages import Seconds
+
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _CARRIERS = (str(Path(__file__).parent) + os.sep, os.path.join(_PACKAGE, "channels") + os.sep)
 _INSTALLED = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -57,7 +59,7 @@ class Pulse:
         self._now = ("starting", 0.0, 0)
         self._seen = (-1, 0.0)
 
-    def note(self, text: str, expect: float = 0.0) -> None:
+    def note(self, text: str, expect: Seconds = 0.0) -> None:
         """See `Control.at`. One assignment, so that a look never sees half of it."""
         self._now = (text, expect, self._now[2] + 1)
 
