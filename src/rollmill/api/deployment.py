@@ -95,6 +95,13 @@ def choose_plan(graph: Graph, options: RunOptions) -> Plan:
 def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
     if plan.place == "program":
         return
+    partition = plan.partition
+    if partition.apart("gradients", "update") and not partition.synchronous and flow(graph).prepared:
+        raise UsageError(
+            f"{partition.name}, asynchronous, sends gradients to the update and nothing else, so running "
+            "statistics of its workers would drift apart; leave out normalize_observations and "
+            "normalize_rewards, or let it be synchronous."
+        )
     if len(options.seeds) > 1:
         raise UsageError(
             f"num_seeds={options.num_seeds} trains several seeds in one program, and place={plan.place} has "
