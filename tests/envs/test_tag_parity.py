@@ -219,11 +219,11 @@ def check_observations(env, seen, reference, calls, length):
     ("options", "rules"),
     [
         (SMALL, DENSE | PAID | STEPS | SKILLS),
-        (SMALL | {"use_full_observation": True}, DENSE | PAID | STEPS),
+        (SMALL | {"use_full_observation": True, "max_steps": 12}, DENSE | PAID | STEPS),
         (SMALL | {"runner_exits_game_after_tagged": False, "max_steps": 50}, DENSE | PAID | STEPS),
         (SMALL | {"num_taggers": 2, "num_runners": 4, "num_other_agents_observed": 5}, DENSE | PAID),
     ],
-    ids=["skills", "full observation", "runners stay", "few others left"],
+    ids=["skills", "full observation, ended by the clock", "runners stay", "few others left"],
 )
 def test_small_games_agree_over_a_hundred_episodes(options, rules):
     steps, rows = check_continuous(range(100), options, rules)
