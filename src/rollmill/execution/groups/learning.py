@@ -95,7 +95,7 @@ class LearningInPieces:
         mean = identity if self._reduce is None else reduce_elsewhere
         learner, batch = self._run("prepare", partial(_prepare, graph, mean, self._index), learner, trajectory)
         key = iteration_key(self._key, iteration, LEARN)
-        metrics, learned, learning = [], [], True
+        metrics, learned, found = [], [], {}
         for epoch in range(loops.epochs):
             minibatches = self._minibatches(batch, jax.random.fold_in(key, epoch))
             for n in range(loops.num_minibatches):
@@ -103,8 +103,7 @@ class LearningInPieces:
                 learner, found = self._step(learner, minibatches, n, mean, last=last)
                 metrics.append(jax.tree.map(float, found))
             learned.append(1.0)
-            learning = graph.keep_learning is None or bool(graph.keep_learning(metrics[-1]))
-            if not learning:
+            if graph.keep_learning is not None and not graph.keep_learning(jax.tree.map(jnp.asarray, found)):
                 break
         collected = self._run("collected", partial(_collected, graph, mean, self._index), trajectory, learner)
         return learner, {**_row(collected), **_row(_summary(metrics, learned, loops.num_minibatches))}
