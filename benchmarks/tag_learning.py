@@ -77,8 +77,10 @@ def _train(graph, program):
         for window in advance(program, state, first=first, until=until):
             state = window.after
             rows += window.metrics
+        ended = np.asarray([row["episodes/ended"] for row in rows])
         for kind in ("tagger", "runner"):
-            curves[kind].append(np.mean([row[f"returns/{kind}"] for row in rows], axis=0).tolist())
+            returns = np.asarray([row[f"returns/{kind}"] for row in rows])
+            curves[kind].append((np.sum(ended * returns, axis=0) / ended.sum(axis=0)).tolist())
     return graph.weights(begin.learner), graph.weights(state.learner), curves
 
 
@@ -131,7 +133,7 @@ def draw(rows: list[dict], path: Path) -> None:
         panel.set_xlabel("environment steps (thousands)")
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid(alpha=0.25, linewidth=0.6)
-        panel.legend(frameon=False, fontsize=9, loc="center right")
+    panels[0].legend(frameon=False, fontsize=9, loc="upper left", ncols=2)
     panels[0].set_ylabel("return of an agent, mean of its kind")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
