@@ -7,7 +7,7 @@ import pytest
 from jax.extend import core
 
 from rollmill.core.errors import ContractError
-from rollmill.dataflow import cross, cut, drive, evaluate, walk
+from rollmill.dataflow import cross, cut, drive, evaluate, walk, walk_leaves
 
 NUMBER = jax.ShapeDtypeStruct((), "float32")
 ONE = jnp.float32(1)
@@ -204,6 +204,39 @@ def test_what_a_crossing_does_not_need_is_computed_after_it():
         return beside + ask("ask", x + 1)
 
     assert sizes(cut(function, ONE)) == [1, 3]
+
+
+def test_where_nothing_is_computed_with_the_answer_the_program_has_one_piece():
+    """Each piece is a program to start, and a step of a policy without a memory needs no second one."""
+
+    def function(x):
+        beside = jnp.sin(jnp.cos(x))
+        return beside, ask("ask", x + 1)
+
+    assert sizes(cut(function, ONE)) == [3, 0]
+    assert run(function, ONE, ask=double) == pytest.approx((np.sin(np.cos(1)), 4))
+
+
+def test_what_nobody_reads_is_left_out():
+    def function(x, y):
+        jnp.sin(x)
+        answer = ask("ask", x + 1)
+        jnp.exp(answer * y)
+        return answer * 2
+
+    program = cut(function, ONE, ONE)
+    assert sizes(program) == [1, 1]
+    assert program.pieces[0].takes == (0,)
+
+
+def test_leaves_go_through_as_trees_do():
+    function = lambda x: {"a": ask("ask", x["b"]) + x["c"], "d": x["c"]}
+    program = cut(function, {"b": ONE, "c": jnp.float32(3)})
+    walking = walk_leaves(program, [jnp.float32(5), jnp.float32(7)])
+    assert next(walking) == ("ask", 5.0)
+    with pytest.raises(StopIteration) as end:
+        walking.send(jnp.float32(11))
+    assert end.value.value == [18.0, 7.0]
 
 
 def test_values_are_let_go_when_nobody_reads_them_any_more():

@@ -107,7 +107,7 @@ class Layout:
         if structure != self.structure:
             raise UsageError(f"a tree of structure {structure} was given, the layout has {self.structure}.")
         for leaf in leaves:
-            if isinstance(leaf, jax.Array):
+            if isinstance(leaf, jax.Array) and leaf.platform() != "cpu":  # pyright: ignore[reportAttributeAccessIssue]
                 leaf.copy_to_host_async()  # those on a device travel together
         return [_checked(np.asarray(leaf), place) for leaf, place in zip(leaves, self.leaves, strict=True)]
 

@@ -1,6 +1,6 @@
 """A program as data: fragments, edges, the graph they form, and the loops that drive it."""
 
-from rollmill.dataflow.crossing import Cut, Handlers, Piece, cross, cut, drive, evaluate, walk
+from rollmill.dataflow.crossing import Cut, Handlers, Piece, cross, cut, drive, evaluate, walk, walk_leaves
 from rollmill.dataflow.elsewhere import (
     ENVIRONMENT,
     REDUCE,
@@ -134,6 +134,7 @@ __all__ = [
     "taker",
     "turn_one",
     "walk",
+    "walk_leaves",
     "widened",
     "with_environment_elsewhere",
     "with_update_elsewhere",

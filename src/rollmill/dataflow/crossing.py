@@ -91,13 +91,14 @@ def cut(function: Callable[..., PyTree[Array]], *examples: PyTree) -> Cut:
         ContractError: a crossing lies inside of a loop, a branch or another function's program.
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(*examples)
-    inputs = [*traced.jaxpr.invars, *traced.jaxpr.constvars]
+    whole = traced.jaxpr.replace(eqns=_live(traced.jaxpr))
+    inputs = [*whole.invars, *whole.constvars]
     numbers = {var: n for n, var in enumerate(inputs)}
-    for equation in traced.jaxpr.eqns:
+    for equation in whole.eqns:
         numbers.update({var: len(numbers) + n for n, var in enumerate(equation.outvars)})
-    constants = dict(enumerate(traced.consts, start=len(traced.jaxpr.invars)))
-    results = _numbers(traced.jaxpr.outvars, numbers, constants)
-    pieces = _pieces(traced.jaxpr, numbers, constants, set(results))
+    constants = dict(enumerate(traced.consts, start=len(whole.invars)))
+    results = _numbers(whole.outvars, numbers, constants)
+    pieces = _pieces(whole, numbers, constants, set(results))
     structure = jax.tree.structure(examples)
     return Cut(pieces, structure, results, jax.tree.structure(shapes), constants)
 
@@ -119,6 +120,14 @@ def walk(program: Cut, *arguments: PyTree, run: Run = evaluate) -> Generator[tup
     leaves, structure = jax.tree.flatten(arguments)
     if structure != program.structure:
         raise ContractError(f"arguments of structure {structure} were given, {program.structure} were traced.")
+    found = yield from walk_leaves(program, leaves, run=run)
+    return jax.tree.unflatten(program.result, found)
+
+
+def walk_leaves(
+    program: Cut, leaves: Sequence[Any], *, run: Run = evaluate
+) -> Generator[tuple[str, PyTree], PyTree, list[Any]]:
+    """As `walk`, for who keeps arguments and results as leaves: trees of modules take long to take apart."""
     values = {**program.constants, **dict(enumerate(leaves))}
     for piece in program.pieces:
         if piece.gives:
@@ -129,7 +138,7 @@ def walk(program: Cut, *arguments: PyTree, run: Run = evaluate) -> Generator[tup
             values.update(zip(piece.crossing.gives, _answer(piece.crossing, answer), strict=True))
         for n in piece.drops:
             values.pop(n, None)
-    return jax.tree.unflatten(program.result, [values[n] for n in program.results])
+    return [values[n] for n in program.results]
 
 
 def drive(walking: Generator[tuple[str, PyTree], PyTree, PyTree], handlers: Handlers) -> PyTree:
@@ -150,14 +159,34 @@ class _Stretch(NamedTuple):
     crossing: core.JaxprEqn | None
 
 
-def _stretches(equations: Sequence[core.JaxprEqn]) -> Iterator[_Stretch]:
+def _live(program: core.Jaxpr) -> list[core.JaxprEqn]:
+    """Equations that a result or a crossing depends on."""
+    wanted, live = set(_variables(program.outvars)), []
+    for equation in reversed(program.eqns):
+        crosses = equation.primitive is _cross or any(map(_holds_crossing, _inner_programs(equation)))
+        if crosses or equation.effects or wanted.intersection(equation.outvars):
+            wanted.update(_variables(equation.invars))
+            live.append(equation)
+    return live[::-1]
+
+
+def _stretches(equations: Sequence[core.JaxprEqn]) -> list[_Stretch]:
     """Equations up to each crossing. What no crossing's operands need moves behind it, as late as it can."""
-    rest = list(equations)
+    rest, stretches = list(equations), list[_Stretch]()
     while (place := _next_crossing(rest)) is not None:
         needed = _needed(rest[:place], rest[place])
-        yield _Stretch([e for n, e in enumerate(rest[:place]) if n in needed], rest[place])
+        stretches.append(_Stretch([e for n, e in enumerate(rest[:place]) if n in needed], rest[place]))
         rest = [e for n, e in enumerate(rest[:place]) if n not in needed] + rest[place + 1 :]
-    yield _Stretch(rest, None)
+    if stretches and not _follows(rest, stretches[-1].crossing):
+        *stretches, last = stretches  # nothing is done with the answer: one program fewer to start
+        return [*stretches, last._replace(equations=last.equations + rest), _Stretch([], None)]
+    return [*stretches, _Stretch(rest, None)]
+
+
+def _follows(equations: Sequence[core.JaxprEqn], crossing: core.JaxprEqn | None) -> bool:
+    """Whether any of these reads what comes back from the crossing."""
+    answers = set(crossing.outvars if crossing else ())
+    return any(answers.intersection(_variables(equation.invars)) for equation in equations)
 
 
 def _next_crossing(equations: Sequence[core.JaxprEqn]) -> int | None:
@@ -221,7 +250,7 @@ def _pieces(
 ) -> tuple[Piece, ...]:
     pieces: list[Piece] = []
     later = set(results)  # read after the stretch, going backwards
-    for stretch in reversed(list(_stretches(whole.eqns))):
+    for stretch in reversed(_stretches(whole.eqns)):
         after = later
         crossing = None if stretch.crossing is None else _crossing(stretch.crossing, numbers, constants)
         wanted = after | set(crossing.takes if crossing else ())

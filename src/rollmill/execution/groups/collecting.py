@@ -14,14 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
 from rollmill.core.types import Key
 from rollmill.dataflow import (
     COLLECT,
     Collector,
     Graph,
-    Step,
     Trajectory,
     Turn,
     Weights,
@@ -56,57 +54,94 @@ def _collect(graph: Graph, unroll: int, weights: Weights, collector: Collector, 
 
 
 class LaneCollecting:
-    """The policy here, environments at the ends of lanes; a lane's collector holds its environments' part."""
+    """The policy here, environments at the ends of lanes; a lane's collector holds its environments' part.
+
+    Weights and collectors are kept as leaves: taking modules apart at every step would cost more than deciding.
+    """
 
     def __init__(self, graph: Graph, key: Key, lanes: Sequence[Lane], collectors: Sequence[Collector]) -> None:
         """`graph` is one whose environment is elsewhere; all lanes are equally wide."""
-        self._graph, self._key, self._lanes = graph, key, lanes
-        self._collectors = list(collectors)
+        self._graph, self._lanes = graph, lanes
+        self._key = jax.jit(partial(iteration_key, key, use=COLLECT))
+        self._collectors = [jax.tree.leaves(collector) for collector in collectors]
+        self._structure = jax.tree.structure(collectors[0])
         self._last: list[Turn | None] = [None] * len(lanes)
-        self._step: Pieces | None = None
+        self._step: tuple[Pieces, Any] | None = None
 
     @property
     def collector(self) -> Collector:
         """Of all lanes together."""
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *self._collectors)
+        joined = [np.concatenate(leaves) for leaves in zip(*self._collectors, strict=True)]
+        return jax.tree.unflatten(self._structure, joined)
 
     def __call__(self, weights: Weights, iteration: int) -> Trajectory:
         """One rollout."""
-        key = iteration_key(self._key, iteration, COLLECT)
-        start = [collector.memory for collector in self._collectors]
-        stores: list[Any] = [None] * len(self._lanes)
-        walks = [self._decide(n, weights, key, 0, iteration) for n in range(len(self._lanes))]
-        steps = self._graph.loops.num_steps
-        for t in range(steps):
-            for n in range(len(self._lanes)):
-                step = self._follow(n, walks[n])
-                if t + 1 < steps:
-                    walks[n] = self._decide(n, weights, key, t + 1, iteration)
-                stores[n] = _store(stores[n], step, t, steps)
-        return _joined(stores, start, self._collectors)
-
-    def _decide(self, lane: int, weights: Weights, key: Key, t: int, iteration: int):
-        """The policy decides for one lane; its actions leave."""
-        arguments = (weights, self._collectors[lane], key, np.int32(t))
+        key, before = self._key(iteration=np.int32(iteration)), self.collector
         if self._step is None:
-            self._step = Pieces(cut(partial(step_all, self._graph), *arguments))
-        walking = self._step.walk(*arguments)
+            self._step = self._compiled(weights, key)
+        pieces, structure = self._step
+        leaves = jax.device_put(jax.tree.leaves(weights))  # once, and not at every step
+        decide = lambda n, t: self._decide(n, pieces, [*leaves, *self._collectors[n], key, np.int32(t)], iteration)
+        walks = [decide(n, 0) for n in range(len(self._lanes))]
+        rollout = _Rollout(self._graph.loops.num_steps, len(self._lanes))
+        for t in range(rollout.num_steps):
+            for n in range(len(self._lanes)):
+                rollout.store(t, n, self._follow(n, walks[n]))
+                if t + 1 < rollout.num_steps:
+                    walks[n] = decide(n, t + 1)
+        after = self.collector
+        return Trajectory(
+            jax.tree.unflatten(structure, rollout.leaves), before.memory, after.observation, after.memory
+        )
+
+    def _compiled(self, weights: Weights, key: Key) -> tuple[Pieces, Any]:
+        """A step of one lane, and the structure of what it returns beside the collector."""
+        program = cut(partial(step_all, self._graph), weights, self._lane_collector(0), key, np.int32(0))
+        return Pieces(program), program.result.children()[1]
+
+    def _decide(self, lane: int, pieces: Pieces, leaves: Sequence[Any], iteration: int):
+        """The policy decides for one lane; its actions leave."""
+        walking = pieces.walk_leaves(leaves)
         _, request = next(walking)
         self._lanes[lane].send(request, iteration)
         return walking
 
-    def _follow(self, lane: int, walking: Any) -> Step:
-        """The answer arrives; the step is complete."""
+    def _follow(self, lane: int, walking: Any) -> list[Any]:
+        """The answer arrives; the step is complete. Returns its leaves, `[E, ...]`."""
         turn, restarted = self._lanes[lane].receive()
         if restarted:
-            turn = cut_short(turn, self._collectors[lane], self._last[lane])
+            turn = cut_short(turn, self._lane_collector(lane), self._last[lane])
         self._last[lane] = turn
         try:
             walking.send(turn)
         except StopIteration as end:
-            self._collectors[lane], step = end.value
-            return step
+            count = self._structure.num_leaves
+            self._collectors[lane] = end.value[:count]
+            return end.value[count:]
         raise AssertionError("a step of the policy has one crossing, to the environment")
+
+    def _lane_collector(self, lane: int) -> Collector:
+        return jax.tree.unflatten(self._structure, self._collectors[lane])
+
+
+class _Rollout:
+    """The steps of all lanes, `[T, E, ...]`, filled as they come."""
+
+    def __init__(self, num_steps: int, num_lanes: int) -> None:
+        self.num_steps, self._num_lanes = num_steps, num_lanes
+        self.leaves: list[np.ndarray] = []
+
+    def store(self, t: int, lane: int, step: Sequence[Any]) -> None:
+        """Puts one lane's step, leaves `[E, ...]`, into its columns."""
+        arrays = [np.asarray(leaf) for leaf in step]
+        if not self.leaves:
+            self.leaves = [self._empty(array) for array in arrays]
+        for place, array in zip(self.leaves, arrays, strict=True):
+            width = len(array)
+            place[t, lane * width : (lane + 1) * width] = array
+
+    def _empty(self, array: np.ndarray) -> np.ndarray:
+        return np.empty((self.num_steps, self._num_lanes * len(array), *array.shape[1:]), array.dtype)
 
 
 def cut_short(turn: Turn, before: Collector, last: Turn | None) -> Turn:
@@ -128,27 +163,8 @@ def _unless(done: np.ndarray, leaf: Any) -> np.ndarray:
     return np.where(done.reshape(-1, *[1] * (leaf.ndim - 1)), np.zeros_like(leaf), leaf)
 
 
-def _store(store: PyTree[np.ndarray] | None, step: Step, t: int, steps: int) -> PyTree[np.ndarray]:
-    if store is None:
-        store = jax.tree.map(lambda leaf: np.empty((steps, *np.shape(leaf)), leaf.dtype), step)
-    for place, leaf in zip(jax.tree.leaves(store), jax.tree.leaves(step), strict=True):
-        place[t] = leaf
-    return store
-
-
-def _joined(stores: Sequence[Step], start: Sequence[Any], after: Sequence[Collector]) -> Trajectory:
-    if len(stores) == 1:
-        return Trajectory(stores[0], start[0], after[0].observation, after[0].memory)
-    along = lambda axis: lambda *leaves: np.concatenate(leaves, axis=axis)
-    return Trajectory(
-        jax.tree.map(along(1), *stores),
-        jax.tree.map(along(0), *start),
-        jax.tree.map(along(0), *[collector.observation for collector in after]),
-        jax.tree.map(along(0), *[collector.memory for collector in after]),
-    )
-
-
 def opened(graph: Graph, index: np.ndarray, opening: Any) -> Collector:
     """The policy's part of the collector of environments that have just been opened elsewhere."""
     memory = jax.vmap(lambda _: graph.start_memory())(jnp.zeros(len(index)))
+    opening = jax.tree.map(jnp.asarray, opening)
     return Collector(jnp.asarray(index), opening.action_mask, opening.observation, opening.action_mask, memory)

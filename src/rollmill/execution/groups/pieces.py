@@ -7,7 +7,7 @@ import jax
 from jax.extend import core
 from jaxtyping import PyTree
 
-from rollmill.dataflow import Cut, Handlers, Piece, drive, walk
+from rollmill.dataflow import Cut, Handlers, Piece, drive, walk, walk_leaves
 
 
 class Pieces:
@@ -20,6 +20,10 @@ class Pieces:
     def walk(self, *arguments: PyTree):
         """Yields at each crossing its name and operands; see `dataflow.walk`."""
         return walk(self._program, *arguments, run=self._run)
+
+    def walk_leaves(self, leaves: Sequence[Any]):
+        """As `walk`, with leaves for arguments and results; see `dataflow.walk_leaves`."""
+        return walk_leaves(self._program, leaves, run=self._run)
 
     def __call__(self, handlers: Handlers, *arguments: PyTree) -> PyTree:
         """Runs the program; each crossing is answered by its handler."""

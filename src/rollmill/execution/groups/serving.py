@@ -104,7 +104,7 @@ class Serving:
 
     def _reply(self, served: _Served, turn: Turn, flags: int = 0) -> None:
         self._seat.control.at("waiting for room to send timesteps")
-        served.turns.send(jax.tree.map(np.asarray, turn), flags=flags, target=served.link.policy)
+        served.turns.send(turn, flags=flags, target=served.link.policy)
 
     def _look_around(self, iteration: int) -> None:
         self._seat.control.at("waiting for actions")

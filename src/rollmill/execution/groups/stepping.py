@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from rollmill.channels import Receiver, Sender
-from rollmill.core.types import HostVector
+from rollmill.core.types import HostStep, HostVector
 from rollmill.dataflow import Collector, Graph, Opening, Request, Turn, start_collector, turn_one
 
 RESTARTED = 1
@@ -60,10 +60,15 @@ class CompiledStepper:
 
 
 class HostStepper:
-    """Environments that are Python objects; what they fail at is told through `report`."""
+    """Environments that are Python objects; what they fail at is told through `report`.
+
+    An answer is good until the one after the next: its arrays are written again then.
+    """
 
     def __init__(self, vector: HostVector, report: Callable[[Sequence[Any]], None]) -> None:
         self._vector, self._report = vector, report
+        self._latest: HostStep | None = None
+        self._spare: HostStep | None = None
 
     def open(self) -> Opening:
         """First observations."""
@@ -73,7 +78,8 @@ class HostStepper:
 
     def step(self, request: Request) -> Turn:
         """What the actions lead to."""
-        done = self._vector.step(jax.tree.map(np.asarray, request.action))
+        done = self._vector.step(jax.tree.map(np.asarray, request.action), out=self._spare)
+        self._spare, self._latest = self._latest, done
         self._tell()
         info = dict(done.info)
         mask = info.pop("action_mask", ())
@@ -141,7 +147,7 @@ class DistantLane(NamedTuple):
 
     def send(self, request: Request, iteration: int) -> None:
         """Sends actions on their way."""
-        self.requests.send(jax.tree.map(np.asarray, request), iteration=iteration, target=self.target)
+        self.requests.send(request, iteration=iteration, target=self.target)
 
     def receive(self) -> tuple[Turn, bool]:
         """Waits for the answer."""
