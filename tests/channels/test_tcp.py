@@ -110,14 +110,14 @@ def test_packages_larger_than_what_a_socket_holds(open_tcp_wire):
 def test_what_is_no_message_ends_its_connection_and_hurts_nobody(open_tcp_wire):
     receiver = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT)
     stranger = open_tcp_wire()
-    connection, answer = stranger._switchboard.dial("edge/target 0", source=0)
+    connection, answer = stranger._switchboard.dial("edge/0 to 0/inlet", source=0)
     assert answer["published"] == 0
     connection.send(WORD.pack(MESSAGE) + b"\xff" * 48, timeout=5.0)
     with pytest.raises(Exception, match="connection"):
         connection.receive(1, timeout=5.0)
     connection.close()
-    assert stranger._switchboard.dial("edge/target 0", source=7) is None  # no such source
-    assert stranger._switchboard.dial("edge/target 1", source=0) is None  # no such end
+    assert stranger._switchboard.dial("edge/0 to 0/inlet", source=7) is None  # no such source
+    assert stranger._switchboard.dial("edge/0 to 1/inlet", source=0) is None  # no such end
     sender = open_tcp_wire().sender("edge", source=0, targets=[0], layout=LAYOUT)
     sender.send(package(3), timeout=5.0)
     assert (receiver.receive(timeout=5.0).tree["values"] == 3).all()
@@ -181,6 +181,16 @@ def test_a_replacement_that_never_meets_the_other_end_can_be_stopped(coordinator
         senders[1].statistics()
     for end in (*wires, broker):
         end.close()
+
+
+def test_receivers_of_one_rank_may_share_its_sources_out(open_tcp_wire):
+    wire = open_tcp_wire()
+    receivers = [wire.receiver("edge", sources=[source], target=0, layout=LAYOUT) for source in range(2)]
+    for source in (1, 0):
+        sender = open_tcp_wire().sender("edge", source=source, targets=[0], layout=LAYOUT)
+        sender.send(package(source), timeout=5.0)
+        with receivers[source].receive(timeout=10.0) as message:
+            assert (message.tree["values"] == source).all()
 
 
 def test_finishing_a_wire_sends_first_what_its_senders_have_left(open_tcp_wire):

@@ -13,7 +13,7 @@ from rollmill.channels.doorbell import Doorbell
 from rollmill.channels.experience import RingReceiver, RingSender
 from rollmill.channels.layout import Layout
 from rollmill.channels.memory import private_memory
-from rollmill.channels.memory_wire import check_rank, check_ranks, rank_bell, target_bell
+from rollmill.channels.memory_wire import check_rank, check_ranks, rank_bell
 from rollmill.channels.newest import Board, BoardReader, BoardWriter, board_bytes
 from rollmill.channels.reduction import refuse_twice
 from rollmill.channels.ring import Ring, RingReader, RingWriter, ring_bytes
@@ -86,13 +86,13 @@ class TcpWire:
             writers[target] = RingWriter(
                 ring, source=source, doorbell=published, checksum=checksum, name=described
             )
-            end = target_bell(name, target)
+            end = _inlet(name, source, target)
             pump = Pump(
                 ring, space=space, published=published, switchboard=self._switchboard, end=end, source=source
             )
             self._pumps.append(pump)
             earlier[target] = pump.earlier
-            if self._is_first(f"{name}/sender {source} to {target}"):
+            if self._is_first(f"{name}/{source} to {target}/pump"):
                 pump.earlier.learn(0)
         described = f"sending {name} from {source}"
         waiter = Waiter(space, self._abandon, described)
@@ -113,10 +113,10 @@ class TcpWire:
             for source, ring in rings.items()
         }
         inlet = Inlet(rings, space=space, arrived=arrived, name=described)
-        if self._is_first(f"{name}/receiver {target}"):
-            for earlier in inlet.earlier.values():
-                earlier.learn(0)
-        self._switchboard.announce(target_bell(name, target), inlet.serve)
+        for source in sources:
+            if self._broker.lookup(_inlet(name, source, target)) is None:
+                inlet.earlier[source].learn(0)
+            self._switchboard.announce(_inlet(name, source, target), inlet.serve)
         waiter = Waiter(arrived, self._abandon, f"receiving {described}")
         count = lambda source: inlet.earlier[source].wait(self._abandon, described)
         return RingReceiver(readers, layout, waiter, described, earlier=count)
@@ -216,3 +216,8 @@ class TcpWire:
     def _doorbell(self) -> Doorbell:
         self._doorbells.append(Doorbell.create())
         return self._doorbells[-1]
+
+
+def _inlet(name: str, source: int, target: int) -> str:
+    """Where a receiver takes what one source sends; receivers of one rank may share its sources out."""
+    return f"{name}/{source} to {target}/inlet"
