@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 REJAX := .rejax
 
-.PHONY: demo test test-slow lint format docs benchmark-training benchmark-learning benchmark-tag clean
+.PHONY: demo test test-slow lint format docs benchmark-training benchmark-learning benchmark-tag benchmark-tag-learning clean
 
 demo: $(VENV)/.installed
 	$(BIN)/rollmill train ppo CartPole-v1 --recipe cartpole-two-cores --run-dir $(DEMO_RUN)
@@ -48,6 +48,10 @@ benchmark-learning: $(VENV)/.installed $(REJAX)/.installed
 
 benchmark-tag: $(VENV)/.installed-peers
 	$(BIN)/python benchmarks/tag.py
+
+benchmark-tag-learning: $(VENV)/.installed
+	$(BIN)/pip install --quiet matplotlib
+	$(BIN)/python benchmarks/tag_learning.py
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -142,15 +142,18 @@ def draw(rows: list[dict], path: Path) -> None:
 
 def table(rows: list[dict]) -> str:
     lines = [
-        "| Environment | Taggers | Runners | Taggers' return, seeds 0 to 2 | Mean |",
-        "|---|---|---|---|---:|",
+        "| Environment | Taggers | Runners | Taggers' return, seeds 0 to 2 | Mean | Target | Met |",
+        "|---|---|---|---|---:|---|---|",
     ]
     for row in rows:
         for taggers, runners in PAIRINGS:
             found = row["taggers_return"][taggers][runners]
             place = row["environment"] if taggers == runners == "untrained" else ""
             each = ", ".join(f"{value:.2f}" for value in found)
-            lines.append(f"| {place} | {taggers} | {runners} | {each} | {np.mean(found):.2f} |")
+            judged = taggers == runners == "trained"
+            target = f"≥ {row['target']:g}, every seed" if judged else ""
+            met = ("yes" if row["met"] else "no") if judged else ""
+            lines.append(f"| {place} | {taggers} | {runners} | {each} | {np.mean(found):.2f} | {target} | {met} |")
     return "\n".join(lines)
 
 
