@@ -515,6 +515,20 @@ def test_who_can_be_replaced_alone():
     assert replaceable(CENTRAL, CENTRAL.groups[0]) and not replaceable(CENTRAL, CENTRAL.groups[1])
 
 
+def test_workers_of_one_host_share_its_cores(monkeypatch):
+    def environments(**options):
+        return [dict(job.environment) for job in jobs_of(COARSE, "nowhere:function", {}, **options)]
+
+    monkeypatch.delenv("NPROC", raising=False)
+    cpu = {"JAX_PLATFORMS": "cpu"}
+    assert environments() == [cpu, cpu, {}]
+    assert environments(cores=8) == [cpu | {"NPROC": "2"}] * 2 + [{"NPROC": "2"}]
+    assert environments(cores=2)[0]["NPROC"] == "1"
+    assert environments(processes=False) == [{}, {}, {}]
+    monkeypatch.setenv("NPROC", "3")  # whoever says it knows better
+    assert environments(cores=8) == [cpu, cpu, {}]
+
+
 # --- stopping -----------------------------------------------------------------------------------------
 
 

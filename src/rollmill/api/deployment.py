@@ -24,6 +24,7 @@ from rollmill.channels import (
     new_token,
 )
 from rollmill.core.errors import UsageError
+from rollmill.core.machine import usable_cores
 from rollmill.dataflow import Flow, Graph, State, flow
 from rollmill.execution import enable_compilation_cache, take_devices
 from rollmill.execution.cluster import RayLauncher, check_ray, demands_of, find_ray, joined, own_host
@@ -195,12 +196,14 @@ def _workers(
         with _workers_on_cluster(broker, plan, run, options, settings | told, display) as workers:
             yield workers
         return
-    entry = "work_on_mesh" if plan.place == "mesh" else "work_in_process"
+    on_mesh = plan.place == "mesh"
+    entry = "work_on_mesh" if on_mesh else "work_in_process"
     with contextlib.closing(BrokerServer(broker, token)) as server:
         jobs = jobs_of(
             plan.partition,
             f"rollmill.api.deployment:{entry}",
             {**settings, **told, "broker": server.address},
+            cores=None if on_mesh else usable_cores(),
         )
         supervisor = Supervisor(
             jobs, hang_seconds=options.hang_seconds, display=display.note, log_folder=run.root / "workers"

@@ -32,7 +32,7 @@ def hardware() -> dict[str, Any]:
     return {
         "platform": platform.platform(),
         "cpu": _cpu_model(),
-        "cores": _usable_cores(),
+        "cores": usable_cores(),
         "memory_bytes": _memory_bytes(),
         "devices": _devices(),
     }
@@ -65,7 +65,8 @@ def _cpu_model() -> str:
     return models[0] if models else platform.processor() or platform.machine()
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """Cores that this process may run on."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS has no affinity

@@ -9,6 +9,7 @@ A lost actor or environment worker is replaced and the training goes on; a repli
 with takes all back to the last state that was put together. Both a bounded number of times.
 """
 
+import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,9 @@ MARGIN_SECONDS = 0.5
 
 STOP_SECONDS = 60.0
 """How long replicas get to come to the iteration that they were told to stop at."""
+
+THREADS = "NPROC"
+"""The environment variable that tells XLA how many threads a program on a CPU may have."""
 
 MOST_RESTARTS = 5
 """In a row, without an iteration between them."""
@@ -325,9 +329,26 @@ def host_blank(graph: Graph, shapes: State, key: Any) -> State:
 
 
 def jobs_of(
-    partition: Partition, entry: str, settings: dict[str, Any], *, processes: bool = True
+    partition: Partition,
+    entry: str,
+    settings: dict[str, Any],
+    *,
+    processes: bool = True,
+    cores: int | None = None,
 ) -> Sequence[Job]:
-    """A job for each replica; processes on CPUs are kept off accelerators."""
+    """A job for each replica; processes on CPUs are kept off accelerators.
+
+    Args:
+        partition: whose groups' replicas they are.
+        entry: what each of them calls.
+        settings: what each of them is told.
+        processes: whether they are processes, and no threads of one.
+        cores: of the host that all of them share, where they do: XLA starts as many threads in each as is its
+            part. With all cores in every worker, threads that wait for the others' work take turns on them.
+    """
+    replicas = list(partition.replicas)
+    shared = {} if cores is None or THREADS in os.environ else {THREADS: str(max(1, cores // len(replicas)))}
+    kept_off = {"JAX_PLATFORMS": "cpu"}
     return [
         Job(
             f"{group.name}/{replica}",
@@ -335,7 +356,7 @@ def jobs_of(
             replica,
             entry,
             settings,
-            {"JAX_PLATFORMS": "cpu"} if processes and group.device == "cpu" else {},
+            shared | kept_off if processes and group.device == "cpu" else shared,
         )
-        for group, replica in partition.replicas
+        for group, replica in replicas
     ]
