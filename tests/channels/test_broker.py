@@ -193,6 +193,21 @@ def test_the_ways_of_other_systems_work_as_well(monkeypatch, tmp_path):
     assert not socket_path.parent.exists()
 
 
+def test_ends_may_be_closed_after_their_broker():
+    broker = LocalBroker()
+    layout = Layout.of(np.zeros(10))
+    sender = MemoryWire(broker).sender("edge", source=0, targets=[0], layout=layout)
+    receiver = MemoryWire(broker).receiver("edge", sources=[0], target=0, layout=layout)
+    sender.send(np.arange(10.0))
+    broker.close()
+    with receiver.receive() as message:
+        assert message.tree.tolist() == list(range(10))
+    sender.close()
+    with pytest.raises(ChannelClosed):
+        receiver.receive()
+    receiver.close()
+
+
 COORDINATOR = """
 import sys, time
 from rollmill.channels import BrokerServer, LocalBroker, MemoryWire, RemoteBroker, Layout

@@ -13,8 +13,8 @@ takes, 0: not at all), and raises
     Abandoned       the wire's `abandon` said that the run is being stopped
     ChannelClosed   the other end closed, or this end was replaced
 
-Arrays that a channel hands out start at multiples of 64 bytes. JAX on CPU takes such NumPy arrays over
-without a copy, so give it `message.copy()` and never a view into a message that is still to be released.
+Arrays that a channel hands out start at multiples of 64 bytes. `jax.device_put` on CPU takes such NumPy arrays
+over without a copy, so give it `message.copy()` and never a view into a message that is still to be released.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -5,6 +5,7 @@ import os
 import sys
 
 HAS_EVENTFD = sys.platform == "linux"
+CLOSED = -1
 ONE = (1).to_bytes(8, sys.byteorder)  # what an eventfd adds up
 
 
@@ -34,9 +35,10 @@ class Doorbell:
         return [self._read_fd] if self._read_fd == self._write_fd else [self._read_fd, self._write_fd]
 
     def ring(self) -> None:
-        """Wakes whoever waits, now or later."""
-        with contextlib.suppress(BlockingIOError):  # full: it rings anyway
-            os.write(self._write_fd, ONE)
+        """Wakes whoever waits, now or later; a closed one wakes nobody."""
+        if self._write_fd != CLOSED:
+            with contextlib.suppress(BlockingIOError):  # full: it rings anyway
+                os.write(self._write_fd, ONE)
 
     def silence(self) -> None:
         """Forgets the rings so far."""
@@ -50,6 +52,6 @@ class Doorbell:
     def close(self) -> None:
         """Gives the file descriptors back."""
         for fd in self.descriptors():
-            with contextlib.suppress(OSError):
+            if fd != CLOSED:
                 os.close(fd)
-        self._read_fd = self._write_fd = -1
+        self._read_fd = self._write_fd = CLOSED
