@@ -47,7 +47,7 @@ benchmark-learning: $(VENV)/.installed $(REJAX)/.installed
 	$(BIN)/python benchmarks/learning.py --rejax $(REJAX)/bin/python
 
 benchmark-tag: $(VENV)/.installed-peers
-	$(BIN)/python benchmarks/tag.py
+	$(BIN)/python benchmarks/tag.py cpu
 
 benchmark-tag-learning: $(VENV)/.installed
 	$(BIN)/pip install --quiet matplotlib

@@ -11,8 +11,9 @@ from agents_envs import crafts, crowd, numbered, opposed
 
 import rollmill
 from rollmill.api import load_weights
-from rollmill.api.specification import rebuild_graph
+from rollmill.api.specification import find_algorithm, rebuild_graph
 from rollmill.core.errors import ContractError, UsageError
+from rollmill.recipes import RECIPES, tag
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 SMALL = {"num_envs": 8, "num_steps": 4, "total_timesteps": 8 * 4 * 6, "num_minibatches": 2}
@@ -119,6 +120,14 @@ def test_a_network_of_ones_own():
     graph = rollmill.mappo(crowd(), **SMALL, network=make)
     assert graph.settings["custom"] == ["network"]
     assert weight_shapes(graph) == weight_shapes(rollmill.mappo(crowd(), **SMALL, network=NETWORK))
+
+
+@pytest.mark.parametrize("name", tag.RECIPES)
+def test_recipes_fit_their_environments(name):
+    recipe = RECIPES[name]()
+    graph = find_algorithm(recipe.algorithm).build(rollmill.make(recipe.environment), recipe.config)
+    assert graph.settings["custom"] == []
+    assert 500_000 < graph.loops.iterations * graph.loops.batch_size < 1_100_000
 
 
 # --- runs ---------------------------------------------------------------------------------------------

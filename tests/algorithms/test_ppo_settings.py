@@ -68,15 +68,6 @@ def test_loops_are_the_sizes():
     assert rollmill.ppo(CARTPOLE, **small(num_shards=2)).loops.num_shards == 2
 
 
-def test_environments_on_the_host_are_refused_with_a_way_out():
-    host = rollmill.HostEnvironment(
-        "gymnasium:CartPole-v1", lambda num_envs: None, CARTPOLE.observation_space, CARTPOLE.action_space
-    )
-    with pytest.raises(UsageError, match=r"gymnasium:CartPole-v1 lives on the host .*rollmill evaluate") as error:
-        rollmill.ppo(host)
-    assert "such as CartPole-v1 or gymnax:CartPole-v1" in str(error.value)
-
-
 def test_action_spaces_without_a_policy_are_refused():
     step = lambda key, state, action, params: CARTPOLE.step(key, state, action["a"], params)
     env = CARTPOLE._replace(action_space=spaces.Dict({"a": spaces.Discrete(2)}), step=step)

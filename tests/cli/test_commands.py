@@ -124,7 +124,6 @@ BAD = {
     "zero": (["train", "ppo", "CartPole-v1", "--num-envs", "0"], "num_envs=0 must be at least 1"),
     "seeds": (["train", "ppo", "CartPole-v1", "--num-seeds", "0"], "num_seeds=0 must be at least 1"),
     "gamma": (["train", "ppo", "CartPole-v1", "--gamma", "1.5"], "gamma=1.5 must lie between 0 and 1"),
-    "host environment": (["train", "ppo", "gymnasium:CartPole-v1"], "cannot be compiled into a training program"),
     "devices": (["train", "ppo", "CartPole-v1", "--devices", "3"], "3 devices cannot hold equal shares"),
     "no run": (["resume", "nowhere"], "nowhere does not exist"),
     "not a run": (["evaluate", "."], "is not the directory of a run"),

@@ -21,7 +21,16 @@ def expected(places, points, where, exclude, count):
 
 @pytest.mark.parametrize(
     ("num_points", "count", "most_pairs"),
-    [(9, 1, 10**6), (9, 8, 10**6), (40, 16, 10**6), (40, 17, 10**6), (41, 5, 500), (41, 20, 500), (40, 3, 1)],
+    [
+        (9, 1, 10**6),
+        (9, 8, 10**6),
+        (2, 2, 10**6),
+        (40, 16, 10**6),
+        (40, 17, 10**6),
+        (41, 5, 500),
+        (41, 20, 500),
+        (40, 3, 1),
+    ],
 )
 def test_whole_numbers_with_many_ties(num_points, count, most_pairs, monkeypatch):
     monkeypatch.setattr(module, "MOST_PAIRS", most_pairs)
@@ -29,7 +38,9 @@ def test_whole_numbers_with_many_ties(num_points, count, most_pairs, monkeypatch
     points = rng.integers(0, 4, size=(3, 2, num_points)).astype(np.float32)
     where = rng.random((3, num_points)) < 0.7
     itself = jnp.arange(num_points)
-    find = jax.jit(jax.vmap(lambda at, w: nearest(at, at, where=w, exclude=itself, count=count)))
+    find = jax.jit(
+        jax.vmap(lambda at, w: nearest((at[0], at[1]), (at[0], at[1]), where=w, exclude=itself, count=count))
+    )
     indices, exists, distance = jax.device_get(find(points, where))
     for e in range(3):
         order, far = expected(points[e], points[e], where[e], np.arange(num_points), count)
@@ -39,7 +50,8 @@ def test_whole_numbers_with_many_ties(num_points, count, most_pairs, monkeypatch
 
 
 def test_places_that_are_no_points():
-    places, points = jnp.asarray([[0.0, 5, 9], [0, 0, 0]]), jnp.asarray([[1.0, 4, 8, 8], [0, 0, 1, 1]])
+    places = jnp.asarray([0.0, 5, 9]), jnp.zeros(3)
+    points = jnp.asarray([1.0, 4, 8, 8]), jnp.asarray([0.0, 0, 1, 1])
     indices, exists, distance = nearest(places, points, where=jnp.asarray([True, False, True, True]), count=2)
     np.testing.assert_array_equal(indices, [[0, 2], [2, 3], [2, 3]])
     np.testing.assert_array_equal(distance, [[1, 65], [10, 10], [2, 2]])

@@ -169,7 +169,7 @@ def test_a_thousand_agents_take_little_more_than_what_they_see():
     assert observation["runner"].shape == (900, 71)
     program = jax.make_jaxpr(env.step)(jax.random.key(0), state, still(env), env.params)
     sizes = [math.prod(v.aval.shape) for eqn in equations(program.jaxpr) for v in eqn.outvars]
-    assert max(sizes) <= 2 * 2**17 and len(sizes) > 100
+    assert max(sizes) <= 2**18 * 1.1 and len(sizes) > 100
 
 
 def equations(jaxpr):

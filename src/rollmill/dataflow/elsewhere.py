@@ -73,8 +73,11 @@ def with_update_elsewhere(graph: Graph, flow: Flow) -> Graph:
 
 
 def reduce_elsewhere(tree: PyTree[Array]) -> PyTree[Array]:
-    """The mean over replicas that share no program."""
-    return cross(REDUCE, tree, jax.eval_shape(identity, tree)) if jax.tree.leaves(tree) else tree
+    """The mean over replicas that share no program; its leaves leave as a list."""
+    leaves, structure = jax.tree.flatten(tree)
+    return (
+        jax.tree.unflatten(structure, cross(REDUCE, leaves, jax.eval_shape(identity, leaves))) if leaves else tree
+    )
 
 
 def turn_one(graph: Graph, state: PyTree[Array], request: Request) -> tuple[PyTree[Array], Turn]:

@@ -163,7 +163,8 @@ def _check_share(group: Group, loops: Loops) -> None:
     if shares % group.replicas == 0:
         return
     fits = [n for n in range(1, shares + 1) if shares % n == 0]
-    nearest = sorted(sorted(fits, key=lambda n: abs(n - group.replicas))[:2])
+    fewer, more = [n for n in fits if n < group.replicas], [n for n in fits if n > group.replicas]
+    nearest = fewer[-1:] + more[:1]
     what = f"num_shards={loops.num_shards}" if learns else f"num_envs={loops.num_envs}"
     raise UsageError(
         f"group {group.name!r} has replicas={group.replicas}, which cannot hold equal shares of {what}; "

@@ -260,10 +260,10 @@ def _tags(
 ) -> tuple[Bool[Array, " R"], Int[Array, " R"]]:
     """Of each runner whether it is tagged, and which tagger is nearest to it."""
     count = rules.num_taggers
-    at = jnp.stack([state.x, state.y])
-    taggers, _, distance = nearest(at[:, count:], at[:, :count], where=state.in_game[:count])
-    near = jnp.sqrt(distance[:, 0]) < params.tagging_distance * params.grid_length
-    return near & state.in_game[count:], taggers[:, 0]
+    taggers, runners = ((state.x[part], state.y[part]) for part in (slice(count), slice(count, None)))
+    found = nearest(runners, taggers, where=state.in_game[:count])
+    near = jnp.sqrt(found.squared_distance[:, 0]) < params.tagging_distance * params.grid_length
+    return near & state.in_game[count:], found.index[:, 0]
 
 
 def _rewards(
@@ -306,12 +306,12 @@ def _see_nearest(
     rules: TagContinuousRules, state: TagContinuousState, scaled: Float[Array, "5 A"]
 ) -> Float[Array, "A 7 K"]:
     count = rules.num_other_agents_observed
-    at, itself = jnp.stack([state.x, state.y]), jnp.arange(rules.num_agents)
-    others, found, _ = nearest(at, at, where=state.in_game, exclude=itself, count=count)
+    at, itself = (state.x, state.y), jnp.arange(rules.num_agents)
+    others, exists, _ = nearest(at, at, where=state.in_game, exclude=itself, count=count)
     differences = scaled[:, others] - scaled[:, :, None]
     taggers = (others < rules.num_taggers).astype(jnp.float32)
     rows = jnp.concatenate([differences, taggers[None], jnp.ones_like(taggers)[None]])
-    seen = jnp.where((found & state.in_game[:, None])[None], rows, 0)
+    seen = jnp.where((exists & state.in_game[:, None])[None], rows, 0)
     return jnp.moveaxis(seen, 0, 1)
 
 

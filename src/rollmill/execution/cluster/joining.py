@@ -93,9 +93,10 @@ def own_host(ray: Any, coordinator: str) -> str:
 
 
 def _is_member() -> bool:
-    """Whether this machine was made part of a cluster, or the user said where one is."""
-    folder = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray")
-    return bool(os.environ.get("RAY_ADDRESS")) or (folder / "ray_current_cluster").exists()
+    """Whether this machine was made part of a cluster, or the user said where one is; by Ray's own rules."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        return address != "local"
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").exists()
 
 
 def _start_alone(ray: Any, workers: int) -> None:

@@ -27,11 +27,8 @@ NOT_PASSED_ON = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
 WAITING_SECONDS = 20.0
 """After this long, the user is told what a worker that has not come asks for."""
 
-FAREWELL_SECONDS = 1.0
-"""How long a dead process's last words are waited for, where something it started keeps them open."""
-
-KILL_SECONDS = 10.0
-"""How long the end of a process that Ray was told to kill is waited for: one that is stopped takes 5."""
+FAREWELL_SECONDS = 8.0
+"""How long the end of a process that Ray calls dead is waited for: one that is stopped takes 5 to be killed."""
 
 CLOSE_SECONDS = 3.0
 
@@ -48,7 +45,6 @@ class RayHandle:
     """Fails once the actor is dead."""
     asked_at: float = field(default_factory=time.monotonic)
     waiting_told: bool = False
-    killed: bool = False
     dead_since: float | None = None
     exit: Exit | None = None
 
@@ -108,15 +104,14 @@ class RayLauncher:
         return handle.line.output
 
     def exit(self, handle: RayHandle) -> Exit | None:
-        """See `Launcher`. Ray calls dead what it was told to kill, so the end of the line is waited for."""
+        """See `Launcher`. Ray calls dead what is about to end, so the end of the line is waited for."""
         if handle.exit is not None:
             return handle.exit
         if not (handle.working.done() and handle.ending.done()):
             self._tell_waiting(handle)
             return None
         handle.dead_since = handle.dead_since or time.monotonic()
-        patience = KILL_SECONDS if handle.killed else FAREWELL_SECONDS
-        if handle.line.origin is None or time.monotonic() - handle.dead_since > patience:
+        if handle.line.origin is None or time.monotonic() - handle.dead_since > FAREWELL_SECONDS:
             handle.line.cut()
         if not handle.line.ended.is_set():
             return None
@@ -126,7 +121,6 @@ class RayLauncher:
 
     def kill(self, handle: RayHandle, *, at_once: bool = True) -> None:
         """See `Launcher`; Ray knows no softer way than SIGKILL."""
-        handle.killed = True
         self._ray.kill(handle.actor, no_restart=True)
 
     def condition(self, handle: RayHandle) -> str:

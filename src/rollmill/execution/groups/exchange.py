@@ -1,6 +1,7 @@
 """What the crossings of a learner's program mean: means over channels, and parameters from the update's group."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,17 +21,18 @@ class MeanOverReplicas:
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
-        self._reductions: dict[str, Reduction] = {}
+        self._reductions: dict[Any, Reduction] = {}
         self._steps = 0
 
     def __call__(self, tree: PyTree) -> PyTree:
         """The same in every replica, bit for bit."""
-        layout = Layout.of(tree)
-        if layout.digest not in self._reductions:
-            self._reductions[layout.digest] = self._open(layout)
+        leaves, structure = jax.tree.flatten(tree)
+        kind = structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
+        if kind not in self._reductions:
+            self._reductions[kind] = self._open(Layout.of(tree))
         self._steps += 1
         self._seat.control.at("waiting for the mean over replicas")
-        found = self._reductions[layout.digest].mean(jax.tree.map(np.asarray, tree), step=self._steps)
+        found = self._reductions[kind].mean(tree, step=self._steps)
         self._seat.control.at("learning")
         return found
 

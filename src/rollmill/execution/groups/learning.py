@@ -25,6 +25,7 @@ from rollmill.dataflow import (
     Flow,
     Graph,
     Learner,
+    Loops,
     Reduce,
     Trajectory,
     collection_metrics,
@@ -83,10 +84,11 @@ class LearningInPieces:
     ) -> None:
         """`reduce` is the mean over replicas; `update` takes gradients, and whether the iteration ends."""
         self._graph = graph if update is None else with_update_elsewhere(graph, flow)
-        self._key, self._index = key, index
+        self._index = index
         self._reduce = reduce
         self._update = update
-        self._minibatches = jax.jit(partial(_minibatches, graph.loops, index))
+        self._minibatches = jax.jit(partial(_minibatches, graph.loops, key, index))
+        self._over_epochs = jax.jit(over_epochs)
         self._programs: dict[str, Pieces] = {}
 
     def __call__(self, learner: Learner, trajectory: Trajectory, iteration: int) -> tuple[Learner, Row]:
@@ -94,23 +96,22 @@ class LearningInPieces:
         graph, loops = self._graph, self._graph.loops
         mean = identity if self._reduce is None else reduce_elsewhere
         learner, batch = self._run("prepare", partial(_prepare, graph, mean, self._index), learner, trajectory)
-        key = iteration_key(self._key, iteration, LEARN)
+        leaves, structure = jax.tree.flatten(learner)  # and not at every minibatch
+        step = partial(_learn_one, graph, mean, structure)
         metrics, learned, found = [], [], {}
         for epoch in range(loops.epochs):
-            minibatches = self._minibatches(batch, jax.random.fold_in(key, epoch))
+            minibatches = self._minibatches(batch, np.int32(iteration), np.int32(epoch))
             for n in range(loops.num_minibatches):
                 last = epoch + 1 == loops.epochs and n + 1 == loops.num_minibatches
-                learner, found = self._step(learner, minibatches, n, mean, last=last)
+                leaves, found = self._run("minibatch", step, leaves, minibatches, np.int32(n), last=last)
                 metrics.append(jax.tree.map(float, found))
             learned.append(1.0)
             if graph.keep_learning is not None and not graph.keep_learning(jax.tree.map(jnp.asarray, found)):
                 break
+        learner = jax.tree.unflatten(structure, leaves)
         collected = self._run("collected", partial(_collected, graph, mean, self._index), trajectory, learner)
-        return learner, {**_row(collected), **_row(_summary(metrics, learned, loops.num_minibatches))}
-
-    def _step(self, learner: Learner, minibatches: Batch, n: int, mean: Reduce, *, last: bool):
-        program = partial(_learn_one, self._graph, mean)
-        return self._run("minibatch", program, learner, minibatches, np.int32(n), last=last)
+        summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.asarray(learned, np.float32))
+        return learner, {**_row(collected), **_row(summary)}
 
     def _run(self, name: str, function: Callable[..., Any], *arguments: PyTree, last: bool = False) -> PyTree:
         if name not in self._programs:
@@ -127,26 +128,29 @@ def _prepare(graph: Graph, mean: Reduce, index: np.ndarray, learner: Learner, tr
     return prepare(graph, learner, trajectory, jnp.asarray(index), reduce=mean)
 
 
-def _minibatches(loops: Any, index: np.ndarray, batch: Batch, key: Key) -> Batch:
+def _minibatches(loops: Loops, key: Key, index: np.ndarray, batch: Batch, iteration: Any, epoch: Any) -> Batch:
     """All minibatches of one epoch, stacked."""
-    return jax.lax.map(taker(batch, loops), shuffled_rows(key, jnp.asarray(index), loops))
+    epoch_key = jax.random.fold_in(iteration_key(key, iteration, LEARN), epoch)
+    return jax.lax.map(taker(batch, loops), shuffled_rows(epoch_key, jnp.asarray(index), loops))
 
 
-def _learn_one(graph: Graph, mean: Reduce, learner: Learner, minibatches: Batch, n: Any):
+def _learn_one(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], minibatches: Batch, n: Any):
+    """A minibatch's learning, from leaves of the learner to such leaves."""
     minibatch = jax.tree.map(lambda leaf: leaf[n], minibatches)
-    return learn_minibatch(graph, learner, minibatch, reduce=mean)
+    learner, metrics = learn_minibatch(graph, jax.tree.unflatten(structure, leaves), minibatch, reduce=mean)
+    return jax.tree.leaves(learner), metrics
 
 
 def _collected(graph: Graph, mean: Reduce, index: np.ndarray, trajectory: Trajectory, learner: Learner):
     return mean(collection_metrics(graph, trajectory, graph.weights(learner), jnp.asarray(index)))
 
 
-def _summary(metrics: list[Mapping[str, float]], learned: list[float], num_minibatches: int) -> Mapping[str, Any]:
-    stacked = {
+def _stacked(metrics: list[Mapping[str, float]], num_minibatches: int) -> dict[str, np.ndarray]:
+    """Metrics of all minibatches, `[epochs, minibatches]`."""
+    return {
         name: np.asarray([step[name] for step in metrics], np.float32).reshape(-1, num_minibatches)
         for name in metrics[0]
     }
-    return over_epochs(jax.tree.map(jnp.asarray, stacked), jnp.asarray(learned, jnp.float32))
 
 
 def _row(metrics: Mapping[str, Any]) -> Row:

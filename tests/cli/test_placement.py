@@ -1,0 +1,120 @@
+"""What the command line says of placements that cannot be: one message, exit code 2, and nothing was written."""
+
+import json
+
+import pytest
+
+import rollmill
+from rollmill.cli.main import main
+
+SIZES = ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "640", "--run-dir", "run"]
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """Runs a command that must fail, in this process; returns what it says."""
+
+    def run(*arguments, leaves=()):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as exit_code:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        assert exit_code.value.code == 2
+        assert "Traceback" not in captured.err + captured.out
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(leaves)
+        return captured.err + captured.out
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--distribution", "multi-lerner"],
+            "rollmill: unknown distribution policy 'multi-lerner'. Did you mean multi-learner",
+        ),
+        (["--distribution", "nowhere:policy"], "rollmill: distribution 'nowhere:policy': cannot import 'nowhere'"),
+        (
+            ["--distribution", "json:nothing"],
+            "rollmill: distribution 'json:nothing': json has no function 'nothing'",
+        ),
+        (
+            ["--distribution", "single-learner-fine", "--workers", "3"],
+            "rollmill: group 'environment' has replicas=3, which cannot hold equal shares of num_envs=8; nearest "
+            "that can: 2 or 4.",
+        ),
+        (
+            ["--distribution", "environments", "--workers", "8", "--actors", "3"],
+            "rollmill: environments: group 'environment' has replicas=8 and 'policy' replicas=3; one must be a "
+            "multiple of the other",
+        ),
+        (["--distribution", "central", "--workers", "0"], "workers=0 must be at least 1."),
+        (["--asynchronous"], "rollmill: gpu-only has no asynchronous form"),
+        (
+            ["--distribution", "multi-learner", "--asynchronous"],
+            "rollmill: multi-learner has no asynchronous form",
+        ),
+        (
+            ["--distribution", "central", "--asynchronous", "--normalize-observations"],
+            "rollmill: central, asynchronous, sends gradients to the update and nothing else",
+        ),
+        (
+            ["--distribution", "single-learner-coarse", "--num-seeds", "2"],
+            "rollmill: num_seeds=2 trains several seeds in one program, and place=processes has several programs; "
+            "use place=program, or start a run for each seed.",
+        ),
+        (
+            ["--distribution", "single-learner-coarse", "--place", "program"],
+            "rollmill: single-learner-coarse has 2 groups, which one program cannot hold; use place=processes",
+        ),
+        (["--place", "thread"], "thread"),
+        (["--plan", "nowhere.json"], "rollmill: the plan nowhere.json cannot be read: No such file or directory."),
+    ],
+)
+def test_what_cannot_be_placed_is_said_before_anything_is_written(refused, options, message):
+    assert message in refused("train", "ppo", "CartPole-v1", *SIZES, *options)
+
+
+def test_devices_belong_to_one_program(refused):
+    said = refused(
+        "train", "ppo", "CartPole-v1", *SIZES, "--distribution", "single-learner-coarse", "--devices", "2"
+    )
+    assert "rollmill: devices=2 share one program; with place=processes say learners=2." in said
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 7}, "the plan is of version 7; this Rollmill reads 1."),
+        ({"groups": []}, "mine: a partition needs at least one group."),
+        ({"place": "clouds"}, "unknown place 'clouds'."),
+        ({"grups": []}, "unknown field of a plan 'grups'. Did you mean groups?"),
+    ],
+)
+def test_a_plan_that_is_wrong(refused, tmp_path, change, message):
+    groups = [{"name": "all", "fragments": ["environment", "policy", "gradients", "update"]}]
+    plan = {"version": 1, "distribution": "mine", "place": "program", "groups": groups, **change}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    said = refused("train", "ppo", "CartPole-v1", *SIZES, "--plan", "plan.json", leaves=["plan.json"])
+    assert f"rollmill: plan.json: {message}" in said
+    said = refused("plan", "ppo", "CartPole-v1", "--plan", "plan.json", leaves=["plan.json"])
+    assert f"rollmill: plan.json: {message}" in said
+
+
+def test_a_run_goes_on_only_where_it_can(refused, tmp_path, monkeypatch):
+    graph = rollmill.ppo(rollmill.make("CartPole-v1"), num_envs=8, num_steps=8, total_timesteps=64)
+    rollmill.train(graph, run_dir=tmp_path / "run", quiet=True, tensorboard=False)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    said = refused("resume", "run", "--distribution", "centrl", leaves=["run"])
+    assert "rollmill: unknown distribution policy 'centrl'. Did you mean central" in said
+    said = refused("resume", "run", "--distribution", "central", "--actors", "5", leaves=["run"])
+    assert "replicas=5, which cannot hold equal shares of num_shards=8; nearest that can: 4 or 8." in said
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("rate", ["0", "-1"])
+def test_a_plan_is_drawn_for_some_rate(refused, rate):
+    assert "must be greater than 0" in refused("plan", "ppo", "CartPole-v1", "--rate", rate)
+    said = refused("plan", "ppo", "CartPole-v1", "--output", "nowhere/plan.json")
+    assert "rollmill: the plan nowhere/plan.json cannot be written: No such file or directory." in said

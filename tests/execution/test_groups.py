@@ -1,0 +1,268 @@
+"""The product of algorithms and distribution policies: placement changes no number.
+
+Whatever is not in this table's fast part is in its slow one: `pytest -m slow tests/execution/test_groups.py`.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from group_runs import train
+from jax.experimental.compilation_cache import compilation_cache
+from own_algorithm import partition as crosswise
+from own_algorithm import reinforce
+
+import rollmill
+from rollmill.dataflow import flow
+from rollmill.execution import advance, lower
+from rollmill.execution.coordinator import Saved
+from rollmill.execution.groups import replica as replica_module
+from rollmill.planning import Counts, find_distribution
+from rollmill.record import to_host
+
+ITERATIONS = 20
+TINY = rollmill.NetworkConfig(hidden_sizes=(8,))
+RECURRENT = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), gru_size=4)
+NORMALISED = {"normalize_observations": True, "normalize_rewards": True}
+MINIBATCHES = {"num_minibatches": 2, "update_epochs": 2}
+VALUE_LOSS = 7.5
+
+POLICIES = {
+    "gpu-only": Counts(learners=2),
+    "multi-learner": Counts(workers=2, learners=2),
+    "single-learner-coarse": Counts(actors=2),
+    "single-learner-fine": Counts(workers=2),
+    "environments": Counts(workers=4, actors=2, learners=2),
+    "central": Counts(actors=2),
+}
+
+
+def short_cartpole():
+    """Of which some episodes terminate and others are truncated."""
+    return rollmill.time_limit(rollmill.make("CartPole-v1"), 15)
+
+
+def masked():
+    """CartPole that forbids, half of the time, to push the way the cart is going."""
+    legal = lambda state, params: jnp.stack([state.inner.velocity > -0.1, state.inner.velocity < 0.1])
+    return rollmill.time_limit(rollmill.make("CartPole-v1")._replace(action_mask=legal), 15)
+
+
+def tag():
+    return rollmill.make("TagGridWorld-Small-v0")
+
+
+def stopping_ppo(env, **settings):
+    """Which ends an iteration's learning after its first epoch where the values were far off."""
+    return rollmill.ppo(env, **settings)._replace(
+        keep_learning=lambda metrics: metrics["losses/value"] < VALUE_LOSS
+    )
+
+
+ALGORITHMS = {
+    "ppo": (rollmill.ppo, short_cartpole, MINIBATCHES | NORMALISED),
+    "ppo masked": (rollmill.ppo, masked, MINIBATCHES),
+    "ppo stopping": (stopping_ppo, short_cartpole, MINIBATCHES),
+    "ppo recurrent": (rollmill.ppo, short_cartpole, MINIBATCHES | NORMALISED | {"network": RECURRENT}),
+    "a3c": (rollmill.a3c, short_cartpole, NORMALISED),
+    "impala": (rollmill.impala, short_cartpole, MINIBATCHES),
+    "mappo": (rollmill.mappo, tag, MINIBATCHES | {"normalize_observations": True}),
+    "ippo": (rollmill.ippo, tag, MINIBATCHES | {"normalize_values": False}),
+    "one's own": (reinforce, short_cartpole, None),
+}
+FAST = {
+    *itertools.product(["ppo"], POLICIES),
+    ("ppo masked", "environments"),
+    ("ppo stopping", "central"),
+    ("ppo recurrent", "environments"),
+    ("mappo", "multi-learner"),
+    ("mappo", "central"),
+    ("impala", "single-learner-coarse"),
+    ("one's own", "environments"),
+}
+TABLE = [
+    pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
+    for case in itertools.product(ALGORITHMS, POLICIES)
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(fast_compilation, tmp_path_factory):
+    """Replicas and policies have programs in common, which are compiled once."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("cache")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: jax.config.values[name] for name in settings}
+    _configure(settings)
+    yield
+    _configure(before)
+
+
+def _configure(settings):
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@functools.cache
+def graph_of(algorithm):
+    build, env, settings = ALGORITHMS[algorithm]
+    if settings is None:
+        return build(env())
+    sizes = {"num_envs": 8, "num_steps": 8, "total_timesteps": ITERATIONS * 64, "learning_rate": 2.5e-4}
+    return build(env(), **({"network": TINY} | sizes | settings))
+
+
+@functools.cache
+def one_program(algorithm):
+    """The state at the end, and the metrics of each iteration."""
+    graph, rows = graph_of(algorithm), []
+    program = lower(graph)
+    for window in advance(program, program.start(), first=0, until=ITERATIONS):
+        rows += window.metrics
+    return window.after, rows
+
+
+def assert_close(mine, right, tolerance=1e-5):
+    mine, right = to_host(mine), to_host(right)
+    assert mine.keys() == right.keys()
+    for name in right:
+        np.testing.assert_allclose(mine[name], right[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def assert_the_same_training(trained, algorithm, *, policy_lag):
+    state, rows = one_program(algorithm)
+    assert_close(trained.state, state)
+    lag = {"policy_lag/mean", "policy_lag/max"} if policy_lag else set()
+    assert all(set(row) == set(rows[0]) | lag for row in trained.rows)
+    for name in rows[0]:
+        mine, right = ([row[name] for row in each] for each in (trained.rows, rows))
+        np.testing.assert_allclose(mine, right, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert all(row[name] == 0 for row in trained.rows for name in lag)
+    assert sum(row["episodes/ended"] for row in rows) > 20
+
+
+@pytest.mark.parametrize(("algorithm", "policy"), TABLE)
+def test_every_policy_gives_the_numbers_of_the_one_program(algorithm, policy):
+    partition = find_distribution(policy)(POLICIES[policy])
+    trained = train(graph_of(algorithm), partition)
+    apart = partition.apart("policy", "gradients")
+    assert_the_same_training(trained, algorithm, policy_lag=apart)
+
+
+def test_the_cases_are_what_they_say():
+    """Episodes that terminate and that are truncated; learning that ends before its last epoch; masks."""
+    graph = graph_of("ppo")
+    ended = [
+        row["episodes/length_sum"] / row["episodes/ended"]
+        for row in one_program("ppo")[1]
+        if row["episodes/ended"]
+    ]
+    assert min(ended) < 15 and max(ended) == 15
+    assert flow(graph).prepared and flow(graph_of("mappo")).prepared
+    stopping = one_program("ppo stopping")[1]
+    assert {float(row["epochs"]) for row in stopping} == {1.0, 2.0}
+    assert jax.tree.leaves(flow(graph_of("ppo masked")).turn.action_mask)
+    assert jax.tree.leaves(flow(graph_of("ppo recurrent")).trajectory.memory)
+
+
+# --- policies and algorithms of one's own -------------------------------------------------------------
+
+
+def test_a_policy_of_ones_own_needs_no_change_in_an_algorithm():
+    trained = train(graph_of("ppo"), crosswise(Counts(workers=2)))
+    assert_the_same_training(trained, "ppo", policy_lag=True)
+
+
+def test_an_algorithm_of_ones_own_needs_no_policy():
+    trained = train(graph_of("one's own"), crosswise(Counts(workers=4)))
+    assert_the_same_training(trained, "one's own", policy_lag=True)
+    graph = reinforce(rollmill.make("Probe-ActionObservation-v0"), iterations=60)
+    rows = train(graph, crosswise(Counts(workers=2))).rows
+    assert _mean_return(rows[:5]) < 0.5 and _mean_return(rows[-5:]) > 0.9
+
+
+def _mean_return(rows):
+    return sum(row["episodes/return_sum"] for row in rows) / sum(row["episodes/ended"] for row in rows)
+
+
+# --- replicas -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["gpu-only", "central"])
+def test_replicas_that_reduce_hold_the_same_bits(policy, monkeypatch):
+    """The learner of each replica at the end, though only the first one's is saved."""
+    learners = {}
+    learner_part = replica_module.learner_part
+
+    def watched(seat, learner):
+        learners[seat.name] = to_host(learner)
+        return learner_part(seat, learner)
+
+    monkeypatch.setattr(replica_module, "learner_part", watched)
+    partition = find_distribution(policy)(POLICIES[policy])
+    trained = train(graph_of("ppo"), partition)
+    first, second = (learners[f"{partition.groups[0].name}/{n}"] for n in (0, 1))
+    own = flow(graph_of("ppo"))
+    kept = own.prepared | (own.updated if policy == "gpu-only" else frozenset(own.parameters))
+    for place, name in enumerate(first):
+        if place in kept:
+            np.testing.assert_array_equal(first[name], second[name], err_msg=name)
+    saved = to_host(trained.state.learner)
+    assert all(np.array_equal(saved[name], first[name]) for n, name in enumerate(first) if n in kept)
+
+
+def test_a_training_goes_on_under_another_policy():
+    """The state is the same whatever the placement."""
+    graph, halves = graph_of("ppo"), []
+    states = {}
+
+    def on_told(coordinator, told):
+        if isinstance(told, Saved):
+            states[told.iteration] = told.state
+        elif not states:
+            coordinator.want_state()
+
+    train(graph, find_distribution("environments")(POLICIES["environments"]), on_told=on_told)
+    middle = min(states)
+    assert 0 < middle < ITERATIONS
+    for policy in ("central", "single-learner-coarse"):
+        begin_with = Saved(middle, states[middle])
+        halves.append(train(graph, find_distribution(policy)(POLICIES[policy]), begin_with=begin_with))
+    for trained in halves:
+        assert len(trained.rows) == ITERATIONS - middle
+        assert_close(trained.state, one_program("ppo")[0])
+
+
+# --- asynchronous -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "policy"), [(rollmill.a3c, "central"), (rollmill.impala, "single-learner-coarse")]
+)
+def test_asynchronous_trainings_end_tell_their_lag_and_learn(algorithm, policy):
+    iterations = 150
+    graph = algorithm(
+        rollmill.make("Probe-ActionObservation-v0"),
+        num_envs=8,
+        num_steps=8,
+        total_timesteps=iterations * 64,
+        learning_rate=2e-2,
+        ent_coef=0.0,
+        network=TINY,
+    )
+    partition = find_distribution(policy)(Counts(actors=2, asynchronous=True))
+    trained = train(graph, partition)
+    assert int(trained.state.iteration) == iterations == len(trained.rows)
+    for row in trained.rows:
+        assert 0 <= row["policy_lag/mean"] <= row["policy_lag/max"]
+        assert row["episodes/ended"] == 64  # one-step episodes
+    assert _mean_return(trained.rows[:3]) < 0.6
+    assert _mean_return(trained.rows[-10:]) > 0.9
+    network = trained.state.learner.weights.network
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(network))
