@@ -104,7 +104,7 @@ def test_a_killed_worker_is_lost_at_once_with_its_children_and_can_be_replaced(s
     lost = {event.job.replica: event for event in (first, second)}
     assert "Ray says: Worker unexpectedly exits" in lost[0].reason
     assert gone_within([child["child"]], 2.0)
-    assert re.search(r'Ray says: .*\(File ".*worker_jobs\.py", line \d+ in crashes_when_told\)', lost[1].reason)
+    assert re.search(r'Ray says: .*\(File ".*cluster_jobs\.py", line \d+ in crashes_when_told\)', lost[1].reason)
 
     again = supervisor.replace(lost[0].job)
     assert again.attempt == 1

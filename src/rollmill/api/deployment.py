@@ -27,7 +27,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.machine import usable_cores
 from rollmill.dataflow import Flow, Graph, State, flow
 from rollmill.execution import enable_compilation_cache, take_devices
-from rollmill.execution.cluster import RayLauncher, check_ray, demands_of, find_ray, joined, own_host
+from rollmill.execution.cluster import RayLauncher, check_cluster, demands_of, find_ray, joined, own_host
 from rollmill.execution.coordinator import Coordinator, Saved, host_blank, jobs_of
 from rollmill.execution.groups import run_on_mesh, serve_seat
 from rollmill.execution.workers import Control, Job, Supervision, Supervisor, ThreadSupervisor
@@ -113,7 +113,7 @@ def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
             f"devices={options.devices} share one program; with place={plan.place} say learners={options.devices}."
         )
     if plan.place == "ray":
-        check_ray()
+        check_cluster(options.cluster or "ray")
     if plan.place != "threads" and (custom := describe(graph)["custom"]):
         raise UsageError(
             f"this algorithm has its own {' and '.join(custom)}, made in Python, which other processes cannot "

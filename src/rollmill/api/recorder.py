@@ -22,7 +22,7 @@ from rollmill.record import (
     tree_digest,
 )
 
-Row = Mapping[str, np.ndarray]
+Row = Mapping[str, Any]
 """Metrics of one iteration; each a scalar, or `[seed]`."""
 
 

@@ -6,7 +6,7 @@ carries the jobs alone.
 """
 
 from rollmill.execution.cluster.demands import Demand, demands_of
-from rollmill.execution.cluster.joining import Cluster, check_ray, find_ray, joined, own_host
+from rollmill.execution.cluster.joining import Cluster, check_cluster, find_ray, joined, own_host
 from rollmill.execution.cluster.launcher import RayHandle, RayLauncher
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "Demand",
     "RayHandle",
     "RayLauncher",
-    "check_ray",
+    "check_cluster",
     "demands_of",
     "find_ray",
     "joined",

@@ -20,6 +20,9 @@ OBJECT_STORE_BYTES = 100_000_000
 ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable that, set to 0 before Ray is imported, has it listen on the loopback address alone."""
 
+NAMES = ("ray", "auto", "ray://auto")
+"""Of the cluster that this machine belongs to."""
+
 
 class Cluster(NamedTuple):
     """A Ray cluster that this process is connected with."""
@@ -30,12 +33,14 @@ class Cluster(NamedTuple):
     """This host's address, as workers reach it."""
 
 
-def check_ray() -> None:
-    """Whether Ray is installed; it is not imported yet.
+def check_cluster(name: str) -> None:
+    """Whether there may be a cluster of this name (see `joined`); Ray is not imported yet.
 
     Raises:
-        UsageError: it is not.
+        UsageError: no cluster has such a name, or Ray is not installed.
     """
+    if name not in NAMES and ":" not in name:
+        raise UsageError(f"cluster={name!r} is none: write ray, auto, ray://HOST:PORT or HOST:PORT.")
     if importlib.util.find_spec("ray") is None:
         raise UsageError(
             "placing workers with Ray needs a package that is missing: pip install 'rollmill[cluster]'"
@@ -43,12 +48,7 @@ def check_ray() -> None:
 
 
 def find_ray() -> Any:
-    """Ray's module.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    check_ray()
+    """Ray's module."""
     return importlib.import_module("ray")
 
 
@@ -66,6 +66,7 @@ def joined(name: str, *, workers: int, host: str | None = None) -> Iterator[Clus
     Raises:
         UsageError: Ray is not installed, there is no such cluster, or it does not let this process in.
     """
+    check_cluster(name)
     alone = name == "ray" and not _is_member()
     if alone:
         os.environ.setdefault(ON_LOOPBACK, "0")
@@ -112,9 +113,7 @@ def _start_alone(ray: Any, workers: int) -> None:
 
 
 def _connect(ray: Any, name: str) -> None:
-    address = "auto" if name in ("ray", "auto", "ray://auto") else name
-    if address != "auto" and ":" not in address:
-        raise UsageError(f"cluster={name!r} is none: write ray, auto, ray://HOST:PORT or HOST:PORT.")
+    address = "auto" if name in NAMES else name
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, ImportError, RuntimeError, ValueError) as error:
