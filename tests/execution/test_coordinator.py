@@ -123,7 +123,15 @@ def _is_message(sent):
     return len(sent) == 4
 
 
-def coordinate(script, partition=COARSE, *, begin=None, mesh=False, on_told=lambda coordinator, told: None):
+def coordinate(
+    script,
+    partition=COARSE,
+    *,
+    begin=None,
+    mesh=False,
+    on_told=lambda coordinator, told: None,
+    stopping=lambda: False,
+):
     """Everything that is told while the script happens."""
     workers = Scripted(jobs_of(partition, "nowhere:function", {}), script)
     coordinator = Coordinator(
@@ -136,7 +144,7 @@ def coordinate(script, partition=COARSE, *, begin=None, mesh=False, on_told=lamb
         mesh=mesh,
     )
     told = []
-    for what in coordinator.run():
+    for what in coordinator.run(stopping):
         told.append(what)
         on_told(coordinator, what)
     return told
@@ -558,6 +566,21 @@ def test_stopping_ends_after_an_iteration_that_all_can_still_come_to():
 
     told = coordinate(script, on_told=stops_at_rows(10))
     assert of_kind(told, Saved)[-1].iteration == ends[0]
+
+
+def test_stopping_is_asked_about_even_while_nothing_happens():
+    wishes = []
+
+    def script(workers):
+        yield [workers.row(9)]
+        assert workers.take("stop") == []
+        wishes.append("to stop")
+        yield []
+        ((_, fields, _),) = workers.take("stop")
+        yield from ends_at(fields["iteration"], workers)
+
+    saved = of_kind(coordinate(script, stopping=lambda: bool(wishes)), Saved)
+    assert 10 < saved[-1].iteration < 100
 
 
 def test_stopping_near_the_end_is_the_end():

@@ -5,6 +5,8 @@ Whatever is not in this table's fast part is in its slow one: `pytest -m slow te
 
 import functools
 import itertools
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +18,16 @@ from own_algorithm import partition as crosswise
 from own_algorithm import reinforce
 
 import rollmill
+from rollmill.channels import LocalBroker, MemoryWire
 from rollmill.dataflow import flow
 from rollmill.execution import advance, lower
 from rollmill.execution.coordinator import Saved
 from rollmill.execution.groups import replica as replica_module
+from rollmill.execution.groups.exchange import LAST
+from rollmill.execution.groups.seat import Seat
+from rollmill.execution.groups.shapes import gradients_layout
+from rollmill.execution.groups.updating import run_update
+from rollmill.execution.workers import Message
 from rollmill.planning import Counts, find_distribution
 from rollmill.record import to_host
 
@@ -264,3 +272,53 @@ def test_asynchronous_trainings_end_tell_their_lag_and_learn(algorithm, policy):
     assert _mean_return(trained.rows[-10:]) > 0.9
     network = trained.state.learner.weights.network
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(network))
+
+
+class FinalOrder:
+    """A control whose coordinator asks for the last state once it has heard of the last iteration."""
+
+    def __init__(self):
+        self.sent = []
+        self.at, self.check, self.wait = (
+            lambda note, expect=0.0: None,
+            lambda: None,
+            lambda kind, timeout=None: None,
+        )
+        self.stopping = lambda: False
+
+    def send(self, kind, fields, arrays=None):
+        self.sent.append((kind, fields["iteration"]))
+
+    def latest(self, kind):
+        told = ("row", ITERATIONS - 1) in self.sent and kind == "snapshot"
+        return Message("snapshot", {"iteration": ITERATIONS, "final": True}, {}) if told else None
+
+
+def test_an_update_ends_though_gradients_never_cease():
+    """Asynchronous workers go on until they are ended, and that they are when the last state is there."""
+    graph, broker, control = graph_of("a3c"), LocalBroker(), FinalOrder()
+    partition, flows = find_distribution("central")(Counts(actors=2, asynchronous=True)), flow(graph)
+    seat = Seat(
+        graph=graph,
+        flow=flows,
+        partition=partition,
+        group=partition.holder("update"),
+        replica=0,
+        wire=MemoryWire(broker),
+        control=control,
+        key=jax.random.key(0),
+        seed=0,
+        first=ITERATIONS - 2,
+        restored={},
+    )
+    updating = threading.Thread(target=run_update, args=(seat,), daemon=True)
+    updating.start()
+    layout = gradients_layout(flows)
+    zeros = layout.unflatten([np.zeros(leaf.shape, leaf.dtype) for leaf in layout.leaves])
+    senders = [MemoryWire(broker).sender("gradients", source=n, targets=[0], layout=layout) for n in range(2)]
+    deadline = time.monotonic() + 30
+    while updating.is_alive() and time.monotonic() < deadline:
+        for sender in senders:
+            sender.try_send(zeros, flags=LAST)
+    assert not updating.is_alive()
+    assert control.sent == [("row", ITERATIONS - 2), ("row", ITERATIONS - 1), ("snapshot", ITERATIONS)]

@@ -65,7 +65,7 @@ def train_with_workers(
 def _follow(
     coordinator: Coordinator, recorder: Recorder, display: Display, stop: StopRequest, run: RunDirectory
 ) -> None:
-    for told in coordinator.run():
+    for told in coordinator.run(lambda: stop.requested):
         match told:
             case Rows(first, rows):
                 recorder.record(first, rows)
@@ -78,16 +78,13 @@ def _follow(
                 recorder.rewind(iteration)
             case Notice(text):
                 display.note(text)
-        if stop.requested:
-            coordinator.stop()
 
 
 def _stop_at_fault(first: int, rows: Sequence[dict], run: RunDirectory) -> None:
     for offset, row in enumerate(rows):
         if is_finite(row):
             continue
-        flags = {name: value for name, value in row.items() if name.startswith("finite/")}
-        guilty = [name.removeprefix("finite/") for name, value in flags.items() if value < 1]
+        guilty = [name.removeprefix("finite/") for name, value in row.items() if not is_finite({name: value})]
         raise NonFiniteError(
             f"{' and '.join(guilty) or 'the loss'} gave a number that is not finite at iteration "
             f"{first + offset + 1}. To find the step and the line, go on from the last checkpoint in one "

@@ -60,11 +60,11 @@ class Recorder:
         self._windows = [EpisodeWindow() for _ in options.seeds]
         self._saved_windows = [window.to_json() for window in self._windows]
         self._iteration = self._saved_iteration = 0
-        self._state: PyTree[Array] = None
+        self._state: PyTree[Array | np.ndarray] = None
         self._earlier_seconds = 0.0
         self._began = self._saved_at = self._read_at = time.perf_counter()
 
-    def begin(self, restored: Restored | None, state: PyTree[Array]) -> None:
+    def begin(self, restored: Restored | None, state: PyTree[Array | np.ndarray]) -> None:
         """Goes on from a checkpoint, or saves the first one."""
         self._state = state
         if restored is None:
@@ -98,7 +98,7 @@ class Recorder:
             due = time.perf_counter() - self._saved_at >= self._options.checkpoint_seconds
         return due or iteration == self._loops.iterations
 
-    def save_if_due(self, iteration: int, state: PyTree[Array], *, now: bool = False) -> None:
+    def save_if_due(self, iteration: int, state: PyTree[Array | np.ndarray], *, now: bool = False) -> None:
         """Saves a checkpoint if it is time for one, or the training ends here."""
         self._state = state
         if now or self.is_due(iteration):
@@ -137,7 +137,7 @@ class Recorder:
     def _seconds(self) -> float:
         return self._earlier_seconds + time.perf_counter() - self._began
 
-    def _save(self, iteration: int, state: PyTree[Array]) -> None:
+    def _save(self, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
         self._saved_windows = [window.to_json() for window in self._windows]
         metadata = {
             "env_steps": iteration * self._loops.batch_size,

@@ -12,7 +12,7 @@ with takes all back to the last state that was put together. Both a bounded numb
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -111,8 +111,15 @@ class Coordinator:
         self._stop_at: float | None = None
         self._done = False
 
-    def run(self) -> Iterator[Told]:
-        """What happens, until the training ends; closing it early leaves the workers to their supervisor."""
+    def run(self, stopping: Callable[[], bool] = lambda: False) -> Iterator[Told]:
+        """What happens, until the training ends; closing it early leaves the workers to their supervisor.
+
+        Args:
+            stopping: whether to `stop`; asked about twice a second, even while nothing happens.
+
+        Raises:
+            LostWorker: a worker was lost too many times in a row.
+        """
         self._workers.start()
         for job in self._workers.jobs:
             self._begin(job)
@@ -120,6 +127,8 @@ class Coordinator:
             for event in self._workers.events(timeout=0.5):
                 if event.job in self._workers.jobs:  # not of a worker that was replaced since
                     yield from self._on(event)
+            if stopping():
+                self.stop()
             if not self._done and self._in_vain:
                 yield Notice("the workers did not come to a common end; the last checkpoint stands")
                 return

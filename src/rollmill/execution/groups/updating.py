@@ -5,6 +5,7 @@ as they come, each for its share of the batch (Mnih et al., "Asynchronous Method
 Learning", ICML 2016); how many updates old the weights were that they were computed with is the policy lag.
 """
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -37,15 +38,12 @@ def run_update(seat: Seat) -> None:
     learner = restored_learner(seat, seat.flow.state.learner)
     updating = _Updating(seat, orders, learner)
     parameters.publish(updating.parameters, version=0)
-    while True:
-        seat.control.at("waiting for gradients")
-        try:
-            message = patiently(lambda wait: gradients.receive(timeout=wait), updating.look_around)
-        except Ended:
-            return
-        with message:
-            updating.apply(message)
-        parameters.publish(updating.parameters, version=updating.version)
+    with contextlib.suppress(Ended):
+        while True:
+            seat.control.at("waiting for gradients")
+            with patiently(lambda wait: gradients.receive(timeout=wait), updating.look_around) as message:
+                updating.apply(message)
+            parameters.publish(updating.parameters, version=updating.version)
 
 
 class _Updating:
@@ -70,10 +68,15 @@ class _Updating:
         return jax.device_get(self._seat.flow.pick_parameters(self._learner))
 
     def apply(self, message: Message) -> None:
-        """One update."""
+        """One update.
+
+        Raises:
+            Ended: the training is over, and its last state was sent.
+        """
         header = message.header
         if self._asynchronous and self._iteration >= self._orders.last:
-            return  # the training is over; some workers have not heard of it yet
+            self.look_around()  # workers go on sending until they are ended, and may leave no time to wait
+            return
         self._seat.control.at("updating")
         if not self._asynchronous and header.iteration > self._iteration:
             self._iteration, self._whole = header.iteration, True
@@ -99,11 +102,13 @@ class _Updating:
         self._seat.control.send("row", {"iteration": self._iteration, "metrics": {**row, **self._lag.take()}})
         self._rows, self._whole = [], True
         self._iteration += 1
-        if self._iteration >= self._orders.last:
-            self._seat.control.send("ended", {"iteration": self._iteration})
 
     def look_around(self) -> None:
-        """While nothing comes: sends what a checkpoint needs, and ends after the last one."""
+        """While nothing comes that counts: sends what a checkpoint needs, and ends after the last one.
+
+        Raises:
+            Ended: that was sent.
+        """
         self._seat.control.at("waiting for gradients")
         if (wanted := self._orders.pending()) is None:
             return
