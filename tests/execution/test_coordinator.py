@@ -438,14 +438,31 @@ def test_after_a_lost_learner_all_begin_again_from_the_last_state():
 
 
 def test_before_the_first_state_all_begin_again_from_the_beginning():
+    """With the same environments, so that the same is learned."""
+
     def script(workers):
         workers.take()
         yield [workers.lost("learner/0")]
         begins = workers.take("begin")
-        assert [(fields["first"], fields["opens"], arrays) for _, fields, arrays in begins] == [(0, True, {})] * 3
+        assert [(fields["first"], fields["opens"]) for _, fields, _ in begins] == [(0, False)] * 3
+        shares = [arrays["collector.index"].tolist() for *_, arrays in begins]
+        assert shares == [[0, 1], [2, 3], [0, 1, 2, 3]]
         yield from ends_at(100, workers)
 
     assert of_kind(coordinate(script), Rewound) == [Rewound(0)]
+
+
+def test_before_the_first_state_asynchronous_workers_begin_anew():
+    def script(workers):
+        workers.take()
+        yield [workers.lost("update/0")]
+        begins = workers.take("begin")
+        assert [(f["first"], f["opens"], f["generation"], arrays) for _, f, arrays in begins] == [
+            (0, True, 1, {})
+        ] * 3
+        yield [workers.part("update/0", numbered_state(100))]
+
+    assert of_kind(coordinate(script, CENTRAL), Rewound) == [Rewound(0)]
 
 
 def test_what_replaced_workers_said_before_is_passed_over():

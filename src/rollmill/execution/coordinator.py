@@ -253,7 +253,7 @@ class Coordinator:
     def _begin(self, job: Job) -> None:
         group = self._group(job)
         replaced = self._attempts.get(job.name, 0)
-        keeps = self._goes_on and self._partition.synchronous and self._graph.host is None
+        keeps = self._goes_on and self._keeps
         arrays = {}
         if self._goes_on and not (replaced and group.has("environment")):
             index = share(self._graph.loops.num_envs, group.replicas, job.replica)
@@ -300,13 +300,18 @@ class Coordinator:
         self._parts.clear()
         self._wanted = None
         self._iteration = self._saved.iteration
-        self._began, self._goes_on = self._saved.iteration, self._restored
+        self._began, self._goes_on = self._saved.iteration, self._restored or self._keeps
         for job in self._workers.jobs:
             self._begin(self._workers.replace(job))
         if self._stop_at is not None:
             self._workers.send(ALL, "stop", {"iteration": self._last})
         yield Rewound(self._saved.iteration)
         yield Notice(f"all workers begin again after iteration {self._saved.iteration}")
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether states hold the environments: asynchronous ones and Python objects begin anew."""
+        return self._partition.synchronous and self._graph.host is None
 
     def _group(self, job: Job) -> Group:
         return next(group for group in self._partition.groups if group.name == job.group)
