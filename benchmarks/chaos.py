@@ -26,6 +26,8 @@ from measure import RESULTS, write_result
 
 ITERATIONS, ENVS, STEPS = 400, 8, 16
 HANG_SECONDS = 240
+ORPHAN_SECONDS = 5.0
+"""How long workers may live on after their coordinator."""
 
 POLICIES = {
     "multi-learner": ["--learners", "2"],
@@ -46,7 +48,7 @@ class Training:
     def __init__(self, command: list[str], mark: str) -> None:
         self.workers: dict[str, int] = {}
         self.lines: list[str] = []
-        self.progress = threading.Event()
+        self.mark = mark
         environment = {**os.environ, "ROLLMILL_CHAOS": mark}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
@@ -64,8 +66,16 @@ class Training:
         """Whether the coordinator runs."""
         return self.process.poll() is None
 
+    def kill(self, name: str) -> bool:
+        """Whether it was there to be killed; its number may be another process's by now."""
+        pid = self.process.pid if name == "coordinator" else self.workers[name]
+        if not carries(pid, self.mark):
+            return False
+        os.kill(pid, signal.SIGKILL)
+        return True
 
-def kill_some(training: Training, run: Path, left: int, rng: random.Random, resumed: bool) -> list[str]:
+
+def kill_some(training: Training, run: Path, left: int, rng: random.Random) -> list[str]:
     """Kills until the training ends, the coordinator is dead, or enough were killed; says who."""
     killed = []
     began, seen = time.monotonic(), lines_of(run)
@@ -76,13 +86,10 @@ def kill_some(training: Training, run: Path, left: int, rng: random.Random, resu
         time.sleep(rng.uniform(0, 2))
         seen = lines_of(run)
         names = sorted(training.workers)
-        name = rng.choice([*names, "coordinator"] if rng.random() < 0.5 and not resumed else names)
-        pid = training.process.pid if name == "coordinator" else training.workers[name]
+        name = rng.choice([*names, "coordinator"] if rng.random() < 0.5 else names)
         if not training.alive():
             break
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
+        if not training.kill(name):
             continue
         killed.append(name)
         began = time.monotonic()
@@ -96,16 +103,23 @@ def lines_of(run: Path) -> int:
     return sum(1 for _ in file.open()) if file.exists() else 0
 
 
+def carries(pid: int, mark: str) -> bool:
+    """Whether this process is of the training with that mark, and lives."""
+    try:
+        return f"ROLLMILL_CHAOS={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
 def left_behind(mark: str) -> list[int]:
-    """Processes that carry this training's mark."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and f"ROLLMILL_CHAOS={mark}".encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
+    """Processes of a training that are still there some seconds after their coordinator."""
+    deadline = time.monotonic() + ORPHAN_SECONDS
+    while True:
+        pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+        left = [pid for pid in pids if carries(pid, mark)]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
 
 
 def endure(policy: str, kills: int, rng: random.Random, folder: Path, number: int) -> dict:
@@ -116,10 +130,10 @@ def endure(policy: str, kills: int, rng: random.Random, folder: Path, number: in
     train += ["--num-envs", str(ENVS), "--num-steps", str(STEPS), "--num-minibatches", "2", "--update-epochs", "1"]
     train += ["--total-timesteps", str(ITERATIONS * ENVS * STEPS), "--checkpoint-iterations", "20", "--checksums"]
     train += ["--run-dir", str(run), "--no-tensorboard", "--seed", str(number)]
-    killed, resumes, faults, began = [], 0, [], time.monotonic()
-    training = Training(train, mark)
+    killed, faults, began = [], [], time.monotonic()
+    trainings = [training := Training(train, mark)]
     while True:
-        killed += kill_some(training, run, kills - len(killed), rng, resumed=False)
+        killed += kill_some(training, run, kills - len(killed), rng)
         try:
             code = training.process.wait(HANG_SECONDS)
         except subprocess.TimeoutExpired:
@@ -128,16 +142,12 @@ def endure(policy: str, kills: int, rng: random.Random, folder: Path, number: in
             break
         if code == 0:
             break
-        time.sleep(3)
         if orphans := left_behind(mark):
             faults.append(f"left behind after the coordinator was killed: {orphans}")
-        if code != -signal.SIGKILL or resumes > 20:
+        if code != -signal.SIGKILL or killed[-1:] != ["coordinator"]:
             faults.append(f"exit code {code}: " + " | ".join(training.lines[-8:]))
             break
-        resumes += 1
-        resume = [*command, "resume", str(run)] if lines_of(run) else train
-        training = Training(resume, mark)
-    time.sleep(1)
+        trainings.append(training := Training([*command, "resume", str(run)], mark))
     if orphans := left_behind(mark):
         faults.append(f"left behind: {orphans}")
     iterations = [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -146,8 +156,9 @@ def endure(policy: str, kills: int, rng: random.Random, folder: Path, number: in
     return {
         "policy": policy,
         "killed": killed,
-        "resumed": resumes,
-        "replaced": sum("was replaced" in line for line in training.lines),
+        "resumed": len(trainings) - 1,
+        "replaced": sum("was replaced" in line for each in trainings for line in each.lines),
+        "begun again": sum("all workers begin again" in line for each in trainings for line in each.lines),
         "seconds": time.monotonic() - began,
         "faults": faults,
     }
