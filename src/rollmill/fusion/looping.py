@@ -1,0 +1,100 @@
+"""Loops that stay loops in a program: what is carried from turn to turn, and what stays as it is."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rollmill.fusion.ir import Loop, Node
+from rollmill.fusion.making import Making
+from rollmill.fusion.values import KeyPair, Rows, Scalars, Value, flat_nodes, is_key, is_same, no_nodes
+
+Body = Callable[[Making, list[Value]], list[Value]]
+"""`(where nodes are made, carried before the turn) -> carried after it`."""
+
+
+class Held(NamedTuple):
+    """How a carried array is held: not at all, because it never changes; or as scalars or rows."""
+
+    changes: bool = False
+    in_rows: bool = False
+
+
+def looped(
+    making: Making, body: Body, condition: Body | None, start: Sequence[Value], turns: int | None
+) -> list[Value]:
+    """A loop of the program.
+
+    Args:
+        making: where the loop stands.
+        body: a turn.
+        condition: gives one boolean, whether another turn follows; None for a counted loop.
+        start: carried before the first turn.
+        turns: of a counted loop.
+
+    Returns:
+        What is carried after the last turn.
+    """
+    held = [Held() for _ in start]
+    while True:
+        inside = making.inside()
+        before = [_handed_in(inside, value, how) for value, how in zip(start, held, strict=True)]
+        after = body(inside, list(before))
+        wider = [_as_needed(inside, *each) for each in zip(held, before, after, strict=True)]
+        if wider == held:
+            break
+        held = wider
+    changing = [n for n, how in enumerate(held) if how.changes]
+    if not changing:
+        return list(start)  # every turn does the same
+    outputs = [_held(inside, after[n], held[n]) for n in changing]
+    program = inside.region.program([node for value in outputs for node in flat_nodes(value)])
+    asking, asked = None, list[Node]()
+    if condition is not None:
+        outside = making.inside()
+        now = [_handed_in(outside, value, how) for value, how in zip(start, held, strict=True)]
+        (goes_on,) = condition(outside, now)
+        asking = outside.region.program([outside.scalar(goes_on)])
+        asked = outside.region.captures
+    carried = [_held(making, start[n], held[n]) for n in changing]
+    first = [node for value in carried for node in flat_nodes(value)]
+    operands = [*first, *inside.region.captures, *asked]
+    loop = making.region.emit("loop", *operands, dtype=np.int32, attributes=(Loop(program, asking, turns),))
+    items = iter(
+        making.region.emit("item", loop, dtype=node.dtype, width=node.width, attributes=(n,))
+        for n, node in enumerate(program.outputs)
+    )
+    found = list(start)
+    for n, value in zip(changing, carried, strict=True):
+        found[n] = _like(value, lambda: next(items))
+    return found
+
+
+def _handed_in(inside: Making, value: Value, how: Held) -> Value:
+    """A carried array as a turn sees it."""
+    if not how.changes:
+        return value
+    if how.in_rows:
+        row = lambda: inside.region.input(value.dtype, value.shape[-1])
+        return _like(Rows(no_nodes(value.shape[:-1]), value.shape[-1], value.dtype), row)
+    dtype = np.uint32 if is_key(value.dtype) else value.dtype
+    return _like(Scalars(no_nodes(value.shape), value.dtype), lambda: inside.region.input(dtype))
+
+
+def _like(value: Scalars | Rows, make: Callable[[], Node]) -> Scalars | Rows:
+    """An array of the same kind, of nodes that are made in row-major order."""
+    nodes = no_nodes(value.nodes.shape)
+    for at in np.ndindex(*nodes.shape):
+        nodes[at] = KeyPair(make(), make()) if is_key(value.dtype) else make()
+    return value._replace(nodes=nodes)
+
+
+def _as_needed(inside: Making, how: Held, before: Value, after: Value) -> Held:
+    """How an array must be held for what a turn made of it."""
+    if not how.changes and is_same(before, after, inside.region.is_same):
+        return how
+    return Held(True, how.in_rows or isinstance(after, Rows) or isinstance(before, Rows))
+
+
+def _held(making: Making, value: Value, how: Held) -> Scalars | Rows:
+    return making.rows(value) if how.in_rows else making.scalars(value)

@@ -1,0 +1,251 @@
+"""Where a jaxpr's nodes are made, and what any value is as scalars, as rows, or as an array beside the kernel."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from rollmill.fusion.folding import COMPARISONS
+from rollmill.fusion.ir import Node, Region
+from rollmill.fusion.refusals import NotLowered
+from rollmill.fusion.values import (
+    MOST_COLUMNS,
+    Joined,
+    KeyPair,
+    Known,
+    NodeArray,
+    Rows,
+    Scalars,
+    Uniform,
+    Value,
+    check_size,
+    filled,
+    flat_nodes,
+    is_key,
+    positions,
+)
+
+
+class Uniforms:
+    """The uniform arrays that a program reads, each by its slot."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Array] = []
+        self._slots: dict[Any, int] = {}
+        self._held: dict[int, Any] = {}
+        self._picked: dict[Any, Any] = {}
+
+    def slot(self, array: Array | np.ndarray) -> int:
+        """The slot of an array, which is the same each time it is asked for."""
+        if id(array) not in self._held:
+            self._held[id(array)] = array  # so that no other array gets its id
+            content = (
+                (array.shape, array.dtype.name, array.tobytes()) if isinstance(array, np.ndarray) else id(array)
+            )
+            if content not in self._slots:
+                self._slots[content] = len(self.arrays)
+                self.arrays.append(jnp.asarray(array))
+            self._slots[id(array)] = self._slots[content]
+        return self._slots[id(array)]
+
+    def picked(self, value: Uniform) -> Array:
+        """A uniform array as it lies in memory; one that is a choice of another's elements is computed once."""
+        if value.places is None:
+            return value.array
+        key = (id(value.array), value.places.shape, value.places.tobytes())
+        if key not in self._picked:
+            self._held[id(value.array)] = value.array
+            self._picked[key] = _pick(value.array, value.places)
+        return self._picked[key]
+
+    def turned(self, matrix: Array | np.ndarray) -> Array | np.ndarray:
+        """The transposed matrix, computed once."""
+        key = (id(matrix), "turned")
+        if key not in self._picked:
+            self._held[id(matrix)] = matrix
+            self._picked[key] = matrix.T
+        return self._picked[key]
+
+
+def _pick(array: Array, places: np.ndarray) -> Array:
+    flat, wanted = array.reshape(-1), places.reshape(-1)
+    if wanted.size and np.array_equal(wanted, wanted[0] + np.arange(wanted.size)):
+        return jax.lax.slice(flat, (int(wanted[0]),), (int(wanted[-1]) + 1,)).reshape(places.shape)
+    return flat[jnp.asarray(places, jnp.int32)]
+
+
+class Making(NamedTuple):
+    """Where the nodes of a jaxpr are made, and how the jaxprs inside of it are read."""
+
+    region: Region
+    uniforms: Uniforms
+    read: Callable[..., list[Value]]
+    """`reading.read`; handed to the rules, which it calls."""
+
+    def inside(self) -> "Making":
+        """For the body of a loop."""
+        return self._replace(region=Region(self.region))
+
+    def apply(self, op: str, *nodes: Node, dtype: Any = None) -> Node:
+        """An operation of `operations.OPERATIONS`; its result is a row where an operand is one."""
+        width = next((node.width for node in nodes if node.width is not None), None)
+        if dtype is None:
+            dtype = np.bool_ if op in COMPARISONS or op == "is_finite" else nodes[op == "select"].dtype
+        return self.region.emit(op, *nodes, dtype=dtype, width=width)
+
+    def constant(self, value: Any, dtype: Any) -> Node:
+        """A number that is known."""
+        return self.region.constant(value, dtype)
+
+    # --- beside the kernel ------------------------------------------------------------------------------
+
+    def array(self, value: Value) -> Any:
+        """What is known or uniform, as an array of the program around the kernel."""
+        match value:
+            case Known(array):
+                return array
+            case Uniform():
+                return self.uniforms.picked(value)
+        raise TypeError(f"{type(value).__name__} differs from environment to environment")
+
+    # --- as scalars -------------------------------------------------------------------------------------
+
+    def scalars(self, value: Value) -> Scalars:
+        """A node for each element.
+
+        Raises:
+            NotLowered: there are too many, or rows are too wide to be taken apart.
+        """
+        match value:
+            case Scalars():
+                return value
+            case Known(array):
+                return filled(
+                    value.shape, value.dtype, lambda at: self.region.constant(array[at].item(), array.dtype)
+                )
+            case Uniform():
+                return self._uniform_keys(value) if is_key(value.dtype) else self._uniform_scalars(value)
+            case Rows(nodes, _, dtype):
+                check_columns(value.shape)
+                return filled(value.shape, dtype, lambda at: self.column(nodes[at[:-1]], at[-1]))
+            case Joined(parts):
+                check_columns(value.shape)
+                return Scalars(np.concatenate([self.scalars(part).nodes for part in parts], axis=-1), value.dtype)
+
+    def scalar(self, value: Value) -> Node:
+        """The node of an array of one number."""
+        return self.scalars(value).nodes.reshape(-1)[0]
+
+    def _uniform_scalars(self, value: Uniform) -> Scalars:
+        check_size(value.shape)
+        slot = self.uniforms.slot(value.array)
+        places = positions(value.shape) if value.places is None else value.places
+        return filled(value.shape, value.dtype, lambda at: self.region.uniform(slot, int(places[at]), value.dtype))
+
+    def _uniform_keys(self, value: Uniform) -> Scalars:
+        data = jax.random.key_data(self.uniforms.picked(value))
+        return self.keys(self.scalars(Uniform(data)), value.dtype)
+
+    def keys(self, data: Scalars, dtype: Any) -> Scalars:
+        """Keys from their data `[..., 2]`."""
+        return filled(data.shape[:-1], dtype, lambda at: KeyPair(data.nodes[(*at, 0)], data.nodes[(*at, 1)]))
+
+    def key_data(self, value: Value) -> Scalars:
+        """The data of keys, `[..., 2]`."""
+        nodes = np.empty((int(np.prod(value.shape)), 2), object)
+        for place, key in enumerate(self.scalars(value).nodes.flat):
+            nodes[place, 0], nodes[place, 1] = key.first, key.second
+        return Scalars(nodes.reshape((*value.shape, 2)), np.dtype(np.uint32))
+
+    def column(self, row: Node, place: int) -> Node:
+        """A number out of a row."""
+        return self.region.emit("column", row, dtype=row.dtype, attributes=(int(place),))
+
+    # --- as rows ----------------------------------------------------------------------------------------
+
+    def rows(self, value: Value) -> Rows:
+        """A node for each row along the last axis.
+
+        Raises:
+            NotLowered: rows would have to be concatenated, and are too wide to be taken apart.
+        """
+        if isinstance(value, Rows):
+            return value
+        return self.rows_of(self.row_operands(value, value.shape), value.shape[-1], value.dtype)
+
+    def rows_of(self, nodes: NodeArray, width: int, dtype: Any) -> Rows:
+        """Rows of these nodes, of which scalars are the same in all columns."""
+        splat = lambda node: self.region.emit("splat", node, dtype=dtype, width=width)
+        whole = lambda node: splat(node) if node.width is None else node
+        return Rows(filled(nodes.shape, dtype, lambda at: whole(nodes[at])).nodes, width, dtype)
+
+    def row_operands(self, value: Value, shape: tuple[int, ...]) -> NodeArray:
+        """Nodes in the shape of all but the last axis, for an operation whose result has this shape.
+
+        Where all columns of a row are one number it is that number's node, and a row otherwise.
+        """
+        if isinstance(value, Rows):
+            nodes = value.nodes
+        elif not value.shape or value.shape[-1] == 1:
+            nodes = self.scalars(value).nodes.reshape(value.shape[:-1])
+        elif isinstance(value, Known):
+            nodes = self._known_rows(value.array)
+        elif isinstance(value, Uniform):
+            nodes = self._uniform_rows(value)
+        else:
+            nodes = self._stacked_rows(self.scalars(value))
+        return np.broadcast_to(nodes, shape[:-1])
+
+    def _known_rows(self, array: np.ndarray) -> NodeArray:
+        def row(at: tuple[int, ...]) -> Node:
+            if np.all(array[at] == array[at][0]) and not np.any(np.diff(np.signbit(_floats(array[at])))):
+                return self.region.constant(array[at][0].item(), array.dtype)
+            own = np.ascontiguousarray(array[at])
+            return self.region.uniform(self.uniforms.slot(own), 0, array.dtype, own.size)
+
+        return filled(array.shape[:-1], array.dtype, row).nodes
+
+    def _uniform_rows(self, value: Uniform) -> NodeArray:
+        width = value.shape[-1]
+        places = positions(value.shape) if value.places is None else value.places
+        alike, ordered = np.all(places == places[..., :1]), np.all(places == places[..., :1] + np.arange(width))
+        if not alike and not ordered:
+            return self._uniform_rows(Uniform(self.uniforms.picked(value)))
+        slot = self.uniforms.slot(value.array)
+        row = lambda at: self.region.uniform(slot, int(places[(*at, 0)]), value.dtype, None if alike else width)
+        return filled(value.shape[:-1], value.dtype, row).nodes
+
+    def _stacked_rows(self, parts: Scalars) -> NodeArray:
+        def row(at: tuple[int, ...]) -> Node:
+            nodes: Sequence[Node] = parts.nodes[at]
+            if all(node is nodes[0] for node in nodes):
+                return nodes[0]
+            return self.region.emit("stack", *nodes, dtype=parts.dtype, width=len(nodes))
+
+        return filled(parts.shape[:-1], parts.dtype, row).nodes
+
+
+def _floats(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32)
+
+
+def check_columns(shape: tuple[int, ...]) -> None:
+    """Refuses to take apart what is too wide."""
+    if shape[-1] > MOST_COLUMNS:
+        raise NotLowered(
+            f"an array of shape {shape} is taken apart into single numbers, which is done for at most "
+            f"{MOST_COLUMNS} along the last axis"
+        )
+
+
+def settled(value: Value) -> Value:
+    """What is made of constants alone is known."""
+    if isinstance(value, Scalars) and not is_key(value.dtype):
+        nodes = flat_nodes(value)
+        if all(node.op == "constant" for node in nodes):
+            array = np.array([node.value for node in nodes]).astype(value.dtype)
+            return Known(array.reshape(value.shape))
+    return value

@@ -1,0 +1,100 @@
+"""The arithmetic of nodes: what each operation means, by JAX's own functions.
+
+Operands are `[block]`, or `[block, width]` where the result is a row; of a mixture, scalars are the same in all
+columns. A kernel's source says each of these in its own language.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+lax = jax.lax
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    # arithmetic; integers wrap around, and divide towards zero
+    "add": lax.add,
+    "sub": lax.sub,
+    "mul": lax.mul,
+    "div": lax.div,
+    "rem": lax.rem,
+    "neg": lax.neg,
+    "abs": lax.abs,
+    "sign": lax.sign,
+    "max": lax.max,
+    "min": lax.min,
+    "pow": lax.pow,
+    "nextafter": lax.nextafter,
+    # rounding
+    "floor": lax.floor,
+    "ceil": lax.ceil,
+    "round_away": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
+    "round_even": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
+    # functions
+    "exp": lax.exp,
+    "exp2": lax.exp2,
+    "expm1": lax.expm1,
+    "log": lax.log,
+    "log1p": lax.log1p,
+    "sqrt": lax.sqrt,
+    "rsqrt": lax.rsqrt,
+    "cbrt": lax.cbrt,
+    "sin": lax.sin,
+    "cos": lax.cos,
+    "tan": lax.tan,
+    "asin": lax.asin,
+    "acos": lax.acos,
+    "atan": lax.atan,
+    "atan2": lax.atan2,
+    "sinh": lax.sinh,
+    "cosh": lax.cosh,
+    "asinh": lax.asinh,
+    "acosh": lax.acosh,
+    "atanh": lax.atanh,
+    "tanh": lax.tanh,
+    "logistic": lax.logistic,
+    "erf": lax.erf,
+    "erfc": lax.erfc,
+    "erf_inv": lax.erf_inv,
+    # comparisons; `and`, `or`, `xor` and `not` are of bits, and of booleans
+    "eq": lax.eq,
+    "ne": lax.ne,
+    "lt": lax.lt,
+    "le": lax.le,
+    "gt": lax.gt,
+    "ge": lax.ge,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+    "not": lax.bitwise_not,
+    "is_finite": lax.is_finite,
+    # bits
+    "shift_left": lax.shift_left,
+    "shift_right_logical": lax.shift_right_logical,
+    "shift_right_arithmetic": lax.shift_right_arithmetic,
+    "population_count": lax.population_count,
+    "clz": lax.clz,
+    # choice: `select(condition, where True, where False)`
+    "select": lambda condition, chosen, other: jnp.where(condition, chosen, other),
+}
+"""Of operands that are all alike; the result has the dtype of the node."""
+
+TYPED = {
+    "convert": "the operand in the node's dtype",
+    "bitcast": "the bits of the operand, read as the node's dtype",
+}
+"""Operations that need the node's dtype."""
+
+ROWS = {
+    "splat": "() scalar: the same number in all columns",
+    "stack": "() scalars: one in each column",
+    "column": "(n) row: the scalar in the n-th column",
+    "row_sum": "() row: the sum over its columns",
+    "row_max": "() row: the greatest of its columns",
+    "row_min": "() row: the least of its columns",
+    "dot": "(slot, rows, columns, first column, transposed) row of as many columns as the matrix has rows: its "
+    "product with columns of a uniform matrix [rows, columns], which is stored as [columns, rows] where "
+    "transposed",
+}
+"""Operations between scalars and rows, with their attributes and operands."""

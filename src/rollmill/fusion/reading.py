@@ -1,0 +1,140 @@
+"""Reads a jaxpr equation by equation, each by the rule of its primitive.
+
+What depends on no environment is not said in nodes: numbers that are known are computed while tracing, and what
+all environments share by the program around the kernel.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from rollmill.core.own_line import own_line_of
+from rollmill.fusion.equation import Equation
+from rollmill.fusion.making import Making, settled
+from rollmill.fusion.refusals import CannotFuse, NotLowered
+from rollmill.fusion.rules import RULES, calls, shapes
+from rollmill.fusion.values import (
+    Known,
+    Value,
+    is_key,
+    is_shared,
+    is_traced,
+    shared,
+)
+
+TYPES = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32")
+"""Of the numbers in a kernel."""
+
+ADVICE = {
+    "pure_callback": "a kernel cannot call Python; write it in jax.numpy",
+    "io_callback": "a kernel cannot call Python; return what is to be seen in `info`",
+    "debug_callback": "a kernel cannot print or call Python; leave debugging out when it is to be fused",
+    "debug_print": "a kernel cannot print; leave debugging out when it is to be fused",
+    "conv_general_dilated": "convolutions are faster as kernels of their own",
+    "cross": "a fragment that is placed elsewhere cannot be part of a kernel",
+}
+
+
+def read(
+    closed: core.ClosedJaxpr | core.Jaxpr,
+    values: Sequence[Value],
+    making: Making,
+    needed: Sequence[bool] | None = None,
+) -> list[Value]:
+    """The results of a jaxpr.
+
+    Args:
+        closed: what to read.
+        values: its arguments.
+        making: where nodes are made.
+        needed: which results anybody reads; all where it is left out. The others may be anything.
+
+    Raises:
+        CannotFuse: there is no rule for something that a result needs.
+    """
+    jaxpr = closed.jaxpr if isinstance(closed, core.ClosedJaxpr) else closed
+    consts = closed.consts if isinstance(closed, core.ClosedJaxpr) else []
+    needed = [True] * len(jaxpr.outvars) if needed is None else list(needed)
+    known: dict[core.Var, Value] = dict(zip(jaxpr.constvars, map(shared, consts), strict=True))
+    known.update(zip(jaxpr.invars, values, strict=True))
+
+    def value_of(atom: Any) -> Value:
+        return Known(np.asarray(atom.val, _struct(atom).dtype)) if isinstance(atom, core.Literal) else known[atom]
+
+    wanted = [atom for atom, need in zip(jaxpr.outvars, needed, strict=True) if need]
+    for equation, outputs in _live(jaxpr, wanted):
+        results = _results(equation, outputs, [value_of(atom) for atom in equation.invars], making)
+        known.update(zip(equation.outvars, results, strict=True))
+    pairs = zip(jaxpr.outvars, needed, strict=True)
+    return [value_of(atom) if need else calls.UNNEEDED for atom, need in pairs]
+
+
+def _struct(atom: Any) -> Any:
+    """Shape and type of what an atom of a jaxpr stands for."""
+    return atom.aval
+
+
+def _live(jaxpr: core.Jaxpr, wanted: Sequence[Any]) -> list[tuple[core.JaxprEqn, tuple[bool, ...]]]:
+    """Equations that something wanted depends on, or that have effects, and which of their results are read."""
+    read_later = {atom for atom in wanted if not isinstance(atom, core.Literal)}
+    live = []
+    for equation in reversed(jaxpr.eqns):
+        outputs = tuple(var in read_later for var in equation.outvars)
+        if any(outputs) or equation.effects:
+            read_later.update(atom for atom in equation.invars if not isinstance(atom, core.Literal))
+            live.append((equation, outputs))
+    return live[::-1]
+
+
+def _results(
+    equation: core.JaxprEqn, needed: tuple[bool, ...], values: list[Value], making: Making
+) -> Sequence[Value]:
+    name = equation.primitive.name
+    try:
+        if equation.effects and name not in RULES:
+            raise NotLowered("it has effects outside of the program")
+        if name not in calls.RULES and all(map(is_shared, values)) and not _is_moved(name, values):
+            return _beside(equation, values, making)
+        outputs = tuple(map(_struct, equation.outvars))
+        _check_types(outputs)
+        if name not in RULES:
+            raise NotLowered("there is nothing like it in a kernel")
+        found = RULES[name](making, Equation(name, equation.params, outputs, needed), values)
+        return [settled(value) for value in found]
+    except NotLowered as error:
+        raise CannotFuse(_text(equation, str(error))) from error
+
+
+def _text(equation: core.JaxprEqn, reason: str) -> str:
+    name = equation.primitive.name
+    advice = f"\n  way out: {ADVICE[name]}." if name in ADVICE else ""
+    return f"{name} cannot be fused: {reason}.\n  at {own_line_of(equation)}{advice}"
+
+
+def _check_types(outputs: Sequence[Any]) -> None:
+    for aval in outputs:
+        if not is_key(aval.dtype) and aval.dtype.name not in TYPES:
+            raise NotLowered(f"numbers of type {aval.dtype.name}; kernels know {', '.join(TYPES)}")
+
+
+def _is_moved(name: str, values: Sequence[Value]) -> bool:
+    """Whether shared arrays are only looked at from another side, which NumPy does here."""
+    if name not in shapes.MOVES and name not in ("split", "unstack", "iota"):
+        return False
+    return all(map(shapes.is_moved_here, values))
+
+
+def _beside(equation: core.JaxprEqn, values: Sequence[Value], making: Making) -> Sequence[Value]:
+    """What all environments share: known now, or computed by the program around the kernel."""
+    arrays = [making.array(value) for value in values]
+    params = equation.primitive.get_bind_params(equation.params)
+    bind = lambda: equation.primitive.bind(*arrays, **params)
+    if any(map(is_traced, arrays)):
+        found = bind()
+    else:
+        with jax.ensure_compile_time_eval():
+            found = bind()
+    return [shared(x) for x in (found if equation.primitive.multiple_results else [found])]

@@ -1,0 +1,56 @@
+"""Functions within functions, which are read where they stand, and branches, which are all computed."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rollmill.fusion.equation import Equation, Rule
+from rollmill.fusion.making import Making
+from rollmill.fusion.rules.elementwise import one_of
+from rollmill.fusion.values import Known, Value, is_same
+
+INLINED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "call_jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "composite": "jaxpr",
+}
+"""Primitive to the parameter that holds what is called."""
+
+UNNEEDED = Known(np.zeros(0))
+"""In the place of what nobody reads."""
+
+
+def _call(making: Making, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    return making.read(equation.params[INLINED[equation.primitive]], values, making, equation.needed)
+
+
+def _cond(making: Making, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    index, *operands = values
+    branches = equation.params["branches"]
+    if isinstance(index, Known):
+        taken = branches[int(np.clip(index.array, 0, len(branches) - 1))]
+        return making.read(taken, operands, making, equation.needed)
+    found = [making.read(branch, operands, making, equation.needed) for branch in branches]
+    cases = zip(equation.needed, zip(*found, strict=True), strict=True)
+    return [_merged(making, index, case) if needed else UNNEEDED for needed, case in cases]
+
+
+def _merged(making: Making, index: Value, cases: Sequence[Value]) -> Value:
+    """The result of the branch that is taken."""
+    if all(is_same(case, cases[0], making.region.is_same) for case in cases[1:]):
+        return cases[0]
+    return one_of(making, index, cases)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(INLINED, _call),
+    "cond": _cond,
+}

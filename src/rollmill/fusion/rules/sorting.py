@@ -1,0 +1,125 @@
+"""Sorting, as a fixed network of exchanges."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from rollmill.fusion.equation import Equation, Rule
+from rollmill.fusion.folding import is_float
+from rollmill.fusion.ir import Node
+from rollmill.fusion.making import Making
+from rollmill.fusion.refusals import NotLowered
+from rollmill.fusion.rules.elementwise import ordered_bits
+from rollmill.fusion.values import Scalars, Value, no_nodes
+
+MOST_SORTED = 64
+"""Elements along the axis of a sort."""
+
+FEW = 12
+"""Up to this many, neighbours are exchanged in turn, which needs no numbering to be stable."""
+
+
+def _sort(making: Making, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    arrays = [making.scalars(value) for value in values]
+    keys = [_key(making, array) for array in arrays[: equation.params["num_keys"]]]
+    alike = all(key is array for key, array in zip(keys, arrays, strict=False)) and len(keys) == len(arrays)
+    return list(_sorted(making, arrays, keys, equation.params["dimension"], stable=not alike))
+
+
+def _top_k(making: Making, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    """The greatest, the first of equals first; NaN is greater than all."""
+    axis, count = equation.params.get("axis", -1), equation.params["k"]
+    array = making.scalars(values[0])
+    numbers = np.array([making.constant(n, np.int32) for n in range(array.shape[axis])], object)
+    shape = [1] * len(array.shape)
+    shape[axis] = numbers.size
+    order = Scalars(np.broadcast_to(numbers.reshape(shape), array.shape), np.dtype(np.int32))
+    key = _key(making, array)
+    turned = _mapped(key, lambda node: making.apply("not", node))
+    kept = [slice(None)] * len(array.shape)
+    kept[axis] = slice(0, count)
+    found = _sorted(making, [array, order], [turned], axis, stable=True)
+    return [Scalars(part.nodes[tuple(kept)], part.dtype) for part in found]
+
+
+def _key(making: Making, array: Scalars) -> Scalars:
+    """Integers in the order of an array's elements: NaN comes last, and both zeros are equal."""
+    if array.dtype == np.bool_:
+        return _mapped(array, lambda node: making.apply("convert", node, dtype=np.int32))
+    if not is_float(array.dtype):
+        return array
+
+    def key(x: Node) -> Node:
+        bits = ordered_bits(making, x)
+        zero, last = making.constant(0, bits.dtype), making.constant(np.iinfo(bits.dtype).max, bits.dtype)
+        is_zero, is_number = making.apply("eq", x, making.constant(0, x.dtype)), making.apply("eq", x, x)
+        return making.apply("select", is_number, making.apply("select", is_zero, zero, bits), last)
+
+    return _mapped(array, key)
+
+
+def _mapped(array: Scalars, change: Callable[[Node], Node]) -> Scalars:
+    nodes = no_nodes(array.shape)
+    for at in np.ndindex(*array.shape):
+        nodes[at] = change(array.nodes[at])
+    return Scalars(nodes, nodes.flat[0].dtype if nodes.size else array.dtype)
+
+
+def _sorted(
+    making: Making, arrays: Sequence[Scalars], keys: Sequence[Scalars], axis: int, *, stable: bool
+) -> Iterator[Scalars]:
+    """The arrays in the order of the keys, along an axis."""
+    moved = [np.moveaxis(array.nodes, axis, -1) for array in (*arrays, *keys)]
+    size, own = moved[0].shape[-1], len(arrays)
+    if size > MOST_SORTED:
+        raise NotLowered(f"{size} elements are sorted; at most {MOST_SORTED} are, by a network of exchanges")
+    found = [nodes.copy() for nodes in moved[:own]]
+    for at in np.ndindex(*moved[0].shape[:-1]):
+        lines = [list(column) for column in zip(*(nodes[at] for nodes in moved), strict=True)]
+        for place, line in enumerate(_exchanged(making, lines, own, stable=stable)):
+            for nodes, node in zip(found, line, strict=False):
+                nodes[(*at, place)] = node
+    return (Scalars(np.moveaxis(nodes, -1, axis), array.dtype) for nodes, array in zip(found, arrays, strict=True))
+
+
+def _exchanged(making: Making, lines: list[list[Node]], own: int, *, stable: bool) -> list[list[Node]]:
+    """Elements in order, each of them a line of nodes: its first `own` ones, then those that it is sorted by."""
+    if len(lines) > FEW and stable:
+        lines = [[*line, making.constant(n, np.int32)] for n, line in enumerate(lines)]
+    for low, high in _neighbours(len(lines)) if len(lines) <= FEW else _merging(len(lines)):
+        one, other = lines[low], lines[high]
+        swap = _is_before(making, other[own:], one[own:])
+        lines[low] = [making.apply("select", swap, b, a) for a, b in zip(one, other, strict=True)]
+        lines[high] = [making.apply("select", swap, a, b) for a, b in zip(one, other, strict=True)]
+    return lines
+
+
+def _is_before(making: Making, one: Sequence[Node], other: Sequence[Node]) -> Node:
+    first = making.apply("lt", one[0], other[0])
+    if len(one) == 1:
+        return first
+    equal = making.apply("eq", one[0], other[0])
+    return making.apply("or", first, making.apply("and", equal, _is_before(making, one[1:], other[1:])))
+
+
+def _neighbours(size: int) -> Iterator[tuple[int, int]]:
+    """Exchanges of neighbours that sort: each turn brings the last of what is left to its end."""
+    for end in range(size - 1, 0, -1):
+        yield from ((place, place + 1) for place in range(end))
+
+
+def _merging(size: int) -> Iterator[tuple[int, int]]:
+    """Exchanges of Batcher's odd-even merge sort (1968), which are fewer."""
+    step = 1
+    while step < size:
+        distance = step
+        while distance >= 1:
+            for first in range(distance % step, size - distance, 2 * distance):
+                for low in range(first, first + min(distance, size - first - distance)):
+                    if low // (2 * step) == (low + distance) // (2 * step):
+                        yield low, low + distance
+            distance //= 2
+        step *= 2
+
+
+RULES: dict[str, Rule] = {"sort": _sort, "top_k": _top_k}

@@ -1,0 +1,131 @@
+"""Reads the jaxpr of a function of ONE environment, and makes the program that computes it for blocks of them.
+
+What does not depend on the environment is computed beside the kernel, by the program that is being traced around
+it, and handed in as uniform arrays.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from rollmill.fusion.folding import is_float
+from rollmill.fusion.ir import Program, Region
+from rollmill.fusion.making import Making, Uniforms
+from rollmill.fusion.reading import TYPES, read
+from rollmill.fusion.refusals import CannotFuse, NotLowered
+from rollmill.fusion.rules.random import check_threefry
+from rollmill.fusion.values import (
+    LEAST_ROW,
+    Joined,
+    KeyPair,
+    Known,
+    Rows,
+    Scalars,
+    Uniform,
+    Value,
+    check_size,
+    filled,
+    flat_nodes,
+    is_key,
+    shared,
+)
+
+
+class Scalarised(NamedTuple):
+    """A program, and how the arrays of the function lie in its inputs and outputs."""
+
+    program: Program
+    uniforms: list[Array]
+    """What its nodes read by slot."""
+    inputs: PyTree[Scalars | Rows]
+    """In the structure of `each`: the program's inputs."""
+    outputs: PyTree[Known | Uniform | Scalars | Rows]
+    """In the structure that the function returns; nodes of `Scalars` and `Rows` are the program's outputs, in
+    order, and what is known or uniform is not computed by it."""
+
+
+def scalarise(
+    function: Callable[..., Any],
+    each: Sequence[PyTree[jax.ShapeDtypeStruct]],
+    uniform: Sequence[PyTree[Array]] = (),
+    *,
+    carried: bool = False,
+) -> Scalarised:
+    """The program of `function(*uniform, *each)`.
+
+    Args:
+        function: of one environment.
+        each: shapes of the arguments that differ from environment to environment; each array becomes inputs of
+            the program in row-major order, one a number, or one a row. A random key is two numbers.
+        uniform: arguments that all environments have in common: arrays, known or traced.
+        carried: whether the function returns a tuple whose first part is handed in again as the first of `each`:
+            then both lie in the same way, and nothing of it is left to be known or uniform.
+
+    Raises:
+        CannotFuse: a primitive that has no meaning in a kernel, or arrays too large for it.
+    """
+    closed, shape = jax.make_jaxpr(function, return_shape=True)(*uniform, *each)
+    common = [shared(leaf) for leaf in jax.tree.leaves(uniform)]
+    in_rows = [_is_row(leaf) for leaf in jax.tree.leaves(each)]
+    count = len(jax.tree.leaves(each[0])) if carried else 0
+    while True:
+        making = Making(Region(), Uniforms(), read)
+        inputs = _inputs(making.region, jax.tree.leaves(each), in_rows)
+        values = read(closed, [*common, *inputs], making)
+        fitting = [isinstance(value, Rows | Joined) for value in values[:count]]
+        if all(in_rows[n] or not row for n, row in enumerate(fitting)):
+            break
+        in_rows[:count] = [before or row for before, row in zip(in_rows, fitting, strict=False)]
+    structure = jax.tree.structure(shape)
+    found = [_output(making, value, in_rows[n] if n < count else None) for n, value in enumerate(values)]
+    nodes = [node for value in found if isinstance(value, Scalars | Rows) for node in flat_nodes(value)]
+    program = making.region.program(nodes)
+    whole = jax.tree.unflatten(jax.tree.structure(tuple(each)), inputs)
+    return Scalarised(program, making.uniforms.arrays, whole, jax.tree.unflatten(structure, found))
+
+
+def _is_row(leaf: jax.ShapeDtypeStruct) -> bool:
+    is_number = not is_key(leaf.dtype) and is_float(np.dtype(leaf.dtype))
+    return is_number and len(leaf.shape) > 0 and leaf.shape[-1] >= LEAST_ROW
+
+
+def _inputs(
+    region: Region, leaves: Sequence[jax.ShapeDtypeStruct], in_rows: Sequence[bool]
+) -> list[Scalars | Rows]:
+    try:
+        return [_input(region, leaf, row) for leaf, row in zip(leaves, in_rows, strict=True)]
+    except NotLowered as error:
+        raise CannotFuse(str(error)) from error
+
+
+def _input(region: Region, leaf: jax.ShapeDtypeStruct, in_rows: bool) -> Scalars | Rows:
+    if is_key(leaf.dtype):
+        check_threefry(leaf.dtype)
+        return filled(leaf.shape, leaf.dtype, lambda at: KeyPair(region.input(np.uint32), region.input(np.uint32)))
+    dtype = np.dtype(leaf.dtype)
+    if dtype.name not in TYPES:
+        raise NotLowered(f"an argument of type {dtype.name} cannot be fused; kernels know {', '.join(TYPES)}")
+    if in_rows:
+        width = leaf.shape[-1]
+        rows = filled(leaf.shape[:-1], dtype, lambda at: region.input(dtype, width))
+        return Rows(rows.nodes, width, dtype)
+    check_size(leaf.shape, "an argument: the state")
+    return filled(leaf.shape, dtype, lambda at: region.input(dtype))
+
+
+def _output(making: Making, value: Value, in_rows: bool | None) -> Known | Uniform | Scalars | Rows:
+    """A value as it leaves the program; `in_rows` says how it must lie, or None that it need not."""
+    try:
+        if in_rows is not None:
+            return making.rows(value) if in_rows else making.scalars(value)
+        match value:
+            case Joined():
+                return making.scalars(value)
+            case Uniform():
+                return Uniform(making.uniforms.picked(value))
+        return value
+    except NotLowered as error:
+        raise CannotFuse(f"a result cannot be fused: {error}.") from error
