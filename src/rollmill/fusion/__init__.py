@@ -8,6 +8,22 @@ is the reference on any device.
 from rollmill.fusion.evaluate import evaluate
 from rollmill.fusion.ir import Loop, Node, Program, Region
 from rollmill.fusion.refusals import CannotFuse
+from rollmill.fusion.rollout import Launch, RolloutStep, fused_collect, rollout_step, run_kernel, run_reference
 from rollmill.fusion.scalarise import Scalarised, scalarise
 
-__all__ = ["CannotFuse", "Loop", "Node", "Program", "Region", "Scalarised", "evaluate", "scalarise"]
+__all__ = [
+    "CannotFuse",
+    "Launch",
+    "Loop",
+    "Node",
+    "Program",
+    "Region",
+    "RolloutStep",
+    "Scalarised",
+    "evaluate",
+    "fused_collect",
+    "rollout_step",
+    "run_kernel",
+    "run_reference",
+    "scalarise",
+]

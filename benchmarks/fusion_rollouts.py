@@ -1,0 +1,126 @@
+"""Rollouts in one kernel beside `vmap` and `lax.scan` compiled by XLA, on one GPU, trajectory stored.
+
+    python benchmarks/fusion_rollouts.py [--envs 4096 65536] [--environment CartPole-v1 Pendulum-v1]
+
+A rollout is 128 steps of a 64-64 tanh policy with shared torso, actions sampled; both sides start from the same
+state with the same weights and keys and write the same trajectory. The kernel's launch is the fastest of a few;
+sides take turns, and a figure is the median of several. Writes results/fusion-rollouts.json.
+"""
+
+import argparse
+import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from measure import RESULTS, spread, write_result
+
+import rollmill
+from rollmill.dataflow import collect, start
+from rollmill.fusion import Launch, fused_collect, run_kernel
+
+STEPS, REPEATS = 128, 7
+LAUNCHES = {
+    4_096: [(16, 1), (32, 1), (32, 2), (64, 4)],
+    65_536: [(32, 1), (64, 2), (64, 4), (128, 4)],
+    262_144: [(32, 1), (64, 2), (64, 4), (128, 4)],
+}
+NETWORK = rollmill.NetworkConfig(shared_torso=True)
+
+
+def sides(environment: str, num_envs: int, numerics: list[str]) -> tuple[dict, tuple]:
+    """Functions from weights, collector and key to a rollout, and what they are called with."""
+    sizes = {"num_envs": num_envs, "num_steps": STEPS, "total_timesteps": num_envs * STEPS, "num_minibatches": 1}
+    graph = rollmill.ppo(rollmill.make(environment), **sizes, network=NETWORK)
+    state = jax.jit(partial(start, graph))(jax.random.key(0), jnp.arange(num_envs, dtype=jnp.int32))
+    arguments = graph.weights(state.learner), state.collector, jax.random.key(1)
+    functions = {("xla", unroll): partial(collect, graph, unroll=unroll) for unroll in (1, 4)}
+    for name, launch in itertools.product(numerics, LAUNCHES[num_envs]):
+        run = partial(run_kernel, launch=Launch(*launch), numerics=name)
+        functions[name, launch] = partial(fused_collect, graph, run=run)
+    return functions, arguments
+
+
+def compiled(functions: dict, arguments: tuple) -> dict:
+    def build(item):
+        name, function = item
+        began = time.perf_counter()
+        try:
+            return name, jax.jit(function).lower(*arguments).compile(), time.perf_counter() - began
+        except Exception as error:  # a launch that does not fit the chip is no fault of the others
+            print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            return name, None, 0.0
+
+    with ThreadPoolExecutor(12) as pool:
+        found = list(pool.map(build, functions.items()))
+    print({str(name): round(seconds, 1) for name, _, seconds in found}, flush=True)
+    return {name: function for name, function, _ in found if function is not None}
+
+
+def timed(functions: dict, arguments: tuple) -> dict:
+    """Seconds of each function, several times, in turns."""
+    seconds = {name: [] for name in functions}
+    for _ in range(REPEATS + 1):
+        for name, function in functions.items():
+            began = time.perf_counter()
+            jax.block_until_ready(function(*arguments))
+            seconds[name].append(time.perf_counter() - began)
+    return {name: times[1:] for name, times in seconds.items()}
+
+
+def differences(one, other) -> dict[str, float]:
+    """Of two rollouts the share of numbers, leaf by leaf, that are not equal, to a relative 1e-4."""
+    found = {}
+
+    def compare(path, x, y):
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        found[jax.tree_util.keystr(path)] = float(np.mean(~np.isclose(x, y, rtol=1e-4, atol=1e-5)))
+
+    jax.tree.map_with_path(compare, one, other)
+    return {path: share for path, share in found.items() if share > 0}
+
+
+def measure(environment: str, num_envs: int, numerics: list[str]) -> dict:
+    functions, arguments = sides(environment, num_envs, numerics)
+    functions = compiled(functions, arguments)
+    seconds = timed(functions, arguments)
+    steps = num_envs * STEPS
+    result = {}
+    for side in dict.fromkeys(name for name, _ in functions):
+        variants = {name: times for name, times in seconds.items() if name[0] == side}
+        best = min(variants, key=lambda name: spread(variants[name])["median"])
+        result[side] = spread([steps / t for t in variants[best]]) | {
+            "variant": best[1],
+            "medians": {str(name[1]): steps / spread(times)["median"] for name, times in variants.items()},
+        }
+        print(f"{environment} {num_envs} {side}: {result[side]['median'] / 1e6:.0f} M/s {result[side]['medians']}")
+    for side in numerics:
+        if side in result:
+            result[side]["over_xla"] = result[side]["median"] / result["xla"]["median"]
+    exact = next((function for (name, _), function in functions.items() if name == "float32"), None)
+    if exact is not None:
+        result["unequal"] = differences(exact(*arguments), functions["xla", 1](*arguments))
+        print("unequal", result["unequal"], flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--environment", nargs="+", default=["CartPole-v1"])
+    parser.add_argument("--envs", nargs="+", type=int, default=[4_096])
+    parser.add_argument("--numerics", nargs="+", default=["tf32", "bfloat16", "float32"])
+    parser.add_argument("--name", default="fusion-rollouts")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    found = {}
+    for environment, num_envs in itertools.product(arguments.environment, arguments.envs):
+        found[f"{environment} {num_envs}"] = measure(environment, num_envs, arguments.numerics)
+        write_result(arguments.name, {"steps": STEPS, "rollouts": found}, directory=arguments.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""A whole rollout as one kernel: policy and environment, step after step, for a block of environments each.
+
+It computes what `dataflow.collect` computes, from the same functions and the same random keys. The state of the
+environments and the policy's memory stay in registers from the first step to the last; each step writes its row
+of the trajectory.
+
+Shape letters: `T` steps, `E` environments.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PyTree
+
+from rollmill.core.types import Key
+from rollmill.dataflow import Collector, Graph, Trajectory, Weights, step_one
+from rollmill.fusion.evaluate import evaluate
+from rollmill.fusion.kernels import Kernel, call
+from rollmill.fusion.leaves import Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
+from rollmill.fusion.rollout_source import rollout_source
+from rollmill.fusion.scalarise import Scalarised, scalarise
+from rollmill.fusion.triton_source import Numerics
+
+
+class Launch(NamedTuple):
+    """How a rollout's kernel is launched."""
+
+    block: int = 64
+    """Environments of one program; a power of two, at least 16."""
+    num_warps: int = 4
+
+
+class RolloutStep(NamedTuple):
+    """One step of policy and environment as a program."""
+
+    scalarised: Scalarised
+    carried: list[Leaf]
+    """Where the collector's leaves are among the inputs."""
+    fixed: list[Leaf]
+    """Inputs that stay as they are: the environment's key of this rollout."""
+    after: list[Leaf]
+    """Where the collector's leaves are among the outputs."""
+    step: list[Leaf]
+    """Where the leaves of the trajectory's step are among the outputs."""
+
+
+def rollout_step(graph: Graph, weights: Weights, collector: PyTree[jax.ShapeDtypeStruct]) -> RolloutStep:
+    """The program of one step.
+
+    Args:
+        graph: what is trained.
+        weights: of the policy, known or traced.
+        collector: shapes of ONE environment's.
+
+    Raises:
+        CannotFuse: what no kernel can compute, with the line where it stands.
+    """
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    t = jax.ShapeDtypeStruct((), jnp.int32)
+    scalarised = scalarise(partial(_step_raw, graph, collector), (to_raw(collector), key, t), (weights,))
+    leaves = input_leaves(scalarised.program, [to_raw(collector), key])
+    count = len(jax.tree.leaves(collector))
+    after, step = output_leaves(scalarised)
+    return RolloutStep(scalarised, leaves[:count], leaves[count:], after, step)
+
+
+def _step_raw(graph: Graph, like: PyTree, weights: Weights, raw: list[Array], key: Array, t: Int[Array, ""]):
+    """A step from leaves without typed keys to such leaves."""
+    own = jax.random.fold_in(jax.random.wrap_key_data(key), t)
+    after, step = step_one(graph, weights, from_raw(like, raw), own)
+    return to_raw(after), to_raw(step)
+
+
+Run = Callable[[RolloutStep, list[Array], Array, int], tuple[list[Array], list[Array]]]
+"""`(step, carried leaves [E, ...], keys [E, 2], T) -> leaves after, and of the trajectory [T, E, ...]`."""
+
+
+def fused_collect(
+    graph: Graph, weights: Weights, collector: Collector, key: Key, *, run: Run
+) -> tuple[Collector, Trajectory]:
+    """What `dataflow.collect` returns, by `run`."""
+    step = rollout_step(graph, weights, each_struct(collector))
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
+    after_raw, step_raw = run(step, to_raw(collector), jax.random.key_data(keys), graph.loops.num_steps)
+    after = from_raw(collector, after_raw)
+    shapes = jax.eval_shape(partial(step_one, graph), weights, each_struct(collector), key)[1]
+    steps = from_raw(shapes, step_raw)
+    return after, Trajectory(steps, collector.memory, after.observation, after.memory)
+
+
+# --- the reference --------------------------------------------------------------------------------------
+
+
+def run_reference(
+    step: RolloutStep, carried: list[Array], keys: Array, num_steps: int, *, precision: Any = None
+) -> tuple[list[Array], list[Array]]:
+    """Step after step, by JAX's own functions."""
+    program, uniforms = step.scalarised.program, step.scalarised.uniforms
+    block = keys.shape[0]
+
+    def body(now: list[Array], t: Int[Array, ""]) -> tuple[list[Array], list[Array]]:
+        pairs = zip([*step.carried, *step.fixed], [*now, keys], strict=True)
+        inputs = [x for leaf, array in pairs for x in leaf.split(array)]
+        found = evaluate(
+            program, [*inputs, jnp.broadcast_to(t, (block,))], uniforms, block=block, precision=precision
+        )
+        join = lambda leaf: leaf.join(found, block)
+        return [join(leaf) for leaf in step.after], [join(leaf) for leaf in step.step]
+
+    return jax.lax.scan(body, carried, jnp.arange(num_steps))
+
+
+# --- the kernel ------------------------------------------------------------------------------------------
+
+
+def run_kernel(
+    step: RolloutStep, carried: list[Array], keys: Array, num_steps: int, *, launch: Launch, numerics: Numerics
+) -> tuple[list[Array], list[Array]]:
+    """All steps in one kernel on a GPU."""
+    kernel, arrays = rollout_kernel(step, carried, keys, num_steps, launch=launch, numerics=numerics)
+    return unpack(step, call(kernel, arrays), carried, num_steps)
+
+
+def rollout_kernel(
+    step: RolloutStep, carried: Sequence[Any], keys: Any, num_steps: int, *, launch: Launch, numerics: Numerics
+) -> tuple[Kernel, list[Any]]:
+    """The kernel of a rollout, and the arrays that it takes."""
+    num_envs = keys.shape[0]
+    source = rollout_source(step, num_envs, launch.block, numerics)
+    struct = lambda leaf, *axes: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
+    outputs = [struct(leaf, num_envs) for leaf in written(step)]
+    outputs += [struct(leaf, num_steps, num_envs) for leaf in step.step if leaf.places]
+    constants = {"N": num_envs, "T": num_steps, "BLOCK": launch.block}
+    programs = -(-num_envs // launch.block)
+    return (
+        Kernel(source, programs, tuple(outputs), constants, launch.num_warps),
+        [*carried, keys, *step.scalarised.uniforms],
+    )
+
+
+def written(step: RolloutStep) -> list[Leaf]:
+    """The collector's leaves that a rollout changes."""
+    return [leaf for leaf, changes in zip(step.after, changed(step), strict=True) if changes]
+
+
+def changed(step: RolloutStep) -> list[bool]:
+    """Of each of the collector's leaves, whether a step may change it."""
+    program = step.scalarised.program
+
+    def stays(before: Leaf, after: Leaf) -> bool:
+        return [program.inputs[n] for n in before.places] == [program.outputs[n] for n in after.places]
+
+    return [not stays(*pair) for pair in zip(step.carried, step.after, strict=True)]
+
+
+def unpack(
+    step: RolloutStep, found: Sequence[Array], carried: Sequence[Array], num_steps: int
+) -> tuple[list[Array], list[Array]]:
+    """What a kernel has written, beside what stayed and what is the same for all environments."""
+    rest, num_envs = iter(found), carried[0].shape[0]
+    pairs = zip(carried, changed(step), strict=True)
+    after = [next(rest) if changes else before for before, changes in pairs]
+    whole = lambda leaf: next(rest) if leaf.places else leaf.repeated(num_steps, num_envs)
+    return after, [whole(leaf) for leaf in step.step]

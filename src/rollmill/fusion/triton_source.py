@@ -1,0 +1,291 @@
+"""Writes programs as Triton source.
+
+What is uniform is read once, before the loop of a kernel: weights stay in registers or in shared memory for the
+whole rollout. Rows have as many columns as the next power of two; the columns that are too many are zero wherever
+they could be read.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from rollmill.fusion.guards import Guard, guards
+from rollmill.fusion.ir import Loop, Node, Program
+from rollmill.fusion.triton_operations import TYPES, by_constant, expression
+
+Numerics: TypeAlias = Literal["float32", "tf32", "bfloat16"]
+"""Of matrix products and of a policy's functions: exact; tensor cores with 10 bits of mantissa; or with 7."""
+
+FEWEST_COLUMNS = 16
+"""Tensor cores take no narrower operand."""
+
+MOST_SUMMED = 8
+"""Products with as few rows or columns are sums on the ordinary units: cheaper than to fill a tensor core."""
+
+
+def columns(width: int) -> int:
+    """Columns of a row in a kernel."""
+    return max(FEWEST_COLUMNS, 2 ** math.ceil(math.log2(width)))
+
+
+class Writer:
+    """Lines of a kernel's source: those before its loop, and those of the part that is being written."""
+
+    def __init__(self, numerics: Numerics, slots: Sequence[str], *, indent: int = 1) -> None:
+        """`slots` are the names of the pointers to uniform arrays."""
+        self.numerics = numerics
+        self.prelude: list[str] = []
+        self.lines: list[str] = []
+        self._slots = slots
+        self._indent = indent
+        self._said: dict[tuple, str] = {}
+        self._summed_only: set[Node] = set()
+        self._count = 0
+
+    def line(self, text: str) -> None:
+        """Adds a line of the part that is being written."""
+        self.lines.append("    " * self._indent + text)
+
+    def deeper(self, by: int = 1) -> None:
+        """Indents what follows."""
+        self._indent += by
+
+    def write(self, program: Program, inputs: Sequence[str]) -> list[str]:
+        """Writes a program whose inputs have these names; returns the names of its outputs."""
+        nodes = program.nodes()
+        self._summed_only |= _summed_only(nodes, program.outputs)
+        names = {node: inputs[node.attributes[0]] for node in nodes if node.op == "input"}
+        waiting = {node: guard for guard in guards(nodes, program.outputs) for node in guard.nodes}
+        for node in nodes:
+            self._write_once(node, names, waiting)
+        return [names[node] for node in program.outputs]
+
+    def _write_once(self, root: Node, names: dict[Node, str], waiting: dict[Node, Guard]) -> None:
+        """Writes a node, and its guard where it has one, once everything that they read is written."""
+        if root in names or root in waiting:
+            return
+        guarded = [waiting[operand] for operand in root.operands if operand in waiting]
+        for guard in dict.fromkeys(guarded):
+            self._write_guard(guard, names, waiting)
+        names[root] = self._node(root, [names[operand] for operand in root.operands])
+
+    def _write_guard(self, guard: Guard, names: dict[Node, str], waiting: dict[Node, Guard]) -> None:
+        if guard.results[0] in names:
+            return
+        own = set(guard.nodes)
+        read = [operand for node in guard.nodes for operand in node.operands if operand not in own]
+        for node in dict.fromkeys([*read, guard.condition]):
+            self._write_tree(node, names, waiting)
+        results = {node: self.fresh() for node in guard.results}
+        for node, name in results.items():
+            self.line(f"{name} = tl.zeros({self._shape(node)}, {TYPES[node.dtype.name]})")
+        self.line(f"if tl.max({names[guard.condition]}.to(tl.int32), axis=0) != 0:")
+        self.deeper()
+        inside = dict(names)
+        for node in guard.nodes:
+            inside[node] = self._node(node, [inside[operand] for operand in node.operands])
+        for node, name in results.items():
+            whole = f"tl.broadcast_to({inside[node]}, {self._shape(node)})"
+            self.line(f"{name} = {whole}.to({TYPES[node.dtype.name]})")
+        self.deeper(-1)
+        names.update(results)
+
+    def _write_tree(self, root: Node, names: dict[Node, str], waiting: dict[Node, Guard]) -> None:
+        for node in Program((), (root,)).nodes():
+            if node in waiting:
+                self._write_guard(waiting[node], names, waiting)
+            self._write_once(node, names, waiting)
+
+    # --- one node -------------------------------------------------------------------------------------
+
+    def _node(self, node: Node, operands: list[str]) -> str:
+        match node.op:
+            case "constant":
+                return self._constant(node)
+            case "uniform":
+                return self._uniform(*node.attributes, node.dtype, node.width)
+            case "loop":
+                return self._loop(node.attributes[0], operands)
+            case "item":
+                return operands[0].split()[node.attributes[0]]
+            case "dot":
+                return self._dot(node, operands[0])
+            case "stack":
+                return self._stack(node, operands)
+        return self._assign(self._expression(node, operands))
+
+    def _assign(self, text: str) -> str:
+        name = self.fresh()
+        self.line(f"{name} = {text}")
+        return name
+
+    def fresh(self) -> str:
+        """A name that nothing has yet."""
+        self._count += 1
+        return f"v{self._count}"
+
+    def _shape(self, node: Node) -> str:
+        return "[BLOCK]" if node.width is None else f"[BLOCK, {columns(node.width)}]"
+
+    def _expression(self, node: Node, operands: list[str]) -> str:
+        first = node.operands[0]
+        match node.op:
+            case "table":
+                return f"tl.load({self._slots[node.attributes[0]]} + {operands[0]})"
+            case "splat":
+                return f"tl.broadcast_to({operands[0]}[:, None], {self._shape(node)})"
+            case "column":
+                column = self.columns(first.width or 0)
+                return f"tl.sum(tl.where({column}[None, :] == {node.attributes[0]}, {operands[0]}, 0), axis=1)"
+            case "row_sum":
+                return f"tl.sum({self._masked(first, operands[0], '0.0')}, axis=1)"
+            case "row_max":
+                return f"tl.max({self._masked(first, operands[0], self._least(first))}, axis=1)"
+            case "row_min":
+                return f"tl.min({self._masked(first, operands[0], self._greatest(first))}, axis=1)"
+        if node.width is not None:
+            pairs = zip(node.operands, operands, strict=True)
+            operands = [f"{name}[:, None]" if operand.width is None else name for operand, name in pairs]
+        fast = node.width is not None and self.numerics != "float32"
+        kind = node.operands[1] if node.op == "select" else first
+        last = node.operands[-1]
+        op = by_constant(node.op, kind.dtype, last.value if last.op == "constant" else None)
+        return expression(op, node.dtype, kind.dtype, operands, fast=fast)
+
+    def _constant(self, node: Node) -> str:
+        number = node.value
+        if isinstance(number, float) and not math.isfinite(number):
+            number = f'float("{number}")'
+        return f"tl.full([BLOCK], {number}, {TYPES[node.dtype.name]})"
+
+    # --- what is uniform, read before the loop -----------------------------------------------------------
+
+    def _once(self, key: tuple, text: str) -> str:
+        if key not in self._said:
+            self._said[key] = self.fresh()
+            self.prelude.append(f"    {self._said[key]} = {text}")
+        return self._said[key]
+
+    def columns(self, width: int) -> str:
+        """The numbers of a row's columns."""
+        return self._once(("columns", columns(width)), f"tl.arange(0, {columns(width)})")
+
+    def _uniform(self, slot: int, place: int, dtype: np.dtype, width: int | None) -> str:
+        pointer = self._slots[slot]
+        if width is None:
+            load = f"tl.load({pointer} + {place})"
+            load = f"{load} != 0" if dtype == np.bool_ else load
+            return self._once(("uniform", slot, place), f"tl.full([BLOCK], {load}, {TYPES[dtype.name]})")
+        column = self.columns(width)
+        mask = "" if columns(width) == width else f", mask={column}[None, :] < {width}, other=0"
+        return self._once(("row", slot, place, width), f"tl.load({pointer} + {place} + {column}[None, :]{mask})")
+
+    def _matrix(self, slot: int, rows: int, size: int, start: int, width: int, *, transposed: bool) -> str:
+        """Columns of a uniform matrix; stored as `[rows, size]`, or the other way round where transposed."""
+        row, column = self.columns(rows), self.columns(width)
+        row_stride, column_stride = (1, rows) if transposed else (size, 1)
+        place = f"{row}[:, None] * {row_stride} + ({column}[None, :] + {start}) * {column_stride}"
+        checks = [f"({row}[:, None] < {rows})"] if columns(rows) != rows else []
+        checks += [f"({column}[None, :] < {width})"] if columns(width) != width else []
+        mask = f", mask={' & '.join(checks)}, other=0" if checks else ""
+        cast = ".to(tl.bfloat16)" if self.numerics == "bfloat16" else ""
+        text = f"tl.load({self._slots[slot]} + {place}{mask}){cast}"
+        return self._once(("matrix", slot, rows, start, width, transposed), text)
+
+    # --- rows ------------------------------------------------------------------------------------------
+
+    def _masked(self, row: Node, name: str, other: str) -> str:
+        width = row.width or 0
+        whole = f"tl.broadcast_to({name}, {self._shape(row)})"
+        return (
+            whole
+            if columns(width) == width
+            else f"tl.where({self.columns(width)}[None, :] < {width}, {whole}, {other})"
+        )
+
+    def _least(self, row: Node) -> str:
+        return 'float("-inf")' if row.dtype.kind == "f" else str(np.iinfo(row.dtype).min)
+
+    def _greatest(self, row: Node) -> str:
+        return 'float("inf")' if row.dtype.kind == "f" else str(np.iinfo(row.dtype).max)
+
+    def _stack(self, node: Node, operands: list[str]) -> str:
+        if node in self._summed_only:
+            return " ".join(operands)
+        column = self.columns(node.width or 0)
+        name = self._assign(f"tl.zeros({self._shape(node)}, {TYPES[node.dtype.name]})")
+        for place, operand in enumerate(operands):
+            self.line(f"{name} = tl.where({column}[None, :] == {place}, {operand}[:, None], {name})")
+        return name
+
+    def _dot(self, node: Node, operand: str) -> str:
+        slot, rows, size, start, transposed = node.attributes
+        source, width = node.operands[0], node.width or 0
+        if _is_sum(node):
+            parts = (
+                f"{name}[:, None] * {self._uniform(slot, row * size + start, source.dtype, width)}"
+                for row, name in enumerate(operand.split())
+            )
+            return self._assign(" + ".join(parts))
+        matrix = self._matrix(slot, rows, size, start, width, transposed=transposed)
+        left = self._masked(source, operand, "0.0")
+        if self.numerics == "bfloat16":
+            return self._assign(f"tl.dot({left}.to(tl.bfloat16), {matrix})")
+        precision = "tf32" if self.numerics == "tf32" else "ieee"
+        return self._assign(f'tl.dot({left}, {matrix}, input_precision="{precision}")')
+
+    def _loop(self, loop: Loop, operands: list[str]) -> str:
+        """Returns the names of the carried numbers, separated by spaces."""
+        count, middle = len(loop.body.outputs), len(loop.body.inputs)
+        carried = []
+        for name, node in zip(operands, loop.body.outputs, strict=False):
+            whole = name if node.width is None else f"tl.broadcast_to({name}, {self._shape(node)})"
+            carried.append(
+                self._assign(
+                    f"{whole} + tl.zeros({self._shape(node)}, {TYPES[node.dtype.name]})"
+                    if node.dtype != np.bool_
+                    else f"{whole} & tl.full({self._shape(node)}, 1, tl.int1)"
+                )
+            )
+        inputs = [*carried, *operands[count:middle]]
+        if loop.condition is None:
+            self.line(f"for _ in range({loop.turns}):")
+            self.deeper()
+            self._replace(carried, self.write(loop.body, inputs))
+            self.deeper(-1)
+            return " ".join(carried)
+        asked = [*carried, *operands[middle:]]
+        going = self._assign(self.write(loop.condition, asked)[0])
+        self.line(f"while tl.max({going}.to(tl.int32), axis=0) != 0:")
+        self.deeper()
+        self._replace(carried, self.write(loop.body, inputs), going, loop)
+        self.line(f"{going} = {self.write(loop.condition, asked)[0]}")
+        self.deeper(-1)
+        return " ".join(carried)
+
+    def _replace(self, carried: list[str], after: list[str], going: str = "", loop: Loop | None = None) -> None:
+        """Gives the carried numbers their values after a turn, all at once."""
+        news = [self._assign(new) for new in after]
+        for n, (name, new) in enumerate(zip(carried, news, strict=True)):
+            if loop is not None:
+                condition = going if loop.body.outputs[n].width is None else f"{going}[:, None]"
+                new = f"tl.where({condition}, {new}, {name})"
+            self.line(f"{name} = {new}")
+
+
+def _is_sum(node: Node) -> bool:
+    """Whether a product is written as a sum of scalars times rows of the matrix."""
+    return (
+        node.op == "dot"
+        and node.operands[0].op == "stack"
+        and node.attributes[1] <= MOST_SUMMED
+        and not node.attributes[4]
+    )
+
+
+def _summed_only(nodes: Sequence[Node], outputs: Sequence[Node]) -> set[Node]:
+    """Stacks that no one reads as rows."""
+    read = set(outputs) | {operand for node in nodes if not _is_sum(node) for operand in node.operands}
+    return {node for node in nodes if node.op == "stack" and node not in read}
