@@ -1,5 +1,7 @@
 """Workers that a Ray cluster of two nodes places: what becomes of them, and what they leave behind."""
 
+import functools
+import itertools
 import os
 import re
 import signal
@@ -181,37 +183,55 @@ def little_optimisation():
         yield
 
 
-def small(iterations):
+ITERATIONS = 6
+ALGORITHMS = {
+    "ppo": (rollmill.ppo, "CartPole-v1"),
+    "mappo": (rollmill.mappo, "TagGridWorld-Small-v0"),
+    "ippo": (rollmill.ippo, "TagGridWorld-Small-v0"),
+}
+POLICIES = {
+    "gpu-only": {"learners": 2},
+    "multi-learner": {"learners": 2},
+    "single-learner-coarse": {},
+    "single-learner-fine": {},
+    "environments": {},
+    "central": {},
+}
+FAST = {("ppo", "single-learner-coarse"), ("ppo", "single-learner-fine")}
+TABLE = [
+    pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
+    for case in itertools.product(ALGORITHMS, POLICIES)
+]
+
+
+def small(iterations, algorithm="ppo"):
     sizes = {"num_envs": 4, "num_steps": 8, "num_minibatches": 2, "update_epochs": 2}
-    return rollmill.ppo(rollmill.make("CartPole-v1"), **sizes, total_timesteps=4 * 8 * iterations)
+    network = rollmill.NetworkConfig(hidden_sizes=(8,))
+    build, env = ALGORITHMS[algorithm]
+    return build(rollmill.make(env), **sizes, network=network, total_timesteps=4 * 8 * iterations)
 
 
 @pytest.fixture(scope="module")
 def weights_of_one_program(tmp_path_factory):
-    run = rollmill.train(small(6), run_dir=tmp_path_factory.mktemp("one") / "run", quiet=True, tensorboard=False)
-    return load_weights(run.directory).weights
+    """By algorithm."""
+
+    @functools.cache
+    def weights(algorithm):
+        folder, graph = tmp_path_factory.mktemp("one") / "run", small(ITERATIONS, algorithm)
+        return load_weights(rollmill.train(graph, run_dir=folder, quiet=True, tensorboard=False).directory).weights
+
+    return weights
 
 
-SYNCHRONOUS = [
-    "single-learner-coarse",
-    "single-learner-fine",
-    *(
-        pytest.param(name, marks=pytest.mark.slow)
-        for name in ("multi-learner", "gpu-only", "environments", "central")
-    ),
-]
-
-
-@pytest.mark.parametrize("distribution", SYNCHRONOUS)
-def test_placement_by_ray_changes_no_weight(ray_cluster, weights_of_one_program, tmp_path, distribution):
-    counts = {"learners": 2} if distribution in ("multi-learner", "gpu-only") else {}
-    options = {"quiet": True, "tensorboard": False, **counts}
-    run = rollmill.train(small(6), run_dir=tmp_path / "run", distribution=distribution, cluster="ray", **options)
+@pytest.mark.parametrize(("algorithm", "policy"), TABLE)
+def test_placement_by_ray_changes_no_weight(ray_cluster, weights_of_one_program, tmp_path, algorithm, policy):
+    options = {"distribution": policy, "quiet": True, "tensorboard": False, **POLICIES[policy]}
+    run = rollmill.train(small(ITERATIONS, algorithm), run_dir=tmp_path / "run", cluster="ray", **options)
     assert run.summary["status"] == "finished"
     jax.tree.map(
         lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-5),
         load_weights(run.directory).weights,
-        weights_of_one_program,
+        weights_of_one_program(algorithm),
     )
     assert not [actor for actor in ray.util.list_named_actors(all_namespaces=True)]
 
