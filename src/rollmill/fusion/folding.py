@@ -163,7 +163,7 @@ def _column(region: "Region", row: "Node", place: int) -> "Node | None":
     return None
 
 
-def _in(number: float, dtype: np.dtype) -> Any:
+def _in(number: int | float, dtype: np.dtype) -> Any:
     return np.asarray(number).astype(dtype).item()
 
 

@@ -114,7 +114,7 @@ def window_start(
     sizes: Sequence[int],
     numbers: Any,
     at: tuple[int, ...],
-    index: Sequence[Node],
+    index: NodeArray,
     *,
     clamp: bool,
 ) -> tuple[list[Start], Node | None]:

@@ -23,6 +23,7 @@ from rollmill.fusion.values import (
     NARROW,
     Joined,
     Known,
+    NodeArray,
     Rows,
     Scalars,
     Uniform,
@@ -247,7 +248,7 @@ def _across(making: Making, one: Value, own: Sides, other: Value, theirs: Sides,
     return Rows(found, other.width, dtype)
 
 
-def _sum_of_products(making: Making, one: Sequence[Node], other: Sequence[Node], dtype: Any) -> Node:
+def _sum_of_products(making: Making, one: NodeArray, other: NodeArray, dtype: Any) -> Node:
     product = lambda a, b: making.apply("mul", converted(making, a, dtype), converted(making, b, dtype))
     products = [product(a, b) for a, b in zip(one, other, strict=True)]
     if not products:
