@@ -102,10 +102,21 @@ def _results(
         _check_types(outputs)
         if name not in RULES:
             raise NotLowered("there is nothing like it in a kernel")
-        found = RULES[name](making, Equation(name, equation.params, outputs, needed), values)
+        found = RULES[name](making, Equation(name, _plain_params(equation), outputs, needed), values)
         return [settled(value) for value in found]
     except NotLowered as error:
         raise CannotFuse(_text(equation, str(error))) from error
+
+
+def _plain_params(equation: core.JaxprEqn) -> dict[str, Any]:
+    """An equation's parameters, in which JAX leaves integers of NumPy's."""
+    return {name: _plain(value) for name, value in equation.params.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.integer):
+        return int(value)
+    return tuple(map(_plain, value)) if type(value) is tuple else value
 
 
 def _text(equation: core.JaxprEqn, reason: str) -> str:

@@ -16,7 +16,7 @@ Move = Callable[..., np.ndarray]
 
 
 def _broadcast(
-    array: np.ndarray, *, shape: Sequence[Any], broadcast_dimensions: Sequence[Any], **_: Any
+    array: np.ndarray, *, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any
 ) -> np.ndarray:
     axes = [1] * len(shape)
     for size, axis in zip(array.shape, broadcast_dimensions, strict=True):
@@ -24,7 +24,7 @@ def _broadcast(
     return np.broadcast_to(array.reshape(axes), tuple(shape))
 
 
-def _reshape(array: np.ndarray, *, new_sizes: Sequence[Any], dimensions: Any = None, **_: Any) -> np.ndarray:
+def _reshape(array: np.ndarray, *, new_sizes: Sequence[int], dimensions: Any = None, **_: Any) -> np.ndarray:
     if dimensions is not None:
         array = array.transpose(dimensions)
     return array.reshape(tuple(new_sizes))
@@ -33,9 +33,9 @@ def _reshape(array: np.ndarray, *, new_sizes: Sequence[Any], dimensions: Any = N
 def _slice(
     array: np.ndarray,
     *,
-    start_indices: Sequence[Any],
-    limit_indices: Sequence[Any],
-    strides: Sequence[Any] | None,
+    start_indices: Sequence[int],
+    limit_indices: Sequence[int],
+    strides: Sequence[int] | None,
     **_: Any,
 ) -> np.ndarray:
     steps = strides or [1] * array.ndim
@@ -83,11 +83,11 @@ def _only_needed(making: Making, equation: Equation, value: Value, parts: Sequen
 
 
 def _concatenate(making: Making, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    return [concatenated(making, values, int(equation.params["dimension"]))]
+    return [concatenated(making, values, equation.params["dimension"])]
 
 
 def _stack(making: Making, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    return [stacked(making, values, int(equation.params["axis"]))]
+    return [stacked(making, values, equation.params["axis"])]
 
 
 def stacked(making: Making, values: Sequence[Value], axis: int = 0) -> Value:
@@ -117,7 +117,7 @@ def _pad(making: Making, equation: Equation, values: Sequence[Value]) -> list[Va
     return [rearranged(making, value, places, making.scalar(fill))]
 
 
-def padded(places: np.ndarray, config: Sequence[tuple[Any, Any, Any]]) -> np.ndarray:
+def padded(places: np.ndarray, config: Sequence[tuple[int, int, int]]) -> np.ndarray:
     """Places with -1 where there is padding; negative padding cuts off."""
     for axis, (low, high, inside) in enumerate(config):
         size = places.shape[axis]

@@ -1,0 +1,68 @@
+"""Fused steps of policy and environment, each from where the ordinary ones have come, over whole episodes."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from fused_runs import assert_same, by_program
+
+from rollmill.algorithms import mappo, ppo
+from rollmill.dataflow import Graph, start, step_one
+from rollmill.envs import make
+from rollmill.networks import NetworkConfig
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+
+ENVS, STEPS = 4, 200
+
+SMALL = {"hidden_sizes": (16, 16)}
+NETWORKS = {
+    "separate": NetworkConfig(**SMALL),
+    "shared": NetworkConfig(**SMALL, shared_torso=True, activation="relu"),
+    "gru": NetworkConfig(**SMALL, torso="gru", gru_size=16, shared_torso=True),
+}
+
+
+def assert_steps_as_unfused(graph: Graph, steps: int = STEPS) -> None:
+    state = start(graph, jax.random.key(3), jnp.arange(ENVS))
+    weights = graph.weights(state.learner)
+
+    def step(collector, key):
+        keys = jax.random.split(key, ENVS)
+        after, out = jax.vmap(partial(step_one, graph, weights))(collector, keys)
+        return after, (collector, keys, (after, out))
+
+    _, (before, keys, expected) = jax.jit(lambda c, k: jax.lax.scan(step, c, k))(
+        state.collector, jax.random.split(jax.random.key(5), steps)
+    )
+    flat = lambda tree: jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
+    fused = jax.jit(lambda w, c, k: by_program(partial(step_one, graph), (c, k), (w,), carried=True))
+    assert_same(fused(weights, flat(before), flat(keys)), flat(expected))
+
+
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [
+        ("CartPole-v1", "separate"),
+        ("MountainCar-v0", "separate"),
+        ("MountainCarContinuous-v0", "shared"),
+        ("Acrobot-v1", "shared"),
+        ("Pendulum-v1", "separate"),
+        ("CartPole-v1", "gru"),
+        ("Pendulum-v1", "gru"),
+    ],
+)
+def test_classic_environments(name, network):
+    assert_steps_as_unfused(ppo(make(name), num_envs=ENVS, num_steps=8, network=NETWORKS[network]))
+
+
+@pytest.mark.parametrize(
+    "name", ["TMaze-v0", "Probe-ActionMask-v0", "Probe-MultiDiscrete-v0", "Probe-Truncation-v0"]
+)
+def test_probes(name):
+    assert_steps_as_unfused(ppo(make(name), num_envs=ENVS, num_steps=8, network=NETWORKS["separate"]), steps=30)
+
+
+def test_several_agents():
+    assert_steps_as_unfused(mappo(make("TagGridWorld-Small-v0"), num_envs=ENVS, num_steps=8), steps=40)
