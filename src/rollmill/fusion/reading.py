@@ -5,6 +5,7 @@ all environments share by the program around the kernel.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,13 +29,15 @@ from rollmill.fusion.values import (
 TYPES = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32")
 """Of the numbers in a kernel."""
 
+JAX = str(Path(jax.__file__).parent)
+
 ADVICE = {
-    "pure_callback": "a kernel cannot call Python; write it in jax.numpy",
-    "io_callback": "a kernel cannot call Python; return what is to be seen in `info`",
-    "debug_callback": "a kernel cannot print or call Python; leave debugging out when it is to be fused",
-    "debug_print": "a kernel cannot print; leave debugging out when it is to be fused",
-    "conv_general_dilated": "convolutions are faster as kernels of their own",
-    "cross": "a fragment that is placed elsewhere cannot be part of a kernel",
+    "pure_callback": "a kernel cannot call Python; write it in jax.numpy.",
+    "io_callback": "a kernel cannot call Python; return what is to be seen in `info`.",
+    "debug_callback": "a kernel cannot print or call Python; leave debugging out when it is to be fused.",
+    "debug_print": "a kernel cannot print; leave debugging out when it is to be fused.",
+    "conv_general_dilated": "convolutions are faster as kernels of their own.",
+    "cross": "a fragment that is placed elsewhere cannot be part of a kernel.",
 }
 
 
@@ -99,13 +102,20 @@ def _results(
         if name not in calls.RULES and all(map(is_shared, values)) and not _is_moved(name, values):
             return _beside(equation, values, making)
         outputs = tuple(map(_struct, equation.outvars))
-        _check_types(outputs)
+        if name not in calls.RULES:
+            _check_types(outputs)
         if name not in RULES:
             raise NotLowered("there is nothing like it in a kernel")
         found = RULES[name](making, Equation(name, _plain_params(equation), outputs, needed), values)
         return [settled(value) for value in found]
     except NotLowered as error:
-        raise CannotFuse(_text(equation, str(error))) from error
+        raise CannotFuse(
+            f"{name} cannot be fused: {error}.", own_line_of(equation), ADVICE.get(name, "")
+        ) from error
+    except CannotFuse as error:
+        if not error.line.startswith(JAX):
+            raise
+        raise CannotFuse(error.reason, own_line_of(equation), error.advice) from error  # JAX's own function
 
 
 def _plain_params(equation: core.JaxprEqn) -> dict[str, Any]:
@@ -117,12 +127,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.integer):
         return int(value)
     return tuple(map(_plain, value)) if type(value) is tuple else value
-
-
-def _text(equation: core.JaxprEqn, reason: str) -> str:
-    name = equation.primitive.name
-    advice = f"\n  way out: {ADVICE[name]}." if name in ADVICE else ""
-    return f"{name} cannot be fused: {reason}.\n  at {own_line_of(equation)}{advice}"
 
 
 def _check_types(outputs: Sequence[Any]) -> None:

@@ -1,0 +1,109 @@
+"""What no kernel can compute is refused, with the primitive, the line it stands on, and what would help."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rollmill.fusion import CannotFuse, scalarise
+from rollmill.fusion.values import MOST_SCALARS
+
+VECTOR = jax.ShapeDtypeStruct((4,), jnp.float32)
+IMAGE = jax.ShapeDtypeStruct((8, 8, 3), jnp.float32)
+NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
+
+
+def call_back(x):
+    return jax.pure_callback(np.sin, VECTOR, x) + 1  # calls Python
+
+
+def call_back_in_order(x):
+    jax.experimental.io_callback(lambda v: None, None, x)  # calls Python
+    return x
+
+
+def print_something(x):
+    jax.debug.print("x is {}", x)  # calls Python
+    return x * 2
+
+
+def convolve(x):
+    kernel = jnp.ones((3, 3, 3, 2), jnp.float32)
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x[None], kernel, (1, 1), "VALID", dimension_numbers=layout)  # convolves
+
+
+def solve(x):
+    matrix = jnp.eye(4, dtype=jnp.float32) + x[:, None] * x[None]
+    return jnp.linalg.cholesky(matrix)  # factorises
+
+
+def transform(x):
+    return jnp.abs(jnp.fft.fft(x))  # transforms
+
+
+def draw_gamma(x):
+    return jax.random.gamma(jax.random.wrap_key_data(x[:2].astype(jnp.uint32)), 2.0)  # draws
+
+
+def use_other_generator(x):
+    key = jax.random.key(x[0].astype(jnp.int32), impl="rbg")  # makes a key
+    return jax.random.uniform(key)
+
+
+def fill_an_array(x):
+    return jnp.sin(x[0] + jnp.arange(2000.0))  # too many
+
+
+def sort_much(x):
+    return jnp.sort(x[0] * jnp.arange(100.0))  # sorts
+
+
+def hold_history(x):
+    return jax.lax.scan(lambda c, _: (jnp.sin(c), c), x, length=3000)[1]  # holds
+
+
+CASES = {
+    "pure_callback": (call_back, VECTOR, "pure_callback", "# calls Python", "jax.numpy"),
+    "io_callback": (call_back_in_order, VECTOR, "io_callback", "# calls Python", "cannot call Python"),
+    "debug_print": (print_something, VECTOR, "debug_", "# calls Python", "debugging"),
+    "convolution": (convolve, IMAGE, "conv_general_dilated", "# convolves", "kernels of their own"),
+    "cholesky": (solve, VECTOR, "cholesky", "# factorises", "nothing like it"),
+    "fft": (transform, VECTOR, "convert_element_type", "# transforms", "complex64"),
+    "gamma": (draw_gamma, VECTOR, "random_gamma", "# draws", "nothing like it"),
+    "rbg": (use_other_generator, VECTOR, "random_seed", "# makes a key", "threefry2x32"),
+    "large": (fill_an_array, VECTOR, "add", "# too many", f"at most {MOST_SCALARS}"),
+    "long sort": (sort_much, VECTOR, "sort", "# sorts", "at most 64"),
+    "long scan": (hold_history, NUMBER, "scan", "# holds", "at most 128"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_message_says_what_and_where(name):
+    function, struct, primitive, source, way_out = CASES[name]
+    with pytest.raises(CannotFuse) as refusal:
+        scalarise(function, (struct,))
+    text = str(refusal.value)
+    assert text.startswith(primitive) and source in text and way_out in text, text
+    assert "test_refusals.py" in text
+
+
+def test_state_that_does_not_fit():
+    with pytest.raises(CannotFuse, match=r"\(64, 64\) is 4096 numbers.*do not fit on chip"):
+        scalarise(lambda board: board.sum(), (jax.ShapeDtypeStruct((64, 64), jnp.int32),))
+
+
+def test_other_keys_as_arguments():
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="rbg"))
+    with pytest.raises(CannotFuse, match="threefry2x32"):
+        scalarise(jax.random.uniform, (key,))
+
+
+def test_wide_numbers():
+    with jax.enable_x64(True), pytest.raises(CannotFuse, match="float64"):
+        scalarise(lambda x: x.astype(jnp.float64) * 2, (VECTOR,))
+
+
+def test_what_nobody_needs_is_not_refused():
+    scalarised = scalarise(lambda x: (call_back(x), x * 2)[1], (VECTOR,))
+    assert {node.op for node in scalarised.program.nodes()} == {"input", "constant", "mul"}
