@@ -237,7 +237,7 @@ def test_a_training_goes_on_under_another_policy():
     train(graph, find_distribution("environments")(POLICIES["environments"]), on_told=on_told)
     middle = min(states)
     assert 0 < middle < ITERATIONS
-    for policy in ("central", "single-learner-coarse"):
+    for policy in ("central", "environments"):
         begin_with = Saved(middle, states[middle])
         halves.append(train(graph, find_distribution(policy)(POLICIES[policy]), begin_with=begin_with))
     for trained in halves:

@@ -8,6 +8,7 @@ Shape letters: `T` steps, `E` environments of this replica.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -164,7 +165,16 @@ def _unless(done: np.ndarray, leaf: Any) -> np.ndarray:
 
 
 def opened(graph: Graph, index: np.ndarray, opening: Any) -> Collector:
-    """The policy's part of the collector of environments that have just been opened elsewhere."""
+    """The policy's part of the collector of environments that have just been opened elsewhere.
+
+    It knows no state of theirs but what it may do: the action mask (`EnvironmentElsewhere`).
+    """
     memory = jax.vmap(lambda _: graph.start_memory())(jnp.zeros(len(index)))
     opening = jax.tree.map(jnp.asarray, opening)
     return Collector(jnp.asarray(index), opening.action_mask, opening.observation, opening.action_mask, memory)
+
+
+def reopened(collector: Collector, places: np.ndarray) -> Collector:
+    """The same of environments that go on elsewhere: those at some places of a whole collector."""
+    part = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[places]), collector)
+    return replace(part, environment=part.action_mask)

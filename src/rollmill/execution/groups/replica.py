@@ -22,7 +22,7 @@ from rollmill.dataflow import (
     start_learner,
     with_environment_elsewhere,
 )
-from rollmill.execution.groups.collecting import CompiledCollecting, LaneCollecting, opened
+from rollmill.execution.groups.collecting import CompiledCollecting, LaneCollecting, opened, reopened
 from rollmill.execution.groups.exchange import MeanOverReplicas, Parameters
 from rollmill.execution.groups.lag import metrics_of
 from rollmill.execution.groups.learning import CompiledLearning, LearningInPieces, Row
@@ -181,13 +181,9 @@ def _distant_lanes(seat: Seat, graph: Graph) -> tuple[list[Lane], list[Collector
         lanes.append(lane)
         seat.control.at("waiting for the first observations", expect=600)
         collectors.append(
-            opened(graph, index, lane.open()) if restored is None else _cut(restored, index - seat.index[0])
+            opened(graph, index, lane.open()) if restored is None else reopened(restored, index - seat.index[0])
         )
     return lanes, collectors
-
-
-def _cut(collector: Collector, places: np.ndarray) -> Collector:
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[places], collector)
 
 
 class _Outgoing:
