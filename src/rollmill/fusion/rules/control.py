@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.core import ShapedArray
 
 from rollmill.fusion.equation import Equation, Rule
 from rollmill.fusion.ir import Node
@@ -69,8 +70,10 @@ class _Scan(NamedTuple):
     start: list[Value]
     taken: Sequence[Value]
     """Arrays of which each turn takes an element."""
+    given: Sequence[ShapedArray]
+    """What the turns give, stacked."""
     needed: tuple[bool, ...]
-    """Of what it carries and what it gives each turn."""
+    """Of what it carries and what it gives."""
 
     def place(self, turn: int) -> int:
         """Of a turn's elements."""
@@ -78,20 +81,21 @@ class _Scan(NamedTuple):
 
 
 def _scan(making: Making, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    fixed, carried = equation.params["num_consts"], equation.params["num_carry"]
-    scan = _Scan(
-        equation.params["jaxpr"],
-        equation.params["length"],
-        equation.params["reverse"],
-        values[:fixed],
-        list(values[fixed : fixed + carried]),
-        values[fixed + carried :],
-        equation.needed,
-    )
+    fixed, start, taken = _operands(equation, values)
+    params, given = equation.params, equation.outputs[len(start) :]
+    scan = _Scan(params["jaxpr"], params["length"], params["reverse"], fixed, start, taken, given, equation.needed)
     if scan.length == 0:
-        given = equation.outputs[carried:]
         return [*scan.start, *(Known(np.zeros(out.shape, out.dtype)) for out in given)]
     return _written_out(making, scan) or _counted(making, scan)
+
+
+def _operands(equation: Equation, values: Sequence[Value]) -> tuple[list[Value], list[Value], list[Value]]:
+    """What is fixed, what is carried, and of what each turn takes an element."""
+    if "ft_in" in equation.params:  # from jax 0.11 on
+        fixed, start, taken = equation.params["ft_in"].update(values).unpack()
+        return list(fixed), list(start), list(taken)
+    first, end = equation.params["num_consts"], equation.params["num_consts"] + equation.params["num_carry"]
+    return list(values[:first]), list(values[first:end]), list(values[end:])
 
 
 def _written_out(making: Making, scan: _Scan) -> list[Value] | None:
@@ -121,9 +125,8 @@ def _turn(
 def _counted(making: Making, scan: _Scan) -> list[Value]:
     """A loop that counts its turns, and holds what it gives in arrays that it writes to."""
     count, zero = len(scan.start), Known(np.zeros((), np.int32))
-    outputs = scan.jaxpr.out_avals[count:]
     written = [n for n, needed in enumerate(scan.needed[count:]) if needed]
-    arrays = [Known(np.zeros((scan.length, *outputs[n].shape), outputs[n].dtype)) for n in written]
+    arrays = [Known(np.zeros(scan.given[n].shape, scan.given[n].dtype)) for n in written]
     for array in arrays:
         _check_held(array.shape, "gives")
 
@@ -138,7 +141,7 @@ def _counted(making: Making, scan: _Scan) -> list[Value]:
         return [_number(at.apply("add", turn, at.constant(1, np.int32))), *after, *arrays]
 
     _, *found = looped(making, body, None, [zero, *scan.start, *arrays], scan.length)
-    results: list[Value] = [zero] * len(outputs)
+    results: list[Value] = [zero] * len(scan.given)
     for n, array in zip(written, found[count:], strict=True):
         results[n] = array
     return [*found[:count], *results]

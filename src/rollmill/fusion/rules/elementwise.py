@@ -1,5 +1,6 @@
 """Operations on each element: of scalars, of rows, and of mixtures."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -141,6 +142,23 @@ def _square(making: Making, equation: Equation, x: Node) -> Node:
     return making.apply("mul", x, x)
 
 
+def _one_minus_square(making: Making, equation: Equation, x: Node) -> Node:
+    one = making.constant(1, x.dtype)
+    return making.apply("mul", making.apply("add", one, x), making.apply("sub", one, x))
+
+
+def _log2(making: Making, equation: Equation, x: Node) -> Node:
+    return making.apply("mul", making.apply("log", x), making.constant(math.log2(math.e), x.dtype))
+
+
+def _polynomial(making: Making, equation: Equation, x: Node, *coefficients: Node) -> Node:
+    """By Horner's rule; the constant comes first."""
+    total = coefficients[-1]
+    for coefficient in coefficients[-2::-1]:
+        total = making.apply("add", making.apply("mul", total, x), coefficient)
+    return total
+
+
 def _integer_pow(making: Making, equation: Equation, x: Node) -> Node:
     """By repeated squaring, in the order in which JAX multiplies."""
     exponent = equation.params["y"]
@@ -225,6 +243,9 @@ RULES: dict[str, Rule] = {
     "bitcast_convert_type": _by_nodes(_bitcast),
     "reduce_precision": _by_nodes(_reduce_precision),
     "square": _by_nodes(_square),
+    "one_minus_square": _by_nodes(_one_minus_square),
+    "log2": _by_nodes(_log2),
+    "polynomial": _by_nodes(_polynomial),
     "integer_pow": _by_nodes(_integer_pow),
     "pow": _by_nodes(_pow),
     "clamp": _by_nodes(_clamp),

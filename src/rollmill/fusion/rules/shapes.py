@@ -74,7 +74,8 @@ def _split(making: Making, equation: Equation, values: Sequence[Value]) -> list[
 
 def _unstack(making: Making, equation: Equation, values: Sequence[Value]) -> list[Value]:
     (value,), axis = values, equation.params["axis"]
-    return _only_needed(making, equation, value, list(np.moveaxis(positions(value.shape), axis, 0)))
+    places = np.moveaxis(positions(value.shape), axis, 0)
+    return _only_needed(making, equation, value, [places[n, ...] for n in range(len(places))])
 
 
 def _only_needed(making: Making, equation: Equation, value: Value, parts: Sequence[np.ndarray]) -> list[Value]:
