@@ -87,7 +87,7 @@ _TYPES = {
 
 
 def cache_folder() -> Path:
-    """Where kernels and what was found out about them are kept: `$XDG_CACHE_HOME/rollmill`, or `~/.cache/rollmill`."""
+    """Where kernels are kept, and what was found out about them: in `$XDG_CACHE_HOME` or `~/.cache`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rollmill")
 
 

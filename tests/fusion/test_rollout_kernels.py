@@ -1,0 +1,83 @@
+"""Rollouts as programs: the reference gives the unfused path's trajectories, and the kernels compile without a GPU."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.dataflow import collect, start
+from rollmill.fusion import Launch, fused_collect, rollout_step, run_reference
+from rollmill.fusion.kernels import compiled
+from rollmill.fusion.leaves import each_struct, to_raw
+from rollmill.fusion.rollout import rollout_kernel
+
+GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(32,), gru_size=32)
+SHARED = rollmill.NetworkConfig(hidden_sizes=(64, 64), shared_torso=True)
+NUM_STEPS = 40
+
+
+def graph_on(environment, network=SHARED, num_envs=16):
+    sizes = {"num_envs": num_envs, "num_steps": NUM_STEPS, "total_timesteps": num_envs * NUM_STEPS}
+    env = rollmill.time_limit(rollmill.make(environment), 25)
+    return rollmill.ppo(env, **sizes, num_minibatches=1, network=network)
+
+
+def begun(graph):
+    state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
+    return graph.weights(state.learner), state.collector
+
+
+@pytest.mark.parametrize("network", [SHARED, GRU], ids=["shared", "gru"])
+def test_a_whole_trajectory_is_that_of_the_unfused_path(network):
+    graph = graph_on("CartPole-v1", network)
+    weights, collector = begun(graph)
+    key = jax.random.key(1)
+    fused = jax.jit(partial(fused_collect, graph, run=run_reference))(weights, collector, key)
+    plain = jax.jit(partial(collect, graph))(weights, collector, key)
+    assert jax.tree.structure(fused) == jax.tree.structure(plain)
+    assert int(fused[1].steps.truncated.sum()) > 0 and int(fused[1].steps.terminated.sum()) > 0
+
+    def assert_close(path, mine, right):
+        assert mine.dtype == right.dtype
+        np.testing.assert_allclose(mine, right, rtol=1e-3, atol=1e-4, err_msg=jax.tree_util.keystr(path))
+
+    jax.tree.map_with_path(assert_close, fused, plain)
+
+
+def kernel_of(graph, numerics, launch):
+    weights, collector = begun(graph)
+    step = rollout_step(graph, weights, each_struct(collector))
+    keys = jax.ShapeDtypeStruct((graph.loops.num_envs, 2), jnp.uint32)
+    kernel, arrays = rollout_kernel(step, to_raw(collector), keys, NUM_STEPS, launch=launch, numerics=numerics)
+    return kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+
+
+KERNELS = [
+    ("CartPole-v1", SHARED, "tf32", 90, Launch(64, 4)),
+    ("CartPole-v1", SHARED, "bfloat16", 80, Launch(16, 1)),
+    ("CartPole-v1", SHARED, "float32", 120, Launch(32, 2)),
+    *(
+        pytest.param(name, SHARED, "tf32", capability, Launch(32, 1), marks=pytest.mark.slow)
+        for name in ("Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1", "TMaze-v0")
+        for capability in (80, 90, 120)
+    ),
+    *(
+        pytest.param("CartPole-v1", GRU, "tf32", capability, Launch(16, 1), marks=pytest.mark.slow)
+        for capability in (80, 90, 120)
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
+@pytest.mark.parametrize(("environment", "network", "numerics", "capability", "launch"), KERNELS)
+def test_kernels_compile_for_gpus_that_are_not_here(
+    environment, network, numerics, capability, launch, tmp_path, monkeypatch
+):
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = compiled(*kernel_of(graph_on(environment, network, num_envs=40), numerics, launch), capability)
+    assert f".target sm_{capability}" in found.asm["ptx"]
+    assert ("mma" in found.asm["ptx"]) == (numerics != "float32")
