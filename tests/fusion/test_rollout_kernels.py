@@ -1,4 +1,4 @@
-"""Rollouts as programs: the reference gives the unfused path's trajectories, and the kernels compile without a GPU."""
+"""Rollouts as programs: trajectories are those of the unfused path, and the kernels compile without a GPU."""
 
 from functools import partial
 
