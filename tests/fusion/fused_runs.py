@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from program_rules import check_program
 
 from rollmill.fusion import evaluate, scalarise
 from rollmill.fusion.values import KeyPair, Known, Rows, Scalars, Uniform
@@ -51,6 +52,7 @@ def by_program(
     block = jax.tree.leaves(each)[0].shape[0]
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tuple(each))
     scalarised = scalarise(function, one, uniform, carried=carried)
+    check_program(scalarised.program)
     is_value = lambda x: isinstance(x, VALUES)
     kinds = jax.tree.leaves(scalarised.inputs, is_leaf=is_value)
     arrays = jax.tree.leaves(tuple(each))

@@ -91,6 +91,8 @@ class Region:
 
     def constant(self, value: bool | int | float, dtype: Any) -> Node:
         """A number that is known; integers wrap around as the dtype does."""
+        if self.outer is not None:
+            return self.outer.constant(value, dtype)
         dtype = np.dtype(dtype)
         number = np.asarray(value).astype(dtype).item()
         key = ("constant", repr(number), dtype)
@@ -98,6 +100,8 @@ class Region:
 
     def uniform(self, slot: int, place: int, dtype: Any, width: int | None = None) -> Node:
         """A number, or a row, of what all environments have in common."""
+        if self.outer is not None:
+            return self.outer.uniform(slot, place, dtype, width)
         dtype = np.dtype(dtype)
         key = ("uniform", slot, place, width)
         return self._once(key, lambda: Node("uniform", (), (slot, place), dtype, width))
