@@ -48,7 +48,8 @@ def coordinate_on_ray():
         address = f"tcp:{cluster.host}:0"
         with Supervisor(jobs, launcher=launcher, address=address, display=lambda line: None) as supervisor:
             supervisor.start()
-            several(supervisor, "child", len(jobs))
+            told = several(supervisor, "child", len(jobs))
+            print(*(message.fields[name] for message in told for name in ("pid", "child")), flush=True)
             print(*descendants(os.getpid()), flush=True)
             time.sleep(1000)
 

@@ -16,7 +16,7 @@ from rollmill.execution.cluster.joining import Cluster
 from rollmill.execution.cluster.lines import Exchange, Line
 from rollmill.execution.cluster.worker import Told, Worker
 from rollmill.execution.workers import Exit, Job
-from rollmill.execution.workers.process_tree import condition_of
+from rollmill.execution.workers.process_tree import MARK, condition_of
 
 PASSED_ON = ("JAX_", "XLA_")
 """Starts of the names of variables that decide how numbers come out; all others are the node's own."""
@@ -89,7 +89,7 @@ class RayLauncher:
             "num_gpus": demand.gpus,
             "max_restarts": 0,
             "scheduling_strategy": "SPREAD",
-            "runtime_env": {"env_vars": _passed_on() | dict(job.environment)},
+            "runtime_env": {"env_vars": _passed_on() | dict(job.environment) | {MARK: secrets.token_hex(8)}},
         }
         actor = self._actors.options(**options).remote(job.name)
         line = self._exchange.expect(job)

@@ -11,6 +11,7 @@ from rollmill.core.errors import UsageError
 from rollmill.execution.cluster.joining import find_ray
 from rollmill.execution.cluster.lines import write_through
 from rollmill.execution.workers import Job, serve
+from rollmill.execution.workers.process_tree import MARK, start_guard
 
 
 class Told(NamedTuple):
@@ -45,6 +46,7 @@ class Worker:
         """Does the job of a `Told`; returns the exit code, and why it could not begin."""
         job, address, token, lines, lines_token, folders = Told(*told)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's business
+        self._guard = start_guard(os.environ[MARK])  # Ray's own processes may be killed before they can do that
         sys.path.extend(folder for folder in folders.split(os.pathsep) if folder not in sys.path)
         host = find_ray().util.get_node_ip_address()
         try:

@@ -7,7 +7,9 @@ that it is found and ended after the worker, even where it gave itself a session
 import contextlib
 import ctypes
 import os
+import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -68,6 +70,47 @@ def kill_family(leader: int, mark: str) -> None:
         if time.monotonic() > deadline:
             return
         time.sleep(0.005)
+
+
+def start_guard(mark: str) -> subprocess.Popen | None:
+    """Starts a process that ends, once this one is gone, what it has started and left behind.
+
+    For workers whose parent does not, or dies with them. None where the system has no way to watch a process.
+
+    Args:
+        mark: of this worker, in its environment from its beginning on.
+    """
+    try:
+        watched = os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):
+        return None
+    try:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                __file__,
+                str(watched),
+                str(os.getpid()),
+                mark,
+            ],  # imports nothing of ours
+            pass_fds=[watched],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    finally:
+        os.close(watched)
+
+
+def guard(watched: int, leader: int, mark: str) -> None:
+    """What that process does: waits for the end of the one behind the descriptor `watched`."""
+    poll = select.poll()
+    poll.register(watched, select.POLLIN)
+    poll.poll()
+    kill_family(leader, mark)
 
 
 def end_leader(pid: int) -> None:
@@ -132,3 +175,7 @@ def _read_environment(pid: int) -> list[bytes]:
 def _prctl(option: int, value: int) -> None:
     if ON_LINUX:
         ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+if __name__ == "__main__":
+    guard(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
