@@ -69,7 +69,8 @@ def by_vmap(function: Callable, each: Sequence[Any], uniform: Sequence[Any] = ()
 
 def both(function: Callable, each: Sequence[Any], uniform: Sequence[Any] = ()) -> tuple[Any, Any]:
     """By the program, and by `vmap`."""
-    fused = jax.jit(lambda uniform, each: by_program(function, each, uniform))(uniform, each)
+    run = lambda uniform, each: by_program(function, each, uniform)
+    fused = (jax.jit(run) if uniform else run)(uniform, each)
     return fused, jax.jit(lambda uniform, each: by_vmap(function, each, uniform))(uniform, each)
 
 

@@ -165,6 +165,11 @@ def test_random_streams_of_both_kinds(partitionable):
         assert_same(*both(draw, each, (jax.random.key(5),)), rtol=0, atol=0)
 
 
+def test_wide_states_that_are_cut_are_no_rows():
+    wide = jnp.arange(300.0).reshape(3, 100) * 0.01
+    assert_same(*both(lambda x: (x[:70].sum(), x[70:].max(), x * 2.0, jnp.zeros((0,))), (wide,)))
+
+
 def test_known_arguments_are_as_good_as_traced_ones():
     function = lambda weights, x: (jnp.tanh(x @ weights["w"]) @ weights["v"], x[:9] * weights["w"][0, :9])
     weights = {"w": jnp.ones((40, 20)) * 0.1, "v": jnp.ones((20, 2))}

@@ -29,6 +29,9 @@ from rollmill.fusion.values import (
 TYPES = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32")
 """Of the numbers in a kernel."""
 
+MOST_NODES = 100_000
+"""Operations of a program, with those that turn out not to be needed."""
+
 JAX = str(Path(jax.__file__).parent)
 
 ADVICE = {
@@ -71,6 +74,8 @@ def read(
     for equation, outputs in _live(jaxpr, wanted):
         results = _results(equation, outputs, [value_of(atom) for atom in equation.invars], making)
         known.update(zip(equation.outvars, results, strict=True))
+        if making.region.size > MOST_NODES:
+            raise CannotFuse(f"a program of more than {MOST_NODES} operations is too long.", own_line_of(equation))
     pairs = zip(jaxpr.outvars, needed, strict=True)
     return [value_of(atom) if need else calls.UNNEEDED for atom, need in pairs]
 
@@ -97,9 +102,10 @@ def _results(
 ) -> Sequence[Value]:
     name = equation.primitive.name
     try:
-        if equation.effects and name not in RULES:
+        alike = name not in calls.RULES and all(map(is_shared, values))
+        if equation.effects and (alike or name not in RULES):
             raise NotLowered("it has effects outside of the program")
-        if name not in calls.RULES and all(map(is_shared, values)) and not _is_moved(name, values):
+        if alike and not _is_moved(name, values):
             return _beside(equation, values, making)
         outputs = tuple(map(_struct, equation.outvars))
         if name not in calls.RULES:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend
 import numpy as np
 from jaxtyping import Array, PyTree
 
@@ -68,23 +69,56 @@ def scalarise(
         CannotFuse: a primitive that has no meaning in a kernel, or arrays too large for it.
     """
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*uniform, *each)
-    common = [shared(leaf) for leaf in jax.tree.leaves(uniform)]
-    in_rows = [_is_row(leaf) for leaf in jax.tree.leaves(each)]
     count = len(jax.tree.leaves(each[0])) if carried else 0
+    task = _Task(closed, list(map(shared, jax.tree.leaves(uniform))), jax.tree.leaves(each), count)
+    in_rows = [_is_row(leaf) for leaf in task.leaves]
+    try:
+        done = _with_layout(task, in_rows)
+    except CannotFuse:
+        if not any(in_rows):
+            raise
+        done = _without_rows(task)
+        if done is None:
+            raise
+    inputs = jax.tree.unflatten(jax.tree.structure(tuple(each)), done.inputs)
+    outputs = jax.tree.unflatten(jax.tree.structure(shape), done.outputs)
+    return done._replace(inputs=inputs, outputs=outputs)
+
+
+class _Task(NamedTuple):
+    """A traced function, and what it is called with."""
+
+    closed: jax.extend.core.ClosedJaxpr
+    common: list[Known | Uniform]
+    leaves: list[Any]
+    """Shapes of what differs from environment to environment."""
+    carried: int
+    """How many of the first of them are handed in again."""
+
+
+def _with_layout(task: _Task, in_rows: list[bool]) -> Scalarised:
+    """The program for inputs in rows or scalars; carried ones are in rows where they come back as such."""
     while True:
         making = Making(Region(), Uniforms(), read)
-        inputs = _inputs(making.region, jax.tree.leaves(each), in_rows)
-        values = read(closed, [*common, *inputs], making)
-        fitting = [isinstance(value, Rows | Joined) for value in values[:count]]
-        if all(in_rows[n] or not row for n, row in enumerate(fitting)):
+        inputs = _inputs(making.region, task.leaves, in_rows)
+        values = read(task.closed, [*task.common, *inputs], making)
+        back = [isinstance(value, Rows | Joined) for value in values[: task.carried]]
+        back += [False] * (len(in_rows) - len(back))
+        wanted = [before or row for before, row in zip(in_rows, back, strict=True)]
+        if wanted == in_rows:
             break
-        in_rows[:count] = [before or row for before, row in zip(in_rows, fitting, strict=False)]
-    structure = jax.tree.structure(shape)
-    found = [_output(making, value, in_rows[n] if n < count else None) for n, value in enumerate(values)]
-    nodes = [node for value in found if isinstance(value, Scalars | Rows) for node in flat_nodes(value)]
-    program = making.region.program(nodes)
-    whole = jax.tree.unflatten(jax.tree.structure(tuple(each)), inputs)
-    return Scalarised(program, making.uniforms.arrays, whole, jax.tree.unflatten(structure, found))
+        in_rows = wanted
+    outputs = [_output(making, value, in_rows[n] if n < task.carried else None) for n, value in enumerate(values)]
+    nodes = [node for value in outputs if isinstance(value, Scalars | Rows) for node in flat_nodes(value)]
+    return Scalarised(making.region.program(nodes), making.uniforms.arrays, inputs, outputs)
+
+
+def _without_rows(task: _Task) -> Scalarised | None:
+    """The program for inputs of which none is in rows, which can be cut as one likes; None where there is none."""
+    try:
+        return _with_layout(task, [False] * len(task.leaves))
+    except CannotFuse:
+        return None
 
 
 def _is_row(leaf: jax.ShapeDtypeStruct) -> bool:
@@ -118,6 +152,8 @@ def _input(region: Region, leaf: jax.ShapeDtypeStruct, in_rows: bool) -> Scalars
 
 def _output(making: Making, value: Value, in_rows: bool | None) -> Known | Uniform | Scalars | Rows:
     """A value as it leaves the program; `in_rows` says how it must lie, or None that it need not."""
+    if 0 in value.shape:
+        return Known(np.zeros(value.shape, value.dtype))
     try:
         if in_rows is not None:
             return making.rows(value) if in_rows else making.scalars(value)

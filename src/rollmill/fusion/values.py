@@ -154,7 +154,7 @@ def check_size(shape: tuple[int, ...], what: str = "an array") -> None:
         raise NotLowered(
             f"{what} of shape {shape} is {size} numbers of each environment, which do not fit on chip; at most "
             f"{MOST_SCALARS} do. Keep less in the state, or make what is the same everywhere a parameter that all "
-            "environments share."
+            "environments share"
         )
 
 
