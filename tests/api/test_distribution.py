@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import hanging
 import jax
 import numpy as np
 import pytest
@@ -332,13 +333,47 @@ def test_ctrl_c_ends_a_training_in_order(tmp_path):
     assert (tmp_path / f"run/checkpoints/{last}").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [COARSE, "environments", "central"])
+def test_asynchronous_trainings_stop_and_go_on(tmp_path, watched, policy):
+    watched(MIDWAY, lambda watcher: os.kill(os.getpid(), signal.SIGTERM))
+    options = {"distribution": policy, "asynchronous": True, "tensorboard": False}
+    algorithm = rollmill.a3c if policy == "central" else rollmill.impala
+    sizes = {"num_envs": 8, "num_steps": 8, "total_timesteps": 64 * 1000, "network": TINY}
+    run = rollmill.train(algorithm(rollmill.make("CartPole-v1"), **sizes), run_dir=tmp_path / "run", **options)
+    assert run.exit_code == 143 and MIDWAY <= run.summary["iterations"] < 1000
+    again = watched(0, None)
+    run = rollmill.resume(tmp_path / "run")
+    assert again.has(r"resumed from iteration [1-9]\d*")
+    assert_whole(run, 1000)
+
+
 # --- hanging ------------------------------------------------------------------------------------------
 
 
-def test_an_actor_that_hangs_is_told_and_replaced(tmp_path, watched):
-    watcher = watched(MIDWAY, signals("actor/1", signal.SIGSTOP))
-    options = {"distribution": COARSE, "hang_seconds": 5.0, "tensorboard": False}
-    run = rollmill.train(graph_of("ppo", LONG), run_dir=tmp_path / "run", **options)
+@pytest.mark.parametrize(
+    ("name", "consequence"),
+    [
+        ("actor/1", "actor/1 was replaced; the training goes on"),
+        pytest.param("learner/0", r"all workers begin again after iteration \d+", marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_is_stopped_hangs_and_is_replaced(tmp_path, watched, name, consequence):
+    watcher = watched(MIDWAY, signals(name, signal.SIGSTOP))
+    run = rollmill.train(graph_of("ppo", LONG), run_dir=tmp_path / "run", distribution=COARSE, tensorboard=False)
     assert_whole(run, LONG)
-    assert watcher.has(r"actor/1 hangs since \d+ s stopped by a signal.*"), watcher.lines
-    assert watcher.has("actor/1 was replaced; the training goes on")
+    assert watcher.has(rf"{name} hangs since \d+ s stopped by a signal.*"), watcher.lines
+    assert watcher.has(consequence)
+
+
+@pytest.mark.slow
+def test_an_environment_that_hangs_is_told_with_its_line_and_replaced(tmp_path, watched, monkeypatch):
+    monkeypatch.setenv(hanging.FILE, str(tmp_path / "hung"))
+    watcher = watched(0, None)
+    graph = graph_of("ppo", LONG, "gymnasium:Hanging-v0")
+    options = {"distribution": FINE, "hang_seconds": 3.0, "tensorboard": False}
+    run = rollmill.train(graph, run_dir=tmp_path / "run", imports=["hanging"], **options)
+    assert_whole(run, LONG)
+    line = r"environment/\d hangs since \d+ s stepping environments; .*/hanging\.py:\d+ in .*"
+    assert watcher.has(line), watcher.lines
+    assert watcher.has(r"environment/\d was replaced; the training goes on")
