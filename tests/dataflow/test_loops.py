@@ -34,7 +34,8 @@ def run_collect(graph, state, key):
 
 
 def run_iterate(graph, state, unroll=1):
-    return compile_once(graph, f"iterate {unroll}", lambda state: iterate(graph, state, unroll=unroll))(state)
+    rollouts = partial(collect, unroll=unroll)
+    return compile_once(graph, f"iterate {unroll}", lambda state: iterate(graph, state, rollouts=rollouts))(state)
 
 
 def collected(graph=None, index=range(8), times=1):

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollmill.core.errors import UsageError
+from rollmill.execution import Fusion
+from rollmill.fusion import Numerics
 from rollmill.planning import Place
 
 LEAST = {
@@ -70,6 +72,11 @@ class RunOptions:
     """Let packages between groups carry a checksum, which their receivers check."""
     unroll: int | None = None
     """Steps of the environment loop that are compiled as one; chosen by platform if left out."""
+    fusion: Fusion = "off"
+    """Policy and environment as one GPU kernel: `rollout` insists on it, `auto` takes it where it is faster, `off`
+    leaves them to XLA."""
+    numerics: Numerics = "tf32"
+    """Matrix products in kernels: `float32`, `tf32` as XLA computes them on a GPU, or `bfloat16`."""
     quiet: bool = False
     """Show nothing while training."""
 

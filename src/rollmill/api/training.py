@@ -192,7 +192,16 @@ def _compile(algorithm: Graph, plan: Plan, options: RunOptions, display: Display
     devices = take_devices(replicas if replicas > 1 else options.devices)
     display.note("compiling ...")
     with telling_memory(algorithm.loops):
-        program = lower(algorithm, seeds=options.seeds, devices=devices, unroll=options.unroll)
+        program = lower(
+            algorithm,
+            seeds=options.seeds,
+            devices=devices,
+            unroll=options.unroll,
+            fusion=options.fusion,
+            numerics=options.numerics,
+        )
+    if program.note:
+        display.note(program.note)
     where = f"{len(devices)} x {devices[0].device_kind}"
     display.note(f"compiled in {program.compile_seconds:.1f} s for {where}")
     return program

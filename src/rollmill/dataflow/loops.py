@@ -6,6 +6,7 @@ places that hold the other shares; it is an argument, and the identity by defaul
 Shape letters: `T` steps, `E` environments held here.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -59,15 +60,28 @@ def start_one(graph: Graph, key: Key, index: Int[Array, ""]) -> Collector:
     return Collector(index, state, observation, graph.action_mask(state), graph.start_memory())
 
 
-def iterate(graph: Graph, state: State, *, reduce: Reduce = identity, unroll: int = 1) -> tuple[State, Metrics]:
+def iterate(
+    graph: Graph,
+    state: State,
+    *,
+    reduce: Reduce = identity,
+    rollouts: Callable[..., tuple[Collector, Trajectory]] | None = None,
+) -> tuple[State, Metrics]:
     """One iteration of training: collect, then learn.
 
-    Returns the next state and metrics that are already reduced over replicas.
+    Args:
+        graph: what is trained.
+        state: before the iteration.
+        reduce: the mean over replicas.
+        rollouts: `collect`, or another way to the same trajectories.
+
+    Returns:
+        The next state, and metrics that are already reduced over replicas.
     """
     collect_key = iteration_key(state.key, state.iteration, COLLECT)
     learn_key = iteration_key(state.key, state.iteration, LEARN)
     weights = graph.weights(state.learner)
-    collector, trajectory = collect(graph, weights, state.collector, collect_key, unroll=unroll)
+    collector, trajectory = (rollouts or collect)(graph, weights, state.collector, collect_key)
     learner, metrics = learn_from(graph, state.learner, trajectory, learn_key, collector.index, reduce=reduce)
     return State(collector, learner, state.key, state.iteration + 1), metrics
 

@@ -18,6 +18,8 @@ from jaxtyping import Array, Float, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, num_shards_for, start
+from rollmill.execution.fusing import Collect, Fusion, choose_rollouts
+from rollmill.fusion import Numerics
 
 AXIS = "device"
 
@@ -38,6 +40,8 @@ class Program(NamedTuple):
     """Where the leaves of the state lie."""
     state: PyTree[jax.ShapeDtypeStruct]
     """Shapes and dtypes of the state."""
+    note: str | None = None
+    """What there is to say about how rollouts are computed."""
 
     def place(self, state: PyTree[Array]) -> State:
         """Puts a state that was restored on the host where the program expects it."""
@@ -50,6 +54,8 @@ def lower(
     seeds: Sequence[int] = (0,),
     devices: Sequence[Any] | None = None,
     unroll: int | None = None,
+    fusion: Fusion = "off",
+    numerics: Numerics = "tf32",
 ) -> Program:
     """Compiles a graph into one program.
 
@@ -58,20 +64,31 @@ def lower(
         seeds: one training each; several are trained side by side in the one program.
         devices: the mesh to run on; the first device of the default platform where it is left out.
         unroll: steps of the environment loop that are compiled as one; chosen by platform if left out.
+        fusion: how deep policy and environment are fused; see `choose_rollouts`.
+        numerics: of matrix products in kernels.
 
     Raises:
-        UsageError: if the devices do not divide the shards, so that they would hold unequal shares.
+        UsageError: if the devices do not divide the shards, so that they would hold unequal shares; or if a
+            fusion was asked for that cannot be had.
     """
     mesh = Mesh(np.asarray(devices if devices is not None else jax.devices()[:1]), (AXIS,))
     check_devices(graph.loops, mesh.size)
     unroll = unroll or UNROLL.get(mesh.devices.flat[0].platform, 1)
     began = time.perf_counter()
+    rollouts = choose_rollouts(
+        graph,
+        fusion=fusion,
+        numerics=numerics,
+        unroll=unroll,
+        devices=list(mesh.devices.flat),
+        num_seeds=len(seeds),
+    )
     shapes = state_shapes(graph, seeds)
     specs = _specs(shapes, has_seeds=len(seeds) > 1)
     shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
     metrics = jax.eval_shape(_over_seeds(partial(iterate, graph), seeds), shapes)[1]
     names = tuple(sorted(metrics))
-    step = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), unroll), seeds)
+    step = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), rollouts.collect), seeds)
     if mesh.size > 1:
         step = jax.shard_map(
             step, mesh=mesh, in_specs=(specs,), out_specs=(specs, PartitionSpec()), check_vma=False
@@ -79,7 +96,8 @@ def lower(
     compiled_start = jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile()
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     compiled_step = jax.jit(step).lower(placed).compile()
-    return Program(compiled_start, compiled_step, names, time.perf_counter() - began, shardings, shapes)
+    seconds = time.perf_counter() - began
+    return Program(compiled_start, compiled_step, names, seconds, shardings, shapes, rollouts.note)
 
 
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:
@@ -128,7 +146,7 @@ def _reduction(mesh: Mesh) -> Reduce:
 
 
 def _iterate_packed(
-    graph: Graph, names: tuple[str, ...], reduce: Reduce, unroll: int, state: State
+    graph: Graph, names: tuple[str, ...], reduce: Reduce, rollouts: Collect, state: State
 ) -> tuple[State, Float[Array, " metric"]]:
-    state, metrics = iterate(graph, state, reduce=reduce, unroll=unroll)
+    state, metrics = iterate(graph, state, reduce=reduce, rollouts=rollouts)
     return state, jnp.stack([metrics[name] for name in names])

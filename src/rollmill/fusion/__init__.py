@@ -8,22 +8,36 @@ is the reference on any device.
 from rollmill.fusion.evaluate import evaluate
 from rollmill.fusion.ir import Loop, Node, Program, Region
 from rollmill.fusion.refusals import CannotFuse
-from rollmill.fusion.rollout import Launch, RolloutStep, fused_collect, rollout_step, run_kernel, run_reference
+from rollmill.fusion.rollout import (
+    Launch,
+    RolloutStep,
+    check_rollout,
+    fused_collect,
+    rollout_step,
+    run_kernel,
+    run_reference,
+)
 from rollmill.fusion.scalarise import Scalarised, scalarise
+from rollmill.fusion.triton_source import Numerics
+from rollmill.fusion.tuning import Tuned, tune_rollout
 
 __all__ = [
     "CannotFuse",
     "Launch",
     "Loop",
     "Node",
+    "Numerics",
     "Program",
     "Region",
     "RolloutStep",
     "Scalarised",
+    "Tuned",
+    "check_rollout",
     "evaluate",
     "fused_collect",
     "rollout_step",
     "run_kernel",
     "run_reference",
     "scalarise",
+    "tune_rollout",
 ]

@@ -74,13 +74,11 @@ def output_leaves(scalarised: Scalarised) -> list[list[Leaf]]:
 
 
 def _output_leaf(value: Value, first: int) -> Leaf:
-    match value:
-        case Known(array) | Uniform(array):
-            return Leaf(value.shape, value.dtype, (), None, array)
-        case Scalars(nodes):
-            return Leaf(value.shape, value.dtype, tuple(range(first, first + nodes.size)), None)
-        case Rows(nodes, width):
-            return Leaf(value.shape, value.dtype, tuple(range(first, first + nodes.size)), width)
+    if isinstance(value, Known | Uniform):
+        return Leaf(value.shape, value.dtype, (), None, value.array)
+    assert isinstance(value, Rows | Scalars), value
+    width = value.width if isinstance(value, Rows) else None
+    return Leaf(value.shape, value.dtype, tuple(range(first, first + value.nodes.size)), width)
 
 
 # --- typed keys are their data in a program --------------------------------------------------------------
@@ -105,7 +103,7 @@ def each_struct(tree: PyTree[Array]) -> PyTree[jax.ShapeDtypeStruct]:
 
 
 def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _raw(leaf: Any) -> Any:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from rollmill.core.types import Key
-from rollmill.dataflow import Collector, Graph, Trajectory, Weights, step_one
+from rollmill.dataflow import Collector, Graph, State, Trajectory, Weights, start, step_one
 from rollmill.fusion.evaluate import evaluate
 from rollmill.fusion.kernels import Kernel, call
 from rollmill.fusion.leaves import Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
@@ -65,6 +65,21 @@ def rollout_step(graph: Graph, weights: Weights, collector: PyTree[jax.ShapeDtyp
     count = len(jax.tree.leaves(collector))
     after, step = output_leaves(scalarised)
     return RolloutStep(scalarised, leaves[:count], leaves[count:], after, step)
+
+
+def check_rollout(graph: Graph) -> None:
+    """Whether policy and environment of a graph can be one kernel; nothing is computed.
+
+    Raises:
+        CannotFuse: if not, with the line where it stands.
+    """
+    state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((1,), jnp.int32))
+
+    def trace(state: State) -> tuple[()]:
+        rollout_step(graph, graph.weights(state.learner), each_struct(state.collector))
+        return ()
+
+    jax.eval_shape(trace, state)
 
 
 def _step_raw(graph: Graph, like: PyTree, weights: Weights, raw: list[Array], key: Array, t: Int[Array, ""]):

@@ -56,7 +56,7 @@ class Writer:
         """Writes a program whose inputs have these names; returns the names of its outputs."""
         nodes = program.nodes()
         self._summed_only |= _summed_only(nodes, program.outputs)
-        names = {node: inputs[node.attributes[0]] for node in nodes if node.op == "input"}
+        names = {node: inputs[int(node.attributes[0])] for node in nodes if node.op == "input"}
         waiting = {node: guard for guard in guards(nodes, program.outputs) for node in guard.nodes}
         for node in nodes:
             self._write_once(node, names, waiting)
@@ -105,7 +105,8 @@ class Writer:
             case "constant":
                 return self._constant(node)
             case "uniform":
-                return self._uniform(*node.attributes, node.dtype, node.width)
+                slot, place = node.attributes
+                return self._uniform(slot, place, node.dtype, node.width)
             case "loop":
                 return self._loop(node.attributes[0], operands)
             case "item":

@@ -1,0 +1,98 @@
+"""Trainings whose rollouts are fused give what others give; where they cannot be, that is said."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.core.errors import UsageError
+from rollmill.execution import advance, lower
+from rollmill.execution.fusing import choose_rollouts
+from rollmill.record import to_host
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+SIZES = {"num_envs": 8, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
+GPU = SimpleNamespace(platform="gpu")
+CHOICE = {"numerics": "tf32", "unroll": 1, "devices": [GPU], "num_seeds": 1}
+
+
+def graph_on(env, iterations=4):
+    network = rollmill.NetworkConfig(hidden_sizes=(16,))
+    return rollmill.ppo(env, **SIZES, total_timesteps=8 * 16 * iterations, network=network)
+
+
+def calling_back():
+    """CartPole whose step asks the host."""
+    env = rollmill.make("CartPole-v1")
+
+    def step(key, state, action, params):
+        timestep = env.step(key, state, action, params)
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        told = jax.pure_callback(np.asarray, shape, timestep.observation[0], vmap_method="expand_dims")
+        return timestep._replace(reward=timestep.reward + 0 * told)
+
+    return env._replace(step=step)
+
+
+def trained(graph, **options):
+    program = lower(graph, **options)
+    *_, last = advance(program, program.start(), first=0, until=graph.loops.iterations)
+    return to_host(last.after)
+
+
+def test_fused_rollouts_train_as_others_do():
+    graph = graph_on(rollmill.make("CartPole-v1"))
+    fused, plain = trained(graph, fusion="rollout"), trained(graph)
+    assert fused.keys() == plain.keys()
+    for name in plain:
+        np.testing.assert_allclose(fused[name], plain[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_a_fused_run_goes_on_where_it_was_stopped():
+    graph = graph_on(rollmill.make("CartPole-v1"), iterations=6)
+    program = lower(graph, fusion="rollout")
+    states = {
+        window.last: window.after for window in advance(program, program.start(), first=0, until=6, stride=3)
+    }
+    *_, last = advance(program, states[3], first=3, until=6)
+    again, whole = to_host(last.after), to_host(states[6])
+    for name in whole:
+        np.testing.assert_array_equal(again[name], whole[name], err_msg=name)
+
+
+def test_what_cannot_be_fused_trains_all_the_same_and_says_why():
+    graph = graph_on(calling_back(), iterations=1)
+    rollouts = choose_rollouts(graph, fusion="auto", **CHOICE)
+    assert not rollouts.fused
+    assert "rollouts are not fused" in rollouts.note and "pure_callback" in rollouts.note
+    assert "test_fusing.py" in rollouts.note  # the caller's own line
+    assert trained(graph, fusion="auto")
+    with pytest.raises(UsageError, match="fusion=rollout is not possible; auto trains without. pure_callback"):
+        lower(graph, fusion="rollout")
+
+
+def test_several_seeds_are_not_fused():
+    graph = graph_on(rollmill.make("CartPole-v1"), iterations=1)
+    with pytest.raises(UsageError, match="num_seeds=2 trains several seeds in one program"):
+        lower(graph, fusion="rollout", seeds=(0, 1))
+    rollouts = choose_rollouts(graph, fusion="auto", **{**CHOICE, "num_seeds": 2})
+    assert not rollouts.fused and "num_seeds=2" in rollouts.note
+
+
+def test_a_state_that_is_too_large_says_so():
+    env = rollmill.make("CartPole-v1")
+
+    def reset(key, params):
+        observation, state = env.reset(key, params)
+        return observation, (state, jnp.zeros((64, 64)) + observation[0])
+
+    def step(key, state, action, params):
+        timestep = env.step(key, state[0], action, params)
+        return timestep._replace(state=(timestep.state, jnp.sin(state[1] + timestep.reward)))
+
+    graph = graph_on(env._replace(reset=reset, step=step), iterations=1)
+    rollouts = choose_rollouts(graph, fusion="auto", **CHOICE)
+    assert not rollouts.fused and "(64, 64) is 4096 numbers of each environment" in rollouts.note
