@@ -25,7 +25,7 @@ NETWORKS = {
 
 
 def assert_steps_as_unfused(graph: Graph, steps: int = STEPS, *, compiled: bool = True) -> None:
-    state = start(graph, jax.random.key(3), jnp.arange(ENVS))
+    state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(ENVS))
     weights = graph.weights(state.learner)
 
     def step(collector, key):
@@ -70,7 +70,7 @@ def test_a_game_on_a_board():
     reset, step = partial(env.reset, params=env.params), partial(env.step, params=env.params)
     keys = jax.random.split(jax.random.key(2), (40, ENVS))
     actions = jax.random.randint(jax.random.key(3), (40, ENVS), 0, 3)
-    _, state = jax.vmap(reset)(keys[0])
+    _, state = jax.jit(jax.vmap(reset))(keys[0])
 
     def advance(state, drawn):
         timestep = jax.vmap(step)(drawn[0], state, drawn[1])
