@@ -369,6 +369,23 @@ def weights(seed=3):
     return {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
 
 
+def short_floats(weights, h, x):
+    brief = {name: weight.astype(jnp.bfloat16) for name, weight in weights.items()}
+    own, few = h.astype(jnp.bfloat16), x.astype(jnp.bfloat16)
+    wide = jax.lax.dot(own, brief["square"], preferred_element_type=jnp.float32)
+    total = jax.lax.dot(own, own, preferred_element_type=jnp.float32)
+    narrow = jax.lax.dot(own, brief["narrow"], preferred_element_type=jnp.float32)
+    return [wide, total, narrow, few * few, jax.lax.dot(few, few, preferred_element_type=jnp.float32), few.sum()]
+
+
+def deep_rows(weights, h):
+    """A row that is read twice in each of many operations, cut in the end."""
+    r = h @ weights["gates"]
+    for _ in range(25):
+        r = jnp.tanh(r) * 0.5 + r * 0.5
+    return [r[:40] - r[80:], jnp.concatenate([r[:50], h]) @ weights["cut"]]
+
+
 def rows(weights, h, x, b):
     """A layer, a gated unit, a layer norm, attention of rows: what stays in rows."""
     r = h @ weights["square"]
@@ -424,6 +441,7 @@ def row_weights():
         "logits": (40, 12),
         "flat": (80, 10),
         "padded": (42, 4),
+        "cut": (90, 4),
     }
     rng = np.random.default_rng(4)
     return {name: jnp.asarray(rng.normal(size=shape) * 0.3, jnp.float32) for name, shape in shapes.items()}
@@ -581,6 +599,8 @@ FUNCTIONS = {
     "sorts": (sorts, (), (floats((6,)), integers((6,), 0, 5))),
     "products": (products, (weights(),), (floats((12,)), floats((4,), 1))),
     "rows": (rows, (row_weights(),), (floats((40,)), floats((3,), 1), booleans(()))),
+    "short_floats": (short_floats, (row_weights(),), (floats((40,)), floats((3,), 1))),
+    "deep_rows": (deep_rows, (row_weights(),), (floats((40,)),)),
     "branches": (branches, (), (floats((3,)), integers((), 0, 3), booleans(()))),
     "loops": (loops, (jnp.array([0.1, -0.2, 0.3, 0.4]),), (floats((4,), scale=0.5), integers((), 0, 7))),
     "row_loops": (row_loops, (row_weights(),), (floats((40,)), integers((), 0, 7))),

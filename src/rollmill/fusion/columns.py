@@ -5,7 +5,7 @@ from rollmill.fusion.operations import OPERATIONS, TYPED
 from rollmill.fusion.refusals import NotLowered
 
 
-def cut_row(region: Region, node: Node, first: int, width: int) -> Node:
+def cut_row(region: Region, row: Node, first: int, width: int) -> Node:
     """Some columns of a row, as a row.
 
     A product is cut by taking fewer columns of the matrix; arithmetic is cut by cutting its operands.
@@ -13,10 +13,29 @@ def cut_row(region: Region, node: Node, first: int, width: int) -> Node:
     Raises:
         NotLowered: the row was handed in, or comes out of a loop.
     """
+    cuts: dict[Node, Node] = {}
+    pending = [row]
+    while pending:  # without recursion, and each node once: rows are read more than once
+        node = pending[-1]
+        before = [operand for operand in _parts(node) if operand not in cuts]
+        if before and node not in cuts:
+            pending.extend(before)
+            continue
+        pending.pop()
+        if node not in cuts:
+            cuts[node] = _cut(region, node, [cuts[part] for part in _parts(node)], first, width)
+    return cuts[row]
+
+
+def _parts(node: Node) -> tuple[Node, ...]:
+    """What has to be cut before a node can be."""
+    return node.operands if node.width is not None and (node.op in OPERATIONS or node.op in TYPED) else ()
+
+
+def _cut(region: Region, node: Node, parts: list[Node], first: int, width: int) -> Node:
     if node.width is None or (first == 0 and width == node.width):
         return node  # a scalar is the same in all columns
-    if node.op in OPERATIONS or node.op in TYPED:
-        parts = [cut_row(region, operand, first, width) for operand in node.operands]
+    if parts:
         return region.emit(node.op, *parts, dtype=node.dtype, width=width, attributes=node.attributes)
     match node.op:
         case "dot":

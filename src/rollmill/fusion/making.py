@@ -200,11 +200,12 @@ class Making(NamedTuple):
         return np.broadcast_to(nodes, shape[:-1])
 
     def _known_rows(self, array: np.ndarray) -> NodeArray:
+        first = positions(array.shape)[..., 0]
+
         def row(at: tuple[int, ...]) -> Node:
             if np.all(array[at] == array[at][0]) and not np.any(np.diff(np.signbit(_floats(array[at])))):
                 return self.region.constant(array[at][0].item(), array.dtype)
-            own = np.ascontiguousarray(array[at])
-            return self.region.uniform(self.uniforms.slot(own), 0, array.dtype, own.size)
+            return self.region.uniform(self.uniforms.slot(array), int(first[at]), array.dtype, array.shape[-1])
 
         return filled(array.shape[:-1], array.dtype, row).nodes
 

@@ -194,8 +194,7 @@ def _column_by_column(making: Making, vector: Value, matrix: _Matrix, dtype: Any
     row = making.rows(vector).nodes[()]
     turned = matrix.array if matrix.transposed else making.uniforms.turned(matrix.array)
     columns = making.row_operands(_as_value(turned), (matrix.columns, matrix.summed))
-    product = lambda column: converted(making, making.apply("mul", row, column), dtype)
-    return Scalars(np.array([row_total(making, "add", product(column)) for column in columns], object), dtype)
+    return Scalars(np.array([_sum_over_columns(making, row, column, dtype) for column in columns], object), dtype)
 
 
 # --- of two that differ from environment to environment ---------------------------------------------------------
@@ -208,17 +207,16 @@ def _of_two(making: Making, one: Value, own: Sides, other: Value, theirs: Sides,
     left, right = _vectors(making, one, own), _vectors(making, other, theirs)
     batch = left.shape[: len(own.batch)]
     free = left.shape[len(own.batch) : -1], right.shape[len(theirs.batch) : -1]
-    if isinstance(left, Rows) and isinstance(right, Rows):
-        of_pair = lambda a, b: row_total(making, "add", converted(making, making.apply("mul", a, b), dtype))
+    if isinstance(left, Rows) or isinstance(right, Rows):
+        left, right, of_pair = making.rows(left), making.rows(right), _sum_over_columns
     else:
-        left, right = making.scalars(left), making.scalars(right)
+        left, right, of_pair = making.scalars(left), making.scalars(right), _sum_of_products
         _check_multiplied(int(np.prod([*batch, *free[0], *free[1], left.shape[-1]])))
-        of_pair = lambda a, b: _sum_of_products(making, a, b, dtype)
     found = no_nodes((*batch, *free[0], *free[1]))
     for b in np.ndindex(*batch):
         for f in np.ndindex(*free[0]):
             for g in np.ndindex(*free[1]):
-                found[(*b, *f, *g)] = of_pair(left.nodes[(*b, *f)], right.nodes[(*b, *g)])
+                found[(*b, *f, *g)] = of_pair(making, left.nodes[(*b, *f)], right.nodes[(*b, *g)], dtype)
     return Scalars(found, dtype)
 
 
@@ -249,11 +247,20 @@ def _across(making: Making, one: Value, own: Sides, other: Value, theirs: Sides,
 
 
 def _sum_of_products(making: Making, one: NodeArray, other: NodeArray, dtype: Any) -> Node:
-    product = lambda a, b: making.apply("mul", converted(making, a, dtype), converted(making, b, dtype))
-    products = [product(a, b) for a, b in zip(one, other, strict=True)]
+    products = [_product(making, a, b, dtype) for a, b in zip(one, other, strict=True)]
     if not products:
         return making.constant(0, dtype)
-    return reduce(lambda a, b: making.apply("add", a, b), products)
+    return converted(making, reduce(lambda a, b: making.apply("add", a, b), products), dtype)
+
+
+def _sum_over_columns(making: Making, one: Node, other: Node, dtype: Any) -> Node:
+    return converted(making, row_total(making, "add", _product(making, one, other, dtype)), dtype)
+
+
+def _product(making: Making, one: Node, other: Node, dtype: Any) -> Node:
+    """A product as it is summed: of short floats in long ones, as matrix products do."""
+    wide = np.float32 if is_float(np.dtype(dtype)) else dtype
+    return making.apply("mul", converted(making, one, wide), converted(making, other, wide))
 
 
 def _check_multiplied(count: int) -> None:
