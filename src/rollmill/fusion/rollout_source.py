@@ -101,11 +101,30 @@ def _load(writer: Writer, pointer: str, leaf: Leaf, mask: str) -> list[str]:
 
 
 def _store(writer: Writer, pointer: str, leaf: Leaf, names: Sequence[str], mask: str) -> None:
+    """Writes a leaf; neighbouring numbers of an environment leave together, four or two at a time."""
+    size = int(np.prod(leaf.shape))
+    together = 1 if leaf.width is not None else next(n for n in (4, 2, 1) if size % n == 0)
+    if together > 1:
+        for first in range(0, size, together):
+            _store_together(writer, pointer, size, first, names[first : first + together], mask)
+        return
     for n, name in enumerate(names):
         place, masks = _place(writer, leaf, n, mask)
         other = f", mask={masks}" if masks else ""
         shape = "[BLOCK]" if leaf.width is None else f"[BLOCK, {columns(leaf.width)}]"
         writer.line(f"tl.store({pointer} + {place}, tl.broadcast_to({name}, {shape}){other})")
+
+
+def _store_together(writer: Writer, pointer: str, size: int, first: int, names: Sequence[str], mask: str) -> None:
+    whole = [f"tl.broadcast_to({name}, [BLOCK])" for name in names]
+    if len(names) == 2:
+        tile = f"tl.join({whole[0]}, {whole[1]})"
+    else:
+        even, odd = (f"tl.join({whole[n]}, {whole[n + 2]})" for n in (0, 1))
+        tile = f"tl.reshape(tl.join({even}, {odd}), [BLOCK, 4])"
+    other = f", mask={mask}[:, None]" if mask else ""
+    place = f"(env * {size} + {first})[:, None] + tl.arange(0, {len(names)})[None, :]"
+    writer.line(f"tl.store({pointer} + {place}, {tile}{other})")
 
 
 def _place(writer: Writer, leaf: Leaf, n: int, mask: str) -> tuple[str, str]:

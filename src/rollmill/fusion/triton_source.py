@@ -13,6 +13,7 @@ import numpy as np
 
 from rollmill.fusion.guards import Guard, guards
 from rollmill.fusion.ir import Loop, Node, Program
+from rollmill.fusion.narrow import MOST, Head, Narrow, find_narrow, is_stacked_product
 from rollmill.fusion.triton_operations import TYPES, by_constant, expression
 
 Numerics: TypeAlias = Literal["float32", "tf32", "bfloat16"]
@@ -41,7 +42,9 @@ class Writer:
         self._slots = slots
         self._indent = indent
         self._said: dict[tuple, str] = {}
-        self._summed_only: set[Node] = set()
+        self._scattered: set[Node] = set()
+        self._narrow = Narrow({}, {}, {}, {})
+        self._tiles: dict[Head, str] = {}
         self._count = 0
 
     def line(self, text: str) -> None:
@@ -55,7 +58,7 @@ class Writer:
     def write(self, program: Program, inputs: Sequence[str]) -> list[str]:
         """Writes a program whose inputs have these names; returns the names of its outputs."""
         nodes = program.nodes()
-        self._summed_only |= _summed_only(nodes, program.outputs)
+        self._find_products(nodes, program.outputs)
         names = {node: inputs[int(node.attributes[0])] for node in nodes if node.op == "input"}
         waiting = {node: guard for guard in guards(nodes, program.outputs) for node in guard.nodes}
         for node in nodes:
@@ -83,7 +86,7 @@ class Writer:
             self.line(f"{name} = tl.zeros({self._shape(node)}, {TYPES[node.dtype.name]})")
         self.line(f"if tl.max({names[guard.condition]}.to(tl.int32), axis=0) != 0:")
         self.deeper()
-        inside = dict(names)
+        inside, tiles = dict(names), dict(self._tiles)
         for node in guard.nodes:
             inside[node] = self._node(node, [inside[operand] for operand in node.operands])
         for node, name in results.items():
@@ -91,6 +94,7 @@ class Writer:
             self.line(f"{name} = {whole}.to({TYPES[node.dtype.name]})")
         self.deeper(-1)
         names.update(results)
+        self._tiles = tiles
 
     def _write_tree(self, root: Node, names: dict[Node, str], waiting: dict[Node, Guard]) -> None:
         for node in Program((), (root,)).nodes():
@@ -115,7 +119,18 @@ class Writer:
                 return self._dot(node, operands[0])
             case "stack":
                 return self._stack(node, operands)
-        return self._assign(self._expression(node, operands))
+        return self._narrow_node(node, operands) or self._assign(self._expression(node, operands))
+
+    def _narrow_node(self, node: Node, operands: list[str]) -> str | None:
+        """A node that belongs to a narrow product."""
+        narrow = self._narrow
+        if node in narrow.absorbed:
+            return operands[node.operands.index(narrow.absorbed[node])]
+        if node in narrow.heads:
+            return self._head(*narrow.heads[node], operands[0])
+        if node in narrow.added:
+            return self._first(narrow.added[node], operands[node.operands.index(narrow.added[node])])
+        return None
 
     def _assign(self, text: str) -> str:
         name = self.fresh()
@@ -213,7 +228,7 @@ class Writer:
         return 'float("inf")' if row.dtype.kind == "f" else str(np.iinfo(row.dtype).max)
 
     def _stack(self, node: Node, operands: list[str]) -> str:
-        if node in self._summed_only:
+        if node in self._scattered:
             return " ".join(operands)
         column = self.columns(node.width or 0)
         name = self._assign(f"tl.zeros({self._shape(node)}, {TYPES[node.dtype.name]})")
@@ -224,18 +239,81 @@ class Writer:
     def _dot(self, node: Node, operand: str) -> str:
         slot, rows, size, start, transposed = node.attributes
         source, width = node.operands[0], node.width or 0
-        if _is_sum(node):
+        if node in self._narrow.first:
+            return operand if self._narrow.first[node] is not None else self._first(node, operand)
+        if source in self._scattered:
             parts = (
                 f"{name}[:, None] * {self._uniform(slot, row * size + start, source.dtype, width)}"
                 for row, name in enumerate(operand.split())
             )
             return self._assign(" + ".join(parts))
         matrix = self._matrix(slot, rows, size, start, width, transposed=transposed)
-        left = self._masked(source, operand, "0.0")
+        return self._product(self._masked(source, operand, "0.0"), matrix)
+
+    def _product(self, left: str, matrix: str) -> str:
         if self.numerics == "bfloat16":
             return self._assign(f"tl.dot({left}.to(tl.bfloat16), {matrix})")
         precision = "tf32" if self.numerics == "tf32" else "ieee"
         return self._assign(f'tl.dot({left}, {matrix}, input_precision="{precision}")')
+
+    # --- narrow products -------------------------------------------------------------------------------
+
+    def _find_products(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> None:
+        """Which products are narrow; exact ones are sums where that is cheap."""
+        exact = self.numerics == "float32"
+        if not exact:
+            found = find_narrow(nodes, outputs)
+            self._narrow = self._narrow.joined(found)
+        most = MOST_SUMMED if exact else MOST
+        read = {operand for node in nodes if not is_stacked_product(node, most) for operand in node.operands}
+        self._scattered |= {node for node in nodes if node.op == "stack"} - read - set(outputs)
+
+    def _first(self, node: Node, scalars: str) -> str:
+        """The product of a few scalars; what is added to it is one more row of the matrix."""
+        slot, rows, size, start, _ = node.attributes
+        matrix, bias = (
+            self._matrix(slot, rows, size, start, node.width or 0, transposed=False),
+            self._narrow.first[node],
+        )
+        parts = scalars.split()
+        if bias is not None:
+            slot, place = bias.attributes
+            row = self._uniform(slot, place, bias.dtype, bias.width)
+            matrix = self._once(
+                ("biased", matrix, row),
+                f"tl.where({self.columns(MOST)}[:, None] == {rows}, {row}.to({matrix}.dtype), {matrix})",
+            )
+            parts.append("tl.full([BLOCK], 1.0, tl.float32)")
+        parts += ["tl.zeros([BLOCK], tl.float32)"] * (MOST - len(parts))
+        return self._product(self._joined(parts), matrix)
+
+    def _joined(self, parts: list[str]) -> str:
+        """A row of as many scalars, a power of two; it stays in the registers of its thread."""
+        if len(parts) == 1:
+            return parts[0]
+        even, odd = self._joined(parts[::2]), self._joined(parts[1::2])
+        return self._assign(f"tl.reshape(tl.join({even}, {odd}), [BLOCK, {len(parts)}])")
+
+    def _head(self, head: Head, column: int, row: str) -> str:
+        """One column of a product that all sums over a row share."""
+        if head not in self._tiles:
+            self._tiles[head] = self._product(self._masked(head.row, row, "0.0"), self._head_matrix(head))
+        return self._assign(
+            f"tl.sum(tl.where({self.columns(MOST)}[None, :] == {column}, {self._tiles[head]}, 0), axis=1)"
+        )
+
+    def _head_matrix(self, head: Head) -> str:
+        """Uniform rows as the columns of a matrix."""
+        width = head.row.width or 0
+        along, across = self.columns(width), self.columns(MOST)
+        dtype = "tl.bfloat16" if self.numerics == "bfloat16" else "tl.float32"
+        matrix = self._once(("heads", head), f"tl.zeros([{columns(width)}, {MOST}], {dtype})")
+        mask = "" if columns(width) == width else f", mask={along} < {width}, other=0"
+        for n, weight in enumerate(head.weights):
+            slot, place = weight.attributes
+            load = f"tl.load({self._slots[slot]} + {place} + {along}{mask})[:, None].to({dtype})"
+            matrix = self._once(("heads", head, n), f"tl.where({across}[None, :] == {n}, {load}, {matrix})")
+        return matrix
 
     def _loop(self, loop: Loop, operands: list[str]) -> str:
         """Returns the names of the carried numbers, separated by spaces."""
@@ -274,19 +352,3 @@ class Writer:
                 condition = going if loop.body.outputs[n].width is None else f"{going}[:, None]"
                 new = f"tl.where({condition}, {new}, {name})"
             self.line(f"{name} = {new}")
-
-
-def _is_sum(node: Node) -> bool:
-    """Whether a product is written as a sum of scalars times rows of the matrix."""
-    return (
-        node.op == "dot"
-        and node.operands[0].op == "stack"
-        and node.attributes[1] <= MOST_SUMMED
-        and not node.attributes[4]
-    )
-
-
-def _summed_only(nodes: Sequence[Node], outputs: Sequence[Node]) -> set[Node]:
-    """Stacks that no one reads as rows."""
-    read = set(outputs) | {operand for node in nodes if not _is_sum(node) for operand in node.operands}
-    return {node for node in nodes if node.op == "stack" and node not in read}

@@ -1,0 +1,120 @@
+"""Products with few rows or few columns, found so that tensor cores can take them as well.
+
+A policy's first layer has as many rows as there are observations, its last as many columns as there are actions.
+Done as sums of rows they cost more registers than everything else together: every thread would hold its part of
+each row of the matrix.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rollmill.fusion.ir import Node
+
+MOST = 16
+"""Rows, or columns, of a tensor core's smallest operand."""
+
+
+class Head(NamedTuple):
+    """Sums over a row times uniform rows, which are one product with few columns."""
+
+    row: Node
+    weights: tuple[Node, ...]
+    """The uniform rows, in the order of the columns."""
+
+
+class Narrow(NamedTuple):
+    """What is found in a program."""
+
+    first: dict[Node, Node | None]
+    """Products of stacked scalars to the uniform row that is added to nothing but them, if there is one."""
+    added: dict[Node, Node]
+    """Such additions to their product."""
+    heads: dict[Node, tuple[Head, int]]
+    """Sums to their product and its column."""
+    absorbed: dict[Node, Node]
+    """What is multiplied in such sums, and the row in it."""
+
+    def joined(self, other: "Narrow") -> "Narrow":
+        """What is in either."""
+        return Narrow(
+            self.first | other.first,
+            self.added | other.added,
+            self.heads | other.heads,
+            self.absorbed | other.absorbed,
+        )
+
+
+def find_narrow(nodes: Sequence[Node], outputs: Sequence[Node]) -> Narrow:
+    """Narrow products of a program.
+
+    Args:
+        nodes: of the program, operands first.
+        outputs: of the program.
+    """
+    only_user = _only_users(nodes, outputs)
+    first: dict[Node, Node | None] = {}
+    added: dict[Node, Node] = {}
+    for node in nodes:
+        if is_stacked_product(node, MOST):
+            user = only_user.get(node)
+            first[node] = _bias(user, node) if user is not None and node.attributes[1] < MOST else None
+            if user is not None and first[node] is not None:
+                added[user] = node
+    return Narrow(first, added, *_heads(nodes, only_user))
+
+
+def _only_users(nodes: Sequence[Node], outputs: Sequence[Node]) -> dict[Node, Node]:
+    """Of nodes that are read by one other alone, that one."""
+    users: dict[Node, list[Node]] = {}
+    for node in nodes:
+        for operand in node.operands:
+            users.setdefault(operand, []).append(node)
+    return {node: found[0] for node, found in users.items() if len(found) == 1 and node not in outputs}
+
+
+def _heads(
+    nodes: Sequence[Node], only_user: Mapping[Node, Node]
+) -> tuple[dict[Node, tuple[Head, int]], dict[Node, Node]]:
+    sums: dict[Node, list[tuple[Node, Node]]] = {}
+    absorbed: dict[Node, Node] = {}
+    for node in nodes:
+        if node.op != "row_sum" or node.operands[0] not in only_user:
+            continue
+        if found := _weighted(node.operands[0]):
+            row, weight = found
+            absorbed[node.operands[0]] = row
+            sums.setdefault(row, []).append((node, weight))
+    heads = {}
+    for row, weighted in sums.items():
+        for n in range(0, len(weighted), MOST):
+            head = Head(row, tuple(weight for _, weight in weighted[n : n + MOST]))
+            heads |= {node: (head, column) for column, (node, _) in enumerate(weighted[n : n + MOST])}
+    return heads, absorbed
+
+
+def is_stacked_product(node: Node, most: int) -> bool:
+    """Whether a node is the product of at most so many scalars with rows of a matrix."""
+    return (
+        node.op == "dot"
+        and node.operands[0].op == "stack"
+        and node.attributes[1] <= most
+        and not node.attributes[4]
+    )
+
+
+def _bias(user: Node, product: Node) -> Node | None:
+    """What else is added where a user adds a uniform row to a product."""
+    if user.op != "add":
+        return None
+    other = user.operands[0] if user.operands[1] is product else user.operands[1]
+    return other if other.op == "uniform" and other.width == product.width else None
+
+
+def _weighted(product: Node) -> tuple[Node, Node] | None:
+    """The row and the uniform row of their product."""
+    if product.op != "mul" or product.width is None:
+        return None
+    for row, weight in (product.operands, product.operands[::-1]):
+        if weight.op == "uniform" and row.op != "uniform" and row.width == weight.width == product.width:
+            return row, weight
+    return None
