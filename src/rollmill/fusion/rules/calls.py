@@ -1,7 +1,9 @@
 """Functions within functions, which are read where they stand, and branches, which are all computed."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import numpy as np
 
 from rollmill.fusion.equation import Equation, Rule
@@ -33,6 +35,17 @@ def _call(making: Making, equation: Equation, values: Sequence[Value]) -> list[V
     return making.read(equation.params[INLINED[equation.primitive]], values, making, equation.needed)
 
 
+def _expand(making: Making, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    """What some functions of jax.numpy are from jax 0.12 on: primitives that know what they are made of."""
+    primitive = equation.params["_prim"]
+
+    def expand(*leaves: Any) -> Any:
+        return primitive.expand(*jax.tree.unflatten(primitive.in_tree, leaves))
+
+    structs = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
+    return making.read(jax.make_jaxpr(expand)(*structs), values, making, equation.needed)
+
+
 def _cond(making: Making, equation: Equation, values: Sequence[Value]) -> list[Value]:
     index, *operands = values
     branches = equation.params["branches"]
@@ -53,5 +66,6 @@ def _merged(making: Making, index: Value, cases: Sequence[Value]) -> Value:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(INLINED, _call),
+    "call_hi_primitive": _expand,
     "cond": _cond,
 }
