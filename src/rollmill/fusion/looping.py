@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rollmill.fusion.ir import Loop, Node
+from rollmill.fusion.ir import Loop, Node, Program
 from rollmill.fusion.making import Making
 from rollmill.fusion.values import KeyPair, Rows, Scalars, Value, flat_nodes, is_key, is_same, no_nodes
 
@@ -35,32 +35,22 @@ def looped(
     Returns:
         What is carried after the last turn.
     """
-    held = [Held() for _ in start]
-    while True:
-        inside = making.inside()
-        before = [_handed_in(inside, value, how) for value, how in zip(start, held, strict=True)]
-        after = body(inside, list(before))
-        wider = [_as_needed(inside, *each) for each in zip(held, before, after, strict=True)]
-        if wider == held:
-            break
-        held = wider
+    held, inside, after = _turn(making, body, start)
     changing = [n for n, how in enumerate(held) if how.changes]
     if not changing:
         return list(start)  # every turn does the same
     outputs = [_held(inside, after[n], held[n]) for n in changing]
     program = inside.region.program([node for value in outputs for node in flat_nodes(value)])
-    asking, asked = None, list[Node]()
-    if condition is not None:
-        outside = making.inside()
-        now = [_handed_in(outside, value, how) for value, how in zip(start, held, strict=True)]
-        (goes_on,) = condition(outside, now)
-        asking = outside.region.program([outside.scalar(goes_on)])
-        asked = outside.region.captures
+    asking, asked = (None, []) if condition is None else _asking(making, condition, start, held)
     carried = [_held(making, start[n], held[n]) for n in changing]
     first = [node for value in carried for node in flat_nodes(value)]
-    operands = [*first, *inside.region.captures, *asked]
-    loop = making.region.emit("loop", *operands, dtype=np.int32, attributes=(Loop(program, asking, turns),))
-    items = iter(
+    loop = making.region.emit(
+        "loop",
+        *(*first, *inside.region.captures, *asked),
+        dtype=np.int32,
+        attributes=(Loop(program, asking, turns),),
+    )
+    items = (
         making.region.emit("item", loop, dtype=node.dtype, width=node.width, attributes=(n,))
         for n, node in enumerate(program.outputs)
     )
@@ -68,6 +58,30 @@ def looped(
     for n, value in zip(changing, carried, strict=True):
         found[n] = _like(value, lambda: next(items))
     return found
+
+
+def _turn(making: Making, body: Body, start: Sequence[Value]) -> tuple[list[Held], Making, list[Value]]:
+    """How everything is held that the body changes, where its nodes were made, and what it makes of it."""
+    held = [Held() for _ in start]
+    while True:
+        inside = making.inside()
+        before = [_handed_in(inside, value, how) for value, how in zip(start, held, strict=True)]
+        after = body(inside, list(before))
+        wider = [_as_needed(inside, *each) for each in zip(held, before, after, strict=True)]
+        if wider == held:
+            return held, inside, after
+        held = wider
+
+
+def _asking(
+    making: Making, condition: Body, start: Sequence[Value], held: Sequence[Held]
+) -> tuple[Program, list[Node]]:
+    """The program that says whether another turn follows, and what it reads from outside."""
+    inside = making.inside()
+    now = [_handed_in(inside, value, how) for value, how in zip(start, held, strict=True)]
+    (goes_on,) = condition(inside, now)
+    program = inside.region.program([inside.scalar(goes_on)])
+    return program, inside.region.captures
 
 
 def _handed_in(inside: Making, value: Value, how: Held) -> Value:

@@ -6,7 +6,7 @@ import numpy as np
 
 from rollmill.fusion.columns import cut_row
 from rollmill.fusion.ir import Node
-from rollmill.fusion.making import Making
+from rollmill.fusion.making import Making, check_columns
 from rollmill.fusion.refusals import NotLowered
 from rollmill.fusion.values import (
     MOST_COLUMNS,
@@ -103,7 +103,8 @@ def _of_rows(making: Making, value: Rows | Joined, places: np.ndarray, fill: Nod
         return _as_scalars(making, value, places, fill)
     lead, table = places.shape[:-1], places.reshape(-1, places.shape[-1])
     cuts = _cuts(value, table)
-    if len(cuts) - 1 > max(MOST_PIECES, places.shape[-1] // NARROW) and value.shape[-1] <= MOST_COLUMNS:
+    if len(cuts) - 1 > max(MOST_PIECES, places.shape[-1] // NARROW):
+        check_columns(value.shape)
         return _as_scalars(making, value, places, fill)
     pieces = [_piece(making, value, table[:, a], b - a, lead, fill) for a, b in zip(cuts, cuts[1:], strict=False)]
     return joined(making, pieces)
