@@ -78,6 +78,7 @@ def supervise(ray_cluster):
         launcher.close()
 
 
+@pytest.mark.slow
 def test_workers_are_named_spread_over_nodes_and_heard(supervise, tmp_path):
     lines = []
     environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}
@@ -97,6 +98,7 @@ def test_workers_are_named_spread_over_nodes_and_heard(supervise, tmp_path):
     assert "hello from actor/1" in (tmp_path / "actor-1.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_lost_at_once_with_its_children_and_can_be_replaced(supervise):
     supervisor = supervise(job(cluster_jobs.has_a_child), job(cluster_jobs.crashes_when_told, 1))
     child = until(supervisor, "child", SECONDS).fields
@@ -204,11 +206,6 @@ POLICIES = {
     "environments": {},
     "central": {},
 }
-FAST = {("ppo", "single-learner-coarse"), ("ppo", "single-learner-fine")}
-TABLE = [
-    pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
-    for case in itertools.product(ALGORITHMS, POLICIES)
-]
 
 
 def small(iterations, algorithm="ppo"):
@@ -230,7 +227,8 @@ def weights_of_one_program(tmp_path_factory):
     return weights
 
 
-@pytest.mark.parametrize(("algorithm", "policy"), TABLE)
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "policy"), itertools.product(ALGORITHMS, POLICIES))
 def test_placement_by_ray_changes_no_weight(ray_cluster, weights_of_one_program, tmp_path, algorithm, policy):
     options = {"distribution": policy, "quiet": True, "tensorboard": False, **POLICIES[policy]}
     run = rollmill.train(small(ITERATIONS, algorithm), run_dir=tmp_path / "run", cluster="ray", **options)
@@ -263,6 +261,7 @@ class Told:
         return next(int(match[1]) for match in found if match)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("distribution", "name"), [("single-learner-coarse", "actor/1"), ("single-learner-fine", "environment/0")]
 )
