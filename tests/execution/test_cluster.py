@@ -228,7 +228,7 @@ def weights_of_one_program(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "policy"), itertools.product(ALGORITHMS, POLICIES))
+@pytest.mark.parametrize(("algorithm", "policy"), list(itertools.product(ALGORITHMS, POLICIES)))
 def test_placement_by_ray_changes_no_weight(ray_cluster, weights_of_one_program, tmp_path, algorithm, policy):
     options = {"distribution": policy, "quiet": True, "tensorboard": False, **POLICIES[policy]}
     run = rollmill.train(small(ITERATIONS, algorithm), run_dir=tmp_path / "run", cluster="ray", **options)
