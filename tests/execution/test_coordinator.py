@@ -524,6 +524,18 @@ def test_an_iteration_between_losses_is_a_new_row_of_them():
     assert len(of_kind(coordinate(script), Saved)) == 1
 
 
+def test_what_fails_in_the_same_iteration_again_and_again_ends_the_run():
+    """All go back and come there again, but nobody comes further."""
+
+    def script(workers):
+        for _ in range(module.MOST_RESTARTS + 1):
+            yield [workers.row(n) for n in range(7)]
+            yield [workers.lost("learner/0", reason="ValueError: the seventh")]
+
+    with pytest.raises(LostWorker, match="learner/0 was lost 6 times in a row: ValueError: the seventh"):
+        coordinate(script)
+
+
 def test_who_can_be_replaced_alone():
     found = {}
     for name in list_distributions():

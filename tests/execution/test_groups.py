@@ -277,48 +277,74 @@ def test_asynchronous_trainings_end_tell_their_lag_and_learn(algorithm, policy):
 class FinalOrder:
     """A control whose coordinator asks for the last state once it has heard of the last iteration."""
 
-    def __init__(self):
-        self.sent = []
-        self.at, self.check, self.wait = (
-            lambda note, expect=0.0: None,
-            lambda: None,
-            lambda kind, timeout=None: None,
-        )
-        self.stopping = lambda: False
+    def __init__(self, *, late):
+        """`late` orders come only to who waits for them."""
+        self.sent, self._late = [], late
+        self.at, self.check, self.stopping = lambda note, expect=0.0: None, lambda: None, lambda: False
 
     def send(self, kind, fields, arrays=None):
         self.sent.append((kind, fields["iteration"]))
 
     def latest(self, kind):
-        told = ("row", ITERATIONS - 1) in self.sent and kind == "snapshot"
+        told = ("row", ITERATIONS - 1) in self.sent and kind == "snapshot" and not self._late
         return Message("snapshot", {"iteration": ITERATIONS, "final": True}, {}) if told else None
 
+    def wait(self, kind, timeout=None):
+        self._late = False
+        return self.latest(kind)
 
-def test_an_update_ends_though_gradients_never_cease():
+
+ENDED = [("row", ITERATIONS - 2), ("row", ITERATIONS - 1), ("snapshot", ITERATIONS)]
+
+
+@pytest.fixture
+def updating():
+    """Lets an update do the last two iterations of asynchronous workers; its thread, and senders of gradients."""
+
+    def start(control):
+        graph, broker = graph_of("a3c"), LocalBroker()
+        partition, flows = find_distribution("central")(Counts(actors=2, asynchronous=True)), flow(graph)
+        seat = Seat(
+            graph=graph,
+            flow=flows,
+            partition=partition,
+            group=partition.holder("update"),
+            replica=0,
+            wire=MemoryWire(broker),
+            control=control,
+            key=jax.random.key(0),
+            seed=0,
+            first=ITERATIONS - 2,
+            restored={},
+        )
+        thread = threading.Thread(target=run_update, args=(seat,), daemon=True)
+        thread.start()
+        wire, layout = MemoryWire(broker), gradients_layout(flows)
+        senders = [wire.sender("gradients", source=n, targets=[0], layout=layout) for n in range(2)]
+        return thread, senders, layout.unflatten([np.zeros(leaf.shape, leaf.dtype) for leaf in layout.leaves])
+
+    return start
+
+
+def test_an_update_ends_though_gradients_never_cease(updating):
     """Asynchronous workers go on until they are ended, and that they are when the last state is there."""
-    graph, broker, control = graph_of("a3c"), LocalBroker(), FinalOrder()
-    partition, flows = find_distribution("central")(Counts(actors=2, asynchronous=True)), flow(graph)
-    seat = Seat(
-        graph=graph,
-        flow=flows,
-        partition=partition,
-        group=partition.holder("update"),
-        replica=0,
-        wire=MemoryWire(broker),
-        control=control,
-        key=jax.random.key(0),
-        seed=0,
-        first=ITERATIONS - 2,
-        restored={},
-    )
-    updating = threading.Thread(target=run_update, args=(seat,), daemon=True)
-    updating.start()
-    layout = gradients_layout(flows)
-    zeros = layout.unflatten([np.zeros(leaf.shape, leaf.dtype) for leaf in layout.leaves])
-    senders = [MemoryWire(broker).sender("gradients", source=n, targets=[0], layout=layout) for n in range(2)]
+    control = FinalOrder(late=False)
+    thread, senders, gradients = updating(control)
     deadline = time.monotonic() + 30
-    while updating.is_alive() and time.monotonic() < deadline:
+    while thread.is_alive() and time.monotonic() < deadline:
         for sender in senders:
-            sender.try_send(zeros, flags=LAST)
-    assert not updating.is_alive()
-    assert control.sent == [("row", ITERATIONS - 2), ("row", ITERATIONS - 1), ("snapshot", ITERATIONS)]
+            sender.try_send(gradients, flags=LAST)
+    assert not thread.is_alive()
+    assert control.sent == ENDED
+
+
+def test_an_update_waits_for_the_last_order_after_all_workers_have_closed(updating):
+    """Between hosts they do, so that nothing is lost on the way."""
+    control = FinalOrder(late=True)
+    thread, senders, gradients = updating(control)
+    for sender in senders:
+        for _ in range(2):
+            sender.send(gradients, flags=LAST, timeout=30.0)
+        sender.close()
+    thread.join(30.0)
+    assert control.sent == ENDED

@@ -36,7 +36,7 @@ THREADS = "NPROC"
 """The environment variable that tells XLA how many threads a program on a CPU may have."""
 
 MOST_RESTARTS = 5
-"""In a row, without an iteration between them."""
+"""In a row, without an iteration between them that had not been done before."""
 
 
 class Rows(NamedTuple):
@@ -98,7 +98,7 @@ class Coordinator:
         self._saved, self._blank, self._restored = begin_with, blank, restored
         self._began, self._goes_on = begin_with.iteration, restored
         self._last = graph.loops.iterations
-        self._iteration = begin_with.iteration
+        self._iteration = self._furthest = begin_with.iteration
         self._generation = 1 if restored else 0
         self._epoch = 0
         self._attempts: dict[str, int] = {}
@@ -209,7 +209,9 @@ class Coordinator:
         self._row_seconds = 0.8 * self._row_seconds + 0.2 * (now - self._row_at) / len(rows)
         self._row_at = now
         self._iteration = first + len(rows)
-        self._restarts.clear()
+        if self._iteration > self._furthest:  # what fails in one iteration does so each time that it is come to
+            self._furthest = self._iteration
+            self._restarts.clear()
         if self._iteration == self._last:
             self._end_update()
         return Rows(first, [{name: np.float32(value) for name, value in row.items()} for row in rows])

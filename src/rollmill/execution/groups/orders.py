@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rollmill.channels import TimedOut
-from rollmill.execution.workers import Control
+from rollmill.execution.workers import Control, Message
 
 PATIENCE = 0.2
 """Seconds of waiting between two looks at the orders."""
@@ -42,6 +42,10 @@ class Orders:
         self._read()
         return self._snapshot
 
+    def wait(self) -> None:
+        """Until a checkpoint is wanted."""
+        self._take(self._control.wait("snapshot"))
+
     @property
     def final(self) -> bool:
         """Whether the one that is wanted is the last one, after which nothing comes."""
@@ -53,7 +57,10 @@ class Orders:
 
     def _read(self) -> None:
         if wanted := self._control.latest("snapshot"):
-            self._snapshot, self._final = int(wanted.fields["iteration"]), bool(wanted.fields.get("final"))
+            self._take(wanted)
+
+    def _take(self, wanted: Message) -> None:
+        self._snapshot, self._final = int(wanted.fields["iteration"]), bool(wanted.fields.get("final"))
 
 
 def patiently(wait: Callable[[float], T], meanwhile: Callable[[], None]) -> T:

@@ -6,6 +6,7 @@ gradients            learns from its rollout, or from those that come
 update alone         applies gradients that come (`updating`)
 """
 
+import contextlib
 from functools import partial
 from typing import NamedTuple
 
@@ -80,14 +81,12 @@ class _Replica:
     def run(self) -> None:
         """Until the training ends, or, where nobody is waited for, until it is ended."""
         iteration = self._first
-        try:
+        with contextlib.suppress(Over):
             while self._seat.endless or iteration < self._orders.last:
                 if not self._seat.endless and self._orders.wants(iteration):
                     self._send_snapshot(iteration)
                 self._iterate(iteration)
                 iteration += 1
-        except Over:
-            iteration = self._orders.last
         self._send_snapshot(iteration)
 
     @property

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from rollmill.channels import Receiver, Sender
+from rollmill.channels import ChannelClosed, Receiver, Sender
 from rollmill.core.types import HostFailure
 from rollmill.dataflow import Collector, Turn
 from rollmill.execution.groups.orders import Orders, patiently
@@ -94,8 +94,11 @@ class Serving:
         control.at("waiting for actions")
         source = served.link.policy
         receive = lambda wait: served.requests.receive(source=source, timeout=wait)
-        with patiently(receive, lambda: self._look_around(iteration)) as message:
-            request = message.copy()
+        try:
+            with patiently(receive, lambda: self._look_around(iteration)) as message:
+                request = message.copy()
+        except ChannelClosed as closed:  # between hosts, a policy that has ended closes what it asked through
+            raise Over from closed
         control.at("stepping environments")
         if self._restarted[n]:
             self._restart(n)

@@ -7,12 +7,12 @@ Learning", ICML 2016); how many updates old the weights were that they were comp
 
 import contextlib
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
-from rollmill.channels import Message
+from rollmill.channels import ChannelClosed, Message, Receiver
 from rollmill.dataflow import Learner, start_learner
 from rollmill.execution.groups.exchange import LAST
 from rollmill.execution.groups.lag import Lag
@@ -41,9 +41,16 @@ def run_update(seat: Seat) -> None:
     with contextlib.suppress(Ended):
         while True:
             seat.control.at("waiting for gradients")
-            with patiently(lambda wait: gradients.receive(timeout=wait), updating.look_around) as message:
+            with _next(gradients, updating) as message:
                 updating.apply(message)
             parameters.publish(updating.parameters, version=updating.version)
+
+
+def _next(gradients: Receiver, updating: "_Updating") -> Message:
+    try:
+        return patiently(lambda wait: gradients.receive(timeout=wait), updating.look_around)
+    except ChannelClosed:  # between hosts, workers that have ended close what they sent through
+        updating.await_end()
 
 
 class _Updating:
@@ -116,6 +123,16 @@ class _Updating:
             self._send_snapshot()
         if self._orders.final:
             raise Ended
+
+    def await_end(self) -> NoReturn:
+        """After the last gradients: does what the coordinator asks for.
+
+        Raises:
+            Ended: it asked for the last state.
+        """
+        while True:
+            self.look_around()
+            self._orders.wait()
 
     def _send_snapshot(self) -> None:
         fields = {"iteration": self._orders.pending(), "lowest": 0}
