@@ -60,7 +60,9 @@ def rollout_step(graph: Graph, weights: Weights, collector: PyTree[jax.ShapeDtyp
     """
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     t = jax.ShapeDtypeStruct((), jnp.int32)
-    scalarised = scalarise(partial(_step_raw, graph, collector), (to_raw(collector), key, t), (weights,))
+    scalarised = scalarise(
+        partial(_step_raw, graph, collector), (to_raw(collector), key, t), (weights,), carried=True
+    )
     leaves = input_leaves(scalarised.program, [to_raw(collector), key])
     count = len(jax.tree.leaves(collector))
     after, step = output_leaves(scalarised)
