@@ -139,9 +139,10 @@ def coordinate():
     with LocalLauncher() as launcher, Supervisor(jobs, launcher=launcher, display=lambda line: None) as supervisor:
         supervisor.start()
         sent = [message.fields for message in several(supervisor, "children", len(jobs))]
-        servers = [server.pid for server in launcher.servers]
-        print(*servers, *(pid for fields in sent for pid in (fields["pid"], *fields["pids"])), flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
+        started = [server.pid for server in launcher.servers]
+        started += [pid for fields in sent for pid in (fields["pid"], *fields["pids"])]
+        with contextlib.suppress(KeyboardInterrupt):  # it can come as soon as the line is out
+            print(*started, flush=True)
             while True:
                 supervisor.events(1.0)
     print("closed", flush=True)
