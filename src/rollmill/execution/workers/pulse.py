@@ -1,22 +1,13 @@
 """What a thread is doing: what it noted itself, and the source line that it stands at."""
 
-import linecache
-import os
-import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 from rollmill.execution.workers.messages import Seconds
-
-_PACKAGE = str(Path(__file__).parents[2]) + os.sep
-_CARRIERS = (str(Path(__file__).parent) + os.sep, os.path.join(_PACKAGE, "channels") + os.sep)
-_INSTALLED = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
+from rollmill.execution.workers.stacks import whereabouts
 
 
 class Beat(NamedTuple):
@@ -87,33 +78,3 @@ class Pulse:
         if progress != self._seen[0]:
             self._seen = (progress, now)
         return Beat(note, expect, progress, now - self._seen[1], whereabouts(self._thread))
-
-
-def whereabouts(thread: int) -> str:
-    """The innermost line of the thread's own code, and the library's line inside of it where there is one.
-
-    Own code is outside Python's folders, or Rollmill's but for what carries messages.
-    """
-    frame = sys._current_frames().get(thread)
-    if frame is None:
-        return "its main thread has ended"
-    frames = list(_inwards_out(frame))
-    own = next((frame for frame in frames if _is_own(frame.f_code.co_filename)), frames[0])
-    text = f"{_place(own)}: {linecache.getline(own.f_code.co_filename, own.f_lineno).strip()}"
-    return text if own is frames[0] else f"{text} (inside, {_place(frames[0])})"
-
-
-def _inwards_out(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _is_own(file: str) -> bool:
-    if file.startswith(_PACKAGE):
-        return not file.startswith(_CARRIERS)
-    return not file.startswith(("<", *_INSTALLED))
-
-
-def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
