@@ -48,7 +48,7 @@ POLICIES = {
     "environments": {"workers": 4, "actors": 2, "learners": 2},
     "central": {"actors": 2},
 }
-FAST = {("ppo", COARSE), ("ippo", FINE)}
+FAST = {("ppo", COARSE)}
 TABLE = [
     pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
     for case in itertools.product(ALGORITHMS, POLICIES)

@@ -40,7 +40,11 @@ def wait_for_checkpoint(run: Path, at_least: int, process, seconds: float = 120)
     raise AssertionError(f"no checkpoint {at_least} within {seconds} s")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+FAST = ("normalised", "two-devices")
+TABLE = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in VARIANTS]
+
+
+@pytest.mark.parametrize("variant", TABLE)
 def test_killed_and_resumed_is_never_stopped(rollmill, tmp_path, variant):
     train = ["train", "ppo", "CartPole-v1", *SIZES, *ALWAYS, *VARIANTS[variant]]
     whole = rollmill(*train, "--run-dir", "whole")

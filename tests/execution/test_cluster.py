@@ -192,7 +192,7 @@ def little_optimisation():
         yield
 
 
-ITERATIONS = 6
+ITERATIONS = 20
 ALGORITHMS = {
     "ppo": (rollmill.ppo, "CartPole-v1"),
     "mappo": (rollmill.mappo, "TagGridWorld-Small-v0"),

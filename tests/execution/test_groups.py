@@ -83,9 +83,6 @@ ALGORITHMS = {
 }
 FAST = {
     *itertools.product(["ppo"], POLICIES),
-    ("ppo masked", "environments"),
-    ("ppo stopping", "central"),
-    ("ppo recurrent", "environments"),
     ("impala", "single-learner-coarse"),
     ("one's own", "environments"),
 }

@@ -43,7 +43,11 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+LONG = ("recurrent", "impala")
+TABLE = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in VARIANTS]
+
+
+@pytest.mark.parametrize("variant", TABLE)
 def test_two_devices_give_the_numbers_of_one(variant):
     algorithm = graph(**VARIANTS[variant])
     (one, rows_one), (two, rows_two) = (run(lower(algorithm, devices=jax.devices()[:n])) for n in (1, 2))

@@ -104,7 +104,7 @@ def a3c(
         loops,
         optimiser=optimiser,
         prepare=partial(prepare, parts.policy, gamma=config.gamma, gae_lambda=config.gae_lambda),
-        gradients=partial(mean_gradients, parts.policy, partial(sample_loss, config)),
+        gradients=mean_gradients(parts.policy, partial(sample_loss, config)),
     )
 
 

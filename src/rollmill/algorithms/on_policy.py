@@ -17,7 +17,7 @@ from rollmill.algorithms.fragments import NetworkPolicy, PolicyWeights
 from rollmill.algorithms.optimisers import descend
 from rollmill.algorithms.returns import bootstrap_values, generalised_advantages
 from rollmill.core.types import Key, Memory
-from rollmill.dataflow import Batch, Metrics, Reduce, Step, Trajectory
+from rollmill.dataflow import Batch, MeanGradients, Metrics, Reduce, Step, Trajectory
 from rollmill.envs import Statistics, initial_statistics, scale, update_statistics
 from rollmill.networks import Output
 
@@ -155,32 +155,34 @@ def unconditioned(minibatch: Batch, reduce: Reduce) -> Batch:
     return minibatch
 
 
-def mean_gradients(
-    policy: NetworkPolicy, loss: SampleLoss, learner: ActorCriticLearner, minibatch: Batch
-) -> tuple[PyTree[Array], Metrics]:
+def mean_gradients(policy: NetworkPolicy, loss: SampleLoss) -> MeanGradients:
     """Of the mean loss over a minibatch, with respect to the network's weights."""
-
-    def mean_loss(network):
-        weights = PolicyWeights(network, learner.weights.observations)
-        each = partial(_sequence_loss if policy.recurrent else _sample_loss, policy, loss, weights)
-        losses, metrics = jax.vmap(each)(minibatch.samples, minibatch.sequences)
-        return jnp.mean(losses), jax.tree.map(jnp.mean, metrics)
-
-    (total, metrics), slopes = jax.value_and_grad(mean_loss, has_aux=True)(learner.weights.network)
-    return slopes, {"losses/total": total, **metrics}
+    of_one = _sequence_loss if policy.recurrent else _sample_loss
+    return MeanGradients(partial(of_one, policy, loss), lambda learner: learner.weights.network)
 
 
 def _sample_loss(
-    policy: NetworkPolicy, loss: SampleLoss, weights: PolicyWeights, sample: Samples, memory: Memory
+    policy: NetworkPolicy,
+    loss: SampleLoss,
+    network: PyTree[Array],
+    learner: ActorCriticLearner,
+    sample: Samples,
+    memory: Memory,
 ) -> tuple[Float[Array, ""], Metrics]:
+    weights = PolicyWeights(network, learner.weights.observations)
     return loss(sample, policy.forward(weights, memory, sample.observation, sample.action_mask))
 
 
 def _sequence_loss(
-    policy: NetworkPolicy, loss: SampleLoss, weights: PolicyWeights, samples: Samples, start_memory: Memory
+    policy: NetworkPolicy,
+    loss: SampleLoss,
+    network: PyTree[Array],
+    learner: ActorCriticLearner,
+    samples: Samples,
+    start_memory: Memory,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Mean loss of one environment's sequence `[T, ...]`, the memory carried along it."""
-    fresh = policy.start_memory()
+    weights, fresh = PolicyWeights(network, learner.weights.observations), policy.start_memory()
 
     def step(memory, sample):
         memory = jax.tree.map(partial(jnp.where, sample.begins), fresh, memory)

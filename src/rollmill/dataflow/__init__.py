@@ -15,6 +15,7 @@ from rollmill.dataflow.elsewhere import (
     with_update_elsewhere,
 )
 from rollmill.dataflow.flow import Flow, Request, Turn, flow
+from rollmill.dataflow.gradients import LossOfOne, MeanGradients
 from rollmill.dataflow.graph import (
     Batch,
     Collector,
@@ -53,7 +54,8 @@ from rollmill.dataflow.loops import (
     step_all,
     step_one,
 )
-from rollmill.dataflow.minibatches import choose_num_shards, num_shards_for, shuffled_rows, taker
+from rollmill.dataflow.minibatches import choose_num_shards, flat_samples, num_shards_for, shuffled_rows, taker
+from rollmill.dataflow.packing import Packed, pack
 from rollmill.dataflow.partition import (
     FRAGMENTS,
     Group,
@@ -87,8 +89,11 @@ __all__ = [
     "Interface",
     "Learner",
     "Loops",
+    "LossOfOne",
+    "MeanGradients",
     "Metrics",
     "Opening",
+    "Packed",
     "Partition",
     "Piece",
     "Reduce",
@@ -116,7 +121,9 @@ __all__ = [
     "learn",
     "learn_from",
     "learn_minibatch",
+    "flat_samples",
     "num_shards_for",
+    "pack",
     "over_epochs",
     "peers",
     "permutation",

@@ -153,7 +153,7 @@ class Decide(Protocol):
         ...
 
 
-class MeanGradients(Protocol):
+class Gradients(Protocol):
     """`gradients`: of the mean loss over a minibatch.
 
     Invariant: gradients and metrics are means over samples, so that the mean over equal parts of a

@@ -18,6 +18,7 @@ from jaxtyping import Array, Int, PyTree, UInt32
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Key
 from rollmill.dataflow.graph import Batch, Loops
+from rollmill.dataflow.packing import pack
 from rollmill.dataflow.shuffle import permutation
 
 
@@ -75,42 +76,14 @@ def shuffled_rows(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Arr
 def taker(batch: Batch, loops: Loops) -> Callable[[UInt32[Array, " N"]], Batch]:
     """The function from rows to the minibatch that consists of them."""
     if loops.cut == "samples":
-        take = _packed_rows(jax.tree.map(_flat_rows, batch.samples))
-        return lambda rows: Batch(take(rows))
+        packed = pack(flat_samples(batch))
+        return lambda rows: Batch(packed.take(rows))
     by_sequence = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), batch.samples)
     pick = lambda tree, rows: jax.tree.map(lambda leaf: leaf[rows], tree)
     return lambda rows: Batch(pick(by_sequence, rows), pick(batch.sequences, rows))
 
 
-def _flat_rows(leaf: Array) -> Array:
-    return leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])  # no -1: a leaf may be empty
-
-
-def _packed_rows(samples: PyTree[Array]) -> Callable[[UInt32[Array, " N"]], PyTree[Array]]:
-    """Gathers rows of a tree with one gather for all 32-bit leaves together.
-
-    A row of small leaves lies in one or two cache lines then, instead of one a leaf.
-    """
-    leaves, treedef = jax.tree.flatten(samples)
-    packs = [leaf.dtype.itemsize == 4 and jnp.issubdtype(leaf.dtype, jnp.number) for leaf in leaves]
-    columns = [_to_columns(leaf) for leaf, pack in zip(leaves, packs, strict=True) if pack]
-    table = jnp.concatenate(columns, axis=1) if columns else jnp.zeros((len(leaves[0]), 0), jnp.uint32)
-
-    def take(rows):
-        picked = table[rows]
-        taken, start = [], 0
-        for leaf, pack in zip(leaves, packs, strict=True):
-            width = math.prod(leaf.shape[1:]) if pack else 0
-            taken.append(_from_columns(picked[:, start : start + width], leaf) if pack else leaf[rows])
-            start += width
-        return jax.tree.unflatten(treedef, taken)
-
-    return take
-
-
-def _to_columns(leaf: Array) -> UInt32[Array, "rows width"]:
-    return jax.lax.bitcast_convert_type(leaf, jnp.uint32).reshape(leaf.shape[0], math.prod(leaf.shape[1:]))
-
-
-def _from_columns(columns: UInt32[Array, "N width"], like: Array) -> Array:
-    return jax.lax.bitcast_convert_type(columns, like.dtype).reshape(len(columns), *like.shape[1:])
+def flat_samples(batch: Batch) -> PyTree[Array]:
+    """The samples of a batch `[T * E, ...]`."""
+    flat = lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])  # no -1: it may be empty
+    return jax.tree.map(flat, batch.samples)

@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 
 from rollmill.fusion.ir import Program
 from rollmill.fusion.scalarise import Scalarised
-from rollmill.fusion.values import Known, Rows, Scalars, Uniform, Value
+from rollmill.fusion.values import Known, Outer, Rows, Scalars, Uniform, Value
 
 
 class Leaf(NamedTuple):
@@ -62,18 +62,23 @@ def input_leaves(program: Program, structs: PyTree[jax.ShapeDtypeStruct]) -> lis
 def output_leaves(scalarised: Scalarised) -> list[list[Leaf]]:
     """The leaves of each output of a scalarised function."""
     first, found = 0, []
-    is_value = lambda x: isinstance(x, (Known, Rows, Scalars, Uniform))
     for part in scalarised.outputs:
         leaves = []
         for value in jax.tree.leaves(part, is_leaf=is_value):
-            leaf = _output_leaf(value, first)
+            leaf = output_leaf(value, first)
             first += len(leaf.places)
             leaves.append(leaf)
         found.append(leaves)
     return found
 
 
-def _output_leaf(value: Value, first: int) -> Leaf:
+def is_value(x: Any) -> bool:
+    """Whether something in a tree of results is a value."""
+    return isinstance(x, Known | Outer | Rows | Scalars | Uniform)
+
+
+def output_leaf(value: Value, first: int) -> Leaf:
+    """The leaf of a result whose first node is this one of a program's outputs."""
     if isinstance(value, Known | Uniform):
         return Leaf(value.shape, value.dtype, (), None, value.array)
     assert isinstance(value, Rows | Scalars), value

@@ -40,7 +40,7 @@ class Uniforms:
 
     def slot(self, array: Array | np.ndarray) -> int:
         """The slot of an array, which is the same each time it is asked for."""
-        if id(array) not in self._held:
+        if id(array) not in self._slots:
             self._held[id(array)] = array  # so that no other array gets its id
             content = (
                 (array.shape, array.dtype.name, array.tobytes()) if isinstance(array, np.ndarray) else id(array)
@@ -134,6 +134,7 @@ class Making(NamedTuple):
             case Joined(parts):
                 check_columns(value.shape)
                 return Scalars(np.concatenate([self.scalars(part).nodes for part in parts], axis=-1), value.dtype)
+        raise TypeError(f"{type(value).__name__} is written out first")
 
     def scalar(self, value: Value) -> Node:
         """The node of an array of one number."""

@@ -16,9 +16,10 @@ from rollmill.core.own_line import own_line_of
 from rollmill.fusion.equation import Equation
 from rollmill.fusion.making import Making, settled
 from rollmill.fusion.refusals import CannotFuse, NotLowered
-from rollmill.fusion.rules import RULES, calls, shapes
+from rollmill.fusion.rules import RULES, calls, products, shapes
 from rollmill.fusion.values import (
     Known,
+    Outer,
     Value,
     is_key,
     is_shared,
@@ -33,6 +34,9 @@ MOST_NODES = 100_000
 """Operations of a program, with those that turn out not to be needed."""
 
 JAX = str(Path(jax.__file__).parent)
+
+KEEP_PRODUCTS = {*calls.INLINED, "transpose"}
+"""Primitives that may be handed products of vectors that are not written out."""
 
 ADVICE = {
     "pure_callback": "a kernel cannot call Python; write it in jax.numpy.",
@@ -112,7 +116,8 @@ def _results(
             _check_types(outputs)
         if name not in RULES:
             raise NotLowered("there is nothing like it in a kernel")
-        found = RULES[name](making, Equation(name, _plain_params(equation), outputs, needed), values)
+        operands = [_operand(making, name, value) for value in values]
+        found = RULES[name](making, Equation(name, _plain_params(equation), outputs, needed), operands)
         return [settled(value) for value in found]
     except NotLowered as error:
         raise CannotFuse(
@@ -122,6 +127,13 @@ def _results(
         if not error.line.startswith(JAX):
             raise
         raise CannotFuse(error.reason, own_line_of(equation), error.advice) from error  # JAX's own function
+
+
+def _operand(making: Making, name: str, value: Value) -> Value:
+    """A value as the rule of a primitive takes it."""
+    if isinstance(value, Outer) and name not in KEEP_PRODUCTS:
+        return products.written_out(making, value)
+    return value
 
 
 def _plain_params(equation: core.JaxprEqn) -> dict[str, Any]:

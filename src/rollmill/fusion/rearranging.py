@@ -53,6 +53,7 @@ def rearranged(making: Making, value: Value, places: np.ndarray, fill: Node | No
             return Uniform(array, pick(positions(value.shape) if before is None else before))
         case Scalars(nodes, dtype):
             return Scalars(pick(nodes), dtype)
+    raise TypeError(f"{type(value).__name__} is written out first")
 
 
 def index_columns(making: Making, value: Value, first: int, width: int) -> Value:

@@ -17,12 +17,14 @@ from rollmill.fusion.ir import Program, Region
 from rollmill.fusion.making import Making, Uniforms
 from rollmill.fusion.reading import TYPES, read
 from rollmill.fusion.refusals import CannotFuse, NotLowered
+from rollmill.fusion.rules.products import written_out
 from rollmill.fusion.rules.random import check_threefry
 from rollmill.fusion.values import (
     LEAST_ROW,
     Joined,
     KeyPair,
     Known,
+    Outer,
     Rows,
     Scalars,
     Uniform,
@@ -43,9 +45,9 @@ class Scalarised(NamedTuple):
     """What its nodes read by slot."""
     inputs: PyTree[Scalars | Rows]
     """In the structure of `each`: the program's inputs."""
-    outputs: PyTree[Known | Uniform | Scalars | Rows]
-    """In the structure that the function returns; nodes of `Scalars` and `Rows` are the program's outputs, in
-    order, and what is known or uniform is not computed by it."""
+    outputs: PyTree[Known | Uniform | Scalars | Rows | Outer]
+    """In the structure that the function returns; nodes of `Scalars` and `Rows`, and of both sides of an `Outer`,
+    are the program's outputs, in order, and what is known or uniform is not computed by it."""
 
 
 def scalarise(
@@ -54,6 +56,7 @@ def scalarise(
     uniform: Sequence[PyTree[Array]] = (),
     *,
     carried: bool = False,
+    summed: bool = False,
 ) -> Scalarised:
     """The program of `function(*uniform, *each)`.
 
@@ -64,13 +67,15 @@ def scalarise(
         uniform: arguments that all environments have in common: arrays, known or traced.
         carried: whether the function returns a tuple whose first part is handed in again as the first of `each`:
             then both lie in the same way, and nothing of it is left to be known or uniform.
+        summed: whether only sums of the results over environments are wanted: then products of two vectors, such
+            as gradients of matrices, are left as `Outer`.
 
     Raises:
         CannotFuse: a primitive that has no meaning in a kernel, or arrays too large for it.
     """
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*uniform, *each)
     count = len(jax.tree.leaves(each[0])) if carried else 0
-    task = _Task(closed, list(map(shared, jax.tree.leaves(uniform))), jax.tree.leaves(each), count)
+    task = _Task(closed, list(map(shared, jax.tree.leaves(uniform))), jax.tree.leaves(each), count, summed)
     in_rows = [_is_row(leaf) for leaf in task.leaves]
     try:
         done = _with_layout(task, in_rows)
@@ -94,6 +99,8 @@ class _Task(NamedTuple):
     """Shapes of what differs from environment to environment."""
     carried: int
     """How many of the first of them are handed in again."""
+    summed: bool
+    """Whether only sums of the results are wanted."""
 
 
 def _with_layout(task: _Task, in_rows: list[bool]) -> Scalarised:
@@ -101,7 +108,7 @@ def _with_layout(task: _Task, in_rows: list[bool]) -> Scalarised:
     while True:
         making = Making(Region(), Uniforms(), read)
         inputs = _inputs(making.region, task.leaves, in_rows)
-        values = read(task.closed, [*task.common, *inputs], making)
+        values = _results(making, task, inputs)
         back = [isinstance(value, Rows | Joined) for value in values[: task.carried]]
         back += [False] * (len(in_rows) - len(back))
         wanted = [before or row for before, row in zip(in_rows, back, strict=True)]
@@ -109,8 +116,18 @@ def _with_layout(task: _Task, in_rows: list[bool]) -> Scalarised:
             break
         in_rows = wanted
     outputs = [_output(making, value, in_rows[n] if n < task.carried else None) for n, value in enumerate(values)]
-    nodes = [node for value in outputs if isinstance(value, Scalars | Rows) for node in flat_nodes(value)]
+    nodes = [node for value in outputs for node in flat_nodes(value)]
     return Scalarised(making.region.program(nodes), making.uniforms.arrays, inputs, outputs)
+
+
+def _results(making: Making, task: _Task, inputs: Sequence[Scalars | Rows]) -> list[Value]:
+    values = read(task.closed, [*task.common, *inputs], making)
+    if task.summed:
+        return values
+    try:
+        return [written_out(making, value) if isinstance(value, Outer) else value for value in values]
+    except NotLowered as error:
+        raise CannotFuse(f"a result cannot be fused: {error}.") from error
 
 
 def _without_rows(task: _Task) -> Scalarised | None:
@@ -150,7 +167,7 @@ def _input(region: Region, leaf: jax.ShapeDtypeStruct, in_rows: bool) -> Scalars
     return filled(leaf.shape, dtype, lambda at: region.input(dtype))
 
 
-def _output(making: Making, value: Value, in_rows: bool | None) -> Known | Uniform | Scalars | Rows:
+def _output(making: Making, value: Value, in_rows: bool | None) -> Known | Uniform | Scalars | Rows | Outer:
     """A value as it leaves the program; `in_rows` says how it must lie, or None that it need not."""
     if 0 in value.shape:
         return Known(np.zeros(value.shape, value.dtype))
@@ -160,8 +177,15 @@ def _output(making: Making, value: Value, in_rows: bool | None) -> Known | Unifo
         match value:
             case Joined():
                 return making.scalars(value)
+            case Outer(left, right, dtype):
+                return Outer(*(_output(making, side, _lies_in_rows(side)) for side in (left, right)), dtype)
             case Uniform():
                 return Uniform(making.uniforms.picked(value))
         return value
     except NotLowered as error:
         raise CannotFuse(f"a result cannot be fused: {error}.") from error
+
+
+def _lies_in_rows(side: Value) -> bool:
+    """Whether a side of a product is a row, and not single numbers."""
+    return isinstance(side, Rows | Joined) or (not isinstance(side, Scalars) and side.shape[-1] >= LEAST_ROW)

@@ -106,7 +106,7 @@ class Rows(NamedTuple):
 class Joined(NamedTuple):
     """Arrays side by side along their last axis, at least one of them of rows: rows cannot be concatenated."""
 
-    parts: tuple["Known | Uniform | Scalars | Rows", ...]
+    parts: tuple["Value", ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -119,7 +119,26 @@ class Joined(NamedTuple):
         return self.parts[0].dtype
 
 
-Value: TypeAlias = Known | Uniform | Scalars | Rows | Joined
+class Outer(NamedTuple):
+    """The products of each number of one vector with each of another, not written out.
+
+    Such is the gradient of a matrix of weights for one sample; where only sums over samples are wanted, it never
+    is written out.
+    """
+
+    left: "Value"
+    """`[f]`"""
+    right: "Value"
+    """`[g]`"""
+    dtype: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(f, g)`"""
+        return (*self.left.shape, *self.right.shape)
+
+
+Value: TypeAlias = Known | Uniform | Scalars | Rows | Joined | Outer
 
 
 def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]], Any]) -> Scalars:
@@ -185,9 +204,16 @@ def positions(shape: tuple[int, ...]) -> np.ndarray:
     return np.arange(np.prod(shape, dtype=int)).reshape(shape)
 
 
-def flat_nodes(value: Scalars | Rows) -> list[Node]:
-    """The nodes of a value in row-major order, both of each key."""
-    found = []
+def flat_nodes(value: Value) -> list[Node]:
+    """The nodes of a value in row-major order, both of each key, and those of all its parts."""
+    match value:
+        case Known() | Uniform():
+            return []
+        case Joined(parts):
+            return [node for part in parts for node in flat_nodes(part)]
+        case Outer(left, right):
+            return [*flat_nodes(left), *flat_nodes(right)]
+    found: list[Node] = []
     for node in value.nodes.flat:
         found.extend((node.first, node.second) if isinstance(node, KeyPair) else (node,))
     return found

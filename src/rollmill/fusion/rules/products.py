@@ -24,6 +24,7 @@ from rollmill.fusion.values import (
     Joined,
     Known,
     NodeArray,
+    Outer,
     Rows,
     Scalars,
     Uniform,
@@ -59,7 +60,15 @@ def _dot_general(making: Making, equation: Equation, values: Sequence[Value]) ->
     if is_shared(one) and not _has_free_rows(other, sides[1]):
         turned = _with_shared(making, other, sides[1], one, sides[0], dtype)
         return [_exchanged(making, turned, *map(len, (sides[0].batch, sides[1].free, sides[0].free)))]
+    if all(len(value.shape) == 1 and side.free for value, side in zip(values, sides, strict=True)):
+        return [Outer(one, other, dtype)]
     return [_of_two(making, one, sides[0], other, sides[1], dtype)]
+
+
+def written_out(making: Making, product: Outer) -> Value:
+    """The numbers, or rows, of a product of vectors."""
+    side = Sides(batch=(), free=(0,), summed=())
+    return _of_two(making, product.left, side, product.right, side, product.dtype)
 
 
 def _sides(value: Value, summed: tuple[int, ...], batch: tuple[int, ...]) -> Sides:

@@ -9,7 +9,7 @@ from rollmill.fusion.equation import Equation, Rule
 from rollmill.fusion.making import Making
 from rollmill.fusion.rearranging import joined, rearranged, reshaped
 from rollmill.fusion.refusals import NotLowered
-from rollmill.fusion.values import Known, Rows, Scalars, Uniform, Value, positions
+from rollmill.fusion.values import Known, Outer, Rows, Scalars, Uniform, Value, positions
 
 Move = Callable[..., np.ndarray]
 """`(array, **params) -> array`, by NumPy."""
@@ -63,6 +63,14 @@ def _by_move(move: Move) -> Rule:
         return [rearranged(making, value, move(positions(value.shape), **equation.params))]
 
     return rule
+
+
+def _transpose(making: Making, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    (value,) = values
+    if isinstance(value, Outer):
+        turned = tuple(equation.params["permutation"]) == (1, 0)
+        return [Outer(value.right, value.left, value.dtype) if turned else value]
+    return _by_move(MOVES["transpose"])(making, equation, values)
 
 
 def _split(making: Making, equation: Equation, values: Sequence[Value]) -> list[Value]:
@@ -142,6 +150,7 @@ def _iota(making: Making, equation: Equation, values: Sequence[Value]) -> list[V
 
 RULES: dict[str, Rule] = {
     **{name: _by_move(move) for name, move in MOVES.items()},
+    "transpose": _transpose,
     "split": _split,
     "unstack": _unstack,
     "concatenate": _concatenate,

@@ -1,0 +1,48 @@
+"""Lifts the loss of ONE sample to gradients of a minibatch.
+
+Shape letters: `N` samples, or sequences, of a minibatch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from rollmill.dataflow.graph import Batch, Learner, Metrics, Weights
+
+LossOfOne: TypeAlias = Callable[
+    [PyTree[Array], Learner, PyTree[Array], PyTree[Array]], tuple[Float[Array, ""], Metrics]
+]
+"""`(network, learner, sample, sequence) -> loss, metrics`; the network is what is learned, of the same learner."""
+
+
+@dataclass(frozen=True)
+class MeanGradients:
+    """The fragment `gradients` of an algorithm whose loss is a mean over samples."""
+
+    loss: LossOfOne
+    network: Callable[[Learner], PyTree[Array]]
+    """What of a learner is learned."""
+
+    def __call__(self, learner: Learner, minibatch: Batch) -> tuple[Weights, Metrics]:
+        """Of the mean loss over a minibatch, with respect to the network."""
+
+        def mean_loss(network: PyTree[Array]) -> tuple[Float[Array, ""], Metrics]:
+            each = partial(self.loss, network, learner)
+            losses, metrics = jax.vmap(each)(minibatch.samples, minibatch.sequences)
+            return jnp.mean(losses), jax.tree.map(jnp.mean, metrics)
+
+        (total, metrics), slopes = jax.value_and_grad(mean_loss, has_aux=True)(self.network(learner))
+        return slopes, {"losses/total": total, **metrics}
+
+    def of_one(
+        self, learner: Learner, sample: PyTree[Array], sequence: PyTree[Array] = ()
+    ) -> tuple[Weights, Metrics]:
+        """Of the loss of ONE sample; the mean of these over a minibatch is what calling gives."""
+        loss = jax.value_and_grad(self.loss, has_aux=True)
+        (total, metrics), slopes = loss(self.network(learner), learner, sample, sequence)
+        return slopes, {"losses/total": total, **metrics}
