@@ -9,14 +9,20 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import UsageError
-from rollmill.execution import advance, lower
-from rollmill.execution.fusing import choose_rollouts
+from rollmill.execution import advance, fusing, lower
+from rollmill.execution.fusing import choose_ways
 from rollmill.record import to_host
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 SIZES = {"num_envs": 8, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
 GPU = SimpleNamespace(platform="gpu")
 CHOICE = {"numerics": "tf32", "unroll": 1, "devices": [GPU], "num_seeds": 1}
+
+
+@pytest.fixture
+def rollouts_alone(monkeypatch):
+    """Gradients are left as they are: there is no GPU to time their kernel on."""
+    monkeypatch.setattr(fusing._Choice, "gradients", lambda self, plain: plain)
 
 
 def graph_on(env, iterations=4):
@@ -43,9 +49,10 @@ def trained(graph, **options):
     return to_host(last.after)
 
 
-def test_fused_rollouts_train_as_others_do():
+@pytest.mark.parametrize("fusion", ["rollout", "full"])
+def test_fused_trainings_learn_as_others_do(fusion):
     graph = graph_on(rollmill.make("CartPole-v1"))
-    fused, plain = trained(graph, fusion="rollout"), trained(graph)
+    fused, plain = trained(graph, fusion=fusion), trained(graph)
     assert fused.keys() == plain.keys()
     for name in plain:
         np.testing.assert_allclose(fused[name], plain[name], rtol=1e-4, atol=1e-5, err_msg=name)
@@ -63,9 +70,9 @@ def test_a_fused_run_goes_on_where_it_was_stopped():
         np.testing.assert_array_equal(again[name], whole[name], err_msg=name)
 
 
-def test_what_cannot_be_fused_trains_all_the_same_and_says_why():
+def test_what_cannot_be_fused_trains_all_the_same_and_says_why(rollouts_alone):
     graph = graph_on(calling_back(), iterations=1)
-    rollouts = choose_rollouts(graph, fusion="auto", **CHOICE)
+    rollouts, _ = choose_ways(graph, fusion="auto", **CHOICE)
     assert not rollouts.fused
     assert "rollouts are not fused" in rollouts.note and "pure_callback" in rollouts.note
     assert "test_fusing.py" in rollouts.note  # the caller's own line
@@ -78,11 +85,19 @@ def test_several_seeds_are_not_fused():
     graph = graph_on(rollmill.make("CartPole-v1"), iterations=1)
     with pytest.raises(UsageError, match="num_seeds=2 trains several seeds in one program"):
         lower(graph, fusion="rollout", seeds=(0, 1))
-    rollouts = choose_rollouts(graph, fusion="auto", **{**CHOICE, "num_seeds": 2})
+    rollouts, _ = choose_ways(graph, fusion="auto", **{**CHOICE, "num_seeds": 2})
     assert not rollouts.fused and "num_seeds=2" in rollouts.note
 
 
-def test_a_state_that_is_too_large_says_so():
+def test_recurrent_networks_learn_from_sequences_unfused():
+    network = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), gru_size=8)
+    env = rollmill.make("CartPole-v1")
+    graph = rollmill.ppo(env, **SIZES, total_timesteps=8 * 16, network=network)
+    with pytest.raises(UsageError, match="fusion=full is not possible; .* whole sequences are learned from"):
+        lower(graph, fusion="full")
+
+
+def test_a_state_that_is_too_large_says_so(rollouts_alone):
     env = rollmill.make("CartPole-v1")
 
     def reset(key, params):
@@ -94,5 +109,5 @@ def test_a_state_that_is_too_large_says_so():
         return timestep._replace(state=(timestep.state, jnp.sin(state[1] + timestep.reward)))
 
     graph = graph_on(env._replace(reset=reset, step=step), iterations=1)
-    rollouts = choose_rollouts(graph, fusion="auto", **CHOICE)
+    rollouts, _ = choose_ways(graph, fusion="auto", **CHOICE)
     assert not rollouts.fused and "(64, 64) is 4096 numbers of each environment" in rollouts.note

@@ -73,8 +73,8 @@ class RunOptions:
     unroll: int | None = None
     """Steps of the environment loop that are compiled as one; chosen by platform if left out."""
     fusion: Fusion = "off"
-    """Policy and environment as one GPU kernel: `rollout` insists on it, `auto` takes it where it is faster, `off`
-    leaves them to XLA."""
+    """What becomes one GPU kernel: `rollout`, policy and environment; `full`, gradients too; `auto`, each where it
+    can be and is faster; `off` leaves all to XLA."""
     numerics: Numerics = "tf32"
     """Matrix products in kernels: `float32`, `tf32` as XLA computes them on a GPU, or `bfloat16`."""
     quiet: bool = False

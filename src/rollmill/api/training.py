@@ -200,8 +200,8 @@ def _compile(algorithm: Graph, plan: Plan, options: RunOptions, display: Display
             fusion=options.fusion,
             numerics=options.numerics,
         )
-    if program.note:
-        display.note(program.note)
+    for note in program.notes:
+        display.note(note)
     where = f"{len(devices)} x {devices[0].device_kind}"
     display.note(f"compiled in {program.compile_seconds:.1f} s for {where}")
     return program

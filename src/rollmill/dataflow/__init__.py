@@ -35,9 +35,11 @@ from rollmill.dataflow.interfaces import EDGES, Edge, Interface, interfaces, wid
 from rollmill.dataflow.loops import (
     COLLECT,
     LEARN,
+    ManyGradients,
     all_finite,
     collect,
     collection_metrics,
+    gradients_of_rows,
     identity,
     iterate,
     iteration_key,
@@ -55,7 +57,7 @@ from rollmill.dataflow.loops import (
     step_one,
 )
 from rollmill.dataflow.minibatches import choose_num_shards, flat_samples, num_shards_for, shuffled_rows, taker
-from rollmill.dataflow.packing import Packed, pack
+from rollmill.dataflow.packing import TOGETHER, Packed, pack
 from rollmill.dataflow.partition import (
     FRAGMENTS,
     Group,
@@ -74,6 +76,7 @@ __all__ = [
     "LEARN",
     "REDUCE",
     "START",
+    "TOGETHER",
     "UPDATE",
     "Batch",
     "Collector",
@@ -90,6 +93,7 @@ __all__ = [
     "Learner",
     "Loops",
     "LossOfOne",
+    "ManyGradients",
     "MeanGradients",
     "Metrics",
     "Opening",
@@ -122,6 +126,7 @@ __all__ = [
     "learn_from",
     "learn_minibatch",
     "flat_samples",
+    "gradients_of_rows",
     "num_shards_for",
     "pack",
     "over_epochs",

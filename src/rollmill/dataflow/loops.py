@@ -8,7 +8,7 @@ Shape letters: `T` steps, `E` environments held here.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,10 @@ from rollmill.dataflow.graph import (
 from rollmill.dataflow.minibatches import shuffled_rows, taker
 
 START, COLLECT, LEARN = 0, 1, 2  # what a key derived from the training's root key is used for
+
+
+ManyGradients: TypeAlias = Callable[[Graph, Batch, Reduce], Callable[..., tuple[Weights, Metrics]]]
+"""What `gradients_of_rows` is."""
 
 
 def identity(tree: PyTree[Array]) -> PyTree[Array]:
@@ -66,6 +70,7 @@ def iterate(
     *,
     reduce: Reduce = identity,
     rollouts: Callable[..., tuple[Collector, Trajectory]] | None = None,
+    gradients: ManyGradients | None = None,
 ) -> tuple[State, Metrics]:
     """One iteration of training: collect, then learn.
 
@@ -74,6 +79,7 @@ def iterate(
         state: before the iteration.
         reduce: the mean over replicas.
         rollouts: `collect`, or another way to the same trajectories.
+        gradients: `gradients_of_rows`, or another way to the same gradients.
 
     Returns:
         The next state, and metrics that are already reduced over replicas.
@@ -82,7 +88,9 @@ def iterate(
     learn_key = iteration_key(state.key, state.iteration, LEARN)
     weights = graph.weights(state.learner)
     collector, trajectory = (rollouts or collect)(graph, weights, state.collector, collect_key)
-    learner, metrics = learn_from(graph, state.learner, trajectory, learn_key, collector.index, reduce=reduce)
+    learner, metrics = learn_from(
+        graph, state.learner, trajectory, learn_key, collector.index, reduce=reduce, gradients=gradients
+    )
     return State(collector, learner, state.key, state.iteration + 1), metrics
 
 
@@ -169,11 +177,12 @@ def learn_from(
     index: Int[Array, " E"],
     *,
     reduce: Reduce = identity,
+    gradients: ManyGradients | None = None,
 ) -> tuple[Learner, Metrics]:
     """The learning half of an iteration: prepare once, then learn; metrics are those of the whole iteration."""
     with jax.named_scope("prepare"):
         learner, batch = prepare(graph, learner, trajectory, index, reduce=reduce)
-    learner, learned = learn(graph, learner, batch, key, index, reduce=reduce)
+    learner, learned = learn(graph, learner, batch, key, index, reduce=reduce, gradients=gradients)
     collected = collection_metrics(graph, trajectory, graph.weights(learner), index)
     return learner, {**reduce(collected), **learned}
 
@@ -193,13 +202,16 @@ def learn(
     index: Int[Array, " E"],
     *,
     reduce: Reduce = identity,
+    gradients: ManyGradients | None = None,
 ) -> tuple[Learner, Metrics]:
     """`epochs` passes over the batch in shuffled minibatches; metrics are means over minibatches."""
     loops = graph.loops
-    take = taker(batch, loops)
+    gradients_of = (gradients or gradients_of_rows)(graph, batch, reduce)
 
     def minibatch_step(progress: _Progress, rows) -> tuple[_Progress, Metrics]:
-        advanced, metrics = learn_minibatch(graph, progress.learner, take(rows), reduce=reduce)
+        with jax.named_scope("gradients"):
+            found = reduce(gradients_of(progress.learner, rows))
+        advanced, metrics = _descended(graph, progress.learner, *found)
         kept = jax.tree.map(partial(jnp.where, progress.learning), advanced, progress.learner)
         return _Progress(advanced if graph.keep_learning is None else kept, progress.learning), metrics
 
@@ -237,8 +249,17 @@ def learn_minibatch(
 ) -> tuple[Learner, Metrics]:
     """Gradients of one minibatch, reduced over replicas, and the update with them."""
     with jax.named_scope("gradients"):
-        conditioned = graph.condition(minibatch, reduce)
-        gradients, metrics = reduce(graph.gradients.function(learner, conditioned))
+        found = reduce(graph.gradients.function(learner, graph.condition(minibatch, reduce)))
+    return _descended(graph, learner, *found)
+
+
+def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., tuple[Weights, Metrics]]:
+    """The function from a learner and the rows of a minibatch to its gradients and metrics."""
+    take = taker(batch, graph.loops)
+    return lambda learner, rows: graph.gradients.function(learner, graph.condition(take(rows), reduce))
+
+
+def _descended(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
     with jax.named_scope("update"):
         advanced = graph.update.function(learner, gradients)
     return advanced, {**metrics, "finite/gradients": all_finite((gradients, metrics))}

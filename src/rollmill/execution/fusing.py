@@ -1,4 +1,4 @@
-"""Chooses how policy and environment become a rollout: a loop that XLA compiles, or one kernel."""
+"""Chooses how deep a training is fused: how policy and environment become a rollout, and samples gradients."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -7,97 +7,180 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Key
-from rollmill.dataflow import Collector, Graph, Trajectory, Weights, collect, start
+from rollmill.dataflow import (
+    Batch,
+    Collector,
+    Graph,
+    Learner,
+    ManyGradients,
+    State,
+    Trajectory,
+    Weights,
+    collect,
+    gradients_of_rows,
+    shuffled_rows,
+    start,
+)
 from rollmill.fusion import (
     CannotFuse,
+    GradientLaunch,
+    Launch,
     Numerics,
+    Tuned,
+    check_gradients,
     check_rollout,
+    first_batch,
     fused_collect,
+    fused_gradients,
+    run_gradients_kernel,
+    run_gradients_reference,
     run_kernel,
     run_reference,
+    tune_gradients,
     tune_rollout,
 )
 
-Fusion: TypeAlias = Literal["auto", "off", "rollout"]
+Fusion: TypeAlias = Literal["auto", "off", "rollout", "full"]
 """How deep a training is fused."""
 
 Collect: TypeAlias = Callable[[Graph, Weights, Collector, Key], tuple[Collector, Trajectory]]
 """What `dataflow.collect` is."""
 
 
-class Rollouts(NamedTuple):
-    """How rollouts are computed."""
+class Way(NamedTuple):
+    """How one part of an iteration is computed."""
 
-    collect: Collect
+    function: Any
     fused: bool
     note: str | None = None
     """What the user is told."""
 
 
-def choose_rollouts(
+class Ways(NamedTuple):
+    """How an iteration is computed."""
+
+    rollouts: Way
+    """A `Collect`."""
+    gradients: Way
+    """A `ManyGradients`."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user is told."""
+        return [way.note for way in self if way.note]
+
+
+def choose_ways(
     graph: Graph, *, fusion: Fusion, numerics: Numerics, unroll: int, devices: Sequence[Any], num_seeds: int
-) -> Rollouts:
-    """The rollouts of a graph on these devices.
+) -> Ways:
+    """How the rollouts and the gradients of a graph are computed on these devices.
 
     Args:
         graph: what is trained.
-        fusion: `off` for the loop; `rollout` for the kernel, or on a CPU for the program that it is made from;
-            `auto` for the faster one where there is a choice, by timing.
-        numerics: of the kernel's matrix products.
+        fusion: `off` leaves all to XLA; `rollout` has the policy and the environment in a kernel, `full` the
+            gradients too, or on a CPU in the programs that the kernels are made from; `auto` takes each kernel
+            where there is one and it is faster, by timing.
+        numerics: of the kernels' matrix products.
         unroll: steps of the loop that are compiled as one.
         devices: which share the environments.
         num_seeds: trainings side by side.
 
     Raises:
-        UsageError: if `rollout` was asked for and cannot be had.
+        UsageError: if a kernel was asked for and cannot be had.
     """
-    plain = Rollouts(partial(collect, unroll=unroll), fused=False)
+    plain = Ways(Way(partial(collect, unroll=unroll), fused=False), Way(gradients_of_rows, fused=False))
     on_gpu = devices[0].platform == "gpu"
     if fusion == "off" or (fusion == "auto" and not on_gpu):
         return plain
-    try:
-        _check(num_seeds, on_gpu=on_gpu)
-        check_rollout(graph)
-        if not on_gpu:
-            return Rollouts(partial(fused_collect, run=run_reference), fused=True)
-        return _kernel_or_loop(graph, plain, fusion, numerics, unroll, devices)
-    except (CannotFuse, UsageError) as reason:
-        if fusion == "rollout":
-            raise UsageError(f"fusion=rollout is not possible; auto trains without. {reason}") from reason
-        return plain._replace(note=f"rollouts are not fused: {reason}")
+    choice = _Choice(graph, fusion, numerics, unroll, devices, num_seeds)
+    rollouts = choice.way("rollouts", plain.rollouts, choice.rollouts, needed=fusion in ("rollout", "full"))
+    if fusion == "rollout":
+        return plain._replace(rollouts=rollouts)
+    return Ways(rollouts, choice.way("gradients", plain.gradients, choice.gradients, needed=fusion == "full"))
 
 
-def _check(num_seeds: int, *, on_gpu: bool) -> None:
-    if num_seeds > 1:
-        raise UsageError(f"num_seeds={num_seeds} trains several seeds in one program, and a kernel holds one")
-    if on_gpu and importlib.util.find_spec("jax_triton") is None:
-        raise UsageError("kernels need packages that are missing: pip install 'rollmill[fusion]'")
+class _Choice(NamedTuple):
+    """What was asked for, and where."""
+
+    graph: Graph
+    fusion: Fusion
+    numerics: Numerics
+    unroll: int
+    devices: Sequence[Any]
+    num_seeds: int
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.devices[0].platform == "gpu"
+
+    def way(self, what: str, plain: Way, fused: Callable[[Way], Way], *, needed: bool) -> Way:
+        """The fused way, or the plain one with the reason why."""
+        try:
+            self._check()
+            return fused(plain)
+        except (CannotFuse, UsageError) as reason:
+            if needed:
+                raise UsageError(
+                    f"fusion={self.fusion} is not possible; auto trains without. {reason}"
+                ) from reason
+            return plain._replace(note=f"{what} are not fused: {reason}")
+
+    def _check(self) -> None:
+        if self.num_seeds > 1:
+            raise UsageError(
+                f"num_seeds={self.num_seeds} trains several seeds in one program, and a kernel holds one"
+            )
+        if self.on_gpu and importlib.util.find_spec("jax_triton") is None:
+            raise UsageError("kernels need packages that are missing: pip install 'rollmill[fusion]'")
+
+    def rollouts(self, plain: Way) -> Way:
+        check_rollout(self.graph)
+        if not self.on_gpu:
+            return Way(partial(fused_collect, run=run_reference), fused=True)
+        state = self._example()
+        weights = self.graph.weights(state.learner)
+        tuned = tune_rollout(self.graph, weights, state.collector, state.key, self.numerics, unroll=self.unroll)
+        launch = Launch(*tuned.launch)
+        run = partial(run_kernel, launch=launch, numerics=self.numerics)
+        where = f"blocks of {launch.block} environments, {launch.num_warps} warps each"
+        return self._faster("rollouts", tuned, plain, Way(partial(fused_collect, run=run), True, where))
+
+    def gradients(self, plain: Way) -> Way:
+        check_gradients(self.graph)
+        if not self.on_gpu:
+            return Way(_many(run_gradients_reference), fused=True)
+        with jax.default_device(self.devices[0]):
+            learner, batch, rows = jax.jit(self._minibatch)(self._example())
+        tuned = tune_gradients(self.graph, learner, batch, rows, self.numerics)
+        launch = GradientLaunch(*tuned.launch)
+        run = partial(run_gradients_kernel, launch=launch, numerics=self.numerics)
+        where = f"{launch.programs} programs of {launch.block} samples, {launch.num_warps} warps each"
+        return self._faster("gradients", tuned, plain, Way(_many(run), True, where))
+
+    def _faster(self, what: str, tuned: Tuned, plain: Way, fused: Way) -> Way:
+        if self.fusion == "auto" and tuned.gain < 1:
+            return plain._replace(note=f"{what} are not fused: a kernel would take {1 / tuned.gain:.1f} x as long")
+        return fused._replace(note=f"{what} are one kernel ({fused.note}), {tuned.gain:.1f} x as fast")
+
+    # --- one device's share of a training -----------------------------------------------------------------
+
+    def _example(self) -> State:
+        with jax.default_device(self.devices[0]):
+            return jax.jit(self._start)()
+
+    def _start(self) -> State:
+        share = self.graph.loops.num_envs // len(self.devices)
+        return start(self.graph, jax.random.key(0), jnp.arange(share, dtype=jnp.int32))
+
+    def _minibatch(self, state: State) -> tuple[Learner, Batch, Array]:
+        """A learner, its first batch, and the rows of a minibatch."""
+        rows = shuffled_rows(state.key, state.collector.index, self.graph.loops)
+        return *first_batch(self.graph, state), rows[0]
 
 
-def _kernel_or_loop(
-    graph: Graph, plain: Rollouts, fusion: Fusion, numerics: Numerics, unroll: int, devices: Sequence[Any]
-) -> Rollouts:
-    tuned = tune_rollout(graph, *_example(graph, devices), numerics, unroll=unroll)
-    gain = tuned.unfused_seconds / tuned.seconds
-    if fusion == "auto" and gain < 1:
-        return plain._replace(note=f"rollouts are not fused: a kernel would be {1 / gain:.1f} times as slow")
-    run = partial(run_kernel, launch=tuned.launch, numerics=numerics)
-    where = f"blocks of {tuned.launch.block} environments, {tuned.launch.num_warps} warps each"
-    return Rollouts(
-        partial(fused_collect, run=run), True, f"rollouts are one kernel ({where}), {gain:.1f} times as fast"
-    )
-
-
-def _example(graph: Graph, devices: Sequence[Any]) -> tuple[Weights, Collector, Key]:
-    """Weights, environments and a key as one of the devices has them."""
-    share = graph.loops.num_envs // len(devices)
-
-    def begin(index):
-        state = start(graph, jax.random.key(0), index)
-        return graph.weights(state.learner), state.collector, state.key
-
-    with jax.default_device(devices[0]):
-        return jax.jit(begin)(jnp.arange(share, dtype=jnp.int32))
+def _many(run: Callable[..., Any]) -> ManyGradients:
+    return partial(fused_gradients, run=run)

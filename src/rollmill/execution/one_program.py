@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, num_shards_for, start
-from rollmill.execution.fusing import Collect, Fusion, choose_rollouts
+from rollmill.execution.fusing import Fusion, Ways, choose_ways
 from rollmill.fusion import Numerics
 
 AXIS = "device"
@@ -40,8 +40,8 @@ class Program(NamedTuple):
     """Where the leaves of the state lie."""
     state: PyTree[jax.ShapeDtypeStruct]
     """Shapes and dtypes of the state."""
-    note: str | None = None
-    """What there is to say about how rollouts are computed."""
+    notes: Sequence[str] = ()
+    """What there is to say about how it computes."""
 
     def place(self, state: PyTree[Array]) -> State:
         """Puts a state that was restored on the host where the program expects it."""
@@ -64,7 +64,7 @@ def lower(
         seeds: one training each; several are trained side by side in the one program.
         devices: the mesh to run on; the first device of the default platform where it is left out.
         unroll: steps of the environment loop that are compiled as one; chosen by platform if left out.
-        fusion: how deep policy and environment are fused; see `choose_rollouts`.
+        fusion: how deep the training is fused; see `choose_ways`.
         numerics: of matrix products in kernels.
 
     Raises:
@@ -75,7 +75,7 @@ def lower(
     check_devices(graph.loops, mesh.size)
     unroll = unroll or UNROLL.get(mesh.devices.flat[0].platform, 1)
     began = time.perf_counter()
-    rollouts = choose_rollouts(
+    ways = choose_ways(
         graph,
         fusion=fusion,
         numerics=numerics,
@@ -88,7 +88,7 @@ def lower(
     shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
     metrics = jax.eval_shape(_over_seeds(partial(iterate, graph), seeds), shapes)[1]
     names = tuple(sorted(metrics))
-    step = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), rollouts.collect), seeds)
+    step = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), ways), seeds)
     if mesh.size > 1:
         step = jax.shard_map(
             step, mesh=mesh, in_specs=(specs,), out_specs=(specs, PartitionSpec()), check_vma=False
@@ -97,7 +97,7 @@ def lower(
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     compiled_step = jax.jit(step).lower(placed).compile()
     seconds = time.perf_counter() - began
-    return Program(compiled_start, compiled_step, names, seconds, shardings, shapes, rollouts.note)
+    return Program(compiled_start, compiled_step, names, seconds, shardings, shapes, ways.notes)
 
 
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:
@@ -146,7 +146,8 @@ def _reduction(mesh: Mesh) -> Reduce:
 
 
 def _iterate_packed(
-    graph: Graph, names: tuple[str, ...], reduce: Reduce, rollouts: Collect, state: State
+    graph: Graph, names: tuple[str, ...], reduce: Reduce, ways: Ways, state: State
 ) -> tuple[State, Float[Array, " metric"]]:
-    state, metrics = iterate(graph, state, reduce=reduce, rollouts=rollouts)
+    rollouts, gradients = ways.rollouts.function, ways.gradients.function
+    state, metrics = iterate(graph, state, reduce=reduce, rollouts=rollouts, gradients=gradients)
     return state, jnp.stack([metrics[name] for name in names])

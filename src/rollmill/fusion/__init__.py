@@ -6,6 +6,14 @@ is the reference on any device.
 """
 
 from rollmill.fusion.evaluate import evaluate
+from rollmill.fusion.gradients import (
+    GradientLaunch,
+    check_gradients,
+    first_batch,
+    fused_gradients,
+    run_gradients_kernel,
+    run_gradients_reference,
+)
 from rollmill.fusion.ir import Loop, Node, Program, Region
 from rollmill.fusion.refusals import CannotFuse
 from rollmill.fusion.rollout import (
@@ -18,11 +26,13 @@ from rollmill.fusion.rollout import (
     run_reference,
 )
 from rollmill.fusion.scalarise import Scalarised, scalarise
+from rollmill.fusion.timing import Tuned
 from rollmill.fusion.triton_source import Numerics
-from rollmill.fusion.tuning import Tuned, tune_rollout
+from rollmill.fusion.tuning import tune_gradients, tune_rollout
 
 __all__ = [
     "CannotFuse",
+    "GradientLaunch",
     "Launch",
     "Loop",
     "Node",
@@ -32,12 +42,18 @@ __all__ = [
     "RolloutStep",
     "Scalarised",
     "Tuned",
+    "check_gradients",
     "check_rollout",
     "evaluate",
+    "first_batch",
     "fused_collect",
+    "fused_gradients",
     "rollout_step",
+    "run_gradients_kernel",
+    "run_gradients_reference",
     "run_kernel",
     "run_reference",
     "scalarise",
+    "tune_gradients",
     "tune_rollout",
 ]

@@ -7,12 +7,13 @@ Shape letters: `R` samples of a batch, `N` of a minibatch, `P` programs of a ker
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree, UInt32
+from jaxtyping import Array, Int, PyTree, UInt32
 
+from rollmill.core.types import Key
 from rollmill.dataflow import (
     Batch,
     Graph,
@@ -21,15 +22,22 @@ from rollmill.dataflow import (
     Metrics,
     Packed,
     Reduce,
+    State,
     Weights,
+    collect,
     flat_samples,
     pack,
+    prepare,
+    start,
 )
 from rollmill.fusion.evaluate import evaluate
-from rollmill.fusion.leaves import Leaf, input_leaves
+from rollmill.fusion.gradient_source import Place, gradient_source
+from rollmill.fusion.kernels import Kernel, call
+from rollmill.fusion.leaves import Leaf, each_struct, input_leaves
 from rollmill.fusion.refusals import CannotFuse
 from rollmill.fusion.scalarise import Scalarised, scalarise
 from rollmill.fusion.sums import Sum, mean_of, sums_of
+from rollmill.fusion.triton_source import Numerics
 
 
 class GradientStep(NamedTuple):
@@ -66,24 +74,66 @@ def gradient_step(graph: Graph, learner: Learner, sample: PyTree[jax.ShapeDtypeS
     return GradientStep(scalarised, input_leaves(scalarised.program, sample), sums_of(scalarised))
 
 
-Run = Callable[[GradientStep, Minibatch], list[Array]]
+def check_gradients(graph: Graph) -> None:
+    """Whether the gradients of a graph can be one kernel; nothing is computed.
+
+    Raises:
+        CannotFuse: if not, with the line where it stands.
+    """
+    index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
+
+    def trace(key: Key, index: Int[Array, " E"]) -> tuple[()]:
+        learner, batch = first_batch(graph, start(graph, key, index))
+        gradient_step(graph, learner, each_struct(flat_samples(batch)))
+        return ()
+
+    jax.eval_shape(trace, jax.random.key(0), index)
+
+
+def first_batch(graph: Graph, state: State) -> tuple[Learner, Batch]:
+    """What is learned from first."""
+    collector = state.collector
+    _, trajectory = collect(graph, graph.weights(state.learner), collector, state.key)
+    return prepare(graph, state.learner, trajectory, collector.index)
+
+
+Run: TypeAlias = Callable[[GradientStep, Minibatch], list[Array]]
 """The means over a minibatch of a step's results."""
 
 
 def fused_gradients(
-    graph: Graph, batch: Batch, *, reduce: Reduce, run: Run
+    graph: Graph, batch: Batch, reduce: Reduce, *, run: Run
 ) -> Callable[[Learner, UInt32[Array, " N"]], tuple[Weights, Metrics]]:
     """What `dataflow.gradients_of_rows` returns, by `run`."""
-    samples = flat_samples(batch)
-    packed = pack(samples)
-    sample = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), samples)
+    prepared = _Prepared(graph, batch, reduce)
 
     def gradients(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Weights, Metrics]:
-        step = gradient_step(graph, learner, sample)
-        found = run(step, Minibatch(packed, rows, _own_leaves(graph, samples, rows, reduce)))
-        return jax.tree.unflatten(_structure(graph, learner, sample), found)
+        found = run(*prepared.task(learner, rows))
+        structure = jax.tree.structure(jax.eval_shape(graph.gradients.function.of_one, learner, prepared.sample))
+        return jax.tree.unflatten(structure, found)
 
     return gradients
+
+
+def gradient_task(
+    graph: Graph, batch: Batch, reduce: Reduce, learner: Learner, rows: UInt32[Array, " N"]
+) -> tuple[GradientStep, Minibatch]:
+    """What is to be computed for one minibatch, and its samples."""
+    return _Prepared(graph, batch, reduce).task(learner, rows)
+
+
+class _Prepared:
+    """A batch, packed for all of its minibatches."""
+
+    def __init__(self, graph: Graph, batch: Batch, reduce: Reduce) -> None:
+        self._graph, self._reduce = graph, reduce
+        self._samples = flat_samples(batch)
+        self._packed = pack(self._samples)
+        self.sample = each_struct(self._samples)
+
+    def task(self, learner: Learner, rows: UInt32[Array, " N"]) -> tuple[GradientStep, Minibatch]:
+        step = gradient_step(self._graph, learner, self.sample)
+        return step, Minibatch(self._packed, rows, _own_leaves(self._graph, self._samples, rows, self._reduce))
 
 
 def _own_leaves(graph: Graph, samples: PyTree[Array], rows: Array, reduce: Reduce) -> dict[int, Array]:
@@ -94,17 +144,69 @@ def _own_leaves(graph: Graph, samples: PyTree[Array], rows: Array, reduce: Reduc
     return {place: after for place, (before, after) in enumerate(pairs) if after is not before}
 
 
-def _structure(graph: Graph, learner: Learner, sample: PyTree) -> Any:
-    return jax.tree.structure(jax.eval_shape(graph.gradients.function.of_one, learner, sample))
-
-
 def run_gradients_reference(step: GradientStep, minibatch: Minibatch, *, precision: Any = None) -> list[Array]:
     """All samples at once, by JAX's own functions."""
     leaves = jax.tree.leaves(minibatch.packed.take(minibatch.rows))
-    leaves = [minibatch.own.get(place, leaf) for place, leaf in enumerate(leaves)]
+    for place, leaf in minibatch.own.items():
+        leaves[place] = leaf
     inputs = [x for leaf, array in zip(step.sample, leaves, strict=True) for x in leaf.split(array)]
     num_samples = len(minibatch.rows)
     found = evaluate(
         step.scalarised.program, inputs, step.scalarised.uniforms, block=num_samples, precision=precision
     )
     return [jnp.asarray(mean_of(each, found, num_samples, precision)) for each in step.sums]
+
+
+# --- the kernel ------------------------------------------------------------------------------------------
+
+
+class GradientLaunch(NamedTuple):
+    """How the kernel of a minibatch's gradients is launched."""
+
+    programs: int
+    """Each goes through its part of the minibatch block by block."""
+    block: int = 64
+    """Samples of a block; a power of two, at least 16."""
+    num_warps: int = 4
+
+
+def run_gradients_kernel(
+    step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics
+) -> list[Array]:
+    """All samples in one kernel on a GPU, and the sum over its programs, always in the same order."""
+    kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics=numerics)
+    (sums,) = call(kernel, arrays)
+    means = jnp.sum(sums, axis=0) / len(minibatch.rows)
+    found, first = [], 0
+    for each in step.sums:
+        if each.is_computed:
+            found.append(means[first : first + each.size].reshape(each.shape).astype(each.left.dtype))
+            first += each.size
+        else:
+            found.append(jnp.asarray(each.left.same, each.left.dtype))
+    return found
+
+
+def gradient_kernel(
+    step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics
+) -> tuple[Kernel, list[Any]]:
+    """The kernel of a minibatch, and the arrays that it takes."""
+    packed, num_samples = minibatch.packed, minibatch.rows.shape[0]
+    places, own = [], []
+    for number, (leaf, first) in enumerate(zip(packed.leaves, packed.columns, strict=True)):
+        if number in minibatch.own:
+            places.append(Place(f"own{len(own)}", None, shuffled=False))
+            own.append(minibatch.own[number])
+        elif first is None:
+            places.append(Place(f"own{len(own)}", None, shuffled=True))
+            own.append(leaf)
+        else:
+            places.append(Place("table", first, shuffled=True))
+    whole_blocks = num_samples % launch.block == 0
+    source = gradient_source(step, places, whole_blocks=whole_blocks, numerics=numerics)
+    size = sum(each.size for each in step.sums if each.is_computed)
+    programs = min(launch.programs, -(-num_samples // launch.block))
+    sums = jax.ShapeDtypeStruct((programs, size), jnp.dtype(jnp.float32))
+    sizes = {"N": num_samples, "W": packed.table.shape[1], "SIZE": size, "PROGRAMS": programs}
+    arrays = [packed.table, minibatch.rows, *own, *step.scalarised.uniforms]
+    return Kernel(source, programs, (sums,), {**sizes, "BLOCK": launch.block}, launch.num_warps), arrays

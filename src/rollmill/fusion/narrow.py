@@ -94,12 +94,7 @@ def _heads(
 
 def is_stacked_product(node: Node, most: int) -> bool:
     """Whether a node is the product of at most so many scalars with rows of a matrix."""
-    return (
-        node.op == "dot"
-        and node.operands[0].op == "stack"
-        and node.attributes[1] <= most
-        and not node.attributes[4]
-    )
+    return node.op == "dot" and node.operands[0].op == "stack" and node.attributes[1] <= most
 
 
 def _bias(user: Node, product: Node) -> Node | None:

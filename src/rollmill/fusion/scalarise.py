@@ -178,7 +178,8 @@ def _output(making: Making, value: Value, in_rows: bool | None) -> Known | Unifo
             case Joined():
                 return making.scalars(value)
             case Outer(left, right, dtype):
-                return Outer(*(_output(making, side, _lies_in_rows(side)) for side in (left, right)), dtype)
+                one, other = (_output(making, side, _lies_in_rows(side)) for side in (left, right))
+                return Outer(one, other, dtype)
             case Uniform():
                 return Uniform(making.uniforms.picked(value))
         return value

@@ -156,11 +156,11 @@ class Writer:
                 column = self.columns(first.width or 0)
                 return f"tl.sum(tl.where({column}[None, :] == {node.attributes[0]}, {operands[0]}, 0), axis=1)"
             case "row_sum":
-                return f"tl.sum({self._masked(first, operands[0], '0.0')}, axis=1)"
+                return f"tl.sum({self.masked(first, operands[0], '0.0')}, axis=1)"
             case "row_max":
-                return f"tl.max({self._masked(first, operands[0], self._least(first))}, axis=1)"
+                return f"tl.max({self.masked(first, operands[0], self._least(first))}, axis=1)"
             case "row_min":
-                return f"tl.min({self._masked(first, operands[0], self._greatest(first))}, axis=1)"
+                return f"tl.min({self.masked(first, operands[0], self._greatest(first))}, axis=1)"
         if node.width is not None:
             pairs = zip(node.operands, operands, strict=True)
             operands = [f"{name}[:, None]" if operand.width is None else name for operand, name in pairs]
@@ -194,9 +194,15 @@ class Writer:
             load = f"tl.load({pointer} + {place})"
             load = f"{load} != 0" if dtype == np.bool_ else load
             return self._once(("uniform", slot, place), f"tl.full([BLOCK], {load}, {TYPES[dtype.name]})")
+        return self._row(slot, place, width)
+
+    def _row(self, slot: int, place: int, width: int, stride: int = 1) -> str:
+        """Numbers of a uniform array, so far apart."""
         column = self.columns(width)
         mask = "" if columns(width) == width else f", mask={column}[None, :] < {width}, other=0"
-        return self._once(("row", slot, place, width), f"tl.load({pointer} + {place} + {column}[None, :]{mask})")
+        step = f"{column}[None, :] * {stride}" if stride != 1 else f"{column}[None, :]"
+        load = f"tl.load({self._slots[slot]} + {place} + {step}{mask})"
+        return self._once(("row", slot, place, width, stride), load)
 
     def _matrix(self, slot: int, rows: int, size: int, start: int, width: int, *, transposed: bool) -> str:
         """Columns of a uniform matrix; stored as `[rows, size]`, or the other way round where transposed."""
@@ -212,7 +218,8 @@ class Writer:
 
     # --- rows ------------------------------------------------------------------------------------------
 
-    def _masked(self, row: Node, name: str, other: str) -> str:
+    def masked(self, row: Node, name: str, other: str) -> str:
+        """A row whose columns that are too many are `other`."""
         width = row.width or 0
         whole = f"tl.broadcast_to({name}, {self._shape(row)})"
         return (
@@ -242,19 +249,20 @@ class Writer:
         if node in self._narrow.first:
             return operand if self._narrow.first[node] is not None else self._first(node, operand)
         if source in self._scattered:
-            parts = (
-                f"{name}[:, None] * {self._uniform(slot, row * size + start, source.dtype, width)}"
-                for row, name in enumerate(operand.split())
-            )
+            stride = (1, rows) if transposed else (size, 1)
+            own = [self._row(slot, row * stride[0] + start * stride[1], width, stride[1]) for row in range(rows)]
+            parts = (f"{name}[:, None] * {row}" for name, row in zip(operand.split(), own, strict=True))
             return self._assign(" + ".join(parts))
         matrix = self._matrix(slot, rows, size, start, width, transposed=transposed)
-        return self._product(self._masked(source, operand, "0.0"), matrix)
+        return self._assign(self.product(self.masked(source, operand, "0.0"), matrix))
 
-    def _product(self, left: str, matrix: str) -> str:
+    def product(self, left: str, right: str, *, onto: str = "") -> str:
+        """The product of two matrices, added to a third where there is one."""
+        more = f", {onto}" if onto else ""
         if self.numerics == "bfloat16":
-            return self._assign(f"tl.dot({left}.to(tl.bfloat16), {matrix})")
+            return f"tl.dot({left}.to(tl.bfloat16), {right}.to(tl.bfloat16){more})"
         precision = "tf32" if self.numerics == "tf32" else "ieee"
-        return self._assign(f'tl.dot({left}, {matrix}, input_precision="{precision}")')
+        return f'tl.dot({left}, {right}{more}, input_precision="{precision}")'
 
     # --- narrow products -------------------------------------------------------------------------------
 
@@ -270,11 +278,9 @@ class Writer:
 
     def _first(self, node: Node, scalars: str) -> str:
         """The product of a few scalars; what is added to it is one more row of the matrix."""
-        slot, rows, size, start, _ = node.attributes
-        matrix, bias = (
-            self._matrix(slot, rows, size, start, node.width or 0, transposed=False),
-            self._narrow.first[node],
-        )
+        slot, rows, size, start, transposed = node.attributes
+        matrix = self._matrix(slot, rows, size, start, node.width or 0, transposed=transposed)
+        bias = self._narrow.first[node]
         parts = scalars.split()
         if bias is not None:
             slot, place = bias.attributes
@@ -285,19 +291,20 @@ class Writer:
             )
             parts.append("tl.full([BLOCK], 1.0, tl.float32)")
         parts += ["tl.zeros([BLOCK], tl.float32)"] * (MOST - len(parts))
-        return self._product(self._joined(parts), matrix)
+        return self._assign(self.product(self.joined(parts), matrix))
 
-    def _joined(self, parts: list[str]) -> str:
+    def joined(self, parts: list[str]) -> str:
         """A row of as many scalars, a power of two; it stays in the registers of its thread."""
         if len(parts) == 1:
             return parts[0]
-        even, odd = self._joined(parts[::2]), self._joined(parts[1::2])
+        even, odd = self.joined(parts[::2]), self.joined(parts[1::2])
         return self._assign(f"tl.reshape(tl.join({even}, {odd}), [BLOCK, {len(parts)}])")
 
     def _head(self, head: Head, column: int, row: str) -> str:
         """One column of a product that all sums over a row share."""
         if head not in self._tiles:
-            self._tiles[head] = self._product(self._masked(head.row, row, "0.0"), self._head_matrix(head))
+            left = self.masked(head.row, row, "0.0")
+            self._tiles[head] = self._assign(self.product(left, self._head_matrix(head)))
         return self._assign(
             f"tl.sum(tl.where({self.columns(MOST)}[None, :] == {column}, {self._tiles[head]}, 0), axis=1)"
         )

@@ -1,93 +1,109 @@
-"""Finds the fastest launch of a rollout's kernel by timing, once for a device, a size and these versions."""
+"""The fastest launches of the two kernels, for what they are to compute on the device where it lies."""
 
-import hashlib
-import json
-import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array
 
 from rollmill.core.types import Key
-from rollmill.dataflow import Collector, Graph, Weights, collect
-from rollmill.fusion.kernels import cache_folder
+from rollmill.dataflow import (
+    Batch,
+    Collector,
+    Graph,
+    Learner,
+    Weights,
+    collect,
+    gradients_of_rows,
+    identity,
+)
+from rollmill.fusion.gradients import (
+    GradientLaunch,
+    fused_gradients,
+    gradient_kernel,
+    gradient_task,
+    run_gradients_kernel,
+)
+from rollmill.fusion.kernels import Kernel
 from rollmill.fusion.leaves import each_struct, to_raw
 from rollmill.fusion.rollout import Launch, fused_collect, rollout_kernel, rollout_step, run_kernel
+from rollmill.fusion.timing import Tuned, fastest
 from rollmill.fusion.triton_source import Numerics
 
-LAUNCHES = (Launch(16, 1), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4))
-REPEATS = 5
-
-
-class Tuned(NamedTuple):
-    """What timing has found."""
-
-    launch: Launch
-    seconds: float
-    """Of a rollout in one kernel."""
-    unfused_seconds: float
-    """Of the same by XLA alone."""
+ROLLOUTS = (Launch(16, 1), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4))
+BLOCKS = ((32, 2), (64, 4), (128, 4), (128, 8))
+"""Samples of a block and its warps, where gradients are summed."""
+PROGRAMS = (1, 2, 4)
+"""On each multiprocessor of the chip."""
 
 
 def tune_rollout(
     graph: Graph, weights: Weights, collector: Collector, key: Key, numerics: Numerics, *, unroll: int
 ) -> Tuned:
-    """The fastest launch for these environments on the device that they lie on.
+    """The fastest launch for these environments.
 
     Raises:
-        CannotFuse: if the graph's policy and environment cannot be one kernel.
-        RuntimeError: if no launch runs on this device; the text is that of the last one's error.
+        CannotFuse: if the graph's policy and environment cannot be one kernel, or none that runs on this device.
     """
-    file = cache_folder() / "launches" / f"{_identity(graph, weights, collector, numerics, unroll)}.json"
-    if file.exists():
-        found = json.loads(file.read_text())
-        return Tuned(Launch(*found["launch"]), found["seconds"], found["unfused_seconds"])
-    arguments = weights, collector, key
-    unfused = _seconds(partial(collect, graph, unroll=unroll), arguments)
-    times, last = {}, None
-    for launch in LAUNCHES:
-        run = partial(run_kernel, launch=launch, numerics=numerics)
-        try:
-            times[launch] = _seconds(partial(fused_collect, graph, run=run), arguments)
-        except (RuntimeError, ValueError) as error:  # too many registers or too much memory on the chip
-            last = error
-    if not times:
-        raise RuntimeError(f"no launch of the kernel runs on this device: {last}") from last
-    best = min(times, key=lambda launch: times[launch])
-    tuned = Tuned(best, times[best], unfused)
-    _write(file, tuned)
-    return tuned
+
+    def kernel(weights: Weights, collector: Collector, key: Key) -> Kernel:
+        step = rollout_step(graph, weights, each_struct(collector))
+        keys = jax.ShapeDtypeStruct((*collector.index.shape, 2), jnp.uint32)
+        steps, launch = graph.loops.num_steps, ROLLOUTS[0]
+        return rollout_kernel(step, to_raw(collector), keys, steps, launch=launch, numerics=numerics)[0]
+
+    run = lambda launch: partial(run_kernel, launch=launch, numerics=numerics)
+    return fastest(
+        _traced(kernel, weights, collector, key),
+        ROLLOUTS,
+        lambda launch: partial(fused_collect, graph, run=run(launch)),
+        partial(collect, graph, unroll=unroll),
+        (weights, collector, key),
+        unroll=unroll,
+    )
 
 
-def _seconds(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
-    compiled = jax.jit(function).lower(*arguments).compile()
-    seconds = []
-    for _ in range(REPEATS + 1):
-        began = time.perf_counter()
-        jax.block_until_ready(compiled(*arguments))
-        seconds.append(time.perf_counter() - began)
-    return median(seconds[1:])
+def tune_gradients(graph: Graph, learner: Learner, batch: Batch, rows: Array, numerics: Numerics) -> Tuned:
+    """The fastest launch for minibatches of these rows.
+
+    Raises:
+        CannotFuse: if the graph's gradients cannot be one kernel, or none that runs on this device.
+    """
+    run = lambda launch: partial(run_gradients_kernel, launch=launch, numerics=numerics)
+    launches = gradient_launches(next(iter(rows.devices())))
+
+    def kernel(learner: Learner, batch: Batch, rows: Array) -> Kernel:
+        step, minibatch = gradient_task(graph, batch, identity, learner, rows)
+        return gradient_kernel(step, minibatch, launch=launches[0], numerics=numerics)[0]
+
+    def fused(launch: GradientLaunch) -> Callable[..., Any]:
+        return lambda learner, batch, rows: fused_gradients(graph, batch, identity, run=run(launch))(learner, rows)
+
+    return fastest(
+        _traced(kernel, learner, batch, rows),
+        launches,
+        fused,
+        lambda learner, batch, rows: gradients_of_rows(graph, batch, identity)(learner, rows),
+        (learner, batch, rows),
+        unroll=1,
+    )
 
 
-def _identity(graph: Graph, weights: Weights, collector: Collector, numerics: Numerics, unroll: int) -> str:
-    """A name for all that the times depend on."""
-    step = rollout_step(graph, weights, each_struct(collector))
-    keys = jax.ShapeDtypeStruct((*collector.index.shape, 2), "uint32")
-    steps = graph.loops.num_steps
-    kernel, _ = rollout_kernel(step, to_raw(collector), keys, steps, launch=Launch(), numerics=numerics)
-    device = next(iter(collector.index.devices()))
-    packages = [version(name) for name in ("jax", "jaxlib", "triton", "jax-triton")]
-    known = [kernel.source, kernel.constants, list(map(str, LAUNCHES)), device.device_kind, packages, unroll]
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:24]
+def _traced(make: Callable[..., Kernel], *arguments: Any) -> Kernel:
+    """The kernel that is made from arguments of which no number is known."""
+    made: list[Kernel] = []
+
+    def trace(*arguments: Any) -> tuple[()]:
+        made.append(make(*arguments))
+        return ()
+
+    jax.eval_shape(trace, *arguments)
+    return made[0]
 
 
-def _write(file: Path, tuned: Tuned) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(tuned._asdict()))
-    os.replace(part, file)
+def gradient_launches(device: Any) -> list[GradientLaunch]:
+    """What is tried on a device."""
+    processors = getattr(device, "core_count", None) or 128
+    return [GradientLaunch(processors * n, *block) for block in BLOCKS for n in PROGRAMS]

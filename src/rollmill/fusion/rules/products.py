@@ -162,6 +162,8 @@ def vector_matrix(making: Making, vector: Value, matrix: _Matrix, dtype: Any) ->
         return _written_out(making, vector, matrix, dtype)
     if matrix.columns <= NARROW:
         return _column_by_column(making, vector, matrix, dtype)
+    if matrix.summed == 1:
+        return _multiple(making, making.scalar(vector), matrix, dtype)
     row = making.rows(vector).nodes[()]
     slot = making.uniforms.slot(matrix.array)
     attributes = (slot, matrix.summed, matrix.columns, 0, matrix.transposed)
@@ -204,6 +206,13 @@ def _column_by_column(making: Making, vector: Value, matrix: _Matrix, dtype: Any
     turned = matrix.array if matrix.transposed else making.uniforms.turned(matrix.array)
     columns = making.row_operands(_as_value(turned), (matrix.columns, matrix.summed))
     return Scalars(np.array([_sum_over_columns(making, row, column, dtype) for column in columns], object), dtype)
+
+
+def _multiple(making: Making, number: Node, matrix: _Matrix, dtype: Any) -> Rows:
+    """The only row of a matrix, times a number."""
+    whole = making.uniforms.turned(matrix.array) if matrix.transposed else matrix.array
+    (row,) = making.row_operands(_as_value(whole), (1, matrix.columns))
+    return making.rows_of(alone(_product(making, number, row, dtype)), matrix.columns, dtype)
 
 
 # --- of two that differ from environment to environment ---------------------------------------------------------

@@ -1,0 +1,98 @@
+"""Finds the fastest launch of a kernel by timing, once for a device, a size and these versions."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import jax
+
+from rollmill.fusion.kernels import Kernel, cache_folder
+from rollmill.fusion.refusals import CannotFuse
+
+REPEATS = 5
+
+
+class Tuned(NamedTuple):
+    """What timing has found."""
+
+    launch: tuple[int, ...]
+    seconds: float
+    """In the kernel."""
+    unfused_seconds: float
+    """Of the same by XLA alone."""
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast the kernel is."""
+        return self.unfused_seconds / self.seconds
+
+
+def fastest(
+    kernel: Kernel,
+    launches: Sequence[tuple[int, ...]],
+    fused: Callable[[Any], Callable[..., Any]],
+    unfused: Callable[..., Any],
+    arguments: Sequence[Any],
+    *,
+    unroll: int,
+) -> Tuned:
+    """The fastest launch, and its time beside the unfused function's.
+
+    Args:
+        kernel: as one of the launches has it: its source and sizes stand for what is computed.
+        launches: to be tried.
+        fused: from a launch to the function with it.
+        unfused: the function without a kernel.
+        arguments: of both functions, where they are to run.
+        unroll: what else the unfused function's time depends on.
+
+    Raises:
+        CannotFuse: if no launch runs on this device, with the last one's error.
+    """
+    file = cache_folder() / "launches" / f"{_identity(kernel, launches, arguments, unroll)}.json"
+    if file.exists():
+        found = json.loads(file.read_text())
+        return Tuned(tuple(found["launch"]), found["seconds"], found["unfused_seconds"])
+    times, last = {}, None
+    for launch in launches:
+        try:
+            times[launch] = _seconds(fused(launch), arguments)
+        except (RuntimeError, ValueError) as error:  # too many registers or too much memory on the chip
+            last = error
+    if not times:
+        raise CannotFuse(f"no launch of the kernel runs on this device: {last}") from last
+    best = min(times, key=lambda launch: times[launch])
+    tuned = Tuned(tuple(best), times[best], _seconds(unfused, arguments))
+    _write(file, tuned)
+    return tuned
+
+
+def _seconds(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
+    compiled = jax.jit(function).lower(*arguments).compile()
+    seconds = []
+    for _ in range(REPEATS + 1):
+        began = time.perf_counter()
+        jax.block_until_ready(compiled(*arguments))
+        seconds.append(time.perf_counter() - began)
+    return median(seconds[1:])
+
+
+def _identity(kernel: Kernel, launches: Sequence[tuple[int, ...]], arguments: Sequence[Any], unroll: int) -> str:
+    """A name for all that the times depend on."""
+    device = next(iter(jax.tree.leaves(arguments)[0].devices()))
+    packages = [version(name) for name in ("jax", "jaxlib", "triton", "jax-triton")]
+    known = [kernel.source, kernel.constants, list(map(str, launches)), device.device_kind, packages, unroll]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:24]
+
+
+def _write(file: Path, tuned: Tuned) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(tuned._asdict()))
+    os.replace(part, file)

@@ -1,0 +1,143 @@
+"""Gradients as programs of one sample are those of `jax.grad` of the mean; their kernels compile without a GPU."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.dataflow import gradients_of_rows, identity, start
+from rollmill.fusion import GradientLaunch, first_batch, fused_gradients, run_gradients_reference
+from rollmill.fusion.accumulators import accumulators_of
+from rollmill.fusion.gradients import gradient_kernel, gradient_task
+from rollmill.fusion.kernels import compiled
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+SHARED = rollmill.NetworkConfig(shared_torso=True)
+SEPARATE = rollmill.NetworkConfig(hidden_sizes=(40, 33), activation="relu")
+LINEAR = rollmill.NetworkConfig(hidden_sizes=())
+STATE_STD = rollmill.NetworkConfig(hidden_sizes=(64,), state_dependent_std=True, squash_actions=True)
+
+
+class Case(NamedTuple):
+    environment: str
+    network: rollmill.NetworkConfig = SHARED
+    algorithm: str = "ppo"
+    settings: dict = {}
+
+
+CASES = {
+    "shared": Case("CartPole-v1"),
+    "separate": Case("CartPole-v1", SEPARATE),
+    "no-hidden-layer": Case("CartPole-v1", LINEAR),
+    "continuous": Case("Pendulum-v1", settings={"normalize_observations": True}),
+    "state-dependent-std": Case("Pendulum-v1", STATE_STD),
+    "plain-losses": Case("Acrobot-v1", settings={"clip_vloss": False, "norm_adv": False}),
+    "masked": Case("Probe-ActionMask-v0"),
+    "several-actions": Case("Probe-MultiDiscrete-v0"),
+    "a3c": Case("CartPole-v1", algorithm="a3c"),
+}
+FAST = ("separate", "continuous", "several-actions", "masked")
+TABLE = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CASES]
+
+
+def graph_of(case, num_envs=8, num_steps=16):
+    sizes = {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": num_envs * num_steps}
+    if case.algorithm == "ppo":
+        sizes |= {"num_minibatches": 2}
+    env = rollmill.time_limit(rollmill.make(case.environment), 9)
+    return getattr(rollmill, case.algorithm)(env, network=case.network, **sizes, **case.settings)
+
+
+def learned_a_little(graph):
+    """A learner that is not quite the one that has acted, its batch, and rows of a minibatch in some order."""
+    index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
+    learner, batch = jax.jit(lambda key: first_batch(graph, start(graph, key, index)))(jax.random.key(5))
+    keys = iter(jax.random.split(jax.random.key(2), 64))
+    moved = lambda x: x + 0.05 * jax.random.normal(next(keys), x.shape) if x.dtype == jnp.float32 else x
+    network = jax.tree.map(moved, graph.gradients.function.network(learner))
+    learner = jax.tree.map(lambda x: x, learner)
+    weights = type(learner.weights)(network, *list(vars(learner.weights).values())[1:])
+    learner = type(learner)(weights, learner.optimiser, learner.returns)
+    rows = jax.random.permutation(jax.random.key(1), graph.loops.batch_size)[: graph.loops.batch_size // 2]
+    return learner, batch, rows.astype(jnp.uint32)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_they_are_the_gradients_of_the_mean(name):
+    graph = graph_of(CASES[name])
+    learner, batch, rows = learned_a_little(graph)
+    run = partial(run_gradients_reference, precision="highest")
+    fused = jax.jit(lambda *a: fused_gradients(graph, a[1], identity, run=run)(a[0], a[2]))(learner, batch, rows)
+    plain = jax.jit(lambda *a: gradients_of_rows(graph, a[1], identity)(a[0], a[2]))(learner, batch, rows)
+    assert jax.tree.structure(fused) == jax.tree.structure(plain)
+
+    def assert_close(path, mine, right):
+        assert mine.dtype == right.dtype and mine.shape == right.shape
+        scale = float(np.abs(right).max(initial=0.0))
+        np.testing.assert_allclose(mine, right, rtol=1e-4, atol=1e-4 * scale, err_msg=jax.tree_util.keystr(path))
+
+    jax.tree.map_with_path(assert_close, fused, plain)
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(fused[0])) > 1e-3
+
+
+def test_no_gradient_of_one_sample_is_written_out():
+    graph = graph_of(CASES["separate"])
+    learner, batch, rows = learned_a_little(graph)
+    step, _ = gradient_task(graph, batch, identity, learner, rows)
+    products = [found.shape for found in step.sums if found.right is not None]
+    assert products == [(4, 40), (40, 33), (33, 2), (4, 40), (40, 33), (33, 1)]
+    assert len(step.scalarised.program.nodes()) < 300
+
+
+def test_results_share_tiles_and_none_is_lost():
+    graph = graph_of(CASES["shared"])
+    learner, batch, rows = learned_a_little(graph)
+    step, _ = gradient_task(graph, batch, identity, learner, rows)
+    kept = accumulators_of(step.sums, step.scalarised.program.outputs)
+    assert [len(tile.parts) for tile in kept.tiles] == [2, 1, 2, 1]  # the first layer with its bias; both heads
+    covered = [
+        part.offset + n for tile in kept.tiles for part in tile.parts for n in range(part.rows * part.columns)
+    ]
+    assert sorted(covered + [offset for offset, _ in kept.numbers]) == list(range(kept.size))
+
+
+def kernel_of(case, numerics, launch):
+    graph = graph_of(case)
+    found = []
+
+    def trace(learner, batch, rows):
+        task = gradient_task(graph, batch, identity, learner, rows)
+        kernel, arrays = gradient_kernel(*task, launch=launch, numerics=numerics)
+        found.append((kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]))
+        return ()
+
+    jax.eval_shape(trace, *learned_a_little(graph))
+    return found[0]
+
+
+KERNELS = [
+    ("shared", "tf32", 90, GradientLaunch(4, 64, 4)),
+    ("continuous", "bfloat16", 80, GradientLaunch(2, 32, 2)),
+    ("masked", "tf32", 120, GradientLaunch(1, 16, 1)),
+]
+ALL = [
+    (name, numerics, capability, GradientLaunch(2, *block))
+    for name in CASES
+    for numerics in ("tf32", "bfloat16")
+    for capability in (80, 90, 120)
+    for block in ((64, 4), (128, 8))
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "numerics", "capability", "launch"),
+    [*KERNELS, *(pytest.param(*x, marks=pytest.mark.slow) for x in ALL)],
+)
+def test_kernels_compile_for_gpus_that_are_not_here(name, numerics, capability, launch):
+    pytest.importorskip("triton")
+    kernel, arrays = kernel_of(CASES[name], numerics, launch)
+    assert compiled(kernel, arrays, capability).asm["cubin"]
