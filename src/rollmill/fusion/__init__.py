@@ -5,7 +5,9 @@ environment of a block (`scalarise`). The program that comes out is run by JAX's
 is the reference on any device.
 """
 
+from rollmill.fusion.chips import CHIPS, Chip, find_chip
 from rollmill.fusion.evaluate import evaluate
+from rollmill.fusion.explain import Explanation, explain
 from rollmill.fusion.gradients import (
     GradientLaunch,
     check_gradients,
@@ -31,7 +33,10 @@ from rollmill.fusion.triton_source import Numerics
 from rollmill.fusion.tuning import tune_gradients, tune_rollout
 
 __all__ = [
+    "CHIPS",
     "CannotFuse",
+    "Chip",
+    "Explanation",
     "GradientLaunch",
     "Launch",
     "Loop",
@@ -45,6 +50,8 @@ __all__ = [
     "check_gradients",
     "check_rollout",
     "evaluate",
+    "explain",
+    "find_chip",
     "first_batch",
     "fused_collect",
     "fused_gradients",

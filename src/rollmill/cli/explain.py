@@ -1,0 +1,120 @@
+"""`rollmill explain fusion ENVIRONMENT [OPTIONS]`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from rollmill.algorithms import PPOConfig
+from rollmill.api import build_graph, import_modules
+from rollmill.cli.train import Imports
+from rollmill.core.errors import UsageError
+from rollmill.fusion import CannotFuse, Explanation, Launch, Numerics, check_gradients, explain, find_chip
+
+SUBJECTS = ("fusion",)
+
+LITTLE = 64
+"""Bytes of a thread's own memory that calls within a kernel may take."""
+
+
+@dataclass(frozen=True)
+class Explain:
+    """Whether policy and environment become one kernel, what it needs, and how fast it could be at best."""
+
+    environment: tyro.conf.Positional[str]
+    """Id of the environment."""
+    imports: Imports = ()
+    """Module to import first, because it registers environments."""
+    chip: str | None = None
+    """GPU to compute bounds for; the one that is here if left out, or an H200."""
+    numerics: Numerics = "tf32"
+    """Of matrix products in the kernel."""
+    block: int = 64
+    """Environments of one program of the kernel."""
+    num_warps: int = 4
+    """Warps of one program."""
+    algorithm: Annotated[PPOConfig, tyro.conf.arg(name="")] = PPOConfig()  # noqa: RUF009 - frozen
+
+
+def run(arguments: list[str]) -> int:
+    """Prints the explanation."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(
+            "usage: rollmill explain fusion ENVIRONMENT [OPTIONS]\n\n`rollmill explain fusion --help` lists them."
+        )
+        return 0
+    subject, *rest = arguments
+    if subject not in SUBJECTS:
+        raise UsageError(f"there is nothing to explain about {subject!r}; there is about {', '.join(SUBJECTS)}.")
+    chosen = tyro.cli(Explain, prog="rollmill explain fusion", args=rest)
+    _check_power_of_two("block", chosen.block, 16, 256)
+    _check_power_of_two("num_warps", chosen.num_warps, 1, 16)
+    import_modules(chosen.imports)
+    name, chip = find_chip(chosen.chip)
+    graph = build_graph("ppo", chosen.environment, chosen.algorithm)
+    try:
+        found = explain(graph, chip, chosen.numerics, Launch(chosen.block, chosen.num_warps))
+    except CannotFuse as reason:
+        print(
+            f"{chosen.environment} does not fuse: {reason}", "It trains all the same, compiled by XLA.", sep="\n"
+        )
+        return 0
+    head = f"{chosen.environment} fuses: policy and environment are one kernel."
+    print(head, *_lines(found, name), _line("gradients", _gradients(graph)), sep="\n")
+    return 0
+
+
+def _check_power_of_two(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most or value & (value - 1):
+        raise UsageError(f"{name}={value} must be a power of two from {least} to {most}.")
+
+
+def _lines(found: Explanation, chip: str) -> list[str]:
+    always, sometimes = found.costs
+    lines = [
+        _line("program", f"{found.nodes:,} operations of scalars and rows a step"),
+        _line("carried", f"{found.state} B of each environment, in registers from the first step to the last"),
+        _line("written", f"{found.written} B a step"),
+        _line(
+            "a step",
+            f"{always.floats:,.0f} float, {always.integers:,.0f} integer and {always.special:,.0f} special "
+            f"operations, {always.tensor:,.0f} of matrix products",
+        ),
+    ]
+    if sometimes.instructions:
+        lines.append(_line("", f"{sometimes.instructions:,.0f} more in blocks where an episode ends"))
+    lines += _kernel(found)
+    bounds = sorted(found.bounds.items(), key=lambda item: item[1])
+    told = ", ".join(f"{limit} {_rate(rate)}" for limit, rate in bounds)
+    return [*lines, _line("at most", f"on one {chip}, steps/s by what limits them: {told}")]
+
+
+def _kernel(found: Explanation) -> list[str]:
+    if found.resources is None:
+        return [_line("kernel", "not compiled: pip install 'rollmill[fusion]'")]
+    registers, spilled, shared = found.resources
+    block, warps = found.launch
+    of_each = f"{registers * warps * 32 / block:,.0f} registers and {shared / block:,.0f} B on chip an environment"
+    lines = [
+        _line("kernel", f"{block} environments by {warps} warps, {registers} registers a thread:"),
+        _line("", f"{of_each}, {found.resident:,} environments at once on each multiprocessor"),
+    ]
+    if spilled > LITTLE:
+        lines.append(_line("", f"{spilled} B of a thread found no register: try a smaller block, or more warps"))
+    return lines
+
+
+def _gradients(graph) -> str:
+    try:
+        check_gradients(graph)
+    except CannotFuse as reason:
+        return f"not fused: {reason}"
+    return "one kernel too"
+
+
+def _line(title: str, text: str) -> str:
+    return f"  {title:<10} {text}"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e9:.1f} G" if rate >= 1e9 else f"{rate / 1e6:.0f} M"

@@ -1,0 +1,112 @@
+"""Whether policy and environment fuse, what the kernel needs, and how fast it could be at best."""
+
+import re
+import subprocess
+import tempfile
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rollmill.dataflow import Graph, State, start
+from rollmill.fusion.chips import Chip
+from rollmill.fusion.cost import Costs, bytes_of, costs_of
+from rollmill.fusion.kernels import Kernel, compiled
+from rollmill.fusion.leaves import each_struct, to_raw
+from rollmill.fusion.rollout import Launch, RolloutStep, rollout_kernel, rollout_step
+from rollmill.fusion.triton_source import Numerics
+
+WARP = 32
+REGISTERS = 65536
+"""Of a multiprocessor, 32 bits each."""
+
+
+class Resources(NamedTuple):
+    """What a compiled kernel holds."""
+
+    registers: int
+    """Of a thread."""
+    spilled: int
+    """Bytes of a thread that found no register."""
+    shared: int
+    """Bytes on the chip of one program."""
+
+
+class Explanation(NamedTuple):
+    """A rollout's kernel, before anything is run."""
+
+    nodes: int
+    """Of a step's program."""
+    state: int
+    """Bytes of an environment that are carried from step to step."""
+    written: int
+    """Bytes of the trajectory that a step writes."""
+    costs: Costs
+    bounds: dict[str, float]
+    """Environment steps a second at most, by what limits them."""
+    launch: Launch
+    resources: Resources | None
+    """None where there is no compiler for kernels."""
+
+    @property
+    def limit(self) -> str:
+        """What limits it."""
+        return min(self.bounds, key=lambda name: self.bounds[name])
+
+    @property
+    def resident(self) -> int | None:
+        """Environments that a multiprocessor holds at once, as far as registers go."""
+        if self.resources is None:
+            return None
+        threads = self.launch.num_warps * WARP
+        return REGISTERS // (self.resources.registers * threads) * self.launch.block
+
+
+def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None = None) -> Explanation:
+    """What there is to say about a graph's rollout on a chip; no GPU is needed.
+
+    Raises:
+        CannotFuse: it cannot be fused, with the reason and the line.
+    """
+    launch = launch or Launch()
+    made: list[tuple[RolloutStep, Kernel, list[jax.ShapeDtypeStruct]]] = []
+
+    def trace(state: State) -> tuple[()]:
+        collector = state.collector
+        step = rollout_step(graph, graph.weights(state.learner), each_struct(collector))
+        keys = jax.ShapeDtypeStruct((graph.loops.num_envs, 2), jnp.uint32)
+        steps = graph.loops.num_steps
+        kernel, arrays = rollout_kernel(step, to_raw(collector), keys, steps, launch=launch, numerics=numerics)
+        made.append((step, kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]))
+        return ()
+
+    index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
+    jax.eval_shape(trace, jax.eval_shape(partial(start, graph), jax.random.key(0), index))
+    ((step, kernel, arrays),) = made
+    program = step.scalarised.program
+    costs, written = costs_of(program), bytes_of([(leaf.shape, leaf.dtype) for leaf in step.step if leaf.places])
+    return Explanation(
+        nodes=len(program.nodes()),
+        state=bytes_of([(leaf.shape, leaf.dtype) for leaf in step.carried]),
+        written=written,
+        costs=costs,
+        bounds=chip.bounds(costs.always, written, numerics),
+        launch=launch,
+        resources=_resources(kernel, arrays, chip.capability),
+    )
+
+
+def _resources(kernel: Kernel, arrays: list[jax.ShapeDtypeStruct], capability: int) -> Resources | None:
+    try:
+        from triton import knobs
+    except ImportError:
+        return None
+    binary = compiled(kernel, arrays, capability)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    number = lambda name: int(re.findall(rf"{name}:(\d+)", told)[-1])
+    return Resources(number("REG"), number("STACK"), binary.metadata.shared)

@@ -1,0 +1,62 @@
+"""What is said of an environment's kernel before anything is run."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rollmill.cli import explain as command
+from rollmill.core.errors import UsageError
+from rollmill.fusion import CHIPS, scalarise
+from rollmill.fusion.cost import Cost, costs_of
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+LENGTH = jax.ShapeDtypeStruct((64,), jnp.float32)
+
+
+def program_of(function, *each, uniform=()):
+    return scalarise(function, each, uniform).program
+
+
+def test_operations_are_counted_by_their_unit():
+    number, integer = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+    assert costs_of(program_of(lambda x, y: x * y + 1, number, number)).always == Cost(floats=2)
+    assert costs_of(program_of(lambda n: (n ^ 5) << 1, integer)).always == Cost(integers=2)
+    assert costs_of(program_of(jnp.exp, number)).always == Cost(floats=2, special=1)
+
+
+def test_matrix_products_are_for_tensor_cores():
+    matrix = jnp.arange(64.0 * 48).reshape(64, 48)
+    cost = costs_of(program_of(lambda m, x: jnp.tanh(x @ m), LENGTH, uniform=(matrix,))).always
+    assert cost.tensor == 2 * 64 * 48 and cost.special == 48
+
+
+def test_bounds_come_from_what_there_is_least_of():
+    bounds = CHIPS["H200"].bounds(Cost(floats=10, special=100), 4, "tf32")
+    assert min(bounds, key=lambda name: bounds[name]) == "special functions"
+    assert bounds["special functions"] == pytest.approx(132 * 1.83e9 * 16 / 100)
+    assert bounds["memory"] == pytest.approx(4.8e12 / 4)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="no compiler for kernels")
+def test_an_environment_that_fuses(capsys):
+    assert command.run(["fusion", "CartPole-v1", "--chip", "A100"]) == 0
+    told = capsys.readouterr().out
+    for part in ("CartPole-v1 fuses", "registers a thread", "on one A100", "special functions", "one kernel too"):
+        assert part in told, told
+
+
+def test_an_environment_that_does_not(capsys):
+    assert command.run(["fusion", "gymnasium:CartPole-v1"]) == 0
+    told = capsys.readouterr().out
+    assert "does not fuse" in told and "It trains all the same" in told
+
+
+def test_what_is_wrong_is_said():
+    with pytest.raises(UsageError, match="unknown chip 'H20'"):
+        command.run(["fusion", "CartPole-v1", "--chip", "H20"])
+    with pytest.raises(UsageError, match="nothing to explain about 'fission'"):
+        command.run(["fission", "CartPole-v1"])
+    with pytest.raises(UsageError, match="block=48"):
+        command.run(["fusion", "CartPole-v1", "--block", "48"])
