@@ -3,6 +3,7 @@
 Only identities that hold for every float are used: `x + 0` is not one, for it turns -0 into 0.
 """
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -108,11 +109,31 @@ def _of_two(region: "Region", op: str, left: "Node", right: "Node", dtype: np.dt
         return region.constant(OF_ITSELF[op], dtype)
     if op in COMPARISONS and left.op == "convert" and right.op == "constant":
         return _compared(region, op, left, right)
+    if op == "div" and is_float(dtype) and (inverse := _inverse(region, right)) is not None:
+        return region.emit("mul", left, inverse, dtype=dtype, width=left.width or right.width)
     if op in ABSORBING and not is_float(dtype):
         for operand in (left, right):
             if operand.op == "constant" and operand.value == _in(ABSORBING[op], dtype):
                 return operand
     return _neutral(op, left, right)
+
+
+def _inverse(region: "Region", divisor: "Node") -> "Node | None":
+    """One over a power of two, or over one of two of them: such a product is exactly the quotient.
+
+    The derivative of the greater of two numbers divides by one or two, as both may be equal.
+    """
+    if divisor.dtype != np.float32:
+        return None
+    if divisor.op == "constant" and abs(math.frexp(divisor.value)[0]) == 0.5 and 1e-30 < abs(divisor.value) < 1e30:
+        return region.constant(1 / divisor.value, divisor.dtype)
+    if divisor.op != "select" or any(choice.op != "constant" for choice in divisor.operands[1:]):
+        return None
+    condition, *choices = divisor.operands
+    found = [inverse for choice in choices if (inverse := _inverse(region, choice)) is not None]
+    if len(found) < 2:
+        return None
+    return region.emit("select", condition, *found, dtype=divisor.dtype, width=divisor.width)
 
 
 def _selected(condition: "Node", chosen: "Node", other: "Node") -> "Node | None":
