@@ -345,3 +345,25 @@ def test_an_update_waits_for_the_last_order_after_all_workers_have_closed(updati
         sender.close()
     thread.join(30.0)
     assert control.sent == ENDED
+
+
+class EarlyOrder(FinalOrder):
+    """A control whose coordinator asks for a state that lies ahead, and for the last one in the end."""
+
+    def latest(self, kind):
+        wanted = super().latest(kind)
+        return wanted or (Message("snapshot", {"iteration": ITERATIONS - 1}, {}) if kind == "snapshot" else None)
+
+
+def test_a_state_that_is_wanted_is_not_sent_before_its_iteration(updating):
+    """However long no gradients come: a checkpoint is what it says."""
+    control = EarlyOrder(late=False)
+    thread, senders, gradients = updating(control)
+    time.sleep(1.0)
+    assert control.sent == []
+    for sender in senders:
+        for _ in range(2):
+            sender.send(gradients, flags=LAST, timeout=30.0)
+    thread.join(30.0)
+    assert [entry for entry in control.sent if entry[0] == "row"] == ENDED[:2]
+    assert control.sent.index(("snapshot", ITERATIONS - 1)) > control.sent.index(("row", ITERATIONS - 2))

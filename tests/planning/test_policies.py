@@ -35,6 +35,14 @@ def no_partition(counts):
     return [counts]
 
 
+def takes_nothing():
+    return Partition("nothing", ())
+
+
+def one_group_alone(counts):
+    return Partition("alone", Group("everything", FRAGMENTS))
+
+
 NO_FUNCTION = 3
 
 
@@ -98,6 +106,8 @@ def test_a_function_of_ones_own_is_a_policy():
         (f"{__name__}:yours", f"{__name__} has no function 'yours'"),
         (f"{__name__}:NO_FUNCTION", "has no function 'NO_FUNCTION'"),
         (f"{__name__}:no_partition", "returned list; it has to return a Partition"),
+        (f"{__name__}:takes_nothing", "raised TypeError: .* returns a Partition."),
+        (f"{__name__}:one_group_alone", "they have to be a tuple of Groups"),
     ],
 )
 def test_what_is_no_policy_of_ones_own(name, message):

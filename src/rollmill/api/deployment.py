@@ -40,19 +40,29 @@ PLACEMENT = (
 )
 """Fields of `RunOptions` that say where a training runs, and nothing else."""
 
+ON_HOST = ("gymnasium:", "envpool:")
+"""How ids begin of environments that are Python objects, which workers step."""
+
 PLACED_SECONDS = 900.0
 """How long a worker on a cluster may take until its function is called: nodes may have to be started first."""
 
 
-def prepare_devices(options: RunOptions) -> None:
+def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | None = None) -> None:
     """What has to be said before anything starts JAX: how many CPU devices there are, and who takes the memory.
 
     Where workers train, this process leaves the accelerators' memory to them.
+
+    Args:
+        options: where to train.
+        environment: its id, where it is known.
+        plan: what is known already instead of the options.
     """
-    if _has_workers(options):
+    on_host = environment.startswith(ON_HOST)
+    if on_host or (_has_workers(options) if plan is None else plan.place != "program"):
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    else:
-        take_devices(max(options.devices, options.learners) if options.devices else 0)
+        return
+    replicas = options.learners if plan is None else plan.partition.groups[0].replicas
+    take_devices(max(options.devices, replicas) if options.devices else 0)
 
 
 def _has_workers(options: RunOptions) -> bool:
@@ -112,13 +122,24 @@ def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
         raise UsageError(
             f"devices={options.devices} share one program; with place={plan.place} say learners={options.devices}."
         )
-    if plan.place == "ray":
-        check_cluster(options.cluster or "ray")
+    _check_place(plan, graph, options)
     if plan.place != "threads" and (custom := describe(graph)["custom"]):
         raise UsageError(
             f"this algorithm has its own {' and '.join(custom)}, made in Python, which other processes cannot "
             "build; register the environment in a module and pass imports=[module], or use place='threads'."
         )
+
+
+def _check_place(plan: Plan, graph: Graph, options: RunOptions) -> None:
+    if options.fusion in ("rollout", "full"):
+        raise UsageError(
+            f"fusion={options.fusion} makes kernels of one program's parts, and place={plan.place} has several "
+            "programs; use place=program, or leave fusion out."
+        )
+    if plan.place == "mesh" and graph.host is not None:
+        raise UsageError("place=mesh steps environments in JAX, and these live on the host; use place=processes.")
+    if plan.place == "ray":
+        check_cluster(options.cluster or "ray")
 
 
 @contextlib.contextmanager
@@ -145,7 +166,7 @@ def deployed(
     """
     settings: dict[str, Any] = {
         "seed": options.seed,
-        "unroll": options.unroll or 1,
+        "unroll": options.unroll,
         "checksums": options.checksums,
         "plan": plan.to_json(),
         "platform": jax.default_backend(),
@@ -153,7 +174,10 @@ def deployed(
     flows = flow(graph)
     blank = host_blank(graph, flows.state, jax.random.key(options.seed))
     begin = Saved(*begin_with) if begin_with else Saved(0, blank)
-    with _workers(graph, flows, plan, run, options, settings, imports, display) as workers:
+    with (
+        contextlib.closing(LocalBroker()) as broker,
+        _workers(broker, graph, flows, plan, run, options, settings, imports, display) as workers,
+    ):
         coordinator = Coordinator(
             graph,
             plan.partition,
@@ -168,6 +192,7 @@ def deployed(
 
 @contextlib.contextmanager
 def _workers(
+    broker: LocalBroker,
     graph: Graph,
     flows: Flow,
     plan: Plan,
@@ -177,7 +202,6 @@ def _workers(
     imports: Sequence[str],
     display: Display,
 ) -> Iterator[Supervision]:
-    broker = LocalBroker()
     if plan.place == "threads":
         name = secrets.token_hex(8)
         _held[name] = _Held(graph, flows, broker)

@@ -106,10 +106,8 @@ def resume(
         raise UsageError(
             f"{', '.join(sorted(unknown))} cannot be changed when a run goes on; what can: {PLACEMENT}."
         )
-    if placement.keys() & {"place", "cluster"}:  # one of them replaces both
-        placement = {"place": None, "cluster": None, **placement}
-    options = replace(read_options(run), quiet=quiet, **placement)
-    prepare_devices(options)
+    options = replace(read_options(run), quiet=quiet, **placed_anew(placement))
+    prepare_devices(options, plan=None if placement else _saved_plan(run))
     algorithm, _ = reopen(run, algorithm=algorithm, imports=imports)
     display = choose_display(quiet=quiet)
     if fingerprint(algorithm) != run.read_config()["graph"].get("fingerprint"):
@@ -119,6 +117,15 @@ def resume(
         return train_with_workers(run, algorithm, plan, options, display, imports=imports)
     program = _compile(algorithm, plan, options, display)
     return _train(run, algorithm, program, options, display)
+
+
+def placed_anew(placement: dict[str, Any]) -> dict[str, Any]:
+    """Where a run goes on: what is asked for, and what that makes void of where it ran before."""
+    if placement.keys() & {"distribution", "plan"}:
+        return {"place": None, "cluster": None, "asynchronous": False, **placement}
+    if placement.keys() & {"place", "cluster"}:  # one of them replaces both
+        return {"place": None, "cluster": None, **placement}
+    return placement
 
 
 def reopen(
@@ -178,8 +185,12 @@ def _config(algorithm: Graph, options: RunOptions, imports: Sequence[str], plan:
 
 def read_plan_of(run: RunDirectory, algorithm: Graph, options: RunOptions) -> Plan:
     """The plan that a run was started with."""
+    return _saved_plan(run) or choose_plan(algorithm, options)
+
+
+def _saved_plan(run: RunDirectory) -> Plan | None:
     saved = run.read_config().get("plan")
-    return choose_plan(algorithm, options) if saved is None else Plan.from_json(saved)
+    return None if saved is None else Plan.from_json(saved)
 
 
 def _provenance() -> dict[str, Any]:

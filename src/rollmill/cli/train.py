@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> int:
     name, *rest = arguments
     find_algorithm(name)
     chosen = tyro.cli(_arguments(name, rest), prog=f"rollmill train {name}", args=rest)
-    prepare_devices(chosen.run)
+    prepare_devices(chosen.run, environment=chosen.environment)
     import_modules(chosen.imports)
     graph = build_graph(name, chosen.environment, chosen.algorithm)
     return report(train_run(graph, chosen.run, imports=chosen.imports))

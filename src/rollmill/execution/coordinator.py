@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rollmill.core.errors import RollmillError
+from rollmill.core.errors import RollmillError, UsageError
 from rollmill.dataflow import Graph, Group, Partition, State, share, start, start_learner
 from rollmill.execution.groups import STRIDE, Part, assemble, share_of
 from rollmill.execution.workers import ALL, Finished, Hung, Job, Lost, Message, Received, Started, Supervision
@@ -30,7 +30,8 @@ MARGIN_SECONDS = 0.5
 """How far ahead a checkpoint or a stop is announced, so that nobody has passed it already."""
 
 STOP_SECONDS = 60.0
-"""How long replicas get to come to the iteration that they were told to stop at."""
+STOP_ITERATIONS = 5
+"""How long replicas get to come to the iteration that they were told to stop at: in seconds, and in iterations."""
 
 THREADS = "NPROC"
 """The environment variable that tells XLA how many threads a program on a CPU may have."""
@@ -145,7 +146,7 @@ class Coordinator:
         """Ends the training after one of the next iterations, with its state."""
         if self._stop_at is None:
             self._last = min(self._last, self._ahead())
-            self._stop_at = time.monotonic() + STOP_SECONDS
+            self._stop_at = time.monotonic() + max(STOP_SECONDS, STOP_ITERATIONS * self._row_seconds)
             self._workers.send(ALL, "stop", {"iteration": self._last})
 
     @property
@@ -168,7 +169,10 @@ class Coordinator:
                 yield from self._recover(job, reason, event.details if event.raised else "")
             case Hung(job, seconds, where):
                 yield Notice(f"{job.name} hangs since {seconds:.0f} s {where}")
-                yield from self._recover(job, f"it hung {where}", "")
+                try:
+                    yield from self._recover(job, f"it hung {where}", "")
+                except UsageError as error:  # nobody can replace it
+                    raise LostWorker(f"{job.name} hangs since {seconds:.0f} s {where}. {error}") from error
 
     @property
     def _in_vain(self) -> bool:

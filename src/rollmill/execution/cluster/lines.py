@@ -153,6 +153,9 @@ def _text_of(descriptor: int) -> Any:
 def _read_origin(guest: socket.socket) -> Origin:
     text = b""
     while not text.endswith(b"\n") and len(text) < LONGEST_GREETING:
-        text += guest.recv(1)
+        more = guest.recv(1)
+        if not more:
+            raise ConnectionError("a worker was gone before it had said where it is")
+        text += more
     told = json.loads(text)
     return Origin(str(told["host"]), int(told["pid"]))

@@ -40,9 +40,7 @@ def run_on_mesh(job: Job, control: Control, *, graph: Callable[[], Graph], proce
     _join(job, begin, processes)
     control.at("compiling", expect=1800)
     built = graph()
-    program = lower(
-        built, seeds=(job.settings["seed"],), devices=_devices(), unroll=job.settings["unroll"] or None
-    )
+    program = lower(built, seeds=(job.settings["seed"],), devices=_devices(), unroll=job.settings["unroll"])
     first = int(begin.fields["first"])
     state = program.start() if not begin.arrays else _placed(program, begin)
     orders = Orders(control, built.loops.iterations)

@@ -7,6 +7,7 @@ update alone         applies gradients that come (`updating`)
 """
 
 import contextlib
+import time
 from functools import partial
 from typing import NamedTuple
 
@@ -63,11 +64,19 @@ class _Weights(NamedTuple):
     version: int
 
 
+COMPILE_SECONDS = 600.0
+"""How long the first iterations, in which programs are compiled, may show no progress."""
+
+LONGER = 10.0
+"""How many times as long as the longest one before an iteration may show none, where that is above the limit."""
+
+
 class _Replica:
     """A replica that goes through iterations."""
 
     def __init__(self, seat: Seat) -> None:
         self._seat, self._orders = seat, Orders(seat.control, seat.graph.loops.iterations)
+        self._longest, self._expected = 0.0, COMPILE_SECONDS
         group, apart = seat.group, seat.partition.apart
         seat.control.at("starting", expect=600)
         serves = group.has("environment") and not group.has("policy")
@@ -80,12 +89,16 @@ class _Replica:
 
     def run(self) -> None:
         """Until the training ends, or, where nobody is waited for, until it is ended."""
-        iteration = self._first
+        iteration = first = self._first
         with contextlib.suppress(Over):
             while self._seat.endless or iteration < self._orders.last:
                 if not self._seat.endless and self._orders.wants(iteration):
                     self._send_snapshot(iteration)
+                began = time.monotonic()
                 self._iterate(iteration)
+                if iteration > first:  # which compiles
+                    self._longest = max(self._longest, time.monotonic() - began)
+                    self._expected = LONGER * self._longest
                 iteration += 1
         self._send_snapshot(iteration)
 
@@ -107,7 +120,7 @@ class _Replica:
         lags: list[int] | None = None
         if self._collects is not None:
             weights = self._weights(iteration)
-            control.at("collecting", expect=600)
+            control.at("collecting", expect=self._expected)
             trajectory = self._collects(weights.tree, iteration)
             if self._outgoing is not None:
                 self._outgoing.send(trajectory, weights.version, iteration)
@@ -115,7 +128,7 @@ class _Replica:
             if self._incoming is not None:
                 control.at("waiting for trajectories")
                 trajectory, lags = self._incoming.take(iteration)
-            control.at("learning", expect=600)
+            control.at("learning", expect=self._expected)
             assert trajectory is not None
             self._learner.learn(trajectory, iteration, lags)
 
@@ -209,8 +222,11 @@ class _Outgoing:
 
     @property
     def begun(self) -> int:
-        """The iteration that the earlier holder of this seat had not delivered."""
-        return self._seat.first + self._sender.statistics()[self._targets[0]].messages
+        """The iteration that the earlier holder of this seat had not delivered, to one of its targets at least."""
+        return self._seat.first + min(map(self._delivered, self._targets))
+
+    def _delivered(self, target: int) -> int:
+        return self._sender.statistics()[target].messages
 
     def weights(self, iteration: int) -> _Weights:
         """Of this iteration, or the newest there are."""
@@ -223,6 +239,8 @@ class _Outgoing:
         """To every replica that learns from some of these environments."""
         parts = [trajectory] if len(self._targets) == 1 else _parts(trajectory, len(self._targets))
         for target, part in zip(self._targets, parts, strict=True):
+            if self._seat.first + self._delivered(target) > iteration:
+                continue  # the earlier holder of this seat had come to this one, and no further
             tree = jax.tree.map(np.asarray, part)
             self._seat.control.at("waiting for room to send a trajectory")
             self._sender.send(tree, version=version, iteration=iteration, target=target)

@@ -119,7 +119,7 @@ class _Updating:
         self._seat.control.at("waiting for gradients")
         if (wanted := self._orders.pending()) is None:
             return
-        if self._orders.final or self._asynchronous or (self._whole and wanted == self._iteration):
+        if self._orders.final or (self._whole and wanted == self._iteration):
             self._send_snapshot()
         if self._orders.final:
             raise Ended

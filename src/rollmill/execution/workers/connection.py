@@ -140,9 +140,12 @@ class Door:
             threading.Thread(target=self._receive, args=(guest,), name="rollmill-guest", daemon=True).start()
 
     def _receive(self, guest: socket.socket) -> None:
-        connection = self._ask(guest)
-        self._strangers.release()
+        connection = None
         try:
+            try:
+                connection = self._ask(guest)
+            finally:
+                self._strangers.release()
             if connection is not None:
                 welcome(guest, **self._settings)
                 connection.serve(guest)
@@ -162,7 +165,7 @@ class Door:
                 return admitted
             refuse(guest, admitted)
             self._tell(f"{claim.name!r} was not expected: {admitted}")
-        except (OSError, Damaged, Refused) as error:
+        except (OSError, Damaged, Refused, TypeError, ValueError) as error:  # a stranger may send anything
             self._tell(error)
         return None
 

@@ -159,7 +159,7 @@ class ThreadSupervisor:
         """
         name = named(self.jobs, job)
         if name in self._workers:
-            raise UsageError(f"worker {name!r} is a thread that still runs, which nobody can kill; stop it first.")
+            raise UsageError(f"worker {name!r} is a thread, which nobody can kill; use place=processes.")
         self._jobs[name] = replace(self._jobs[name], attempt=self._jobs[name].attempt + 1)
         self._begin(self._jobs[name])
         return self._jobs[name]

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.own_line import own_line
-from rollmill.dataflow import Partition
+from rollmill.dataflow import Group, Partition
 from rollmill.planning.counts import Counts
 
 Distribution: TypeAlias = Callable[[Counts], Partition]
@@ -62,7 +62,25 @@ def _own(name: str) -> Distribution:
 
 
 def _checked(name: str, policy: Callable[[Counts], Any], counts: Counts) -> Partition:
-    found = policy(counts)
+    try:
+        found = policy(counts)
+    except UsageError:
+        raise
+    except Exception as error:  # whatever the user's function does
+        raise UsageError(
+            f"distribution {name!r} raised {type(error).__name__}: {error}, at {own_line(error)}. It is called "
+            "with the counts that were asked for, and returns a Partition."
+        ) from error
+    if isinstance(found, Partition) and not _has_groups(found):
+        raise UsageError(
+            f"distribution {name!r} returned a Partition whose groups are {found.groups!r}; they have to be a "
+            "tuple of Groups."
+        )
     if not isinstance(found, Partition):
         raise UsageError(f"distribution {name!r} returned {type(found).__name__}; it has to return a Partition.")
     return found
+
+
+def _has_groups(partition: Partition) -> bool:
+    groups: Any = partition.groups
+    return isinstance(groups, tuple) and bool(groups) and all(isinstance(group, Group) for group in groups)
