@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import rollmill
+from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import FRAGMENTS, Group, Partition, share
 from rollmill.execution import coordinator as module
 from rollmill.execution import state_shapes
@@ -564,6 +565,21 @@ def test_workers_of_one_host_share_its_cores(monkeypatch):
     assert environments(processes=False) == [{}, {}, {}]
     monkeypatch.setenv("NPROC", "3")  # whoever says it knows better
     assert environments(cores=8) == [cpu, cpu, {}]
+
+
+def test_workers_take_turns_on_the_gpus_of_their_host(monkeypatch):
+    def seen(partition, gpus):
+        jobs = jobs_of(partition, "nowhere:function", {}, gpus=gpus)
+        return [job.environment.get("CUDA_VISIBLE_DEVICES") for job in jobs]
+
+    everything = Partition("everything", (Group("learner", FRAGMENTS, 3),))
+    assert seen(everything, ["2", "5"]) == ["2", "5", "2"]
+    assert seen(COARSE, ["0", "1"]) == [None, None, "0"]  # actors compute on the CPU
+    assert seen(everything, ["0"]) == [None] * 3
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-4f")
+    assert visible_gpus() == ["3", "GPU-4f"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_gpus() == []
 
 
 # --- stopping -----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from rollmill.channels import (
     new_token,
 )
 from rollmill.core.errors import UsageError
-from rollmill.core.machine import usable_cores
+from rollmill.core.machine import usable_cores, visible_gpus
 from rollmill.dataflow import Flow, Graph, State, flow
 from rollmill.execution import enable_compilation_cache, take_devices
 from rollmill.execution.cluster import RayLauncher, check_cluster, demands_of, find_ray, joined, own_host
@@ -228,6 +228,7 @@ def _workers(
             f"rollmill.api.deployment:{entry}",
             {**settings, **told, "broker": server.address},
             cores=None if on_mesh else usable_cores(),
+            gpus=[] if on_mesh else visible_gpus(),
         )
         supervisor = Supervisor(
             jobs, hang_seconds=options.hang_seconds, display=display.note, log_folder=run.root / "workers"

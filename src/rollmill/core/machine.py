@@ -73,6 +73,14 @@ def usable_cores() -> int:
         return os.cpu_count() or 1
 
 
+def visible_gpus() -> list[str]:
+    """NVIDIA's GPUs that programs started here may use, as CUDA_VISIBLE_DEVICES names them; no driver is asked."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip()]
+    return [str(number) for number in range(len(list(Path("/proc/driver/nvidia/gpus").glob("*"))))]
+
+
 def _memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -9,6 +9,7 @@ A lost actor or environment worker is replaced and the training goes on; a repli
 with takes all back to the last state that was put together. Both a bounded number of times.
 """
 
+import itertools
 import os
 import socket
 import time
@@ -31,7 +32,7 @@ MARGIN_SECONDS = 0.5
 
 STOP_SECONDS = 60.0
 STOP_ITERATIONS = 5
-"""How long replicas get to come to the iteration that they were told to stop at: in seconds, and in iterations."""
+"""How long replicas get to come to the iteration that they were told to stop at: seconds, and iterations besides."""
 
 THREADS = "NPROC"
 """The environment variable that tells XLA how many threads a program on a CPU may have."""
@@ -146,7 +147,7 @@ class Coordinator:
         """Ends the training after one of the next iterations, with its state."""
         if self._stop_at is None:
             self._last = min(self._last, self._ahead())
-            self._stop_at = time.monotonic() + max(STOP_SECONDS, STOP_ITERATIONS * self._row_seconds)
+            self._stop_at = time.monotonic() + STOP_SECONDS + STOP_ITERATIONS * self._row_seconds
             self._workers.send(ALL, "stop", {"iteration": self._last})
 
     @property
@@ -355,8 +356,9 @@ def jobs_of(
     *,
     processes: bool = True,
     cores: int | None = None,
+    gpus: Sequence[str] = (),
 ) -> Sequence[Job]:
-    """A job for each replica; processes on CPUs are kept off accelerators.
+    """A job for each replica; processes on CPUs are kept off accelerators, others take turns on them.
 
     Args:
         partition: whose groups' replicas they are.
@@ -365,18 +367,20 @@ def jobs_of(
         processes: whether they are processes, and no threads of one.
         cores: of the host that all of them share, where they do: XLA starts as many threads in each as is its
             part. With all cores in every worker, threads that wait for the others' work take turns on them.
+        gpus: of the host that all of them share, as CUDA_VISIBLE_DEVICES names them.
     """
     replicas = list(partition.replicas)
     shared = {} if cores is None or THREADS in os.environ else {THREADS: str(max(1, cores // len(replicas)))}
-    kept_off = {"JAX_PLATFORMS": "cpu"}
+    turns = itertools.cycle(gpus) if len(gpus) > 1 else None
+
+    def environment(group: Group) -> dict[str, str]:
+        if not processes:
+            return shared
+        if group.device == "cpu":
+            return shared | {"JAX_PLATFORMS": "cpu"}
+        return shared if turns is None else shared | {"CUDA_VISIBLE_DEVICES": next(turns)}
+
     return [
-        Job(
-            f"{group.name}/{replica}",
-            group.name,
-            replica,
-            entry,
-            settings,
-            shared | kept_off if processes and group.device == "cpu" else shared,
-        )
+        Job(f"{group.name}/{replica}", group.name, replica, entry, settings, environment(group))
         for group, replica in replicas
     ]
