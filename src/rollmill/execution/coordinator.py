@@ -32,7 +32,7 @@ MARGIN_SECONDS = 0.5
 
 STOP_SECONDS = 60.0
 STOP_ITERATIONS = 5
-"""How long replicas get to come to the iteration that they were told to stop at: seconds, and iterations besides."""
+"""How long replicas get to come to the iteration that they were told to stop at: seconds, and iterations more."""
 
 THREADS = "NPROC"
 """The environment variable that tells XLA how many threads a program on a CPU may have."""
