@@ -67,7 +67,7 @@ class RunOptions:
     host: str | None = None
     """This machine's address as workers on other hosts reach it; found out if left out."""
     hang_seconds: float = 120.0
-    """Time without progress after which a worker counts as hung, and is replaced."""
+    """Time without progress after which a worker counts as hung, and is replaced where it is a process."""
     checksums: bool = False
     """Let packages between groups carry a checksum, which their receivers check."""
     unroll: int | None = None
