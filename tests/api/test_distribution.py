@@ -315,7 +315,7 @@ def test_a_stopped_run_goes_on_under_another_policy(tmp_path, watched, one_progr
     assert all_gone()
     again = watched(0, None)
     run = rollmill.resume(tmp_path / "run", **placement)
-    assert again.has(f"resumed from iteration {stopped}")
+    assert again.has(f"resumed from iteration {stopped}"), again.lines
     assert_whole(run, LONG)
     assert_learned(run, one_program("ppo", LONG))
 

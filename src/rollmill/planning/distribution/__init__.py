@@ -54,7 +54,7 @@ def _own(name: str) -> Distribution:
     except Exception as error:  # whatever the user's module does
         raise UsageError(
             f"distribution {name!r}: cannot import {module!r}: {type(error).__name__}: {error}, at "
-            f"{own_line(error)}. Give a module that Python finds, for one with PYTHONPATH=."
+            f"{own_line(error)}. Give a module that Python finds; one in this folder it does with PYTHONPATH=."
         ) from error
     if not callable(found):
         raise UsageError(f"distribution {name!r}: {module} has no function {function!r}.")
