@@ -43,7 +43,7 @@ VARIANTS = {
 }
 
 
-LONG = ("recurrent", "impala")
+LONG = ("discrete", "recurrent", "a3c", "impala")
 TABLE = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in VARIANTS]
 
 
