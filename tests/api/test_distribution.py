@@ -298,7 +298,7 @@ def kill_midway(process, run):
 @pytest.mark.parametrize(
     "placement",
     [
-        {"distribution": "gpu-only"},
+        pytest.param({"distribution": "gpu-only"}, marks=pytest.mark.slow),
         pytest.param({"distribution": "gpu-only", "place": "mesh", "learners": 2}, marks=pytest.mark.slow),
         pytest.param({"distribution": "central"}, marks=pytest.mark.slow),
         pytest.param({"distribution": "environments", "workers": 4}, marks=pytest.mark.slow),
