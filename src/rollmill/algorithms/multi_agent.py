@@ -27,7 +27,7 @@ from rollmill.algorithms.optimisers import descend
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages
 from rollmill.algorithms.sharing import ParameterSet, set_of
 from rollmill.core.types import Key
-from rollmill.dataflow import Batch, Metrics, Reduce, Step, Trajectory
+from rollmill.dataflow import Batch, MeanGradients, Metrics, Reduce, Step, Trajectory
 from rollmill.envs import Statistics, denormalise, initial_statistics, normalise, update_statistics
 from rollmill.networks import Output
 
@@ -261,14 +261,9 @@ def mean_gradients(
     policy: AgentPolicy, loss: SampleLoss, learner: AgentLearner, minibatch: Batch
 ) -> tuple[dict[str, PyTree[Array]], Metrics]:
     """Of the sum over parameter sets of the mean losses of their active agents."""
-
-    def mean_loss(networks):
-        losses, metrics = jax.vmap(partial(_row_loss, policy, loss, networks))(minibatch.samples)
-        return jnp.mean(losses), jax.tree.map(jnp.mean, metrics)
-
-    (total, metrics), slopes = jax.value_and_grad(mean_loss, has_aux=True)(learner.weights.networks)
-    returns = {f"returns/{name}": found for name, found in learner.returns.items()}
-    return slopes, {"losses/total": total, **metrics, **returns}
+    of_row = lambda networks, learner, row, sequence: _row_loss(policy, loss, networks, row)
+    slopes, metrics = MeanGradients(of_row, lambda learner: learner.weights.networks)(learner, minibatch)
+    return slopes, {**metrics, **{f"returns/{name}": found for name, found in learner.returns.items()}}
 
 
 def _row_loss(

@@ -26,6 +26,7 @@ from rollmill.channels import (
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import usable_cores, visible_gpus
 from rollmill.dataflow import Flow, Graph, State, flow
+from rollmill.envs import is_on_host
 from rollmill.execution import enable_compilation_cache, take_devices
 from rollmill.execution.cluster import RayLauncher, check_cluster, demands_of, find_ray, joined, own_host
 from rollmill.execution.coordinator import Coordinator, Saved, host_blank, jobs_of
@@ -39,9 +40,6 @@ PLACEMENT = (
     *("cluster", "host"),
 )
 """Fields of `RunOptions` that say where a training runs, and nothing else."""
-
-ON_HOST = ("gymnasium:", "envpool:")
-"""How ids begin of environments that are Python objects, which workers step."""
 
 PLACED_SECONDS = 900.0
 """How long a worker on a cluster may take until its function is called: nodes may have to be started first."""
@@ -57,8 +55,7 @@ def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | 
         environment: its id, where it is known.
         plan: what is known already instead of the options.
     """
-    on_host = environment.startswith(ON_HOST)
-    if on_host or (_has_workers(options) if plan is None else plan.place != "program"):
+    if is_on_host(environment) or (_has_workers(options) if plan is None else plan.place != "program"):
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         return
     replicas = options.learners if plan is None else plan.partition.groups[0].replicas

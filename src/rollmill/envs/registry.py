@@ -29,6 +29,9 @@ _ADAPTERS = {
     "envpool": "rollmill.envs.adapters.envpool",
     "gymnasium": "rollmill.envs.adapters.gymnasium",
 }
+_ON_HOST = ("envpool", "gymnasium")
+"""Adapters whose environments are Python objects."""
+
 _factories: dict[str, Factory] = {
     "Acrobot-v1": acrobot,
     "CartPole-v1": cartpole,
@@ -96,6 +99,12 @@ def make(name: str, **options: Any) -> Environment | HostEnvironment:
 def registered() -> list[tuple[str, str]]:
     """The ids that `make` knows without a prefix, sorted, each with a line that describes it."""
     return [(name, _first_line(_factories[name])) for name in sorted(_factories)]
+
+
+def is_on_host(name: str) -> bool:
+    """Whether the environment of a name is a Python object, as far as the name tells."""
+    prefix, colon, _ = name.partition(":")
+    return bool(colon) and prefix in _ON_HOST
 
 
 def _adapter(prefix: str) -> Factory:

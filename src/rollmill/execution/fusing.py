@@ -2,7 +2,8 @@
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -103,7 +104,8 @@ def choose_ways(
     return Ways(rollouts, choice.way("gradients", plain.gradients, choice.gradients, needed=fusion == "full"))
 
 
-class _Choice(NamedTuple):
+@dataclass(frozen=True)
+class _Choice:
     """What was asked for, and where."""
 
     graph: Graph
@@ -141,7 +143,7 @@ class _Choice(NamedTuple):
         check_rollout(self.graph)
         if not self.on_gpu:
             return Way(partial(fused_collect, run=run_reference), fused=True)
-        state = self._example()
+        state = self._example
         weights = self.graph.weights(state.learner)
         tuned = tune_rollout(self.graph, weights, state.collector, state.key, self.numerics, unroll=self.unroll)
         launch = Launch(*tuned.launch)
@@ -154,7 +156,7 @@ class _Choice(NamedTuple):
         if not self.on_gpu:
             return Way(_many(run_gradients_reference), fused=True)
         with jax.default_device(self.devices[0]):
-            learner, batch, rows = jax.jit(self._minibatch)(self._example())
+            learner, batch, rows = jax.jit(self._minibatch)(self._example)
         tuned = tune_gradients(self.graph, learner, batch, rows, self.numerics)
         launch = GradientLaunch(*tuned.launch)
         run = partial(run_gradients_kernel, launch=launch, numerics=self.numerics)
@@ -168,6 +170,7 @@ class _Choice(NamedTuple):
 
     # --- one device's share of a training -----------------------------------------------------------------
 
+    @cached_property
     def _example(self) -> State:
         with jax.default_device(self.devices[0]):
             return jax.jit(self._start)()

@@ -27,6 +27,11 @@ UNROLL = {"gpu": 4}
 """On a GPU the launches of a small step cost more than its arithmetic; `benchmarks/training.py --unroll` tells."""
 
 
+def unroll_for(platform: str) -> int:
+    """Steps that are compiled as one where nobody says."""
+    return UNROLL.get(platform, 1)
+
+
 class Program(NamedTuple):
     """A graph compiled for a place; calling it cannot compile anything more."""
 
@@ -73,7 +78,7 @@ def lower(
     """
     mesh = Mesh(np.asarray(devices if devices is not None else jax.devices()[:1]), (AXIS,))
     check_devices(graph.loops, mesh.size)
-    unroll = unroll or UNROLL.get(mesh.devices.flat[0].platform, 1)
+    unroll = unroll or unroll_for(mesh.devices.flat[0].platform)
     began = time.perf_counter()
     ways = choose_ways(
         graph,

@@ -10,10 +10,8 @@ from typing import NamedTuple
 
 from rollmill.fusion.ir import Node
 from rollmill.fusion.leaves import Leaf
+from rollmill.fusion.narrow import MOST
 from rollmill.fusion.sums import Sum
-
-NARROW = 16
-"""Numbers side by side in one tile: the smallest operand of a tensor core."""
 
 Side = tuple[Node | None, ...]
 """One row; or numbers side by side, of which None stands for one."""
@@ -108,4 +106,4 @@ class _Tiles:
 
 def _fits(side: Side, more: Side) -> bool:
     """Whether numbers fit beside numbers."""
-    return not is_row(side) and not is_row(more) and len(side) + len(more) <= NARROW
+    return not is_row(side) and not is_row(more) and len(side) + len(more) <= MOST

@@ -15,6 +15,7 @@ from rollmill.fusion.cost import Costs, bytes_of, costs_of
 from rollmill.fusion.kernels import Kernel, compiled
 from rollmill.fusion.leaves import each_struct, to_raw
 from rollmill.fusion.rollout import Launch, RolloutStep, rollout_kernel, rollout_step
+from rollmill.fusion.tracing import traced
 from rollmill.fusion.triton_source import Numerics
 
 WARP = 32
@@ -50,11 +51,6 @@ class Explanation(NamedTuple):
     """None where there is no compiler for kernels."""
 
     @property
-    def limit(self) -> str:
-        """What limits it."""
-        return min(self.bounds, key=lambda name: self.bounds[name])
-
-    @property
     def resident(self) -> int | None:
         """Environments that a multiprocessor holds at once, as far as registers go."""
         if self.resources is None:
@@ -70,20 +66,17 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
         CannotFuse: it cannot be fused, with the reason and the line.
     """
     launch = launch or Launch()
-    made: list[tuple[RolloutStep, Kernel, list[jax.ShapeDtypeStruct]]] = []
 
-    def trace(state: State) -> tuple[()]:
+    def made(state: State) -> tuple[RolloutStep, Kernel, list[jax.ShapeDtypeStruct]]:
         collector = state.collector
         step = rollout_step(graph, graph.weights(state.learner), each_struct(collector))
         keys = jax.ShapeDtypeStruct((graph.loops.num_envs, 2), jnp.uint32)
         steps = graph.loops.num_steps
         kernel, arrays = rollout_kernel(step, to_raw(collector), keys, steps, launch=launch, numerics=numerics)
-        made.append((step, kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]))
-        return ()
+        return step, kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
 
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
-    jax.eval_shape(trace, jax.eval_shape(partial(start, graph), jax.random.key(0), index))
-    ((step, kernel, arrays),) = made
+    step, kernel, arrays = traced(made, jax.eval_shape(partial(start, graph), jax.random.key(0), index))
     program = step.scalarised.program
     costs, written = costs_of(program), bytes_of([(leaf.shape, leaf.dtype) for leaf in step.step if leaf.places])
     return Explanation(

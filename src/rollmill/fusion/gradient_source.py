@@ -110,9 +110,8 @@ class _Table:
 def _load(writer: Writer, leaf: Leaf, place: Place, mask: str) -> list[str]:
     """Names of a leaf's numbers, or rows."""
     size = int(np.prod(leaf.shape))
-    begin = (
-        "at" if place.first is not None else f"row.to(tl.int64) * {size}" if place.shuffled else f"place * {size}"
-    )
+    row = f"row.to(tl.int64) * {size}" if place.shuffled else f"place * {size}"
+    begin = row if place.first is None else "at"
     names = []
     for n in range(len(leaf.places)):
         names.append(writer.fresh())

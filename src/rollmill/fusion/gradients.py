@@ -37,6 +37,7 @@ from rollmill.fusion.leaves import Leaf, each_struct, input_leaves
 from rollmill.fusion.refusals import CannotFuse
 from rollmill.fusion.scalarise import Scalarised, scalarise
 from rollmill.fusion.sums import Sum, mean_of, sums_of
+from rollmill.fusion.tracing import traced
 from rollmill.fusion.triton_source import Numerics
 
 
@@ -82,12 +83,11 @@ def check_gradients(graph: Graph) -> None:
     """
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
 
-    def trace(key: Key, index: Int[Array, " E"]) -> tuple[()]:
+    def step(key: Key, index: Int[Array, " E"]) -> GradientStep:
         learner, batch = first_batch(graph, start(graph, key, index))
-        gradient_step(graph, learner, each_struct(flat_samples(batch)))
-        return ()
+        return gradient_step(graph, learner, each_struct(flat_samples(batch)))
 
-    jax.eval_shape(trace, jax.random.key(0), index)
+    traced(step, jax.random.key(0), index)
 
 
 def first_batch(graph: Graph, state: State) -> tuple[Learner, Batch]:

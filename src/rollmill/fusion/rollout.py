@@ -16,12 +16,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from rollmill.core.types import Key
-from rollmill.dataflow import Collector, Graph, State, Trajectory, Weights, start, step_one
+from rollmill.dataflow import Collector, Graph, Trajectory, Weights, start, step_one
 from rollmill.fusion.evaluate import evaluate
 from rollmill.fusion.kernels import Kernel, call
 from rollmill.fusion.leaves import Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
 from rollmill.fusion.rollout_source import rollout_source
 from rollmill.fusion.scalarise import Scalarised, scalarise
+from rollmill.fusion.tracing import traced
 from rollmill.fusion.triton_source import Numerics
 
 
@@ -76,12 +77,8 @@ def check_rollout(graph: Graph) -> None:
         CannotFuse: if not, with the line where it stands.
     """
     state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((1,), jnp.int32))
-
-    def trace(state: State) -> tuple[()]:
-        rollout_step(graph, graph.weights(state.learner), each_struct(state.collector))
-        return ()
-
-    jax.eval_shape(trace, state)
+    step = lambda state: rollout_step(graph, graph.weights(state.learner), each_struct(state.collector))
+    traced(step, state)
 
 
 def _step_raw(graph: Graph, like: PyTree, weights: Weights, raw: list[Array], key: Array, t: Int[Array, ""]):

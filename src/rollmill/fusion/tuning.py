@@ -30,6 +30,7 @@ from rollmill.fusion.kernels import Kernel
 from rollmill.fusion.leaves import each_struct, to_raw
 from rollmill.fusion.rollout import Launch, fused_collect, rollout_kernel, rollout_step, run_kernel
 from rollmill.fusion.timing import Tuned, fastest
+from rollmill.fusion.tracing import traced
 from rollmill.fusion.triton_source import Numerics
 
 ROLLOUTS = (Launch(16, 1), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4))
@@ -56,7 +57,7 @@ def tune_rollout(
 
     run = lambda launch: partial(run_kernel, launch=launch, numerics=numerics)
     return fastest(
-        _traced(kernel, weights, collector, key),
+        traced(kernel, weights, collector, key),
         ROLLOUTS,
         lambda launch: partial(fused_collect, graph, run=run(launch)),
         partial(collect, graph, unroll=unroll),
@@ -82,25 +83,13 @@ def tune_gradients(graph: Graph, learner: Learner, batch: Batch, rows: Array, nu
         return lambda learner, batch, rows: fused_gradients(graph, batch, identity, run=run(launch))(learner, rows)
 
     return fastest(
-        _traced(kernel, learner, batch, rows),
+        traced(kernel, learner, batch, rows),
         launches,
         fused,
         lambda learner, batch, rows: gradients_of_rows(graph, batch, identity)(learner, rows),
         (learner, batch, rows),
         unroll=1,
     )
-
-
-def _traced(make: Callable[..., Kernel], *arguments: Any) -> Kernel:
-    """The kernel that is made from arguments of which no number is known."""
-    made: list[Kernel] = []
-
-    def trace(*arguments: Any) -> tuple[()]:
-        made.append(make(*arguments))
-        return ()
-
-    jax.eval_shape(trace, *arguments)
-    return made[0]
 
 
 def gradient_launches(device: Any) -> list[GradientLaunch]:

@@ -239,7 +239,7 @@ class _Outgoing:
         """To every replica that learns from some of these environments."""
         parts = [trajectory] if len(self._targets) == 1 else _parts(trajectory, len(self._targets))
         for target, part in zip(self._targets, parts, strict=True):
-            if self._seat.first + self._delivered(target) > iteration:
+            if self._seat.attempt and self._seat.first + self._delivered(target) > iteration:
                 continue  # the earlier holder of this seat had come to this one, and no further
             tree = jax.tree.map(np.asarray, part)
             self._seat.control.at("waiting for room to send a trajectory")

@@ -11,7 +11,7 @@ from rollmill.channels import Wire
 from rollmill.dataflow import Flow, Graph, Partition
 from rollmill.execution.groups.replica import run
 from rollmill.execution.groups.seat import Seat
-from rollmill.execution.one_program import UNROLL
+from rollmill.execution.one_program import unroll_for
 from rollmill.execution.workers import Control, Job, Message
 from rollmill.execution.workers.messages import Seconds
 
@@ -75,7 +75,7 @@ def serve_seat(
         attempt=begin.fields["attempt"],
         generation=begin.fields["generation"],
         opens=begin.fields["opens"],
-        unroll=settings["unroll"] or UNROLL.get(jax.default_backend(), 1),
+        unroll=settings["unroll"] or unroll_for(jax.default_backend()),
         checksums=settings["checksums"],
     )
     run(seat)

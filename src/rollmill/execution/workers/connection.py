@@ -140,12 +140,8 @@ class Door:
             threading.Thread(target=self._receive, args=(guest,), name="rollmill-guest", daemon=True).start()
 
     def _receive(self, guest: socket.socket) -> None:
-        connection = None
+        connection = self._ask(guest)
         try:
-            try:
-                connection = self._ask(guest)
-            finally:
-                self._strangers.release()
             if connection is not None:
                 welcome(guest, **self._settings)
                 connection.serve(guest)
@@ -167,6 +163,8 @@ class Door:
             self._tell(f"{claim.name!r} was not expected: {admitted}")
         except (OSError, Damaged, Refused, TypeError, ValueError) as error:  # a stranger may send anything
             self._tell(error)
+        finally:
+            self._strangers.release()
         return None
 
     def _tell(self, what: str | Exception) -> None:

@@ -71,13 +71,13 @@ def _checked(name: str, policy: Callable[[Counts], Any], counts: Counts) -> Part
             f"distribution {name!r} raised {type(error).__name__}: {error}, at {own_line(error)}. It is called "
             "with the counts that were asked for, and returns a Partition."
         ) from error
-    if isinstance(found, Partition) and not _has_groups(found):
+    if not isinstance(found, Partition):
+        raise UsageError(f"distribution {name!r} returned {type(found).__name__}; it has to return a Partition.")
+    if not _has_groups(found):
         raise UsageError(
             f"distribution {name!r} returned a Partition whose groups are {found.groups!r}; they have to be a "
             "tuple of Groups."
         )
-    if not isinstance(found, Partition):
-        raise UsageError(f"distribution {name!r} returned {type(found).__name__}; it has to return a Partition.")
     return found
 
 
