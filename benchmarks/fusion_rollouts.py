@@ -4,26 +4,25 @@
 
 A rollout is 128 steps of a 64-64 tanh policy with shared torso, actions sampled; both sides start from the same
 state with the same weights and keys and write the same trajectory. The kernel's launch is the fastest of a few;
-sides take turns, and a figure is the median of several. Writes results/fusion-rollouts.json.
+sides take turns, and a figure is the median of several times of eight calls each.
+Writes results/fusion-rollouts.json.
 """
 
 import argparse
 import itertools
-import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from measure import RESULTS, spread, write_result
+from measure import RESULTS, compiled, spread, timed_in_turns, write_result
 
 import rollmill
 from rollmill.dataflow import collect, start
 from rollmill.fusion import Launch, fused_collect, run_kernel
 
-STEPS, REPEATS = 128, 7
+STEPS = 128
 LAUNCHES = {
     4_096: [(16, 1), (32, 1), (32, 2), (64, 4)],
     65_536: [(32, 1), (64, 2), (64, 4), (128, 4)],
@@ -45,33 +44,6 @@ def sides(environment: str, num_envs: int, numerics: list[str]) -> tuple[dict, t
     return functions, arguments
 
 
-def compiled(functions: dict, arguments: tuple) -> dict:
-    def build(item):
-        name, function = item
-        began = time.perf_counter()
-        try:
-            return name, jax.jit(function).lower(*arguments).compile(), time.perf_counter() - began
-        except Exception as error:  # a launch that does not fit the chip is no fault of the others
-            print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-            return name, None, 0.0
-
-    with ThreadPoolExecutor(12) as pool:
-        found = list(pool.map(build, functions.items()))
-    print({str(name): round(seconds, 1) for name, _, seconds in found}, flush=True)
-    return {name: function for name, function, _ in found if function is not None}
-
-
-def timed(functions: dict, arguments: tuple) -> dict:
-    """Seconds of each function, several times, in turns."""
-    seconds = {name: [] for name in functions}
-    for _ in range(REPEATS + 1):
-        for name, function in functions.items():
-            began = time.perf_counter()
-            jax.block_until_ready(function(*arguments))
-            seconds[name].append(time.perf_counter() - began)
-    return {name: times[1:] for name, times in seconds.items()}
-
-
 def differences(one, other) -> dict[str, float]:
     """Of two rollouts the share of numbers, leaf by leaf, that are not equal, to a relative 1e-4."""
     found = {}
@@ -87,7 +59,7 @@ def differences(one, other) -> dict[str, float]:
 def measure(environment: str, num_envs: int, numerics: list[str]) -> dict:
     functions, arguments = sides(environment, num_envs, numerics)
     functions = compiled(functions, arguments)
-    seconds = timed(functions, arguments)
+    seconds = timed_in_turns(functions, arguments)
     steps = num_envs * STEPS
     result = {}
     for side in dict.fromkeys(name for name, _ in functions):

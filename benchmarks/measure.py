@@ -4,9 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+import jax
 
 from rollmill.core.machine import git_commit, hardware, versions
 
@@ -35,6 +41,40 @@ def write_result(name: str, result: dict, *, directory: Path = RESULTS) -> Path:
     path.write_text(json.dumps({**provenance, "result": result}, indent=2) + "\n")
     print(f"wrote {path}")
     return path
+
+
+def compiled(functions: Mapping[Any, Callable], arguments: Sequence[Any]) -> dict[Any, Callable]:
+    """The functions compiled for these arguments, side by side; those that cannot be are reported and left out."""
+
+    def build(item: tuple[Any, Callable]) -> tuple[Any, Callable | None, float]:
+        name, function = item
+        began = time.perf_counter()
+        try:
+            found = jax.jit(function).lower(*arguments).compile()
+        except Exception as error:  # a launch that does not fit the chip is no fault of the others
+            print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            found = None
+        return name, found, time.perf_counter() - began
+
+    with ThreadPoolExecutor(12) as pool:
+        built = list(pool.map(build, functions.items()))
+    print("seconds to compile:", {str(name): round(seconds, 1) for name, _, seconds in built}, flush=True)
+    return {name: function for name, function, _ in built if function is not None}
+
+
+def timed_in_turns(
+    functions: Mapping[Any, Callable], arguments: Sequence[Any], *, repeats: int = 7, calls: int = 8
+) -> dict[Any, list[float]]:
+    """Seconds of a call of each function, several times, in turns; each time is that of several calls in a row."""
+    seconds: dict[Any, list[float]] = {name: [] for name in functions}
+    for _ in range(repeats + 1):
+        for name, function in functions.items():
+            began = time.perf_counter()
+            for _ in range(calls):
+                found = function(*arguments)
+            jax.block_until_ready(found)
+            seconds[name].append((time.perf_counter() - began) / calls)
+    return {name: times[1:] for name, times in seconds.items()}
 
 
 def write_table(table: str, path: Path) -> None:

@@ -4,7 +4,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -15,7 +16,7 @@ import jax
 from rollmill.fusion.kernels import Kernel, cache_folder
 from rollmill.fusion.refusals import CannotFuse
 
-REPEATS = 5
+REPEATS, CALLS = 5, 4
 
 
 class Tuned(NamedTuple):
@@ -60,27 +61,38 @@ def fastest(
         found = json.loads(file.read_text())
         return Tuned(tuple(found["launch"]), found["seconds"], found["unfused_seconds"])
     times, last = {}, None
-    for launch in launches:
+    for launch, function in zip(launches, _compiled(map(fused, launches), arguments), strict=True):
         try:
-            times[launch] = _seconds(fused(launch), arguments)
+            times[launch] = _seconds(function(), arguments)
         except (RuntimeError, ValueError) as error:  # too many registers or too much memory on the chip
             last = error
     if not times:
         raise CannotFuse(f"no launch of the kernel runs on this device: {last}") from last
     best = min(times, key=lambda launch: times[launch])
-    tuned = Tuned(tuple(best), times[best], _seconds(unfused, arguments))
+    tuned = Tuned(tuple(best), times[best], _seconds(jax.jit(unfused), arguments))
     _write(file, tuned)
     return tuned
 
 
+def _compiled(functions: Iterable[Callable[..., Any]], arguments: Sequence[Any]) -> list[Callable[[], Any]]:
+    """What returns each compiled function or raises why there is none; they are compiled side by side."""
+    build = lambda function: jax.jit(function).lower(*arguments).compile()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        futures = [pool.submit(build, function) for function in functions]
+    return [future.result for future in futures]
+
+
 def _seconds(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
-    compiled = jax.jit(function).lower(*arguments).compile()
+    """Of a call, the median of several times, each of several calls in a row."""
+    jax.block_until_ready(function(*arguments))
     seconds = []
-    for _ in range(REPEATS + 1):
+    for _ in range(REPEATS):
         began = time.perf_counter()
-        jax.block_until_ready(compiled(*arguments))
-        seconds.append(time.perf_counter() - began)
-    return median(seconds[1:])
+        for _ in range(CALLS):
+            found = function(*arguments)
+        jax.block_until_ready(found)
+        seconds.append((time.perf_counter() - began) / CALLS)
+    return median(seconds)
 
 
 def _identity(kernel: Kernel, launches: Sequence[tuple[int, ...]], arguments: Sequence[Any], unroll: int) -> str:
