@@ -7,8 +7,8 @@
 and by XLA; and how far the kernel's gradients are from XLA's in float32, relative to the largest of each leaf.
 
 `training`: whole iterations of 4 epochs of 4 minibatches on CartPole-v1, actor and critic 64-64 tanh, with one
-torso or two: left to XLA, with fused rollouts, and with fused rollouts and gradients. Every training is done twice from
-the same seed, and says whether the weights were the same bit for bit. Sides take turns; figures are medians.
+torso or two: left to XLA, with fused rollouts, and with fused rollouts and gradients. Every training is done twice
+from the same seed, and says whether the weights were the same bit for bit. Sides take turns; figures are medians.
 """
 
 import argparse

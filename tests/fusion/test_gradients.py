@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.dataflow import gradients_of_rows, identity, start
-from rollmill.fusion import GradientLaunch, first_batch, fused_gradients, run_gradients_reference
+from rollmill.dataflow import gradients_of_rows, identity, plain_descent, start
+from rollmill.fusion import (
+    GradientLaunch,
+    first_batch,
+    fused_descent,
+    fused_gradients,
+    run_gradients_reference,
+)
 from rollmill.fusion.accumulators import accumulators_of
-from rollmill.fusion.gradients import gradient_kernel, gradient_task
+from rollmill.fusion.gradients import Epoch, gradient_kernel
 from rollmill.fusion.kernels import compiled
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -66,6 +72,11 @@ def learned_a_little(graph):
     return learner, batch, rows.astype(jnp.uint32)
 
 
+def task_of(graph):
+    learner, batch, rows = learned_a_little(graph)
+    return Epoch(graph, batch, identity).of_rows(rows.reshape(1, -1))(learner, jnp.int32(0))
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_they_are_the_gradients_of_the_mean(name):
     graph = graph_of(CASES[name])
@@ -86,8 +97,7 @@ def test_they_are_the_gradients_of_the_mean(name):
 
 def test_no_gradient_of_one_sample_is_written_out():
     graph = graph_of(CASES["separate"])
-    learner, batch, rows = learned_a_little(graph)
-    step, _ = gradient_task(graph, batch, identity, learner, rows)
+    step, _ = task_of(graph)
     products = [found.shape for found in step.sums if found.right is not None]
     assert products == [(4, 40), (40, 33), (33, 2), (4, 40), (40, 33), (33, 1)]
     assert len(step.scalarised.program.nodes()) < 300
@@ -95,8 +105,7 @@ def test_no_gradient_of_one_sample_is_written_out():
 
 def test_results_share_tiles_and_none_is_lost():
     graph = graph_of(CASES["shared"])
-    learner, batch, rows = learned_a_little(graph)
-    step, _ = gradient_task(graph, batch, identity, learner, rows)
+    step, _ = task_of(graph)
     kept = accumulators_of(step.sums, step.scalarised.program.outputs)
     assert [len(tile.parts) for tile in kept.tiles] == [2, 1, 2, 1]  # the first layer with its bias; both heads
     covered = [
@@ -109,14 +118,34 @@ def kernel_of(case, numerics, launch):
     graph = graph_of(case)
     found = []
 
-    def trace(learner, batch, rows):
-        task = gradient_task(graph, batch, identity, learner, rows)
-        kernel, arrays = gradient_kernel(*task, launch=launch, numerics=numerics)
+    def run(step, minibatch):
+        kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics=numerics)
         found.append((kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]))
-        return ()
+        return run_gradients_reference(step, minibatch)
 
-    jax.eval_shape(trace, *learned_a_little(graph))
+    learner, batch, rows = learned_a_little(graph)
+    jax.eval_shape(partial(an_epoch, graph, partial(fused_descent, run=run)), learner, batch, rows.reshape(2, -1))
     return found[0]
+
+
+def an_epoch(graph, descents, learner, batch, rows):
+    descent = descents(graph, batch, identity)
+    after, metrics = descent.epoch(descent.begin(learner), rows)
+    return descent.end(after), metrics
+
+
+@pytest.mark.parametrize("name", ["separate", pytest.param("continuous", marks=pytest.mark.slow)])
+def test_an_epoch_leads_to_the_same_weights(name):
+    graph = graph_of(CASES[name])
+    learner, batch, rows = learned_a_little(graph)
+    run = partial(run_gradients_reference, precision="highest")
+    ways = (partial(fused_descent, run=run), plain_descent)
+    mine, right = (jax.jit(partial(an_epoch, graph, way))(learner, batch, rows.reshape(2, -1)) for way in ways)
+    assert jax.tree.structure(mine) == jax.tree.structure(right)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), mine, right)
+    before = graph.gradients.function.network(learner)
+    after = graph.gradients.function.network(mine[0])
+    assert not jax.tree.all(jax.tree.map(lambda x, y: bool(jnp.all(x == y)), before, after))
 
 
 KERNELS = [

@@ -18,7 +18,7 @@ from rollmill.algorithms.on_policy import start_learner, unconditioned, update
 from rollmill.algorithms.sizes import check_positive, check_shards, iterations_for
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, HostEnvironment, Params, StartHost
-from rollmill.dataflow import Fragment, Graph, Loops, choose_num_shards
+from rollmill.dataflow import ElementwiseUpdate, Fragment, Graph, Loops, choose_num_shards
 from rollmill.networks import NetworkConfig, actor_critic
 
 Config = TypeVar("Config")
@@ -136,7 +136,7 @@ def graph_of(
         environment=Fragment("environment", environment.step),
         policy=Fragment("policy", policy.sample),
         gradients=Fragment("gradients", gradients),
-        update=Fragment("update", partial(update, optimiser)),
+        update=Fragment("update", ElementwiseUpdate(partial(update, optimiser))),
         start_environment=environment.start,
         start_memory=policy.start_memory,
         start_learner=partial(start_learner, policy, optimiser, normalise_rewards=config.normalize_rewards),

@@ -1,6 +1,16 @@
 """A program as data: fragments, edges, the graph they form, and the loops that drive it."""
 
 from rollmill.dataflow.crossing import Cut, Handlers, Piece, cross, cut, drive, evaluate, walk, walk_leaves
+from rollmill.dataflow.descent import (
+    Descent,
+    ManyDescents,
+    ManyGradients,
+    all_finite,
+    gradients_of_rows,
+    identity,
+    learn_minibatch,
+    plain_descent,
+)
 from rollmill.dataflow.elsewhere import (
     ENVIRONMENT,
     REDUCE,
@@ -15,7 +25,7 @@ from rollmill.dataflow.elsewhere import (
     with_update_elsewhere,
 )
 from rollmill.dataflow.flow import Flow, Request, Turn, flow
-from rollmill.dataflow.gradients import LossOfOne, MeanGradients
+from rollmill.dataflow.gradients import ElementwiseUpdate, LossOfOne, MeanGradients
 from rollmill.dataflow.graph import (
     Batch,
     Collector,
@@ -35,17 +45,12 @@ from rollmill.dataflow.interfaces import EDGES, Edge, Interface, interfaces, wid
 from rollmill.dataflow.loops import (
     COLLECT,
     LEARN,
-    ManyGradients,
-    all_finite,
     collect,
     collection_metrics,
-    gradients_of_rows,
-    identity,
     iterate,
     iteration_key,
     learn,
     learn_from,
-    learn_minibatch,
     over_epochs,
     prepare,
     rollout_one,
@@ -93,7 +98,11 @@ __all__ = [
     "Learner",
     "Loops",
     "LossOfOne",
+    "Descent",
+    "ElementwiseUpdate",
+    "ManyDescents",
     "ManyGradients",
+    "plain_descent",
     "MeanGradients",
     "Metrics",
     "Opening",

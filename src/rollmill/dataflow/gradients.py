@@ -1,4 +1,4 @@
-"""Lifts the loss of ONE sample to gradients of a minibatch.
+"""Fragments of which more is known than what they compute: gradients that are means, updates number by number.
 
 Shape letters: `N` samples, or sequences, of a minibatch.
 """
@@ -46,3 +46,17 @@ class MeanGradients:
         loss = jax.value_and_grad(self.loss, has_aux=True)
         (total, metrics), slopes = loss(self.network(learner), learner, sample, sequence)
         return slopes, {"losses/total": total, **metrics}
+
+
+@dataclass(frozen=True)
+class ElementwiseUpdate:
+    """The fragment `update` of an optimiser that treats every number of the network alike, but for norms of all.
+
+    The network may be of any structure: `function`, an `Update`, takes learners in which it is one vector too.
+    """
+
+    function: Callable[..., Learner]
+
+    def __call__(self, learner: Learner, gradients: Weights, *, share: float = 1.0) -> Learner:
+        """The learner one step further."""
+        return self.function(learner, gradients, share=share)

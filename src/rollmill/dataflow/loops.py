@@ -8,13 +8,14 @@ Shape letters: `T` steps, `E` environments held here.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.types import Key
+from rollmill.dataflow.descent import ManyDescents, all_finite, identity, plain_descent
 from rollmill.dataflow.graph import (
     Batch,
     Collector,
@@ -27,18 +28,9 @@ from rollmill.dataflow.graph import (
     Trajectory,
     Weights,
 )
-from rollmill.dataflow.minibatches import shuffled_rows, taker
+from rollmill.dataflow.minibatches import shuffled_rows
 
 START, COLLECT, LEARN = 0, 1, 2  # what a key derived from the training's root key is used for
-
-
-ManyGradients: TypeAlias = Callable[[Graph, Batch, Reduce], Callable[..., tuple[Weights, Metrics]]]
-"""What `gradients_of_rows` is."""
-
-
-def identity(tree: PyTree[Array]) -> PyTree[Array]:
-    """The reduction over a single replica."""
-    return tree
 
 
 def start(graph: Graph, key: Key, index: Int[Array, " E"]) -> State:
@@ -70,7 +62,7 @@ def iterate(
     *,
     reduce: Reduce = identity,
     rollouts: Callable[..., tuple[Collector, Trajectory]] | None = None,
-    gradients: ManyGradients | None = None,
+    descents: ManyDescents | None = None,
 ) -> tuple[State, Metrics]:
     """One iteration of training: collect, then learn.
 
@@ -79,7 +71,7 @@ def iterate(
         state: before the iteration.
         reduce: the mean over replicas.
         rollouts: `collect`, or another way to the same trajectories.
-        gradients: `gradients_of_rows`, or another way to the same gradients.
+        descents: `plain_descent`, or another way to the same weights.
 
     Returns:
         The next state, and metrics that are already reduced over replicas.
@@ -89,7 +81,7 @@ def iterate(
     weights = graph.weights(state.learner)
     collector, trajectory = (rollouts or collect)(graph, weights, state.collector, collect_key)
     learner, metrics = learn_from(
-        graph, state.learner, trajectory, learn_key, collector.index, reduce=reduce, gradients=gradients
+        graph, state.learner, trajectory, learn_key, collector.index, reduce=reduce, descents=descents
     )
     return State(collector, learner, state.key, state.iteration + 1), metrics
 
@@ -165,7 +157,8 @@ def step_one(graph: Graph, weights: Weights, now: Collector, key: Key) -> tuple[
 
 
 class _Progress(NamedTuple):
-    learner: Learner
+    carried: PyTree[Array]
+    """What a descent carries."""
     learning: Bool[Array, ""]
 
 
@@ -177,12 +170,12 @@ def learn_from(
     index: Int[Array, " E"],
     *,
     reduce: Reduce = identity,
-    gradients: ManyGradients | None = None,
+    descents: ManyDescents | None = None,
 ) -> tuple[Learner, Metrics]:
     """The learning half of an iteration: prepare once, then learn; metrics are those of the whole iteration."""
     with jax.named_scope("prepare"):
         learner, batch = prepare(graph, learner, trajectory, index, reduce=reduce)
-    learner, learned = learn(graph, learner, batch, key, index, reduce=reduce, gradients=gradients)
+    learner, learned = learn(graph, learner, batch, key, index, reduce=reduce, descents=descents)
     collected = collection_metrics(graph, trajectory, graph.weights(learner), index)
     return learner, {**reduce(collected), **learned}
 
@@ -202,30 +195,28 @@ def learn(
     index: Int[Array, " E"],
     *,
     reduce: Reduce = identity,
-    gradients: ManyGradients | None = None,
+    descents: ManyDescents | None = None,
 ) -> tuple[Learner, Metrics]:
     """`epochs` passes over the batch in shuffled minibatches; metrics are means over minibatches."""
-    loops = graph.loops
-    gradients_of = (gradients or gradients_of_rows)(graph, batch, reduce)
-
-    def minibatch_step(progress: _Progress, rows) -> tuple[_Progress, Metrics]:
-        with jax.named_scope("gradients"):
-            found = reduce(gradients_of(progress.learner, rows))
-        advanced, metrics = _descended(graph, progress.learner, *found)
-        kept = jax.tree.map(partial(jnp.where, progress.learning), advanced, progress.learner)
-        return _Progress(advanced if graph.keep_learning is None else kept, progress.learning), metrics
+    descent = (descents or plain_descent)(graph, batch, reduce)
 
     def epoch_step(progress: _Progress, epoch) -> tuple[_Progress, tuple[Metrics, Float[Array, ""]]]:
-        rows = shuffled_rows(jax.random.fold_in(key, epoch), index, loops)
-        after, metrics = jax.lax.scan(minibatch_step, progress, rows)
-        if graph.keep_learning is not None:
-            last = jax.tree.map(lambda m: m[-1], metrics)
-            after = after._replace(learning=after.learning & graph.keep_learning(last))
-        return after, (metrics, progress.learning.astype(jnp.float32))
+        rows = shuffled_rows(jax.random.fold_in(key, epoch), index, graph.loops)
+        after, metrics = descent.epoch(progress.carried, rows)
+        return _after_epoch(graph, progress, after, metrics), (metrics, progress.learning.astype(jnp.float32))
 
-    begin = _Progress(learner, jnp.asarray(True))
-    end, (metrics, learned) = jax.lax.scan(epoch_step, begin, jnp.arange(loops.epochs))
-    return end.learner, over_epochs(metrics, learned)
+    begin = _Progress(descent.begin(learner), jnp.asarray(True))
+    end, (metrics, learned) = jax.lax.scan(epoch_step, begin, jnp.arange(graph.loops.epochs))
+    return descent.end(end.carried), over_epochs(metrics, learned)
+
+
+def _after_epoch(graph: Graph, before: _Progress, after: PyTree[Array], metrics: Metrics) -> _Progress:
+    """What an epoch has led to, or nothing where learning had ended before."""
+    if graph.keep_learning is None:
+        return _Progress(after, before.learning)
+    kept = jax.tree.map(partial(jnp.where, before.learning), after, before.carried)
+    goes_on = graph.keep_learning(jax.tree.map(lambda m: m[-1], metrics))
+    return _Progress(kept, before.learning & goes_on)
 
 
 def over_epochs(metrics: Metrics, learned: Float[Array, " epochs"]) -> Metrics:
@@ -242,27 +233,6 @@ def _over_epochs(
     if name.startswith("finite/"):
         return jnp.min(jnp.where(counts, metric, 1))
     return jnp.sum(jnp.where(counts, metric, 0)) / (learned.sum() * metric.shape[1])
-
-
-def learn_minibatch(
-    graph: Graph, learner: Learner, minibatch: Batch, *, reduce: Reduce = identity
-) -> tuple[Learner, Metrics]:
-    """Gradients of one minibatch, reduced over replicas, and the update with them."""
-    with jax.named_scope("gradients"):
-        found = reduce(graph.gradients.function(learner, graph.condition(minibatch, reduce)))
-    return _descended(graph, learner, *found)
-
-
-def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., tuple[Weights, Metrics]]:
-    """The function from a learner and the rows of a minibatch to its gradients and metrics."""
-    take = taker(batch, graph.loops)
-    return lambda learner, rows: graph.gradients.function(learner, graph.condition(take(rows), reduce))
-
-
-def _descended(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
-    with jax.named_scope("update"):
-        advanced = graph.update.function(learner, gradients)
-    return advanced, {**metrics, "finite/gradients": all_finite((gradients, metrics))}
 
 
 # --- metrics -----------------------------------------------------------------------------------------
@@ -292,10 +262,3 @@ def _finite(steps: Step, weights: Weights) -> Metrics:
         "finite/policy": all_finite((steps.action, steps.extras)),
         "finite/update": all_finite(weights),
     }
-
-
-def all_finite(tree: PyTree[Array]) -> Float[Array, ""]:
-    """One where every number of the tree is finite, zero otherwise."""
-    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in floats]
-    return jnp.all(jnp.stack(finite)).astype(jnp.float32) if finite else jnp.float32(1)

@@ -17,12 +17,12 @@ from rollmill.dataflow import (
     Collector,
     Graph,
     Learner,
-    ManyGradients,
+    ManyDescents,
     State,
     Trajectory,
     Weights,
     collect,
-    gradients_of_rows,
+    plain_descent,
     shuffled_rows,
     start,
 )
@@ -36,12 +36,12 @@ from rollmill.fusion import (
     check_rollout,
     first_batch,
     fused_collect,
-    fused_gradients,
+    fused_descent,
     run_gradients_kernel,
     run_gradients_reference,
     run_kernel,
     run_reference,
-    tune_gradients,
+    tune_descent,
     tune_rollout,
 )
 
@@ -67,7 +67,7 @@ class Ways(NamedTuple):
     rollouts: Way
     """A `Collect`."""
     gradients: Way
-    """A `ManyGradients`."""
+    """A `ManyDescents`."""
 
     @property
     def notes(self) -> list[str]:
@@ -93,7 +93,7 @@ def choose_ways(
     Raises:
         UsageError: if a kernel was asked for and cannot be had.
     """
-    plain = Ways(Way(partial(collect, unroll=unroll), fused=False), Way(gradients_of_rows, fused=False))
+    plain = Ways(Way(partial(collect, unroll=unroll), fused=False), Way(plain_descent, fused=False))
     on_gpu = devices[0].platform == "gpu"
     if fusion == "off" or (fusion == "auto" and not on_gpu):
         return plain
@@ -156,8 +156,8 @@ class _Choice:
         if not self.on_gpu:
             return Way(_many(run_gradients_reference), fused=True)
         with jax.default_device(self.devices[0]):
-            learner, batch, rows = jax.jit(self._minibatch)(self._example)
-        tuned = tune_gradients(self.graph, learner, batch, rows, self.numerics)
+            learner, batch, rows = jax.jit(self._epoch)(self._example)
+        tuned = tune_descent(self.graph, learner, batch, rows, self.numerics)
         launch = GradientLaunch(*tuned.launch)
         run = partial(run_gradients_kernel, launch=launch, numerics=self.numerics)
         where = f"{launch.programs} programs of {launch.block} samples, {launch.num_warps} warps each"
@@ -179,11 +179,11 @@ class _Choice:
         share = self.graph.loops.num_envs // len(self.devices)
         return start(self.graph, jax.random.key(0), jnp.arange(share, dtype=jnp.int32))
 
-    def _minibatch(self, state: State) -> tuple[Learner, Batch, Array]:
-        """A learner, its first batch, and the rows of a minibatch."""
+    def _epoch(self, state: State) -> tuple[Learner, Batch, Array]:
+        """A learner, its first batch, and the rows of an epoch."""
         rows = shuffled_rows(state.key, state.collector.index, self.graph.loops)
-        return *first_batch(self.graph, state), rows[0]
+        return *first_batch(self.graph, state), rows
 
 
-def _many(run: Callable[..., Any]) -> ManyGradients:
-    return partial(fused_gradients, run=run)
+def _many(run: Callable[..., Any]) -> ManyDescents:
+    return partial(fused_descent, run=run)

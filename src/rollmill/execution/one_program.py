@@ -153,6 +153,6 @@ def _reduction(mesh: Mesh) -> Reduce:
 def _iterate_packed(
     graph: Graph, names: tuple[str, ...], reduce: Reduce, ways: Ways, state: State
 ) -> tuple[State, Float[Array, " metric"]]:
-    rollouts, gradients = ways.rollouts.function, ways.gradients.function
-    state, metrics = iterate(graph, state, reduce=reduce, rollouts=rollouts, gradients=gradients)
+    rollouts, descents = ways.rollouts.function, ways.gradients.function
+    state, metrics = iterate(graph, state, reduce=reduce, rollouts=rollouts, descents=descents)
     return state, jnp.stack([metrics[name] for name in names])

@@ -6,6 +6,7 @@ is the reference on any device.
 """
 
 from rollmill.fusion.chips import CHIPS, Chip, find_chip
+from rollmill.fusion.descent import fused_descent
 from rollmill.fusion.evaluate import evaluate
 from rollmill.fusion.explain import Explanation, explain
 from rollmill.fusion.gradients import (
@@ -30,7 +31,7 @@ from rollmill.fusion.rollout import (
 from rollmill.fusion.scalarise import Scalarised, scalarise
 from rollmill.fusion.timing import Tuned
 from rollmill.fusion.triton_source import Numerics
-from rollmill.fusion.tuning import tune_gradients, tune_rollout
+from rollmill.fusion.tuning import tune_descent, tune_rollout
 
 __all__ = [
     "CHIPS",
@@ -54,6 +55,7 @@ __all__ = [
     "find_chip",
     "first_batch",
     "fused_collect",
+    "fused_descent",
     "fused_gradients",
     "rollout_step",
     "run_gradients_kernel",
@@ -61,6 +63,6 @@ __all__ = [
     "run_kernel",
     "run_reference",
     "scalarise",
-    "tune_gradients",
+    "tune_descent",
     "tune_rollout",
 ]

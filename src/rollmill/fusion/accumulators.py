@@ -30,7 +30,10 @@ class Part(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """`[I, N] x [N, O]`: the sum over samples of the products of two sides."""
+    """`[O, N] x [N, I]`: the sum over samples of the products of two sides, the right one by the left one.
+
+    What is narrow is on the left: a tensor core's first operand has many rows.
+    """
 
     left: Side
     right: Side

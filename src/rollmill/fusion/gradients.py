@@ -7,11 +7,12 @@ Shape letters: `R` samples of a batch, `N` of a minibatch, `P` programs of a ker
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PyTree, UInt32
+from jaxtyping import Array, Float, Int, PyTree, UInt32
 
 from rollmill.core.types import Key
 from rollmill.dataflow import (
@@ -39,6 +40,7 @@ from rollmill.fusion.scalarise import Scalarised, scalarise
 from rollmill.fusion.sums import Sum, mean_of, sums_of
 from rollmill.fusion.tracing import traced
 from rollmill.fusion.triton_source import Numerics
+from rollmill.fusion.vector import Vector
 
 
 class GradientStep(NamedTuple):
@@ -52,12 +54,17 @@ class GradientStep(NamedTuple):
 
 
 class Minibatch(NamedTuple):
-    """Samples of a batch, and what of them belongs to this minibatch alone."""
+    """One of the minibatches of an epoch."""
 
+    number: Int[Array, ""]
     packed: Packed
-    rows: UInt32[Array, " N"]
+    """All samples."""
+    rows: UInt32[Array, "M N"]
+    """Those of each minibatch."""
     own: dict[int, Array]
-    """Leaves `[N, ...]` that were changed with regard to the whole minibatch, by their number."""
+    """Leaves `[M, N, ...]` that were changed with regard to a whole minibatch, by their number."""
+    vector: Vector | None = None
+    """What is learned, where it is held as one vector."""
 
 
 def gradient_step(graph: Graph, learner: Learner, sample: PyTree[jax.ShapeDtypeStruct]) -> GradientStep:
@@ -97,46 +104,66 @@ def first_batch(graph: Graph, state: State) -> tuple[Learner, Batch]:
     return prepare(graph, state.learner, trajectory, collector.index)
 
 
-Run: TypeAlias = Callable[[GradientStep, Minibatch], list[Array]]
-"""The means over a minibatch of a step's results."""
+Run: TypeAlias = Callable[[GradientStep, Minibatch], Float[Array, " size"]]
+"""The means over a minibatch of a step's results that are computed, one after the other."""
+
+
+class Epoch:
+    """The minibatches of an epoch, prepared for all of them at once."""
+
+    def __init__(self, graph: Graph, batch: Batch, reduce: Reduce) -> None:
+        self._graph, self._reduce = graph, reduce
+        self._samples = flat_samples(batch)
+        self._packed = pack(self._samples)
+        self._sample = each_struct(self._samples)
+
+    def of_rows(self, rows: UInt32[Array, "M N"]) -> Callable[..., tuple[GradientStep, Minibatch]]:
+        """The function from a learner and the number of a minibatch to what is to be computed.
+
+        It takes the vector that the learner's network is made of, too, where there is one.
+        """
+        own = jax.vmap(partial(_own_leaves, self._graph, self._samples, reduce=self._reduce))(rows)
+
+        def task(learner: Learner, number: Int[Array, ""], vector: Vector | None = None):
+            step = gradient_step(self._graph, learner, self._sample)
+            return step, Minibatch(number, self._packed, rows, own, vector)
+
+        return task
+
+    def results(
+        self, learner: Learner, step: GradientStep, means: Float[Array, " size"]
+    ) -> tuple[Weights, Metrics]:
+        """Gradients and metrics from the means of what was computed."""
+        shapes = jax.eval_shape(self._graph.gradients.function.of_one, learner, self._sample)
+        return jax.tree.unflatten(jax.tree.structure(shapes), _pieces(step, means))
 
 
 def fused_gradients(
     graph: Graph, batch: Batch, reduce: Reduce, *, run: Run
 ) -> Callable[[Learner, UInt32[Array, " N"]], tuple[Weights, Metrics]]:
     """What `dataflow.gradients_of_rows` returns, by `run`."""
-    prepared = _Prepared(graph, batch, reduce)
+    epoch = Epoch(graph, batch, reduce)
 
     def gradients(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Weights, Metrics]:
-        found = run(*prepared.task(learner, rows))
-        structure = jax.tree.structure(jax.eval_shape(graph.gradients.function.of_one, learner, prepared.sample))
-        return jax.tree.unflatten(structure, found)
+        step, minibatch = epoch.of_rows(rows[None])(learner, jnp.int32(0))
+        return epoch.results(learner, step, run(step, minibatch))
 
     return gradients
 
 
-def gradient_task(
-    graph: Graph, batch: Batch, reduce: Reduce, learner: Learner, rows: UInt32[Array, " N"]
-) -> tuple[GradientStep, Minibatch]:
-    """What is to be computed for one minibatch, and its samples."""
-    return _Prepared(graph, batch, reduce).task(learner, rows)
+def _pieces(step: GradientStep, means: Float[Array, " size"]) -> list[Array]:
+    """The results one by one, with those that need no computing."""
+    found, first = [], 0
+    for each in step.sums:
+        if each.is_computed:
+            found.append(means[first : first + each.size].reshape(each.shape).astype(each.left.dtype))
+            first += each.size
+        else:
+            found.append(jnp.asarray(each.left.same, each.left.dtype))
+    return found
 
 
-class _Prepared:
-    """A batch, packed for all of its minibatches."""
-
-    def __init__(self, graph: Graph, batch: Batch, reduce: Reduce) -> None:
-        self._graph, self._reduce = graph, reduce
-        self._samples = flat_samples(batch)
-        self._packed = pack(self._samples)
-        self.sample = each_struct(self._samples)
-
-    def task(self, learner: Learner, rows: UInt32[Array, " N"]) -> tuple[GradientStep, Minibatch]:
-        step = gradient_step(self._graph, learner, self.sample)
-        return step, Minibatch(self._packed, rows, _own_leaves(self._graph, self._samples, rows, self._reduce))
-
-
-def _own_leaves(graph: Graph, samples: PyTree[Array], rows: Array, reduce: Reduce) -> dict[int, Array]:
+def _own_leaves(graph: Graph, samples: PyTree[Array], rows: Array, *, reduce: Reduce) -> dict[int, Array]:
     """The leaves that conditioning a minibatch changes; the others are not even read for it."""
     taken = jax.tree.map(lambda leaf: leaf[rows], samples)
     conditioned = graph.condition(Batch(taken), reduce).samples
@@ -144,17 +171,20 @@ def _own_leaves(graph: Graph, samples: PyTree[Array], rows: Array, reduce: Reduc
     return {place: after for place, (before, after) in enumerate(pairs) if after is not before}
 
 
-def run_gradients_reference(step: GradientStep, minibatch: Minibatch, *, precision: Any = None) -> list[Array]:
+def run_gradients_reference(
+    step: GradientStep, minibatch: Minibatch, *, precision: Any = None
+) -> Float[Array, " size"]:
     """All samples at once, by JAX's own functions."""
-    leaves = jax.tree.leaves(minibatch.packed.take(minibatch.rows))
+    rows = minibatch.rows[minibatch.number]
+    leaves = jax.tree.leaves(minibatch.packed.take(rows))
     for place, leaf in minibatch.own.items():
-        leaves[place] = leaf
+        leaves[place] = leaf[minibatch.number]
     inputs = [x for leaf, array in zip(step.sample, leaves, strict=True) for x in leaf.split(array)]
-    num_samples = len(minibatch.rows)
     found = evaluate(
-        step.scalarised.program, inputs, step.scalarised.uniforms, block=num_samples, precision=precision
+        step.scalarised.program, inputs, step.scalarised.uniforms, block=len(rows), precision=precision
     )
-    return [jnp.asarray(mean_of(each, found, num_samples, precision)) for each in step.sums]
+    means = [mean_of(each, found, len(rows), precision) for each in step.sums if each.is_computed]
+    return jnp.concatenate([mean.reshape(-1).astype(jnp.float32) for mean in means])
 
 
 # --- the kernel ------------------------------------------------------------------------------------------
@@ -172,41 +202,58 @@ class GradientLaunch(NamedTuple):
 
 def run_gradients_kernel(
     step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics
-) -> list[Array]:
+) -> Float[Array, " size"]:
     """All samples in one kernel on a GPU, and the sum over its programs, always in the same order."""
     kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics=numerics)
     (sums,) = call(kernel, arrays)
-    means = jnp.sum(sums, axis=0) / len(minibatch.rows)
-    found, first = [], 0
-    for each in step.sums:
-        if each.is_computed:
-            found.append(means[first : first + each.size].reshape(each.shape).astype(each.left.dtype))
-            first += each.size
-        else:
-            found.append(jnp.asarray(each.left.same, each.left.dtype))
-    return found
+    return jnp.sum(sums, axis=0) / minibatch.rows.shape[1]
 
 
 def gradient_kernel(
     step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics
 ) -> tuple[Kernel, list[Any]]:
     """The kernel of a minibatch, and the arrays that it takes."""
-    packed, num_samples = minibatch.packed, minibatch.rows.shape[0]
-    places, own = [], []
-    for number, (leaf, first) in enumerate(zip(packed.leaves, packed.columns, strict=True)):
-        if number in minibatch.own:
-            places.append(Place(f"own{len(own)}", None, shuffled=False))
-            own.append(minibatch.own[number])
-        elif first is None:
-            places.append(Place(f"own{len(own)}", None, shuffled=True))
-            own.append(leaf)
-        else:
-            places.append(Place("table", first, shuffled=True))
+    packed, num_samples = minibatch.packed, minibatch.rows.shape[1]
+    given = _Given()
+    places = [
+        Place(given.pointer(minibatch.own[number]), None, shuffled=False)
+        if number in minibatch.own
+        else Place("table", first, shuffled=True)
+        if first is not None
+        else Place(given.pointer(leaf), None, shuffled=True)
+        for number, (leaf, first) in enumerate(zip(packed.leaves, packed.columns, strict=True))
+    ]
+    slots = [_slot(given, array, minibatch.vector) for array in step.scalarised.uniforms]
     whole_blocks = num_samples % launch.block == 0
-    source = gradient_source(step, places, whole_blocks=whole_blocks, numerics=numerics)
+    source = gradient_source(step, places, slots, given.names, whole_blocks=whole_blocks, numerics=numerics)
     size = sum(each.size for each in step.sums if each.is_computed)
     programs = min(launch.programs, -(-num_samples // launch.block))
     sums = jax.ShapeDtypeStruct((programs, size), jnp.dtype(jnp.float32))
     sizes = {"N": num_samples, "W": packed.table.shape[1], "SIZE": size, "PROGRAMS": programs}
-    arrays = [packed.table, minibatch.rows, *own, *step.scalarised.uniforms]
+    arrays = [packed.table, minibatch.rows, minibatch.number.reshape(1), *given.arrays]
     return Kernel(source, programs, (sums,), {**sizes, "BLOCK": launch.block}, launch.num_warps), arrays
+
+
+class _Given:
+    """Arrays that a kernel is given."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Any] = []
+        self.names: list[str] = []
+
+    def pointer(self, array: Any) -> str:
+        """The pointer to an array, given once."""
+        for name, known in zip(self.names, self.arrays, strict=True):
+            if known is array:
+                return name
+        self.arrays.append(array)
+        self.names.append(f"given{len(self.names)}")
+        return self.names[-1]
+
+
+def _slot(given: _Given, array: Any, vector: Vector | None) -> str:
+    """The pointer to a uniform array; weights are read from their vector."""
+    offset = None if vector is None else vector.offset_of(array)
+    if vector is None or offset is None:
+        return given.pointer(array)
+    return f"({given.pointer(vector.numbers)} + {offset})"

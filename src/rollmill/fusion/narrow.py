@@ -22,17 +22,24 @@ class Head(NamedTuple):
     """The uniform rows, in the order of the columns."""
 
 
+class Addend(NamedTuple):
+    """What is added to a product: a uniform row, times a scalar where there is one."""
+
+    scalar: Node | None
+    row: Node
+
+
 class Narrow(NamedTuple):
     """What is found in a program."""
 
-    first: dict[Node, Node | None]
-    """Products of stacked scalars to the uniform row that is added to nothing but them, if there is one."""
+    first: dict[Node, Addend | None]
+    """Products of stacked scalars to what is added to nothing but them, if that is one more row."""
     added: dict[Node, Node]
     """Such additions to their product."""
     heads: dict[Node, tuple[Head, int]]
     """Sums to their product and its column."""
     absorbed: dict[Node, Node]
-    """What is multiplied in such sums, and the row in it."""
+    """What is multiplied in such sums, and the row in it; or in what is added, and the scalar in it."""
 
     def joined(self, other: "Narrow") -> "Narrow":
         """What is in either."""
@@ -52,15 +59,23 @@ def find_narrow(nodes: Sequence[Node], outputs: Sequence[Node]) -> Narrow:
         outputs: of the program.
     """
     only_user = _only_users(nodes, outputs)
-    first: dict[Node, Node | None] = {}
-    added: dict[Node, Node] = {}
+    heads, absorbed = _heads(nodes, only_user)
+    found = Narrow({}, {}, heads, absorbed)
     for node in nodes:
         if is_stacked_product(node, MOST):
-            user = only_user.get(node)
-            first[node] = _bias(user, node) if user is not None and node.attributes[1] < MOST else None
-            if user is not None and first[node] is not None:
-                added[user] = node
-    return Narrow(first, added, *_heads(nodes, only_user))
+            _find_first(node, only_user, found)
+    return found
+
+
+def _find_first(product: Node, only_user: Mapping[Node, Node], found: Narrow) -> None:
+    """Notes a product of stacked scalars, and what is added to it."""
+    user, has_room = only_user.get(product), product.attributes[1] < MOST
+    addend = _addend(user, product, only_user) if user is not None and has_room else None
+    found.first[product] = addend
+    if user is not None and addend is not None:
+        found.added[user] = product
+        if addend.scalar is not None:
+            found.absorbed[_other(user, product)] = addend.scalar
 
 
 def _only_users(nodes: Sequence[Node], outputs: Sequence[Node]) -> dict[Node, Node]:
@@ -97,12 +112,25 @@ def is_stacked_product(node: Node, most: int) -> bool:
     return node.op == "dot" and node.operands[0].op == "stack" and node.attributes[1] <= most
 
 
-def _bias(user: Node, product: Node) -> Node | None:
-    """What else is added where a user adds a uniform row to a product."""
+def _addend(user: Node, product: Node, only_user: Mapping[Node, Node]) -> Addend | None:
+    """What a user adds to a product, where that can be one more row of it."""
     if user.op != "add":
         return None
-    other = user.operands[0] if user.operands[1] is product else user.operands[1]
-    return other if other.op == "uniform" and other.width == product.width else None
+    other = _other(user, product)
+    if other.width != product.width:
+        return None
+    if other.op == "uniform":
+        return Addend(None, other)
+    if other.op == "mul" and only_user.get(other) is user:
+        for scalar, row in (other.operands, other.operands[::-1]):
+            if scalar.width is None and row.op == "uniform":
+                return Addend(scalar, row)
+    return None
+
+
+def _other(user: Node, operand: Node) -> Node:
+    """The other one of two operands."""
+    return user.operands[0] if user.operands[1] is operand else user.operands[1]
 
 
 def _weighted(product: Node) -> tuple[Node, Node] | None:

@@ -6,7 +6,7 @@ they could be read.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -22,6 +22,14 @@ Numerics: TypeAlias = Literal["float32", "tf32", "bfloat16"]
 FEWEST_COLUMNS = 16
 """Tensor cores take no narrower operand."""
 
+ZERO, ONE = "tl.zeros([BLOCK], tl.float32)", "tl.full([BLOCK], 1.0, tl.float32)"
+
+Names: TypeAlias = Mapping[Node, str]
+"""Of what is written."""
+
+Beside: TypeAlias = Callable[["Writer", Sequence[str]], str]
+"""Makes a row of scalars with these names, as many as a power of two."""
+
 MOST_SUMMED = 8
 """Products with as few rows or columns are sums on the ordinary units: cheaper than to fill a tensor core."""
 
@@ -34,9 +42,26 @@ def columns(width: int) -> int:
 class Writer:
     """Lines of a kernel's source: those before its loop, and those of the part that is being written."""
 
-    def __init__(self, numerics: Numerics, slots: Sequence[str], *, indent: int = 1) -> None:
-        """`slots` are the names of the pointers to uniform arrays."""
+    def __init__(
+        self,
+        numerics: Numerics,
+        slots: Sequence[str],
+        *,
+        indent: int = 1,
+        beside: Beside | None = None,
+        exact_scalars: bool = True,
+    ) -> None:
+        """Lines so far none.
+
+        Args:
+            numerics: of what is not exact.
+            slots: pointers to uniform arrays.
+            indent: of the part that is being written.
+            beside: how scalars become a row; `joined` where it is left out.
+            exact_scalars: whether functions of single numbers are exact, as an environment's must be.
+        """
         self.numerics = numerics
+        self._exact_scalars = exact_scalars
         self.prelude: list[str] = []
         self.lines: list[str] = []
         self._slots = slots
@@ -44,7 +69,8 @@ class Writer:
         self._said: dict[tuple, str] = {}
         self._scattered: set[Node] = set()
         self._narrow = Narrow({}, {}, {}, {})
-        self._tiles: dict[Head, str] = {}
+        self._beside = beside or joined
+        self._tiles: dict[Head | tuple[str, ...], str] = {}
         self._count = 0
 
     def line(self, text: str) -> None:
@@ -55,14 +81,21 @@ class Writer:
         """Indents what follows."""
         self._indent += by
 
-    def write(self, program: Program, inputs: Sequence[str]) -> list[str]:
-        """Writes a program whose inputs have these names; returns the names of its outputs."""
+    def write(
+        self, program: Program, inputs: Sequence[str], *, then: Callable[[Names], None] | None = None
+    ) -> list[str]:
+        """Writes a program whose inputs have these names; returns the names of its outputs.
+
+        `then` is called after each node, with the names of all that is written.
+        """
         nodes = program.nodes()
         self._find_products(nodes, program.outputs)
         names = {node: inputs[int(node.attributes[0])] for node in nodes if node.op == "input"}
         waiting = {node: guard for guard in guards(nodes, program.outputs) for node in guard.nodes}
         for node in nodes:
             self._write_once(node, names, waiting)
+            if then is not None:
+                then(names)
         return [names[node] for node in program.outputs]
 
     def _write_once(self, root: Node, names: dict[Node, str], waiting: dict[Node, Guard]) -> None:
@@ -129,8 +162,15 @@ class Writer:
         if node in narrow.heads:
             return self._head(*narrow.heads[node], operands[0])
         if node in narrow.added:
-            return self._first(narrow.added[node], operands[node.operands.index(narrow.added[node])])
+            return self._added(node, narrow.added[node], operands)
         return None
+
+    def _added(self, node: Node, product: Node, operands: list[str]) -> str:
+        """A narrow product, and what is added to it."""
+        at = node.operands.index(product)
+        addend = self._narrow.first[product]
+        more = ONE if addend is None or addend.scalar is None else operands[1 - at]
+        return self._first(product, [*operands[at].split(), more])
 
     def _assign(self, text: str) -> str:
         name = self.fresh()
@@ -164,7 +204,7 @@ class Writer:
         if node.width is not None:
             pairs = zip(node.operands, operands, strict=True)
             operands = [f"{name}[:, None]" if operand.width is None else name for operand, name in pairs]
-        fast = node.width is not None and self.numerics != "float32"
+        fast = self.numerics != "float32" and (node.width is not None or not self._exact_scalars)
         kind = node.operands[1] if node.op == "select" else first
         last = node.operands[-1]
         op = by_constant(node.op, kind.dtype, last.value if last.op == "constant" else None)
@@ -247,7 +287,7 @@ class Writer:
         slot, rows, size, start, transposed = node.attributes
         source, width = node.operands[0], node.width or 0
         if node in self._narrow.first:
-            return operand if self._narrow.first[node] is not None else self._first(node, operand)
+            return operand if self._narrow.first[node] is not None else self._first(node, operand.split())
         if source in self._scattered:
             stride = (1, rows) if transposed else (size, 1)
             own = [self._row(slot, row * stride[0] + start * stride[1], width, stride[1]) for row in range(rows)]
@@ -276,29 +316,31 @@ class Writer:
         read = {operand for node in nodes if not is_stacked_product(node, most) for operand in node.operands}
         self._scattered |= {node for node in nodes if node.op == "stack"} - read - set(outputs)
 
-    def _first(self, node: Node, scalars: str) -> str:
+    def _first(self, node: Node, scalars: Sequence[str]) -> str:
         """The product of a few scalars; what is added to it is one more row of the matrix."""
         slot, rows, size, start, transposed = node.attributes
         matrix = self._matrix(slot, rows, size, start, node.width or 0, transposed=transposed)
-        bias = self._narrow.first[node]
-        parts = scalars.split()
-        if bias is not None:
-            slot, place = bias.attributes
-            row = self._uniform(slot, place, bias.dtype, bias.width)
+        addend = self._narrow.first[node]
+        if addend is not None:
+            slot, place = addend.row.attributes
+            row = self._uniform(slot, place, addend.row.dtype, addend.row.width)
             matrix = self._once(
-                ("biased", matrix, row),
+                ("one more row", matrix, row),
                 f"tl.where({self.columns(MOST)}[:, None] == {rows}, {row}.to({matrix}.dtype), {matrix})",
             )
-            parts.append("tl.full([BLOCK], 1.0, tl.float32)")
-        parts += ["tl.zeros([BLOCK], tl.float32)"] * (MOST - len(parts))
-        return self._assign(self.product(self.joined(parts), matrix))
+        return self._assign(self.product(self.beside(scalars), matrix))
 
-    def joined(self, parts: list[str]) -> str:
-        """A row of as many scalars, a power of two; it stays in the registers of its thread."""
-        if len(parts) == 1:
-            return parts[0]
-        even, odd = self.joined(parts[::2]), self.joined(parts[1::2])
-        return self._assign(f"tl.reshape(tl.join({even}, {odd}), [BLOCK, {len(parts)}])")
+    def beside(self, scalars: Sequence[str]) -> str:
+        """A row of scalars with these names, filled up with zeros; each is made once."""
+        key = tuple(scalars)
+        if key not in self._tiles:
+            self._tiles[key] = self._beside(self, [*key, *[ZERO] * (columns(len(key)) - len(key))])
+        return self._tiles[key]
+
+    def ones(self) -> str:
+        """A row whose first number is one, and the others zero, in every place of a block."""
+        row = f"tl.where({self.columns(MOST)}[None, :] == 0, 1.0, 0.0)"
+        return self._once(("ones",), f"tl.broadcast_to({row}, [BLOCK, {MOST}])")
 
     def _head(self, head: Head, column: int, row: str) -> str:
         """One column of a product that all sums over a row share."""
@@ -336,19 +378,23 @@ class Writer:
                 )
             )
         inputs = [*carried, *operands[count:middle]]
+        tiles = dict(self._tiles)
         if loop.condition is None:
             self.line(f"for _ in range({loop.turns}):")
             self.deeper()
             self._replace(carried, self.write(loop.body, inputs))
             self.deeper(-1)
+            self._tiles = tiles
             return " ".join(carried)
         asked = [*carried, *operands[middle:]]
         going = self._assign(self.write(loop.condition, asked)[0])
         self.line(f"while tl.max({going}.to(tl.int32), axis=0) != 0:")
         self.deeper()
         self._replace(carried, self.write(loop.body, inputs), going, loop)
+        self._tiles = dict(tiles)
         self.line(f"{going} = {self.write(loop.condition, asked)[0]}")
         self.deeper(-1)
+        self._tiles = tiles
         return " ".join(carried)
 
     def _replace(self, carried: list[str], after: list[str], going: str = "", loop: Loop | None = None) -> None:
@@ -359,3 +405,28 @@ class Writer:
                 condition = going if loop.body.outputs[n].width is None else f"{going}[:, None]"
                 new = f"tl.where({condition}, {new}, {name})"
             self.line(f"{name} = {new}")
+
+
+def joined(writer: Writer, parts: Sequence[str]) -> str:
+    """A row of scalars that stays in the registers of its thread."""
+    if len(parts) == 1:
+        return parts[0]
+    even, odd = joined(writer, parts[::2]), joined(writer, parts[1::2])
+    name = writer.fresh()
+    writer.line(f"{name} = tl.reshape(tl.join({even}, {odd}), [BLOCK, {len(parts)}])")
+    return name
+
+
+def selected(writer: Writer, parts: Sequence[str], onto: tuple[str, int] | None = None) -> str:
+    """A row of scalars, each selected by its column: it lies as tensor cores take it.
+
+    `onto` is a row that has the first of them already, and how many.
+    """
+    column = writer.columns(len(parts))
+    tile, known = onto or (f"tl.zeros([BLOCK, {len(parts)}], tl.float32)", 0)
+    for place, part in enumerate(parts):
+        if place >= known and part != ZERO:
+            tile = f"tl.where({column}[None, :] == {place}, {part}[:, None], {tile})"
+    name = writer.fresh()
+    writer.line(f"{name} = {tile}")
+    return name

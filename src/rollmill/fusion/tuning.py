@@ -1,6 +1,5 @@
 """The fastest launches of the two kernels, for what they are to compute on the device where it lies."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,18 +13,15 @@ from rollmill.dataflow import (
     Collector,
     Graph,
     Learner,
+    ManyDescents,
+    Metrics,
     Weights,
     collect,
-    gradients_of_rows,
     identity,
+    plain_descent,
 )
-from rollmill.fusion.gradients import (
-    GradientLaunch,
-    fused_gradients,
-    gradient_kernel,
-    gradient_task,
-    run_gradients_kernel,
-)
+from rollmill.fusion.descent import fused_descent
+from rollmill.fusion.gradients import Epoch, GradientLaunch, gradient_kernel, run_gradients_kernel
 from rollmill.fusion.kernels import Kernel
 from rollmill.fusion.leaves import each_struct, to_raw
 from rollmill.fusion.rollout import Launch, fused_collect, rollout_kernel, rollout_step, run_kernel
@@ -66,8 +62,8 @@ def tune_rollout(
     )
 
 
-def tune_gradients(graph: Graph, learner: Learner, batch: Batch, rows: Array, numerics: Numerics) -> Tuned:
-    """The fastest launch for minibatches of these rows.
+def tune_descent(graph: Graph, learner: Learner, batch: Batch, rows: Array, numerics: Numerics) -> Tuned:
+    """The fastest launch for an epoch with these rows `[M, N]`.
 
     Raises:
         CannotFuse: if the graph's gradients cannot be one kernel, or none that runs on this device.
@@ -76,17 +72,19 @@ def tune_gradients(graph: Graph, learner: Learner, batch: Batch, rows: Array, nu
     launches = gradient_launches(next(iter(rows.devices())))
 
     def kernel(learner: Learner, batch: Batch, rows: Array) -> Kernel:
-        step, minibatch = gradient_task(graph, batch, identity, learner, rows)
+        step, minibatch = Epoch(graph, batch, identity).of_rows(rows)(learner, jnp.int32(0))
         return gradient_kernel(step, minibatch, launch=launches[0], numerics=numerics)[0]
 
-    def fused(launch: GradientLaunch) -> Callable[..., Any]:
-        return lambda learner, batch, rows: fused_gradients(graph, batch, identity, run=run(launch))(learner, rows)
+    def epoch(learner: Learner, batch: Batch, rows: Array, *, descents: ManyDescents) -> tuple[Learner, Metrics]:
+        descent = descents(graph, batch, identity)
+        after, metrics = descent.epoch(descent.begin(learner), rows)
+        return descent.end(after), metrics
 
     return fastest(
         traced(kernel, learner, batch, rows),
         launches,
-        fused,
-        lambda learner, batch, rows: gradients_of_rows(graph, batch, identity)(learner, rows),
+        lambda launch: partial(epoch, descents=partial(fused_descent, run=run(launch))),
+        partial(epoch, descents=plain_descent),
         (learner, batch, rows),
         unroll=1,
     )

@@ -1,0 +1,80 @@
+"""How the minibatches of an epoch change what is learned: gradients, their mean over replicas, and updates.
+
+Shape letters: `M` minibatches of an epoch, `N` rows of each.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree, UInt32
+
+from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Weights
+from rollmill.dataflow.minibatches import taker
+
+
+class Descent(NamedTuple):
+    """A way through the epochs of a batch."""
+
+    begin: Callable[[Learner], Any]
+    """What is carried from epoch to epoch, of a learner."""
+    epoch: Callable[[Any, UInt32[Array, "M N"]], tuple[Any, Metrics]]
+    """What is carried after an epoch with these rows, and metrics `[M]`."""
+    end: Callable[[Any], Learner]
+    """The learner, of what is carried."""
+
+
+ManyDescents: TypeAlias = Callable[[Graph, Batch, Reduce], Descent]
+"""What `plain_descent` is."""
+
+ManyGradients: TypeAlias = Callable[[Graph, Batch, Reduce], Callable[..., tuple[Weights, Metrics]]]
+"""What `gradients_of_rows` is."""
+
+
+def identity(tree: PyTree[Array]) -> PyTree[Array]:
+    """The reduction over a single replica."""
+    return tree
+
+
+def plain_descent(
+    graph: Graph, batch: Batch, reduce: Reduce, *, gradients: ManyGradients | None = None
+) -> Descent:
+    """The learner is carried as it is; `gradients` is `gradients_of_rows`, or another way to the same."""
+    gradients_of = (gradients or gradients_of_rows)(graph, batch, reduce)
+
+    def minibatch_step(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Learner, Metrics]:
+        with jax.named_scope("gradients"):
+            found = reduce(gradients_of(learner, rows))
+        return _descended(graph, learner, *found)
+
+    unchanged = lambda learner: learner
+    return Descent(unchanged, lambda learner, rows: jax.lax.scan(minibatch_step, learner, rows), unchanged)
+
+
+def learn_minibatch(
+    graph: Graph, learner: Learner, minibatch: Batch, *, reduce: Reduce = identity
+) -> tuple[Learner, Metrics]:
+    """Gradients of one minibatch, reduced over replicas, and the update with them."""
+    with jax.named_scope("gradients"):
+        found = reduce(graph.gradients.function(learner, graph.condition(minibatch, reduce)))
+    return _descended(graph, learner, *found)
+
+
+def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., tuple[Weights, Metrics]]:
+    """The function from a learner and the rows of a minibatch to its gradients and metrics."""
+    take = taker(batch, graph.loops)
+    return lambda learner, rows: graph.gradients.function(learner, graph.condition(take(rows), reduce))
+
+
+def _descended(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
+    with jax.named_scope("update"):
+        advanced = graph.update.function(learner, gradients)
+    return advanced, {**metrics, "finite/gradients": all_finite((gradients, metrics))}
+
+
+def all_finite(tree: PyTree[Array]) -> Float[Array, ""]:
+    """One where every number of the tree is finite, zero otherwise."""
+    floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in floats]
+    return jnp.all(jnp.stack(finite)).astype(jnp.float32) if finite else jnp.float32(1)

@@ -1,0 +1,44 @@
+"""What is learned as one vector: an optimiser that treats all numbers alike then takes one step."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+
+class Vector(NamedTuple):
+    """The leaves of a tree, one after the other."""
+
+    numbers: Float[Array, " size"]
+    leaves: list[Array]
+    """Cut out of `numbers`."""
+
+    def offset_of(self, array: Any) -> int | None:
+        """Where a leaf begins; None for what is no leaf."""
+        first = 0
+        for leaf in self.leaves:
+            if leaf is array:
+                return first
+            first += leaf.size
+        return None
+
+
+def as_vector(tree: PyTree[Array]) -> Float[Array, " size"]:
+    """The numbers of a tree's leaves."""
+    return jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(tree)])
+
+
+def cut(numbers: Float[Array, " size"], like: PyTree[jax.ShapeDtypeStruct]) -> tuple[PyTree[Array], Vector]:
+    """The tree whose leaves are in a vector, and those leaves."""
+    leaves, first = [], 0
+    for leaf in jax.tree.leaves(like):
+        leaves.append(numbers[first : first + leaf.size].reshape(leaf.shape))
+        first += leaf.size
+    return jax.tree.unflatten(jax.tree.structure(like), leaves), Vector(numbers, leaves)
+
+
+def can_be_vector(tree: PyTree[Any]) -> bool:
+    """Whether all leaves are of float32."""
+    leaves = jax.tree.leaves(tree)
+    return bool(leaves) and all(leaf.dtype == jnp.float32 for leaf in leaves)
