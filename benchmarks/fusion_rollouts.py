@@ -28,6 +28,8 @@ LAUNCHES = {
     65_536: [(32, 1), (64, 2), (64, 4), (128, 4)],
     262_144: [(32, 1), (64, 2), (64, 4), (128, 4)],
 }
+EXACT = (64, 4)
+"""Of the exact kernel, which is there to be compared number by number."""
 NETWORK = rollmill.NetworkConfig(shared_torso=True)
 
 
@@ -38,7 +40,8 @@ def sides(environment: str, num_envs: int, numerics: list[str]) -> tuple[dict, t
     state = jax.jit(partial(start, graph))(jax.random.key(0), jnp.arange(num_envs, dtype=jnp.int32))
     arguments = graph.weights(state.learner), state.collector, jax.random.key(1)
     functions = {("xla", unroll): partial(collect, graph, unroll=unroll) for unroll in (1, 4)}
-    for name, launch in itertools.product(numerics, LAUNCHES[num_envs]):
+    launches = [(name, launch) for name in numerics for launch in LAUNCHES[num_envs] if name != "float32"]
+    for name, launch in [*launches, *([("float32", EXACT)] if "float32" in numerics else [])]:
         run = partial(run_kernel, launch=Launch(*launch), numerics=name)
         functions[name, launch] = partial(fused_collect, graph, run=run)
     return functions, arguments

@@ -120,6 +120,7 @@ def graph_of(
     gradients: Any,
     condition: Any = unconditioned,
     keep_learning: Any = None,
+    appraise: Any = None,
 ) -> Graph:
     """The graph of an actor-critic: its fragments, around what makes it special."""
     policy, environment = parts.policy, parts.environment
@@ -147,4 +148,5 @@ def graph_of(
         greedy=policy.greedy,
         host=parts.host,
         keep_learning=keep_learning,
+        appraise=appraise,
     )

@@ -23,7 +23,7 @@ from rollmill.core.types import (
     Params,
     Timestep,
 )
-from rollmill.dataflow import Decision, Turn, environment_elsewhere
+from rollmill.dataflow import Decision, Step, Turn, environment_elsewhere
 from rollmill.envs import (
     Statistics,
     auto_reset,
@@ -164,7 +164,10 @@ class Extras(NamedTuple):
     log_prob: Float[Array, "..."]
     value: PyTree[Float[Array, "..."]]
     """Only of a recurrent policy, whose critic must see every step in turn; otherwise `()`: the values of a
-    whole trajectory take fewer and larger matrix products when they are computed at once."""
+    whole trajectory take fewer and larger matrix products when they are computed at once, unless `appraise` adds
+    them in a kernel."""
+    final_value: PyTree[Float[Array, "..."]] = ()
+    """Of where a truncated step led, zero elsewhere; only where `appraise` has added it."""
 
 
 class NetworkPolicy(NamedTuple):
@@ -209,6 +212,19 @@ class NetworkPolicy(NamedTuple):
         """The value of a raw observation."""
         network = eqx.combine(weights.network, self.static)
         return network.value(self.normalise(weights, observation), memory)
+
+    @property
+    def values_are_cheap(self) -> bool:
+        """Whether acting computes most of what a value needs."""
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.skeleton)
+        return not self.recurrent and getattr(eqx.combine(zeros, self.static), "shares_torso", False)
+
+    def appraise(self, weights: PolicyWeights, step: Step) -> Step:
+        """The step with its values, without the final observation that nobody needs then."""
+        value = self.value(weights, step.final_memory, step.observation)
+        final_value = self.value(weights, step.final_memory, step.final_observation)
+        extras = Extras(step.extras.log_prob, value, jnp.where(step.truncated, final_value, 0.0))
+        return step._replace(extras=extras, final_observation=())
 
     def sample(
         self, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree

@@ -118,18 +118,26 @@ def beginnings(done: Bool[Array, "T ..."]) -> Bool[Array, "T ..."]:
 def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajectory):
     """Values of observations `[T, E]`, of where the next rollout goes on `[E]`, of final observations `[T, E]`.
 
-    The last are computed only in iterations in which an episode was truncated.
+    What a rollout has appraised is there already; otherwise the last are computed only in iterations in which an
+    episode was truncated.
     """
-    steps = trajectory.steps
+    steps, extras = trajectory.steps, trajectory.steps.extras
     of_each = jax.vmap(partial(policy.value, weights))
     of_all = jax.vmap(of_each)
-    value = steps.extras.value if policy.recurrent else of_all(steps.final_memory, steps.observation)
+    last_value = of_each(trajectory.memory, trajectory.observation)
+    value = of_all(steps.final_memory, steps.observation) if _is_missing(extras.value) else extras.value
+    if not _is_missing(extras.final_value):
+        return value, last_value, extras.final_value
     final_value = jax.lax.cond(
         jnp.any(steps.truncated),
         lambda: of_all(steps.final_memory, steps.final_observation),
         lambda: jnp.zeros_like(steps.reward),
     )
-    return value, of_each(trajectory.memory, trajectory.observation), final_value
+    return value, last_value, final_value
+
+
+def _is_missing(value: PyTree[Array]) -> bool:
+    return isinstance(value, tuple)
 
 
 # --- a minibatch --------------------------------------------------------------------------------------

@@ -215,6 +215,8 @@ class Graph(NamedTuple):
     """Starts environments that are Python objects; then `environment` is a crossing to wherever they are."""
     keep_learning: Callable[[Metrics], Bool[Array, ""]] | None = None
     """Asked with the metrics of an epoch's last minibatch; False ends the iteration's learning."""
+    appraise: Callable[[Weights, Step], Step] | None = None
+    """What a rollout in one kernel adds to each step, and takes away: what `prepare` would compute from it."""
 
     @property
     def fragments(self) -> tuple[Fragment, ...]:

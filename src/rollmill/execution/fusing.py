@@ -136,7 +136,7 @@ class _Choice:
             raise UsageError(
                 f"num_seeds={self.num_seeds} trains several seeds in one program, and a kernel holds one"
             )
-        if self.on_gpu and importlib.util.find_spec("jax_triton") is None:
+        if self.on_gpu and importlib.util.find_spec("triton") is None:
             raise UsageError("kernels need packages that are missing: pip install 'rollmill[fusion]'")
 
     def rollouts(self, plain: Way) -> Way:

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import os
 import tempfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -41,36 +42,57 @@ class Kernel(NamedTuple):
 
 
 def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
-    """Launches a kernel in the program that is being traced; returns its outputs."""
-    import jax_triton
+    """Launches a kernel in the program that is being traced, on NVIDIA GPUs; returns its outputs.
 
-    return jax_triton.triton_call(
-        *arrays,
-        kernel=_module(kernel.source).kernel,
-        out_shape=list(kernel.outputs),
-        grid=(kernel.programs,),
-        num_warps=kernel.num_warps,
-        num_stages=kernel.num_stages,
-        enable_fp_fusion=True,
-        **kernel.constants,
+    The launch goes through XLA's typed foreign functions, of which many in a row become one CUDA graph.
+    """
+    from jaxlib import gpu_triton
+
+    capability = gpu_triton.get_compute_capability(0)
+    built = compiled(kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays], capability)
+    code = gpu_triton.TritonKernel(
+        built.metadata.name,
+        kernel.num_warps,
+        1,
+        built.metadata.shared,
+        built.asm["ptx"],
+        str(built.asm["ttir"]),
+        capability,
     )
+    pointers = [gpu_triton.create_array_parameter(0, ALIGNED)] * (len(arrays) + len(kernel.outputs))
+    launch = gpu_triton.TritonKernelCall(code, kernel.programs, 1, 1, pointers)
+    opaque = zlib.compress(launch.to_proto(built.metadata.name, b""))
+    return list(jax.ffi.ffi_call("triton_kernel_call_ffi", list(kernel.outputs))(*arrays, opaque=opaque))
 
 
 def compiled(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability: int) -> Any:
     """Compiles a kernel for NVIDIA's compute capability, 90 for 9.0; no GPU is needed."""
+    pointers = tuple(f"*{_TYPES[array.dtype.name]}" for array in (*arrays, *kernel.outputs))
+    options = (("num_warps", kernel.num_warps), ("num_stages", kernel.num_stages), ("enable_fp_fusion", True))
+    return _compiled(kernel.source, pointers, tuple(kernel.constants.items()), options, capability)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(
+    source: str,
+    pointers: tuple[str, ...],
+    constants: tuple[tuple[str, Any], ...],
+    options: tuple[tuple[str, Any], ...],
+    capability: int,
+) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    function = _module(kernel.source).kernel
-    pointers = [f"*{_TYPES[array.dtype.name]}" for array in (*arrays, *kernel.outputs)]
-    signature = dict(zip(function.arg_names, pointers, strict=False)) | dict.fromkeys(
-        kernel.constants, "constexpr"
-    )
-    attributes = {(place,): [["tt.divisibility", 16]] for place in range(len(pointers))}
-    source = triton.compiler.ASTSource(function, signature, kernel.constants, attributes)
-    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    function = _module(source).kernel
+    names = [name for name, _ in constants]
+    signature = dict(zip(function.arg_names, pointers, strict=False)) | dict.fromkeys(names, "constexpr")
+    attributes = {(place,): [["tt.divisibility", ALIGNED]] for place in range(len(pointers))}
+    task = triton.compiler.ASTSource(function, signature, dict(constants), attributes)
+    return triton.compile(task, target=GPUTarget("cuda", capability, 32), options=dict(options))
 
+
+ALIGNED = 16
+"""Bytes that XLA's buffers are aligned to, at least."""
 
 _TYPES = {
     "bool": "i1",

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from rollmill.core.types import Key
-from rollmill.dataflow import Collector, Graph, Trajectory, Weights, start, step_one
+from rollmill.dataflow import Collector, Graph, Step, Trajectory, Weights, start, step_one
 from rollmill.fusion.evaluate import evaluate
 from rollmill.fusion.kernels import Kernel, call
 from rollmill.fusion.leaves import Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
@@ -84,8 +84,14 @@ def check_rollout(graph: Graph) -> None:
 def _step_raw(graph: Graph, like: PyTree, weights: Weights, raw: list[Array], key: Array, t: Int[Array, ""]):
     """A step from leaves without typed keys to such leaves."""
     own = jax.random.fold_in(jax.random.wrap_key_data(key), t)
-    after, step = step_one(graph, weights, from_raw(like, raw), own)
+    after, step = _appraised_step(graph, weights, from_raw(like, raw), own)
     return to_raw(after), to_raw(step)
+
+
+def _appraised_step(graph: Graph, weights: Weights, now: Collector, key: Key) -> tuple[Collector, Step]:
+    """A step with all that is cheaper to compute here than of the whole trajectory."""
+    after, step = step_one(graph, weights, now, key)
+    return after, step if graph.appraise is None else graph.appraise(weights, step)
 
 
 Run = Callable[[RolloutStep, list[Array], Array, int], tuple[list[Array], list[Array]]]
@@ -95,12 +101,12 @@ Run = Callable[[RolloutStep, list[Array], Array, int], tuple[list[Array], list[A
 def fused_collect(
     graph: Graph, weights: Weights, collector: Collector, key: Key, *, run: Run
 ) -> tuple[Collector, Trajectory]:
-    """What `dataflow.collect` returns, by `run`."""
+    """What `dataflow.collect` returns, by `run`, with what `graph.appraise` adds."""
     step = rollout_step(graph, weights, each_struct(collector))
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
     after_raw, step_raw = run(step, to_raw(collector), jax.random.key_data(keys), graph.loops.num_steps)
     after = from_raw(collector, after_raw)
-    shapes = jax.eval_shape(partial(step_one, graph), weights, each_struct(collector), key)[1]
+    shapes = jax.eval_shape(partial(_appraised_step, graph), weights, each_struct(collector), key)[1]
     steps = from_raw(shapes, step_raw)
     return after, Trajectory(steps, collector.memory, after.observation, after.memory)
 

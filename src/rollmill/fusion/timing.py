@@ -98,7 +98,7 @@ def _seconds(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
 def _identity(kernel: Kernel, launches: Sequence[tuple[int, ...]], arguments: Sequence[Any], unroll: int) -> str:
     """A name for all that the times depend on."""
     device = next(iter(jax.tree.leaves(arguments)[0].devices()))
-    packages = [version(name) for name in ("jax", "jaxlib", "triton", "jax-triton")]
+    packages = [version(name) for name in ("jax", "jaxlib", "triton")]
     known = [kernel.source, kernel.constants, list(map(str, launches)), device.device_kind, packages, unroll]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:24]
 

@@ -1,7 +1,7 @@
 """Actors and critics put together from torsos and heads, and the settings that choose between them."""
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -57,6 +57,7 @@ class NetworkConfig:
 class SharedActorCritic(eqx.Module):
     """An actor and a critic on one torso, whose memory is the memory."""
 
+    shares_torso: ClassVar[bool] = True
     torso: Torso
     actor: ActionHead
     critic: Linear

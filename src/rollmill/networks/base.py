@@ -51,7 +51,8 @@ class Output(NamedTuple):
 class ActorCritic(Protocol):
     """A policy and a value function as one pytree, whose inexact array leaves are the weights.
 
-    `equinox.partition(network, equinox.is_inexact_array)` splits the weights from the rest.
+    `equinox.partition(network, equinox.is_inexact_array)` splits the weights from the rest. Where actor and critic
+    have most in common, an attribute `shares_torso` that is True lets values be computed along with actions.
     """
 
     def initial_memory(self) -> Memory:
