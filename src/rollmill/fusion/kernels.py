@@ -38,6 +38,8 @@ class Kernel(NamedTuple):
     constants: dict[str, Any]
     """Arguments known at compile time."""
     num_warps: int
+    uniforms: int = 0
+    """How many of the last arrays all programs read alike; XLA may hand in a slice of another for such a one."""
     num_stages: int = 1
 
 
@@ -59,7 +61,7 @@ def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
         str(built.asm["ttir"]),
         capability,
     )
-    pointers = [gpu_triton.create_array_parameter(0, ALIGNED)] * (len(arrays) + len(kernel.outputs))
+    pointers = [gpu_triton.create_array_parameter(0, bytes_) for bytes_ in _alignments(kernel, len(arrays))]
     launch = gpu_triton.TritonKernelCall(code, kernel.programs, 1, 1, pointers)
     opaque = zlib.compress(launch.to_proto(built.metadata.name, b""))
     return list(jax.ffi.ffi_call("triton_kernel_call_ffi", list(kernel.outputs))(*arrays, opaque=opaque))
@@ -67,7 +69,8 @@ def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
 
 def compiled(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability: int) -> Any:
     """Compiles a kernel for NVIDIA's compute capability, 90 for 9.0; no GPU is needed."""
-    pointers = tuple(f"*{_TYPES[array.dtype.name]}" for array in (*arrays, *kernel.outputs))
+    types = [f"*{_TYPES[array.dtype.name]}" for array in (*arrays, *kernel.outputs)]
+    pointers = tuple(zip(types, _alignments(kernel, len(arrays)), strict=True))
     options = (("num_warps", kernel.num_warps), ("num_stages", kernel.num_stages), ("enable_fp_fusion", True))
     return _compiled(kernel.source, pointers, tuple(kernel.constants.items()), options, capability)
 
@@ -75,7 +78,7 @@ def compiled(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability:
 @functools.lru_cache(maxsize=256)
 def _compiled(
     source: str,
-    pointers: tuple[str, ...],
+    pointers: tuple[tuple[str, int], ...],
     constants: tuple[tuple[str, Any], ...],
     options: tuple[tuple[str, Any], ...],
     capability: int,
@@ -85,10 +88,17 @@ def _compiled(
 
     function = _module(source).kernel
     names = [name for name, _ in constants]
-    signature = dict(zip(function.arg_names, pointers, strict=False)) | dict.fromkeys(names, "constexpr")
-    attributes = {(place,): [["tt.divisibility", ALIGNED]] for place in range(len(pointers))}
+    types = [type_ for type_, _ in pointers]
+    signature = dict(zip(function.arg_names, types, strict=False)) | dict.fromkeys(names, "constexpr")
+    attributes = {(place,): [["tt.divisibility", bytes_]] for place, (_, bytes_) in enumerate(pointers) if bytes_}
     task = triton.compiler.ASTSource(function, signature, dict(constants), attributes)
     return triton.compile(task, target=GPUTarget("cuda", capability, 32), options=dict(options))
+
+
+def _alignments(kernel: Kernel, num_arrays: int) -> list[int]:
+    """Bytes that each pointer is a multiple of; 0 where that is not known."""
+    own = num_arrays - kernel.uniforms
+    return [ALIGNED] * own + [0] * kernel.uniforms + [ALIGNED] * len(kernel.outputs)
 
 
 ALIGNED = 16

@@ -156,7 +156,7 @@ def rollout_kernel(
     constants = {"N": num_envs, "T": num_steps, "BLOCK": launch.block}
     programs = -(-num_envs // launch.block)
     return (
-        Kernel(source, programs, tuple(outputs), constants, launch.num_warps),
+        Kernel(source, programs, tuple(outputs), constants, launch.num_warps, len(step.scalarised.uniforms)),
         [*carried, keys, *step.scalarised.uniforms],
     )
 
