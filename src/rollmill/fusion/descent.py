@@ -27,6 +27,9 @@ from rollmill.dataflow import (
 from rollmill.fusion.gradients import Epoch, Run, fused_gradients
 from rollmill.fusion.vector import as_vector, can_be_vector, cut
 
+UNROLLED = 4
+"""Minibatches that are compiled as one turn of the loop: a turn costs about as much as a launch."""
+
 
 def fused_descent(graph: Graph, batch: Batch, reduce: Reduce, *, run: Run) -> Descent:
     """What `dataflow.plain_descent` is, by `run`."""
@@ -70,7 +73,8 @@ class _OneVector:
             names[:] = metrics
             return advanced, jnp.stack(list(metrics.values()))
 
-        flat, metrics = jax.lax.scan(minibatch_step, flat, jnp.arange(rows.shape[0], dtype=jnp.int32))
+        numbers = jnp.arange(rows.shape[0], dtype=jnp.int32)
+        flat, metrics = jax.lax.scan(minibatch_step, flat, numbers, unroll=min(UNROLLED, rows.shape[0]))
         return flat, {name: metrics[:, n] for n, name in enumerate(names)}
 
     def _with_network(self, learner: Learner, network: Any) -> Learner:

@@ -1,13 +1,15 @@
 """Writes the kernel of a minibatch's gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from rollmill.dataflow import TOGETHER
-from rollmill.fusion.accumulators import Accumulators, Part, Side, Tile, accumulators_of, is_row, width_of
+from rollmill.fusion.accumulators import Part, Side, Tile, accumulators_of, is_row, width_of
+from rollmill.fusion.ir import Node, Program
 from rollmill.fusion.leaves import Leaf
+from rollmill.fusion.passes import Pass, Plan, passes_of
 from rollmill.fusion.triton_operations import TYPES
 from rollmill.fusion.triton_source import ONE, Names, Numerics, Writer, columns, selected
 
@@ -48,20 +50,70 @@ def gradient_source(
         whole_blocks: whether every block is full.
         numerics: of products.
     """
-    program, mask = step.scalarised.program, "" if whole_blocks else "here"
-    kept = accumulators_of(step.sums, program.outputs)
-    samples = _Samples()
-    writer = Writer(numerics, slots, indent=2, beside=samples.beside, exact_scalars=False)
-    inputs = [name for leaf, place in zip(step.sample, places, strict=True) for name in samples.read(leaf, place)]
-    writer.lines += samples.words
-    writer.write(program, inputs, then=_Summing(writer, kept, mask).add_what_is_there)
+    kept = accumulators_of(step.sums, step.scalarised.program.outputs)
+    plan = passes_of(kept, step.scalarised.program)
+    numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.passes for node in each.numbers)}
+    lines = []
+    for letter, each in zip(LETTERS, plan.passes, strict=False):
+        lines += _pass(_Task(step, places, slots, whole_blocks, numerics), each, numbers, letter)
     arguments = ", ".join(["table", "rows", "minibatch", *pointers, "sums"])
     constants = ", ".join(f"{name}: tl.constexpr" for name in ("N", "W", "SIZE", "PROGRAMS", "BLOCK"))
-    head = ["@triton.jit", f"def kernel({arguments}, {constants}):"]
+    head = [
+        "@triton.jit",
+        f"def kernel({arguments}, {constants}):",
+        "    rows += tl.load(minibatch).to(tl.int64) * N",
+        "    own = sums + tl.program_id(0) * SIZE",
+    ]
+    return "\n".join([*head, *lines, *_number_stores(plan, numbers)]) + "\n"
+
+
+LETTERS = "abcdefgh"
+"""The first letters of the names of each pass."""
+
+
+class _Task(NamedTuple):
+    """What all passes have in common."""
+
+    step: "GradientStep"
+    places: Sequence[Place]
+    slots: Sequence[str]
+    whole_blocks: bool
+    numerics: Numerics
+
+
+def _pass(task: _Task, each: Pass, numbers: Mapping[Node, str], letter: str) -> list[str]:
+    """One pass over a program's samples, and its sums."""
+    mask = "" if task.whole_blocks else "here"
+    summing_from = [node for tile in each.tiles.values() for node in (*tile.left, *tile.right) if node is not None]
+    program = Program(task.step.scalarised.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers]),))
+    samples = _Samples(letter)
+    writer = Writer(
+        task.numerics,
+        task.slots,
+        indent=2,
+        beside=samples.beside,
+        exact_scalars=False,
+        prefix=f"{letter}v",
+    )
+    inputs = _inputs(task, program, samples)
+    writer.lines += samples.words
+    writer.write(program, inputs, then=_Summing(writer, each, numbers, mask).add_what_is_there)
     loop = ["    for first in range(tl.program_id(0) * BLOCK, N, PROGRAMS * BLOCK):"]
     here = [f"        {mask} = first + tl.arange(0, BLOCK) < N"] if mask else []
-    lines = [*loop, *here, *samples.ahead(), *writer.lines, *samples.over()]
-    return "\n".join([*head, *writer.prelude, *samples.opening(), *_empty(kept), *lines, *_stores(kept)]) + "\n"
+    before = [*writer.prelude, *samples.opening(), *_empty(each, numbers)]
+    inside = [*loop, *here, *samples.ahead(), *writer.lines, *samples.over()]
+    return [*before, *inside, *_tile_stores(each), *_summed(each, numbers)]
+
+
+def _inputs(task: _Task, program: Program, samples: "_Samples") -> list[str]:
+    """The names of the inputs that a pass needs; the others are not read."""
+    needed = {node for node in program.nodes() if node.op == "input"}
+    names = [""] * len(program.inputs)
+    for leaf, place in zip(task.step.sample, task.places, strict=True):
+        if any(program.inputs[n] in needed for n in leaf.places):
+            for n, name in zip(leaf.places, samples.read(leaf, place), strict=True):
+                names[n] = name
+    return names
 
 
 # --- one block of samples -----------------------------------------------------------------------------------
@@ -70,7 +122,8 @@ def gradient_source(
 class _Samples:
     """Reads the samples of the next block while one is computed: words of the table four at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, letter: str) -> None:
+        self._letter = letter
         self.words: list[str] = []
         """Lines that take apart what was read."""
         self._fetched: dict[str, str] = {}
@@ -100,7 +153,6 @@ class _Samples:
     def opening(self) -> list[str]:
         """Lines that read the first block's samples."""
         return [
-            "    rows += tl.load(minibatch).to(tl.int64) * N",
             "    spot = tl.minimum(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), N - 1)",
             "    row = tl.load(rows + spot)",
             "    at = row.to(tl.int64) * W",
@@ -119,7 +171,7 @@ class _Samples:
 
     def _fetch(self, expression: str) -> str:
         """The name of what an expression of `spot`, `row` and `at` reads."""
-        name = f"s{len(self._fetched)}"
+        name = f"{self._letter}s{len(self._fetched)}"
         self._fetched[name] = expression
         return name
 
@@ -128,7 +180,7 @@ class _Samples:
         group, place = divmod(number, TOGETHER)
         if group not in self._groups:
             self._groups[group] = self._four(group)
-        name = f"w{number}"
+        name = f"{self._letter}w{number}"
         self.words.append(f"        {name} = {self._groups[group][place]}.to({TYPES[dtype.name]}, bitcast=True)")
         if dtype == np.float32:
             self._numbers[name] = number
@@ -170,19 +222,19 @@ NEXT = ("spot = tl.minimum(spot + PROGRAMS * BLOCK, N - 1)", "row = tl.load(rows
 class _Summing:
     """Adds a block's results to what is kept, each as soon as it is there, so that it need not be held."""
 
-    def __init__(self, writer: Writer, kept: Accumulators, mask: str) -> None:
+    def __init__(self, writer: Writer, each: Pass, numbers: Mapping[Node, str], mask: str) -> None:
         self._writer, self._mask = writer, mask
-        self._tiles = dict(enumerate(kept.tiles))
-        self._numbers = {n: node for n, (_, node) in enumerate(kept.numbers)}
+        self._tiles = dict(each.tiles)
+        self._numbers = {node: numbers[node] for node in each.numbers}
 
     def add_what_is_there(self, names: Names) -> None:
         """Adds all of which every operand has a name, once."""
         for n, tile in list(self._tiles.items()):
             if all(node is None or node in names for node in (*tile.left, *tile.right)):
                 self._add_tile(n, self._tiles.pop(n), names)
-        for n, node in list(self._numbers.items()):
+        for node in list(self._numbers):
             if node in names:
-                self._add_number(n, names[self._numbers.pop(n)])
+                self._add_number(self._numbers.pop(node), names[node])
 
     def _add_tile(self, n: int, tile: Tile, names: Names) -> None:
         """`tile += right^T left`; samples that are none are zero on the right."""
@@ -191,10 +243,10 @@ class _Summing:
             right = f"tl.where({self._mask}[:, None], {right}, 0.0)"
         self._writer.line(f"tile{n} = {self._writer.product(f'tl.trans({right})', left, onto=f'tile{n}')}")
 
-    def _add_number(self, n: int, name: str) -> None:
+    def _add_number(self, total: str, name: str) -> None:
         """A number of each sample, kept apart for each place of a block."""
         self._writer.line(
-            f"number{n} += tl.where({self._mask}, {name}, 0.0)" if self._mask else f"number{n} += {name}"
+            f"{total} += tl.where({self._mask}, {name}, 0.0)" if self._mask else f"{total} += {name}"
         )
 
     def _side(self, side: Side, names: Names) -> str:
@@ -207,24 +259,36 @@ class _Summing:
         return self._writer.beside([ONE if node is None else names[node] for node in side])
 
 
-def _empty(kept: Accumulators) -> list[str]:
-    lines = [f"    tile{n} = tl.zeros({_shape(tile)}, tl.float32)" for n, tile in enumerate(kept.tiles)]
-    return lines + [f"    number{n} = tl.zeros([BLOCK], tl.float32)" for n in range(len(kept.numbers))]
+def _empty(each: Pass, numbers: Mapping[Node, str]) -> list[str]:
+    lines = [f"    tile{n} = tl.zeros({_shape(tile)}, tl.float32)" for n, tile in each.tiles.items()]
+    return lines + [f"    {numbers[node]} = tl.zeros([BLOCK], tl.float32)" for node in each.numbers]
 
 
 def _shape(tile: Tile) -> str:
     return f"[{columns(width_of(tile.right))}, {columns(width_of(tile.left))}]"
 
 
-def _stores(kept: Accumulators) -> list[str]:
-    lines = ["    own = sums + tl.program_id(0) * SIZE"]
-    for n, tile in enumerate(kept.tiles):
+def _tile_stores(each: Pass) -> list[str]:
+    lines = []
+    for n, tile in each.tiles.items():
         lines += [f"    i{n} = tl.arange(0, {columns(width_of(tile.left))})[None, :]"]
         lines += [f"    o{n} = tl.arange(0, {columns(width_of(tile.right))})[:, None]"]
         lines += [_store(n, part) for part in tile.parts]
-    lines += [
-        f"    tl.store(own + {offset}, tl.sum(number{n}, axis=0))" for n, (offset, _) in enumerate(kept.numbers)
-    ]
+    return lines
+
+
+def _summed(each: Pass, numbers: Mapping[Node, str]) -> list[str]:
+    """Lines that make one number of what was kept for each place of a block."""
+    return [f"    {numbers[node]}_all = tl.sum({numbers[node]}, axis=0)" for node in each.numbers]
+
+
+def _number_stores(plan: Plan, numbers: Mapping[Node, str]) -> list[str]:
+    lines = []
+    for offset, terms in plan.numbers:
+        parts = [
+            f"{numbers[node]}_all" if factor == 1 else f"{factor} * {numbers[node]}_all" for factor, node in terms
+        ]
+        lines.append(f"    tl.store(own + {offset}, {' + '.join(parts)})")
     return lines
 
 

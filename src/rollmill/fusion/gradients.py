@@ -223,7 +223,9 @@ def gradient_kernel(
         else Place(given.pointer(leaf), None, shuffled=True)
         for number, (leaf, first) in enumerate(zip(packed.leaves, packed.columns, strict=True))
     ]
-    own = len(given.arrays)
+    if minibatch.vector is not None:
+        given.pointer(minibatch.vector.numbers)
+    aligned = len(given.arrays)
     slots = [_slot(given, array, minibatch.vector) for array in step.scalarised.uniforms]
     whole_blocks = num_samples % launch.block == 0
     source = gradient_source(step, places, slots, given.names, whole_blocks=whole_blocks, numerics=numerics)
@@ -232,7 +234,7 @@ def gradient_kernel(
     sums = jax.ShapeDtypeStruct((programs, size), jnp.dtype(jnp.float32))
     sizes = {"N": num_samples, "W": packed.table.shape[1], "SIZE": size, "PROGRAMS": programs}
     arrays = [packed.table, minibatch.rows, minibatch.number.reshape(1), *given.arrays]
-    constants, uniforms = {**sizes, "BLOCK": launch.block}, len(given.arrays) - own
+    constants, uniforms = {**sizes, "BLOCK": launch.block}, len(given.arrays) - aligned
     return Kernel(source, programs, (sums,), constants, launch.num_warps, uniforms), arrays
 
 

@@ -50,6 +50,7 @@ class Writer:
         indent: int = 1,
         beside: Beside | None = None,
         exact_scalars: bool = True,
+        prefix: str = "v",
     ) -> None:
         """Lines so far none.
 
@@ -59,9 +60,11 @@ class Writer:
             indent: of the part that is being written.
             beside: how scalars become a row; `joined` where it is left out.
             exact_scalars: whether functions of single numbers are exact, as an environment's must be.
+            prefix: of all names.
         """
         self.numerics = numerics
         self._exact_scalars = exact_scalars
+        self._prefix = prefix
         self.prelude: list[str] = []
         self.lines: list[str] = []
         self._slots = slots
@@ -180,7 +183,7 @@ class Writer:
     def fresh(self) -> str:
         """A name that nothing has yet."""
         self._count += 1
-        return f"v{self._count}"
+        return f"{self._prefix}{self._count}"
 
     def _shape(self, node: Node) -> str:
         return "[BLOCK]" if node.width is None else f"[BLOCK, {columns(node.width)}]"
