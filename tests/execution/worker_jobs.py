@@ -35,6 +35,21 @@ def last_of_many(job, control):
     control.send("taken", {"newest": newest.fields, "again": again, "oldest": oldest.fields})
 
 
+def answers_while_busy(job, control):
+    """Until it was asked twice; its main thread never looks at what it is sent."""
+    twice = threading.Barrier(2)
+    asked = []
+
+    def reply(message):
+        asked.append(message.fields["number"])
+        if len(asked) == 2:
+            threading.Thread(target=twice.wait, daemon=True).start()
+        return {"double": 2 * message.fields["number"]}
+
+    control.answer("question", reply)
+    twice.wait(30.0)
+
+
 def sends_many(job, control):
     for number in range(job.settings["count"]):
         control.send("number", {"number": number}, {"array": np.full(3, number)})
