@@ -681,6 +681,25 @@ def test_stopping_is_asked_about_even_while_nothing_happens():
     assert [state.iteration for state in saved] == [10]
 
 
+def test_stopping_does_not_wait_until_all_that_has_happened_is_told():
+    """A coordinator that is slower than its workers has many rows to read."""
+    wishes, held_at = [], []
+
+    def script(workers):
+        workers.take()
+        yield [workers.row(9), workers.row(10), workers.row(11)]
+        yield held(workers, actor=20, learner=20)
+        yield from ends_at(20, workers)
+
+    def on_told(coordinator, told):
+        if isinstance(told, Rows):
+            wishes.append("to stop")
+            held_at.append((ALL, "hold", {}, {}) in coordinator._workers.sent)
+
+    coordinate(script, on_told=on_told, stopping=lambda: bool(wishes))
+    assert held_at == [False, True, True]
+
+
 def test_a_replica_that_has_done_what_was_planned_makes_that_the_end():
     """Actors are done before the learner is."""
 

@@ -258,6 +258,16 @@ def test_a_training_that_is_stopped_has_the_state_of_its_last_row(policy, stop_a
     assert_close(trained.state, window.after)
 
 
+def test_a_training_that_is_stopped_at_once_is_whole():
+    """With all replicas before the same iteration, or one in the first and all others made to do it too."""
+    trained = train(
+        graph_of("ppo"),
+        find_distribution("single-learner-fine")(POLICIES["single-learner-fine"]),
+        on_told=lambda coordinator, told: coordinator.stop(),
+    )
+    assert int(trained.state.iteration) == len(trained.rows) <= 3
+
+
 # --- asynchronous -------------------------------------------------------------------------------------
 
 

@@ -114,7 +114,7 @@ class Coordinator:
         """What happens, until the training ends; closing it early leaves the workers to their supervisor.
 
         Args:
-            stopping: whether to `stop`; asked about twice a second, even while nothing happens.
+            stopping: whether to `stop`; asked after each event, and about twice a second while nothing happens.
 
         Raises:
             LostWorker: a worker was lost too many times in a row.
@@ -123,13 +123,14 @@ class Coordinator:
         for job in self._workers.jobs:
             self._begin(job)
         while not self._done:
-            for event in self._workers.events(timeout=0.5):
+            events = self._workers.events(timeout=0.5)
+            self._heed(stopping)
+            for event in events:
                 if event.job in self._workers.jobs:  # not of a worker that was replaced since
                     yield from self._on(event)
-            if stopping():
-                self.stop()
+                    self._heed(stopping)  # there may be many, and replicas go on until they are told
             if self._end.settle(self._answering) and self._iteration == self.last:
-                self._end_update()
+                self._end_update()  # which no row will tell it any more
             if not self._done:
                 self._check_alive()
 
@@ -144,6 +145,10 @@ class Coordinator:
     def stop(self) -> None:
         """Ends the training after an iteration that all replicas can come to, with its state."""
         self._end.stop()
+
+    def _heed(self, stopping: Callable[[], bool]) -> None:
+        if stopping():
+            self.stop()
 
     @property
     def last(self) -> int:

@@ -1,15 +1,6 @@
 """What the coordinator asked a replica for: its part of a checkpoint."""
 
-from collections.abc import Callable
-from typing import TypeVar
-
-from rollmill.channels import TimedOut
 from rollmill.execution.workers import Control, Message
-
-PATIENCE = 0.2
-"""Seconds of waiting between two looks at the orders."""
-
-T = TypeVar("T")
 
 
 class Orders:
@@ -52,12 +43,3 @@ class Orders:
 
     def _take(self, wanted: Message) -> None:
         self._snapshot, self._final = int(wanted.fields["iteration"]), bool(wanted.fields.get("final"))
-
-
-def patiently(wait: Callable[[float], T], meanwhile: Callable[[], None]) -> T:
-    """Waits as long as it takes, and looks around from time to time: `meanwhile` may raise to end it."""
-    while True:
-        try:
-            return wait(PATIENCE)
-        except TimedOut:
-            meanwhile()

@@ -12,15 +12,18 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from rollmill.channels import ChannelClosed, Message, Receiver
+from rollmill.channels import ChannelClosed, Message, Receiver, TimedOut
 from rollmill.dataflow import Learner, start_learner
 from rollmill.execution.groups.ending import Ending
 from rollmill.execution.groups.exchange import LAST
 from rollmill.execution.groups.lag import Lag
-from rollmill.execution.groups.orders import Orders, patiently
+from rollmill.execution.groups.orders import Orders
 from rollmill.execution.groups.seat import Seat
 from rollmill.execution.groups.shapes import gradients_layout, parameters_layout
 from rollmill.execution.groups.snapshots import learner_part, restored_learner
+
+PATIENCE = 0.2
+"""Seconds of waiting between two looks at the orders."""
 
 
 class Ended(Exception):
@@ -47,10 +50,13 @@ def run_update(seat: Seat) -> None:
 
 
 def _next(gradients: Receiver, updating: "_Updating") -> Message:
-    try:
-        return patiently(lambda wait: gradients.receive(timeout=wait), updating.look_around)
-    except ChannelClosed:  # between hosts, workers that have ended close what they sent through
-        updating.await_end()
+    while True:
+        try:
+            return gradients.receive(timeout=PATIENCE)
+        except TimedOut:
+            updating.look_around()
+        except ChannelClosed:  # between hosts, workers that have ended close what they sent through
+            updating.await_end()
 
 
 class _Updating:
