@@ -36,18 +36,18 @@ def last_of_many(job, control):
 
 
 def answers_while_busy(job, control):
-    """Until it was asked twice; its main thread never looks at what it is sent."""
-    twice = threading.Barrier(2)
-    asked = []
+    """Its main thread looks at nothing that it is sent before all questions are answered."""
+    asked, all_asked = [], threading.Event()
 
     def reply(message):
         asked.append(message.fields["number"])
-        if len(asked) == 2:
-            threading.Thread(target=twice.wait, daemon=True).start()
+        if len(asked) == job.settings["questions"]:
+            all_asked.set()
         return {"double": 2 * message.fields["number"]}
 
     control.answer("question", reply)
-    twice.wait(30.0)
+    all_asked.wait(30.0)
+    control.wait("enough", 30.0)
 
 
 def sends_many(job, control):
