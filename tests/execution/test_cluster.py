@@ -25,7 +25,7 @@ from rollmill.api.policies import load_weights
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Group, Partition
 from rollmill.execution.cluster import Demand, RayLauncher, demands_of, joined
-from rollmill.execution.coordinator import Notice, Rows
+from rollmill.execution.coordinator import Notice, Rows, Saved
 from rollmill.execution.workers import Finished, Hung, Lost, Received, Started, Supervisor
 from rollmill.record import RunDirectory
 
@@ -281,3 +281,19 @@ def test_a_killed_actor_is_replaced_and_training_goes_on(ray_cluster, tmp_path, 
     print(*display.lines, sep="\n")
     assert f"{name} was replaced; the training goes on" in display.lines
     assert last == 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("distribution", ["single-learner-fine", "central"])
+def test_a_training_that_is_stopped_ends_with_the_state_of_its_last_row(ray_cluster, tmp_path, distribution):
+    graph = small(400)
+    options = RunOptions(distribution=distribution, cluster="ray")
+    plan = choose_plan(graph, options)
+    run = RunDirectory.create(tmp_path / "run", config={}, versions={})
+    rows, saved = [], []
+    with deployed(graph, plan, run, options, imports=(), begin_with=None, display=Told()) as (coordinator, _):
+        for told in coordinator.run(lambda: len(rows) >= 5):
+            rows.extend(told.rows if isinstance(told, Rows) else [])
+            saved.extend([told.iteration] if isinstance(told, Saved) else [])
+    assert 5 <= len(rows) < 400
+    assert saved == [len(rows)]

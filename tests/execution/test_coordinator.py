@@ -594,23 +594,75 @@ def stops_at_rows(iteration):
     return on_told
 
 
-def test_stopping_ends_after_an_iteration_that_all_can_still_come_to():
-    ends = []
+def held(workers, **begun):
+    """Answers: how many iterations each group's replicas have begun."""
+    each = {job.name: begun[job.group] for job in workers.jobs if job.group in begun}
+    return [workers.says(name, "hold", {"begun": number}) for name, number in each.items()]
 
+
+def test_stopping_ends_where_the_furthest_replica_is():
+    """Actors may be an iteration ahead of the learner, or more where it takes long until they hear of it."""
+
+    def script(workers):
+        yield [workers.row(9)]
+        assert workers.take("hold") == [(ALL, {}, {})]
+        yield [*held(workers, learner=11), workers.row(10)]
+        yield held(workers, actor=13)[:1]
+        assert workers.take("end") == []  # before all have answered
+        yield held(workers, actor=13)[1:]
+        assert workers.take() == [(ALL, "end", {"iteration": 13}, {})]
+        yield [workers.row(11), workers.row(12)]
+        yield from ends_at(13, workers)
+
+    told = coordinate(script, on_told=stops_at_rows(10))
+    assert [saved.iteration for saved in of_kind(told, Saved)] == [13]
+    assert of_kind(told, Rows)[-1].first == 12
+
+
+def test_a_replica_that_is_lost_after_its_answer_has_to_answer_again():
     def script(workers):
         workers.take()
         yield [workers.row(9)]
-        ((to, fields, _),) = workers.take("stop")
-        ends.append(fields["iteration"])
-        assert to == ALL and 10 < ends[0] < 100
+        yield held(workers, actor=12)
+        workers.take()
         yield [workers.lost("actor/0")]
-        assert workers.take("stop") == [("actor/0", fields, {})]  # the replacement hears of it too
-        yield [workers.lost("learner/0")]
-        assert workers.take("stop") == [(ALL, fields, {})]
-        yield from ends_at(ends[0], workers)
+        kinds = [(sent[0], sent[1]) for sent in workers.take()]
+        # Held before it begins, so that it is not past what the others are told.
+        assert kinds == [("replaced", "actor/0"), ("actor/0", "hold"), ("actor/0", "begin")]
+        yield held(workers, learner=11)
+        assert workers.take("end") == []
+        yield [workers.says("actor/0", "hold", {"begun": 11})]
+        assert workers.take("end") == [(ALL, {"iteration": 12}, {})]
+        yield [workers.lost("actor/0")]
+        kinds = [(sent[0], sent[1]) for sent in workers.take()]
+        assert kinds == [("replaced", "actor/0"), ("actor/0", "end"), ("actor/0", "begin")]
+        yield from ends_at(12, workers)
 
     told = coordinate(script, on_told=stops_at_rows(10))
-    assert of_kind(told, Saved)[-1].iteration == ends[0]
+    assert [saved.iteration for saved in of_kind(told, Saved)] == [12]
+
+
+def test_a_learner_that_is_lost_while_all_stop_takes_them_back():
+    def script(workers):
+        workers.take()
+        yield [workers.row(9)]
+        yield held(workers, actor=12, learner=11)
+        assert workers.take("end") == [(ALL, {"iteration": 12}, {})]
+        yield [workers.lost("learner/0")]
+        sent = workers.take()
+        assert [to for to, what, *_ in filter(_is_message, sent) if what == "hold"] == [
+            "actor/0",
+            "actor/1",
+            "learner/0",
+        ]
+        yield held(workers, actor=1, learner=0)
+        assert workers.take("end") == [(ALL, {"iteration": 1}, {})]
+        yield [workers.row(0)]
+        yield from ends_at(1, workers)
+
+    told = coordinate(script, on_told=stops_at_rows(10))
+    assert of_kind(told, Rewound) == [Rewound(0)]
+    assert [saved.iteration for saved in of_kind(told, Saved)] == [1]
 
 
 def test_stopping_is_asked_about_even_while_nothing_happens():
@@ -618,33 +670,96 @@ def test_stopping_is_asked_about_even_while_nothing_happens():
 
     def script(workers):
         yield [workers.row(9)]
-        assert workers.take("stop") == []
+        assert workers.take("hold") == []
         wishes.append("to stop")
         yield []
-        ((_, fields, _),) = workers.take("stop")
-        yield from ends_at(fields["iteration"], workers)
+        assert workers.take("hold") == [(ALL, {}, {})]
+        yield held(workers, actor=10, learner=10)
+        yield from ends_at(10, workers)
 
     saved = of_kind(coordinate(script, stopping=lambda: bool(wishes)), Saved)
-    assert 10 < saved[-1].iteration < 100
+    assert [state.iteration for state in saved] == [10]
 
 
-def test_stopping_near_the_end_is_the_end():
+def test_stopping_does_not_wait_until_all_that_has_happened_is_told():
+    """A coordinator that is slower than its workers has many rows to read."""
+    wishes, held_at = [], []
+
     def script(workers):
-        yield [workers.row(97)]
-        assert workers.take("stop")[0][1] == {"iteration": 100}
-        yield from ends_at(100, workers)
+        workers.take()
+        yield [workers.row(9), workers.row(10), workers.row(11)]
+        yield held(workers, actor=20, learner=20)
+        yield from ends_at(20, workers)
 
-    assert of_kind(coordinate(script, on_told=stops_at_rows(98)), Saved)[-1].iteration == 100
+    def on_told(coordinator, told):
+        if isinstance(told, Rows):
+            wishes.append("to stop")
+            held_at.append((ALL, "hold", {}, {}) in coordinator._workers.sent)
+
+    coordinate(script, on_told=on_told, stopping=lambda: bool(wishes))
+    assert held_at == [False, True, True]
 
 
-@pytest.mark.parametrize("how", ["they wait for each other", "they ended apart"])
-def test_workers_that_do_not_come_to_a_common_end(how, monkeypatch):
-    monkeypatch.setattr(module, "STOP_SECONDS", -1.0 if how == "they wait for each other" else 60.0)
+def test_a_replica_that_has_done_what_was_planned_makes_that_the_end():
+    """Actors are done before the learner is."""
 
+    def script(workers):
+        actor, learner = workers.jobs[0], workers.jobs[2]
+        yield [*workers.parts(numbered_state(100))[:2], Finished(actor), workers.row(97)]
+        yield held(workers, actor=100)[1:]
+        assert workers.take("end") == []
+        yield [workers.says(learner.name, "hold", {"begun": 99})]
+        assert workers.take("end") == [(ALL, {"iteration": 100}, {})]
+        yield [workers.part(learner.name, numbered_state(100))]
+
+    told = coordinate(script, on_told=stops_at_rows(98))
+    assert [saved.iteration for saved in of_kind(told, Saved)] == [100]
+
+
+def test_a_stop_where_a_state_was_just_saved_ends_there():
+    def script(workers):
+        yield [workers.row(0)]
+        ((_, wanted, _),) = workers.take("snapshot")
+        iteration = wanted["iteration"]
+        yield workers.parts(numbered_state(iteration))
+        yield [workers.row(iteration - 1)]
+        yield held(workers, actor=iteration, learner=iteration)
+        assert workers.take("end") == [(ALL, {"iteration": iteration}, {})]
+        yield from ends_at(iteration, workers)
+
+    def on_told(coordinator, told):
+        if isinstance(told, Rows) and told.first == 0:
+            coordinator.want_state()
+        elif isinstance(told, Rows):
+            coordinator.stop()
+
+    told = coordinate(script, on_told=on_told)
+    first, second = (saved.iteration for saved in of_kind(told, Saved))
+    assert first == second
+
+
+def test_of_asynchronous_workers_only_the_update_says_where_the_end_is():
+    def script(workers):
+        yield [workers.row(9, "update/0")]
+        workers.take()
+        yield [workers.says("actor/1", "hold", {"begun": 50})]
+        assert workers.take() == []
+        yield [workers.says("update/0", "hold", {"begun": 10})]
+        # It is told at once, because no row comes any more.
+        assert workers.take() == [
+            (ALL, "end", {"iteration": 10}, {}),
+            ("update", "snapshot", {"iteration": 10, "final": True}, {}),
+        ]
+        yield [workers.part("update/0", numbered_state(10))]
+
+    told = coordinate(script, CENTRAL, on_told=stops_at_rows(10))
+    assert [saved.iteration for saved in of_kind(told, Saved)] == [10]
+
+
+def test_all_ended_without_a_state_though_they_were_stopped():
     def script(workers):
         yield [workers.row(9)]
-        yield [] if module.STOP_SECONDS < 0 else [Finished(job) for job in workers.jobs]
+        yield [Finished(job) for job in workers.jobs]
 
-    told = coordinate(script, on_told=stops_at_rows(10))
-    assert told[-1] == Notice("the workers did not come to a common end; the last checkpoint stands")
-    assert not of_kind(told, Saved)
+    with pytest.raises(LostWorker, match="no whole state came after iteration 0"):
+        coordinate(script, on_told=stops_at_rows(10))

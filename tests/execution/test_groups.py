@@ -21,7 +21,7 @@ import rollmill
 from rollmill.channels import LocalBroker, MemoryWire
 from rollmill.dataflow import flow
 from rollmill.execution import advance, lower
-from rollmill.execution.coordinator import Saved
+from rollmill.execution.coordinator import Rows, Saved
 from rollmill.execution.groups import replica as replica_module
 from rollmill.execution.groups.exchange import LAST
 from rollmill.execution.groups.seat import Seat
@@ -242,6 +242,32 @@ def test_a_training_goes_on_under_another_policy():
         assert_close(trained.state, one_program("ppo")[0])
 
 
+@pytest.mark.parametrize(
+    ("policy", "stop_at"), [("environments", 7), ("central", 7), ("single-learner-coarse", ITERATIONS - 1)]
+)
+def test_a_training_that_is_stopped_has_the_state_of_its_last_row(policy, stop_at):
+    def on_told(coordinator, told):
+        if isinstance(told, Rows) and told.first + 1 == stop_at:
+            coordinator.stop()
+
+    trained = train(graph_of("ppo"), find_distribution(policy)(POLICIES[policy]), on_told=on_told)
+    iterations = len(trained.rows)
+    assert stop_at <= iterations <= ITERATIONS
+    program = lower(graph_of("ppo"))
+    *_, window = advance(program, program.start(), first=0, until=iterations)
+    assert_close(trained.state, window.after)
+
+
+def test_a_training_that_is_stopped_at_once_is_whole():
+    """With all replicas before the same iteration, or one in the first and all others made to do it too."""
+    trained = train(
+        graph_of("ppo"),
+        find_distribution("single-learner-fine")(POLICIES["single-learner-fine"]),
+        on_told=lambda coordinator, told: coordinator.stop(),
+    )
+    assert int(trained.state.iteration) == len(trained.rows) <= 3
+
+
 # --- asynchronous -------------------------------------------------------------------------------------
 
 
@@ -278,6 +304,7 @@ class FinalOrder:
         """`late` orders come only to who waits for them."""
         self.sent, self._late = [], late
         self.at, self.check, self.stopping = lambda note, expect=0.0: None, lambda: None, lambda: False
+        self.answer = lambda kind, reply: None
 
     def send(self, kind, fields, arrays=None):
         self.sent.append((kind, fields["iteration"]))

@@ -190,6 +190,16 @@ def test_latest_takes_the_newest_and_wait_the_oldest(supervise):
     assert until(supervisor, "taken").fields == {"newest": {"number": 4}, "again": None, "oldest": {"number": 0}}
 
 
+def test_questions_are_answered_whatever_the_main_thread_does(supervise):
+    supervisor = supervise(job(worker_jobs.answers_while_busy, settings={"questions": 2}))
+    supervisor.send(ALL, "question", {"number": 1})
+    assert until(supervisor, "question").fields == {"double": 2}
+    supervisor.send(ALL, "question", {"number": 2})
+    assert until(supervisor, "question").fields == {"double": 4}
+    supervisor.send(ALL, "enough")
+    until(supervisor, Finished)
+
+
 def test_workers_come_over_tcp_too_and_only_once(supervise):
     supervisor = supervise(job(worker_jobs.obeys), address="tcp:127.0.0.1:0")
     until(supervisor, Started)

@@ -57,6 +57,16 @@ def test_latest_and_wait_are_those_of_processes(supervise):
     assert until(supervisor, "taken").fields == {"newest": {"number": 4}, "again": None, "oldest": {"number": 0}}
 
 
+def test_questions_are_answered_whatever_the_main_thread_does(supervise):
+    supervisor = supervise(job(worker_jobs.answers_while_busy, settings={"questions": 2}))
+    supervisor.send(ALL, "question", {"number": 1})
+    assert until(supervisor, "question").fields == {"double": 2}
+    supervisor.send(ALL, "question", {"number": 2})
+    assert until(supervisor, "question").fields == {"double": 4}
+    supervisor.send(ALL, "enough")
+    until(supervisor, Finished)
+
+
 def test_an_error_in_one_thread_stops_all_and_is_raised_with_its_name(supervise):
     supervisor = supervise(job(worker_jobs.obeys), job(worker_jobs.waits, 1), job(worker_jobs.fails, 2))
     with pytest.raises(

@@ -35,6 +35,21 @@ def last_of_many(job, control):
     control.send("taken", {"newest": newest.fields, "again": again, "oldest": oldest.fields})
 
 
+def answers_while_busy(job, control):
+    """Its main thread looks at nothing that it is sent before all questions are answered."""
+    asked, all_asked = [], threading.Event()
+
+    def reply(message):
+        asked.append(message.fields["number"])
+        if len(asked) == job.settings["questions"]:
+            all_asked.set()
+        return {"double": 2 * message.fields["number"]}
+
+    control.answer("question", reply)
+    all_asked.wait(30.0)
+    control.wait("enough", 30.0)
+
+
 def sends_many(job, control):
     for number in range(job.settings["count"]):
         control.send("number", {"number": number}, {"array": np.full(3, number)})

@@ -5,7 +5,7 @@ down, the next window is already running.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -46,20 +46,41 @@ class _Running(NamedTuple):
     metrics: list[Array]
 
 
+def _all(first: int, count: int) -> int:
+    return count
+
+
 def advance(
-    program: Program, state: State, *, first: int, until: int, stride: int | None = None
+    program: Program,
+    state: State,
+    *,
+    first: int,
+    until: int,
+    stride: int | None = None,
+    admit: Callable[[int, int], int] = _all,
 ) -> Iterator[Window]:
     """Runs iterations `first` to `until`, and yields them window by window.
 
     A consumer that stops early loses nothing: every window carries the state at its end. Where a
     `stride` is given, a window ends at every multiple of it.
+
+    Args:
+        program: of one iteration.
+        state: before the first one.
+        first: number of iterations that came before.
+        until: number of iterations after which it ends.
+        stride: see above.
+        admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
     """
     size, ahead, since = 1, None, time.perf_counter()
     while first < until or ahead is not None:
         running, ahead = ahead, None
         if first < until:
             to_stride = until if stride is None else stride - first % stride
-            ahead = _dispatch(program, state, first, min(size, until - first, to_stride))
+            count = admit(first, min(size, until - first, to_stride))
+            until = until if count else first
+            ahead = _dispatch(program, state, first, count) if count else None
+        if ahead is not None:
             state, first = ahead.after, first + len(ahead.metrics)
         if running is not None:
             yield _read(program, running)

@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -22,17 +23,14 @@ import numpy as np
 
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.dataflow import Graph, Group, Partition, State, share, start, start_learner
+from rollmill.execution.common_end import CommonEnd
 from rollmill.execution.groups import STRIDE, Part, assemble, share_of
 from rollmill.execution.workers import ALL, Finished, Hung, Job, Lost, Message, Received, Started, Supervision
 
 Row = dict[str, Any]
 
 MARGIN_SECONDS = 0.5
-"""How far ahead a checkpoint or a stop is announced, so that nobody has passed it already."""
-
-STOP_SECONDS = 60.0
-STOP_ITERATIONS = 5
-"""How long replicas get to come to the iteration that they were told to stop at: seconds, and iterations more."""
+"""How far ahead a checkpoint is announced, so that nobody has passed it already."""
 
 THREADS = "NPROC"
 """The environment variable that tells XLA how many threads a program on a CPU may have."""
@@ -99,7 +97,7 @@ class Coordinator:
         self._graph, self._partition, self._workers = graph, partition, workers
         self._saved, self._blank, self._restored = begin_with, blank, restored
         self._began, self._goes_on = begin_with.iteration, restored
-        self._last = graph.loops.iterations
+        self._end = CommonEnd(workers, graph.loops.iterations)
         self._iteration = self._furthest = begin_with.iteration
         self._generation = 1 if restored else 0
         self._epoch = 0
@@ -110,14 +108,13 @@ class Coordinator:
         self._finished: set[str] = set()
         self._row_seconds = 0.1
         self._row_at = time.monotonic()
-        self._stop_at: float | None = None
         self._done = False
 
     def run(self, stopping: Callable[[], bool] = lambda: False) -> Iterator[Told]:
         """What happens, until the training ends; closing it early leaves the workers to their supervisor.
 
         Args:
-            stopping: whether to `stop`; asked about twice a second, even while nothing happens.
+            stopping: whether to `stop`; asked after each event, and about twice a second while nothing happens.
 
         Raises:
             LostWorker: a worker was lost too many times in a row.
@@ -126,34 +123,37 @@ class Coordinator:
         for job in self._workers.jobs:
             self._begin(job)
         while not self._done:
-            for event in self._workers.events(timeout=0.5):
+            events = self._workers.events(timeout=0.5)
+            self._heed(stopping)
+            for event in events:
                 if event.job in self._workers.jobs:  # not of a worker that was replaced since
                     yield from self._on(event)
-            if stopping():
-                self.stop()
-            if not self._done and self._in_vain:
-                yield Notice("the workers did not come to a common end; the last checkpoint stands")
-                return
+                    self._heed(stopping)  # there may be many, and replicas go on until they are told
+            if self._end.settle(self._answering) and self._iteration == self.last:
+                self._end_update()  # which no row will tell it any more
+            if not self._done:
+                self._check_alive()
 
     def want_state(self) -> None:
         """Asks for the state after one of the next iterations."""
         passed = self._wanted is not None and self._iteration > self._wanted + 1
-        if (self._wanted is None or passed) and self._iteration < self._last:
-            self._wanted = min(self._ahead(), self._last)
+        if (self._wanted is None or passed) and self._iteration < self.last:
+            self._wanted = min(self._ahead(), self.last)
             self._parts = {n: parts for n, parts in self._parts.items() if n > self._iteration}
             self._workers.send(ALL, "snapshot", {"iteration": self._wanted})
 
     def stop(self) -> None:
-        """Ends the training after one of the next iterations, with its state."""
-        if self._stop_at is None:
-            self._last = min(self._last, self._ahead())
-            self._stop_at = time.monotonic() + STOP_SECONDS + STOP_ITERATIONS * self._row_seconds
-            self._workers.send(ALL, "stop", {"iteration": self._last})
+        """Ends the training after an iteration that all replicas can come to, with its state."""
+        self._end.stop()
+
+    def _heed(self, stopping: Callable[[], bool]) -> None:
+        if stopping():
+            self.stop()
 
     @property
     def last(self) -> int:
         """The number of iterations after which the training ends."""
-        return self._last
+        return self._end.last
 
     # --- events --------------------------------------------------------------------------------------
 
@@ -165,6 +165,7 @@ class Coordinator:
                 yield from self._receive(job, message)
             case Finished(job):
                 self._finished.add(job.name)  # its part of the state came before
+                self._end.finished(job)
             case Lost(job, reason):
                 yield Notice(f"{job.name} was lost: {reason}")
                 yield from self._recover(job, reason, event.details if event.raised else "")
@@ -175,17 +176,14 @@ class Coordinator:
                 except UsageError as error:  # nobody can replace it
                     raise LostWorker(f"{job.name} hangs since {seconds:.0f} s {where}. {error}") from error
 
-    @property
-    def _in_vain(self) -> bool:
-        """Whether no state comes any more.
+    def _check_alive(self) -> None:
+        """Whether a state can still come.
 
         Raises:
-            LostWorker: although nobody stopped the workers.
+            LostWorker: it cannot.
         """
-        ended = len(self._finished) == len(self._workers.jobs)
-        if ended and self._stop_at is None:
+        if len(self._finished) == len(self._workers.jobs):
             raise LostWorker(f"all workers ended, but no whole state came after iteration {self._saved.iteration}")
-        return self._stop_at is not None and (ended or time.monotonic() > self._stop_at)
 
     def _receive(self, job: Job, message: Message) -> Iterator[Told]:
         fields = message.fields
@@ -199,14 +197,12 @@ class Coordinator:
             case "snapshot":
                 part = Part(fields["lowest"], message.arrays)
                 self._parts.setdefault(fields["iteration"], {})[job.name] = part
+            case "hold":
+                self._end.hear(job, fields["begun"])
             case "missed" if fields["iteration"] == self._wanted:
                 self._wanted = None
             case "failures":
-                for failure in fields["failures"]:
-                    yield Notice(
-                        f"{job.name}: environment {failure['index']} failed in {failure['doing']}: "
-                        f"{failure['error']}, at {failure['line']}; its episode was truncated"
-                    )
+                yield from map(partial(_failed_environment, job), fields["failures"])
         yield from self._save_if_whole()
 
     def _rows(self, first: int, rows: list[Row]) -> Rows:
@@ -217,7 +213,7 @@ class Coordinator:
         if self._iteration > self._furthest:  # what fails in one iteration does so each time that it is come to
             self._furthest = self._iteration
             self._restarts.clear()
-        if self._iteration == self._last:
+        if self._iteration == self.last:
             self._end_update()
         return Rows(first, [{name: np.float32(value) for name, value in row.items()} for row in rows])
 
@@ -225,7 +221,7 @@ class Coordinator:
         """The group with the update alone cannot know that no gradients come any more."""
         update = self._partition.holder("update")
         if update.fragments == ("update",):
-            self._workers.send(update.name, "snapshot", {"iteration": self._last, "final": True})
+            self._workers.send(update.name, "snapshot", {"iteration": self.last, "final": True})
 
     def _save_if_whole(self) -> Iterator[Told]:
         for iteration, parts in sorted(self._parts.items()):
@@ -239,12 +235,12 @@ class Coordinator:
                 continue
             self._saved, self._restored = Saved(iteration, state), True
             yield self._saved
-            self._done = iteration >= self._last
+            self._done = iteration >= self.last
             return
 
     @property
     def _answering(self) -> set[str]:
-        """Jobs that have a part of the state."""
+        """Jobs that have a part of the state, so that they must end after the same iteration."""
         return {job.name for job in self._workers.jobs if self._has_part(self._group(job))}
 
     def _has_part(self, group: Group) -> bool:
@@ -280,6 +276,7 @@ class Coordinator:
             "meet": self._meeting,
         }
         self._finished.discard(job.name)
+        self._end.tell(job)  # before it begins, so that it begins nothing that it must not
         self._workers.send(job, "begin", fields, arrays)
 
     def _recover(self, job: Job, reason: str, details: str) -> Iterator[Told]:
@@ -291,8 +288,6 @@ class Coordinator:
         if replaceable(self._partition, self._group(job)):
             self._attempts[job.name] = self._attempts.get(job.name, 0) + 1
             self._begin(self._workers.replace(job))
-            if self._stop_at is not None:
-                self._workers.send(job.name, "stop", {"iteration": self._last})
             if self._wanted is not None:
                 self._workers.send(job.name, "snapshot", {"iteration": self._wanted})
             yield Notice(f"{job.name} was replaced; the training goes on")
@@ -308,10 +303,9 @@ class Coordinator:
         self._wanted = None
         self._iteration = self._saved.iteration
         self._began, self._goes_on = self._saved.iteration, self._restored or self._keeps
+        self._end.begin_again()
         for job in self._workers.jobs:
             self._begin(self._workers.replace(job))
-        if self._stop_at is not None:
-            self._workers.send(ALL, "stop", {"iteration": self._last})
         yield Rewound(self._saved.iteration)
         yield Notice(f"all workers begin again after iteration {self._saved.iteration}")
 
@@ -322,6 +316,13 @@ class Coordinator:
 
     def _group(self, job: Job) -> Group:
         return next(group for group in self._partition.groups if group.name == job.group)
+
+
+def _failed_environment(job: Job, failure: dict[str, Any]) -> Notice:
+    return Notice(
+        f"{job.name}: environment {failure['index']} failed in {failure['doing']}: "
+        f"{failure['error']}, at {failure['line']}; its episode was truncated"
+    )
 
 
 def free_address() -> str:

@@ -16,13 +16,14 @@ from jaxtyping import Array, PyTree
 
 from rollmill.dataflow import Graph, State
 from rollmill.execution.advance import Window, advance
+from rollmill.execution.groups.ending import Ending
 from rollmill.execution.groups.orders import Orders
 from rollmill.execution.one_program import Program, lower
 from rollmill.execution.workers import Control, Job, Message
 from rollmill.record import from_host, to_host
 
 STRIDE = 8
-"""Checkpoints and ends lie at multiples of it, because iterations are dispatched ahead of the host."""
+"""Checkpoints lie at multiples of it, because iterations are dispatched ahead of the host."""
 
 
 def run_on_mesh(job: Job, control: Control, *, graph: Callable[[], Graph], processes: int) -> None:
@@ -40,22 +41,19 @@ def run_on_mesh(job: Job, control: Control, *, graph: Callable[[], Graph], proce
     _join(job, begin, processes)
     control.at("compiling", expect=1800)
     built = graph()
+    first, last = int(begin.fields["first"]), built.loops.iterations
+    orders, ending = Orders(control), Ending(control, begun=first, planned=last)
     program = lower(built, seeds=(job.settings["seed"],), devices=_devices(), unroll=job.settings["unroll"])
-    first = int(begin.fields["first"])
     state = program.start() if not begin.arrays else _placed(program, begin)
-    orders = Orders(control, built.loops.iterations)
     control.at("training", expect=300)
-    windows = advance(program, state, first=first, until=built.loops.iterations, stride=STRIDE)
-    if orders.wants(first):
-        _send_state(job, control, first, state)
-    for window in windows:
+    for window in advance(program, state, first=first, until=last, stride=STRIDE, admit=ending.admit):
         control.at("training")
         _tell(job, control, window)
-        if orders.wants(window.last) or window.last >= orders.last:
-            _send_state(job, control, window.last, window.after)
+        first, state = window.last, window.after
+        if orders.wants(first):
+            _send_state(job, control, first, state)
             orders.answered()
-        if window.last >= orders.last:
-            return
+    _send_state(job, control, first, state)
 
 
 def _join(job: Job, begin: Message, processes: int) -> None:

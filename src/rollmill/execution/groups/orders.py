@@ -1,33 +1,15 @@
-"""What the coordinator asked a replica for: to stop after an iteration, to send its part of a checkpoint."""
+"""What the coordinator asked a replica for: its part of a checkpoint."""
 
-from collections.abc import Callable
-from typing import TypeVar
-
-from rollmill.channels import TimedOut
 from rollmill.execution.workers import Control, Message
-
-PATIENCE = 0.2
-"""Seconds of waiting between two looks at the orders."""
-
-T = TypeVar("T")
 
 
 class Orders:
-    """The newest orders of each kind."""
+    """The newest order."""
 
-    def __init__(self, control: Control, iterations: int) -> None:
-        """`iterations` are planned; `control` is the line to the coordinator."""
+    def __init__(self, control: Control) -> None:
         self._control = control
-        self._planned = iterations
         self._snapshot: int | None = None
         self._final = False
-
-    @property
-    def last(self) -> int:
-        """The iteration before which the training ends."""
-        if stop := self._control.latest("stop"):
-            self._planned = min(self._planned, int(stop.fields["iteration"]))
-        return self._planned
 
     def wants(self, iteration: int) -> bool:
         """Whether the state before this iteration is wanted for a checkpoint; it may have been missed."""
@@ -61,12 +43,3 @@ class Orders:
 
     def _take(self, wanted: Message) -> None:
         self._snapshot, self._final = int(wanted.fields["iteration"]), bool(wanted.fields.get("final"))
-
-
-def patiently(wait: Callable[[float], T], meanwhile: Callable[[], None]) -> T:
-    """Waits as long as it takes, and looks around from time to time: `meanwhile` may raise to end it."""
-    while True:
-        try:
-            return wait(PATIENCE)
-        except TimedOut:
-            meanwhile()

@@ -25,10 +25,11 @@ from rollmill.dataflow import (
     with_environment_elsewhere,
 )
 from rollmill.execution.groups.collecting import CompiledCollecting, LaneCollecting, opened, reopened
+from rollmill.execution.groups.ending import Ending
 from rollmill.execution.groups.exchange import MeanOverReplicas, Parameters
 from rollmill.execution.groups.lag import metrics_of
 from rollmill.execution.groups.learning import CompiledLearning, LearningInPieces, Row
-from rollmill.execution.groups.orders import Orders, patiently
+from rollmill.execution.groups.orders import Orders
 from rollmill.execution.groups.seat import Seat
 from rollmill.execution.groups.serving import Over, Serving, host_stepper
 from rollmill.execution.groups.shapes import (
@@ -75,23 +76,24 @@ class _Replica:
     """A replica that goes through iterations."""
 
     def __init__(self, seat: Seat) -> None:
-        self._seat, self._orders = seat, Orders(seat.control, seat.graph.loops.iterations)
+        self._seat, self._orders = seat, Orders(seat.control)
         self._longest, self._expected = 0.0, COMPILE_SECONDS
         group, apart = seat.group, seat.partition.apart
         seat.control.at("starting", expect=600)
         serves = group.has("environment") and not group.has("policy")
-        self._serving = Serving(seat, self._orders) if serves else None
+        self._serving = Serving(seat) if serves else None
         self._collects = _collecting(seat) if group.has("policy") else None
         sends = group.has("policy") and not group.has("gradients")
-        self._outgoing = _Outgoing(seat, self._orders) if sends else None
+        self._outgoing = _Outgoing(seat) if sends else None
         self._learner = _Learner(seat) if group.has("gradients") else None
         self._incoming = _Incoming(seat) if group.has("gradients") and apart("policy", "gradients") else None
 
     def run(self) -> None:
         """Until the training ends, or, where nobody is waited for, until it is ended."""
         iteration = first = self._first
+        ending = Ending(self._seat.control, begun=first, planned=self._seat.graph.loops.iterations)
         with contextlib.suppress(Over):
-            while self._seat.endless or iteration < self._orders.last:
+            while self._seat.endless or ending.admit(iteration):
                 if not self._seat.endless and self._orders.wants(iteration):
                     self._send_snapshot(iteration)
                 began = time.monotonic()
@@ -115,7 +117,7 @@ class _Replica:
         if self._learner is not None:
             self._learner.begin(iteration)
         if self._serving is not None:
-            self._serving(iteration)
+            self._serving()
         trajectory: Trajectory | None = None
         lags: list[int] | None = None
         if self._collects is not None:
@@ -201,8 +203,8 @@ def _distant_lanes(seat: Seat, graph: Graph) -> tuple[list[Lane], list[Collector
 class _Outgoing:
     """Trajectories go to the group with the gradients, weights come from there."""
 
-    def __init__(self, seat: Seat, orders: Orders) -> None:
-        self._seat, self._orders = seat, orders
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
         learners, self._targets = seat.peers("gradients")
         width = len(seat.index) // len(self._targets)
         self._layout = trajectory_layout(seat.flow, width)
@@ -231,8 +233,8 @@ class _Outgoing:
     def weights(self, iteration: int) -> _Weights:
         """Of this iteration, or the newest there are."""
         at_least = iteration if self._seat.group.synchronous else self._seat.first
-        read = lambda wait: self._weights.read(at_least=at_least, timeout=wait)
-        found = patiently(read, partial(self._look_around, iteration))
+        self._seat.control.at("waiting for weights")
+        found = self._weights.read(at_least=at_least)
         return _Weights(found.tree, found.version)
 
     def send(self, trajectory: Trajectory, version: int, iteration: int) -> None:
@@ -244,11 +246,6 @@ class _Outgoing:
             tree = jax.tree.map(np.asarray, part)
             self._seat.control.at("waiting for room to send a trajectory")
             self._sender.send(tree, version=version, iteration=iteration, target=target)
-
-    def _look_around(self, iteration: int) -> None:
-        self._seat.control.at("waiting for weights")
-        if self._seat.group.synchronous and iteration >= self._orders.last:
-            raise Over
 
 
 def _parts(trajectory: Trajectory, count: int) -> list[Trajectory]:

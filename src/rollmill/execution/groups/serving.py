@@ -9,7 +9,6 @@ import numpy as np
 from rollmill.channels import ChannelClosed, Receiver, Sender
 from rollmill.core.types import HostFailure
 from rollmill.dataflow import Collector, Turn
-from rollmill.execution.groups.orders import Orders, patiently
 from rollmill.execution.groups.seat import Seat
 from rollmill.execution.groups.shapes import (
     Link,
@@ -30,7 +29,7 @@ from rollmill.execution.groups.stepping import (
 
 
 class Over(Exception):
-    """The training ended before this iteration."""
+    """Nobody asks for steps any more."""
 
 
 class _Served(NamedTuple):
@@ -44,8 +43,8 @@ class _Served(NamedTuple):
 class Serving:
     """Steps the environments of this replica for whoever holds the policy."""
 
-    def __init__(self, seat: Seat, orders: Orders) -> None:
-        self._seat, self._orders = seat, orders
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
         policies = seat.partition.holder("policy")
         own = [
             link
@@ -60,16 +59,16 @@ class Serving:
         self._asked = [self._count(served) for served in self._served]
         self._skipped = [asked - min(self._asked) // self._steps * self._steps for asked in self._asked]
 
-    def __call__(self, iteration: int) -> None:
+    def __call__(self) -> None:
         """One iteration's steps, in every link, or what an earlier holder of this seat left of it.
 
         Raises:
-            Over: the training ends before this iteration.
+            Over: those who ask for steps have ended.
         """
         for step in range(self._steps):
             for n in range(len(self._served)):
                 if step >= self._skipped[n]:
-                    self._turn(n, iteration)
+                    self._turn(n)
         self._skipped = [0] * len(self._served)
 
     @property
@@ -89,13 +88,11 @@ class Serving:
         """What a checkpoint keeps."""
         return environment_part([served.stepper.state() for served in self._served])
 
-    def _turn(self, n: int, iteration: int) -> None:
+    def _turn(self, n: int) -> None:
         served, control = self._served[n], self._seat.control
         control.at("waiting for actions")
-        source = served.link.policy
-        receive = lambda wait: served.requests.receive(source=source, timeout=wait)
         try:
-            with patiently(receive, lambda: self._look_around(iteration)) as message:
+            with served.requests.receive(source=served.link.policy) as message:
                 request = message.copy()
         except ChannelClosed as closed:  # between hosts, a policy that has ended closes what it asked through
             raise Over from closed
@@ -108,11 +105,6 @@ class Serving:
     def _reply(self, served: _Served, turn: Turn, flags: int = 0) -> None:
         self._seat.control.at("waiting for room to send timesteps")
         served.turns.send(turn, flags=flags, target=served.link.policy)
-
-    def _look_around(self, iteration: int) -> None:
-        self._seat.control.at("waiting for actions")
-        if not self._seat.endless and iteration >= self._orders.last:
-            raise Over
 
     # --- beginning, and after a loss -------------------------------------------------------------------
 

@@ -12,14 +12,18 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from rollmill.channels import ChannelClosed, Message, Receiver
+from rollmill.channels import ChannelClosed, Message, Receiver, TimedOut
 from rollmill.dataflow import Learner, start_learner
+from rollmill.execution.groups.ending import Ending
 from rollmill.execution.groups.exchange import LAST
 from rollmill.execution.groups.lag import Lag
-from rollmill.execution.groups.orders import Orders, patiently
+from rollmill.execution.groups.orders import Orders
 from rollmill.execution.groups.seat import Seat
 from rollmill.execution.groups.shapes import gradients_layout, parameters_layout
 from rollmill.execution.groups.snapshots import learner_part, restored_learner
+
+PATIENCE = 0.2
+"""Seconds of waiting between two looks at the orders."""
 
 
 class Ended(Exception):
@@ -29,14 +33,13 @@ class Ended(Exception):
 def run_update(seat: Seat) -> None:
     """Applies gradients until the training ends."""
     senders = seat.partition.holder("gradients")
-    orders = Orders(seat.control, seat.graph.loops.iterations)
     sources = range(senders.replicas)
     gradients = seat.wire.receiver("gradients", sources=sources, target=0, layout=gradients_layout(seat.flow))
     parameters = seat.wire.newest_writer(
         "parameters", layout=parameters_layout(seat.flow), readers=senders.replicas
     )
     learner = restored_learner(seat, seat.flow.state.learner)
-    updating = _Updating(seat, orders, learner)
+    updating = _Updating(seat, learner)
     parameters.publish(updating.parameters, version=0)
     with contextlib.suppress(Ended):
         while True:
@@ -47,18 +50,22 @@ def run_update(seat: Seat) -> None:
 
 
 def _next(gradients: Receiver, updating: "_Updating") -> Message:
-    try:
-        return patiently(lambda wait: gradients.receive(timeout=wait), updating.look_around)
-    except ChannelClosed:  # between hosts, workers that have ended close what they sent through
-        updating.await_end()
+    while True:
+        try:
+            return gradients.receive(timeout=PATIENCE)
+        except TimedOut:
+            updating.look_around()
+        except ChannelClosed:  # between hosts, workers that have ended close what they sent through
+            updating.await_end()
 
 
 class _Updating:
     """The learner, and what has happened to it."""
 
-    def __init__(self, seat: Seat, orders: Orders, learner: Learner | None) -> None:
+    def __init__(self, seat: Seat, learner: Learner | None) -> None:
         graph, senders = seat.graph, seat.partition.holder("gradients")
-        self._seat, self._orders = seat, orders
+        self._seat, self._orders = seat, Orders(seat.control)
+        self._ending = Ending(seat.control, begun=seat.first, planned=graph.loops.iterations)
         self._learner = jax.jit(partial(start_learner, graph))(seat.key) if learner is None else learner
         self._asynchronous = not senders.synchronous
         self._share = 1.0 / senders.replicas if self._asynchronous else 1.0
@@ -81,12 +88,12 @@ class _Updating:
             Ended: the training is over, and its last state was sent.
         """
         header = message.header
-        if self._asynchronous and self._iteration >= self._orders.last:
+        if not self._asynchronous and header.iteration > self._iteration:
+            self._iteration, self._whole = header.iteration, True
+        if self._whole and not self._ending.admit(self._iteration):
             self.look_around()  # workers go on sending until they are ended, and may leave no time to wait
             return
         self._seat.control.at("updating")
-        if not self._asynchronous and header.iteration > self._iteration:
-            self._iteration, self._whole = header.iteration, True
         if self._whole and self._orders.wants(self._iteration):
             self._send_snapshot()
         slopes, metrics = message.copy()

@@ -23,7 +23,7 @@ class WaitingIsProgress:
         self._control = control
         self._note, self._expect = "working", 0.0
         self.send, self.latest, self.wait = control.send, control.latest, control.wait
-        self.check = control.check
+        self.check, self.answer = control.check, control.answer
 
     def at(self, note: str, *, expect: Seconds = 0.0) -> None:
         """See `Control`."""

@@ -1,6 +1,6 @@
 """What a worker's function may rely on, whether it runs in a process or in a thread."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -41,6 +41,15 @@ class Control(Protocol):
         Raises:
             Abandoned: the coordinator wants this worker to stop.
             TimedOut: none came in time.
+        """
+        ...
+
+    def answer(self, kind: str, reply: Callable[[Message], Mapping[str, Any]]) -> None:
+        """From now on, answers each message of that kind at once, whatever the worker's main thread does.
+
+        Args:
+            kind: of the messages, and of the answers.
+            reply: the fields of an answer. It is called in another thread, and should not wait.
         """
         ...
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 
 from rollmill.channels import Abandoned, TimedOut
 from rollmill.core.errors import UsageError
@@ -20,19 +21,27 @@ class Mailbox:
         self._untaken: dict[str, deque[Message]] = {}
         self._untaken_bytes: Counter[str] = Counter()
         self._changed = threading.Condition()
+        self._answers: dict[str, Callable[[Message], None]] = {}
         self._overflowing: str | None = None
         self.stopping = False
 
     def put(self, message: Message) -> None:
         """Adds a message; where too many of its kind lie untaken, the worker gets an error instead."""
         with self._changed:
-            of_kind = self._untaken.setdefault(message.kind, deque())
-            if len(of_kind) >= MOST_UNTAKEN or self._untaken_bytes[message.kind] > MOST_UNTAKEN_BYTES:
-                self._overflowing = message.kind
-            else:
-                of_kind.append(message)
-                self._untaken_bytes[message.kind] += size_of(message)
-            self._changed.notify_all()
+            answer = self._answers.get(message.kind)
+            if answer is None:
+                self._keep(message)
+        if answer is not None:
+            answer(message)
+
+    def answer(self, kind: str, answer: Callable[[Message], None]) -> None:
+        """Has messages of that kind given to `answer` as soon as they are put; those that are here, at once."""
+        with self._changed:
+            self._answers[kind] = answer
+            here = self._untaken.pop(kind, ())
+            del self._untaken_bytes[kind]
+        for message in here:
+            answer(message)
 
     def stop(self) -> None:
         """From now on, whoever waits is abandoned."""
@@ -71,3 +80,12 @@ class Mailbox:
                 if left is not None and left <= 0:
                     raise TimedOut(f"no message of kind {kind!r} came within {timeout} s.")
                 self._changed.wait(left)
+
+    def _keep(self, message: Message) -> None:
+        of_kind = self._untaken.setdefault(message.kind, deque())
+        if len(of_kind) >= MOST_UNTAKEN or self._untaken_bytes[message.kind] > MOST_UNTAKEN_BYTES:
+            self._overflowing = message.kind
+        else:
+            of_kind.append(message)
+            self._untaken_bytes[message.kind] += size_of(message)
+        self._changed.notify_all()

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -56,6 +56,13 @@ class LocalControl:
         """See `Control`."""
         with self._worker.pulse.idle(f"waiting for {kind!r}"):
             return self._worker.mailbox.wait(kind, timeout)
+
+    def answer(self, kind: str, reply: Callable[[Message], Mapping[str, Any]]) -> None:
+        """See `Control`."""
+        post = self._supervisor.post
+        self._worker.mailbox.answer(
+            kind, lambda message: post(self._worker, outgoing(kind, reply(message), NOTHING))
+        )
 
     def at(self, note: str, *, expect: Seconds = 0.0) -> None:
         """See `Control`."""
@@ -196,6 +203,11 @@ class ThreadSupervisor:
         with self._changed:
             while worker.unread_bytes > MOST_UNREAD and not worker.dismissed:
                 self._changed.wait()
+        self.post(worker, message)
+
+    def post(self, worker: _Worker, message: Message) -> None:
+        """Notes a worker's message, from any thread, however many lie unread."""
+        with self._changed:
             worker.unread_bytes += size_of(message)
         self._note(worker, Received(worker.job, message))
 

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,10 @@ class SocketControl:
         with self._pulse.idle(f"waiting for {kind!r}"):
             return self._mailbox.wait(kind, timeout)
 
+    def answer(self, kind: str, reply: Callable[[Message], Mapping[str, Any]]) -> None:
+        """See `Control`."""
+        self._mailbox.answer(kind, lambda message: self.tell(outgoing(kind, reply(message), NOTHING)))
+
     def at(self, note: str, *, expect: Seconds = 0.0) -> None:
         """See `Control`."""
         self._pulse.note(note, expect)
@@ -94,7 +98,7 @@ class SocketControl:
 
     def listen(self) -> None:
         """Takes what the coordinator sends; ends this process once it is gone."""
-        with contextlib.suppress(OSError, Damaged):
+        with contextlib.suppress(OSError, Damaged, Abandoned):
             while (message := receive_frame(self._peer)) is not None:
                 if message.kind == ".stop":
                     self._mailbox.stop()
