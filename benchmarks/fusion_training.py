@@ -30,8 +30,7 @@ from rollmill.execution import advance, lower
 from rollmill.fusion import GradientLaunch, first_batch, fused_gradients, run_gradients_kernel
 
 REPEATS = 9
-PROGRAMS = (132, 264, 528)
-BLOCKS = ((32, 1), (32, 2), (64, 4), (128, 4), (128, 8))
+LAUNCHES = ((132, 128, 8), (264, 64, 4), (528, 64, 4))
 
 
 def graph_of(num_envs: int, num_steps: int, *, shared: bool, num_minibatches: int = 4, iterations: int = 1):
@@ -62,10 +61,10 @@ def gradients(num_samples: int, *, shared: bool, numerics: list[str]) -> dict[st
     functions = {
         ("xla", ""): lambda learner, batch, rows: gradients_of_rows(graph, batch, identity)(learner, rows)
     }
-    for name, programs, block in itertools.product(numerics, PROGRAMS, BLOCKS):
-        run = partial(run_gradients_kernel, launch=GradientLaunch(programs, *block), numerics=name)
-        functions[name, f"{programs} programs, {block[0]} x {block[1]}"] = lambda learner, batch, rows, run=run: (
-            fused_gradients(graph, batch, identity, run=run)(learner, rows)
+    for name, launch in itertools.product(numerics, map(GradientLaunch._make, LAUNCHES)):
+        run = partial(run_gradients_kernel, launch=launch, numerics=name)
+        functions[name, f"{launch.programs} programs, {launch.block} x {launch.num_warps}"] = (
+            lambda learner, batch, rows, run=run: fused_gradients(graph, batch, identity, run=run)(learner, rows)
         )
     functions = compiled(functions, arguments)
     seconds = timed_in_turns(functions, arguments)
@@ -98,9 +97,8 @@ def training(
 ) -> dict[str, Any]:
     graph = graph_of(num_envs, num_steps, shared=shared, iterations=iterations * (REPEATS + 1))
     sides = {"xla": {"fusion": "off"}}
-    sides |= {
-        f"{how}, {name}": {"fusion": how, "numerics": name} for how in ("rollout", "full") for name in numerics
-    }
+    sides["rollout"] = {"fusion": "rollout", "numerics": numerics[0]}
+    sides |= {f"full, {name}": {"fusion": "full", "numerics": name} for name in numerics}
     programs = {}
     for name, options in sides.items():
         began = time.perf_counter()
@@ -145,7 +143,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["4096x128", "65536x64"])
     parser.add_argument("--torsos", nargs="+", choices=("shared", "separate"), default=["shared", "separate"])
     parser.add_argument("--numerics", nargs="+", default=["tf32", "bfloat16"])
-    parser.add_argument("--iterations", type=int, default=5, help="of each turn")
+    parser.add_argument("--iterations", type=int, default=20, help="of each turn")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     found: dict[str, Any] = {}

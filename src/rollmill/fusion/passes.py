@@ -10,6 +10,9 @@ from typing import NamedTuple
 from rollmill.fusion.accumulators import Accumulators, Tile
 from rollmill.fusion.ir import Node, Program
 
+CHEAP = ("input", "uniform", "splat", "stack")
+"""Rows that cost nothing to have twice."""
+
 
 class Term(NamedTuple):
     """A number of each sample, times a factor."""
@@ -60,7 +63,7 @@ def _products(program: Program) -> dict[Node, int]:
         bits = 0
         for operand in node.operands:
             bits |= found[operand]
-        if node.width is not None and node.op not in ("input", "uniform", "splat"):
+        if node.width is not None and node.op not in CHEAP:
             bits |= 1 << count
             count += 1
         found[node] = bits

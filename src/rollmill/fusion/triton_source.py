@@ -24,6 +24,9 @@ FEWEST_COLUMNS = 16
 
 ZERO, ONE = "tl.zeros([BLOCK], tl.float32)", "tl.full([BLOCK], 1.0, tl.float32)"
 
+SEPARATOR = "; "
+"""Between names of which a node has several."""
+
 Names: TypeAlias = Mapping[Node, str]
 """Of what is written."""
 
@@ -150,7 +153,7 @@ class Writer:
             case "loop":
                 return self._loop(node.attributes[0], operands)
             case "item":
-                return operands[0].split()[node.attributes[0]]
+                return operands[0].split(SEPARATOR)[node.attributes[0]]
             case "dot":
                 return self._dot(node, operands[0])
             case "stack":
@@ -173,7 +176,7 @@ class Writer:
         at = node.operands.index(product)
         addend = self._narrow.first[product]
         more = ONE if addend is None or addend.scalar is None else operands[1 - at]
-        return self._first(product, [*operands[at].split(), more])
+        return self._first(product, [*operands[at].split(SEPARATOR), more])
 
     def _assign(self, text: str) -> str:
         name = self.fresh()
@@ -279,7 +282,7 @@ class Writer:
 
     def _stack(self, node: Node, operands: list[str]) -> str:
         if node in self._scattered:
-            return " ".join(operands)
+            return SEPARATOR.join(operands)
         column = self.columns(node.width or 0)
         name = self._assign(f"tl.zeros({self._shape(node)}, {TYPES[node.dtype.name]})")
         for place, operand in enumerate(operands):
@@ -290,11 +293,11 @@ class Writer:
         slot, rows, size, start, transposed = node.attributes
         source, width = node.operands[0], node.width or 0
         if node in self._narrow.first:
-            return operand if self._narrow.first[node] is not None else self._first(node, operand.split())
+            return operand if self._narrow.first[node] is not None else self._first(node, operand.split(SEPARATOR))
         if source in self._scattered:
             stride = (1, rows) if transposed else (size, 1)
             own = [self._row(slot, row * stride[0] + start * stride[1], width, stride[1]) for row in range(rows)]
-            parts = (f"{name}[:, None] * {row}" for name, row in zip(operand.split(), own, strict=True))
+            parts = (f"{name}[:, None] * {row}" for name, row in zip(operand.split(SEPARATOR), own, strict=True))
             return self._assign(" + ".join(parts))
         matrix = self._matrix(slot, rows, size, start, width, transposed=transposed)
         return self._assign(self.product(self.masked(source, operand, "0.0"), matrix))
@@ -368,7 +371,7 @@ class Writer:
         return matrix
 
     def _loop(self, loop: Loop, operands: list[str]) -> str:
-        """Returns the names of the carried numbers, separated by spaces."""
+        """Returns the names of the carried numbers, separated."""
         count, middle = len(loop.body.outputs), len(loop.body.inputs)
         carried = []
         for name, node in zip(operands, loop.body.outputs, strict=False):
@@ -388,7 +391,7 @@ class Writer:
             self._replace(carried, self.write(loop.body, inputs))
             self.deeper(-1)
             self._tiles = tiles
-            return " ".join(carried)
+            return SEPARATOR.join(carried)
         asked = [*carried, *operands[middle:]]
         going = self._assign(self.write(loop.condition, asked)[0])
         self.line(f"while tl.max({going}.to(tl.int32), axis=0) != 0:")
@@ -398,7 +401,7 @@ class Writer:
         self.line(f"{going} = {self.write(loop.condition, asked)[0]}")
         self.deeper(-1)
         self._tiles = tiles
-        return " ".join(carried)
+        return SEPARATOR.join(carried)
 
     def _replace(self, carried: list[str], after: list[str], going: str = "", loop: Loop | None = None) -> None:
         """Gives the carried numbers their values after a turn, all at once."""

@@ -30,10 +30,8 @@ from rollmill.fusion.tracing import traced
 from rollmill.fusion.triton_source import Numerics
 
 ROLLOUTS = (Launch(16, 1), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4))
-BLOCKS = ((32, 2), (64, 4), (128, 4), (128, 8))
-"""Samples of a block and its warps, where gradients are summed."""
-PROGRAMS = (1, 2, 4)
-"""On each multiprocessor of the chip."""
+GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
+"""Programs on each multiprocessor of the chip, samples of a block and its warps, where gradients are summed."""
 
 
 def tune_rollout(
@@ -93,4 +91,4 @@ def tune_descent(graph: Graph, learner: Learner, batch: Batch, rows: Array, nume
 def gradient_launches(device: Any) -> list[GradientLaunch]:
     """What is tried on a device."""
     processors = getattr(device, "core_count", None) or 128
-    return [GradientLaunch(processors * n, *block) for block in BLOCKS for n in PROGRAMS]
+    return [GradientLaunch(processors * n, *block) for n, *block in GRADIENTS]
