@@ -18,7 +18,7 @@ from rollmill.fusion import (
     run_gradients_reference,
 )
 from rollmill.fusion.accumulators import accumulators_of
-from rollmill.fusion.gradients import Epoch, gradient_kernel
+from rollmill.fusion.gradients import Samples, gradient_kernel
 from rollmill.fusion.kernels import compiled
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -74,7 +74,12 @@ def learned_a_little(graph):
 
 def task_of(graph):
     learner, batch, rows = learned_a_little(graph)
-    return Epoch(graph, batch, identity).of_rows(rows.reshape(1, -1))(learner, jnp.int32(0))
+    samples = Samples(graph, batch, identity)
+    return samples.task(learner, first(samples.shuffled(rows.reshape(1, 1, -1))), jnp.int32(0))
+
+
+def first(tree):
+    return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -130,7 +135,7 @@ def kernel_of(case, numerics, launch):
 
 def an_epoch(graph, descents, learner, batch, rows):
     descent = descents(graph, batch, identity)
-    after, metrics = descent.epoch(descent.begin(learner), rows)
+    after, metrics = descent.epoch(descent.begin(learner), first(descent.shuffled(rows[None])))
     return descent.end(after), metrics
 
 

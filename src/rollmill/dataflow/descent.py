@@ -19,8 +19,10 @@ class Descent(NamedTuple):
 
     begin: Callable[[Learner], Any]
     """What is carried from epoch to epoch, of a learner."""
-    epoch: Callable[[Any, UInt32[Array, "M N"]], tuple[Any, Metrics]]
-    """What is carried after an epoch with these rows, and metrics `[M]`."""
+    shuffled: Callable[[UInt32[Array, "epochs M N"]], PyTree[Array]]
+    """What each epoch needs of its rows, for all epochs at once; leaves `[epochs, ...]`."""
+    epoch: Callable[[Any, PyTree[Array]], tuple[Any, Metrics]]
+    """What is carried after an epoch, of what it needs of its rows; and metrics `[M]`."""
     end: Callable[[Any], Learner]
     """The learner, of what is carried."""
 
@@ -48,8 +50,9 @@ def plain_descent(
             found = reduce(gradients_of(learner, rows))
         return _descended(graph, learner, *found)
 
-    unchanged = lambda learner: learner
-    return Descent(unchanged, lambda learner, rows: jax.lax.scan(minibatch_step, learner, rows), unchanged)
+    unchanged = lambda tree: tree
+    epoch = lambda learner, rows: jax.lax.scan(minibatch_step, learner, rows)
+    return Descent(unchanged, unchanged, epoch, unchanged)
 
 
 def learn_minibatch(

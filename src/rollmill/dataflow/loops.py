@@ -200,13 +200,14 @@ def learn(
     """`epochs` passes over the batch in shuffled minibatches; metrics are means over minibatches."""
     descent = (descents or plain_descent)(graph, batch, reduce)
 
-    def epoch_step(progress: _Progress, epoch) -> tuple[_Progress, tuple[Metrics, Float[Array, ""]]]:
-        rows = shuffled_rows(jax.random.fold_in(key, epoch), index, graph.loops)
-        after, metrics = descent.epoch(progress.carried, rows)
+    def epoch_step(progress: _Progress, shuffled) -> tuple[_Progress, tuple[Metrics, Float[Array, ""]]]:
+        after, metrics = descent.epoch(progress.carried, shuffled)
         return _after_epoch(graph, progress, after, metrics), (metrics, progress.learning.astype(jnp.float32))
 
     begin = _Progress(descent.begin(learner), jnp.asarray(True))
-    end, (metrics, learned) = jax.lax.scan(epoch_step, begin, jnp.arange(graph.loops.epochs))
+    rows_of = lambda epoch: shuffled_rows(jax.random.fold_in(key, epoch), index, graph.loops)
+    rows = jax.vmap(rows_of)(jnp.arange(graph.loops.epochs))
+    end, (metrics, learned) = jax.lax.scan(epoch_step, begin, descent.shuffled(rows))
     return descent.end(end.carried), over_epochs(metrics, learned)
 
 

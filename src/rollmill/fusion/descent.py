@@ -11,7 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree, UInt32
+from jaxtyping import Array, Float, Int, PyTree
 
 from rollmill.dataflow import (
     Batch,
@@ -24,7 +24,7 @@ from rollmill.dataflow import (
     all_finite,
     plain_descent,
 )
-from rollmill.fusion.gradients import Epoch, Run, fused_gradients
+from rollmill.fusion.gradients import Run, Samples, Shuffled, fused_gradients
 from rollmill.fusion.vector import as_vector, can_be_vector, cut
 
 UNROLLED = 4
@@ -36,8 +36,8 @@ def fused_descent(graph: Graph, batch: Batch, reduce: Reduce, *, run: Run) -> De
     network = graph.gradients.function.network
     like = jax.eval_shape(lambda key: network(graph.start_learner(key)), jax.random.key(0))
     if isinstance(graph.update.function, ElementwiseUpdate) and can_be_vector(like):
-        whole = _OneVector(graph, Epoch(graph, batch, reduce), like, reduce, run)
-        return Descent(whole.begin, whole.epoch, whole.end)
+        whole = _OneVector(graph, Samples(graph, batch, reduce), like, reduce, run)
+        return Descent(whole.begin, whole.samples.shuffled, whole.epoch, whole.end)
     gradients = lambda graph, batch, reduce: fused_gradients(graph, batch, reduce, run=run)
     return plain_descent(graph, batch, reduce, gradients=gradients)
 
@@ -46,9 +46,10 @@ class _OneVector:
     """A learner whose network is one vector."""
 
     def __init__(
-        self, graph: Graph, epoch: Epoch, like: PyTree[jax.ShapeDtypeStruct], reduce: Reduce, run: Run
+        self, graph: Graph, samples: Samples, like: PyTree[jax.ShapeDtypeStruct], reduce: Reduce, run: Run
     ) -> None:
-        self._graph, self._epoch, self._like, self._reduce, self._run = graph, epoch, like, reduce, run
+        self.samples = samples
+        self._graph, self._like, self._reduce, self._run = graph, like, reduce, run
         self._network = graph.gradients.function.network
 
     def begin(self, learner: Learner) -> Learner:
@@ -57,24 +58,24 @@ class _OneVector:
     def end(self, flat: Learner) -> Learner:
         return self._with_network(flat, cut(self._network(flat), self._like)[0])
 
-    def epoch(self, flat: Learner, rows: UInt32[Array, "M N"]) -> tuple[Learner, Metrics]:
-        task, names = self._epoch.of_rows(rows), []
+    def epoch(self, flat: Learner, shuffled: Shuffled) -> tuple[Learner, Metrics]:
+        names: list[str] = []
 
         def minibatch_step(flat: Learner, number: Int[Array, ""]) -> tuple[Learner, Float[Array, " metrics"]]:
             network, vector = cut(self._network(flat), self._like)
             learner = self._with_network(flat, network)
             with jax.named_scope("gradients"):
-                step, minibatch = task(learner, number, vector)
+                step, minibatch = self.samples.task(learner, shuffled, number, vector)
                 means = self._reduce(self._run(step, minibatch))
-                gradients, metrics = self._epoch.results(learner, step, means)
+                gradients, metrics = self.samples.results(learner, step, means)
             with jax.named_scope("update"):
                 advanced = self._graph.update.function(flat, as_vector(gradients))
             metrics = {**metrics, "finite/gradients": all_finite(means)}
             names[:] = metrics
             return advanced, jnp.stack(list(metrics.values()))
 
-        numbers = jnp.arange(rows.shape[0], dtype=jnp.int32)
-        flat, metrics = jax.lax.scan(minibatch_step, flat, numbers, unroll=min(UNROLLED, rows.shape[0]))
+        numbers = jnp.arange(len(shuffled.rows), dtype=jnp.int32)
+        flat, metrics = jax.lax.scan(minibatch_step, flat, numbers, unroll=min(UNROLLED, len(shuffled.rows)))
         return flat, {name: metrics[:, n] for n, name in enumerate(names)}
 
     def _with_network(self, learner: Learner, network: Any) -> Learner:

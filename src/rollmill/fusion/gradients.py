@@ -108,8 +108,17 @@ Run: TypeAlias = Callable[[GradientStep, Minibatch], Float[Array, " size"]]
 """The means over a minibatch of a step's results that are computed, one after the other."""
 
 
-class Epoch:
-    """The minibatches of an epoch, prepared for all of them at once."""
+class Shuffled(NamedTuple):
+    """What an epoch needs of its rows."""
+
+    rows: UInt32[Array, "*epochs M N"]
+    """Of each minibatch."""
+    own: dict[int, Array]
+    """Leaves `[*epochs, M, N, ...]` that were changed with regard to a whole minibatch, by their number."""
+
+
+class Samples:
+    """The samples of a batch, prepared for all epochs."""
 
     def __init__(self, graph: Graph, batch: Batch, reduce: Reduce) -> None:
         self._graph, self._reduce = graph, reduce
@@ -117,18 +126,17 @@ class Epoch:
         self._packed = pack(self._samples)
         self._sample = each_struct(self._samples)
 
-    def of_rows(self, rows: UInt32[Array, "M N"]) -> Callable[..., tuple[GradientStep, Minibatch]]:
-        """The function from a learner and the number of a minibatch to what is to be computed.
+    def shuffled(self, rows: UInt32[Array, "epochs M N"]) -> Shuffled:
+        """What the epochs need of their rows."""
+        own_of = partial(_own_leaves, self._graph, self._samples, reduce=self._reduce)
+        return Shuffled(rows, jax.vmap(jax.vmap(own_of))(rows))
 
-        It takes the vector that the learner's network is made of, too, where there is one.
-        """
-        own = jax.vmap(partial(_own_leaves, self._graph, self._samples, reduce=self._reduce))(rows)
-
-        def task(learner: Learner, number: Int[Array, ""], vector: Vector | None = None):
-            step = gradient_step(self._graph, learner, self._sample)
-            return step, Minibatch(number, self._packed, rows, own, vector)
-
-        return task
+    def task(
+        self, learner: Learner, shuffled: Shuffled, number: Int[Array, ""], vector: Vector | None = None
+    ) -> tuple[GradientStep, Minibatch]:
+        """What is to be computed for a minibatch of an epoch; `vector` is what the network is cut from."""
+        step = gradient_step(self._graph, learner, self._sample)
+        return step, Minibatch(number, self._packed, shuffled.rows, shuffled.own, vector)
 
     def results(
         self, learner: Learner, step: GradientStep, means: Float[Array, " size"]
@@ -142,11 +150,12 @@ def fused_gradients(
     graph: Graph, batch: Batch, reduce: Reduce, *, run: Run
 ) -> Callable[[Learner, UInt32[Array, " N"]], tuple[Weights, Metrics]]:
     """What `dataflow.gradients_of_rows` returns, by `run`."""
-    epoch = Epoch(graph, batch, reduce)
+    samples = Samples(graph, batch, reduce)
 
     def gradients(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Weights, Metrics]:
-        step, minibatch = epoch.of_rows(rows[None])(learner, jnp.int32(0))
-        return epoch.results(learner, step, run(step, minibatch))
+        only = jax.tree.map(lambda leaf: leaf[0], samples.shuffled(rows[None, None]))
+        step, minibatch = samples.task(learner, only, jnp.int32(0))
+        return samples.results(learner, step, run(step, minibatch))
 
     return gradients
 

@@ -21,7 +21,7 @@ from rollmill.dataflow import (
     plain_descent,
 )
 from rollmill.fusion.descent import fused_descent
-from rollmill.fusion.gradients import Epoch, GradientLaunch, gradient_kernel, run_gradients_kernel
+from rollmill.fusion.gradients import GradientLaunch, Samples, gradient_kernel, run_gradients_kernel
 from rollmill.fusion.kernels import Kernel
 from rollmill.fusion.leaves import each_struct, to_raw
 from rollmill.fusion.rollout import Launch, fused_collect, rollout_kernel, rollout_step, run_kernel
@@ -68,14 +68,16 @@ def tune_descent(graph: Graph, learner: Learner, batch: Batch, rows: Array, nume
     """
     run = lambda launch: partial(run_gradients_kernel, launch=launch, numerics=numerics)
     launches = gradient_launches(next(iter(rows.devices())))
+    first = partial(jax.tree.map, lambda leaf: leaf[0])
 
     def kernel(learner: Learner, batch: Batch, rows: Array) -> Kernel:
-        step, minibatch = Epoch(graph, batch, identity).of_rows(rows)(learner, jnp.int32(0))
+        samples = Samples(graph, batch, identity)
+        step, minibatch = samples.task(learner, first(samples.shuffled(rows[None])), jnp.int32(0))
         return gradient_kernel(step, minibatch, launch=launches[0], numerics=numerics)[0]
 
     def epoch(learner: Learner, batch: Batch, rows: Array, *, descents: ManyDescents) -> tuple[Learner, Metrics]:
         descent = descents(graph, batch, identity)
-        after, metrics = descent.epoch(descent.begin(learner), rows)
+        after, metrics = descent.epoch(descent.begin(learner), first(descent.shuffled(rows[None])))
         return descent.end(after), metrics
 
     return fastest(
