@@ -2,9 +2,9 @@
 
     python benchmarks/fusion_rollouts.py [--envs 4096 65536] [--environment CartPole-v1 Pendulum-v1]
 
-A rollout is 128 steps of a 64-64 tanh policy with shared torso, actions sampled; both sides start from the same
-state with the same weights and keys and write the same trajectory. The kernel's launch is the fastest of a few;
-sides take turns, and a figure is the median of several times of eight calls each.
+A rollout is 128 steps of a 64-64 tanh policy, with shared torso where one agent acts, actions sampled; both sides
+start from the same state with the same weights and keys and write the same trajectory. The kernel's launch is the
+fastest of a few; sides take turns, and a figure is the median of several times of eight calls each.
 Writes results/fusion-rollouts.json.
 """
 
@@ -33,10 +33,18 @@ EXACT = (64, 4)
 NETWORK = rollmill.NetworkConfig(shared_torso=True)
 
 
+def graph_of(environment: str, sizes: dict[str, int]):
+    """PPO with one torso, or MAPPO, whose actor is 64-64 as well, where there are several agents."""
+    env = rollmill.make(environment)
+    if environment.startswith("Tag"):
+        return rollmill.mappo(env, **sizes)
+    return rollmill.ppo(env, **sizes, network=NETWORK)
+
+
 def sides(environment: str, num_envs: int, numerics: list[str]) -> tuple[dict, tuple]:
     """Functions from weights, collector and key to a rollout, and what they are called with."""
     sizes = {"num_envs": num_envs, "num_steps": STEPS, "total_timesteps": num_envs * STEPS, "num_minibatches": 1}
-    graph = rollmill.ppo(rollmill.make(environment), **sizes, network=NETWORK)
+    graph = graph_of(environment, sizes)
     state = jax.jit(partial(start, graph))(jax.random.key(0), jnp.arange(num_envs, dtype=jnp.int32))
     arguments = graph.weights(state.learner), state.collector, jax.random.key(1)
     functions = {("xla", unroll): partial(collect, graph, unroll=unroll) for unroll in (1, 4)}

@@ -4,7 +4,7 @@
     python benchmarks/fusion_training.py training [--sizes 4096x128 65536x64]
 
 `gradients`: of one minibatch, samples gathered in the order of a shuffle, by the kernel with each of its launches
-and by XLA; and how far the kernel's gradients are from XLA's in float32, relative to the largest of each leaf.
+and by XLA; and how far the gradients are from those by XLA with exact products, relative to the largest of each leaf.
 
 `training`: whole iterations of 4 epochs of 4 minibatches on CartPole-v1, actor and critic 64-64 tanh, with one
 torso or two: left to XLA, with fused rollouts, and with fused rollouts and gradients. Every training is done twice
@@ -31,6 +31,8 @@ from rollmill.fusion import GradientLaunch, first_batch, fused_gradients, run_gr
 
 REPEATS = 9
 LAUNCHES = ((132, 128, 8), (264, 64, 4), (528, 64, 4))
+EXACT = (264, 64, 4)
+"""Of the exact kernel, which is there to be compared number by number."""
 
 
 def graph_of(num_envs: int, num_steps: int, *, shared: bool, num_minibatches: int = 4, iterations: int = 1):
@@ -58,18 +60,18 @@ def gradients(num_samples: int, *, shared: bool, numerics: list[str]) -> dict[st
         jax.random.key(1)
     )
     arguments = learner, batch, rows.astype(jnp.uint32)
-    functions = {
-        ("xla", ""): lambda learner, batch, rows: gradients_of_rows(graph, batch, identity)(learner, rows)
-    }
-    for name, launch in itertools.product(numerics, map(GradientLaunch._make, LAUNCHES)):
-        run = partial(run_gradients_kernel, launch=launch, numerics=name)
-        functions[name, f"{launch.programs} programs, {launch.block} x {launch.num_warps}"] = (
-            lambda learner, batch, rows, run=run: fused_gradients(graph, batch, identity, run=run)(learner, rows)
-        )
+    plain = lambda learner, batch, rows: gradients_of_rows(graph, batch, identity)(learner, rows)
+    functions = {("xla", ""): plain, ("xla, exact products", ""): jax.default_matmul_precision("highest")(plain)}
+    launches = [(name, launch) for name in numerics for launch in LAUNCHES if name != "float32"]
+    for name, launch in [*launches, ("float32", EXACT)]:
+        run = partial(run_gradients_kernel, launch=GradientLaunch(*launch), numerics=name)
+        functions[name, str(launch)] = lambda learner, batch, rows, run=run: fused_gradients(
+            graph, batch, identity, run=run
+        )(learner, rows)
     functions = compiled(functions, arguments)
     seconds = timed_in_turns(functions, arguments)
     results = {name: jax.device_get(function(*arguments)) for name, function in functions.items()}
-    right = results["xla", ""][0]
+    right = results["xla, exact products", ""][0]
     found: dict[str, Any] = {}
     for side in dict.fromkeys(name for name, _ in seconds):
         times = {variant: spread(runs)["median"] for (name, variant), runs in seconds.items() if name == side}
@@ -144,6 +146,7 @@ def main() -> None:
     parser.add_argument("--torsos", nargs="+", choices=("shared", "separate"), default=["shared", "separate"])
     parser.add_argument("--numerics", nargs="+", default=["tf32", "bfloat16"])
     parser.add_argument("--iterations", type=int, default=20, help="of each turn")
+    parser.add_argument("--name", help="of the result; fusion-gradients or fusion-training if left out")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     found: dict[str, Any] = {}
@@ -151,13 +154,13 @@ def main() -> None:
     for case, torso in itertools.product(cases, options.torsos):
         shared = torso == "shared"
         if options.what == "gradients":
-            result = gradients(case, shared=shared, numerics=[*options.numerics, "float32"])
+            result = gradients(case, shared=shared, numerics=options.numerics)
         else:
             num_envs, num_steps = map(int, case.split("x"))
             sizes = {"num_envs": num_envs, "num_steps": num_steps}
             result = training(**sizes, shared=shared, numerics=options.numerics, iterations=options.iterations)
         found[f"{case} {torso}"] = result
-        write_result(f"fusion-{options.what}", found, directory=options.output)
+        write_result(options.name or f"fusion-{options.what}", found, directory=options.output)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ def rollout_source(step: "RolloutStep", num_envs: int, block: int, numerics: Num
             writer.line(f"at{n} = step{n} + t.to(tl.int64) * (N * {size})")
     found = writer.write(program, [*inputs, *_turn(writer)])
     for n, leaf in enumerate(step.step):
-        _store(writer, f"at{n}", leaf, [found[place] for place in leaf.places], mask)
+        if leaf.places:
+            _store(writer, f"at{n}", leaf, [found[place] for place in leaf.places], mask)
     _advance(writer, step, changes, inputs, found)
     writer.deeper(-1)
     for n, (leaf, does) in enumerate(zip(step.carried, changes, strict=True)):
