@@ -4,7 +4,7 @@
     python benchmarks/fusion_training.py training [--sizes 4096x128 65536x64]
 
 `gradients`: of one minibatch, samples gathered in the order of a shuffle, by the kernel with each of its launches
-and by XLA; and how far the gradients are from those by XLA with exact products, relative to the largest of each leaf.
+and by XLA; and how far they are from those by XLA with exact products, relative to the largest of each leaf.
 
 `training`: whole iterations of 4 epochs of 4 minibatches on CartPole-v1, actor and critic 64-64 tanh, with one
 torso or two: left to XLA, with fused rollouts, and with fused rollouts and gradients. Every training is done twice

@@ -16,7 +16,7 @@ import jax
 from rollmill.fusion.kernels import Kernel, cache_folder
 from rollmill.fusion.refusals import CannotFuse
 
-REPEATS, CALLS = 5, 4
+REPEATS, CALLS = 5, 10
 
 
 class Tuned(NamedTuple):
