@@ -21,7 +21,8 @@ CHOICE = {"numerics": "tf32", "unroll": 1, "devices": [GPU], "num_seeds": 1}
 
 @pytest.fixture
 def rollouts_alone(monkeypatch):
-    """Gradients are left as they are: there is no GPU to time their kernel on."""
+    """Gradients are left as they are: there is no GPU to time their kernel on; no training is too short."""
+    monkeypatch.setattr(fusing, "WORTH_TUNING", 0)
     monkeypatch.setattr(fusing._Choice, "gradients", lambda self, plain: plain)
 
 
@@ -81,7 +82,27 @@ def test_what_cannot_be_fused_trains_all_the_same_and_says_why(rollouts_alone):
         lower(graph, fusion="rollout")
 
 
-def test_several_seeds_are_not_fused():
+def test_short_trainings_are_not_timed_first():
+    ways = choose_ways(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **CHOICE)
+    assert not ways.rollouts.fused and not ways.gradients.fused
+    assert ways.notes == [
+        "nothing is fused: for 512 environment steps it does not pay to find the fastest kernels; fusion=full "
+        "does so all the same"
+    ]
+
+
+def test_a_run_keeps_the_launches_that_it_began_with(monkeypatch):
+    monkeypatch.setattr(fusing, "tune_rollout", None)  # there is nothing to be timed
+    launches = {"rollouts": [32, 1], "gradients": None}
+    ways = choose_ways(graph_on(rollmill.make("CartPole-v1")), fusion="auto", launches=launches, **CHOICE)
+    assert ways.rollouts.fused and ways.rollouts.launch == (32, 1) and not ways.gradients.fused
+    assert ways.notes == [
+        "rollouts are one kernel (blocks of 32 environments, 1 warps each), as when this run began"
+    ]
+
+
+def test_several_seeds_are_not_fused(monkeypatch):
+    monkeypatch.setattr(fusing, "WORTH_TUNING", 0)
     graph = graph_on(rollmill.make("CartPole-v1"), iterations=1)
     with pytest.raises(UsageError, match="num_seeds=2 trains several seeds in one program"):
         lower(graph, fusion="rollout", seeds=(0, 1))

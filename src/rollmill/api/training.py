@@ -23,6 +23,7 @@ from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.machine import git_commit, hardware, versions
 from rollmill.dataflow import Graph
 from rollmill.execution import (
+    Launches,
     Program,
     Window,
     advance,
@@ -74,7 +75,7 @@ def train(
         display.note(f"run {run.root}")
         return train_with_workers(run, algorithm, plan, options, display, imports=imports)
     program = _compile(algorithm, plan, options, display)
-    run = _create(algorithm, options, imports, plan)
+    run = _create(algorithm, options, imports, plan, launches=program.launches)
     display.note(f"run {run.root}")
     return _train(run, algorithm, program, options, display)
 
@@ -115,7 +116,8 @@ def resume(
     plan = choose_plan(algorithm, options) if placement else read_plan_of(run, algorithm, options)
     if plan.place != "program":
         return train_with_workers(run, algorithm, plan, options, display, imports=imports)
-    program = _compile(algorithm, plan, options, display)
+    launches = None if placement else run.read_config().get("launches")
+    program = _compile(algorithm, plan, options, display, launches=launches)
     return _train(run, algorithm, program, options, display)
 
 
@@ -156,9 +158,16 @@ def read_options(run: RunDirectory) -> RunOptions:
     return replace(config_from_json(RunOptions, config["options"]), run_dir=run.root)
 
 
-def _create(algorithm: Graph, options: RunOptions, imports: Sequence[str], plan: Plan) -> RunDirectory:
+def _create(
+    algorithm: Graph,
+    options: RunOptions,
+    imports: Sequence[str],
+    plan: Plan,
+    *,
+    launches: Launches | None = None,
+) -> RunDirectory:
     """The run's directory; a name that the user did not choose gives way to one that exists."""
-    config, provenance = _config(algorithm, options, imports, plan), _provenance()
+    config, provenance = _config(algorithm, options, imports, plan, launches), _provenance()
     if options.run_dir is not None:
         return RunDirectory.create(Path(options.run_dir), config=config, versions=provenance)
     root = _name(algorithm, options)
@@ -173,13 +182,16 @@ def _name(algorithm: Graph, options: RunOptions) -> Path:
     return name_run(settings["algorithm"], settings["environment"], seed=options.seed, now=datetime.now())
 
 
-def _config(algorithm: Graph, options: RunOptions, imports: Sequence[str], plan: Plan) -> dict[str, Any]:
+def _config(
+    algorithm: Graph, options: RunOptions, imports: Sequence[str], plan: Plan, launches: Launches | None
+) -> dict[str, Any]:
     kept = {name: value for name, value in asdict(options).items() if name not in ("run_dir", "quiet", "plan")}
     return {
         "graph": describe(algorithm),
         "options": kept,
         "imports": list(imports),
         "plan": plan.to_json(),
+        "launches": launches,
     }
 
 
@@ -197,7 +209,9 @@ def _provenance() -> dict[str, Any]:
     return {"versions": versions(), "hardware": hardware(), "commit": git_commit()}
 
 
-def _compile(algorithm: Graph, plan: Plan, options: RunOptions, display: Display) -> Program:
+def _compile(
+    algorithm: Graph, plan: Plan, options: RunOptions, display: Display, *, launches: Launches | None = None
+) -> Program:
     enable_compilation_cache()
     replicas = plan.partition.groups[0].replicas
     devices = take_devices(replicas if replicas > 1 else options.devices)
@@ -210,6 +224,7 @@ def _compile(algorithm: Graph, plan: Plan, options: RunOptions, display: Display
             unroll=options.unroll,
             fusion=options.fusion,
             numerics=options.numerics,
+            launches=launches,
         )
     for note in program.notes:
         display.note(note)

@@ -5,7 +5,7 @@ from rollmill.execution.compilation import cache_directory, enable_compilation_c
 from rollmill.execution.devices import take_devices, telling_memory
 from rollmill.execution.evaluation import Episodes, evaluate, evaluate_on_host
 from rollmill.execution.faults import Fault, find_fault, is_finite, stop_at_fault
-from rollmill.execution.fusing import Fusion
+from rollmill.execution.fusing import Fusion, Launches
 from rollmill.execution.one_program import Program, lower, state_shapes
 from rollmill.execution.replay import Replayed, replay_fault
 
@@ -13,6 +13,7 @@ __all__ = [
     "Episodes",
     "Fault",
     "Fusion",
+    "Launches",
     "Program",
     "Replayed",
     "Window",

@@ -1,7 +1,7 @@
 """Chooses how deep a training is fused: how policy and environment become a rollout, and samples gradients."""
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -59,6 +59,15 @@ class Way(NamedTuple):
     fused: bool
     note: str | None = None
     """What the user is told."""
+    launch: tuple[int, ...] | None = None
+    """Of its kernel."""
+
+
+Launches: TypeAlias = Mapping[str, Sequence[int] | None]
+"""Of the kernels for `rollouts` and `gradients`; None where there is none. A run keeps them to its end."""
+
+WORTH_TUNING = 100_000_000
+"""Environment steps of a training from which on finding the fastest launches pays."""
 
 
 class Ways(NamedTuple):
@@ -74,9 +83,21 @@ class Ways(NamedTuple):
         """What the user is told."""
         return [way.note for way in self if way.note]
 
+    @property
+    def launches(self) -> Launches:
+        """How its kernels are launched."""
+        return {"rollouts": self.rollouts.launch, "gradients": self.gradients.launch}
+
 
 def choose_ways(
-    graph: Graph, *, fusion: Fusion, numerics: Numerics, unroll: int, devices: Sequence[Any], num_seeds: int
+    graph: Graph,
+    *,
+    fusion: Fusion,
+    numerics: Numerics,
+    unroll: int,
+    devices: Sequence[Any],
+    num_seeds: int,
+    launches: Launches | None = None,
 ) -> Ways:
     """How the rollouts and the gradients of a graph are computed on these devices.
 
@@ -84,11 +105,12 @@ def choose_ways(
         graph: what is trained.
         fusion: `off` leaves all to XLA; `rollout` has the policy and the environment in a kernel, `full` the
             gradients too, or on a CPU in the programs that the kernels are made from; `auto` takes each kernel
-            where there is one and it is faster, by timing.
+            where there is one and it is faster, by timing, in trainings that are long enough.
         numerics: of the kernels' matrix products.
         unroll: steps of the loop that are compiled as one.
         devices: which share the environments.
         num_seeds: trainings side by side.
+        launches: as they were found when the run began; nothing is timed then.
 
     Raises:
         UsageError: if a kernel was asked for and cannot be had.
@@ -97,7 +119,11 @@ def choose_ways(
     on_gpu = devices[0].platform == "gpu"
     if fusion == "off" or (fusion == "auto" and not on_gpu):
         return plain
-    choice = _Choice(graph, fusion, numerics, unroll, devices, num_seeds)
+    steps = graph.loops.iterations * graph.loops.batch_size
+    if fusion == "auto" and launches is None and steps < WORTH_TUNING:
+        note = f"nothing is fused: for {steps:,} environment steps it does not pay to find the fastest kernels"
+        return plain._replace(rollouts=plain.rollouts._replace(note=f"{note}; fusion=full does so all the same"))
+    choice = _Choice(graph, fusion, numerics, unroll, devices, num_seeds, launches)
     rollouts = choice.way("rollouts", plain.rollouts, choice.rollouts, needed=fusion in ("rollout", "full"))
     if fusion == "rollout":
         return plain._replace(rollouts=rollouts)
@@ -114,6 +140,7 @@ class _Choice:
     unroll: int
     devices: Sequence[Any]
     num_seeds: int
+    launches: Launches | None
 
     @property
     def on_gpu(self) -> bool:
@@ -121,6 +148,8 @@ class _Choice:
 
     def way(self, what: str, plain: Way, fused: Callable[[Way], Way], *, needed: bool) -> Way:
         """The fused way, or the plain one with the reason why."""
+        if self.launches is not None and self.on_gpu and self.launches.get(what) is None:
+            return plain
         try:
             self._check()
             return fused(plain)
@@ -143,30 +172,44 @@ class _Choice:
         check_rollout(self.graph)
         if not self.on_gpu:
             return Way(partial(fused_collect, run=run_reference), fused=True)
-        state = self._example
-        weights = self.graph.weights(state.learner)
-        tuned = tune_rollout(self.graph, weights, state.collector, state.key, self.numerics, unroll=self.unroll)
-        launch = Launch(*tuned.launch)
+        found = self._known("rollouts") or self._tuned_rollouts()
+        launch = Launch(*found.launch)
         run = partial(run_kernel, launch=launch, numerics=self.numerics)
         where = f"blocks of {launch.block} environments, {launch.num_warps} warps each"
-        return self._faster("rollouts", tuned, plain, Way(partial(fused_collect, run=run), True, where))
+        return self._faster("rollouts", found, plain, Way(partial(fused_collect, run=run), True, where, launch))
+
+    def _tuned_rollouts(self) -> Tuned:
+        state = self._example
+        weights = self.graph.weights(state.learner)
+        return tune_rollout(self.graph, weights, state.collector, state.key, self.numerics, unroll=self.unroll)
 
     def gradients(self, plain: Way) -> Way:
         check_gradients(self.graph)
         if not self.on_gpu:
             return Way(_many(run_gradients_reference), fused=True)
-        with jax.default_device(self.devices[0]):
-            learner, batch, rows = jax.jit(self._epoch)(self._example)
-        tuned = tune_descent(self.graph, learner, batch, rows, self.numerics)
-        launch = GradientLaunch(*tuned.launch)
+        found = self._known("gradients") or self._tuned_gradients()
+        launch = GradientLaunch(*found.launch)
         run = partial(run_gradients_kernel, launch=launch, numerics=self.numerics)
         where = f"{launch.programs} programs of {launch.block} samples, {launch.num_warps} warps each"
-        return self._faster("gradients", tuned, plain, Way(_many(run), True, where))
+        return self._faster("gradients", found, plain, Way(_many(run), True, where, launch))
 
-    def _faster(self, what: str, tuned: Tuned, plain: Way, fused: Way) -> Way:
-        if self.fusion == "auto" and tuned.gain < 1:
-            return plain._replace(note=f"{what} are not fused: a kernel would take {1 / tuned.gain:.1f} x as long")
-        return fused._replace(note=f"{what} are one kernel ({fused.note}), {tuned.gain:.1f} x as fast")
+    def _tuned_gradients(self) -> Tuned:
+        with jax.default_device(self.devices[0]):
+            learner, batch, rows = jax.jit(self._epoch)(self._example)
+        return tune_descent(self.graph, learner, batch, rows, self.numerics)
+
+    def _known(self, what: str) -> Tuned | None:
+        """The launch that the run began with."""
+        launch = (self.launches or {}).get(what)
+        return None if launch is None else Tuned(tuple(launch), 0.0, 0.0)
+
+    def _faster(self, what: str, found: Tuned, plain: Way, fused: Way) -> Way:
+        """The fused way, but for `auto` where it is slower."""
+        if self._known(what):
+            return fused._replace(note=f"{what} are one kernel ({fused.note}), as when this run began")
+        if self.fusion == "auto" and found.gain < 1:
+            return plain._replace(note=f"{what} are not fused: a kernel would take {1 / found.gain:.1f} x as long")
+        return fused._replace(note=f"{what} are one kernel ({fused.note}), {found.gain:.1f} x as fast")
 
     # --- one device's share of a training -----------------------------------------------------------------
 

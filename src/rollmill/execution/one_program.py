@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, num_shards_for, start
-from rollmill.execution.fusing import Fusion, Ways, choose_ways
+from rollmill.execution.fusing import Fusion, Launches, Ways, choose_ways
 from rollmill.fusion import Numerics
 
 AXIS = "device"
@@ -47,6 +47,8 @@ class Program(NamedTuple):
     """Shapes and dtypes of the state."""
     notes: Sequence[str] = ()
     """What there is to say about how it computes."""
+    launches: Launches | None = None
+    """Of its kernels, where they were chosen."""
 
     def place(self, state: PyTree[Array]) -> State:
         """Puts a state that was restored on the host where the program expects it."""
@@ -61,6 +63,7 @@ def lower(
     unroll: int | None = None,
     fusion: Fusion = "off",
     numerics: Numerics = "tf32",
+    launches: Launches | None = None,
 ) -> Program:
     """Compiles a graph into one program.
 
@@ -71,6 +74,7 @@ def lower(
         unroll: steps of the environment loop that are compiled as one; chosen by platform if left out.
         fusion: how deep the training is fused; see `choose_ways`.
         numerics: of matrix products in kernels.
+        launches: of kernels, as they were found when the run began.
 
     Raises:
         UsageError: if the devices do not divide the shards, so that they would hold unequal shares; or if a
@@ -87,6 +91,7 @@ def lower(
         unroll=unroll,
         devices=list(mesh.devices.flat),
         num_seeds=len(seeds),
+        launches=launches,
     )
     shapes = state_shapes(graph, seeds)
     specs = _specs(shapes, has_seeds=len(seeds) > 1)
@@ -102,7 +107,7 @@ def lower(
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     compiled_step = jax.jit(step).lower(placed).compile()
     seconds = time.perf_counter() - began
-    return Program(compiled_start, compiled_step, names, seconds, shardings, shapes, ways.notes)
+    return Program(compiled_start, compiled_step, names, seconds, shardings, shapes, ways.notes, ways.launches)
 
 
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:
