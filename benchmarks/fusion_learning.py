@@ -23,6 +23,7 @@ from rollmill.dataflow import start
 from rollmill.execution import advance, lower
 
 SEEDS = 10
+LAUNCHES = {"rollouts": (16, 1), "gradients": (132, 32, 2)}
 SIDES = {
     "xla": {"fusion": "off"},
     "full, tf32": {"fusion": "full", "numerics": "tf32"},
@@ -32,7 +33,7 @@ SIDES = {
 
 def curves(graph: Any, options: dict[str, str]) -> list[list[float | None]]:
     """Mean returns, seed by seed and iteration by iteration; None where no episode ended."""
-    program = lower(graph, **options)
+    program = lower(graph, **options, launches=LAUNCHES)
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     begin = jax.jit(partial(start, graph))
     return [curve(program, begin(jax.random.key(seed), index), graph.loops.iterations) for seed in range(SEEDS)]
