@@ -4,8 +4,8 @@
 
 Steps: from every state that 64 environments pass through in 200 steps, one step by XLA and one by the kernel, both
 with exact products. Integers and flags are compared exactly, floats to a relative 1e-5; the result says which
-share of the numbers of each leaf differs. Resuming: a training with fused kernels, against one that is stopped halfway,
-read to the host and continued by a program compiled anew. Writes results/fusion-parity.json.
+share of the numbers of each leaf differs. Resuming: a training with fused kernels, against one that is stopped
+halfway, read to the host and continued by a program compiled anew. Writes results/fusion-parity.json.
 """
 
 import argparse
