@@ -8,17 +8,10 @@ scaling-gpu.json; measures nothing.
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, write_table
-
-
-def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown; all columns but the first hold numbers."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+from measure import RESULTS, table_of, write_table
 
 
 def policies(rows: list[dict[str, Any]]) -> str:

@@ -77,6 +77,12 @@ def timed_in_turns(
     return {name: times[1:] for name, times in seconds.items()}
 
 
+def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """In Markdown; all columns but the first hold numbers."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def write_table(table: str, path: Path) -> None:
     """Replaces what stands between this script's two markers on a page."""
     begin, end = f"<!-- table: benchmarks/{Path(sys.argv[0]).name} -->", "<!-- end of table -->"
