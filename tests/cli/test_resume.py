@@ -40,7 +40,7 @@ def wait_for_checkpoint(run: Path, at_least: int, process, seconds: float = 120)
     raise AssertionError(f"no checkpoint {at_least} within {seconds} s")
 
 
-FAST = ("normalised", "two-devices")
+FAST = ("two-devices",)
 TABLE = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in VARIANTS]
 
 

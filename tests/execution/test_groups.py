@@ -220,6 +220,7 @@ def test_replicas_that_reduce_hold_the_same_bits(policy, monkeypatch):
     assert all(np.array_equal(saved[name], first[name]) for n, name in enumerate(first) if n in kept)
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_under_another_policy():
     """The state is the same whatever the placement."""
     graph, halves = graph_of("ppo"), []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.dataflow import collect, start
+from rollmill.dataflow import collect, prepare, start
 from rollmill.fusion import Launch, fused_collect, rollout_step, run_reference
 from rollmill.fusion.kernels import compiled
 from rollmill.fusion.leaves import each_struct, to_raw
@@ -30,13 +30,29 @@ def begun(graph):
     return graph.weights(state.learner), state.collector
 
 
+def appraised(graph, weights, trajectory):
+    return trajectory._replace(steps=jax.vmap(jax.vmap(partial(graph.appraise, weights)))(trajectory.steps))
+
+
+def test_what_a_rollout_appraises_is_what_the_learner_would_compute():
+    graph = graph_on("CartPole-v1")
+    state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(16, dtype=jnp.int32))
+    weights = graph.weights(state.learner)
+    _, trajectory = jax.jit(partial(collect, graph))(weights, state.collector, jax.random.key(1))
+    learn_from = jax.jit(lambda trajectory: prepare(graph, state.learner, trajectory, state.collector.index))
+    mine, right = learn_from(appraised(graph, weights, trajectory)), learn_from(trajectory)
+    assert int(trajectory.steps.truncated.sum()) > 0
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), mine, right)
+
+
 @pytest.mark.parametrize("network", [SHARED, GRU], ids=["shared", "gru"])
 def test_a_whole_trajectory_is_that_of_the_unfused_path(network):
     graph = graph_on("CartPole-v1", network)
     weights, collector = begun(graph)
     key = jax.random.key(1)
     fused = jax.jit(partial(fused_collect, graph, run=run_reference))(weights, collector, key)
-    plain = jax.jit(partial(collect, graph))(weights, collector, key)
+    after, trajectory = jax.jit(partial(collect, graph))(weights, collector, key)
+    plain = after, trajectory if graph.appraise is None else appraised(graph, weights, trajectory)
     assert jax.tree.structure(fused) == jax.tree.structure(plain)
     assert int(fused[1].steps.truncated.sum()) > 0 and int(fused[1].steps.terminated.sum()) > 0
 

@@ -85,8 +85,6 @@ def _annealed(learning_rate: float, planned: int) -> optax.GradientTransformatio
 
 
 def _advanced(state: Annealing, share: float) -> Annealing:
-    if share == 1:
-        return Annealing(state.whole + 1, state.part)
     part = state.part + share
     whole = jnp.floor(part + 1e-4)  # three thirds are one, though their sum may fall short of it
     return Annealing(state.whole + whole.astype(jnp.int32), part - whole)
