@@ -33,7 +33,7 @@ SIDES = {
 
 def curves(graph: Any, options: dict[str, str]) -> list[list[float | None]]:
     """Mean returns, seed by seed and iteration by iteration; None where no episode ended."""
-    program = lower(graph, **options, launches=LAUNCHES)
+    program = lower(graph, **options, launches={"device": jax.devices()[0].device_kind, **LAUNCHES})
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     begin = jax.jit(partial(start, graph))
     return [curve(program, begin(jax.random.key(seed), index), graph.loops.iterations) for seed in range(SEEDS)]

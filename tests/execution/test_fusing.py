@@ -11,11 +11,12 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.execution import advance, fusing, lower
 from rollmill.execution.fusing import choose_ways
+from rollmill.fusion import CannotFuse
 from rollmill.record import to_host
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 SIZES = {"num_envs": 8, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
-GPU = SimpleNamespace(platform="gpu")
+GPU = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="H200")
 CHOICE = {"numerics": "tf32", "unroll": 1, "devices": [GPU], "num_seeds": 1}
 
 
@@ -93,12 +94,43 @@ def test_short_trainings_are_not_timed_first():
 
 def test_a_run_keeps_the_launches_that_it_began_with(monkeypatch):
     monkeypatch.setattr(fusing, "tune_rollout", None)  # there is nothing to be timed
-    launches = {"rollouts": [32, 1], "gradients": None}
+    launches = {"device": "H200", "rollouts": [32, 1], "gradients": None}
     ways = choose_ways(graph_on(rollmill.make("CartPole-v1")), fusion="auto", launches=launches, **CHOICE)
     assert ways.rollouts.fused and ways.rollouts.launch == (32, 1) and not ways.gradients.fused
     assert ways.notes == [
         "rollouts are one kernel (blocks of 32 environments, 1 warps each), as when this run began"
     ]
+    assert ways.launches(GPU) == {**launches, "rollouts": (32, 1)}
+
+
+def test_launches_of_another_device_are_not_kept():
+    launches = {"device": "A100", "rollouts": [32, 1], "gradients": None}
+    ways = choose_ways(graph_on(rollmill.make("CartPole-v1")), fusion="auto", launches=launches, **CHOICE)
+    assert not ways.rollouts.fused  # 512 steps are too few to time anew
+
+
+def test_what_triton_cannot_compile_is_left_to_xla(monkeypatch, rollouts_alone):
+    def refuse(*_, **__):
+        raise CannotFuse("Triton cannot compile the kernel: no")
+
+    monkeypatch.setattr(fusing._Choice, "_tune_rollouts", refuse)
+    ways = choose_ways(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **CHOICE)
+    assert not ways.rollouts.fused and "Triton cannot compile the kernel" in ways.rollouts.note
+
+
+@pytest.mark.parametrize("capability", ["7.5", "gfx942"])
+def test_chips_without_kernels_are_named(rollouts_alone, capability):
+    chip = SimpleNamespace(platform="gpu", compute_capability=capability, device_kind="a chip")
+    ways = choose_ways(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **{**CHOICE, "devices": [chip]})
+    assert not ways.rollouts.fused and f"a chip, has {capability}" in ways.rollouts.note
+
+
+def test_two_devices_descend_as_one():
+    graph = graph_on(rollmill.make("CartPole-v1"), iterations=2)
+    two = trained(graph, fusion="full", devices=jax.devices()[:2])
+    one = trained(graph, fusion="full")
+    for name in one:
+        np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_several_seeds_are_not_fused(monkeypatch):

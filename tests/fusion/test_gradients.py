@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.dataflow import gradients_of_rows, identity, plain_descent, start
+from rollmill.dataflow import gradients_of_rows, identity, pack, plain_descent, start
 from rollmill.fusion import (
     GradientLaunch,
     first_batch,
@@ -18,8 +18,12 @@ from rollmill.fusion import (
     run_gradients_reference,
 )
 from rollmill.fusion.accumulators import accumulators_of
-from rollmill.fusion.gradients import Samples, gradient_kernel
+from rollmill.fusion.gradients import GradientStep, Minibatch, Samples, gradient_kernel
 from rollmill.fusion.kernels import compiled
+from rollmill.fusion.leaves import input_leaves
+from rollmill.fusion.passes import passes_of
+from rollmill.fusion.scalarise import scalarise
+from rollmill.fusion.sums import sums_of
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 SHARED = rollmill.NetworkConfig(shared_torso=True)
@@ -175,3 +179,42 @@ def test_kernels_compile_for_gpus_that_are_not_here(name, numerics, capability, 
     pytest.importorskip("triton")
     kernel, arrays = kernel_of(CASES[name], numerics, launch)
     assert compiled(kernel, arrays, capability).asm["cubin"]
+
+
+# --- losses that are no algorithm's ---------------------------------------------------------------------------
+
+
+def kernel_of_loss(loss, weights, width):
+    """The kernel of the gradients of `loss(weights, x)`, and its plan and arrays."""
+    found = []
+
+    def trace(weights, samples, rows):
+        one = jax.ShapeDtypeStruct((width,), jnp.float32)
+        scalarised = scalarise(lambda weights, x: jax.grad(loss)(weights, x), (one,), (weights,), summed=True)
+        step = GradientStep(scalarised, input_leaves(scalarised.program, [one]), sums_of(scalarised))
+        minibatch = Minibatch(jnp.int32(0), pack([samples]), rows, {})
+        kernel, arrays = gradient_kernel(step, minibatch, launch=GradientLaunch(2, 32, 2), numerics="tf32")
+        kept = accumulators_of(step.sums, scalarised.program.outputs)
+        structs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+        found.append((kernel, structs, kept, passes_of(kept, scalarised.program)))
+        return ()
+
+    shapes = jax.ShapeDtypeStruct((64, width), jnp.float32), jax.ShapeDtypeStruct((1, 64), jnp.uint32)
+    jax.eval_shape(trace, weights, *shapes)
+    return found[0]
+
+
+def test_as_many_passes_as_networks():
+    struct = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    loss = lambda critics, x: sum(jnp.tanh(x @ inner) @ outer for inner, outer in critics)
+    critics = [(struct(4, 16), struct(16)) for _ in range(10)]
+    kernel, _, kept, plan = kernel_of_loss(loss, critics, 4)
+    assert len(plan.passes) == 10
+    assert all(f", tile{n}, mask" in kernel.source for n in range(len(kept.tiles)))
+
+
+def test_a_stack_that_is_read_as_a_row_is_multiplied_as_one():
+    pytest.importorskip("triton")
+    loss = lambda weights, x: jnp.sum(jnp.tanh(x @ weights + x))
+    kernel, arrays, _, _ = kernel_of_loss(loss, jax.ShapeDtypeStruct((12, 12), jnp.float32), 12)
+    assert compiled(kernel, arrays, 90).asm["cubin"]

@@ -216,8 +216,8 @@ class NetworkPolicy(NamedTuple):
     @property
     def values_are_cheap(self) -> bool:
         """Whether acting computes most of what a value needs."""
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.skeleton)
-        return not self.recurrent and getattr(eqx.combine(zeros, self.static), "shares_torso", False)
+        network = eqx.combine(self.skeleton, self.static)
+        return not self.recurrent and getattr(network, "shares_torso", False)
 
     def appraise(self, weights: PolicyWeights, step: Step) -> Step:
         """The step with its values, without the final observation that nobody needs then."""

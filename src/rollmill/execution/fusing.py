@@ -63,8 +63,11 @@ class Way(NamedTuple):
     """Of its kernel."""
 
 
-Launches: TypeAlias = Mapping[str, Sequence[int] | None]
-"""Of the kernels for `rollouts` and `gradients`; None where there is none. A run keeps them to its end."""
+Launches: TypeAlias = Mapping[str, Any]
+"""Of the kernels for `rollouts` and `gradients`, None where there is none, on a `device` of this kind."""
+
+LEAST_CAPABILITY = 8.0
+"""Of a chip: from Ampere on."""
 
 WORTH_TUNING = 100_000_000
 """Environment steps of a training from which on finding the fastest launches pays."""
@@ -83,10 +86,12 @@ class Ways(NamedTuple):
         """What the user is told."""
         return [way.note for way in self if way.note]
 
-    @property
-    def launches(self) -> Launches:
-        """How its kernels are launched."""
-        return {"rollouts": self.rollouts.launch, "gradients": self.gradients.launch}
+    def launches(self, device: Any) -> Launches | None:
+        """How its kernels are launched, for a run to keep; None where a device has none."""
+        if device.platform != "gpu":
+            return None
+        own = {"rollouts": self.rollouts.launch, "gradients": self.gradients.launch}
+        return {"device": device.device_kind, **own}
 
 
 def choose_ways(
@@ -110,7 +115,7 @@ def choose_ways(
         unroll: steps of the loop that are compiled as one.
         devices: which share the environments.
         num_seeds: trainings side by side.
-        launches: as they were found when the run began; nothing is timed then.
+        launches: as they were found when the run began; on devices of the same kind, nothing is timed then.
 
     Raises:
         UsageError: if a kernel was asked for and cannot be had.
@@ -119,6 +124,7 @@ def choose_ways(
     on_gpu = devices[0].platform == "gpu"
     if fusion == "off" or (fusion == "auto" and not on_gpu):
         return plain
+    launches = _kept(launches, devices[0])
     steps = graph.loops.iterations * graph.loops.batch_size
     if fusion == "auto" and launches is None and steps < WORTH_TUNING:
         note = f"nothing is fused: for {steps:,} environment steps it does not pay to find the fastest kernels"
@@ -128,6 +134,13 @@ def choose_ways(
     if fusion == "rollout":
         return plain._replace(rollouts=rollouts)
     return Ways(rollouts, choice.way("gradients", plain.gradients, choice.gradients, needed=fusion == "full"))
+
+
+def _kept(launches: Launches | None, device: Any) -> Launches | None:
+    """Launches that were found on such a device."""
+    if launches is None or device.platform != "gpu" or launches.get("device") != device.device_kind:
+        return None
+    return launches
 
 
 @dataclass(frozen=True)
@@ -148,7 +161,7 @@ class _Choice:
 
     def way(self, what: str, plain: Way, fused: Callable[[Way], Way], *, needed: bool) -> Way:
         """The fused way, or the plain one with the reason why."""
-        if self.launches is not None and self.on_gpu and self.launches.get(what) is None:
+        if self.launches is not None and self.launches[what] is None and not needed:
             return plain
         try:
             self._check()
@@ -165,20 +178,22 @@ class _Choice:
             raise UsageError(
                 f"num_seeds={self.num_seeds} trains several seeds in one program, and a kernel holds one"
             )
-        if self.on_gpu and importlib.util.find_spec("triton") is None:
-            raise UsageError("kernels need packages that are missing: pip install 'rollmill[fusion]'")
+        if self.on_gpu:
+            _check_chip(self.devices[0])
+            if importlib.util.find_spec("triton") is None:
+                raise UsageError("kernels need packages that are missing: pip install 'rollmill[fusion]'")
 
     def rollouts(self, plain: Way) -> Way:
         check_rollout(self.graph)
         if not self.on_gpu:
             return Way(partial(fused_collect, run=run_reference), fused=True)
-        found = self._known("rollouts") or self._tuned_rollouts()
+        found = self._tuned("rollouts", self._tune_rollouts)
         launch = Launch(*found.launch)
         run = partial(run_kernel, launch=launch, numerics=self.numerics)
         where = f"blocks of {launch.block} environments, {launch.num_warps} warps each"
         return self._faster("rollouts", found, plain, Way(partial(fused_collect, run=run), True, where, launch))
 
-    def _tuned_rollouts(self) -> Tuned:
+    def _tune_rollouts(self) -> Tuned:
         state = self._example
         weights = self.graph.weights(state.learner)
         return tune_rollout(self.graph, weights, state.collector, state.key, self.numerics, unroll=self.unroll)
@@ -187,25 +202,25 @@ class _Choice:
         check_gradients(self.graph)
         if not self.on_gpu:
             return Way(_many(run_gradients_reference), fused=True)
-        found = self._known("gradients") or self._tuned_gradients()
+        found = self._tuned("gradients", self._tune_gradients)
         launch = GradientLaunch(*found.launch)
         run = partial(run_gradients_kernel, launch=launch, numerics=self.numerics)
         where = f"{launch.programs} programs of {launch.block} samples, {launch.num_warps} warps each"
         return self._faster("gradients", found, plain, Way(_many(run), True, where, launch))
 
-    def _tuned_gradients(self) -> Tuned:
+    def _tune_gradients(self) -> Tuned:
         with jax.default_device(self.devices[0]):
             learner, batch, rows = jax.jit(self._epoch)(self._example)
         return tune_descent(self.graph, learner, batch, rows, self.numerics)
 
-    def _known(self, what: str) -> Tuned | None:
-        """The launch that the run began with."""
-        launch = (self.launches or {}).get(what)
-        return None if launch is None else Tuned(tuple(launch), 0.0, 0.0)
+    def _tuned(self, what: str, tune: Callable[[], Tuned]) -> Tuned:
+        """The launch that the run began with, or else the fastest."""
+        kept = (self.launches or {}).get(what)
+        return tune() if kept is None else Tuned(tuple(kept))
 
     def _faster(self, what: str, found: Tuned, plain: Way, fused: Way) -> Way:
         """The fused way, but for `auto` where it is slower."""
-        if self._known(what):
+        if found.gain is None:
             return fused._replace(note=f"{what} are one kernel ({fused.note}), as when this run began")
         if self.fusion == "auto" and found.gain < 1:
             return plain._replace(note=f"{what} are not fused: a kernel would take {1 / found.gain:.1f} x as long")
@@ -230,3 +245,12 @@ class _Choice:
 
 def _many(run: Callable[..., Any]) -> ManyDescents:
     return partial(fused_descent, run=run)
+
+
+def _check_chip(device: Any) -> None:
+    capability = str(device.compute_capability)
+    if not capability.replace(".", "").isdigit() or float(capability) < LEAST_CAPABILITY:
+        raise UsageError(
+            f"kernels are for NVIDIA's chips from compute capability {LEAST_CAPABILITY} on; this one, "
+            f"{device.device_kind}, has {capability}"
+        )

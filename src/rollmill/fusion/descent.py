@@ -6,6 +6,7 @@ the last: the kernel reads its weights there, and the optimiser takes one step, 
 Shape letters: `M` minibatches of an epoch, `N` rows of each.
 """
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -38,8 +39,7 @@ def fused_descent(graph: Graph, batch: Batch, reduce: Reduce, *, run: Run) -> De
     if isinstance(graph.update.function, ElementwiseUpdate) and can_be_vector(like):
         whole = _OneVector(graph, Samples(graph, batch, reduce), like, reduce, run)
         return Descent(whole.begin, whole.samples.shuffled, whole.epoch, whole.end)
-    gradients = lambda graph, batch, reduce: fused_gradients(graph, batch, reduce, run=run)
-    return plain_descent(graph, batch, reduce, gradients=gradients)
+    return plain_descent(graph, batch, reduce, gradients=partial(fused_gradients, run=run))
 
 
 class _OneVector:
@@ -70,7 +70,7 @@ class _OneVector:
                 gradients, metrics = self.samples.results(learner, step, means)
             with jax.named_scope("update"):
                 advanced = self._graph.update.function(flat, as_vector(gradients))
-            metrics = {**metrics, "finite/gradients": all_finite(means)}
+            metrics = {**metrics, "finite/gradients": all_finite((gradients, metrics))}
             names[:] = metrics
             return advanced, jnp.stack(list(metrics.values()))
 

@@ -7,11 +7,12 @@ import numpy as np
 
 from rollmill.dataflow import TOGETHER
 from rollmill.fusion.accumulators import Part, Side, Tile, accumulators_of, is_row, width_of
+from rollmill.fusion.beside import ONE, selected
 from rollmill.fusion.ir import Node, Program
 from rollmill.fusion.leaves import Leaf
 from rollmill.fusion.passes import Pass, Plan, passes_of
 from rollmill.fusion.triton_operations import TYPES
-from rollmill.fusion.triton_source import ONE, Names, Numerics, Writer, columns, selected
+from rollmill.fusion.triton_source import Names, Numerics, Writer, columns
 
 if TYPE_CHECKING:
     from rollmill.fusion.gradients import GradientStep
@@ -54,8 +55,8 @@ def gradient_source(
     plan = passes_of(kept, step.scalarised.program)
     numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.passes for node in each.numbers)}
     lines = []
-    for letter, each in zip(LETTERS, plan.passes, strict=False):
-        lines += _pass(_Task(step, places, slots, whole_blocks, numerics), each, numbers, letter)
+    for n, each in enumerate(plan.passes):
+        lines += _pass(_Common(step, places, slots, whole_blocks, numerics), each, numbers, f"p{n}")
     arguments = ", ".join(["table", "rows", "minibatch", *pointers, "sums"])
     constants = ", ".join(f"{name}: tl.constexpr" for name in ("N", "W", "SIZE", "PROGRAMS", "BLOCK"))
     head = [
@@ -67,11 +68,7 @@ def gradient_source(
     return "\n".join([*head, *lines, *_number_stores(plan, numbers)]) + "\n"
 
 
-LETTERS = "abcdefgh"
-"""The first letters of the names of each pass."""
-
-
-class _Task(NamedTuple):
+class _Common(NamedTuple):
     """What all passes have in common."""
 
     step: "GradientStep"
@@ -81,19 +78,19 @@ class _Task(NamedTuple):
     numerics: Numerics
 
 
-def _pass(task: _Task, each: Pass, numbers: Mapping[Node, str], letter: str) -> list[str]:
-    """One pass over a program's samples, and its sums."""
+def _pass(task: _Common, each: Pass, numbers: Mapping[Node, str], prefix: str) -> list[str]:
+    """One pass over a program's samples, and its sums; all its names begin alike."""
     mask = "" if task.whole_blocks else "here"
     summing_from = [node for tile in each.tiles.values() for node in (*tile.left, *tile.right) if node is not None]
     program = Program(task.step.scalarised.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers]),))
-    samples = _Samples(letter)
+    samples = _Samples(prefix)
     writer = Writer(
         task.numerics,
         task.slots,
         indent=2,
         beside=samples.beside,
         exact_scalars=False,
-        prefix=f"{letter}v",
+        prefix=f"{prefix}v",
     )
     inputs = _inputs(task, program, samples)
     writer.lines += samples.words
@@ -105,7 +102,7 @@ def _pass(task: _Task, each: Pass, numbers: Mapping[Node, str], letter: str) -> 
     return [*before, *inside, *_tile_stores(each), *_summed(each, numbers)]
 
 
-def _inputs(task: _Task, program: Program, samples: "_Samples") -> list[str]:
+def _inputs(task: _Common, program: Program, samples: "_Samples") -> list[str]:
     """The names of the inputs that a pass needs; the others are not read."""
     needed = {node for node in program.nodes() if node.op == "input"}
     names = [""] * len(program.inputs)
@@ -122,8 +119,8 @@ def _inputs(task: _Task, program: Program, samples: "_Samples") -> list[str]:
 class _Samples:
     """Reads the samples of the next block while one is computed: words of the table four at a time."""
 
-    def __init__(self, letter: str) -> None:
-        self._letter = letter
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
         self.words: list[str] = []
         """Lines that take apart what was read."""
         self._fetched: dict[str, str] = {}
@@ -171,7 +168,7 @@ class _Samples:
 
     def _fetch(self, expression: str) -> str:
         """The name of what an expression of `spot`, `row` and `at` reads."""
-        name = f"{self._letter}s{len(self._fetched)}"
+        name = f"{self._prefix}s{len(self._fetched)}"
         self._fetched[name] = expression
         return name
 
@@ -180,7 +177,7 @@ class _Samples:
         group, place = divmod(number, TOGETHER)
         if group not in self._groups:
             self._groups[group] = self._four(group)
-        name = f"{self._letter}w{number}"
+        name = f"{self._prefix}w{number}"
         self.words.append(f"        {name} = {self._groups[group][place]}.to({TYPES[dtype.name]}, bitcast=True)")
         if dtype == np.float32:
             self._numbers[name] = number

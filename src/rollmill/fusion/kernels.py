@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array
 
+from rollmill.fusion.refusals import CannotFuse
 from rollmill.fusion.triton_operations import HELPERS
 
 HEADER = f"""\
@@ -85,6 +86,7 @@ def _compiled(
 ) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
+    from triton.errors import TritonError
 
     function = _module(source).kernel
     names = [name for name, _ in constants]
@@ -92,7 +94,11 @@ def _compiled(
     signature = dict(zip(function.arg_names, types, strict=False)) | dict.fromkeys(names, "constexpr")
     attributes = {(place,): [["tt.divisibility", bytes_]] for place, (_, bytes_) in enumerate(pointers) if bytes_}
     task = triton.compiler.ASTSource(function, signature, dict(constants), attributes)
-    return triton.compile(task, target=GPUTarget("cuda", capability, 32), options=dict(options))
+    try:
+        return triton.compile(task, target=GPUTarget("cuda", capability, 32), options=dict(options))
+    except (TritonError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise CannotFuse(f"Triton cannot compile the kernel: {reason[0]}") from error
 
 
 def _alignments(kernel: Kernel, num_arrays: int) -> list[int]:
@@ -129,13 +135,21 @@ def _module(source: str) -> ModuleType:
     text = HEADER + "\n" + source
     name = "kernel_" + hashlib.sha256(text.encode()).hexdigest()[:16]
     file = cache_folder() / "kernels" / f"{name}.py"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
-            part.write(text)
-        os.replace(part.name, file)
+    try:
+        _keep(file, text)
+    except OSError as error:
+        raise CannotFuse(f"{file} cannot be written: {error}; XDG_CACHE_HOME can name another folder.") from error
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _keep(file: Path, text: str) -> None:
+    """Writes a file, whole or not at all, unless it is there."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
+            part.write(text)
+        os.replace(part.name, file)

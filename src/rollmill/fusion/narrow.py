@@ -5,7 +5,7 @@ Done as sums of rows they cost more registers than everything else together: eve
 each row of the matrix.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from rollmill.fusion.ir import Node
@@ -51,18 +51,19 @@ class Narrow(NamedTuple):
         )
 
 
-def find_narrow(nodes: Sequence[Node], outputs: Sequence[Node]) -> Narrow:
+def find_narrow(nodes: Sequence[Node], outputs: Sequence[Node], scattered: Container[Node]) -> Narrow:
     """Narrow products of a program.
 
     Args:
         nodes: of the program, operands first.
         outputs: of the program.
+        scattered: stacks that stay single numbers, for nothing but such products reads them.
     """
     only_user = _only_users(nodes, outputs)
     heads, absorbed = _heads(nodes, only_user)
     found = Narrow({}, {}, heads, absorbed)
     for node in nodes:
-        if is_stacked_product(node, MOST):
+        if is_stacked_product(node, MOST) and node.operands[0] in scattered:
             _find_first(node, only_user, found)
     return found
 

@@ -1,5 +1,6 @@
 """Finds the fastest launch of a kernel by timing, once for a device, a size and these versions."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -23,14 +24,16 @@ class Tuned(NamedTuple):
     """What timing has found."""
 
     launch: tuple[int, ...]
-    seconds: float
-    """In the kernel."""
-    unfused_seconds: float
+    seconds: float | None = None
+    """In the kernel; None where it was not timed."""
+    unfused_seconds: float | None = None
     """Of the same by XLA alone."""
 
     @property
-    def gain(self) -> float:
+    def gain(self) -> float | None:
         """How many times as fast the kernel is."""
+        if self.seconds is None or self.unfused_seconds is None:
+            return None
         return self.unfused_seconds / self.seconds
 
 
@@ -64,13 +67,18 @@ def fastest(
     for launch, function in zip(launches, _compiled(map(fused, launches), arguments), strict=True):
         try:
             times[launch] = _seconds(function(), arguments)
-        except (RuntimeError, ValueError) as error:  # too many registers or too much memory on the chip
+        except (
+            CannotFuse,
+            RuntimeError,
+            ValueError,
+        ) as error:  # too many registers or too much memory on the chip
             last = error
     if not times:
         raise CannotFuse(f"no launch of the kernel runs on this device: {last}") from last
     best = min(times, key=lambda launch: times[launch])
     tuned = Tuned(tuple(best), times[best], _seconds(jax.jit(unfused), arguments))
-    _write(file, tuned)
+    with contextlib.suppress(OSError):  # where nothing can be kept, it is timed again
+        _write(file, tuned)
     return tuned
 
 

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from rollmill.fusion.beside import ONE, ZERO, joined
 from rollmill.fusion.guards import Guard, guards
 from rollmill.fusion.ir import Loop, Node, Program
 from rollmill.fusion.narrow import MOST, Head, Narrow, find_narrow, is_stacked_product
@@ -21,8 +22,6 @@ Numerics: TypeAlias = Literal["float32", "tf32", "bfloat16"]
 
 FEWEST_COLUMNS = 16
 """Tensor cores take no narrower operand."""
-
-ZERO, ONE = "tl.zeros([BLOCK], tl.float32)", "tl.full([BLOCK], 1.0, tl.float32)"
 
 SEPARATOR = "; "
 """Between names of which a node has several."""
@@ -313,14 +312,16 @@ class Writer:
     # --- narrow products -------------------------------------------------------------------------------
 
     def _find_products(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> None:
-        """Which products are narrow; exact ones are sums where that is cheap."""
+        """Which products are narrow; exact ones are sums where that is cheap.
+
+        A stack that anything else reads is a row like others, and so are its products.
+        """
         exact = self.numerics == "float32"
-        if not exact:
-            found = find_narrow(nodes, outputs)
-            self._narrow = self._narrow.joined(found)
         most = MOST_SUMMED if exact else MOST
         read = {operand for node in nodes if not is_stacked_product(node, most) for operand in node.operands}
         self._scattered |= {node for node in nodes if node.op == "stack"} - read - set(outputs)
+        if not exact:
+            self._narrow = self._narrow.joined(find_narrow(nodes, outputs, self._scattered))
 
     def _first(self, node: Node, scalars: Sequence[str]) -> str:
         """The product of a few scalars; what is added to it is one more row of the matrix."""
@@ -411,28 +412,3 @@ class Writer:
                 condition = going if loop.body.outputs[n].width is None else f"{going}[:, None]"
                 new = f"tl.where({condition}, {new}, {name})"
             self.line(f"{name} = {new}")
-
-
-def joined(writer: Writer, parts: Sequence[str]) -> str:
-    """A row of scalars that stays in the registers of its thread."""
-    if len(parts) == 1:
-        return parts[0]
-    even, odd = joined(writer, parts[::2]), joined(writer, parts[1::2])
-    name = writer.fresh()
-    writer.line(f"{name} = tl.reshape(tl.join({even}, {odd}), [BLOCK, {len(parts)}])")
-    return name
-
-
-def selected(writer: Writer, parts: Sequence[str], onto: tuple[str, int] | None = None) -> str:
-    """A row of scalars, each selected by its column: it lies as tensor cores take it.
-
-    `onto` is a row that has the first of them already, and how many.
-    """
-    column = writer.columns(len(parts))
-    tile, known = onto or (f"tl.zeros([BLOCK, {len(parts)}], tl.float32)", 0)
-    for place, part in enumerate(parts):
-        if place >= known and part != ZERO:
-            tile = f"tl.where({column}[None, :] == {place}, {part}[:, None], {tile})"
-    name = writer.fresh()
-    writer.line(f"{name} = {tile}")
-    return name

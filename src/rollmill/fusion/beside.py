@@ -1,0 +1,34 @@
+"""Scalars beside each other, as the row that a product of matrices takes."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollmill.fusion.triton_source import Writer
+
+ZERO, ONE = "tl.zeros([BLOCK], tl.float32)", "tl.full([BLOCK], 1.0, tl.float32)"
+
+
+def joined(writer: "Writer", parts: Sequence[str]) -> str:
+    """A row of scalars that stays in the registers of its thread."""
+    if len(parts) == 1:
+        return parts[0]
+    even, odd = joined(writer, parts[::2]), joined(writer, parts[1::2])
+    name = writer.fresh()
+    writer.line(f"{name} = tl.reshape(tl.join({even}, {odd}), [BLOCK, {len(parts)}])")
+    return name
+
+
+def selected(writer: "Writer", parts: Sequence[str], onto: tuple[str, int] | None = None) -> str:
+    """A row of scalars, each selected by its column: it lies as tensor cores take it.
+
+    `onto` is a row that has the first of them already, and how many.
+    """
+    column = writer.columns(len(parts))
+    tile, known = onto or (f"tl.zeros([BLOCK, {len(parts)}], tl.float32)", 0)
+    for place, part in enumerate(parts):
+        if place >= known and part != ZERO:
+            tile = f"tl.where({column}[None, :] == {place}, {part}[:, None], {tile})"
+    name = writer.fresh()
+    writer.line(f"{name} = {tile}")
+    return name
