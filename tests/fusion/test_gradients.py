@@ -18,7 +18,7 @@ from rollmill.fusion import (
     run_gradients_reference,
 )
 from rollmill.fusion.accumulators import accumulators_of
-from rollmill.fusion.gradients import GradientStep, Minibatch, Samples, gradient_kernel
+from rollmill.fusion.gradients import GradientStep, Minibatch, Samples, Shuffled, gradient_kernel
 from rollmill.fusion.kernels import compiled
 from rollmill.fusion.leaves import input_leaves
 from rollmill.fusion.passes import passes_of
@@ -192,7 +192,7 @@ def kernel_of_loss(loss, weights, width):
         one = jax.ShapeDtypeStruct((width,), jnp.float32)
         scalarised = scalarise(lambda weights, x: jax.grad(loss)(weights, x), (one,), (weights,), summed=True)
         step = GradientStep(scalarised, input_leaves(scalarised.program, [one]), sums_of(scalarised))
-        minibatch = Minibatch(jnp.int32(0), pack([samples]), rows, {})
+        minibatch = Minibatch(jnp.int32(0), pack([samples]), Shuffled(rows, {}))
         kernel, arrays = gradient_kernel(step, minibatch, launch=GradientLaunch(2, 32, 2), numerics="tf32")
         kept = accumulators_of(step.sums, scalarised.program.outputs)
         structs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]

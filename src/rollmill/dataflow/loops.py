@@ -197,7 +197,10 @@ def learn(
     reduce: Reduce = identity,
     descents: ManyDescents | None = None,
 ) -> tuple[Learner, Metrics]:
-    """`epochs` passes over the batch in shuffled minibatches; metrics are means over minibatches."""
+    """`epochs` passes over the batch in shuffled minibatches; metrics are means over minibatches.
+
+    The rows of all epochs are shuffled at once: 4 bytes for each sample and epoch.
+    """
     descent = (descents or plain_descent)(graph, batch, reduce)
 
     def epoch_step(progress: _Progress, shuffled) -> tuple[_Progress, tuple[Metrics, Float[Array, ""]]]:

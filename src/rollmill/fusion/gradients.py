@@ -53,18 +53,30 @@ class GradientStep(NamedTuple):
     """What is summed over samples: gradients, then metrics."""
 
 
+class Shuffled(NamedTuple):
+    """What an epoch needs of its rows."""
+
+    rows: UInt32[Array, "*epochs M N"]
+    """Of each minibatch."""
+    own: dict[int, Array]
+    """Leaves `[*epochs, M, N, ...]` that were changed with regard to a whole minibatch, by their number."""
+
+
 class Minibatch(NamedTuple):
     """One of the minibatches of an epoch."""
 
     number: Int[Array, ""]
     packed: Packed
     """All samples."""
-    rows: UInt32[Array, "M N"]
-    """Those of each minibatch."""
-    own: dict[int, Array]
-    """Leaves `[M, N, ...]` that were changed with regard to a whole minibatch, by their number."""
+    shuffled: Shuffled
+    """Of the epoch."""
     vector: Vector | None = None
     """What is learned, where it is held as one vector."""
+
+    @property
+    def num_samples(self) -> int:
+        """Of each minibatch."""
+        return self.shuffled.rows.shape[-1]
 
 
 def gradient_step(graph: Graph, learner: Learner, sample: PyTree[jax.ShapeDtypeStruct]) -> GradientStep:
@@ -108,15 +120,6 @@ Run: TypeAlias = Callable[[GradientStep, Minibatch], Float[Array, " size"]]
 """The means over a minibatch of a step's results that are computed, one after the other."""
 
 
-class Shuffled(NamedTuple):
-    """What an epoch needs of its rows."""
-
-    rows: UInt32[Array, "*epochs M N"]
-    """Of each minibatch."""
-    own: dict[int, Array]
-    """Leaves `[*epochs, M, N, ...]` that were changed with regard to a whole minibatch, by their number."""
-
-
 class Samples:
     """The samples of a batch, prepared for all epochs."""
 
@@ -136,7 +139,7 @@ class Samples:
     ) -> tuple[GradientStep, Minibatch]:
         """What is to be computed for a minibatch of an epoch; `vector` is what the network is cut from."""
         step = gradient_step(self._graph, learner, self._sample)
-        return step, Minibatch(number, self._packed, shuffled.rows, shuffled.own, vector)
+        return step, Minibatch(number, self._packed, shuffled, vector)
 
     def results(
         self, learner: Learner, step: GradientStep, means: Float[Array, " size"]
@@ -184,9 +187,9 @@ def run_gradients_reference(
     step: GradientStep, minibatch: Minibatch, *, precision: Any = None
 ) -> Float[Array, " size"]:
     """All samples at once, by JAX's own functions."""
-    rows = minibatch.rows[minibatch.number]
+    rows, own = minibatch.shuffled.rows[minibatch.number], minibatch.shuffled.own
     leaves = jax.tree.leaves(minibatch.packed.take(rows))
-    for place, leaf in minibatch.own.items():
+    for place, leaf in own.items():
         leaves[place] = leaf[minibatch.number]
     inputs = [x for leaf, array in zip(step.sample, leaves, strict=True) for x in leaf.split(array)]
     found = evaluate(
@@ -215,18 +218,18 @@ def run_gradients_kernel(
     """All samples in one kernel on a GPU, and the sum over its programs, always in the same order."""
     kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics=numerics)
     (sums,) = call(kernel, arrays)
-    return jnp.sum(sums, axis=0) / minibatch.rows.shape[1]
+    return jnp.sum(sums, axis=0) / minibatch.num_samples
 
 
 def gradient_kernel(
     step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics
 ) -> tuple[Kernel, list[Any]]:
     """The kernel of a minibatch, and the arrays that it takes."""
-    packed, num_samples = minibatch.packed, minibatch.rows.shape[1]
+    packed, own, num_samples = minibatch.packed, minibatch.shuffled.own, minibatch.num_samples
     given = _Given()
     places = [
-        Place(given.pointer(minibatch.own[number]), None, shuffled=False)
-        if number in minibatch.own
+        Place(given.pointer(own[number]), None, shuffled=False)
+        if number in own
         else Place("table", first, shuffled=True)
         if first is not None
         else Place(given.pointer(leaf), None, shuffled=True)
@@ -242,7 +245,7 @@ def gradient_kernel(
     programs = min(launch.programs, -(-num_samples // launch.block))
     sums = jax.ShapeDtypeStruct((programs, size), jnp.dtype(jnp.float32))
     sizes = {"N": num_samples, "W": packed.table.shape[1], "SIZE": size, "PROGRAMS": programs}
-    arrays = [packed.table, minibatch.rows, minibatch.number.reshape(1), *given.arrays]
+    arrays = [packed.table, minibatch.shuffled.rows, minibatch.number.reshape(1), *given.arrays]
     constants, uniforms = {**sizes, "BLOCK": launch.block}, len(given.arrays) - aligned
     return Kernel(source, programs, (sums,), constants, launch.num_warps, uniforms), arrays
 
