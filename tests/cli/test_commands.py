@@ -81,6 +81,7 @@ def test_quiet_shows_nothing_while_training(rollmill):
     assert done.returncode == 0 and done.stderr == ""
 
 
+@pytest.mark.slow
 def test_several_seeds_have_a_summary_over_them(rollmill, tmp_path):
     done = rollmill("train", "ppo", "CartPole-v1", *QUICK, "--num-seeds", 3, "--seed", 5, "--run-dir", "seeds")
     assert done.returncode == 0, done.stderr

@@ -82,6 +82,7 @@ def test_the_failing_run_stops_at_the_same_place_when_resumed(tmp_path):
     assert messages[0] == messages[1]
 
 
+@pytest.mark.slow
 def test_an_infinite_reward_that_only_the_gradients_see(tmp_path):
     huge = lambda age, params: jnp.where((age == 9) & (params > 0), 3e38, 0.0)
     with pytest.raises(
