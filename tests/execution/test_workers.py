@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 import worker_jobs
-from worker_jobs import all_events, gone_within, job, until
+from worker_jobs import all_events, assert_answered, assert_newest_and_oldest, gone_within, job, until
 
 from rollmill.channels import Refused
 from rollmill.core.errors import UsageError
@@ -182,22 +182,11 @@ def test_large_arrays_go_both_ways_and_keep_their_types(supervise):
 
 
 def test_latest_takes_the_newest_and_wait_the_oldest(supervise):
-    supervisor = supervise(job(worker_jobs.last_of_many))
-    for number in range(5):
-        supervisor.send(ALL, "number", {"number": number})
-        supervisor.send("actor", "command", {"number": number})
-    supervisor.send("actor/0", "all sent")
-    assert until(supervisor, "taken").fields == {"newest": {"number": 4}, "again": None, "oldest": {"number": 0}}
+    assert_newest_and_oldest(supervise(job(worker_jobs.last_of_many)))
 
 
 def test_questions_are_answered_whatever_the_main_thread_does(supervise):
-    supervisor = supervise(job(worker_jobs.answers_while_busy, settings={"questions": 2}))
-    supervisor.send(ALL, "question", {"number": 1})
-    assert until(supervisor, "question").fields == {"double": 2}
-    supervisor.send(ALL, "question", {"number": 2})
-    assert until(supervisor, "question").fields == {"double": 4}
-    supervisor.send(ALL, "enough")
-    until(supervisor, Finished)
+    assert_answered(supervise(job(worker_jobs.answers_while_busy, settings={"questions": 2})))
 
 
 def test_workers_come_over_tcp_too_and_only_once(supervise):

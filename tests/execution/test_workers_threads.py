@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 import worker_jobs
-from worker_jobs import all_events, job, until
+from worker_jobs import all_events, assert_answered, assert_newest_and_oldest, job, until
 
 from rollmill.core.errors import UsageError
 from rollmill.execution.workers import ALL, Finished, Hung, Job, Received, Started, ThreadSupervisor, WorkerFailed
@@ -49,22 +49,11 @@ def test_arrays_are_never_shared(supervise):
 
 
 def test_latest_and_wait_are_those_of_processes(supervise):
-    supervisor = supervise(job(worker_jobs.last_of_many))
-    for number in range(5):
-        supervisor.send(ALL, "number", {"number": number})
-        supervisor.send("actor", "command", {"number": number})
-    supervisor.send("actor/0", "all sent")
-    assert until(supervisor, "taken").fields == {"newest": {"number": 4}, "again": None, "oldest": {"number": 0}}
+    assert_newest_and_oldest(supervise(job(worker_jobs.last_of_many)))
 
 
 def test_questions_are_answered_whatever_the_main_thread_does(supervise):
-    supervisor = supervise(job(worker_jobs.answers_while_busy, settings={"questions": 2}))
-    supervisor.send(ALL, "question", {"number": 1})
-    assert until(supervisor, "question").fields == {"double": 2}
-    supervisor.send(ALL, "question", {"number": 2})
-    assert until(supervisor, "question").fields == {"double": 4}
-    supervisor.send(ALL, "enough")
-    until(supervisor, Finished)
+    assert_answered(supervise(job(worker_jobs.answers_while_busy, settings={"questions": 2})))
 
 
 def test_an_error_in_one_thread_stops_all_and_is_raised_with_its_name(supervise):

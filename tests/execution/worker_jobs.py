@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollmill.execution.workers import Job, LocalLauncher, Received, Supervisor
+from rollmill.execution.workers import ALL, Finished, Job, LocalLauncher, Received, Supervisor
 
 
 def job(function, replica=0, *, group="actor", settings=None, environment=None):
@@ -201,3 +201,25 @@ def gone_within(pids, seconds):
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not any(alive(pid) for pid in pids)
+
+
+# --- conversations that are the same with processes and with threads -------------------------------------------
+
+
+def assert_newest_and_oldest(supervisor):
+    """With `last_of_many`."""
+    for number in range(5):
+        supervisor.send(ALL, "number", {"number": number})
+        supervisor.send("actor", "command", {"number": number})
+    supervisor.send("actor/0", "all sent")
+    assert until(supervisor, "taken").fields == {"newest": {"number": 4}, "again": None, "oldest": {"number": 0}}
+
+
+def assert_answered(supervisor):
+    """With `answers_while_busy`, of two questions."""
+    supervisor.send(ALL, "question", {"number": 1})
+    assert until(supervisor, "question").fields == {"double": 2}
+    supervisor.send(ALL, "question", {"number": 2})
+    assert until(supervisor, "question").fields == {"double": 4}
+    supervisor.send(ALL, "enough")
+    until(supervisor, Finished)

@@ -104,7 +104,7 @@ def a3c(
         loops,
         optimiser=optimiser,
         prepare=partial(prepare, parts.policy, gamma=config.gamma, gae_lambda=config.gae_lambda),
-        appraise=parts.policy.appraise if parts.policy.values_are_cheap else None,
+        appraise=parts.policy.appraisal,
         gradients=mean_gradients(parts.policy, partial(sample_loss, config)),
     )
 

@@ -214,10 +214,11 @@ class NetworkPolicy(NamedTuple):
         return network.value(self.normalise(weights, observation), memory)
 
     @property
-    def values_are_cheap(self) -> bool:
-        """Whether acting computes most of what a value needs."""
+    def appraisal(self) -> Callable[[PolicyWeights, Step], Step] | None:
+        """`appraise`, where acting computes most of what a value needs."""
         network = eqx.combine(self.skeleton, self.static)
-        return not self.recurrent and getattr(network, "shares_torso", False)
+        is_cheap = not self.recurrent and getattr(network, "shares_torso", False)
+        return self.appraise if is_cheap else None
 
     def appraise(self, weights: PolicyWeights, step: Step) -> Step:
         """The step with its values, without the final observation that nobody needs then."""

@@ -128,7 +128,7 @@ def ppo(
         loops,
         optimiser=optimiser,
         prepare=partial(prepare, parts.policy, gamma=config.gamma, gae_lambda=config.gae_lambda),
-        appraise=parts.policy.appraise if parts.policy.values_are_cheap else None,
+        appraise=parts.policy.appraisal,
         gradients=mean_gradients(parts.policy, partial(sample_loss, config)),
         condition=standardise_advantages if config.norm_adv else unconditioned,
         keep_learning=None if config.target_kl is None else partial(_below, config.target_kl),

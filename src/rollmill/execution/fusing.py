@@ -138,9 +138,7 @@ def choose_ways(
 
 def _kept(launches: Launches | None, device: Any) -> Launches | None:
     """Launches that were found on such a device."""
-    if launches is None or device.platform != "gpu" or launches.get("device") != device.device_kind:
-        return None
-    return launches
+    return launches if launches is not None and launches.get("device") == device.device_kind else None
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def _module(source: str) -> ModuleType:
     name = "kernel_" + hashlib.sha256(text.encode()).hexdigest()[:16]
     file = cache_folder() / "kernels" / f"{name}.py"
     try:
-        _keep(file, text)
+        keep(file, text)
     except OSError as error:
         raise CannotFuse(f"{file} cannot be written: {error}; XDG_CACHE_HOME can name another folder.") from error
     spec = importlib.util.spec_from_file_location(name, file)
@@ -146,7 +146,7 @@ def _module(source: str) -> ModuleType:
     return module
 
 
-def _keep(file: Path, text: str) -> None:
+def keep(file: Path, text: str) -> None:
     """Writes a file, whole or not at all, unless it is there."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)

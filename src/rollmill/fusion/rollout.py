@@ -47,6 +47,16 @@ class RolloutStep(NamedTuple):
     step: list[Leaf]
     """Where the leaves of the trajectory's step are among the outputs."""
 
+    @property
+    def changed(self) -> list[bool]:
+        """Of each of the collector's leaves, whether a step may change it."""
+        program = self.scalarised.program
+
+        def stays(before: Leaf, after: Leaf) -> bool:
+            return [program.inputs[n] for n in before.places] == [program.outputs[n] for n in after.places]
+
+        return [not stays(*pair) for pair in zip(self.carried, self.after, strict=True)]
+
 
 def rollout_step(graph: Graph, weights: Weights, collector: PyTree[jax.ShapeDtypeStruct]) -> RolloutStep:
     """The program of one step.
@@ -163,17 +173,7 @@ def rollout_kernel(
 
 def written(step: RolloutStep) -> list[Leaf]:
     """The collector's leaves that a rollout changes."""
-    return [leaf for leaf, changes in zip(step.after, changed(step), strict=True) if changes]
-
-
-def changed(step: RolloutStep) -> list[bool]:
-    """Of each of the collector's leaves, whether a step may change it."""
-    program = step.scalarised.program
-
-    def stays(before: Leaf, after: Leaf) -> bool:
-        return [program.inputs[n] for n in before.places] == [program.outputs[n] for n in after.places]
-
-    return [not stays(*pair) for pair in zip(step.carried, step.after, strict=True)]
+    return [leaf for leaf, changes in zip(step.after, step.changed, strict=True) if changes]
 
 
 def unpack(
@@ -181,7 +181,7 @@ def unpack(
 ) -> tuple[list[Array], list[Array]]:
     """What a kernel has written, beside what stayed and what is the same for all environments."""
     rest, num_envs = iter(found), carried[0].shape[0]
-    pairs = zip(carried, changed(step), strict=True)
+    pairs = zip(carried, step.changed, strict=True)
     after = [next(rest) if changes else before for before, changes in pairs]
     whole = lambda leaf: next(rest) if leaf.places else leaf.repeated(num_steps, num_envs)
     return after, [whole(leaf) for leaf in step.step]

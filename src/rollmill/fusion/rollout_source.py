@@ -21,7 +21,7 @@ def rollout_source(step: "RolloutStep", num_envs: int, block: int, numerics: Num
     """
     program, slots = step.scalarised.program, range(len(step.scalarised.uniforms))
     taken = [*step.carried, *step.fixed]
-    changes = [_changes(step, n) for n in range(len(step.carried))]
+    changes = step.changed
     before, uniform = [f"in{n}" for n in range(len(taken))], [f"uniform{n}" for n in slots]
     after = [f"after{n}" for n, does in enumerate(changes) if does]
     out = [f"step{n}" for n, leaf in enumerate(step.step) if leaf.places]
@@ -55,11 +55,6 @@ def rollout_source(step: "RolloutStep", num_envs: int, block: int, numerics: Num
         *(["    here = env < N"] if mask else []),
     ]
     return "\n".join([*head, *writer.prelude, *opening, *writer.lines]) + "\n"
-
-
-def _changes(step: "RolloutStep", n: int) -> bool:
-    program, before, after = step.scalarised.program, step.carried[n], step.after[n]
-    return [program.inputs[k] for k in before.places] != [program.outputs[k] for k in after.places]
 
 
 def _turn(writer: Writer) -> list[str]:

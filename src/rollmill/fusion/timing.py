@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import jax
 
-from rollmill.fusion.kernels import Kernel, cache_folder
+from rollmill.fusion.kernels import Kernel, cache_folder, keep
 from rollmill.fusion.refusals import CannotFuse
 
 REPEATS, CALLS = 5, 10
@@ -78,7 +77,7 @@ def fastest(
     best = min(times, key=lambda launch: times[launch])
     tuned = Tuned(tuple(best), times[best], _seconds(jax.jit(unfused), arguments))
     with contextlib.suppress(OSError):  # where nothing can be kept, it is timed again
-        _write(file, tuned)
+        keep(file, json.dumps(tuned._asdict()))
     return tuned
 
 
@@ -109,10 +108,3 @@ def _identity(kernel: Kernel, launches: Sequence[tuple[int, ...]], arguments: Se
     packages = [version(name) for name in ("jax", "jaxlib", "triton")]
     known = [kernel.source, kernel.constants, list(map(str, launches)), device.device_kind, packages, unroll]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:24]
-
-
-def _write(file: Path, tuned: Tuned) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(tuned._asdict()))
-    os.replace(part, file)
