@@ -1,4 +1,4 @@
-"""Scalars beside each other, as the row that a product of matrices takes."""
+"""Scalars beside each other, as the row that a product of matrices takes; and what comes out of it as scalars."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -32,3 +32,12 @@ def selected(writer: "Writer", parts: Sequence[str], onto: tuple[str, int] | Non
     name = writer.fresh()
     writer.line(f"{name} = {tile}")
     return name
+
+
+def one_each(scalars: str) -> str:
+    """Scalars out of rows, moved so that each thread has those of its own environments alone.
+
+    A product of matrices leaves them with four threads each; all that is computed from them, which is the whole
+    environment, would be computed four times over. This gathering changes where they lie and nothing else.
+    """
+    return f"tl.gather({scalars}, tl.arange(0, BLOCK), 0)"

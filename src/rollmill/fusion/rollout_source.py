@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rollmill.fusion.beside import one_each
 from rollmill.fusion.leaves import Leaf
 from rollmill.fusion.triton_operations import TYPES
 from rollmill.fusion.triton_source import Numerics, Writer, columns
@@ -25,7 +26,7 @@ def rollout_source(step: "RolloutStep", num_envs: int, block: int, numerics: Num
     before, uniform = [f"in{n}" for n in range(len(taken))], [f"uniform{n}" for n in slots]
     after = [f"after{n}" for n, does in enumerate(changes) if does]
     out = [f"step{n}" for n, leaf in enumerate(step.step) if leaf.places]
-    writer = Writer(numerics, uniform)
+    writer = Writer(numerics, uniform, spread=one_each)
     mask = "" if num_envs % block == 0 else "here"
 
     inputs = [

@@ -32,6 +32,9 @@ Names: TypeAlias = Mapping[Node, str]
 Beside: TypeAlias = Callable[["Writer", Sequence[str]], str]
 """Makes a row of scalars with these names, as many as a power of two."""
 
+Spread: TypeAlias = Callable[[str], str]
+"""Says where scalars lie that were taken out of rows."""
+
 MOST_SUMMED = 8
 """Products with as few rows or columns are sums on the ordinary units: cheaper than to fill a tensor core."""
 
@@ -51,6 +54,7 @@ class Writer:
         *,
         indent: int = 1,
         beside: Beside | None = None,
+        spread: Spread = str,
         exact_scalars: bool = True,
         prefix: str = "v",
     ) -> None:
@@ -61,6 +65,7 @@ class Writer:
             slots: pointers to uniform arrays.
             indent: of the part that is being written.
             beside: how scalars become a row; `joined` where it is left out.
+            spread: where scalars lie that were taken out of rows; where the rows left them if it is left out.
             exact_scalars: whether functions of single numbers are exact, as an environment's must be.
             prefix: of all names.
         """
@@ -75,6 +80,7 @@ class Writer:
         self._scattered: set[Node] = set()
         self._narrow = Narrow({}, {}, {}, {})
         self._beside = beside or joined
+        self._spread = spread
         self._tiles: dict[Head | tuple[str, ...], str] = {}
         self._count = 0
 
@@ -199,13 +205,14 @@ class Writer:
                 return f"tl.broadcast_to({operands[0]}[:, None], {self._shape(node)})"
             case "column":
                 column = self.columns(first.width or 0)
-                return f"tl.sum(tl.where({column}[None, :] == {node.attributes[0]}, {operands[0]}, 0), axis=1)"
+                chosen = f"tl.where({column}[None, :] == {node.attributes[0]}, {operands[0]}, 0)"
+                return self._spread(f"tl.sum({chosen}, axis=1)")
             case "row_sum":
-                return f"tl.sum({self.masked(first, operands[0], '0.0')}, axis=1)"
+                return self._spread(f"tl.sum({self.masked(first, operands[0], '0.0')}, axis=1)")
             case "row_max":
-                return f"tl.max({self.masked(first, operands[0], self._least(first))}, axis=1)"
+                return self._spread(f"tl.max({self.masked(first, operands[0], self._least(first))}, axis=1)")
             case "row_min":
-                return f"tl.min({self.masked(first, operands[0], self._greatest(first))}, axis=1)"
+                return self._spread(f"tl.min({self.masked(first, operands[0], self._greatest(first))}, axis=1)")
         if node.width is not None:
             pairs = zip(node.operands, operands, strict=True)
             operands = [f"{name}[:, None]" if operand.width is None else name for operand, name in pairs]
@@ -354,9 +361,8 @@ class Writer:
         if head not in self._tiles:
             left = self.masked(head.row, row, "0.0")
             self._tiles[head] = self._assign(self.product(left, self._head_matrix(head)))
-        return self._assign(
-            f"tl.sum(tl.where({self.columns(MOST)}[None, :] == {column}, {self._tiles[head]}, 0), axis=1)"
-        )
+        chosen = f"tl.where({self.columns(MOST)}[None, :] == {column}, {self._tiles[head]}, 0)"
+        return self._assign(self._spread(f"tl.sum({chosen}, axis=1)"))
 
     def _head_matrix(self, head: Head) -> str:
         """Uniform rows as the columns of a matrix."""
