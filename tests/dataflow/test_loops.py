@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from counting_graph import FIRST_MEMORY, counting_graph, episode_length
 
-from rollmill.dataflow import State, collect, iterate, learn, start
+from rollmill.dataflow import COLLECT, State, collect, iterate, iteration_key, learn, start
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 GRAPH = counting_graph()
@@ -118,7 +118,7 @@ def test_no_two_random_numbers_are_alike():
     state = begin(graph)
     drawn = [numbers(state.collector.environment["start"])[0], numbers(state.learner["weight"])[0]]
     for _ in range(2):
-        _, trajectory = run_collect(graph, state, jax.random.fold_in(jax.random.key(0), state.iteration))
+        _, trajectory = run_collect(graph, state, iteration_key(state.key, state.iteration, COLLECT))
         drawn += [trajectory.steps.extras["noise"], trajectory.steps.info["noise"]]
         state, _ = run_iterate(graph, state)
     drawn = np.concatenate([np.asarray(numbers).ravel() for numbers in drawn])

@@ -106,9 +106,9 @@ def test_auto_reset_follows_truncation_and_restarts_the_clock():
     np.testing.assert_array_equal(timestep.state.elapsed, [1, 0, 1, 0, 1])
 
 
-def test_auto_reset_splits_its_key_for_step_and_reset():
+def test_step_and_reset_have_keys_of_their_own():
     env, key = envs.auto_reset(counter(end=1)), jax.random.key(7)
-    step_key, reset_key = jax.random.split(key)
+    step_key, reset_key = jax.random.fold_in(key, envs.transforms.OF_THE_STEP), key
     state = {"count": jnp.float32(0), "key": jax.random.key(1)}
     ended = env.step(key, state, jnp.int32(0), env.params)
     going = envs.auto_reset(counter(end=9)).step(key, state, jnp.int32(0), env.params)

@@ -30,14 +30,15 @@ def assert_steps_as_unfused(graph: Graph, steps: int = STEPS, *, compiled: bool 
 
     def step(collector, key):
         keys = jax.random.split(key, ENVS)
-        after, out = jax.vmap(partial(step_one, graph, weights))(collector, keys)
+        after, out = jax.vmap(partial(step_one, graph, weights), in_axes=(0, 0, None))(collector, keys, 5)
         return after, (collector, keys, (after, out))
 
     _, (before, keys, expected) = jax.jit(lambda c, k: jax.lax.scan(step, c, k))(
         state.collector, jax.random.split(jax.random.key(5), steps)
     )
     flat = lambda tree: jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
-    fused = lambda w, c, k: by_program(partial(step_one, graph), (c, k), (w,), carried=True)
+    one = lambda weights, collector, key: step_one(graph, weights, collector, key, 5)
+    fused = lambda w, c, k: by_program(one, (c, k), (w,), carried=True)
     run = jax.jit(fused) if compiled else fused
     assert_same(run(weights, flat(before), flat(keys)), flat(expected))
 

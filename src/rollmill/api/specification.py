@@ -143,7 +143,7 @@ def fingerprint(graph: Graph) -> str:
 
     def one_step(key):
         weights = graph.weights(graph.start_learner(key))
-        return step_one(graph, weights, start_one(graph, key, jnp.int32(0)), key)
+        return step_one(graph, weights, start_one(graph, key, jnp.int32(0)), key, 0)
 
     program = jax.make_jaxpr(one_step)(jax.random.key(0))
     text = re.sub(r"0x[0-9a-f]+", "", str(program))  # addresses differ from process to process

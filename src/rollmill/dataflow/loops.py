@@ -110,7 +110,7 @@ def rollout_one(
     """`num_steps` of policy and environment in ONE environment; leaves of the steps are `[T, ...]`."""
 
     def step(carry: Collector, t: Int[Array, ""]) -> tuple[Collector, Step]:
-        return step_one(graph, weights, carry, jax.random.fold_in(key, t))
+        return step_one(graph, weights, carry, key, t)
 
     return jax.lax.scan(step, collector, jnp.arange(graph.loops.num_steps), unroll=unroll)
 
@@ -121,14 +121,24 @@ def step_all(
     """Step `t` of a rollout in every environment; what `collect` does, one step at a time."""
 
     def step(now: Collector) -> tuple[Collector, Step]:
-        return step_one(graph, weights, now, jax.random.fold_in(jax.random.fold_in(key, now.index), t))
+        return step_one(graph, weights, now, jax.random.fold_in(key, now.index), t)
 
     return jax.vmap(step)(now)
 
 
-def step_one(graph: Graph, weights: Weights, now: Collector, key: Key) -> tuple[Collector, Step]:
-    """The policy decides and the environment follows, once, in ONE environment."""
-    policy_key, env_key = jax.random.split(key)
+def step_one(
+    graph: Graph, weights: Weights, now: Collector, key: Key, t: Int[Array, ""] | int
+) -> tuple[Collector, Step]:
+    """Step `t` of ONE environment's rollout: the policy decides and the environment follows.
+
+    Args:
+        graph: what is trained.
+        weights: of the policy.
+        now: the environment before the step.
+        key: the environment's own, of the whole rollout; from it and `t` come the keys of the two fragments.
+        t: below 2^31.
+    """
+    policy_key, env_key = (jax.random.fold_in(key, 2 * jnp.uint32(t) + fragment) for fragment in (0, 1))
     with jax.named_scope("policy"):
         decision = graph.policy.function(weights, policy_key, now.memory, now.observation, now.action_mask)
     with jax.named_scope("environment"):

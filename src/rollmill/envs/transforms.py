@@ -19,6 +19,9 @@ from jaxtyping import Key as KeyArray
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
 
+OF_THE_STEP = 0x5354_4550
+"""What makes the key of a step that may be followed by a reset; no draw of a reset counts as far."""
+
 
 class TimeLimitState(eqx.Module):
     """The state of a time-limited environment: that of the environment inside, and its age."""
@@ -76,18 +79,18 @@ def auto_reset(env: Environment) -> Environment:
     observation before any reset, which is the one to bootstrap from where `truncated`.
 
     Args:
-        env: the environment, unbatched. Its step's key is split in two, for the step and the reset.
+        env: the environment, unbatched. The reset has the step's key, and the step one that is made from it: where
+            a step draws nothing, as most do, only the reset's numbers are computed.
 
     Returns:
         The environment, whose `step` never returns a finished state.
     """
 
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
-        step_key, reset_key = jax.random.split(key)
-        timestep = env.step(step_key, state, action, params)
+        timestep = env.step(jax.random.fold_in(key, OF_THE_STEP), state, action, params)
         if "final_observation" in timestep.info:
             raise UsageError(f"{env.name} resets itself already: leave out one of the two auto_reset.")
-        observation, fresh = env.reset(reset_key, params)
+        observation, fresh = env.reset(key, params)
         done = jnp.asarray(timestep.terminated | timestep.truncated)
         return timestep._replace(
             observation=_select(done, observation, timestep.observation),

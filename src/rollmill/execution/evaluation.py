@@ -78,11 +78,11 @@ def _never_ends(count: int, episodes: int) -> UsageError:
 
 def _play(graph: Graph, episodes: int, weights: Weights, key: Key) -> tuple[Array, Array, Array]:
     start_key, run_key = jax.random.split(key)
-    step = jax.vmap(partial(step_one, graph, weights))
+    step = jax.vmap(partial(step_one, graph, weights), in_axes=(0, 0, None))
+    keys = jax.random.split(run_key, episodes)
 
     def body(now: _Playing) -> _Playing:
-        keys = jax.random.split(jax.random.fold_in(run_key, now.t), episodes)
-        collector, steps = step(now.collector, keys)
+        collector, steps = step(now.collector, keys, now.t)
         ends = (steps.terminated | steps.truncated) & ~now.done
         returns = jnp.where(ends, steps.info["episode_return"], now.returns)
         lengths = jnp.where(ends, steps.info["episode_length"], now.lengths)

@@ -64,11 +64,10 @@ def _replay_step(graph: Graph, state: State, fault: Fault) -> Replayed:
     weights, index = graph.weights(state.learner), fault.environments[0]
     collector: Collector = jax.tree.map(lambda leaf: leaf[index], state.collector)
     key = jax.random.fold_in(iteration_key(state.key, int(state.iteration), COLLECT), index)
-    step = jax.jit(lambda collector, t: step_one(graph, weights, collector, jax.random.fold_in(key, t))[0])
+    step = jax.jit(lambda collector, t: step_one(graph, weights, collector, key, t)[0])
     for t in range(fault.step or 0):
         collector = step(collector, t)
-    now = jax.random.fold_in(key, fault.step or 0)
-    line, (_, made) = _unjitted(lambda: step_one(graph, weights, collector, now))
+    line, (_, made) = _unjitted(lambda: step_one(graph, weights, collector, key, fault.step or 0))
     inputs = {"observation": collector.observation, "state": collector.environment, "action": made.action}
     outputs = {"extras": made.extras, "reward": made.reward, "observation": made.final_observation}
     return Replayed(fault, line, *_on_host((inputs, outputs)))

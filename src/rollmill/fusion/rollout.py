@@ -93,14 +93,15 @@ def check_rollout(graph: Graph) -> None:
 
 def _step_raw(graph: Graph, like: PyTree, weights: Weights, raw: list[Array], key: Array, t: Int[Array, ""]):
     """A step from leaves without typed keys to such leaves."""
-    own = jax.random.fold_in(jax.random.wrap_key_data(key), t)
-    after, step = _appraised_step(graph, weights, from_raw(like, raw), own)
+    after, step = _appraised_step(graph, weights, from_raw(like, raw), jax.random.wrap_key_data(key), t)
     return to_raw(after), to_raw(step)
 
 
-def _appraised_step(graph: Graph, weights: Weights, now: Collector, key: Key) -> tuple[Collector, Step]:
+def _appraised_step(
+    graph: Graph, weights: Weights, now: Collector, key: Key, t: Int[Array, ""]
+) -> tuple[Collector, Step]:
     """A step with all that is cheaper to compute here than of the whole trajectory."""
-    after, step = step_one(graph, weights, now, key)
+    after, step = step_one(graph, weights, now, key, t)
     return after, step if graph.appraise is None else graph.appraise(weights, step)
 
 
@@ -116,7 +117,7 @@ def fused_collect(
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
     after_raw, step_raw = run(step, to_raw(collector), jax.random.key_data(keys), graph.loops.num_steps)
     after = from_raw(collector, after_raw)
-    shapes = jax.eval_shape(partial(_appraised_step, graph), weights, each_struct(collector), key)[1]
+    shapes = jax.eval_shape(partial(_appraised_step, graph), weights, each_struct(collector), key, jnp.int32(0))[1]
     steps = from_raw(shapes, step_raw)
     return after, Trajectory(steps, collector.memory, after.observation, after.memory)
 
