@@ -18,6 +18,7 @@ from rollmill.fusion.gradients import (
     run_gradients_reference,
 )
 from rollmill.fusion.ir import Loop, Node, Program, Region
+from rollmill.fusion.prelude import Numerics
 from rollmill.fusion.refusals import CannotFuse
 from rollmill.fusion.rollout import (
     Launch,
@@ -30,7 +31,6 @@ from rollmill.fusion.rollout import (
 )
 from rollmill.fusion.scalarise import Scalarised, scalarise
 from rollmill.fusion.timing import Tuned
-from rollmill.fusion.triton_source import Numerics
 from rollmill.fusion.tuning import tune_descent, tune_rollout
 
 __all__ = [

@@ -24,7 +24,7 @@ def selected(writer: "Writer", parts: Sequence[str], onto: tuple[str, int] | Non
 
     `onto` is a row that has the first of them already, and how many.
     """
-    column = writer.columns(len(parts))
+    column = writer.before.columns(len(parts))
     tile, known = onto or (f"tl.zeros([BLOCK, {len(parts)}], tl.float32)", 0)
     for place, part in enumerate(parts):
         if place >= known and part != ZERO:

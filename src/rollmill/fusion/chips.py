@@ -6,7 +6,7 @@ import jax
 
 from rollmill.core.errors import unknown_name
 from rollmill.fusion.cost import Cost
-from rollmill.fusion.triton_source import Numerics
+from rollmill.fusion.prelude import Numerics
 
 
 class Chip(NamedTuple):

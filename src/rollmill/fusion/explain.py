@@ -14,9 +14,9 @@ from rollmill.fusion.chips import Chip
 from rollmill.fusion.cost import Costs, bytes_of, costs_of
 from rollmill.fusion.kernels import Kernel, compiled
 from rollmill.fusion.leaves import each_struct, to_raw
+from rollmill.fusion.prelude import Numerics
 from rollmill.fusion.rollout import Launch, RolloutStep, rollout_kernel, rollout_step
 from rollmill.fusion.tracing import traced
-from rollmill.fusion.triton_source import Numerics
 
 WARP = 32
 REGISTERS = 65536

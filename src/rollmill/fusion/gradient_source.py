@@ -11,8 +11,9 @@ from rollmill.fusion.beside import ONE, selected
 from rollmill.fusion.ir import Node, Program
 from rollmill.fusion.leaves import Leaf
 from rollmill.fusion.passes import Pass, Plan, passes_of
+from rollmill.fusion.prelude import Numerics, columns
 from rollmill.fusion.triton_operations import TYPES
-from rollmill.fusion.triton_source import Names, Numerics, Writer, columns
+from rollmill.fusion.triton_source import Names, Writer
 
 if TYPE_CHECKING:
     from rollmill.fusion.gradients import GradientStep
@@ -97,7 +98,7 @@ def _pass(task: _Common, each: Pass, numbers: Mapping[Node, str], prefix: str) -
     writer.write(program, inputs, then=_Summing(writer, each, numbers, mask).add_what_is_there)
     loop = ["    for first in range(tl.program_id(0) * BLOCK, N, PROGRAMS * BLOCK):"]
     here = [f"        {mask} = first + tl.arange(0, BLOCK) < N"] if mask else []
-    before = [*writer.prelude, *samples.opening(), *_empty(each, numbers)]
+    before = [*writer.before.lines, *samples.opening(), *_empty(each, numbers)]
     inside = [*loop, *here, *samples.ahead(), *writer.lines, *samples.over()]
     return [*before, *inside, *_tile_stores(each), *_summed(each, numbers)]
 
@@ -139,7 +140,7 @@ class _Samples:
         count = next((n for n, number in enumerate(numbers) if number != numbers[0] + n), len(parts))
         if numbers[0] < 0 or count < 2:
             return selected(writer, parts)
-        column = writer.columns(len(parts))
+        column = writer.before.columns(len(parts))
         words = f"table + at[:, None] + {numbers[0]} + {column}[None, :]"
         fetched = self._fetch(f"tl.load({words}, mask={column}[None, :] < {count}, other=0)")
         tile = f"{fetched}.to(tl.float32, bitcast=True)"
@@ -252,7 +253,7 @@ class _Summing:
             assert row is not None
             return self._writer.masked(row, names[row], "0.0")
         if side == (None,):
-            return self._writer.ones()
+            return self._writer.before.ones()
         return self._writer.beside([ONE if node is None else names[node] for node in side])
 
 

@@ -35,11 +35,11 @@ from rollmill.fusion.evaluate import evaluate
 from rollmill.fusion.gradient_source import Place, gradient_source
 from rollmill.fusion.kernels import Kernel, call
 from rollmill.fusion.leaves import Leaf, each_struct, input_leaves
+from rollmill.fusion.prelude import Numerics
 from rollmill.fusion.refusals import CannotFuse
 from rollmill.fusion.scalarise import Scalarised, scalarise
 from rollmill.fusion.sums import Sum, mean_of, sums_of
 from rollmill.fusion.tracing import traced
-from rollmill.fusion.triton_source import Numerics
 from rollmill.fusion.vector import Vector
 
 

@@ -20,10 +20,10 @@ from rollmill.dataflow import Collector, Graph, Step, Trajectory, Weights, start
 from rollmill.fusion.evaluate import evaluate
 from rollmill.fusion.kernels import Kernel, call
 from rollmill.fusion.leaves import Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
+from rollmill.fusion.prelude import Numerics
 from rollmill.fusion.rollout_source import rollout_source
 from rollmill.fusion.scalarise import Scalarised, scalarise
 from rollmill.fusion.tracing import traced
-from rollmill.fusion.triton_source import Numerics
 
 
 class Launch(NamedTuple):

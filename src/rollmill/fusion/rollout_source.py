@@ -7,8 +7,9 @@ import numpy as np
 
 from rollmill.fusion.beside import one_each
 from rollmill.fusion.leaves import Leaf
+from rollmill.fusion.prelude import Numerics, columns
 from rollmill.fusion.triton_operations import TYPES
-from rollmill.fusion.triton_source import Numerics, Writer, columns
+from rollmill.fusion.triton_source import Writer
 
 if TYPE_CHECKING:
     from rollmill.fusion.rollout import RolloutStep
@@ -55,7 +56,7 @@ def rollout_source(step: "RolloutStep", num_envs: int, block: int, numerics: Num
         "    env = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
         *(["    here = env < N"] if mask else []),
     ]
-    return "\n".join([*head, *writer.prelude, *opening, *writer.lines]) + "\n"
+    return "\n".join([*head, *writer.before.lines, *opening, *writer.lines]) + "\n"
 
 
 def _turn(writer: Writer) -> list[str]:
@@ -129,7 +130,7 @@ def _place(writer: Writer, leaf: Leaf, n: int, mask: str) -> tuple[str, str]:
     size = int(np.prod(leaf.shape))
     if leaf.width is None:
         return f"env * {size} + {n}", mask
-    column = writer.columns(leaf.width)
+    column = writer.before.columns(leaf.width)
     masks = [f"{mask}[:, None]"] if mask else []
     masks += [f"({column}[None, :] < {leaf.width})"] if columns(leaf.width) != leaf.width else []
     return f"(env * {size} + {n * leaf.width})[:, None] + {column}[None, :]", " & ".join(masks)

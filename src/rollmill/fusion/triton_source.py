@@ -1,13 +1,12 @@
 """Writes programs as Triton source.
 
-What is uniform is read once, before the loop of a kernel: weights stay in registers or in shared memory for the
-whole rollout. Rows have as many columns as the next power of two; the columns that are too many are zero wherever
-they could be read.
+Rows have as many columns as the next power of two; the columns that are too many are zero wherever they could be
+read.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -15,13 +14,8 @@ from rollmill.fusion.beside import ONE, ZERO, joined
 from rollmill.fusion.guards import Guard, guards
 from rollmill.fusion.ir import Loop, Node, Program
 from rollmill.fusion.narrow import MOST, Head, Narrow, find_narrow, is_stacked_product
+from rollmill.fusion.prelude import Numerics, Prelude, as_taken, columns
 from rollmill.fusion.triton_operations import TYPES, by_constant, expression
-
-Numerics: TypeAlias = Literal["float32", "tf32", "bfloat16"]
-"""Of matrix products and of a policy's functions: exact; tensor cores with 10 bits of mantissa; or with 7."""
-
-FEWEST_COLUMNS = 16
-"""Tensor cores take no narrower operand."""
 
 SEPARATOR = "; "
 """Between names of which a node has several."""
@@ -37,11 +31,6 @@ Spread: TypeAlias = Callable[[str], str]
 
 MOST_SUMMED = 8
 """Products with as few rows or columns are sums on the ordinary units: cheaper than to fill a tensor core."""
-
-
-def columns(width: int) -> int:
-    """Columns of a row in a kernel."""
-    return max(FEWEST_COLUMNS, 2 ** math.ceil(math.log2(width)))
 
 
 class Writer:
@@ -69,14 +58,13 @@ class Writer:
             exact_scalars: whether functions of single numbers are exact, as an environment's must be.
             prefix: of all names.
         """
-        self.numerics = numerics
+        self.numerics: Numerics = numerics
         self._exact_scalars = exact_scalars
         self._prefix = prefix
-        self.prelude: list[str] = []
+        self.before = Prelude(numerics, slots, self.fresh)
         self.lines: list[str] = []
         self._slots = slots
         self._indent = indent
-        self._said: dict[tuple, str] = {}
         self._scattered: set[Node] = set()
         self._narrow = Narrow({}, {}, {}, {})
         self._beside = beside or joined
@@ -154,7 +142,7 @@ class Writer:
                 return self._constant(node)
             case "uniform":
                 slot, place = node.attributes
-                return self._uniform(slot, place, node.dtype, node.width)
+                return self.before.uniform(slot, place, node.dtype, node.width)
             case "loop":
                 return self._loop(node.attributes[0], operands)
             case "item":
@@ -204,7 +192,7 @@ class Writer:
             case "splat":
                 return f"tl.broadcast_to({operands[0]}[:, None], {self._shape(node)})"
             case "column":
-                column = self.columns(first.width or 0)
+                column = self.before.columns(first.width or 0)
                 chosen = f"tl.where({column}[None, :] == {node.attributes[0]}, {operands[0]}, 0)"
                 return self._spread(f"tl.sum({chosen}, axis=1)")
             case "row_sum":
@@ -228,46 +216,6 @@ class Writer:
             number = f'float("{number}")'
         return f"tl.full([BLOCK], {number}, {TYPES[node.dtype.name]})"
 
-    # --- what is uniform, read before the loop -----------------------------------------------------------
-
-    def _once(self, key: tuple, text: str) -> str:
-        if key not in self._said:
-            self._said[key] = self.fresh()
-            self.prelude.append(f"    {self._said[key]} = {text}")
-        return self._said[key]
-
-    def columns(self, width: int) -> str:
-        """The numbers of a row's columns."""
-        return self._once(("columns", columns(width)), f"tl.arange(0, {columns(width)})")
-
-    def _uniform(self, slot: int, place: int, dtype: np.dtype, width: int | None) -> str:
-        pointer = self._slots[slot]
-        if width is None:
-            load = f"tl.load({pointer} + {place})"
-            load = f"{load} != 0" if dtype == np.bool_ else load
-            return self._once(("uniform", slot, place), f"tl.full([BLOCK], {load}, {TYPES[dtype.name]})")
-        return self._row(slot, place, width)
-
-    def _row(self, slot: int, place: int, width: int, stride: int = 1) -> str:
-        """Numbers of a uniform array, so far apart."""
-        column = self.columns(width)
-        mask = "" if columns(width) == width else f", mask={column}[None, :] < {width}, other=0"
-        step = f"{column}[None, :] * {stride}" if stride != 1 else f"{column}[None, :]"
-        load = f"tl.load({self._slots[slot]} + {place} + {step}{mask})"
-        return self._once(("row", slot, place, width, stride), load)
-
-    def _matrix(self, slot: int, rows: int, size: int, start: int, width: int, *, transposed: bool) -> str:
-        """Columns of a uniform matrix; stored as `[rows, size]`, or the other way round where transposed."""
-        row, column = self.columns(rows), self.columns(width)
-        row_stride, column_stride = (1, rows) if transposed else (size, 1)
-        place = f"{row}[:, None] * {row_stride} + ({column}[None, :] + {start}) * {column_stride}"
-        checks = [f"({row}[:, None] < {rows})"] if columns(rows) != rows else []
-        checks += [f"({column}[None, :] < {width})"] if columns(width) != width else []
-        mask = f", mask={' & '.join(checks)}, other=0" if checks else ""
-        cast = ".to(tl.bfloat16)" if self.numerics == "bfloat16" else ""
-        text = f"tl.load({self._slots[slot]} + {place}{mask}){cast}"
-        return self._once(("matrix", slot, rows, start, width, transposed), text)
-
     # --- rows ------------------------------------------------------------------------------------------
 
     def masked(self, row: Node, name: str, other: str) -> str:
@@ -277,7 +225,7 @@ class Writer:
         return (
             whole
             if columns(width) == width
-            else f"tl.where({self.columns(width)}[None, :] < {width}, {whole}, {other})"
+            else f"tl.where({self.before.columns(width)}[None, :] < {width}, {whole}, {other})"
         )
 
     def _least(self, row: Node) -> str:
@@ -289,7 +237,7 @@ class Writer:
     def _stack(self, node: Node, operands: list[str]) -> str:
         if node in self._scattered:
             return SEPARATOR.join(operands)
-        column = self.columns(node.width or 0)
+        column = self.before.columns(node.width or 0)
         name = self._assign(f"tl.zeros({self._shape(node)}, {TYPES[node.dtype.name]})")
         for place, operand in enumerate(operands):
             self.line(f"{name} = tl.where({column}[None, :] == {place}, {operand}[:, None], {name})")
@@ -302,11 +250,17 @@ class Writer:
             return operand if self._narrow.first[node] is not None else self._first(node, operand.split(SEPARATOR))
         if source in self._scattered:
             stride = (1, rows) if transposed else (size, 1)
-            own = [self._row(slot, row * stride[0] + start * stride[1], width, stride[1]) for row in range(rows)]
+            own = [
+                self.before.row(slot, row * stride[0] + start * stride[1], width, stride[1]) for row in range(rows)
+            ]
             parts = (f"{name}[:, None] * {row}" for name, row in zip(operand.split(SEPARATOR), own, strict=True))
             return self._assign(" + ".join(parts))
-        matrix = self._matrix(slot, rows, size, start, width, transposed=transposed)
-        return self._assign(self.product(self.masked(source, operand, "0.0"), matrix))
+        matrix = self.before.matrix(slot, rows, size, start, width, transposed=transposed, of_scalars=False)
+        return self._assign(self.product(self._taken(source, operand), matrix))
+
+    def _taken(self, row: Node, name: str) -> str:
+        """A row as a product takes it."""
+        return as_taken(self.masked(row, name, "0.0"), row.width or 0, self.numerics)
 
     def product(self, left: str, right: str, *, onto: str = "") -> str:
         """The product of two matrices, added to a third where there is one."""
@@ -333,14 +287,15 @@ class Writer:
     def _first(self, node: Node, scalars: Sequence[str]) -> str:
         """The product of a few scalars; what is added to it is one more row of the matrix."""
         slot, rows, size, start, transposed = node.attributes
-        matrix = self._matrix(slot, rows, size, start, node.width or 0, transposed=transposed)
+        width = node.width or 0
+        matrix = self.before.matrix(slot, rows, size, start, width, transposed=transposed, of_scalars=True)
         addend = self._narrow.first[node]
         if addend is not None:
             slot, place = addend.row.attributes
-            row = self._uniform(slot, place, addend.row.dtype, addend.row.width)
-            matrix = self._once(
+            row = self.before.uniform(slot, place, addend.row.dtype, addend.row.width)
+            matrix = self.before.once(
                 ("one more row", matrix, row),
-                f"tl.where({self.columns(MOST)}[:, None] == {rows}, {row}.to({matrix}.dtype), {matrix})",
+                f"tl.where({self.before.columns(MOST)}[:, None] == {rows}, {row}.to({matrix}.dtype), {matrix})",
             )
         return self._assign(self.product(self.beside(scalars), matrix))
 
@@ -351,31 +306,13 @@ class Writer:
             self._tiles[key] = self._beside(self, [*key, *[ZERO] * (columns(len(key)) - len(key))])
         return self._tiles[key]
 
-    def ones(self) -> str:
-        """A row whose first number is one, and the others zero, in every place of a block."""
-        row = f"tl.where({self.columns(MOST)}[None, :] == 0, 1.0, 0.0)"
-        return self._once(("ones",), f"tl.broadcast_to({row}, [BLOCK, {MOST}])")
-
     def _head(self, head: Head, column: int, row: str) -> str:
         """One column of a product that all sums over a row share."""
         if head not in self._tiles:
-            left = self.masked(head.row, row, "0.0")
-            self._tiles[head] = self._assign(self.product(left, self._head_matrix(head)))
-        chosen = f"tl.where({self.columns(MOST)}[None, :] == {column}, {self._tiles[head]}, 0)"
+            left = self._taken(head.row, row)
+            self._tiles[head] = self._assign(self.product(left, self.before.heads(head)))
+        chosen = f"tl.where({self.before.columns(MOST)}[None, :] == {column}, {self._tiles[head]}, 0)"
         return self._assign(self._spread(f"tl.sum({chosen}, axis=1)"))
-
-    def _head_matrix(self, head: Head) -> str:
-        """Uniform rows as the columns of a matrix."""
-        width = head.row.width or 0
-        along, across = self.columns(width), self.columns(MOST)
-        dtype = "tl.bfloat16" if self.numerics == "bfloat16" else "tl.float32"
-        matrix = self._once(("heads", head), f"tl.zeros([{columns(width)}, {MOST}], {dtype})")
-        mask = "" if columns(width) == width else f", mask={along} < {width}, other=0"
-        for n, weight in enumerate(head.weights):
-            slot, place = weight.attributes
-            load = f"tl.load({self._slots[slot]} + {place} + {along}{mask})[:, None].to({dtype})"
-            matrix = self._once(("heads", head, n), f"tl.where({across}[None, :] == {n}, {load}, {matrix})")
-        return matrix
 
     def _loop(self, loop: Loop, operands: list[str]) -> str:
         """Returns the names of the carried numbers, separated."""

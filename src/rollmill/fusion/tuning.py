@@ -24,10 +24,10 @@ from rollmill.fusion.descent import fused_descent
 from rollmill.fusion.gradients import GradientLaunch, Samples, gradient_kernel, run_gradients_kernel
 from rollmill.fusion.kernels import Kernel
 from rollmill.fusion.leaves import each_struct, to_raw
+from rollmill.fusion.prelude import Numerics
 from rollmill.fusion.rollout import Launch, fused_collect, rollout_kernel, rollout_step, run_kernel
 from rollmill.fusion.timing import Tuned, fastest
 from rollmill.fusion.tracing import traced
-from rollmill.fusion.triton_source import Numerics
 
 ROLLOUTS = (Launch(16, 1), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4))
 GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
