@@ -25,9 +25,10 @@ from rollmill.fusion import Launch, fused_collect, run_kernel
 STEPS = 128
 LAUNCHES = {
     4_096: [(16, 1), (32, 1), (32, 2), (64, 4)],
-    65_536: [(32, 1), (64, 2), (64, 4), (128, 4)],
-    262_144: [(32, 1), (64, 2), (64, 4), (128, 4)],
+    65_536: [(32, 1), (32, 1, 128), (64, 2), (64, 2, 128), (128, 4), (128, 4, 168), (128, 4, 128)],
+    262_144: [(32, 1), (32, 1, 128), (64, 2), (64, 2, 128), (128, 4), (128, 4, 168), (128, 4, 128)],
 }
+"""Environments of a block, warps, and the most registers of a thread, by the number of environments."""
 EXACT = (64, 4)
 """Of the exact kernel, which is there to be compared number by number."""
 NETWORK = rollmill.NetworkConfig(shared_torso=True)

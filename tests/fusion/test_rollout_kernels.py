@@ -13,7 +13,9 @@ from rollmill.envs import registered
 from rollmill.fusion import Launch, fused_collect, rollout_step, run_reference
 from rollmill.fusion.kernels import compiled
 from rollmill.fusion.leaves import each_struct, to_raw
+from rollmill.fusion.prelude import Prelude, as_taken
 from rollmill.fusion.rollout import rollout_kernel
+from rollmill.fusion.rollout_source import rollout_source
 
 GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(32,), gru_size=32)
 SHARED = rollmill.NetworkConfig(hidden_sizes=(64, 64), shared_torso=True)
@@ -102,3 +104,31 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     found = compiled(*kernel_of(graph_on(environment, network, num_envs=40), numerics, launch), capability)
     assert f".target sm_{capability}" in found.asm["ptx"]
     assert ("mma" in found.asm["ptx"]) == (numerics != "float32")
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
+def test_a_thread_computes_the_environment_of_its_own_place_alone(tmp_path, monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernel, arrays = kernel_of(graph_on("CartPole-v1", num_envs=32), "bfloat16", Launch(32, 1, registers=128))
+    found = compiled(kernel, arrays, 90).asm["ptx"]
+    assert found.count("div.rn.f32") == kernel.source.count("tl.div_rn(") > 0
+    assert ".maxnreg 128" in found
+
+
+def test_products_take_columns_and_rows_of_a_matrix_in_one_order():
+    prelude = Prelude("tf32", [], iter(["column", "taken"]).__next__)
+    assert prelude.taken(32) == "taken"
+    formula = prelude.lines[1].partition(" = ")[2]
+    row = as_taken("row", 32, "tf32")
+    assert row == "tl.reshape(tl.permute(tl.reshape(row, [BLOCK, 4, 4, 2]), (0, 1, 3, 2)), [BLOCK, 32])"
+    of_rows = eval(formula, {"column": np.arange(32)})  # noqa: S307 - our own text
+    np.testing.assert_array_equal(of_rows, np.arange(32).reshape(4, 4, 2).transpose(0, 2, 1).reshape(32))
+
+
+@pytest.mark.parametrize(("num_steps", "wide"), [(2**10, False), (2**25, True)])
+def test_places_in_a_trajectory_that_is_too_long_have_64_bits(num_steps, wide):
+    graph = graph_on("CartPole-v1")
+    weights, collector = begun(graph)
+    step = rollout_step(graph, weights, each_struct(collector))
+    assert ("at = t.to(tl.int64) * N + env" in rollout_source(step, num_steps, 16, 16, "tf32")) == wide

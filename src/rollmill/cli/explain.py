@@ -93,7 +93,7 @@ def _kernel(found: Explanation) -> list[str]:
     if found.resources is None:
         return [_line("kernel", "not compiled: pip install 'rollmill[fusion]'")]
     registers, spilled, shared = found.resources
-    block, warps = found.launch
+    block, warps = found.launch.block, found.launch.num_warps
     of_each = f"{registers * warps * 32 / block:,.0f} registers and {shared / block:,.0f} B on chip an environment"
     lines = [
         _line("kernel", f"{block} environments by {warps} warps, {registers} registers a thread:"),

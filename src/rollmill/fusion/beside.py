@@ -1,7 +1,7 @@
 """Scalars beside each other, as the row that a product of matrices takes; and what comes out of it as scalars."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from rollmill.fusion.triton_source import Writer
@@ -34,10 +34,37 @@ def selected(writer: "Writer", parts: Sequence[str], onto: tuple[str, int] | Non
     return name
 
 
-def one_each(scalars: str) -> str:
-    """Scalars out of rows, moved so that each thread has those of its own environments alone.
+# --- and apart again ----------------------------------------------------------------------------------------
 
-    A product of matrices leaves them with four threads each; all that is computed from them, which is the whole
-    environment, would be computed four times over. This gathering changes where they lie and nothing else.
-    """
+
+class Apart(NamedTuple):
+    """How scalars come out of rows, as expressions."""
+
+    scalar: Callable[[str], str]
+    """Where what was computed from each row lies."""
+    column: Callable[[str, int, int], str]
+    """`(rows, how many columns they have, which one)`."""
+
+
+def _chosen(rows: str, columns: int, column: int) -> str:
+    return f"tl.sum(tl.where(tl.arange(0, {columns})[None, :] == {column}, {rows}, 0), axis=1)"
+
+
+def _one_each(scalars: str) -> str:
     return f"tl.gather({scalars}, tl.arange(0, BLOCK), 0)"
+
+
+def _gathered(rows: str, columns: int, column: int) -> str:
+    flat = f"tl.reshape({rows}, [BLOCK * {columns}])"
+    return f"tl.gather({flat}, tl.arange(0, BLOCK) * {columns} + {column}, 0)"
+
+
+LEFT = Apart(str, _chosen)
+"""Scalars stay where a product of matrices leaves them: with four threads each, beside the rows they came from."""
+
+ONE_EACH = Apart(_one_each, _gathered)
+"""Scalars are moved to where each thread has those of its own environments alone.
+
+All that is computed from them, which is the whole environment, would else be computed four times over. Gathering
+changes where they lie and nothing else.
+"""

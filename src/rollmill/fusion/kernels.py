@@ -42,6 +42,8 @@ class Kernel(NamedTuple):
     uniforms: int = 0
     """How many of the last arrays all programs read alike; XLA may hand in a slice of another for such a one."""
     num_stages: int = 1
+    registers: int = 0
+    """The most that a thread may have; 0 leaves it to the compiler."""
 
 
 def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
@@ -72,8 +74,14 @@ def compiled(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability:
     """Compiles a kernel for NVIDIA's compute capability, 90 for 9.0; no GPU is needed."""
     types = [f"*{_TYPES[array.dtype.name]}" for array in (*arrays, *kernel.outputs)]
     pointers = tuple(zip(types, _alignments(kernel, len(arrays)), strict=True))
-    options = (("num_warps", kernel.num_warps), ("num_stages", kernel.num_stages), ("enable_fp_fusion", True))
-    return _compiled(kernel.source, pointers, tuple(kernel.constants.items()), options, capability)
+    constants = tuple(kernel.constants.items())
+    return _compiled(kernel.source, pointers, constants, _options(kernel), capability)
+
+
+def _options(kernel: Kernel) -> tuple[tuple[str, Any], ...]:
+    """Triton's."""
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
+    return tuple((options | ({"maxnreg": kernel.registers} if kernel.registers else {})).items())
 
 
 @functools.lru_cache(maxsize=256)

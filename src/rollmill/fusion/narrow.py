@@ -11,7 +11,10 @@ from typing import NamedTuple
 from rollmill.fusion.ir import Node
 
 MOST = 16
-"""Rows, or columns, of a tensor core's smallest operand."""
+"""Rows, or columns, of products that are narrow; as many rows has a tensor core's smallest operand."""
+
+FEWEST = 8
+"""Columns of a tensor core's smallest operand."""
 
 
 class Head(NamedTuple):
@@ -20,6 +23,11 @@ class Head(NamedTuple):
     row: Node
     weights: tuple[Node, ...]
     """The uniform rows, in the order of the columns."""
+
+    @property
+    def columns(self) -> int:
+        """Columns of the product; those that are too many are zero."""
+        return FEWEST if len(self.weights) <= FEWEST else MOST
 
 
 class Addend(NamedTuple):

@@ -96,9 +96,9 @@ class Prelude:
     def heads(self, head: Head) -> str:
         """Uniform rows as the columns of a matrix."""
         width = head.row.width or 0
-        along, across = self.taken(width), self.columns(MOST)
+        along, across = self.taken(width), f"tl.arange(0, {head.columns})"
         dtype = "tl.bfloat16" if self._numerics == "bfloat16" else "tl.float32"
-        matrix = self.once(("heads", head), f"tl.zeros([{columns(width)}, {MOST}], {dtype})")
+        matrix = self.once(("heads", head), f"tl.zeros([{columns(width)}, {head.columns}], {dtype})")
         mask = "" if columns(width) == width else f", mask={along} < {width}, other=0"
         for n, weight in enumerate(head.weights):
             slot, place = weight.attributes

@@ -32,6 +32,8 @@ class Launch(NamedTuple):
     block: int = 64
     """Environments of one program; a power of two, at least 16."""
     num_warps: int = 4
+    registers: int = 0
+    """The most that a thread may have: with fewer, more programs run at a time. 0 leaves it to the compiler."""
 
 
 class RolloutStep(NamedTuple):
@@ -160,16 +162,23 @@ def rollout_kernel(
 ) -> tuple[Kernel, list[Any]]:
     """The kernel of a rollout, and the arrays that it takes."""
     num_envs = keys.shape[0]
-    source = rollout_source(step, num_envs, launch.block, numerics)
+    source = rollout_source(step, num_steps, num_envs, launch.block, numerics)
     struct = lambda leaf, *axes: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
     outputs = [struct(leaf, num_envs) for leaf in written(step)]
     outputs += [struct(leaf, num_steps, num_envs) for leaf in step.step if leaf.places]
     constants = {"N": num_envs, "T": num_steps, "BLOCK": launch.block}
     programs = -(-num_envs // launch.block)
-    return (
-        Kernel(source, programs, tuple(outputs), constants, launch.num_warps, len(step.scalarised.uniforms)),
-        [*carried, keys, *step.scalarised.uniforms],
+    uniforms = step.scalarised.uniforms
+    kernel = Kernel(
+        source,
+        programs,
+        tuple(outputs),
+        constants,
+        launch.num_warps,
+        len(uniforms),
+        registers=launch.registers,
     )
+    return kernel, [*carried, keys, *uniforms]
 
 
 def written(step: RolloutStep) -> list[Leaf]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rollmill.fusion.beside import one_each
+from rollmill.fusion.beside import ONE_EACH
 from rollmill.fusion.leaves import Leaf
 from rollmill.fusion.prelude import Numerics, columns
 from rollmill.fusion.triton_operations import TYPES
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rollmill.fusion.rollout import RolloutStep
 
 
-def rollout_source(step: "RolloutStep", num_envs: int, block: int, numerics: Numerics) -> str:
+def rollout_source(step: "RolloutStep", num_steps: int, num_envs: int, block: int, numerics: Numerics) -> str:
     """The function `kernel` of a rollout; its arguments are pointers, and `N`, `T` and `BLOCK`.
 
     Pointers: the collector's leaves, the keys, uniform arrays; then leaves after the rollout that have changed,
@@ -27,7 +27,7 @@ def rollout_source(step: "RolloutStep", num_envs: int, block: int, numerics: Num
     before, uniform = [f"in{n}" for n in range(len(taken))], [f"uniform{n}" for n in slots]
     after = [f"after{n}" for n, does in enumerate(changes) if does]
     out = [f"step{n}" for n, leaf in enumerate(step.step) if leaf.places]
-    writer = Writer(numerics, uniform, spread=one_each)
+    writer = Writer(numerics, uniform, apart=ONE_EACH)
     mask = "" if num_envs % block == 0 else "here"
 
     inputs = [
@@ -36,19 +36,16 @@ def rollout_source(step: "RolloutStep", num_envs: int, block: int, numerics: Num
     opening, writer.lines = writer.lines, []
     writer.line("for t in range(T):")
     writer.deeper()
-    for n, leaf in enumerate(step.step):
-        if leaf.places:
-            size = int(np.prod(leaf.shape))
-            writer.line(f"at{n} = step{n} + t.to(tl.int64) * (N * {size})")
+    writer.line(f"at = {_wide_enough('t', step, num_steps * num_envs)} * N + env")
     found = writer.write(program, [*inputs, *_turn(writer)])
     for n, leaf in enumerate(step.step):
         if leaf.places:
-            _store(writer, f"at{n}", leaf, [found[place] for place in leaf.places], mask)
+            _store(writer, f"step{n}", "at", leaf, [found[place] for place in leaf.places], mask)
     _advance(writer, step, changes, inputs, found)
     writer.deeper(-1)
     for n, (leaf, does) in enumerate(zip(step.carried, changes, strict=True)):
         if does:
-            _store(writer, f"after{n}", leaf, [inputs[place] for place in leaf.places], mask)
+            _store(writer, f"after{n}", "env", leaf, [inputs[place] for place in leaf.places], mask)
     arguments = ", ".join([*before, *uniform, *after, *out])
     head = [
         "@triton.jit",
@@ -57,6 +54,12 @@ def rollout_source(step: "RolloutStep", num_envs: int, block: int, numerics: Num
         *(["    here = env < N"] if mask else []),
     ]
     return "\n".join([*head, *writer.before.lines, *opening, *writer.lines]) + "\n"
+
+
+def _wide_enough(t: str, step: "RolloutStep", rows: int) -> str:
+    """A step's number in 32 bits, where places in so many rows of every leaf of the trajectory fit into them."""
+    most = max((int(np.prod(leaf.shape)) for leaf in step.step), default=1)
+    return t if rows * most < 2**31 else f"{t}.to(tl.int64)"
 
 
 def _turn(writer: Writer) -> list[str]:
@@ -92,28 +95,29 @@ def _load(writer: Writer, pointer: str, leaf: Leaf, mask: str) -> list[str]:
     names = []
     for n in range(len(leaf.places)):
         names.append(writer.fresh())
-        place, masks = _place(writer, leaf, n, mask)
+        place, masks = _place(writer, "env", leaf, n, mask)
         other = f", mask={masks}, other=0" if masks else ""
         writer.line(f"{names[-1]} = tl.load({pointer} + {place}{other})")
     return names
 
 
-def _store(writer: Writer, pointer: str, leaf: Leaf, names: Sequence[str], mask: str) -> None:
-    """Writes a leaf; neighbouring numbers of an environment leave together, four or two at a time."""
+def _store(writer: Writer, pointer: str, row: str, leaf: Leaf, names: Sequence[str], mask: str) -> None:
+    """Writes a leaf to rows of an array; neighbouring numbers leave together, four or two at a time."""
     size = int(np.prod(leaf.shape))
     together = 1 if leaf.width is not None else next(n for n in (4, 2, 1) if size % n == 0)
     if together > 1:
         for first in range(0, size, together):
-            _store_together(writer, pointer, size, first, names[first : first + together], mask)
+            place = f"{row} * {size} + {first}"
+            _store_together(writer, pointer, place, names[first : first + together], mask)
         return
     for n, name in enumerate(names):
-        place, masks = _place(writer, leaf, n, mask)
+        place, masks = _place(writer, row, leaf, n, mask)
         other = f", mask={masks}" if masks else ""
         shape = "[BLOCK]" if leaf.width is None else f"[BLOCK, {columns(leaf.width)}]"
         writer.line(f"tl.store({pointer} + {place}, tl.broadcast_to({name}, {shape}){other})")
 
 
-def _store_together(writer: Writer, pointer: str, size: int, first: int, names: Sequence[str], mask: str) -> None:
+def _store_together(writer: Writer, pointer: str, first: str, names: Sequence[str], mask: str) -> None:
     whole = [f"tl.broadcast_to({name}, [BLOCK])" for name in names]
     if len(names) == 2:
         tile = f"tl.join({whole[0]}, {whole[1]})"
@@ -121,16 +125,16 @@ def _store_together(writer: Writer, pointer: str, size: int, first: int, names: 
         even, odd = (f"tl.join({whole[n]}, {whole[n + 2]})" for n in (0, 1))
         tile = f"tl.reshape(tl.join({even}, {odd}), [BLOCK, 4])"
     other = f", mask={mask}[:, None]" if mask else ""
-    place = f"(env * {size} + {first})[:, None] + tl.arange(0, {len(names)})[None, :]"
+    place = f"({first})[:, None] + tl.arange(0, {len(names)})[None, :]"
     writer.line(f"tl.store({pointer} + {place}, {tile}{other})")
 
 
-def _place(writer: Writer, leaf: Leaf, n: int, mask: str) -> tuple[str, str]:
-    """Where the n-th number or row of a leaf lies, and which of it exist."""
+def _place(writer: Writer, row: str, leaf: Leaf, n: int, mask: str) -> tuple[str, str]:
+    """Where the n-th number or row of a leaf lies in its rows of an array, and which of it exist."""
     size = int(np.prod(leaf.shape))
     if leaf.width is None:
-        return f"env * {size} + {n}", mask
+        return f"{row} * {size} + {n}", mask
     column = writer.before.columns(leaf.width)
     masks = [f"{mask}[:, None]"] if mask else []
     masks += [f"({column}[None, :] < {leaf.width})"] if columns(leaf.width) != leaf.width else []
-    return f"(env * {size} + {n * leaf.width})[:, None] + {column}[None, :]", " & ".join(masks)
+    return f"({row} * {size} + {n * leaf.width})[:, None] + {column}[None, :]", " & ".join(masks)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rollmill.fusion.beside import ONE, ZERO, joined
+from rollmill.fusion.beside import LEFT, ONE, ZERO, Apart, joined
 from rollmill.fusion.guards import Guard, guards
 from rollmill.fusion.ir import Loop, Node, Program
 from rollmill.fusion.narrow import MOST, Head, Narrow, find_narrow, is_stacked_product
@@ -26,9 +26,6 @@ Names: TypeAlias = Mapping[Node, str]
 Beside: TypeAlias = Callable[["Writer", Sequence[str]], str]
 """Makes a row of scalars with these names, as many as a power of two."""
 
-Spread: TypeAlias = Callable[[str], str]
-"""Says where scalars lie that were taken out of rows."""
-
 MOST_SUMMED = 8
 """Products with as few rows or columns are sums on the ordinary units: cheaper than to fill a tensor core."""
 
@@ -43,7 +40,7 @@ class Writer:
         *,
         indent: int = 1,
         beside: Beside | None = None,
-        spread: Spread = str,
+        apart: Apart = LEFT,
         exact_scalars: bool = True,
         prefix: str = "v",
     ) -> None:
@@ -54,7 +51,7 @@ class Writer:
             slots: pointers to uniform arrays.
             indent: of the part that is being written.
             beside: how scalars become a row; `joined` where it is left out.
-            spread: where scalars lie that were taken out of rows; where the rows left them if it is left out.
+            apart: how scalars come out of rows.
             exact_scalars: whether functions of single numbers are exact, as an environment's must be.
             prefix: of all names.
         """
@@ -68,7 +65,7 @@ class Writer:
         self._scattered: set[Node] = set()
         self._narrow = Narrow({}, {}, {}, {})
         self._beside = beside or joined
-        self._spread = spread
+        self._apart = apart
         self._tiles: dict[Head | tuple[str, ...], str] = {}
         self._count = 0
 
@@ -194,13 +191,15 @@ class Writer:
             case "column":
                 column = self.before.columns(first.width or 0)
                 chosen = f"tl.where({column}[None, :] == {node.attributes[0]}, {operands[0]}, 0)"
-                return self._spread(f"tl.sum({chosen}, axis=1)")
+                return self._apart.scalar(f"tl.sum({chosen}, axis=1)")
             case "row_sum":
-                return self._spread(f"tl.sum({self.masked(first, operands[0], '0.0')}, axis=1)")
+                return self._apart.scalar(f"tl.sum({self.masked(first, operands[0], '0.0')}, axis=1)")
             case "row_max":
-                return self._spread(f"tl.max({self.masked(first, operands[0], self._least(first))}, axis=1)")
+                return self._apart.scalar(f"tl.max({self.masked(first, operands[0], self._least(first))}, axis=1)")
             case "row_min":
-                return self._spread(f"tl.min({self.masked(first, operands[0], self._greatest(first))}, axis=1)")
+                return self._apart.scalar(
+                    f"tl.min({self.masked(first, operands[0], self._greatest(first))}, axis=1)"
+                )
         if node.width is not None:
             pairs = zip(node.operands, operands, strict=True)
             operands = [f"{name}[:, None]" if operand.width is None else name for operand, name in pairs]
@@ -311,8 +310,7 @@ class Writer:
         if head not in self._tiles:
             left = self._taken(head.row, row)
             self._tiles[head] = self._assign(self.product(left, self.before.heads(head)))
-        chosen = f"tl.where({self.before.columns(MOST)}[None, :] == {column}, {self._tiles[head]}, 0)"
-        return self._assign(self._spread(f"tl.sum({chosen}, axis=1)"))
+        return self._assign(self._apart.column(self._tiles[head], head.columns, column))
 
     def _loop(self, loop: Loop, operands: list[str]) -> str:
         """Returns the names of the carried numbers, separated."""
