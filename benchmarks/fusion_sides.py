@@ -17,7 +17,7 @@ from fusion_simulators import Simulator
 
 import rollmill
 from rollmill.core.types import Environment
-from rollmill.dataflow import Decision, Fragment, Graph, collect
+from rollmill.dataflow import Decision, Fragment, Graph, Trajectory, collect
 from rollmill.dataflow.loops import start_collector
 from rollmill.envs import auto_reset
 from rollmill.fusion import Launch, fused_collect, run_kernel
@@ -57,6 +57,8 @@ class Running(NamedTuple):
     """Until a rollout has ended."""
     env_steps: int
     """Of a rollout, in all environments."""
+    ended: Callable[[Any], float]
+    """The share of a rollout's steps that ended an episode: alike on all sides, if they do the same."""
     details: dict[str, Any]
 
 
@@ -82,9 +84,11 @@ def gymnasium_side(case: Case, way: Way) -> Running:
         for t in range(steps):
             observations[t], actions[t] = held[0], random.integers(0, 2, case.num_envs)
             held[0], rewards[t], terminated[t], truncated[t], _ = envs.step(actions[t])
-        return observations
+        return terminated | truncated
 
-    return Running(rollout, lambda _: None, steps * case.num_envs, {"steps": steps})
+    return Running(
+        rollout, lambda _: None, steps * case.num_envs, lambda done: float(done.mean()), {"steps": steps}
+    )
 
 
 def torch_side(case: Case, way: Way) -> Running:
@@ -106,7 +110,7 @@ def torch_side(case: Case, way: Way) -> Running:
     now = collecting.begin(case.simulator.to_torch(case.device), case.num_envs, case.device)
     run = collecting.replayed if graphs else collecting.called
     rollout = run(chunk, now, case.num_steps // way.fused)
-    running = Running(rollout, collecting.wait, case.num_envs * case.num_steps, {})
+    running = Running(rollout, collecting.wait, case.num_envs * case.num_steps, collecting.ended, {})
     if compiled and kernels is not None:
         running.wait(rollout())
         written = (collecting.kernels_generated() or 0) - kernels
@@ -200,7 +204,12 @@ def _jax_running(case: Case, graph: Graph, program: Callable, *, calls: int, **d
             trajectory.append(steps)
         return trajectory
 
-    return Running(rollout, jax.block_until_ready, case.num_envs * case.num_steps, details)
+    return Running(rollout, jax.block_until_ready, case.num_envs * case.num_steps, _ended, details)
+
+
+def _ended(trajectory: Any) -> float:
+    parts = jax.tree.leaves(trajectory, is_leaf=lambda part: isinstance(part, Trajectory))
+    return float(np.mean([np.mean(part.steps.terminated | part.steps.truncated) for part in parts]))
 
 
 def made_ready(case: Case, way: Way) -> Running:

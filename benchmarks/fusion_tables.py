@@ -3,7 +3,7 @@
     python benchmarks/fusion_tables.py
 
 Reads results/fusion-rollouts.json, fusion-rollouts-classic.json, fusion-training.json, fusion-training-4096.json
-and fusion-gradients.json; measures nothing.
+and fusion-gradients.json, and fusion-study.json where there is one; measures nothing.
 """
 
 import argparse
@@ -54,8 +54,59 @@ def errors(result: dict[str, Any]) -> str:
     return table_of(["Samples, torso", "Products", "Greatest error"], rows)
 
 
+SIDES = {
+    "Gymnasium": "Gymnasium, one core",
+    "PyTorch": "PyTorch",
+    "PyTorch, CUDA graph": "PyTorch in CUDA graphs",
+    "torch.compile": "torch.compile",
+    "torch.compile, CUDA graph": "torch.compile in CUDA graphs",
+    "XLA": "XLA",
+    "kernel": "kernel",
+}
+
+
+def study(result: dict[str, Any]) -> str:
+    """The tables of the study: rates by number of environments, and what multiplies what."""
+    cases = [case for case in result["result"]["cases"] if case["sweep"] == "environments"]
+    parts = [
+        f"### {name}, million steps a second, {gpu(result)}\n\n{by_environments(cases, name)}"
+        for name in dict.fromkeys(case["simulator"] for case in cases)
+    ]
+    title = f"### Times one environment unfused, {gpu(result)}"
+    return "\n\n".join([*parts, f"{title}\n\n{multiplied(result['result']['multiplication'])}"])
+
+
+def by_environments(cases: list[dict[str, Any]], simulator: str) -> str:
+    """A row for each side, of its fastest variant."""
+    sizes = sorted({case["num_envs"] for case in cases if case["simulator"] == simulator})
+    best: dict[tuple[str, int], float] = {}
+    for case in cases:
+        if case["simulator"] == simulator:
+            key = case["side"], case["num_envs"]
+            best[key] = max(best.get(key, 0.0), case["median"])
+    cell = lambda side, size: millions(best[side, size]) if (side, size) in best else ""
+    rows = [[name, *(cell(side, size) for size in sizes)] for side, name in SIDES.items()]
+    return table_of(["Environments", *(f"{size:,}" for size in sizes)], [row for row in rows if any(row[1:])])
+
+
+def millions(rate: float) -> str:
+    return f"{rate / 1e6:,.0f}" if rate >= 1e8 else f"{rate / 1e6:.3g}"
+
+
+def multiplied(rows: list[dict[str, Any]]) -> str:
+    parts = ("vectorised", "fused", "product", "both")
+    return table_of(
+        ["Simulator, environments, sides", "vectorised alone", "fused alone", "their product", "both"],
+        [
+            [f"{row['simulator']}, {row['num_envs']:,}, {row['sides']}", *(f"{row[part]:,.1f}" for part in parts)]
+            for row in rows
+            if row["num_envs"] > 1
+        ],
+    )
+
+
 def gpu(result: dict[str, Any]) -> str:
-    return result["hardware"]["gpu"].split(",")[0].removeprefix("NVIDIA ").split()[0]
+    return (result["hardware"]["gpu"] or "CPU").split(",")[0].removeprefix("NVIDIA ").split()[0]
 
 
 def main() -> None:
@@ -77,6 +128,10 @@ def main() -> None:
     }
     text = "\n\n".join(f"### {title}\n\n{table}" for title, table in parts.items())
     write_table(text, options.docs / "fusion.md")
+    if (options.results / "fusion-study.json").exists():
+        figure = "![Rates over environments, steps of a launch, and complexity](figures/fusion-study.png)"
+        drawn = [figure] if (options.docs / "figures" / "fusion-study.png").exists() else []
+        write_table("\n\n".join([*drawn, study(*read("study"))]), options.docs / "fusion.md", part=", the study")
 
 
 if __name__ == "__main__":

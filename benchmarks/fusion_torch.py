@@ -102,7 +102,7 @@ def called(chunk: Chunk, now: Now, chunks: int) -> Callable[[], list[Row]]:
     return rollout
 
 
-def replayed(chunk: Chunk, now: Now, chunks: int) -> Callable[[], tuple]:
+def replayed(chunk: Chunk, now: Now, chunks: int) -> Callable[[], list[Row]]:
     """A rollout of so many CUDA graphs, each with the tensors of its own rows; a rollout overwrites the last one.
 
     The graphs are replayed in the order in which they were captured, which lets them share memory.
@@ -129,10 +129,10 @@ def replayed(chunk: Chunk, now: Now, chunks: int) -> Callable[[], tuple]:
     torch.cuda.synchronize()
     written = chunk, now, first  # graphs know addresses alone; what lies there must live as long as they do
 
-    def rollout() -> tuple:
+    def rollout(written: Any = written) -> list[Row]:
         for graph in graphs:
             graph.replay()
-        return trajectory, written
+        return trajectory
 
     return rollout
 
@@ -160,6 +160,11 @@ def wait(_: Any) -> None:
     """Until the GPU has done all that it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def ended(trajectory: list[Row]) -> float:
+    """The share of steps that ended an episode."""
+    return float(torch.stack([(row.terminated | row.truncated).float().mean() for row in trajectory]).mean())
 
 
 def kernels_generated() -> int | None:

@@ -83,9 +83,9 @@ def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def write_table(table: str, path: Path) -> None:
-    """Replaces what stands between this script's two markers on a page."""
-    begin, end = f"<!-- table: benchmarks/{Path(sys.argv[0]).name} -->", "<!-- end of table -->"
+def write_table(table: str, path: Path, *, part: str = "") -> None:
+    """Replaces what stands between this script's two markers on a page, or those of a part of its tables."""
+    begin, end = f"<!-- table: benchmarks/{Path(sys.argv[0]).name}{part} -->", "<!-- end of table -->"
     before, _, rest = path.read_text().partition(begin)
     _, found, after = rest.partition(end)
     if not found:
