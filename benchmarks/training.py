@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 
 def rollmill_steps_per_second(
-    sizes: Sizes, *, iterations: int, repeats: int, unroll: int | None = None
+    sizes: Sizes, *, iterations: int, repeats: int, unroll: int | None = None, fusion: str = "off"
 ) -> list[float]:
     algorithm = rollmill.ppo(
         rollmill.make("CartPole-v1"),
@@ -37,7 +37,7 @@ def rollmill_steps_per_second(
         num_minibatches=sizes.num_minibatches,
         learning_rate=2.5e-4,
     )
-    program = lower(algorithm, unroll=unroll)
+    program = lower(algorithm, unroll=unroll, fusion=fusion)
     state, figures = program.start(), []
     for repeat in range(repeats + 1):
         began = time.perf_counter()
@@ -55,15 +55,18 @@ def rejax_steps_per_second(python: str, sizes: Sizes, *, iterations: int, repeat
 
 
 def compare(sizes: Sizes, *, iterations: int, rounds: int, rejax: str | None, unroll: int | None) -> dict:
-    sides = {"rollmill": [], "one_xla_program": []} | ({"rejax": []} if rejax else {})
+    fused = "rollmill, fusion=full"
+    sides = {fused: [], "rollmill": [], "one_xla_program": []} | ({"rejax": []} if rejax else {})
     for _ in range(rounds):
-        sides["rollmill"] += rollmill_steps_per_second(sizes, iterations=iterations, repeats=3, unroll=unroll)
+        how = {"iterations": iterations, "repeats": 3, "unroll": unroll}
+        sides[fused] += rollmill_steps_per_second(sizes, **how, fusion="full")
+        sides["rollmill"] += rollmill_steps_per_second(sizes, **how)
         sides["one_xla_program"] += steps_per_second(sizes, iterations=iterations, repeats=3)
         if rejax:
             sides["rejax"] += rejax_steps_per_second(rejax, sizes, iterations=iterations, repeats=3)
     figures = {name: spread(runs) for name, runs in sides.items()}
-    own = figures["rollmill"]["median"]
-    ratios = {f"rollmill / {name}": own / figures[name]["median"] for name in sides if name != "rollmill"}
+    own = figures[fused]["median"]
+    ratios = {f"{fused} / {name}": own / figures[name]["median"] for name in sides if name != fused}
     print(f"{sizes}: " + ", ".join(f"{name} {f['median']:,.0f} steps/s" for name, f in figures.items()))
     print("  " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()), flush=True)
     return {"sizes": sizes._asdict(), "unroll": unroll, "steps_per_second": figures, "ratios": ratios}

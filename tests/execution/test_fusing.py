@@ -23,7 +23,7 @@ CHOICE = {"numerics": "tf32", "unroll": 1, "devices": [GPU], "num_seeds": 1}
 @pytest.fixture
 def rollouts_alone(monkeypatch):
     """Gradients are left as they are: there is no GPU to time their kernel on; no training is too short."""
-    monkeypatch.setattr(fusing, "WORTH_TUNING", 0)
+    monkeypatch.setattr(fusing, "WORTH_TUNING", {"gpu": 0, "cpu": 0})
     monkeypatch.setattr(fusing._Choice, "gradients", lambda self, plain: plain)
 
 
@@ -74,7 +74,7 @@ def test_a_fused_run_goes_on_where_it_was_stopped():
 
 def test_what_cannot_be_fused_trains_all_the_same_and_says_why(rollouts_alone):
     graph = graph_on(calling_back(), iterations=1)
-    rollouts, _ = choose_ways(graph, fusion="auto", **CHOICE)
+    rollouts = choose_ways(graph, fusion="auto", **CHOICE).rollouts
     assert not rollouts.fused
     assert "rollouts are not fused" in rollouts.note and "pure_callback" in rollouts.note
     assert "test_fusing.py" in rollouts.note  # the caller's own line
@@ -100,7 +100,7 @@ def test_a_run_keeps_the_launches_that_it_began_with(monkeypatch):
     assert ways.notes == [
         "rollouts are one kernel (blocks of 32 environments, 1 warps each), as when this run began"
     ]
-    assert ways.launches(GPU) == {**launches, "rollouts": (32, 1)}
+    assert ways.launches == {**launches, "rollouts": (32, 1)}
 
 
 def test_launches_of_another_device_are_not_kept():
@@ -134,11 +134,11 @@ def test_two_devices_descend_as_one():
 
 
 def test_several_seeds_are_not_fused(monkeypatch):
-    monkeypatch.setattr(fusing, "WORTH_TUNING", 0)
+    monkeypatch.setattr(fusing, "WORTH_TUNING", {"gpu": 0})
     graph = graph_on(rollmill.make("CartPole-v1"), iterations=1)
     with pytest.raises(UsageError, match="num_seeds=2 trains several seeds in one program"):
         lower(graph, fusion="rollout", seeds=(0, 1))
-    rollouts, _ = choose_ways(graph, fusion="auto", **{**CHOICE, "num_seeds": 2})
+    rollouts = choose_ways(graph, fusion="auto", **{**CHOICE, "num_seeds": 2}).rollouts
     assert not rollouts.fused and "num_seeds=2" in rollouts.note
 
 
@@ -162,5 +162,5 @@ def test_a_state_that_is_too_large_says_so(rollouts_alone):
         return timestep._replace(state=(timestep.state, jnp.sin(state[1] + timestep.reward)))
 
     graph = graph_on(env._replace(reset=reset, step=step), iterations=1)
-    rollouts, _ = choose_ways(graph, fusion="auto", **CHOICE)
+    rollouts = choose_ways(graph, fusion="auto", **CHOICE).rollouts
     assert not rollouts.fused and "(64, 64) is 4096 numbers of each environment" in rollouts.note

@@ -1,6 +1,5 @@
 """Chooses how deep a training is fused: how policy and environment become a rollout, and samples gradients."""
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,7 +16,6 @@ from rollmill.dataflow import (
     Collector,
     Graph,
     Learner,
-    ManyDescents,
     State,
     Trajectory,
     Weights,
@@ -27,20 +25,17 @@ from rollmill.dataflow import (
     start,
 )
 from rollmill.fusion import (
+    Backend,
     CannotFuse,
-    GradientLaunch,
-    Launch,
     Numerics,
     Tuned,
+    backend_of,
     check_gradients,
+    check_package,
     check_rollout,
     first_batch,
     fused_collect,
     fused_descent,
-    run_gradients_kernel,
-    run_gradients_reference,
-    run_kernel,
-    run_reference,
     tune_descent,
     tune_rollout,
 )
@@ -66,11 +61,8 @@ class Way(NamedTuple):
 Launches: TypeAlias = Mapping[str, Any]
 """Of the kernels for `rollouts` and `gradients`, None where there is none, on a `device` of this kind."""
 
-LEAST_CAPABILITY = 8.0
-"""Of a chip: from Ampere on."""
-
-WORTH_TUNING = 100_000_000
-"""Environment steps of a training from which on finding the fastest launches pays."""
+WORTH_TUNING = {"gpu": 100_000_000, "cpu": 10_000_000}
+"""Environment steps of a training from which on it pays to make kernels and to time them, by what computes it."""
 
 
 class Ways(NamedTuple):
@@ -80,18 +72,24 @@ class Ways(NamedTuple):
     """A `Collect`."""
     gradients: Way
     """A `ManyDescents`."""
+    device: str | None = None
+    """What kernels were looked for on."""
 
     @property
     def notes(self) -> list[str]:
         """What the user is told."""
-        return [way.note for way in self if way.note]
+        return [way.note for way in (self.rollouts, self.gradients) if way.note]
 
-    def launches(self, device: Any) -> Launches | None:
-        """How its kernels are launched, for a run to keep; None where a device has none."""
-        if device.platform != "gpu":
+    @property
+    def launches(self) -> Launches | None:
+        """How its kernels are launched, for a run to keep; None where none were looked for."""
+        if self.device is None:
             return None
-        own = {"rollouts": self.rollouts.launch, "gradients": self.gradients.launch}
-        return {"device": device.device_kind, **own}
+        return {"device": self.device, "rollouts": self.rollouts.launch, "gradients": self.gradients.launch}
+
+    def told(self, note: str) -> "Ways":
+        """The same ways, with something to tell the user."""
+        return self._replace(rollouts=self.rollouts._replace(note=note))
 
 
 def choose_ways(
@@ -109,8 +107,8 @@ def choose_ways(
     Args:
         graph: what is trained.
         fusion: `off` leaves all to XLA; `rollout` has the policy and the environment in a kernel, `full` the
-            gradients too, or on a CPU in the programs that the kernels are made from; `auto` takes each kernel
-            where there is one and it is faster, by timing, in trainings that are long enough.
+            gradients too; `auto` takes each kernel where there is one and it is faster, by timing, in trainings
+            that are long enough.
         numerics: of the kernels' matrix products.
         unroll: steps of the loop that are compiled as one.
         devices: which share the environments.
@@ -121,24 +119,32 @@ def choose_ways(
         UsageError: if a kernel was asked for and cannot be had.
     """
     plain = Ways(Way(partial(collect, unroll=unroll), fused=False), Way(plain_descent, fused=False))
-    on_gpu = devices[0].platform == "gpu"
-    if fusion == "off" or (fusion == "auto" and not on_gpu):
+    if fusion == "off" or (fusion == "auto" and devices[0].platform not in WORTH_TUNING):
         return plain
-    launches = _kept(launches, devices[0])
-    steps = graph.loops.iterations * graph.loops.batch_size
-    if fusion == "auto" and launches is None and steps < WORTH_TUNING:
+    device, steps = devices[0], graph.loops.iterations * graph.loops.batch_size
+    backend = backend_of(device, numerics)
+    plain = plain._replace(device=backend.device(device))
+    if launches is not None and launches.get("device") != plain.device:
+        launches = None
+    if fusion == "auto" and launches is None and steps < WORTH_TUNING[device.platform]:
         note = f"nothing is fused: for {steps:,} environment steps it does not pay to find the fastest kernels"
-        return plain._replace(rollouts=plain.rollouts._replace(note=f"{note}; fusion=full does so all the same"))
-    choice = _Choice(graph, fusion, numerics, unroll, devices, num_seeds, launches)
+        return plain if device.platform == "cpu" else plain.told(f"{note}; fusion=full does so all the same")
+    choice = _Choice(graph, fusion, backend, unroll, devices, launches)
+    try:
+        choice.check(num_seeds)
+    except UsageError as reason:
+        if fusion != "auto":
+            raise _impossible(fusion, reason) from reason
+        return plain.told(f"nothing is fused: {reason}")
     rollouts = choice.way("rollouts", plain.rollouts, choice.rollouts, needed=fusion in ("rollout", "full"))
     if fusion == "rollout":
         return plain._replace(rollouts=rollouts)
-    return Ways(rollouts, choice.way("gradients", plain.gradients, choice.gradients, needed=fusion == "full"))
+    gradients = choice.way("gradients", plain.gradients, choice.gradients, needed=fusion == "full")
+    return plain._replace(rollouts=rollouts, gradients=gradients)
 
 
-def _kept(launches: Launches | None, device: Any) -> Launches | None:
-    """Launches that were found on such a device."""
-    return launches if launches is not None and launches.get("device") == device.device_kind else None
+def _impossible(fusion: Fusion, reason: Exception) -> UsageError:
+    return UsageError(f"fusion={fusion} is not possible; auto trains without. {reason}")
 
 
 @dataclass(frozen=True)
@@ -147,84 +153,80 @@ class _Choice:
 
     graph: Graph
     fusion: Fusion
-    numerics: Numerics
+    backend: Backend
     unroll: int
     devices: Sequence[Any]
-    num_seeds: int
     launches: Launches | None
 
-    @property
-    def on_gpu(self) -> bool:
-        return self.devices[0].platform == "gpu"
+    def check(self, num_seeds: int) -> None:
+        """Raises a UsageError where there can be no kernels at all."""
+        if num_seeds > 1:
+            raise UsageError(f"num_seeds={num_seeds} trains several seeds in one program, and a kernel holds one")
+        self.backend.check(self.devices[0])
+        check_package(self.backend)
 
     def way(self, what: str, plain: Way, fused: Callable[[Way], Way], *, needed: bool) -> Way:
         """The fused way, or the plain one with the reason why."""
         if self.launches is not None and self.launches[what] is None and not needed:
             return plain
         try:
-            self._check()
             return fused(plain)
-        except (CannotFuse, UsageError) as reason:
+        except CannotFuse as reason:
             if needed:
-                raise UsageError(
-                    f"fusion={self.fusion} is not possible; auto trains without. {reason}"
-                ) from reason
+                raise _impossible(self.fusion, reason) from reason
             return plain._replace(note=f"{what} are not fused: {reason}")
-
-    def _check(self) -> None:
-        if self.num_seeds > 1:
-            raise UsageError(
-                f"num_seeds={self.num_seeds} trains several seeds in one program, and a kernel holds one"
-            )
-        if self.on_gpu:
-            _check_chip(self.devices[0])
-            if importlib.util.find_spec("triton") is None:
-                raise UsageError("kernels need packages that are missing: pip install 'rollmill[fusion]'")
 
     def rollouts(self, plain: Way) -> Way:
         check_rollout(self.graph)
-        if not self.on_gpu:
-            return Way(partial(fused_collect, run=run_reference), fused=True)
-        found = self._tuned("rollouts", self._tune_rollouts)
-        launch = Launch(*found.launch)
-        run = partial(run_kernel, launch=launch, numerics=self.numerics)
-        where = f"blocks of {launch.block} environments, {launch.num_warps} warps each"
-        return self._faster("rollouts", found, plain, Way(partial(fused_collect, run=run), True, where, launch))
+        found = self._launch("rollouts", self.backend.rollout_launches(self._share), self._tune_rollouts)
+        function = partial(fused_collect, run=self.backend.rollouts(found.launch))
+        where = self.backend.said("rollouts", found.launch)
+        return self._faster("rollouts", found, plain, Way(function, True, where, found.launch))
 
     def _tune_rollouts(self) -> Tuned:
         state = self._example
         weights = self.graph.weights(state.learner)
-        return tune_rollout(self.graph, weights, state.collector, state.key, self.numerics, unroll=self.unroll)
+        return tune_rollout(self.graph, weights, state.collector, state.key, self.backend, unroll=self.unroll)
 
     def gradients(self, plain: Way) -> Way:
         check_gradients(self.graph)
-        if not self.on_gpu:
-            return Way(_many(run_gradients_reference), fused=True)
-        found = self._tuned("gradients", self._tune_gradients)
-        launch = GradientLaunch(*found.launch)
-        run = partial(run_gradients_kernel, launch=launch, numerics=self.numerics)
-        where = f"{launch.programs} programs of {launch.block} samples, {launch.num_warps} warps each"
-        return self._faster("gradients", found, plain, Way(_many(run), True, where, launch))
+        launches = self.backend.gradient_launches(self._minibatch, self.devices[0])
+        found = self._launch("gradients", launches, self._tune_gradients)
+        function = partial(fused_descent, run=self.backend.gradients(found.launch))
+        where = self.backend.said("gradients", found.launch)
+        return self._faster("gradients", found, plain, Way(function, True, where, found.launch))
 
     def _tune_gradients(self) -> Tuned:
         with jax.default_device(self.devices[0]):
             learner, batch, rows = jax.jit(self._epoch)(self._example)
-        return tune_descent(self.graph, learner, batch, rows, self.numerics)
+        return tune_descent(self.graph, learner, batch, rows, self.backend)
 
-    def _tuned(self, what: str, tune: Callable[[], Tuned]) -> Tuned:
-        """The launch that the run began with, or else the fastest."""
+    def _launch(self, what: str, launches: Sequence[tuple[int, ...]], tune: Callable[[], Tuned]) -> Tuned:
+        """The launch that the run began with, or the only one that there is, or else the fastest."""
         kept = (self.launches or {}).get(what)
-        return tune() if kept is None else Tuned(tuple(kept))
+        if kept is not None:
+            return Tuned(tuple(kept))
+        return Tuned(tuple(launches[0])) if self.fusion != "auto" and len(launches) == 1 else tune()
 
     def _faster(self, what: str, found: Tuned, plain: Way, fused: Way) -> Way:
         """The fused way, but for `auto` where it is slower."""
         if found.gain is None:
-            return fused._replace(note=f"{what} are one kernel ({fused.note}), as when this run began")
+            began = ", as when this run began" if self.launches is not None else ""
+            return fused._replace(note=f"{what} are one kernel ({fused.note}){began}")
         if self.fusion == "auto" and found.gain < 1:
             return plain._replace(note=f"{what} are not fused: a kernel would take {1 / found.gain:.1f} x as long")
         return fused._replace(note=f"{what} are one kernel ({fused.note}), {found.gain:.1f} x as fast")
 
     # --- one device's share of a training -----------------------------------------------------------------
+
+    @property
+    def _share(self) -> int:
+        return self.graph.loops.num_envs // len(self.devices)
+
+    @property
+    def _minibatch(self) -> int:
+        """Samples of a minibatch."""
+        return self.graph.loops.batch_size // len(self.devices) // self.graph.loops.num_minibatches
 
     @cached_property
     def _example(self) -> State:
@@ -232,23 +234,9 @@ class _Choice:
             return jax.jit(self._start)()
 
     def _start(self) -> State:
-        share = self.graph.loops.num_envs // len(self.devices)
-        return start(self.graph, jax.random.key(0), jnp.arange(share, dtype=jnp.int32))
+        return start(self.graph, jax.random.key(0), jnp.arange(self._share, dtype=jnp.int32))
 
     def _epoch(self, state: State) -> tuple[Learner, Batch, Array]:
         """A learner, its first batch, and the rows of an epoch."""
         rows = shuffled_rows(state.key, state.collector.index, self.graph.loops)
         return *first_batch(self.graph, state), rows
-
-
-def _many(run: Callable[..., Any]) -> ManyDescents:
-    return partial(fused_descent, run=run)
-
-
-def _check_chip(device: Any) -> None:
-    capability = str(device.compute_capability)
-    if not capability.replace(".", "").isdigit() or float(capability) < LEAST_CAPABILITY:
-        raise UsageError(
-            f"kernels are for NVIDIA's chips from compute capability {LEAST_CAPABILITY} on; this one, "
-            f"{device.device_kind}, has {capability}"
-        )

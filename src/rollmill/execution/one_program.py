@@ -107,8 +107,7 @@ def lower(
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     compiled_step = jax.jit(step).lower(placed).compile()
     seconds = time.perf_counter() - began
-    launches = ways.launches(mesh.devices.flat[0])
-    return Program(compiled_start, compiled_step, names, seconds, shardings, shapes, ways.notes, launches)
+    return Program(compiled_start, compiled_step, names, seconds, shardings, shapes, ways.notes, ways.launches)
 
 
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:

@@ -5,6 +5,7 @@ environment of a block (`scalarise`). The program that comes out is run by JAX's
 is the reference on any device.
 """
 
+from rollmill.fusion.backends import Backend, backend_of, check_package
 from rollmill.fusion.chips import CHIPS, Chip, find_chip
 from rollmill.fusion.descent import fused_descent
 from rollmill.fusion.evaluate import evaluate
@@ -35,6 +36,7 @@ from rollmill.fusion.tuning import tune_descent, tune_rollout
 
 __all__ = [
     "CHIPS",
+    "Backend",
     "CannotFuse",
     "Chip",
     "Explanation",
@@ -48,7 +50,9 @@ __all__ = [
     "RolloutStep",
     "Scalarised",
     "Tuned",
+    "backend_of",
     "check_gradients",
+    "check_package",
     "check_rollout",
     "evaluate",
     "explain",

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rollmill.fusion.kernels import Kernel, cache_folder, keep
+from rollmill.fusion.kernels import cache_folder, keep
 from rollmill.fusion.refusals import CannotFuse
 
 REPEATS, CALLS = 5, 10
+SECONDS = 0.1
+"""A time is that of at most `CALLS` calls in a row, and of fewer where they take longer than this."""
 
 
 class Tuned(NamedTuple):
@@ -37,28 +39,28 @@ class Tuned(NamedTuple):
 
 
 def fastest(
-    kernel: Kernel,
+    what: Sequence[str],
     launches: Sequence[tuple[int, ...]],
     fused: Callable[[Any], Callable[..., Any]],
     unfused: Callable[..., Any],
     arguments: Sequence[Any],
     *,
-    unroll: int,
+    package: str,
 ) -> Tuned:
     """The fastest launch, and its time beside the unfused function's.
 
     Args:
-        kernel: as one of the launches has it: its source and sizes stand for what is computed.
+        what: all that the times depend on, besides the launches and versions.
         launches: to be tried.
         fused: from a launch to the function with it.
         unfused: the function without a kernel.
         arguments: of both functions, where they are to run.
-        unroll: what else the unfused function's time depends on.
+        package: whose version the kernels depend on.
 
     Raises:
         CannotFuse: if no launch runs on this device, with the last one's error.
     """
-    file = cache_folder() / "launches" / f"{_identity(kernel, launches, arguments, unroll)}.json"
+    file = cache_folder() / "launches" / f"{_identity(what, launches, package)}.json"
     if file.exists():
         found = json.loads(file.read_text())
         return Tuned(tuple(found["launch"]), found["seconds"], found["unfused_seconds"])
@@ -92,19 +94,20 @@ def _compiled(functions: Iterable[Callable[..., Any]], arguments: Sequence[Any])
 def _seconds(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
     """Of a call, the median of several times, each of several calls in a row."""
     jax.block_until_ready(function(*arguments))
-    seconds = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        for _ in range(CALLS):
-            found = function(*arguments)
-        jax.block_until_ready(found)
-        seconds.append((time.perf_counter() - began) / CALLS)
-    return median(seconds)
+    calls = max(1, min(CALLS, round(SECONDS / _seconds_of(1, function, arguments))))
+    return median(_seconds_of(calls, function, arguments) for _ in range(REPEATS))
 
 
-def _identity(kernel: Kernel, launches: Sequence[tuple[int, ...]], arguments: Sequence[Any], unroll: int) -> str:
+def _seconds_of(calls: int, function: Callable[..., Any], arguments: Sequence[Any]) -> float:
+    began = time.perf_counter()
+    for _ in range(calls):
+        found = function(*arguments)
+    jax.block_until_ready(found)
+    return (time.perf_counter() - began) / calls
+
+
+def _identity(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: str) -> str:
     """A name for all that the times depend on."""
-    device = next(iter(jax.tree.leaves(arguments)[0].devices()))
-    packages = [version(name) for name in ("jax", "jaxlib", "triton")]
-    known = [kernel.source, kernel.constants, list(map(str, launches)), device.device_kind, packages, unroll]
+    versions = [version(name) for name in ("jax", "jaxlib", package)]
+    known = [*what, list(map(str, launches)), versions]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:24]

@@ -1,0 +1,198 @@
+"""What kernels are made in, each for a kind of device: Triton's language for GPUs, machine code for CPUs."""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rollmill.core.errors import UsageError
+from rollmill.fusion import gradients, rollout
+from rollmill.fusion.gradients import GradientLaunch, GradientStep, Minibatch
+from rollmill.fusion.native import CodeLaunch, describe_processor, usable_cores
+from rollmill.fusion.rollout import Launch, RolloutStep
+from rollmill.fusion.triton_source import Numerics
+
+AnyLaunch: TypeAlias = tuple[int, ...]
+
+
+class Backend(NamedTuple):
+    """How kernels are made for a kind of device, and how they can be launched."""
+
+    package: str
+    """What is needed to make them."""
+    device: Callable[[Any], str]
+    """What launches are found for."""
+    check: Callable[[Any], None]
+    """Raises a UsageError where a device has no kernels."""
+    rollout_launches: Callable[[int], Sequence[AnyLaunch]]
+    """What is worth trying for the rollouts of so many environments."""
+    rollouts: Callable[[AnyLaunch], rollout.Run]
+    """Runs rollouts."""
+    rollout_text: Callable[[AnyLaunch, RolloutStep, Sequence[Any], Any, int], str]
+    """From a launch, and what a run takes, all that its time depends on."""
+    gradient_launches: Callable[[int, Any], Sequence[AnyLaunch]]
+    """What is worth trying for a minibatch of so many samples on a device."""
+    gradients: Callable[[AnyLaunch], gradients.Run]
+    """Runs the gradients of minibatches."""
+    gradient_text: Callable[[AnyLaunch, GradientStep, Minibatch], str]
+    """From a launch, and what a run takes, all that its time depends on."""
+    said: Callable[[str, AnyLaunch], str]
+    """How `rollouts` or `gradients` are launched, in words."""
+
+
+def backend_of(device: Any, numerics: Numerics) -> Backend:
+    """What makes kernels for a device; `numerics` of products on GPUs, those on CPUs are exact.
+
+    Raises:
+        UsageError: where there is nothing that does.
+    """
+    backends = {"gpu": lambda: triton_kernels(numerics), "cpu": machine_code}
+    if device.platform not in backends:
+        raise UsageError(f"there are kernels for gpu and cpu, not for {device.platform}.")
+    return backends[device.platform]()
+
+
+def check_package(backend: Backend) -> None:
+    """Whether what makes kernels is there.
+
+    Raises:
+        UsageError: if it is not, with the command that installs it.
+    """
+    if importlib.util.find_spec(backend.package) is None:
+        raise UsageError(f"kernels need {backend.package}, which is missing: pip install 'rollmill[fusion]'")
+
+
+# --- NVIDIA's GPUs ---------------------------------------------------------------------------------------------
+
+LEAST_CAPABILITY = 8.0
+"""Of a chip: from Ampere on."""
+
+ROLLOUTS = (Launch(16, 1), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4))
+GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
+"""Programs on each multiprocessor of the chip, samples of a block and its warps, where gradients are summed."""
+
+
+def triton_kernels(numerics: Numerics) -> Backend:
+    """Kernels in Triton's language."""
+    how = {"numerics": numerics}
+    return Backend(
+        package="triton",
+        device=lambda device: device.device_kind,
+        check=_check_chip,
+        rollout_launches=lambda num_envs: ROLLOUTS,
+        rollouts=lambda launch: partial(rollout.run_kernel, launch=Launch(*launch), **how),
+        rollout_text=partial(_rollout_kernel_text, numerics),
+        gradient_launches=_gradient_launches,
+        gradients=lambda launch: partial(gradients.run_gradients_kernel, launch=GradientLaunch(*launch), **how),
+        gradient_text=partial(_gradient_kernel_text, numerics),
+        said=_said_of_kernels,
+    )
+
+
+def _check_chip(device: Any) -> None:
+    capability = str(device.compute_capability)
+    if not capability.replace(".", "").isdigit() or float(capability) < LEAST_CAPABILITY:
+        raise UsageError(
+            f"kernels are for NVIDIA's chips from compute capability {LEAST_CAPABILITY} on; this one, "
+            f"{device.device_kind}, has {capability}"
+        )
+
+
+def _gradient_launches(num_samples: int, device: Any) -> list[GradientLaunch]:
+    processors = getattr(device, "core_count", None) or 128
+    return [GradientLaunch(processors * n, *block) for n, *block in GRADIENTS]
+
+
+def _rollout_kernel_text(numerics: Numerics, launch: AnyLaunch, *task: Any) -> str:
+    kernel, _ = rollout.rollout_kernel(*task, launch=Launch(*launch), numerics=numerics)
+    return f"{kernel.source}{kernel.constants}"
+
+
+def _gradient_kernel_text(numerics: Numerics, launch: AnyLaunch, *task: Any) -> str:
+    kernel, _ = gradients.gradient_kernel(*task, launch=GradientLaunch(*launch), numerics=numerics)
+    return f"{kernel.source}{kernel.constants}"
+
+
+def _said_of_kernels(what: str, launch: AnyLaunch) -> str:
+    if what == "rollouts":
+        own = Launch(*launch)
+        return f"blocks of {own.block} environments, {own.num_warps} warps each"
+    own = GradientLaunch(*launch)
+    return f"{own.programs} programs of {own.block} samples, {own.num_warps} warps each"
+
+
+# --- CPUs ------------------------------------------------------------------------------------------------------
+
+ENVIRONMENTS_TOGETHER = 16
+SAMPLES_TOGETHER = 32
+"""Of a block: as many as the widest vectors have lanes, or twice as many."""
+PARTS_OF_A_CORE = 4
+"""Sums of samples that a core makes, one after the other: the last is never waited for long."""
+
+
+def machine_code() -> Backend:
+    """Machine code for this processor."""
+    return Backend(
+        package="llvmlite",
+        device=lambda device: describe_processor(),
+        check=lambda device: None,
+        rollout_launches=lambda num_envs: [CodeLaunch(min(ENVIRONMENTS_TOGETHER, _power_of_two_within(num_envs)))],
+        rollouts=lambda launch: partial(run_rollout_code, launch=CodeLaunch(*launch)),
+        rollout_text=lambda launch, *task: str(_rollout_code(CodeLaunch(*launch), *task).module),
+        gradient_launches=_parts,
+        gradients=lambda launch: partial(run_gradient_code, launch=CodeLaunch(*launch)),
+        gradient_text=lambda launch, *task: str(_gradient_code(CodeLaunch(*launch), *task)[0].module),
+        said=_said_of_code,
+    )
+
+
+def _parts(num_samples: int, device: Any) -> list[CodeLaunch]:
+    """A minibatch is a multiple of its blocks."""
+    block = min(SAMPLES_TOGETHER, num_samples & -num_samples)
+    return [CodeLaunch(block, min(PARTS_OF_A_CORE * usable_cores(), num_samples // block))]
+
+
+def _said_of_code(what: str, launch: AnyLaunch) -> str:
+    own = CodeLaunch(*launch)
+    if what == "rollouts":
+        return f"machine code for {own.block} environments at once"
+    return f"machine code for {own.block} samples at once, summed in {own.programs} parts"
+
+
+def run_rollout_code(
+    step: RolloutStep, carried: list[Array], keys: Array, num_steps: int, *, launch: CodeLaunch
+) -> tuple[list[Array], list[Array]]:
+    """All steps as machine code on the CPU."""
+    from rollmill.fusion.native.handler import call
+
+    kernel = _rollout_code(launch, step, carried, keys, num_steps)
+    found = call(kernel, [*carried, keys, *step.scalarised.uniforms])
+    return rollout.unpack(step, found, carried, num_steps)
+
+
+def run_gradient_code(step: GradientStep, minibatch: Minibatch, *, launch: CodeLaunch) -> Array:
+    """All samples as machine code on the CPU, and the sum over its parts, always in the same order."""
+    from rollmill.fusion.native.handler import call
+
+    kernel, arrays = _gradient_code(launch, step, minibatch)
+    (sums,) = call(kernel, arrays)
+    return jnp.sum(sums, axis=0) / minibatch.num_samples
+
+
+def _rollout_code(launch: CodeLaunch, step: RolloutStep, carried: Sequence[Any], keys: Any, num_steps: int) -> Any:
+    from rollmill.fusion.native.rollout import rollout_code
+
+    return rollout_code(step, carried, keys, num_steps, rollout.written(step), launch.block)
+
+
+def _gradient_code(launch: CodeLaunch, step: GradientStep, minibatch: Minibatch) -> tuple[Any, list[Any]]:
+    from rollmill.fusion.native.gradients import gradient_code
+
+    return gradient_code(step, minibatch, launch)
+
+
+def _power_of_two_within(count: int) -> int:
+    return 1 << (count.bit_length() - 1)

@@ -1,0 +1,271 @@
+"""Sums over the samples of a minibatch as machine code: each program goes through its share, block by block."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from llvmlite import ir
+
+from rollmill.fusion.accumulators import Part, Side, Tile, accumulators_of, is_row, width_of
+from rollmill.fusion.ir import Node
+from rollmill.fusion.leaves import Leaf
+from rollmill.fusion.native.control import Held
+from rollmill.fusion.native.emitter import FLOAT32, INT32, INT64, POINTER, Emitter, Value, memory_type
+from rollmill.fusion.native.handler import NativeKernel, new_module
+from rollmill.fusion.native.launch import CodeLaunch
+from rollmill.fusion.native.memory import Placed, Scratch, gathered, pack, padded
+from rollmill.fusion.native.processor import processor
+from rollmill.fusion.native.writer import Writer
+from rollmill.fusion.refusals import CannotFuse
+from rollmill.fusion.vector import Vector
+
+if TYPE_CHECKING:
+    from rollmill.fusion.gradients import GradientStep, Minibatch
+
+WORD = np.dtype(np.uint32)
+
+
+class Given(NamedTuple):
+    """An array that a kernel is given, or a part of it."""
+
+    number: int
+    first: int = 0
+    """Its first element's place."""
+
+
+class Source(NamedTuple):
+    """Where a leaf of the samples is read."""
+
+    array: Given
+    stride: int
+    """From sample to sample, in elements."""
+    shuffled: bool
+    """Whether it lies in the order of the batch, and not of the minibatch."""
+    in_words: bool
+    """Whether its elements are words of the table."""
+
+
+def gradient_code(
+    step: "GradientStep", minibatch: "Minibatch", launch: CodeLaunch
+) -> tuple[NativeKernel, list[Any]]:
+    """The machine code of a minibatch's sums `[programs, size]`, and the arrays that it takes.
+
+    A minibatch must be a multiple of a block.
+
+    Raises:
+        CannotFuse: where a batch is too large for this code.
+    """
+    own, num_samples = processor(), minibatch.num_samples
+    table, block, programs = minibatch.packed.table, launch.block, launch.programs
+    if table.size >= 2**31:
+        raise CannotFuse(f"a batch of {table.size:,} words is larger than 2^31.")
+    given = _Given([table, minibatch.shuffled.rows, minibatch.number.reshape(1)])
+    sources = [given.source(minibatch, leaf, n) for n, leaf in enumerate(step.sample)]
+    slots = [given.uniform(array, minibatch.vector) for array in step.scalarised.uniforms]
+    size = sum(each.size for each in step.sums if each.is_computed)
+    module, emit = new_module(min(own.lanes, block))
+    arrays, number, base = module.globals["program"].args
+    pointers = [_pointer(emit, arrays, n) for n in range(len(given.arrays) + 1)]
+    with emit.once():
+        uniforms = [
+            emit.at(pointers[slot.number], slot.first, memory_type(array.dtype))
+            for slot, array in zip(slots, step.scalarised.uniforms, strict=True)
+        ]
+        minibatch_number = emit.builder.zext(emit.load_number(pointers[2], np.dtype(np.int32)), INT64)
+    writer = Writer(emit, Scratch(emit, base), uniforms, block=block, room=own.accumulators)
+    sums = _Sums(writer, step)
+    sums.begin()
+    samples = _Samples(writer, pointers, minibatch_number, num_samples)
+    needed = {node for node in step.scalarised.program.nodes() if node.op == "input"}
+    first = emit.builder.mul(number, emit.integer(block))
+    with emit.loop(num_samples, first=first, step=programs * block) as start:
+        samples.begin(start)
+        inputs = [
+            held if step.scalarised.program.inputs[place] in needed else None
+            for leaf, source in zip(step.sample, sources, strict=True)
+            for place, held in zip(leaf.places, samples.read(leaf, source), strict=True)
+        ]
+        writer.write(step.scalarised.program, inputs, then=sums.add_what_is_there)
+    with emit.once():
+        target = emit.at(pointers[-1], emit.builder.mul(number, emit.integer(size)), ir.FloatType())
+    sums.store(target)
+    emit.builder.ret_void()
+    outputs = (jax.ShapeDtypeStruct((programs, size), jnp.dtype(jnp.float32)),)
+    return NativeKernel(module, programs, max(writer.scratch.size, 64), outputs), given.arrays
+
+
+def _pointer(emit: Emitter, arrays: Value, number: int) -> Value:
+    with emit.once():
+        return emit.builder.load(emit.at(arrays, number, POINTER), typ=POINTER)
+
+
+class _Given:
+    """The arrays that a kernel is given, each once."""
+
+    def __init__(self, arrays: list[Any]) -> None:
+        self.arrays = arrays
+
+    def array(self, array: Any, first: int = 0) -> Given:
+        for number, known in enumerate(self.arrays):
+            if known is array:
+                return Given(number, first)
+        self.arrays.append(array)
+        return Given(len(self.arrays) - 1, first)
+
+    def uniform(self, array: Any, vector: Vector | None) -> Given:
+        """Weights are read from the vector that they were cut from."""
+        offset = None if vector is None else vector.offset_of(array)
+        return self.array(array) if vector is None or offset is None else self.array(vector.numbers, offset)
+
+    def source(self, minibatch: "Minibatch", leaf: Leaf, number: int) -> Source:
+        size = len(leaf.places) * (leaf.width or 1)
+        packed, own = minibatch.packed, minibatch.shuffled.own
+        if number in own:
+            return Source(self.array(own[number]), size, shuffled=False, in_words=False)
+        column = packed.columns[number]
+        if column is not None:
+            return Source(Given(0, column), packed.table.shape[1], shuffled=True, in_words=True)
+        return Source(self.array(packed.leaves[number]), size, shuffled=True, in_words=False)
+
+
+# --- the samples of a block ----------------------------------------------------------------------------------
+
+
+class _Samples:
+    """Reads the samples of one block after the other."""
+
+    def __init__(self, writer: Writer, pointers: Sequence[Value], minibatch: Value, num_samples: int) -> None:
+        self._writer, self._pointers = writer, pointers
+        self._minibatch, self._num_samples = minibatch, num_samples
+
+    def begin(self, start: Value) -> None:
+        """A block that begins with this sample of the minibatch."""
+        emit = self._writer.emit
+        before = emit.builder.mul(self._minibatch, emit.integer(self._num_samples))
+        self._spot = emit.builder.add(before, start)
+        self._rows_at = emit.at(self._pointers[1], self._spot, INT32)
+        lanes = range(0, self._writer.block, emit.lanes)
+        self._rows = [emit.load(emit.at(self._rows_at, lane, INT32), WORD) for lane in lanes]
+
+    def read(self, leaf: Leaf, source: Source) -> list[Held]:
+        """The numbers, or rows, of a leaf."""
+        if leaf.width is None:
+            return [self._numbers(leaf, source, n) for n in range(len(leaf.places))]
+        return [self._row(leaf, source, n * leaf.width) for n in range(len(leaf.places))]
+
+    def _numbers(self, leaf: Leaf, source: Source, number: int) -> list[Value]:
+        emit, dtype = self._writer.emit, WORD if source.in_words else leaf.dtype
+        stride = emit.constant(source.stride, WORD)
+        if source.shuffled:
+            pointer = self._at(source, number, dtype)
+            found = [emit.gather(pointer, emit.builder.mul(rows, stride), dtype) for rows in self._rows]
+        else:
+            places = emit.builder.mul(emit.counting(), stride)
+            first = emit.builder.mul(self._spot, emit.integer(source.stride))
+            pointer = emit.at(self._at(source, number, dtype), first, memory_type(dtype))
+            groups = range(0, self._writer.block * source.stride, emit.lanes * source.stride)
+            found = [emit.gather(emit.at(pointer, n, memory_type(dtype)), places, dtype) for n in groups]
+        return [emit.builder.bitcast(x, emit.vector(leaf.dtype)) for x in found] if source.in_words else found
+
+    def _row(self, leaf: Leaf, source: Source, first: int) -> Placed:
+        """A row of each sample, copied one by one."""
+        emit, rows = self._writer.emit, self._writer.new_rows(leaf.width or 0, leaf.dtype)
+        kind = memory_type(leaf.dtype)
+        with emit.loop(self._writer.block) as sample:
+            if source.shuffled:
+                number = emit.builder.zext(emit.load_number(emit.at(self._rows_at, sample, INT32), WORD), INT64)
+            else:
+                number = emit.builder.add(self._spot, sample)
+            place = emit.builder.mul(number, emit.integer(source.stride))
+            own = emit.at(self._at(source, first, leaf.dtype), place, kind)
+            pack(emit, rows.at(emit, sample, 0), own, (1, rows.width), (0, 1), rows.sample_stride)
+        return rows
+
+    def _at(self, source: Source, number: int, dtype: np.dtype) -> Value:
+        return self._writer.emit.at(
+            self._pointers[source.array.number], source.array.first + number, memory_type(dtype)
+        )
+
+
+# --- sums ------------------------------------------------------------------------------------------------------
+
+
+class _Sums:
+    """What is summed over samples: tiles in memory, single numbers in variables."""
+
+    def __init__(self, writer: Writer, step: "GradientStep") -> None:
+        self._writer, self._emit = writer, writer.emit
+        self._kept = accumulators_of(step.sums, step.scalarised.program.outputs)
+        self._numbers = {node: writer.emit.slot(writer.emit.vector(FLOAT32)) for _, node in self._kept.numbers}
+        self._tiles = [self._place(tile) for tile in self._kept.tiles]
+        self._left_tiles = dict(enumerate(self._kept.tiles))
+        self._left_numbers = dict(self._numbers)
+
+    def _place(self, tile: Tile) -> Placed:
+        width = width_of(tile.right)
+        columns = padded(width, self._emit.lanes)
+        return Placed(self._writer.scratch.take(width_of(tile.left) * columns), columns, 1, width)
+
+    def begin(self) -> None:
+        """All sums are zero."""
+        zero = self._emit.constant(0.0)
+        for slot in self._numbers.values():
+            self._emit.builder.store(zero, slot)
+        for sums, tile in zip(self._tiles, self._kept.tiles, strict=True):
+            with self._emit.loop(width_of(tile.left)) as row:
+                for column in range(0, sums.sample_stride, self._emit.lanes):
+                    self._emit.store(zero, sums.at(self._emit, row, column), FLOAT32)
+
+    def add_what_is_there(self) -> None:
+        """Adds each result of a block as soon as it is written."""
+        for n, tile in list(self._left_tiles.items()):
+            if all(node is None or self._writer.is_there(node) for node in (*tile.left, *tile.right)):
+                self._add(self._tiles[n], self._left_tiles.pop(n))
+        for node in list(self._left_numbers):
+            if self._writer.is_there(node):
+                self._add_number(node, self._left_numbers.pop(node))
+
+    def _add(self, sums: Placed, tile: Tile) -> None:
+        writer = self._writer
+        right = writer.contiguous(self._side(tile.right))
+        gathered(self._emit, sums, self._side(tile.left), right, writer.block, writer.room)
+
+    def _side(self, side: Side) -> Placed:
+        if is_row(side):
+            (row,) = side
+            assert row is not None
+            return self._writer.in_memory(row)
+        ones = [self._emit.constant(1.0)] * self._writer.groups
+        return self._writer.beside([ones if node is None else self._writer.vectors(node) for node in side])
+
+    def _add_number(self, node: Node, slot: Value) -> None:
+        total = self._emit.builder.load(slot, typ=self._emit.vector(FLOAT32))
+        for vector in self._writer.vectors(node):
+            total = self._emit.add(total, vector)
+        self._emit.builder.store(total, slot)
+
+    def store(self, target: Value) -> None:
+        """Writes all sums as one vector."""
+        for sums, tile in zip(self._tiles, self._kept.tiles, strict=True):
+            for part in tile.parts:
+                self._store_part(sums, part, target)
+        for offset, node in self._kept.numbers:
+            total = self._emit.builder.load(self._numbers[node], typ=self._emit.vector(FLOAT32))
+            self._emit.store(self._writer.across("row_sum", total), self._at(target, offset), FLOAT32)
+
+    def _store_part(self, sums: Placed, part: Part, target: Value) -> None:
+        """What of a tile belongs to one result, in the result's row-major order."""
+        emit = self._emit
+        strides = (1, part.rows) if part.turned else (part.columns, 1)
+        with emit.loop(part.rows) as row, emit.loop(part.columns) as column:
+            own = emit.builder.add(row, emit.integer(part.first_row))
+            number = emit.load_number(sums.at(emit, own, column), FLOAT32)
+            place = emit.builder.mul(row, emit.integer(strides[0]))
+            place = emit.builder.add(place, emit.builder.mul(column, emit.integer(strides[1])))
+            place = emit.builder.add(place, emit.integer(part.offset))
+            emit.store(number, self._at(target, place), FLOAT32)
+
+    def _at(self, pointer: Value, place: Value | int) -> Value:
+        return self._emit.at(pointer, place, ir.FloatType())

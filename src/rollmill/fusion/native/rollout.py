@@ -1,0 +1,79 @@
+"""A rollout as machine code: policy and environment for a block of environments, step after step, on a core."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from rollmill.fusion.leaves import Leaf
+from rollmill.fusion.native.control import assign, assign_all, new_variable, read
+from rollmill.fusion.native.emitter import INT32, POINTER, Emitter, Value
+from rollmill.fusion.native.handler import NativeKernel, new_module
+from rollmill.fusion.native.memory import ALIGNMENT, Scratch
+from rollmill.fusion.native.places import load_leaf, store_leaf
+from rollmill.fusion.native.processor import processor
+from rollmill.fusion.native.writer import Writer
+
+if TYPE_CHECKING:
+    from rollmill.fusion.rollout import RolloutStep
+
+
+def rollout_code(
+    step: "RolloutStep", carried: Sequence[Any], keys: Any, num_steps: int, written: Sequence[Leaf], block: int
+) -> NativeKernel:
+    """The machine code of a rollout, for blocks of no more environments than there are.
+
+    Its inputs are the collector's leaves, the keys, and uniform arrays; its outputs the leaves that are written,
+    then those of the trajectory's step.
+    """
+    num_envs, own = keys.shape[0], processor()
+    module, emit = new_module(min(own.lanes, block))
+    arrays, number, base = module.globals["program"].args
+    inputs = [*carried, keys, *step.scalarised.uniforms]
+    pointers = [_pointer(emit, arrays, n) for n in range(len(inputs) + len(written) + _told(step))]
+    slots = pointers[len(carried) + 1 : len(inputs)]
+    scratch = Scratch(emit, base)
+    writer = Writer(emit, scratch, slots, block=block, room=own.accumulators)
+    first = _first_of(emit, number, num_envs, block)
+    load = lambda leaf, pointer: load_leaf(writer, leaf, pointer, first)
+    begin = [held for pair in zip(step.carried, pointers, strict=False) for held in load(*pair)]
+    fixed = [held for pair in zip(step.fixed, pointers[len(carried) :], strict=False) for held in load(*pair)]
+    variables = [new_variable(writer, node) for node in step.scalarised.program.inputs[: len(begin)]]
+    for variable, held in zip(variables, begin, strict=True):
+        assign(writer, variable, held)
+    with emit.loop(num_steps) as t:
+        turn = emit.broadcast(emit.builder.trunc(t, INT32))
+        now = [read(writer, variable) for variable in variables]
+        found = writer.write(step.scalarised.program, [*now, *fixed, [turn] * writer.groups])
+        row = emit.builder.add(emit.builder.mul(t, emit.integer(num_envs)), first)
+        told = [leaf for leaf in step.step if leaf.places]
+        for leaf, pointer in zip(told, pointers[len(inputs) + len(written) :], strict=True):
+            store_leaf(writer, leaf, found, pointer, row)
+        after = [found[place] for leaf in step.after for place in leaf.places]
+        assign_all(writer, variables, after)
+    places = [place for leaf in step.after for place in leaf.places]
+    ends = dict(zip(places, [read(writer, variable) for variable in variables], strict=True))
+    for leaf, pointer in zip(written, pointers[len(inputs) :], strict=False):
+        store_leaf(writer, leaf, ends, pointer, first)
+    emit.builder.ret_void()
+    struct = lambda leaf, *axes: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
+    outputs = [struct(leaf, num_envs) for leaf in written] + [struct(leaf, num_steps, num_envs) for leaf in told]
+    return NativeKernel(module, -(-num_envs // block), max(scratch.size, ALIGNMENT), tuple(outputs))
+
+
+def _first_of(emit: Emitter, number: Value, num_envs: int, block: int) -> Value:
+    """The first environment of a block; the last block begins earlier where they are no multiple of it.
+
+    Some environments are then computed twice, with the same results.
+    """
+    first, last = emit.builder.mul(number, emit.integer(block)), emit.integer(num_envs - block)
+    return emit.builder.select(emit.builder.icmp_unsigned(">", first, last), last, first)
+
+
+def _told(step: "RolloutStep") -> int:
+    return sum(1 for leaf in step.step if leaf.places)
+
+
+def _pointer(emit: Emitter, arrays: Value, number: int) -> Value:
+    with emit.once():
+        return emit.builder.load(emit.at(arrays, number, POINTER), typ=POINTER)
