@@ -70,7 +70,10 @@ def check_package(backend: Backend) -> None:
 LEAST_CAPABILITY = 8.0
 """Of a chip: from Ampere on."""
 
-ROLLOUTS = (Launch(16, 1), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4))
+ROLLOUTS = (
+    *(Launch(16, 1), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4)),
+    *(Launch(32, 1, registers=128), Launch(128, 4, registers=128)),
+)
 GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
 """Programs on each multiprocessor of the chip, samples of a block and its warps, where gradients are summed."""
 
@@ -119,7 +122,8 @@ def _gradient_kernel_text(numerics: Numerics, launch: AnyLaunch, *task: Any) -> 
 def _said_of_kernels(what: str, launch: AnyLaunch) -> str:
     if what == "rollouts":
         own = Launch(*launch)
-        return f"blocks of {own.block} environments, {own.num_warps} warps each"
+        few = f" of at most {own.registers} registers a thread" if own.registers else ""
+        return f"blocks of {own.block} environments, {own.num_warps} warps each{few}"
     own = GradientLaunch(*launch)
     return f"{own.programs} programs of {own.block} samples, {own.num_warps} warps each"
 
