@@ -46,7 +46,12 @@ def join(value: Any, found: list[Any], block: int) -> Any:
 
 
 def by_program(
-    function: Callable, each: Sequence[Any], uniform: Sequence[Any] = (), *, carried: bool = False
+    function: Callable,
+    each: Sequence[Any],
+    uniform: Sequence[Any] = (),
+    *,
+    carried: bool = False,
+    evaluate: Callable = evaluate,
 ) -> Any:
     """What the program of a function gives for arguments [E, ...]; call it under `jax.jit`."""
     block = jax.tree.leaves(each)[0].shape[0]
@@ -67,9 +72,11 @@ def by_vmap(function: Callable, each: Sequence[Any], uniform: Sequence[Any] = ()
     return jax.vmap(lambda *own: function(*uniform, *own))(*each)
 
 
-def both(function: Callable, each: Sequence[Any], uniform: Sequence[Any] = ()) -> tuple[Any, Any]:
+def both(
+    function: Callable, each: Sequence[Any], uniform: Sequence[Any] = (), *, evaluate: Callable = evaluate
+) -> tuple[Any, Any]:
     """By the program, and by `vmap`."""
-    run = lambda uniform, each: by_program(function, each, uniform)
+    run = lambda uniform, each: by_program(function, each, uniform, evaluate=evaluate)
     fused = (jax.jit(run) if uniform else run)(uniform, each)
     return fused, jax.jit(lambda uniform, each: by_vmap(function, each, uniform))(uniform, each)
 

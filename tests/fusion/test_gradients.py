@@ -18,6 +18,7 @@ from rollmill.fusion import (
     run_gradients_reference,
 )
 from rollmill.fusion.accumulators import accumulators_of
+from rollmill.fusion.backends import machine_code
 from rollmill.fusion.gradients import GradientStep, Minibatch, Samples, Shuffled, gradient_kernel
 from rollmill.fusion.kernels import compiled
 from rollmill.fusion.leaves import input_leaves
@@ -90,18 +91,25 @@ def first(tree):
 def test_they_are_the_gradients_of_the_mean(name):
     graph = graph_of(CASES[name])
     learner, batch, rows = learned_a_little(graph)
-    run = partial(run_gradients_reference, precision="highest")
-    fused = jax.jit(lambda *a: fused_gradients(graph, a[1], identity, run=run)(a[0], a[2]))(learner, batch, rows)
-    plain = jax.jit(lambda *a: gradients_of_rows(graph, a[1], identity)(a[0], a[2]))(learner, batch, rows)
-    assert jax.tree.structure(fused) == jax.tree.structure(plain)
+    by_code = machine_code()
+    exact = partial(run_gradients_reference, precision="highest")
+    coded = by_code.gradients(by_code.gradient_launches(len(rows), None)[0])
+
+    def all_ways(learner, batch, rows):
+        fused = [fused_gradients(graph, batch, identity, run=run)(learner, rows) for run in (exact, coded)]
+        return *fused, gradients_of_rows(graph, batch, identity)(learner, rows)
+
+    *fused, plain = jax.jit(all_ways)(learner, batch, rows)
 
     def assert_close(path, mine, right):
         assert mine.dtype == right.dtype and mine.shape == right.shape
         scale = float(np.abs(right).max(initial=0.0))
         np.testing.assert_allclose(mine, right, rtol=1e-4, atol=1e-4 * scale, err_msg=jax.tree_util.keystr(path))
 
-    jax.tree.map_with_path(assert_close, fused, plain)
-    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(fused[0])) > 1e-3
+    for found in fused:
+        assert jax.tree.structure(found) == jax.tree.structure(plain)
+        jax.tree.map_with_path(assert_close, found, plain)
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(plain[0])) > 1e-3
 
 
 def test_no_gradient_of_one_sample_is_written_out():

@@ -4,7 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from code_runs import evaluate_by_code
 from fused_runs import assert_same, both
+
+from rollmill.fusion import CannotFuse
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
@@ -81,7 +84,6 @@ def edges(x):
         x > y,
         x >= y,
         jnp.nan_to_num(x),
-        lax.reduce_precision(x, 8, 7),
         jnp.signbit(x),
         x + 0.0,
         0.0 + x,
@@ -138,13 +140,15 @@ def conversions(x, n, b):
         n.astype(jnp.uint8),
         n.astype(jnp.int8),
         n.astype(jnp.uint32).astype(jnp.float32),
-        x.astype(jnp.bfloat16),
-        x.astype(jnp.float16) + jnp.float16(1),
         lax.bitcast_convert_type(x, jnp.int32),
         lax.bitcast_convert_type(n, jnp.float32) > 0,
         (b.astype(jnp.int32) > 0) | (b.astype(jnp.int32) == 0),
         b.astype(jnp.int32).astype(jnp.float32),
     ]
+
+
+def short_conversions(x):
+    return [x.astype(jnp.bfloat16), x.astype(jnp.float16) + jnp.float16(1), lax.reduce_precision(x, 8, 7)]
 
 
 def choices(x, n, b):
@@ -585,6 +589,7 @@ FUNCTIONS = {
     "edges": (edges, (), (SPECIAL,)),
     "whole_numbers": (whole_numbers, (), (integers((4,), -50, 50), integers((4,), 1, 9, 1))),
     "conversions": (conversions, (), (floats((3,), scale=20.0), integers((3,), -300, 300), booleans((3,)))),
+    "short_conversions": (short_conversions, (), (floats((3,), scale=20.0),)),
     "choices": (choices, (), (floats((4,)), integers((4,), 0, 9), booleans((4,)))),
     "shapes": (shapes, (), (floats((12,)), floats((4,), 1))),
     "reads": (reads, (), (floats((12,)), integers((), 0, 3), integers((), 0, 4, 1), integers((), -20, 20, 2))),
@@ -614,3 +619,14 @@ FUNCTIONS = {
 def test_as_under_vmap(name):
     function, uniform, each = FUNCTIONS[name]
     assert_same(*both(function, each, uniform))
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.startswith("short")])
+def test_machine_code_as_under_vmap(name):
+    function, uniform, each = FUNCTIONS[name]
+    assert_same(*both(function, each, uniform, evaluate=evaluate_by_code))
+
+
+def test_machine_code_says_what_it_lacks():
+    with pytest.raises(CannotFuse, match="no machine code for bfloat16"):
+        both(short_conversions, (floats((3,)),), evaluate=evaluate_by_code)

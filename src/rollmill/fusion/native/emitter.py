@@ -8,12 +8,16 @@ from typing import Any, TypeAlias
 import numpy as np
 from llvmlite import ir
 
+from rollmill.fusion.refusals import CannotFuse
+
 Value: TypeAlias = Any
 """A value of LLVM's."""
 
 POINTER = ir.PointerType()
 BYTE, INT32, INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOAT32 = np.dtype(np.float32)
+
+FLOATS = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
 
 CONTRACTED = ("contract",)
 """A product and a sum may be one instruction, rounded once."""
@@ -231,7 +235,9 @@ def memory_type(dtype: Any) -> Any:
 def _type_of(dtype: np.dtype) -> Any:
     if dtype.kind in "iu":
         return ir.IntType(8 * dtype.itemsize)
-    return {"float32": ir.FloatType(), "float64": ir.DoubleType()}[dtype.name]
+    if dtype.name not in FLOATS:
+        raise CannotFuse(f"there is no machine code for {dtype.name}.", advice="float32")
+    return FLOATS[dtype.name]
 
 
 def suffix_of(kind: Any) -> str:

@@ -13,7 +13,7 @@ from rollmill.fusion.guards import Guard, guards
 from rollmill.fusion.ir import Node, Program
 from rollmill.fusion.native.arithmetic import applied
 from rollmill.fusion.native.control import Held, Vectors, assign, new_variable, read, write_loop
-from rollmill.fusion.native.emitter import FLOAT32, Emitter, Value, memory_type
+from rollmill.fusion.native.emitter import FLOAT32, Emitter, Value, memory_type, suffix_of
 from rollmill.fusion.native.memory import Placed, Scratch, pack, padded, product, side_by_side
 from rollmill.fusion.operations import OPERATIONS, TYPED
 from rollmill.fusion.refusals import CannotFuse
@@ -21,9 +21,7 @@ from rollmill.fusion.refusals import CannotFuse
 STORED = ("dot", "column", "loop", "item", "stack")
 """Operations that read rows from memory."""
 
-NEUTRAL = {"row_sum": 0.0, "row_max": -np.inf, "row_min": np.inf}
 COMBINED = {"row_sum": "add", "row_max": "max", "row_min": "min"}
-REDUCED = {"row_sum": "fadd", "row_max": "fmaximum", "row_min": "fminimum"}
 
 
 class Writer:
@@ -256,31 +254,30 @@ class Writer:
             for n in range(0, width, lanes):
                 vector = self._elements(row, sample, n, {})
                 if n + lanes > width:
-                    vector = self._without_padding(vector, width - n, NEUTRAL[node.op], node.dtype)
+                    vector = self._without_padding(vector, width - n, node.op, node.dtype)
                 pair = None if total is None else (total, vector)
                 dtypes = [node.dtype, node.dtype]
                 total = vector if pair is None else applied(self.emit, COMBINED[node.op], pair, dtypes, node.dtype)
-            self.emit.store(self.across(node.op, total), found.at(self.emit, sample, 0), node.dtype)
+            self.emit.store(self.across(node.op, total, node.dtype), found.at(self.emit, sample, 0), node.dtype)
         pointers = [found.at(self.emit, group * lanes, 0) for group in range(self.groups)]
         return [self.emit.load(pointer, node.dtype) for pointer in pointers]
 
-    def across(self, op: str, vector: Value) -> Value:
+    def across(self, op: str, vector: Value, dtype: np.dtype = FLOAT32) -> Value:
         """The sum or extreme of the lanes of a vector, always in the same order."""
-        kind = vector.type.element
-        name = f"llvm.vector.reduce.{REDUCED[op]}.v{self.emit.lanes}f32"
-        if op != "row_sum":
-            return self.emit.call(name, vector, result=kind)
-        zero = kind(-0.0)
-        return self.emit.builder.call(
-            self.emit.declared(name, kind, [kind, vector.type]), [zero, vector], fastmath=("reassoc",)
-        )
+        kind, operation = vector.type.element, COMBINED[op]
+        named = lambda own: f"llvm.vector.reduce.{own}.{suffix_of(vector.type)}"
+        if dtype.kind != "f":
+            sign = "" if operation == "add" else "s" if dtype.kind == "i" else "u"
+            return self.emit.call(named(f"{sign}{operation}"), vector, result=kind)
+        if operation != "add":
+            return self.emit.call(named(f"f{operation}imum"), vector, result=kind)
+        sum_of = self.emit.declared(named("fadd"), kind, [kind, vector.type])
+        return self.emit.builder.call(sum_of, [kind(-0.0), vector], fastmath=("reassoc",))
 
-    def _without_padding(self, vector: Value, width: int, neutral: float, dtype: np.dtype) -> Value:
-        if dtype != FLOAT32:
-            raise CannotFuse(f"there is no machine code for sums of rows of {dtype.name}.")
+    def _without_padding(self, vector: Value, width: int, op: str, dtype: np.dtype) -> Value:
         lane = self.emit.counting()
         inside = self.emit.builder.icmp_signed("<", lane, self.emit.constant(width, np.dtype(np.int32)))
-        return self.emit.builder.select(inside, vector, self.emit.constant(neutral, dtype))
+        return self.emit.builder.select(inside, vector, self.emit.constant(_neutral(op, dtype), dtype))
 
     # --- elements of rows, where they are read -------------------------------------------------------------
 
@@ -338,6 +335,14 @@ SPECIAL: dict[str, Callable[[Writer, Node], Any]] = {
     "row_min": Writer._reduced,
 }
 """Operations that are no arithmetic."""
+
+
+def _neutral(op: str, dtype: np.dtype) -> Any:
+    """What changes no sum, or no extreme."""
+    if op == "row_sum":
+        return 0
+    least, most = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return least if op == "row_max" else most
 
 
 def _stored(nodes: Sequence[Node], outputs: Sequence[Node]) -> set[Node]:

@@ -1,0 +1,44 @@
+"""Runs programs as machine code, as `evaluate` runs them by JAX's own functions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rollmill.fusion.leaves import Leaf
+from rollmill.fusion.native.emitter import POINTER
+from rollmill.fusion.native.handler import NativeKernel, call, new_module
+from rollmill.fusion.native.memory import ALIGNMENT, Scratch
+from rollmill.fusion.native.places import load_leaf, store_leaf
+from rollmill.fusion.native.processor import processor
+from rollmill.fusion.native.writer import Writer
+
+
+def evaluate_by_code(program, inputs, uniforms, *, block):
+    """The outputs of a program for all samples `[block]`; where they are no power of two, the last is repeated."""
+    whole = 1 << (block - 1).bit_length()
+    lanes = min(processor().lanes, whole)
+    module, emit = new_module(lanes)
+    repeated = [jnp.concatenate([x, jnp.repeat(x[-1:], whole - block, axis=0)]) for x in inputs]
+    arrays = [*repeated, *uniforms]
+    with emit.once():
+        given = module.globals["program"].args[0]
+        count = len(arrays) + len(program.outputs)
+        pointers = [emit.builder.load(emit.at(given, n, POINTER), typ=POINTER) for n in range(count)]
+    own = processor().accumulators
+    scratch = Scratch(emit, module.globals["program"].args[2])
+    writer = Writer(emit, scratch, pointers[len(inputs) : len(arrays)], block=whole, room=own)
+    leaf = lambda node, place: Leaf(() if node.width is None else (node.width,), node.dtype, (place,), node.width)
+    zero = emit.integer(0)
+    read = {node for node in program.nodes() if node.op == "input"}
+    held = [
+        load_leaf(writer, leaf(node, 0), pointer, zero)[0] if node in read else None
+        for node, pointer in zip(program.inputs, pointers, strict=False)
+    ]
+    found = writer.write(program, held)
+    for n, node in enumerate(program.outputs):
+        store_leaf(writer, leaf(node, n), found, pointers[len(arrays) + n], zero)
+    emit.builder.ret_void()
+    shape = lambda node: (whole,) if node.width is None else (whole, node.width)
+    outputs = tuple(jax.ShapeDtypeStruct(shape(node), np.dtype(node.dtype)) for node in program.outputs)
+    kernel = NativeKernel(module, 1, max(scratch.size, ALIGNMENT), outputs)
+    return [x[:block] for x in call(kernel, [jnp.asarray(x) for x in arrays])]

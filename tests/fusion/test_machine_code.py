@@ -1,0 +1,116 @@
+"""Machine code for CPUs: its functions beside double precision, and whole rollouts beside JAX's own functions."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+from rollmill import NetworkConfig, make, ppo
+from rollmill.dataflow import start
+from rollmill.execution import lower
+from rollmill.fusion import fused_collect, run_reference
+from rollmill.fusion.backends import machine_code
+from rollmill.fusion.native import functions, handler
+from rollmill.fusion.native.emitter import FLOAT32, POINTER, number_type
+from rollmill.fusion.native.handler import NativeKernel, call, new_module
+from rollmill.fusion.native.processor import processor
+from rollmill.record import to_host
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+
+COUNT = 1 << 14
+BY_C = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, -1e-30, 3e38, 88.8, -88.0, 1.0, -1.0, 0.5, 2.0, -20.0, 1e4]
+
+
+def arguments(least=-np.inf, most=np.inf):
+    """Numbers of all sizes and signs, and special ones, within bounds."""
+    random = np.random.default_rng(0)
+    wide = random.standard_normal(COUNT) * np.exp(random.uniform(-20, 6, COUNT))
+    wide[: len(BY_C)] = BY_C
+    return np.clip(wide, least, most).astype(np.float32)
+
+
+def computed(function, x):
+    """A function of vectors, for all numbers."""
+    lanes = processor().lanes
+    module, emit = new_module(lanes)
+    given = module.globals["program"].args[0]
+    source, target = (emit.builder.load(emit.at(given, n, POINTER), typ=POINTER) for n in range(2))
+    with emit.loop(x.size, step=lanes) as first:
+        place = lambda pointer: emit.at(pointer, first, number_type(FLOAT32))
+        emit.store(function(emit, emit.load(place(source), FLOAT32)), place(target), FLOAT32)
+    emit.builder.ret_void()
+    kernel = NativeKernel(module, 1, 64, (jax.ShapeDtypeStruct(x.shape, jnp.dtype(jnp.float32)),))
+    return np.asarray(jax.jit(lambda x: call(kernel, [x])[0])(x), np.float64)
+
+
+@pytest.mark.parametrize(
+    ("function", "exact", "bounds"),
+    [
+        (functions.exp, np.exp, (-80, np.inf)),
+        (functions.exp2, np.exp2, (-120, np.inf)),
+        (functions.expm1, np.expm1, ()),
+        (functions.tanh, np.tanh, ()),
+        (functions.logistic, special.expit, (-80, np.inf)),
+        (functions.log, np.log, (0, np.inf)),
+        (functions.log1p, np.log1p, (-0.9999, np.inf)),
+        (functions.sin, np.sin, (-1e5, 1e5)),
+        (functions.cos, np.cos, (-1e5, 1e5)),
+        (functions.tan, np.tan, (-1e5, 1e5)),
+        (functions.erf_inv, special.erfinv, (-1, 1)),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_functions_are_right_to_the_last_places(function, exact, bounds):
+    x = arguments(*bounds)
+    with np.errstate(all="ignore"):
+        expected = exact(x.astype(np.float64)).astype(np.float32).astype(np.float64)
+    np.testing.assert_allclose(computed(function, x), expected, rtol=5e-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_envs", "network"),
+    [
+        ("CartPole-v1", 37, NetworkConfig(hidden_sizes=(40, 24))),
+        ("Pendulum-v1", 5, NetworkConfig(hidden_sizes=(16,), shared_torso=True)),
+        ("CartPole-v1", 16, NetworkConfig(hidden_sizes=(16,), torso="gru", gru_size=20, shared_torso=True)),
+    ],
+    ids=["blocks that overlap", "fewer than a vector", "memory in rows"],
+)
+def test_rollouts_are_those_of_the_program(name, num_envs, network):
+    graph = ppo(make(name, max_steps=6), num_envs=num_envs, num_steps=8, num_minibatches=1, network=network)
+    state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(num_envs))
+    backend = machine_code()
+    runs = run_reference, backend.rollouts(backend.rollout_launches(num_envs)[0])
+
+    def both(state, key):
+        weights = graph.weights(state.learner)
+        return [fused_collect(graph, weights, state.collector, key, run=run) for run in runs]
+
+    expected, found = jax.jit(both)(state, jax.random.key(1))
+    assert int(expected[1].steps.truncated.sum()) > 0  # and so some begin again
+
+    def assert_close(path, one, other):
+        if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5, err_msg=jax.tree_util.keystr(path))
+
+    jax.tree.map_with_path(assert_close, found, expected)
+
+
+def test_a_sum_is_the_same_however_many_cores_make_it(monkeypatch):
+    graph = ppo(make("CartPole-v1"), num_envs=8, num_steps=64, network=NetworkConfig(hidden_sizes=(16,)))
+
+    def trained():
+        program = lower(graph, fusion="full")
+        return to_host(program.step(program.start())[0])
+
+    two = trained()
+    one_core = processor()._replace(cores=1)
+    monkeypatch.setattr(handler, "processor", lambda: one_core)
+    one = trained()
+    for name in two:
+        np.testing.assert_array_equal(one[name], two[name], err_msg=name)
