@@ -1,6 +1,6 @@
 """What vectorisation and fusion of a simulator's steps give, one without the other and both, on one GPU.
 
-    python benchmarks/fusion.py run [--quick] [--device cpu] [--budget 330]
+    python benchmarks/fusion.py run [--quick] [--device cpu] [--budget 330] [--sweeps complexity]
     python benchmarks/fusion.py draw
 
 After Gleeson, Snider, Yang, Gabel, de Lara and Pekhimenko, "Optimizing Data Collection in Deep Reinforcement
@@ -12,8 +12,8 @@ turns, and a figure is the median of several times, each that of several rollout
 
 Three sweeps: over the number of environments, over the steps that one launch holds, over the simulator's
 complexity. A side that cannot run, or has no time left within `--budget` seconds, is recorded as absent with its
-reason. `run` writes results/fusion-study.json after each sweep and needs torch; `draw` makes
-docs/figures/fusion-study.png from it, and needs matplotlib.
+reason. `run` writes results/fusion-study.json after each sweep, or what `--name` says, and needs torch; `draw` makes docs/figures/fusion-study.png from it, with the third sweep of
+results/fusion-study-complexity.json where there is one, and needs matplotlib.
 """
 
 import os
@@ -35,6 +35,8 @@ from oscillators import Complexity
 
 FULL = Plan()
 QUICK = Plan(16, (1, 16), 16, 16, (1, 4, 16), 4, (2, 8), (1, 4), (1, 8), 8)
+SWEEPS = ("environments", "steps", "complexity", "oscillators")
+"""The last is the first once more, of Oscillators."""
 LAUNCHES = {"few": [(16, 1), (32, 1)], "many": [(32, 1), (64, 2), (128, 4)]}
 
 
@@ -118,10 +120,14 @@ def run(options: argparse.Namespace) -> None:
     study = Study(plan, options)
     cartpole, base = cartpole_simulator(), oscillators_simulator(Complexity())
     study.check(cartpole)
-    over_environments(study, cartpole, plan.num_envs, plan.most_compiled)
-    over_steps(study, cartpole)
-    over_complexity(study)
-    over_environments(study, base, [n for n in plan.num_envs if n != 16], 4)
+    if "environments" in options.sweeps:
+        over_environments(study, cartpole, plan.num_envs, plan.most_compiled)
+    if "steps" in options.sweeps:
+        over_steps(study, cartpole)
+    if "complexity" in options.sweeps:
+        over_complexity(study)
+    if "oscillators" in options.sweeps:
+        over_environments(study, base, [n for n in plan.num_envs if n != 16], 4)
     print(f"{len(study.cases)} measured, {len(study.absent)} absent, {time.monotonic() - study.began:.0f} s")
 
 
@@ -133,6 +139,8 @@ def main() -> None:
     running.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     running.add_argument("--quick", action="store_true", help="small sizes, to see that all runs")
     running.add_argument("--budget", type=float, default=330, help="seconds after which no case begins")
+    running.add_argument("--sweeps", nargs="+", choices=SWEEPS, default=SWEEPS)
+    running.add_argument("--name", default="fusion-study")
     running.set_defaults(do=run)
     drawing = commands.add_parser("draw")
     drawing.add_argument("--results", type=Path, default=RESULTS)
@@ -146,6 +154,10 @@ def draw(options: argparse.Namespace) -> None:
     from fusion_figure import figure_of
 
     found = json.loads((options.results / "fusion-study.json").read_text())["result"]
+    apart = options.results / "fusion-study-complexity.json"
+    if apart.exists():
+        others = [case for case in found["cases"] if case["sweep"] != "complexity"]
+        found["cases"] = others + json.loads(apart.read_text())["result"]["cases"]
     figure_of(found, options.docs / "figures" / "fusion-study.png")
 
 

@@ -42,15 +42,16 @@ def graph_of(environment: str, sizes: dict[str, int]):
     return rollmill.ppo(env, **sizes, network=NETWORK)
 
 
-def sides(environment: str, num_envs: int, numerics: list[str]) -> tuple[dict, tuple]:
+def sides(environment: str, num_envs: int, numerics: list[str], only: list[int] | None) -> tuple[dict, tuple]:
     """Functions from weights, collector and key to a rollout, and what they are called with."""
     sizes = {"num_envs": num_envs, "num_steps": STEPS, "total_timesteps": num_envs * STEPS, "num_minibatches": 1}
     graph = graph_of(environment, sizes)
     state = jax.jit(partial(start, graph))(jax.random.key(0), jnp.arange(num_envs, dtype=jnp.int32))
     arguments = graph.weights(state.learner), state.collector, jax.random.key(1)
     functions = {("xla", unroll): partial(collect, graph, unroll=unroll) for unroll in (1, 4)}
-    launches = [(name, launch) for name in numerics for launch in LAUNCHES[num_envs] if name != "float32"]
-    for name, launch in [*launches, *([("float32", EXACT)] if "float32" in numerics else [])]:
+    tried = {name: LAUNCHES[num_envs] if name != "float32" else [EXACT] for name in numerics}
+    launches = [(name, launch) for name, each in tried.items() for launch in ([tuple(only)] if only else each)]
+    for name, launch in launches:
         run = partial(run_kernel, launch=Launch(*launch), numerics=name)
         functions[name, launch] = partial(fused_collect, graph, run=run)
     return functions, arguments
@@ -71,8 +72,8 @@ def differences(one, other) -> dict[str, float]:
     return {jax.tree_util.keystr(path): share for path, share in shares.items() if share > 0}
 
 
-def measure(environment: str, num_envs: int, numerics: list[str]) -> dict:
-    functions, arguments = sides(environment, num_envs, numerics)
+def measure(environment: str, num_envs: int, numerics: list[str], only: list[int] | None) -> dict:
+    functions, arguments = sides(environment, num_envs, numerics, only)
     functions = compiled(functions, arguments)
     seconds = timed_in_turns(functions, arguments)
     steps = num_envs * STEPS
@@ -100,12 +101,13 @@ def main() -> None:
     parser.add_argument("--environment", nargs="+", default=["CartPole-v1"])
     parser.add_argument("--envs", nargs="+", type=int, default=[4_096])
     parser.add_argument("--numerics", nargs="+", default=["tf32", "bfloat16", "float32"])
+    parser.add_argument("--launch", nargs="+", type=int, help="block, warps and registers: no other is tried")
     parser.add_argument("--name", default="fusion-rollouts")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     found = {}
     for environment, num_envs in itertools.product(arguments.environment, arguments.envs):
-        found[f"{environment} {num_envs}"] = measure(environment, num_envs, arguments.numerics)
+        found[f"{environment} {num_envs}"] = measure(environment, num_envs, arguments.numerics, arguments.launch)
         write_result(arguments.name, {"steps": STEPS, "rollouts": found}, directory=arguments.output)
 
 

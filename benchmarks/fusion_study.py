@@ -75,7 +75,7 @@ class Study:
             "multiplication": multiplication(self.cases),
             "seconds": round(time.monotonic() - self.began, 1),
         }
-        write_result("fusion-study", result, directory=self.options.output)
+        write_result(self.options.name, result, directory=self.options.output)
 
     def check(self, simulator: Simulator) -> None:
         """That all versions of a simulator compute the same.

@@ -115,9 +115,10 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=Path(__file__).parents[1] / "docs")
     options = parser.parse_args()
     read = lambda *names: [json.loads((options.results / f"fusion-{name}.json").read_text()) for name in names]
+    tag = options.results / "fusion-rollouts-tag.json"
     parts = {
         "Rollouts of 128 steps, trajectory stored, billion steps a second": rollouts(
-            read("rollouts", "rollouts-classic")
+            read("rollouts", "rollouts-classic", *(["rollouts-tag"] if tag.exists() else []))
         ),
         "PPO on CartPole-v1, 4 epochs of 4 minibatches, million steps a second": training(
             read("training", "training-4096")
