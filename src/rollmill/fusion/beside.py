@@ -38,12 +38,14 @@ def selected(writer: "Writer", parts: Sequence[str], onto: tuple[str, int] | Non
 
 
 class Apart(NamedTuple):
-    """How scalars come out of rows, as expressions."""
+    """How scalars come out of rows, and go into them again, as expressions."""
 
     scalar: Callable[[str], str]
     """Where what was computed from each row lies."""
     column: Callable[[str, int, int], str]
     """`(rows, how many columns they have, which one)`."""
+    into: Callable[[str], str] = str
+    """Where a scalar lies that is repeated in the columns of a row."""
 
 
 def _chosen(rows: str, columns: int, column: int) -> str:
@@ -67,4 +69,12 @@ ONE_EACH = Apart(_one_each, _gathered)
 
 All that is computed from them, which is the whole environment, would else be computed four times over. Gathering
 changes where they lie and nothing else.
+"""
+
+ONE_EACH_BOTH_WAYS = Apart(_one_each, _gathered, _one_each)
+"""As `ONE_EACH`, and what goes into rows is gathered as well.
+
+Products on the ordinary units may take their left side with all rows of a block in every warp. Triton 3.6 computes
+the scalars anew where the rows are, with all that they come from: the whole environment, 32 times over. It cannot
+look through a gathering.
 """

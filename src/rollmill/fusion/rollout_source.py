@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rollmill.fusion.beside import ONE_EACH
+from rollmill.fusion.beside import ONE_EACH, ONE_EACH_BOTH_WAYS
 from rollmill.fusion.leaves import Leaf
 from rollmill.fusion.prelude import Numerics, columns
 from rollmill.fusion.triton_operations import TYPES
@@ -27,7 +27,7 @@ def rollout_source(step: "RolloutStep", num_steps: int, num_envs: int, block: in
     before, uniform = [f"in{n}" for n in range(len(taken))], [f"uniform{n}" for n in slots]
     after = [f"after{n}" for n, does in enumerate(changes) if does]
     out = [f"step{n}" for n, leaf in enumerate(step.step) if leaf.places]
-    writer = Writer(numerics, uniform, apart=ONE_EACH)
+    writer = Writer(numerics, uniform, apart=ONE_EACH_BOTH_WAYS if numerics == "float32" else ONE_EACH)
     mask = "" if num_envs % block == 0 else "here"
 
     inputs = [

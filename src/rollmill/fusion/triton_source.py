@@ -51,7 +51,7 @@ class Writer:
             slots: pointers to uniform arrays.
             indent: of the part that is being written.
             beside: how scalars become a row; `joined` where it is left out.
-            apart: how scalars come out of rows.
+            apart: how scalars come out of rows, and go into them.
             exact_scalars: whether functions of single numbers are exact, as an environment's must be.
             prefix: of all names.
         """
@@ -187,7 +187,7 @@ class Writer:
             case "table":
                 return f"tl.load({self._slots[node.attributes[0]]} + {operands[0]})"
             case "splat":
-                return f"tl.broadcast_to({operands[0]}[:, None], {self._shape(node)})"
+                return f"tl.broadcast_to({self._repeated(first, operands[0])}, {self._shape(node)})"
             case "column":
                 column = self.before.columns(first.width or 0)
                 chosen = f"tl.where({column}[None, :] == {node.attributes[0]}, {operands[0]}, 0)"
@@ -202,7 +202,9 @@ class Writer:
                 )
         if node.width is not None:
             pairs = zip(node.operands, operands, strict=True)
-            operands = [f"{name}[:, None]" if operand.width is None else name for operand, name in pairs]
+            operands = [
+                self._repeated(operand, name) if operand.width is None else name for operand, name in pairs
+            ]
         fast = self.numerics != "float32" and (node.width is not None or not self._exact_scalars)
         kind = node.operands[1] if node.op == "select" else first
         last = node.operands[-1]
@@ -227,6 +229,11 @@ class Writer:
             else f"tl.where({self.before.columns(width)}[None, :] < {width}, {whole}, {other})"
         )
 
+    def _repeated(self, scalar: Node, name: str) -> str:
+        """A scalar as a row of one column."""
+        alike = scalar.op in ("constant", "uniform")  # for all environments: they lie anywhere
+        return f"{name if alike else self._apart.into(name)}[:, None]"
+
     def _least(self, row: Node) -> str:
         return 'float("-inf")' if row.dtype.kind == "f" else str(np.iinfo(row.dtype).min)
 
@@ -238,8 +245,9 @@ class Writer:
             return SEPARATOR.join(operands)
         column = self.before.columns(node.width or 0)
         name = self._assign(f"tl.zeros({self._shape(node)}, {TYPES[node.dtype.name]})")
-        for place, operand in enumerate(operands):
-            self.line(f"{name} = tl.where({column}[None, :] == {place}, {operand}[:, None], {name})")
+        for place, (scalar, operand) in enumerate(zip(node.operands, operands, strict=True)):
+            own = self._repeated(scalar, operand)
+            self.line(f"{name} = tl.where({column}[None, :] == {place}, {own}, {name})")
         return name
 
     def _dot(self, node: Node, operand: str) -> str:
@@ -252,8 +260,8 @@ class Writer:
             own = [
                 self.before.row(slot, row * stride[0] + start * stride[1], width, stride[1]) for row in range(rows)
             ]
-            parts = (f"{name}[:, None] * {row}" for name, row in zip(operand.split(SEPARATOR), own, strict=True))
-            return self._assign(" + ".join(parts))
+            scalars = map(self._repeated, source.operands, operand.split(SEPARATOR))
+            return self._assign(" + ".join(f"{scalar} * {row}" for scalar, row in zip(scalars, own, strict=True)))
         matrix = self.before.matrix(slot, rows, size, start, width, transposed=transposed, of_scalars=False)
         return self._assign(self.product(self._taken(source, operand), matrix))
 
