@@ -20,6 +20,7 @@ from fusion_sides import collecting_graph
 from measure import RESULTS, compiled, spread, timed_in_turns, write_result
 
 import rollmill
+from rollmill.core.machine import keep_freed_memory
 from rollmill.dataflow import collect
 from rollmill.dataflow.loops import start_collector
 from rollmill.fusion import backend_of, fused_collect
@@ -66,6 +67,7 @@ def measure(num_envs: int) -> dict[str, dict]:
 
 
 def main() -> None:
+    keep_freed_memory()  # as trainings do; all sides here have it
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()

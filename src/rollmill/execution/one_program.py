@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
 from rollmill.core.errors import UsageError
+from rollmill.core.machine import keep_freed_memory
 from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, num_shards_for, start
 from rollmill.execution.fusing import Fusion, Launches, Ways, choose_ways
 from rollmill.fusion import Numerics
@@ -84,6 +85,8 @@ def lower(
     check_devices(graph.loops, mesh.size)
     unroll = unroll or unroll_for(mesh.devices.flat[0].platform)
     began = time.perf_counter()
+    if mesh.devices.flat[0].platform == "cpu":
+        keep_freed_memory()
     ways = choose_ways(
         graph,
         fusion=fusion,
