@@ -12,9 +12,9 @@ turns, and a figure is the median of several times, each that of several rollout
 
 Three sweeps: over the number of environments, over the steps that one launch holds, over the simulator's
 complexity. A side that cannot run, or has no time left within `--budget` seconds, is recorded as absent with its
-reason. `run` needs torch, and writes results/fusion-study.json, or what `--name` says, after each sweep. `draw`
-makes docs/figures/fusion-study.png, with the third sweep of results/fusion-study-complexity.json where there is one,
-and needs matplotlib.
+reason. `run` needs torch, and writes results/fusion-study.json (or another `--name`) after each sweep. `draw`
+makes docs/figures/fusion-study.png, which needs matplotlib; its third sweep is that of
+results/fusion-study-complexity.json where there is one.
 """
 
 import os

@@ -1,5 +1,6 @@
 """`rollmill explain fusion ENVIRONMENT [OPTIONS]`."""
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -86,7 +87,17 @@ def _lines(found: Explanation, chip: str) -> list[str]:
     lines += _kernel(found)
     bounds = sorted(found.bounds.items(), key=lambda item: item[1])
     told = ", ".join(f"{limit} {_rate(rate)}" for limit, rate in bounds)
-    return [*lines, _line("at most", f"on one {chip}, steps/s by what limits them: {told}")]
+    return [
+        *lines,
+        _line("at most", f"on one {chip}, steps/s by what limits them: {told}"),
+        _line("on a CPU", _code()),
+    ]
+
+
+def _code() -> str:
+    if importlib.util.find_spec("llvmlite") is None:
+        return "machine code needs llvmlite: pip install 'rollmill[fusion]'"
+    return "machine code by LLVM, made when a training begins"
 
 
 def _kernel(found: Explanation) -> list[str]:
