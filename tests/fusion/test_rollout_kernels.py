@@ -107,13 +107,26 @@ def test_kernels_compile_for_gpus_that_are_not_here(
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
-def test_a_thread_computes_the_environment_of_its_own_place_alone(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("numerics", "launch"), [("bfloat16", Launch(32, 1, registers=128)), ("float32", Launch(32, 4))]
+)
+def test_a_thread_computes_the_environment_of_its_own_place_alone(numerics, launch, tmp_path, monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kernel, arrays = kernel_of(graph_on("CartPole-v1", num_envs=32), "bfloat16", Launch(32, 1, registers=128))
+    kernel, arrays = kernel_of(graph_on("CartPole-v1", num_envs=32), numerics, launch)
     found = compiled(kernel, arrays, 90).asm["ptx"]
     assert found.count("div.rn.f32") == kernel.source.count("tl.div_rn(") > 0
-    assert ".maxnreg 128" in found
+    assert (".maxnreg 128" in found) == (launch.registers == 128)
+
+
+def test_scalars_are_gathered_before_exact_sums_repeat_them_in_rows():
+    graph = graph_on("CartPole-v1")
+    weights, collector = begun(graph)
+    step = rollout_step(graph, weights, each_struct(collector))
+    source = {numerics: rollout_source(step, NUM_STEPS, 16, 16, numerics) for numerics in ("float32", "tf32")}
+    first_layers = [line for line in source["float32"].splitlines() if line.count("[:, None] * v") == 4]
+    assert [line.count("tl.gather(v") for line in first_layers] == [4, 4]
+    assert "0)[:, None] * v" not in source["tf32"]
 
 
 def test_products_take_columns_and_rows_of_a_matrix_in_one_order():
