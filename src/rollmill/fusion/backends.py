@@ -74,6 +74,8 @@ ROLLOUTS = (
     *(Launch(16, 1), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4)),
     *(Launch(32, 1, registers=128), Launch(128, 4, registers=128)),
 )
+EXACT_ROLLOUTS = (Launch(16, 2), Launch(32, 4), Launch(16, 4), Launch(64, 4))
+"""With exact products, which are no tensor cores' and need more registers."""
 GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
 """Programs on each multiprocessor of the chip, samples of a block and its warps, where gradients are summed."""
 
@@ -85,7 +87,7 @@ def triton_kernels(numerics: Numerics) -> Backend:
         package="triton",
         device=lambda device: device.device_kind,
         check=_check_chip,
-        rollout_launches=lambda num_envs: ROLLOUTS,
+        rollout_launches=lambda num_envs: EXACT_ROLLOUTS if numerics == "float32" else ROLLOUTS,
         rollouts=lambda launch: partial(rollout.run_kernel, launch=Launch(*launch), **how),
         rollout_text=partial(_rollout_kernel_text, numerics),
         gradient_launches=_gradient_launches,
