@@ -1,5 +1,7 @@
 """Machine code for CPUs: its functions beside double precision, and whole rollouts beside JAX's own functions."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import jax
@@ -9,10 +11,11 @@ import pytest
 from scipy import special
 
 from rollmill import NetworkConfig, make, ppo
-from rollmill.dataflow import start
+from rollmill.dataflow import identity, start
 from rollmill.execution import lower
-from rollmill.fusion import fused_collect, run_reference
+from rollmill.fusion import CannotFuse, first_batch, fused_collect, run_reference
 from rollmill.fusion.backends import machine_code
+from rollmill.fusion.gradients import fused_gradients
 from rollmill.fusion.native import functions, handler
 from rollmill.fusion.native.emitter import FLOAT32, POINTER, number_type
 from rollmill.fusion.native.handler import NativeKernel, call, new_module
@@ -99,6 +102,37 @@ def test_rollouts_are_those_of_the_program(name, num_envs, network):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5, err_msg=jax.tree_util.keystr(path))
 
     jax.tree.map_with_path(assert_close, found, expected)
+
+
+def test_a_launch_must_fit():
+    graph, backend = ppo(make("CartPole-v1"), num_envs=3, num_steps=6, num_minibatches=1), machine_code()
+
+    def rollout(state):
+        run = backend.rollouts((16,))
+        return fused_collect(graph, graph.weights(state.learner), state.collector, state.key, run=run)
+
+    def gradients(state, rows):
+        learner, batch = first_batch(graph, state)
+        return fused_gradients(graph, batch, identity, run=backend.gradients((4, 1)))(learner, rows)
+
+    state = jax.eval_shape(partial(start, graph), jax.random.key(3), jnp.arange(3))
+    with pytest.raises(CannotFuse, match="block of 16 does not fit 3 environments"):
+        jax.eval_shape(rollout, state)
+    with pytest.raises(CannotFuse, match="blocks of 4 do not fit 18 samples"):
+        jax.eval_shape(gradients, state, jnp.arange(18, dtype=jnp.uint32))
+
+
+def test_threads_may_make_the_same_code_at_a_time():
+    x = jnp.asarray(arguments())
+    both_begin = threading.Barrier(2)
+
+    def grown(_):
+        both_begin.wait(timeout=60)
+        return computed(lambda emit, x: emit.add(x, emit.multiply(x, emit.constant(0.75))), x)
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(grown, range(2))
+    np.testing.assert_array_equal(one, other)
 
 
 def test_a_sum_is_the_same_however_many_cores_make_it(monkeypatch):

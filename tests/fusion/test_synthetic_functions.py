@@ -502,6 +502,21 @@ def row_loops(weights, h, n):
     ]
 
 
+def made_of_numbers(weights, h, n):
+    """Rows that are single numbers side by side, where rows are expected; and rows that hold no floats."""
+    few = lambda r: jnp.concatenate([jnp.tanh(r[:4])] * 10)
+    r = h @ weights["square"]
+    known = jnp.where(jnp.zeros((), bool), r, few(h))
+    return {
+        "after turns": lax.fori_loop(0, n, lambda t, c: few(c @ weights["square"]), h),
+        "sum": known.sum(),
+        "max": known.max(),
+        "positive": r > 0,
+        "whole": r.astype(jnp.int32) + jnp.arange(40, dtype=jnp.int32),
+        "bytes": r.astype(jnp.int8),
+    }
+
+
 def draws(key, i):
     a, b, c = jax.random.split(key, 3)
     mine = jax.random.fold_in(a, i)
@@ -609,6 +624,7 @@ FUNCTIONS = {
     "branches": (branches, (), (floats((3,)), integers((), 0, 3), booleans(()))),
     "loops": (loops, (jnp.array([0.1, -0.2, 0.3, 0.4]),), (floats((4,), scale=0.5), integers((), 0, 7))),
     "row_loops": (row_loops, (row_weights(),), (floats((40,)), integers((), 0, 7))),
+    "made_of_numbers": (made_of_numbers, (row_weights(),), (floats((40,)), integers((), 0, 7))),
     "draws": (draws, (), (keys(), integers((), 0, 9))),
     "shuffles": (shuffles, (), (keys(),)),
     "wrappers": (wrappers, (), (floats((3,)),)),

@@ -147,10 +147,10 @@ def machine_code() -> Backend:
         check=lambda device: None,
         rollout_launches=lambda num_envs: [CodeLaunch(min(ENVIRONMENTS_TOGETHER, _power_of_two_within(num_envs)))],
         rollouts=lambda launch: partial(run_rollout_code, launch=CodeLaunch(*launch)),
-        rollout_text=lambda launch, *task: str(_rollout_code(CodeLaunch(*launch), *task).module),
+        rollout_text=lambda launch, *task: _code_text(_rollout_code(CodeLaunch(*launch), *task)),
         gradient_launches=_parts,
         gradients=lambda launch: partial(run_gradient_code, launch=CodeLaunch(*launch)),
-        gradient_text=lambda launch, *task: str(_gradient_code(CodeLaunch(*launch), *task)[0].module),
+        gradient_text=lambda launch, *task: _code_text(_gradient_code(CodeLaunch(*launch), *task)[0]),
         said=_said_of_code,
     )
 
@@ -198,6 +198,13 @@ def _gradient_code(launch: CodeLaunch, step: GradientStep, minibatch: Minibatch)
     from rollmill.fusion.native.gradients import gradient_code
 
     return gradient_code(step, minibatch, launch)
+
+
+def _code_text(kernel: Any) -> str:
+    """Processors of one kind may differ in speed."""
+    from rollmill.fusion.native.processor import processor
+
+    return f"{processor().name}\n{kernel.module}"
 
 
 def _power_of_two_within(count: int) -> int:

@@ -107,7 +107,7 @@ def _where(writer: "Writer", condition: Vectors, new: Held, old: Held) -> Held:
         return [writer.emit.builder.select(*own) for own in zip(condition, new, old, strict=True)]
     assert isinstance(new, Placed) and isinstance(old, Placed)
     own = writer.beside([condition], np.dtype(np.bool_))
-    found = writer.new_rows(new.width, new.dtype)
+    found, new = writer.new_rows(new.width, new.dtype), writer.contiguous(new)
     with writer.emit.loop(writer.block) as sample:
         goes_on = writer.emit.broadcast(writer.emit.load_number(own.at(writer.emit, sample, 0), own.dtype))
         for n in range(0, found.sample_stride, writer.emit.lanes):

@@ -52,15 +52,16 @@ def gradient_code(
 ) -> tuple[NativeKernel, list[Any]]:
     """The machine code of a minibatch's sums `[programs, size]`, and the arrays that it takes.
 
-    A minibatch must be a multiple of a block.
-
     Raises:
-        CannotFuse: where a batch is too large for this code.
+        CannotFuse: where a batch is too large for this code, or a minibatch is no multiple of a block, or has
+            fewer blocks than there are programs.
     """
     own, num_samples = processor(), minibatch.num_samples
     table, block, programs = minibatch.packed.table, launch.block, launch.programs
     if table.size >= 2**31:
         raise CannotFuse(f"a batch of {table.size:,} words is larger than 2^31.")
+    if num_samples % block or not 0 < programs <= num_samples // block:
+        raise CannotFuse(f"{programs} programs with blocks of {block} do not fit {num_samples} samples.")
     given = _Given([table, minibatch.shuffled.rows, minibatch.number.reshape(1)])
     sources = [given.source(minibatch, leaf, n) for n, leaf in enumerate(step.sample)]
     slots = [given.uniform(array, minibatch.vector) for array in step.scalarised.uniforms]
@@ -180,7 +181,8 @@ class _Samples:
                 number = emit.builder.add(self._spot, sample)
             place = emit.builder.mul(number, emit.integer(source.stride))
             own = emit.at(self._at(source, first, leaf.dtype), place, kind)
-            pack(emit, rows.at(emit, sample, 0), own, (1, rows.width), (0, 1), rows.sample_stride)
+            target = rows.at(emit, sample, 0)
+            pack(emit, target, own, (1, rows.width), (0, 1), rows.sample_stride, leaf.dtype)
         return rows
 
     def _at(self, source: Source, number: int, dtype: np.dtype) -> Value:

@@ -5,6 +5,7 @@ XLA's foreign functions have a stable binary interface (xla/ffi/api/c_api.h, ver
 
 import ctypes
 import hashlib
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,12 +22,15 @@ EXTENSION_TYPE, EXTENSION_METADATA = 8, 24
 API_VERSION, METADATA_VERSION = 16, 8
 """Of the interface, where it says its own version, and where a handler says the one that it was made for."""
 MAJOR, MINOR = 16, 20
+OWN_MAJOR = 0
+"""Another one moves what is in a frame."""
 BUFFER_DATA = 24
 IS_METADATA, IS_EXECUTION = 1, 3
 
 PROGRAM, TASK, HANDLER = "program", "task", "handler"
 
 _registered: set[str] = set()
+_registering = threading.Lock()
 
 
 class NativeKernel(NamedTuple):
@@ -62,9 +66,10 @@ def _register(kernel: NativeKernel, inputs: int) -> str:
     _write_handler(kernel, inputs)
     text = str(kernel.module)
     name = f"rollmill_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-    if name not in _registered:
-        jax.ffi.register_ffi_target(name, _capsule(function_address(text, HANDLER)), platform="cpu")
-        _registered.add(name)
+    with _registering:
+        if name not in _registered:
+            jax.ffi.register_ffi_target(name, _capsule(function_address(text, HANDLER)), platform="cpu")
+            _registered.add(name)
     return name
 
 
@@ -97,12 +102,12 @@ def _write_handler(kernel: NativeKernel, inputs: int) -> None:
 
 
 def _say_version(builder: ir.IRBuilder, frame: Value, extension: Value) -> None:
-    """The version is that of the caller: it keeps its interface as it is."""
+    """With the caller's minor version, which only adds to a frame; XLA refuses a handler of another major one."""
     metadata = _read(builder, extension, EXTENSION_METADATA)
     own = _byte(builder, _read(builder, frame, FRAME_API), API_VERSION)
     said = _byte(builder, metadata, METADATA_VERSION)
-    for part in (MAJOR, MINOR):
-        builder.store(builder.load(_byte(builder, own, part), typ=INT32), _byte(builder, said, part))
+    builder.store(INT32(OWN_MAJOR), _byte(builder, said, MAJOR))
+    builder.store(builder.load(_byte(builder, own, MINOR), typ=INT32), _byte(builder, said, MINOR))
 
 
 def _pointers(builder: ir.IRBuilder, frame: Value, inputs: int, outputs: int) -> tuple[Value, Value]:

@@ -4,7 +4,7 @@ A row is held sample after sample, with as many columns as fill whole vectors; w
 held once; numbers that were single ones lie one column after the other, and are read as they lie.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -39,26 +39,19 @@ class Placed(NamedTuple):
 
 
 class Scratch:
-    """Memory for one block, given out piece by piece; a piece that is given back is given out again."""
+    """Memory for one block, given out piece by piece."""
 
     def __init__(self, emit: Emitter, base: Value) -> None:
         self._emit, self._base = emit, base
         self.size = 0
-        self._free: dict[int, list[Value]] = {}
 
     def take(self, numbers: int, dtype: np.dtype = FLOAT32) -> Value:
         """A piece for as many numbers."""
         size = self._bytes(numbers, dtype)
-        if self._free.get(size):
-            return self._free[size].pop()
         with self._emit.once():
             piece = self._emit.at(self._base, self.size, ir.IntType(8))
         self.size += size
         return piece
-
-    def give_back(self, piece: Value, numbers: int, dtype: np.dtype = FLOAT32) -> None:
-        """Nobody reads a piece any more."""
-        self._free.setdefault(self._bytes(numbers, dtype), []).append(piece)
 
     @staticmethod
     def _bytes(numbers: int, dtype: np.dtype) -> int:
@@ -71,8 +64,14 @@ def padded(width: int, lanes: int) -> int:
 
 
 def pack(
-    emit: Emitter, target: Value, source: Value, shape: tuple[int, int], strides: tuple[int, int], columns: int
-):
+    emit: Emitter,
+    target: Value,
+    source: Value,
+    shape: tuple[int, int],
+    strides: tuple[int, int],
+    columns: int,
+    dtype: np.dtype = FLOAT32,
+) -> None:
     """Copies a matrix to rows of so many columns, of which those that it lacks are zero.
 
     Args:
@@ -82,36 +81,43 @@ def pack(
         shape: its rows and columns.
         strides: from row to row and from column to column.
         columns: of the copy.
+        dtype: of its numbers.
     """
     kinds = [POINTER, POINTER, *[INT64] * 5]
-    name = "pack"
+    name = f"pack_{dtype.name}"
     if name not in emit.module.globals:
-        _define_pack(ir.Function(emit.module, ir.FunctionType(ir.VoidType(), kinds), name))
+        _define_pack(ir.Function(emit.module, ir.FunctionType(ir.VoidType(), kinds), name), memory_type(dtype))
     numbers = (*shape, *strides, columns)
     emit.builder.call(emit.module.globals[name], [target, source, *map(emit.integer, numbers)])
 
 
-def _define_pack(function: ir.Function) -> None:
+def _define_pack(function: ir.Function, kind: Any) -> None:
     function.linkage = "internal"
     target, source, rows, columns, row_stride, column_stride, all_columns = function.args
     emit = Emitter(function, 1)
-    builder, kind = emit.builder, ir.FloatType()
+    builder = emit.builder
     with emit.loop(rows) as row, emit.loop(all_columns) as column:
         offset = builder.add(builder.mul(row, row_stride), builder.mul(column, column_stride))
         inside = builder.icmp_unsigned("<", column, columns)
         safe = builder.select(inside, offset, emit.integer(0))
         number = builder.load(emit.at(source, safe, kind), typ=kind)
-        number = builder.select(inside, number, ir.Constant(kind, 0.0))
+        number = builder.select(inside, number, ir.Constant(kind, 0))
         place = builder.add(builder.mul(row, all_columns), column)
         builder.store(number, emit.at(target, place, kind))
     builder.ret_void()
 
 
 def unpack(
-    emit: Emitter, target: Value, source: Value, shape: tuple[int, int], strides: tuple[int, int], columns: int
+    emit: Emitter,
+    target: Value,
+    source: Value,
+    shape: tuple[int, int],
+    strides: tuple[int, int],
+    columns: int,
+    dtype: np.dtype,
 ) -> None:
     """Copies rows of so many columns to where they belong: the other way of `pack`, and with its arguments."""
-    kind = ir.FloatType()
+    kind = memory_type(dtype)
     with emit.loop(shape[0]) as row, emit.loop(shape[1]) as column:
         place = emit.builder.add(emit.builder.mul(row, emit.integer(columns)), column)
         number = emit.builder.load(emit.at(source, place, kind), typ=kind)

@@ -37,7 +37,8 @@ def _numbers(writer: Writer, leaf: Leaf, pointer: Value, number: int, size: int)
 def _rows(writer: Writer, leaf: Leaf, pointer: Value, first: int, size: int) -> Placed:
     found = writer.new_rows(leaf.width or 0, leaf.dtype)
     source = writer.emit.at(pointer, first, memory_type(leaf.dtype))
-    pack(writer.emit, found.pointer, source, (writer.block, found.width), (size, 1), found.sample_stride)
+    shape, strides = (writer.block, found.width), (size, 1)
+    pack(writer.emit, found.pointer, source, shape, strides, found.sample_stride, leaf.dtype)
     return found
 
 
@@ -53,7 +54,8 @@ def store_leaf(
     for n, place in enumerate(leaf.places):
         rows = writer.contiguous(found[place])
         target = emit.at(own, n * leaf.width, memory_type(leaf.dtype))
-        unpack(emit, target, rows.pointer, (writer.block, rows.width), (size, 1), rows.sample_stride)
+        shape, strides = (writer.block, rows.width), (size, 1)
+        unpack(emit, target, rows.pointer, shape, strides, rows.sample_stride, leaf.dtype)
 
 
 def _store_numbers(writer: Writer, leaf: Leaf, numbers: Sequence[Held], pointer: Value) -> None:

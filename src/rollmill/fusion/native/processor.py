@@ -3,7 +3,6 @@
 import ctypes
 import ctypes.util
 import functools
-import threading
 from typing import Any, NamedTuple
 
 from rollmill.core.machine import usable_cores
@@ -29,7 +28,6 @@ WIDEST = (("avx512f", 16, 16), ("avx2", 8, 8), ("neon", 4, 16))
 NARROWEST = (4, 8)
 
 _engines: list[Any] = []  # machine code lives as long as its engine
-_compiling = threading.Lock()
 
 
 @functools.cache
@@ -49,19 +47,20 @@ def processor() -> Processor:
     return Processor(binding.get_host_cpu_name(), features.flatten(), lanes, accumulators, usable_cores())
 
 
-@functools.lru_cache(maxsize=256)
 def function_address(module: str, name: str) -> int:
-    """The address of a function of a module in LLVM's language, compiled and optimised for this processor."""
+    """The address of a function of a module in LLVM's language, compiled and optimised for this processor.
+
+    One at a time: LLVM's binding has one context for all threads.
+    """
     binding = _binding()
-    with _compiling:
-        parsed = binding.parse_assembly(module)
-        parsed.verify()
-        machine = _machine()
-        _optimise(parsed, machine)
-        engine = binding.create_mcjit_compiler(parsed, machine)
-        engine.finalize_object()
-        _engines.append(engine)
-        return engine.get_function_address(name)
+    parsed = binding.parse_assembly(module)
+    parsed.verify()
+    machine = _machine()
+    _optimise(parsed, machine)
+    engine = binding.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
+    _engines.append(engine)
+    return engine.get_function_address(name)
 
 
 def _optimise(module: Any, machine: Any) -> None:

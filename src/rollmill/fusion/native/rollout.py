@@ -13,6 +13,7 @@ from rollmill.fusion.native.memory import ALIGNMENT, Scratch
 from rollmill.fusion.native.places import load_leaf, store_leaf
 from rollmill.fusion.native.processor import processor
 from rollmill.fusion.native.writer import Writer
+from rollmill.fusion.refusals import CannotFuse
 
 if TYPE_CHECKING:
     from rollmill.fusion.rollout import RolloutStep
@@ -21,12 +22,17 @@ if TYPE_CHECKING:
 def rollout_code(
     step: "RolloutStep", carried: Sequence[Any], keys: Any, num_steps: int, written: Sequence[Leaf], block: int
 ) -> NativeKernel:
-    """The machine code of a rollout, for blocks of no more environments than there are.
+    """The machine code of a rollout, block of environments by block.
 
     Its inputs are the collector's leaves, the keys, and uniform arrays; its outputs the leaves that are written,
     then those of the trajectory's step.
+
+    Raises:
+        CannotFuse: where there are fewer environments than in a block.
     """
     num_envs, own = keys.shape[0], processor()
+    if num_envs < block:
+        raise CannotFuse(f"a block of {block} does not fit {num_envs} environments.")
     module, emit = new_module(min(own.lanes, block))
     arrays, number, base = module.globals["program"].args
     inputs = [*carried, keys, *step.scalarised.uniforms]

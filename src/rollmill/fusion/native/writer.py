@@ -168,14 +168,12 @@ class Writer:
         self, slot: int, first: int, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype, stride: int
     ) -> Placed:
         """A matrix, or a row, of a uniform array, copied once with whole vectors in each row."""
-        if dtype != FLOAT32:
-            raise CannotFuse(f"there is no machine code for matrices of {dtype.name}.")
         key, columns = (slot, first, shape, strides), padded(shape[1], self.emit.lanes)
         if key not in self._uniform:
-            self._uniform[key] = self.scratch.take(shape[0] * columns)
+            self._uniform[key] = self.scratch.take(shape[0] * columns, dtype)
             with self.emit.once():
                 source = self.emit.at(self._slots[slot], first, memory_type(dtype))
-                pack(self.emit, self._uniform[key], source, shape, strides, columns)
+                pack(self.emit, self._uniform[key], source, shape, strides, columns, dtype)
         return Placed(self._uniform[key], stride and columns, 1, shape[1], dtype)
 
     # --- rows ----------------------------------------------------------------------------------------------
@@ -208,6 +206,8 @@ class Writer:
         return held if held.is_contiguous else side_by_side(self.emit, self.scratch, held, self.block)
 
     def _dot(self, node: Node) -> Placed:
+        if node.dtype != FLOAT32:
+            raise CannotFuse(f"there is no machine code for matrices of {node.dtype.name}.")
         slot, rows, columns, start, transposed = node.attributes
         width = node.width or 0
         strides, first = ((1, rows), start * rows) if transposed else ((columns, 1), start)
@@ -246,7 +246,7 @@ class Writer:
     def _reduced(self, node: Node) -> Vectors:
         """A row's sum or extreme, sample by sample; then as vectors again."""
         row = node.operands[0]
-        self._ready(row)
+        self._ready(node)
         width, lanes = row.width or 0, self.emit.lanes
         found = Placed(self.scratch.take(self.block, node.dtype), 1, self.block, 1, node.dtype)
         with self.emit.loop(self.block) as sample:
