@@ -11,12 +11,13 @@ import pytest
 from scipy import special
 
 from rollmill import NetworkConfig, make, ppo
+from rollmill.core.errors import UsageError
 from rollmill.dataflow import identity, start
 from rollmill.execution import lower
 from rollmill.fusion import CannotFuse, first_batch, fused_collect, run_reference
 from rollmill.fusion.backends import machine_code
 from rollmill.fusion.gradients import fused_gradients
-from rollmill.fusion.native import functions, handler
+from rollmill.fusion.native import describe_processor, functions, handler
 from rollmill.fusion.native.emitter import FLOAT32, POINTER, number_type
 from rollmill.fusion.native.handler import NativeKernel, call, new_module
 from rollmill.fusion.native.processor import processor
@@ -107,19 +108,18 @@ def test_rollouts_are_those_of_the_program(name, num_envs, network):
 def test_a_launch_must_fit():
     graph, backend = ppo(make("CartPole-v1"), num_envs=3, num_steps=6, num_minibatches=1), machine_code()
 
-    def rollout(state):
-        run = backend.rollouts((16,))
-        return fused_collect(graph, graph.weights(state.learner), state.collector, state.key, run=run)
-
     def gradients(state, rows):
         learner, batch = first_batch(graph, state)
         return fused_gradients(graph, batch, identity, run=backend.gradients((4, 1)))(learner, rows)
 
     state = jax.eval_shape(partial(start, graph), jax.random.key(3), jnp.arange(3))
-    with pytest.raises(CannotFuse, match="block of 16 does not fit 3 environments"):
-        jax.eval_shape(rollout, state)
     with pytest.raises(CannotFuse, match="blocks of 4 do not fit 18 samples"):
         jax.eval_shape(gradients, state, jnp.arange(18, dtype=jnp.uint32))
+    too_wide = {"device": describe_processor(), "rollouts": [16], "gradients": None}
+    with pytest.raises(
+        UsageError, match="fusion=rollout is not possible.* block of 16 does not fit 3 environments"
+    ):
+        lower(graph, fusion="rollout", launches=too_wide)
 
 
 def test_threads_may_make_the_same_code_at_a_time():

@@ -179,7 +179,7 @@ class _Choice:
     def rollouts(self, plain: Way) -> Way:
         check_rollout(self.graph)
         found = self._launch("rollouts", self.backend.rollout_launches(self._share), self._tune_rollouts)
-        function = partial(fused_collect, run=self.backend.rollouts(found.launch))
+        function = partial(fused_collect, run=self._made(self.backend.rollouts(found.launch)))
         where = self.backend.said("rollouts", found.launch)
         return self._faster("rollouts", found, plain, Way(function, True, where, found.launch))
 
@@ -192,7 +192,7 @@ class _Choice:
         check_gradients(self.graph)
         launches = self.backend.gradient_launches(self._minibatch, self.devices[0])
         found = self._launch("gradients", launches, self._tune_gradients)
-        function = partial(fused_descent, run=self.backend.gradients(found.launch))
+        function = partial(fused_descent, run=self._made(self.backend.gradients(found.launch)))
         where = self.backend.said("gradients", found.launch)
         return self._faster("gradients", found, plain, Way(function, True, where, found.launch))
 
@@ -200,6 +200,17 @@ class _Choice:
         with jax.default_device(self.devices[0]):
             learner, batch, rows = jax.jit(self._epoch)(self._example)
         return tune_descent(self.graph, learner, batch, rows, self.backend)
+
+    def _made(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Runs what may be made only now, where nothing was timed; the user is told why it cannot be."""
+
+        def made(*task: Any) -> Any:
+            try:
+                return run(*task)
+            except CannotFuse as reason:
+                raise _impossible(self.fusion, reason) from reason
+
+        return made
 
     def _launch(self, what: str, launches: Sequence[tuple[int, ...]], tune: Callable[[], Tuned]) -> Tuned:
         """The launch that the run began with, or the only one that there is, or else the fastest."""
