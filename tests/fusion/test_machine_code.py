@@ -148,3 +148,24 @@ def test_a_sum_is_the_same_however_many_cores_make_it(monkeypatch):
     one = trained()
     for name in two:
         np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+
+
+def test_calls_at_a_time_share_the_threads():
+    """One call has the pool, the others do their programs alone; all are right."""
+    lanes, programs = processor().lanes, 32
+    module, emit = new_module(lanes)
+    given, number, _ = module.globals["program"].args
+    source, target = (emit.builder.load(emit.at(given, n, POINTER), typ=POINTER) for n in range(2))
+    with emit.loop(1 << 10) as first:
+        own = emit.builder.add(emit.builder.mul(number, emit.integer(1 << 10)), first)
+        place = lambda pointer: emit.at(pointer, emit.builder.mul(own, emit.integer(lanes)), number_type(FLOAT32))
+        emit.store(functions.exp(emit, emit.load(place(source), FLOAT32)), place(target), FLOAT32)
+    emit.builder.ret_void()
+    x = np.linspace(-3, 3, programs * lanes << 10, dtype=np.float32)
+    kernel = NativeKernel(module, programs, 64, (jax.ShapeDtypeStruct(x.shape, jnp.dtype(jnp.float32)),))
+    run = jax.jit(lambda x: call(kernel, [x])[0]).lower(x).compile()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: np.asarray(run(x)), range(60)))
+    for each in found:
+        np.testing.assert_array_equal(each, found[0])
+    np.testing.assert_allclose(found[0], np.exp(x), rtol=1e-6)

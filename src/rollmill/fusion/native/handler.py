@@ -13,6 +13,7 @@ import jax
 from jaxtyping import Array
 from llvmlite import ir
 
+from rollmill.fusion.native import pool
 from rollmill.fusion.native.emitter import INT32, INT64, POINTER, Emitter, Value, variable
 from rollmill.fusion.native.processor import function_address, processor
 
@@ -67,6 +68,7 @@ def _register(kernel: NativeKernel, inputs: int) -> str:
     text = str(kernel.module)
     name = f"rollmill_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
     with _registering:
+        pool.start_pool()
         if name not in _registered:
             jax.ffi.register_ffi_target(name, _capsule(function_address(text, HANDLER)), platform="cpu")
             _registered.add(name)
@@ -87,13 +89,13 @@ def _write_handler(kernel: NativeKernel, inputs: int) -> None:
     function = ir.Function(kernel.module, ir.FunctionType(POINTER, [POINTER]), HANDLER)
     builder = ir.IRBuilder(function.append_basic_block())
     null = ir.Constant(POINTER, None)
-    extension = _read(builder, function.args[0], FRAME_EXTENSION)
+    extension = pool.read(builder, function.args[0], FRAME_EXTENSION)
     with builder.if_then(builder.icmp_unsigned("!=", extension, null)):
-        kind = builder.load(_byte(builder, extension, EXTENSION_TYPE), typ=INT32)
+        kind = builder.load(pool.byte(builder, extension, EXTENSION_TYPE), typ=INT32)
         with builder.if_then(builder.icmp_signed("==", kind, INT32(IS_METADATA))):
             _say_version(builder, function.args[0], extension)
             builder.ret(null)
-    stage = builder.load(_byte(builder, function.args[0], FRAME_STAGE), typ=INT32)
+    stage = builder.load(pool.byte(builder, function.args[0], FRAME_STAGE), typ=INT32)
     with builder.if_then(builder.icmp_signed("!=", stage, INT32(IS_EXECUTION))):
         builder.ret(null)
     pointers, scratch = _pointers(builder, function.args[0], inputs, len(kernel.outputs))
@@ -103,66 +105,59 @@ def _write_handler(kernel: NativeKernel, inputs: int) -> None:
 
 def _say_version(builder: ir.IRBuilder, frame: Value, extension: Value) -> None:
     """With the caller's minor version, which only adds to a frame; XLA refuses a handler of another major one."""
-    metadata = _read(builder, extension, EXTENSION_METADATA)
-    own = _byte(builder, _read(builder, frame, FRAME_API), API_VERSION)
-    said = _byte(builder, metadata, METADATA_VERSION)
-    builder.store(INT32(OWN_MAJOR), _byte(builder, said, MAJOR))
-    builder.store(builder.load(_byte(builder, own, MINOR), typ=INT32), _byte(builder, said, MINOR))
+    metadata = pool.read(builder, extension, EXTENSION_METADATA)
+    own = pool.byte(builder, pool.read(builder, frame, FRAME_API), API_VERSION)
+    said = pool.byte(builder, metadata, METADATA_VERSION)
+    builder.store(INT32(OWN_MAJOR), pool.byte(builder, said, MAJOR))
+    builder.store(builder.load(pool.byte(builder, own, MINOR), typ=INT32), pool.byte(builder, said, MINOR))
 
 
 def _pointers(builder: ir.IRBuilder, frame: Value, inputs: int, outputs: int) -> tuple[Value, Value]:
     """An array of the pointers to inputs and outputs; and the pointer to the memory for scratch."""
     found = variable(builder, ir.ArrayType(POINTER, inputs + outputs))
     buffers = [(FRAME_ARGUMENTS, n) for n in range(inputs)] + [(FRAME_RESULTS, n) for n in range(outputs + 1)]
-    data = [_read(builder, _read(builder, _read(builder, frame, side), 8 * n), BUFFER_DATA) for side, n in buffers]
+    data = [
+        pool.read(builder, pool.read(builder, pool.read(builder, frame, side), 8 * n), BUFFER_DATA)
+        for side, n in buffers
+    ]
     for n, pointer in enumerate(data[:-1]):
-        builder.store(pointer, _byte(builder, found, 8 * n))
+        builder.store(pointer, pool.byte(builder, found, 8 * n))
     return found, data[-1]
 
 
 def _share(kernel: NativeKernel, builder: ir.IRBuilder, pointers: Value, scratch: Value) -> None:
-    """One thread for each core but this one; where none can be had, its part is done here."""
-    cores = min(kernel.programs, processor().cores)
-    task = _write_task(kernel, cores)
-    own = ir.LiteralStructType([POINTER, POINTER, INT64])
-    tasks, threads = (variable(builder, ir.ArrayType(kind, cores)) for kind in (own, INT64))
-    begin = ir.Function(kernel.module, ir.FunctionType(INT32, [POINTER] * 4), "pthread_create")
-    wait = ir.Function(kernel.module, ir.FunctionType(INT32, [INT64, POINTER]), "pthread_join")
-    null = ir.Constant(POINTER, None)
-    parts = []
-    for core in range(cores):
-        part = _byte(builder, tasks, 24 * core)
-        builder.store(pointers, part)
-        builder.store(_byte(builder, scratch, core * kernel.scratch), _byte(builder, part, 8))
-        builder.store(INT64(core), _byte(builder, part, 16))
-        parts.append((part, _byte(builder, threads, 8 * core)))
-    failed = [builder.call(begin, [thread, null, task, part]) for part, thread in parts[1:]]
-    builder.call(task, [parts[0][0]])
-    for (part, thread), status in zip(parts[1:], failed, strict=True):
-        with builder.if_else(builder.icmp_signed("==", status, INT32(0))) as (began, refused):
-            with began:
-                builder.call(wait, [builder.load(thread, typ=INT64), null])
-            with refused:
-                builder.call(task, [part])
+    """Hands the programs to the pool's threads, or does them all here where there is one core or one program."""
+    function = _write_task(kernel)
+    task = variable(builder, pool.TASK)
+    helpers = min(kernel.programs, processor().cores) - 1
+    numbers = {pool.NEXT: 0, pool.HELPERS: 0, pool.ACTIVE: 0, pool.MOST_HELPERS: helpers}
+    for field, number in numbers.items():
+        builder.store(INT64(number), pool.byte(builder, task, field))
+    for field, pointer in {pool.FUNCTION: function, pool.ARRAYS: pointers, pool.SCRATCH: scratch}.items():
+        builder.store(pointer, pool.byte(builder, task, field))
+    if not helpers:
+        builder.call(function, [task, INT64(0)])
+        return
+    share = ir.Function(kernel.module, ir.FunctionType(ir.VoidType(), [POINTER]), pool.SHARE)
+    builder.call(share, [task])
 
 
-def _write_task(kernel: NativeKernel, cores: int) -> ir.Function:
-    """What a core does: every so many programs, from its own number on."""
-    function = ir.Function(kernel.module, ir.FunctionType(POINTER, [POINTER]), TASK)
+def _write_task(kernel: NativeKernel) -> ir.Function:
+    """What a thread does: it takes one program after the other, until there is none."""
+    function = ir.Function(kernel.module, ir.FunctionType(ir.VoidType(), [POINTER, INT64]), TASK)
     function.linkage = "internal"
     emit = Emitter(function, 1)
-    pointers, scratch = (_read(emit.builder, function.args[0], place) for place in (0, 8))
-    first = emit.builder.load(_byte(emit.builder, function.args[0], 16), typ=INT64)
-    with emit.loop(kernel.programs, first=first, step=cores) as number:
-        emit.builder.call(kernel.module.globals[PROGRAM], [pointers, number, scratch])
-    emit.builder.ret(ir.Constant(POINTER, None))
+    builder, (task, thread) = emit.builder, function.args
+    arrays, scratch = (pool.read(builder, task, field) for field in (pool.ARRAYS, pool.SCRATCH))
+    own = emit.at(scratch, builder.mul(thread, INT64(kernel.scratch)), ir.IntType(8))
+    taken = emit.slot(INT64)
+
+    def takes_one() -> Value:
+        number = builder.atomic_rmw("add", pool.byte(builder, task, pool.NEXT), INT64(1), "monotonic")
+        builder.store(number, taken)
+        return builder.icmp_unsigned("<", number, INT64(kernel.programs))
+
+    with emit.repeat_while(takes_one):
+        builder.call(kernel.module.globals[PROGRAM], [arrays, builder.load(taken, typ=INT64), own])
+    builder.ret_void()
     return function
-
-
-def _byte(builder: ir.IRBuilder, pointer: Value, offset: int) -> Value:
-    return builder.gep(pointer, [INT64(offset)], inbounds=True, source_etype=ir.IntType(8))
-
-
-def _read(builder: ir.IRBuilder, pointer: Value, offset: int) -> Value:
-    """The pointer that lies so many bytes further."""
-    return builder.load(_byte(builder, pointer, offset), typ=POINTER)
