@@ -46,7 +46,7 @@ def write_result(name: str, result: dict, *, directory: Path = RESULTS) -> Path:
 def compiled(functions: Mapping[Any, Callable], arguments: Sequence[Any]) -> dict[Any, Callable]:
     """The functions compiled for these arguments, side by side; those that cannot be are reported and left out."""
 
-    def build(item: tuple[Any, Callable]) -> tuple[Any, Callable | None, float]:
+    def build(item: tuple[Any, Callable]) -> tuple[Any, Callable | None]:
         name, function = item
         began = time.perf_counter()
         try:
@@ -54,12 +54,12 @@ def compiled(functions: Mapping[Any, Callable], arguments: Sequence[Any]) -> dic
         except Exception as error:  # a launch that does not fit the chip is no fault of the others
             print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
             found = None
-        return name, found, time.perf_counter() - began
+        print(f"{time.perf_counter() - began:.1f} s to compile {name}", flush=True)
+        return name, found
 
     with ThreadPoolExecutor(12) as pool:
         built = list(pool.map(build, functions.items()))
-    print("seconds to compile:", {str(name): round(seconds, 1) for name, _, seconds in built}, flush=True)
-    return {name: function for name, function, _ in built if function is not None}
+    return {name: function for name, function in built if function is not None}
 
 
 def timed_in_turns(

@@ -51,7 +51,7 @@ def trained(graph, **options):
     return to_host(last.after)
 
 
-@pytest.mark.parametrize("fusion", ["rollout", "full"])
+@pytest.mark.parametrize("fusion", [pytest.param("rollout", marks=pytest.mark.slow), "full"])
 def test_fused_trainings_learn_as_others_do(fusion):
     graph = graph_on(rollmill.make("CartPole-v1"))
     fused, plain = trained(graph, fusion=fusion), trained(graph)
@@ -125,6 +125,7 @@ def test_chips_without_kernels_are_named(rollouts_alone, capability):
     assert not ways.rollouts.fused and f"a chip, has {capability}" in ways.rollouts.note
 
 
+@pytest.mark.slow
 def test_two_devices_descend_as_one():
     graph = graph_on(rollmill.make("CartPole-v1"), iterations=2)
     two = trained(graph, fusion="full", devices=jax.devices()[:2])

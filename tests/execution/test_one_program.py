@@ -43,7 +43,7 @@ VARIANTS = {
 }
 
 
-LONG = ("discrete", "recurrent", "a3c", "impala")
+LONG = ("discrete", "continuous", "recurrent", "a3c", "impala")
 TABLE = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in VARIANTS]
 
 
@@ -76,6 +76,7 @@ def test_seeds_trained_together_are_the_seeds_trained_alone():
             np.testing.assert_allclose(ours[position], mine, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_several_recurrent_seeds_start():
     algorithm = graph(network=rollmill.NetworkConfig(torso="gru"))
     state = lower(algorithm, seeds=(0, 1)).start()  # batched QR once hung XLA's CPU backend here

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rollmill.fusion.leaves import Leaf
-from rollmill.fusion.native.emitter import POINTER
-from rollmill.fusion.native.handler import NativeKernel, call, new_module
+from rollmill.fusion.native.handler import NativeKernel, call, new_program
 from rollmill.fusion.native.memory import ALIGNMENT, Scratch
 from rollmill.fusion.native.places import load_leaf, store_leaf
 from rollmill.fusion.native.processor import processor
@@ -17,15 +16,10 @@ def evaluate_by_code(program, inputs, uniforms, *, block):
     """The outputs of a program for all samples `[block]`; where they are no power of two, the last is repeated."""
     whole = 1 << (block - 1).bit_length()
     lanes = min(processor().lanes, whole)
-    module, emit = new_module(lanes)
     repeated = [jnp.concatenate([x, jnp.repeat(x[-1:], whole - block, axis=0)]) for x in inputs]
     arrays = [*repeated, *uniforms]
-    with emit.once():
-        given = module.globals["program"].args[0]
-        count = len(arrays) + len(program.outputs)
-        pointers = [emit.builder.load(emit.at(given, n, POINTER), typ=POINTER) for n in range(count)]
-    own = processor().accumulators
-    scratch = Scratch(emit, module.globals["program"].args[2])
+    emit, pointers, _, memory = new_program(lanes, len(arrays) + len(program.outputs))
+    own, scratch = processor().accumulators, Scratch(emit, memory)
     writer = Writer(emit, scratch, pointers[len(inputs) : len(arrays)], block=whole, room=own)
     leaf = lambda node, place: Leaf(() if node.width is None else (node.width,), node.dtype, (place,), node.width)
     zero = emit.integer(0)
@@ -40,5 +34,5 @@ def evaluate_by_code(program, inputs, uniforms, *, block):
     emit.builder.ret_void()
     shape = lambda node: (whole,) if node.width is None else (whole, node.width)
     outputs = tuple(jax.ShapeDtypeStruct(shape(node), np.dtype(node.dtype)) for node in program.outputs)
-    kernel = NativeKernel(module, 1, max(scratch.size, ALIGNMENT), outputs)
+    kernel = NativeKernel(emit.module, 1, max(scratch.size, ALIGNMENT), outputs)
     return [x[:block] for x in call(kernel, [jnp.asarray(x) for x in arrays])]

@@ -51,7 +51,7 @@ CASES = {
     "several-actions": Case("Probe-MultiDiscrete-v0"),
     "a3c": Case("CartPole-v1", algorithm="a3c"),
 }
-FAST = ("separate", "continuous", "several-actions", "masked")
+FAST = ("separate", "continuous", "masked")
 TABLE = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CASES]
 
 

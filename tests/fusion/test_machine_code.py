@@ -18,8 +18,8 @@ from rollmill.fusion import CannotFuse, first_batch, fused_collect, run_referenc
 from rollmill.fusion.backends import machine_code
 from rollmill.fusion.gradients import fused_gradients
 from rollmill.fusion.native import describe_processor, functions, handler
-from rollmill.fusion.native.emitter import FLOAT32, POINTER, number_type
-from rollmill.fusion.native.handler import NativeKernel, call, new_module
+from rollmill.fusion.native.emitter import FLOAT32, number_type
+from rollmill.fusion.native.handler import NativeKernel, call, new_program
 from rollmill.fusion.native.processor import processor
 from rollmill.record import to_host
 
@@ -40,14 +40,12 @@ def arguments(least=-np.inf, most=np.inf):
 def computed(function, x):
     """A function of vectors, for all numbers."""
     lanes = processor().lanes
-    module, emit = new_module(lanes)
-    given = module.globals["program"].args[0]
-    source, target = (emit.builder.load(emit.at(given, n, POINTER), typ=POINTER) for n in range(2))
+    emit, (source, target), _, _ = new_program(lanes, 2)
     with emit.loop(x.size, step=lanes) as first:
         place = lambda pointer: emit.at(pointer, first, number_type(FLOAT32))
         emit.store(function(emit, emit.load(place(source), FLOAT32)), place(target), FLOAT32)
     emit.builder.ret_void()
-    kernel = NativeKernel(module, 1, 64, (jax.ShapeDtypeStruct(x.shape, jnp.dtype(jnp.float32)),))
+    kernel = NativeKernel(emit.module, 1, 64, (jax.ShapeDtypeStruct(x.shape, jnp.dtype(jnp.float32)),))
     return np.asarray(jax.jit(lambda x: call(kernel, [x])[0])(x), np.float64)
 
 
@@ -153,16 +151,14 @@ def test_a_sum_is_the_same_however_many_cores_make_it(monkeypatch):
 def test_calls_at_a_time_share_the_threads():
     """One call has the pool, the others do their programs alone; all are right."""
     lanes, programs = processor().lanes, 32
-    module, emit = new_module(lanes)
-    given, number, _ = module.globals["program"].args
-    source, target = (emit.builder.load(emit.at(given, n, POINTER), typ=POINTER) for n in range(2))
+    emit, (source, target), number, _ = new_program(lanes, 2)
     with emit.loop(1 << 10) as first:
         own = emit.builder.add(emit.builder.mul(number, emit.integer(1 << 10)), first)
         place = lambda pointer: emit.at(pointer, emit.builder.mul(own, emit.integer(lanes)), number_type(FLOAT32))
         emit.store(functions.exp(emit, emit.load(place(source), FLOAT32)), place(target), FLOAT32)
     emit.builder.ret_void()
     x = np.linspace(-3, 3, programs * lanes << 10, dtype=np.float32)
-    kernel = NativeKernel(module, programs, 64, (jax.ShapeDtypeStruct(x.shape, jnp.dtype(jnp.float32)),))
+    kernel = NativeKernel(emit.module, programs, 64, (jax.ShapeDtypeStruct(x.shape, jnp.dtype(jnp.float32)),))
     run = jax.jit(lambda x: call(kernel, [x])[0]).lower(x).compile()
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: np.asarray(run(x)), range(60)))

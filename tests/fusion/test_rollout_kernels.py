@@ -50,7 +50,7 @@ def test_what_a_rollout_appraises_is_what_the_learner_would_compute():
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), mine, right)
 
 
-@pytest.mark.parametrize("network", [SHARED, GRU], ids=["shared", "gru"])
+@pytest.mark.parametrize("network", [SHARED, pytest.param(GRU, marks=pytest.mark.slow)], ids=["shared", "gru"])
 def test_a_whole_trajectory_is_that_of_the_unfused_path(network):
     graph = graph_on("CartPole-v1", network)
     weights, collector = begun(graph)

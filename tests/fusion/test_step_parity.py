@@ -65,6 +65,7 @@ def test_probes(name):
     assert_steps_as_unfused(graph, steps=30, compiled=False)
 
 
+@pytest.mark.slow
 def test_a_game_on_a_board():
     """A ball and bricks on 10 x 10 cells, by selects; not compiled, for that would take longer."""
     env = auto_reset(make("gymnax:Breakout-MinAtar"))

@@ -12,8 +12,8 @@ from rollmill.fusion.accumulators import Part, Side, Tile, accumulators_of, is_r
 from rollmill.fusion.ir import Node
 from rollmill.fusion.leaves import Leaf
 from rollmill.fusion.native.control import Held
-from rollmill.fusion.native.emitter import FLOAT32, INT32, INT64, POINTER, Emitter, Value, memory_type
-from rollmill.fusion.native.handler import NativeKernel, new_module
+from rollmill.fusion.native.emitter import FLOAT32, INT32, INT64, Value, memory_type
+from rollmill.fusion.native.handler import NativeKernel, new_program
 from rollmill.fusion.native.launch import CodeLaunch
 from rollmill.fusion.native.memory import Placed, Scratch, gathered, pack, padded
 from rollmill.fusion.native.processor import processor
@@ -66,9 +66,7 @@ def gradient_code(
     sources = [given.source(minibatch, leaf, n) for n, leaf in enumerate(step.sample)]
     slots = [given.uniform(array, minibatch.vector) for array in step.scalarised.uniforms]
     size = sum(each.size for each in step.sums if each.is_computed)
-    module, emit = new_module(min(own.lanes, block))
-    arrays, number, base = module.globals["program"].args
-    pointers = [_pointer(emit, arrays, n) for n in range(len(given.arrays) + 1)]
+    emit, pointers, number, base = new_program(min(own.lanes, block), len(given.arrays) + 1)
     with emit.once():
         uniforms = [
             emit.at(pointers[slot.number], slot.first, memory_type(array.dtype))
@@ -94,12 +92,7 @@ def gradient_code(
     sums.store(target)
     emit.builder.ret_void()
     outputs = (jax.ShapeDtypeStruct((programs, size), jnp.dtype(jnp.float32)),)
-    return NativeKernel(module, programs, max(writer.scratch.size, 64), outputs), given.arrays
-
-
-def _pointer(emit: Emitter, arrays: Value, number: int) -> Value:
-    with emit.once():
-        return emit.builder.load(emit.at(arrays, number, POINTER), typ=POINTER)
+    return NativeKernel(emit.module, programs, max(writer.scratch.size, 64), outputs), given.arrays
 
 
 class _Given:

@@ -46,12 +46,27 @@ class NativeKernel(NamedTuple):
     outputs: tuple[jax.ShapeDtypeStruct, ...]
 
 
-def new_module(lanes: int) -> tuple[ir.Module, Emitter]:
-    """A module, and what writes the body of its program."""
+class NewProgram(NamedTuple):
+    """A program whose body is to be written."""
+
+    emit: Emitter
+    pointers: list[Value]
+    """To inputs, then to outputs."""
+    number: Value
+    """Of this call, from 0 on."""
+    scratch: Value
+    """Memory of its core."""
+
+
+def new_program(lanes: int, arrays: int) -> NewProgram:
+    """A module's program, which takes so many arrays."""
     module = ir.Module("rollmill")
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT64, POINTER]), PROGRAM)
     function.linkage = "internal"
-    return module, Emitter(function, lanes)
+    emit, (given, number, scratch) = Emitter(function, lanes), function.args
+    with emit.once():
+        pointers = [emit.builder.load(emit.at(given, n, POINTER), typ=POINTER) for n in range(arrays)]
+    return NewProgram(emit, pointers, number, scratch)
 
 
 def call(kernel: NativeKernel, arrays: Sequence[Array]) -> list[Array]:

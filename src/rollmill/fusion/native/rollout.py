@@ -7,8 +7,8 @@ import jax
 
 from rollmill.fusion.leaves import Leaf
 from rollmill.fusion.native.control import assign, assign_all, new_variable, read
-from rollmill.fusion.native.emitter import INT32, POINTER, Emitter, Value
-from rollmill.fusion.native.handler import NativeKernel, new_module
+from rollmill.fusion.native.emitter import INT32, Emitter, Value
+from rollmill.fusion.native.handler import NativeKernel, new_program
 from rollmill.fusion.native.memory import ALIGNMENT, Scratch
 from rollmill.fusion.native.places import load_leaf, store_leaf
 from rollmill.fusion.native.processor import processor
@@ -33,10 +33,8 @@ def rollout_code(
     num_envs, own = keys.shape[0], processor()
     if num_envs < block:
         raise CannotFuse(f"a block of {block} does not fit {num_envs} environments.")
-    module, emit = new_module(min(own.lanes, block))
-    arrays, number, base = module.globals["program"].args
-    inputs = [*carried, keys, *step.scalarised.uniforms]
-    pointers = [_pointer(emit, arrays, n) for n in range(len(inputs) + len(written) + _told(step))]
+    inputs, told = [*carried, keys, *step.scalarised.uniforms], [leaf for leaf in step.step if leaf.places]
+    emit, pointers, number, base = new_program(min(own.lanes, block), len(inputs) + len(written) + len(told))
     slots = pointers[len(carried) + 1 : len(inputs)]
     scratch = Scratch(emit, base)
     writer = Writer(emit, scratch, slots, block=block, room=own.accumulators)
@@ -52,7 +50,6 @@ def rollout_code(
         now = [read(writer, variable) for variable in variables]
         found = writer.write(step.scalarised.program, [*now, *fixed, [turn] * writer.groups])
         row = emit.builder.add(emit.builder.mul(t, emit.integer(num_envs)), first)
-        told = [leaf for leaf in step.step if leaf.places]
         for leaf, pointer in zip(told, pointers[len(inputs) + len(written) :], strict=True):
             store_leaf(writer, leaf, found, pointer, row)
         after = [found[place] for leaf in step.after for place in leaf.places]
@@ -64,7 +61,7 @@ def rollout_code(
     emit.builder.ret_void()
     struct = lambda leaf, *axes: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
     outputs = [struct(leaf, num_envs) for leaf in written] + [struct(leaf, num_steps, num_envs) for leaf in told]
-    return NativeKernel(module, -(-num_envs // block), max(scratch.size, ALIGNMENT), tuple(outputs))
+    return NativeKernel(emit.module, -(-num_envs // block), max(scratch.size, ALIGNMENT), tuple(outputs))
 
 
 def _first_of(emit: Emitter, number: Value, num_envs: int, block: int) -> Value:
@@ -74,12 +71,3 @@ def _first_of(emit: Emitter, number: Value, num_envs: int, block: int) -> Value:
     """
     first, last = emit.builder.mul(number, emit.integer(block)), emit.integer(num_envs - block)
     return emit.builder.select(emit.builder.icmp_unsigned(">", first, last), last, first)
-
-
-def _told(step: "RolloutStep") -> int:
-    return sum(1 for leaf in step.step if leaf.places)
-
-
-def _pointer(emit: Emitter, arrays: Value, number: int) -> Value:
-    with emit.once():
-        return emit.builder.load(emit.at(arrays, number, POINTER), typ=POINTER)
