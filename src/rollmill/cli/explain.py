@@ -1,6 +1,5 @@
 """`rollmill explain fusion ENVIRONMENT [OPTIONS]`."""
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,7 +9,17 @@ from rollmill.algorithms import PPOConfig
 from rollmill.api import build_graph, import_modules
 from rollmill.cli.train import Imports
 from rollmill.core.errors import UsageError
-from rollmill.fusion import CannotFuse, Explanation, Launch, Numerics, check_gradients, explain, find_chip
+from rollmill.fusion import (
+    CannotFuse,
+    Explanation,
+    Launch,
+    Numerics,
+    check_gradients,
+    check_package,
+    explain,
+    find_chip,
+    machine_code,
+)
 
 SUBJECTS = ("fusion",)
 
@@ -95,8 +104,10 @@ def _lines(found: Explanation, chip: str) -> list[str]:
 
 
 def _code() -> str:
-    if importlib.util.find_spec("llvmlite") is None:
-        return "machine code needs llvmlite: pip install 'rollmill[fusion]'"
+    try:
+        check_package(machine_code())
+    except UsageError as missing:
+        return str(missing)
     return "machine code by LLVM, made when a training begins"
 
 

@@ -5,7 +5,7 @@ environment of a block (`scalarise`). The program that comes out is run by JAX's
 is the reference on any device.
 """
 
-from rollmill.fusion.backends import Backend, backend_of, check_package
+from rollmill.fusion.backends import Backend, backend_of, check_package, machine_code
 from rollmill.fusion.chips import CHIPS, Chip, find_chip
 from rollmill.fusion.descent import fused_descent
 from rollmill.fusion.evaluate import evaluate
@@ -61,6 +61,7 @@ __all__ = [
     "fused_collect",
     "fused_descent",
     "fused_gradients",
+    "machine_code",
     "rollout_step",
     "run_gradients_kernel",
     "run_gradients_reference",

@@ -91,10 +91,7 @@ def write_loop(writer: "Writer", node: Node) -> Any:
             (found,) = writer.write(condition, [*now(), *of_condition])
             assert isinstance(found, list)
             goes_on.append(found)
-            whole = found[0]
-            for vector in found[1:]:
-                whole = writer.emit.builder.or_(whole, vector)
-            return writer.emit.any(whole)
+            return writer.anywhere(found)
 
         with writer.emit.repeat_while(again):
             turn(goes_on[0])

@@ -219,6 +219,16 @@ def variable(builder: ir.IRBuilder, kind: Any) -> Value:
     return found
 
 
+def byte(builder: ir.IRBuilder, pointer: Value, offset: int) -> Value:
+    """The pointer to what lies so many bytes further."""
+    return builder.gep(pointer, [INT64(offset)], inbounds=True, source_etype=BYTE)
+
+
+def read(builder: ir.IRBuilder, pointer: Value, offset: int, kind: Any = POINTER) -> Value:
+    """What lies so many bytes further."""
+    return builder.load(byte(builder, pointer, offset), typ=kind)
+
+
 def number_type(dtype: Any) -> Any:
     """The type of a number in a register."""
     dtype = np.dtype(dtype)

@@ -15,7 +15,7 @@ from rollmill.fusion.native.control import Held
 from rollmill.fusion.native.emitter import FLOAT32, INT32, INT64, Value, memory_type
 from rollmill.fusion.native.handler import NativeKernel, new_program
 from rollmill.fusion.native.launch import CodeLaunch
-from rollmill.fusion.native.memory import Placed, Scratch, gathered, pack, padded
+from rollmill.fusion.native.memory import ALIGNMENT, Matrix, Placed, Scratch, gathered, pack, padded
 from rollmill.fusion.native.processor import processor
 from rollmill.fusion.native.writer import Writer
 from rollmill.fusion.refusals import CannotFuse
@@ -92,7 +92,7 @@ def gradient_code(
     sums.store(target)
     emit.builder.ret_void()
     outputs = (jax.ShapeDtypeStruct((programs, size), jnp.dtype(jnp.float32)),)
-    return NativeKernel(emit.module, programs, max(writer.scratch.size, 64), outputs), given.arrays
+    return NativeKernel(emit.module, programs, max(writer.scratch.size, ALIGNMENT), outputs), given.arrays
 
 
 class _Given:
@@ -151,16 +151,13 @@ class _Samples:
 
     def _numbers(self, leaf: Leaf, source: Source, number: int) -> list[Value]:
         emit, dtype = self._writer.emit, WORD if source.in_words else leaf.dtype
-        stride = emit.constant(source.stride, WORD)
+        pointer = self._at(source, number, dtype)
         if source.shuffled:
-            pointer = self._at(source, number, dtype)
+            stride = emit.constant(source.stride, WORD)
             found = [emit.gather(pointer, emit.builder.mul(rows, stride), dtype) for rows in self._rows]
         else:
-            places = emit.builder.mul(emit.counting(), stride)
             first = emit.builder.mul(self._spot, emit.integer(source.stride))
-            pointer = emit.at(self._at(source, number, dtype), first, memory_type(dtype))
-            groups = range(0, self._writer.block * source.stride, emit.lanes * source.stride)
-            found = [emit.gather(emit.at(pointer, n, memory_type(dtype)), places, dtype) for n in groups]
+            found = self._writer.strided(emit.at(pointer, first, memory_type(dtype)), source.stride, dtype)
         return [emit.builder.bitcast(x, emit.vector(leaf.dtype)) for x in found] if source.in_words else found
 
     def _row(self, leaf: Leaf, source: Source, first: int) -> Placed:
@@ -174,8 +171,8 @@ class _Samples:
                 number = emit.builder.add(self._spot, sample)
             place = emit.builder.mul(number, emit.integer(source.stride))
             own = emit.at(self._at(source, first, leaf.dtype), place, kind)
-            target = rows.at(emit, sample, 0)
-            pack(emit, target, own, (1, rows.width), (0, 1), rows.sample_stride, leaf.dtype)
+            row = Matrix(1, rows.width, 0, 1, rows.sample_stride, leaf.dtype)
+            pack(emit, rows.at(emit, sample, 0), own, row)
         return rows
 
     def _at(self, source: Source, number: int, dtype: np.dtype) -> Value:

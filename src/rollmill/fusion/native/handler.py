@@ -14,7 +14,7 @@ from jaxtyping import Array
 from llvmlite import ir
 
 from rollmill.fusion.native import pool
-from rollmill.fusion.native.emitter import INT32, INT64, POINTER, Emitter, Value, variable
+from rollmill.fusion.native.emitter import INT32, INT64, POINTER, Emitter, Value, byte, read, variable
 from rollmill.fusion.native.processor import function_address, processor
 
 FRAME_EXTENSION, FRAME_API, FRAME_STAGE, FRAME_ARGUMENTS, FRAME_RESULTS = 8, 16, 32, 40 + 32, 80 + 32
@@ -104,13 +104,13 @@ def _write_handler(kernel: NativeKernel, inputs: int) -> None:
     function = ir.Function(kernel.module, ir.FunctionType(POINTER, [POINTER]), HANDLER)
     builder = ir.IRBuilder(function.append_basic_block())
     null = ir.Constant(POINTER, None)
-    extension = pool.read(builder, function.args[0], FRAME_EXTENSION)
+    extension = read(builder, function.args[0], FRAME_EXTENSION)
     with builder.if_then(builder.icmp_unsigned("!=", extension, null)):
-        kind = builder.load(pool.byte(builder, extension, EXTENSION_TYPE), typ=INT32)
+        kind = read(builder, extension, EXTENSION_TYPE, INT32)
         with builder.if_then(builder.icmp_signed("==", kind, INT32(IS_METADATA))):
             _say_version(builder, function.args[0], extension)
             builder.ret(null)
-    stage = builder.load(pool.byte(builder, function.args[0], FRAME_STAGE), typ=INT32)
+    stage = read(builder, function.args[0], FRAME_STAGE, INT32)
     with builder.if_then(builder.icmp_signed("!=", stage, INT32(IS_EXECUTION))):
         builder.ret(null)
     pointers, scratch = _pointers(builder, function.args[0], inputs, len(kernel.outputs))
@@ -120,23 +120,20 @@ def _write_handler(kernel: NativeKernel, inputs: int) -> None:
 
 def _say_version(builder: ir.IRBuilder, frame: Value, extension: Value) -> None:
     """With the caller's minor version, which only adds to a frame; XLA refuses a handler of another major one."""
-    metadata = pool.read(builder, extension, EXTENSION_METADATA)
-    own = pool.byte(builder, pool.read(builder, frame, FRAME_API), API_VERSION)
-    said = pool.byte(builder, metadata, METADATA_VERSION)
-    builder.store(INT32(OWN_MAJOR), pool.byte(builder, said, MAJOR))
-    builder.store(builder.load(pool.byte(builder, own, MINOR), typ=INT32), pool.byte(builder, said, MINOR))
+    metadata = read(builder, extension, EXTENSION_METADATA)
+    own = byte(builder, read(builder, frame, FRAME_API), API_VERSION)
+    said = byte(builder, metadata, METADATA_VERSION)
+    builder.store(INT32(OWN_MAJOR), byte(builder, said, MAJOR))
+    builder.store(read(builder, own, MINOR, INT32), byte(builder, said, MINOR))
 
 
 def _pointers(builder: ir.IRBuilder, frame: Value, inputs: int, outputs: int) -> tuple[Value, Value]:
     """An array of the pointers to inputs and outputs; and the pointer to the memory for scratch."""
     found = variable(builder, ir.ArrayType(POINTER, inputs + outputs))
     buffers = [(FRAME_ARGUMENTS, n) for n in range(inputs)] + [(FRAME_RESULTS, n) for n in range(outputs + 1)]
-    data = [
-        pool.read(builder, pool.read(builder, pool.read(builder, frame, side), 8 * n), BUFFER_DATA)
-        for side, n in buffers
-    ]
+    data = [read(builder, read(builder, read(builder, frame, side), 8 * n), BUFFER_DATA) for side, n in buffers]
     for n, pointer in enumerate(data[:-1]):
-        builder.store(pointer, pool.byte(builder, found, 8 * n))
+        builder.store(pointer, byte(builder, found, 8 * n))
     return found, data[-1]
 
 
@@ -147,9 +144,9 @@ def _share(kernel: NativeKernel, builder: ir.IRBuilder, pointers: Value, scratch
     helpers = min(kernel.programs, processor().cores) - 1
     numbers = {pool.NEXT: 0, pool.HELPERS: 0, pool.ACTIVE: 0, pool.MOST_HELPERS: helpers}
     for field, number in numbers.items():
-        builder.store(INT64(number), pool.byte(builder, task, field))
+        builder.store(INT64(number), byte(builder, task, field))
     for field, pointer in {pool.FUNCTION: function, pool.ARRAYS: pointers, pool.SCRATCH: scratch}.items():
-        builder.store(pointer, pool.byte(builder, task, field))
+        builder.store(pointer, byte(builder, task, field))
     if not helpers:
         builder.call(function, [task, INT64(0)])
         return
@@ -163,12 +160,12 @@ def _write_task(kernel: NativeKernel) -> ir.Function:
     function.linkage = "internal"
     emit = Emitter(function, 1)
     builder, (task, thread) = emit.builder, function.args
-    arrays, scratch = (pool.read(builder, task, field) for field in (pool.ARRAYS, pool.SCRATCH))
+    arrays, scratch = (read(builder, task, field) for field in (pool.ARRAYS, pool.SCRATCH))
     own = emit.at(scratch, builder.mul(thread, INT64(kernel.scratch)), ir.IntType(8))
     taken = emit.slot(INT64)
 
     def takes_one() -> Value:
-        number = builder.atomic_rmw("add", pool.byte(builder, task, pool.NEXT), INT64(1), "monotonic")
+        number = builder.atomic_rmw("add", byte(builder, task, pool.NEXT), INT64(1), "monotonic")
         builder.store(number, taken)
         return builder.icmp_unsigned("<", number, INT64(kernel.programs))
 

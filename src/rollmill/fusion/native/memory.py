@@ -4,6 +4,7 @@ A row is held sample after sample, with as many columns as fill whole vectors; w
 held once; numbers that were single ones lie one column after the other, and are read as they lie.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,9 @@ from rollmill.fusion.native.emitter import FLOAT32, INT64, POINTER, Emitter, Val
 
 ALIGNMENT = 64
 """Bytes of a cache line, and of the widest vector."""
+
+MOST_BESIDE = 4
+"""Vectors of a row that a product holds in registers at once."""
 
 
 class Placed(NamedTuple):
@@ -63,31 +67,25 @@ def padded(width: int, lanes: int) -> int:
     return -(-width // lanes) * lanes
 
 
-def pack(
-    emit: Emitter,
-    target: Value,
-    source: Value,
-    shape: tuple[int, int],
-    strides: tuple[int, int],
-    columns: int,
-    dtype: np.dtype = FLOAT32,
-) -> None:
-    """Copies a matrix to rows of so many columns, of which those that it lacks are zero.
+class Matrix(NamedTuple):
+    """Rows as they lie outside, and how many columns they have where they are computed with."""
 
-    Args:
-        emit: writes it.
-        target: where to.
-        source: its first number.
-        shape: its rows and columns.
-        strides: from row to row and from column to column.
-        columns: of the copy.
-        dtype: of its numbers.
-    """
-    kinds = [POINTER, POINTER, *[INT64] * 5]
-    name = f"pack_{dtype.name}"
+    rows: int
+    columns: int
+    row_stride: int
+    column_stride: int
+    inside: int
+    """Columns of the copy; those that are too many are zero."""
+    dtype: np.dtype = FLOAT32
+
+
+def pack(emit: Emitter, target: Value, source: Value, matrix: Matrix) -> None:
+    """Copies a matrix, which begins at `source`, to where it is computed with."""
+    name, *numbers = f"pack_{matrix.dtype.name}", *matrix[:5]
     if name not in emit.module.globals:
-        _define_pack(ir.Function(emit.module, ir.FunctionType(ir.VoidType(), kinds), name), memory_type(dtype))
-    numbers = (*shape, *strides, columns)
+        kinds = [POINTER, POINTER, *[INT64] * len(numbers)]
+        function = ir.Function(emit.module, ir.FunctionType(ir.VoidType(), kinds), name)
+        _define_pack(function, memory_type(matrix.dtype))
     emit.builder.call(emit.module.globals[name], [target, source, *map(emit.integer, numbers)])
 
 
@@ -107,22 +105,14 @@ def _define_pack(function: ir.Function, kind: Any) -> None:
     builder.ret_void()
 
 
-def unpack(
-    emit: Emitter,
-    target: Value,
-    source: Value,
-    shape: tuple[int, int],
-    strides: tuple[int, int],
-    columns: int,
-    dtype: np.dtype,
-) -> None:
-    """Copies rows of so many columns to where they belong: the other way of `pack`, and with its arguments."""
-    kind = memory_type(dtype)
-    with emit.loop(shape[0]) as row, emit.loop(shape[1]) as column:
-        place = emit.builder.add(emit.builder.mul(row, emit.integer(columns)), column)
+def unpack(emit: Emitter, target: Value, source: Value, matrix: Matrix) -> None:
+    """Copies a matrix back, to `target`."""
+    kind = memory_type(matrix.dtype)
+    with emit.loop(matrix.rows) as row, emit.loop(matrix.columns) as column:
+        place = emit.builder.add(emit.builder.mul(row, emit.integer(matrix.inside)), column)
         number = emit.builder.load(emit.at(source, place, kind), typ=kind)
-        offset = emit.builder.mul(row, emit.integer(strides[0]))
-        offset = emit.builder.add(offset, emit.builder.mul(column, emit.integer(strides[1])))
+        offset = emit.builder.mul(row, emit.integer(matrix.row_stride))
+        offset = emit.builder.add(offset, emit.builder.mul(column, emit.integer(matrix.column_stride)))
         emit.builder.store(number, emit.at(target, offset, kind))
 
 
@@ -146,71 +136,57 @@ def side_by_side(emit: Emitter, scratch: Scratch, rows: Placed, block: int) -> P
 class Tiling(NamedTuple):
     """How many rows and vectors of a product are in registers at once."""
 
-    rows: int
+    first: int
+    """Of the vectors."""
     vectors: int
+    rows: int
 
 
-def tilings(rows: int, vectors: int, room: int) -> list[tuple[int, int, Tiling]]:
-    """The pieces that a product is cut into: the first row and vector of each, and its size."""
-    pieces, first = [], 0
-    while first < vectors:
-        width = min(4, vectors - first)
-        pieces += [(0, first, Tiling(min(rows, max(1, room // width)), width))]
-        first += width
-    return pieces
+def tilings(rows: int, vectors: int, room: int) -> list[Tiling]:
+    """The pieces that a product's vectors are cut into, for registers that hold so many."""
+    widths = [(first, min(MOST_BESIDE, vectors - first)) for first in range(0, vectors, MOST_BESIDE)]
+    return [Tiling(first, width, min(rows, max(1, room // width))) for first, width in widths]
 
 
 def product(emit: Emitter, left: Placed, matrix: Placed, target: Placed, block: int, room: int) -> None:
     """`target[s] = sum over k of left[s, k] matrix[k]` for all samples of a block."""
-    vectors = target.sample_stride // emit.lanes
-    for _, first, tile in tilings(block, vectors, room):
-        rows = _power_of_two_below(tile.rows, block)
+    for tile in tilings(block, target.sample_stride // emit.lanes, room):
+        rows = 1 << (tile.rows.bit_length() - 1)  # divides a block
         with emit.loop(block, step=rows) as sample:
             samples = [emit.builder.add(sample, emit.integer(n)) for n in range(rows)]
 
-            def turn(k: Value, sums: list[Value], samples=samples, first=first, tile=tile) -> list[Value]:
-                factors = _vectors(emit, matrix, k, first, tile.vectors)
+            def turn(k: Value, sums: list[Value], samples=samples, tile=tile) -> list[Value]:
+                factors = _vectors(emit, matrix, k, tile)
                 numbers = [_broadcast(emit, left, own, k) for own in samples]
                 return _outer(emit, numbers, factors, sums)
 
             zeros = [emit.constant(0.0)] * (rows * tile.vectors)
-            sums = emit.sums(left.width, zeros, turn)
-            _store_tile(emit, target, samples, first, tile.vectors, sums)
+            _store_tile(emit, target, samples, tile, emit.sums(left.width, zeros, turn))
 
 
 def gathered(emit: Emitter, sums: Placed, left: Placed, right: Placed, block: int, room: int) -> None:
     """`sums[o] += sum over samples s of left[s, o] right[s]`."""
-    vectors = sums.sample_stride // emit.lanes
-    for _, first, tile in tilings(left.width, vectors, room):
-        rows, whole = tile.rows, left.width - left.width % tile.rows
-        if whole:
-            with emit.loop(whole, step=rows) as column:
-                _gather_tile(emit, sums, left, right, block, column, rows, first, tile.vectors)
+    for tile in tilings(left.width, sums.sample_stride // emit.lanes, room):
+        whole = left.width - left.width % tile.rows
+        add = partial(_gather_tile, emit, sums, left, right, block)
+        with emit.loop(whole, step=tile.rows) as column:
+            add(tile, column)
         if whole < left.width:
-            rest = left.width - whole
-            _gather_tile(emit, sums, left, right, block, emit.integer(whole), rest, first, tile.vectors)
+            add(tile._replace(rows=left.width - whole), emit.integer(whole))
 
 
 def _gather_tile(
-    emit: Emitter,
-    sums: Placed,
-    left: Placed,
-    right: Placed,
-    block: int,
-    column: Value,
-    rows: int,
-    first: int,
-    vectors: int,
+    emit: Emitter, sums: Placed, left: Placed, right: Placed, block: int, tile: Tiling, column: Value
 ) -> None:
-    columns = [emit.builder.add(column, emit.integer(n)) for n in range(rows)]
-    start = [vector for own in columns for vector in _vectors(emit, sums, own, first, vectors)]
+    columns = [emit.builder.add(column, emit.integer(n)) for n in range(tile.rows)]
+    start = [vector for own in columns for vector in _vectors(emit, sums, own, tile)]
 
     def turn(sample: Value, now: list[Value]) -> list[Value]:
-        factors = _vectors(emit, right, sample, first, vectors)
+        factors = _vectors(emit, right, sample, tile)
         numbers = [_broadcast(emit, left, sample, own) for own in columns]
         return _outer(emit, numbers, factors, now)
 
-    _store_tile(emit, sums, columns, first, vectors, emit.sums(block, start, turn))
+    _store_tile(emit, sums, columns, tile, emit.sums(block, start, turn))
 
 
 def _outer(emit: Emitter, numbers: list[Value], factors: list[Value], sums: list[Value]) -> list[Value]:
@@ -218,22 +194,20 @@ def _outer(emit: Emitter, numbers: list[Value], factors: list[Value], sums: list
     return [emit.fma(*pair, total) for pair, total in zip(pairs, sums, strict=True)]
 
 
-def _vectors(emit: Emitter, rows: Placed, row: Value, first: int, count: int) -> list[Value]:
-    return [emit.load(rows.at(emit, row, (first + n) * emit.lanes), FLOAT32) for n in range(count)]
+def _vectors(emit: Emitter, rows: Placed, row: Value, tile: Tiling) -> list[Value]:
+    return [emit.load(rows.at(emit, row, column), FLOAT32) for column in _columns(emit, tile)]
+
+
+def _columns(emit: Emitter, tile: Tiling) -> range:
+    """Where a tile's vectors begin."""
+    return range(tile.first * emit.lanes, (tile.first + tile.vectors) * emit.lanes, emit.lanes)
 
 
 def _broadcast(emit: Emitter, rows: Placed, sample: Value, column: Value) -> Value:
     return emit.broadcast(emit.load_number(rows.at(emit, sample, column), FLOAT32))
 
 
-def _store_tile(
-    emit: Emitter, target: Placed, rows: list[Value], first: int, vectors: int, sums: list[Value]
-) -> None:
-    places = [(row, (first + n) * emit.lanes) for row in rows for n in range(vectors)]
+def _store_tile(emit: Emitter, target: Placed, rows: list[Value], tile: Tiling, sums: list[Value]) -> None:
+    places = [(row, column) for row in rows for column in _columns(emit, tile)]
     for (row, column), vector in zip(places, sums, strict=True):
         emit.store(vector, target.at(emit, row, column), FLOAT32)
-
-
-def _power_of_two_below(most: int, block: int) -> int:
-    """Divides a block, which is a power of two."""
-    return min(block, 1 << (most.bit_length() - 1))

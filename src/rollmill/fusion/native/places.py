@@ -8,7 +8,7 @@ from llvmlite import ir
 from rollmill.fusion.leaves import Leaf
 from rollmill.fusion.native.control import Held
 from rollmill.fusion.native.emitter import INT32, Emitter, Value, memory_type
-from rollmill.fusion.native.memory import Placed, pack, unpack
+from rollmill.fusion.native.memory import Matrix, Placed, pack, unpack
 from rollmill.fusion.native.writer import Writer
 
 MOST_TOGETHER = 8
@@ -17,29 +17,23 @@ MOST_TOGETHER = 8
 
 def load_leaf(writer: Writer, leaf: Leaf, pointer: Value, first: Value) -> list[Held]:
     """The numbers, or rows, of a leaf `[E, *shape]`, for a block that begins with this sample."""
-    emit, size = writer.emit, len(leaf.places) * (leaf.width or 1)
-    own = emit.at(pointer, emit.builder.mul(first, emit.integer(size)), memory_type(leaf.dtype))
+    size, kind = len(leaf.places) * (leaf.width or 1), memory_type(leaf.dtype)
+    own = writer.emit.at(pointer, writer.emit.builder.mul(first, writer.emit.integer(size)), kind)
+    parts = [writer.emit.at(own, n * (leaf.width or 1), kind) for n in range(len(leaf.places))]
     if leaf.width is None:
-        return [_numbers(writer, leaf, own, n, size) for n in range(size)]
-    return [_rows(writer, leaf, own, n * leaf.width, size) for n in range(len(leaf.places))]
+        return [writer.strided(part, size, leaf.dtype) for part in parts]
+    return [_rows(writer, leaf.width, part, size, leaf.dtype) for part in parts]
 
 
-def _numbers(writer: Writer, leaf: Leaf, pointer: Value, number: int, size: int) -> list[Value]:
-    emit, kind = writer.emit, memory_type(leaf.dtype)
-    first = lambda group: emit.at(pointer, group * emit.lanes * size + number, kind)
-    if size == 1:
-        return [emit.load(first(group), leaf.dtype) for group in range(writer.groups)]
-    strides = emit.constant(size, np.dtype(np.int32))
-    places = emit.builder.mul(emit.counting(), strides)
-    return [emit.gather(first(group), places, leaf.dtype) for group in range(writer.groups)]
-
-
-def _rows(writer: Writer, leaf: Leaf, pointer: Value, first: int, size: int) -> Placed:
-    found = writer.new_rows(leaf.width or 0, leaf.dtype)
-    source = writer.emit.at(pointer, first, memory_type(leaf.dtype))
-    shape, strides = (writer.block, found.width), (size, 1)
-    pack(writer.emit, found.pointer, source, shape, strides, found.sample_stride, leaf.dtype)
+def _rows(writer: Writer, width: int, pointer: Value, size: int, dtype: np.dtype) -> Placed:
+    found = writer.new_rows(width, dtype)
+    pack(writer.emit, found.pointer, pointer, _matrix(writer, found, size))
     return found
+
+
+def _matrix(writer: Writer, rows: Placed, size: int) -> Matrix:
+    """Rows of a block where they lie outside, each so many elements from the next one's."""
+    return Matrix(writer.block, rows.width, size, 1, rows.sample_stride, rows.dtype)
 
 
 def store_leaf(
@@ -54,8 +48,7 @@ def store_leaf(
     for n, place in enumerate(leaf.places):
         rows = writer.contiguous(found[place])
         target = emit.at(own, n * leaf.width, memory_type(leaf.dtype))
-        shape, strides = (writer.block, rows.width), (size, 1)
-        unpack(emit, target, rows.pointer, shape, strides, rows.sample_stride, leaf.dtype)
+        unpack(emit, target, rows.pointer, _matrix(writer, rows, size))
 
 
 def _store_numbers(writer: Writer, leaf: Leaf, numbers: Sequence[Held], pointer: Value) -> None:

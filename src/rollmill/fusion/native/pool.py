@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import binding, ir
 
-from rollmill.fusion.native.emitter import INT32, INT64, POINTER, Emitter, Value
+from rollmill.fusion.native.emitter import INT32, INT64, POINTER, Emitter, Value, byte, read
 from rollmill.fusion.native.processor import function_address, processor
 
 FUNCTION, NEXT, HELPERS, ACTIVE, MOST_HELPERS, ARRAYS, SCRATCH = range(0, 56, 8)
@@ -24,16 +24,6 @@ MUTEX, CONDITION, PUBLISHED, SIZE = 0, 128, 256, 512
 
 SHARE, POOL = "rollmill_share", "rollmill_pool"
 """Names by which machine code knows the function that shares a task, and the pool."""
-
-
-def byte(builder: ir.IRBuilder, pointer: Value, offset: int) -> Value:
-    """The pointer to what lies so many bytes further."""
-    return builder.gep(pointer, [INT64(offset)], inbounds=True, source_etype=ir.IntType(8))
-
-
-def read(builder: ir.IRBuilder, pointer: Value, offset: int, kind: Any = POINTER) -> Value:
-    """What lies so many bytes further."""
-    return builder.load(byte(builder, pointer, offset), typ=kind)
 
 
 def start_pool() -> None:

@@ -4,6 +4,7 @@ A block is a few vectors. What a row's elements are made of is computed where it
 samples of a block; what is read more than once, or by a product, is kept in memory.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from rollmill.fusion.ir import Node, Program
 from rollmill.fusion.native.arithmetic import applied
 from rollmill.fusion.native.control import Held, Vectors, assign, new_variable, read, write_loop
 from rollmill.fusion.native.emitter import FLOAT32, Emitter, Value, memory_type, suffix_of
-from rollmill.fusion.native.memory import Placed, Scratch, pack, padded, product, side_by_side
+from rollmill.fusion.native.memory import Matrix, Placed, Scratch, pack, padded, product, side_by_side
 from rollmill.fusion.operations import OPERATIONS, TYPED
 from rollmill.fusion.refusals import CannotFuse
 
@@ -88,7 +89,7 @@ class Writer:
                     self._write_guard(waiting[each], waiting)
                 self._write_once(each, waiting)
         results = {node: new_variable(self, node) for node in guard.results}
-        needed = self._anywhere(guard.condition)
+        needed = self.anywhere(self.vectors(guard.condition))
         held, beside = dict(self._held), dict(self._beside)
         with self.emit.builder.if_then(needed):
             for node in guard.nodes:
@@ -99,12 +100,9 @@ class Writer:
         for node, variable in results.items():
             self._held[node] = read(self, variable)
 
-    def _anywhere(self, condition: Node) -> Value:
+    def anywhere(self, condition: Vectors) -> Value:
         """Whether a boolean holds for any sample of the block."""
-        found, *rest = self.vectors(condition)
-        for vector in rest:
-            found = self.emit.builder.or_(found, vector)
-        return self.emit.any(found)
+        return self.emit.any(functools.reduce(self.emit.builder.or_, condition))
 
     # --- one node ------------------------------------------------------------------------------------------
 
@@ -173,7 +171,8 @@ class Writer:
             self._uniform[key] = self.scratch.take(shape[0] * columns, dtype)
             with self.emit.once():
                 source = self.emit.at(self._slots[slot], first, memory_type(dtype))
-                pack(self.emit, self._uniform[key], source, shape, strides, columns, dtype)
+                matrix = Matrix(*shape, *strides, columns, dtype)
+                pack(self.emit, self._uniform[key], source, matrix)
         return Placed(self._uniform[key], stride and columns, 1, shape[1], dtype)
 
     # --- rows ----------------------------------------------------------------------------------------------
@@ -226,13 +225,17 @@ class Writer:
         return found
 
     def _column(self, node: Node) -> Vectors:
-        rows, lanes = self.in_memory(node.operands[0]), self.emit.lanes
-        own = rows.at(self.emit, 0, node.attributes[0])
-        strides = self.emit.constant(rows.sample_stride, np.dtype(np.int32))
-        places = self.emit.builder.mul(self.emit.counting(), strides)
-        kind = memory_type(rows.dtype)
-        first = lambda group: self.emit.at(own, group * lanes * rows.sample_stride, kind)
-        return [self.emit.gather(first(group), places, rows.dtype) for group in range(self.groups)]
+        rows = self.in_memory(node.operands[0])
+        return self.strided(rows.at(self.emit, 0, node.attributes[0]), rows.sample_stride, rows.dtype)
+
+    def strided(self, pointer: Value, stride: int, dtype: np.dtype) -> Vectors:
+        """A number of each sample, of which the first lies here and the others as many elements apart."""
+        emit, kind = self.emit, memory_type(dtype)
+        pointers = [emit.at(pointer, first * stride, kind) for first in range(0, self.block, emit.lanes)]
+        if stride == 1:
+            return [emit.load(own, dtype) for own in pointers]
+        places = emit.builder.mul(emit.counting(), emit.constant(stride, np.dtype(np.int32)))
+        return [emit.gather(own, places, dtype) for own in pointers]
 
     def _computed_rows(self, node: Node) -> Placed:
         """Computes a row of each sample, in one loop."""
