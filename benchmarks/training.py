@@ -1,4 +1,4 @@
-"""PPO training on CartPole-v1, 64-64 actor and critic: Rollmill beside its peers, in one run.
+"""PPO training on CartPole-v1, 64-64 actor and critic: Rollmill, fused and by XLA, beside its peers, in one run.
 
     python benchmarks/training.py cpu --rejax .rejax/bin/python     # make benchmark-training
     python benchmarks/training.py gpu

@@ -32,6 +32,7 @@ from rollmill.dataflow import (
     start,
 )
 from rollmill.fusion.evaluate import evaluate
+from rollmill.fusion.given import Given
 from rollmill.fusion.gradient_source import Place, gradient_source
 from rollmill.fusion.kernels import Kernel, call
 from rollmill.fusion.leaves import Leaf, each_struct, input_leaves
@@ -226,21 +227,22 @@ def gradient_kernel(
 ) -> tuple[Kernel, list[Any]]:
     """The kernel of a minibatch, and the arrays that it takes."""
     packed, own, num_samples = minibatch.packed, minibatch.shuffled.own, minibatch.num_samples
-    given = _Given()
+    given = Given()
     places = [
-        Place(given.pointer(own[number]), None, shuffled=False)
+        Place(_pointer(given, own[number]), None, shuffled=False)
         if number in own
         else Place("table", first, shuffled=True)
         if first is not None
-        else Place(given.pointer(leaf), None, shuffled=True)
+        else Place(_pointer(given, leaf), None, shuffled=True)
         for number, (leaf, first) in enumerate(zip(packed.leaves, packed.columns, strict=True))
     ]
     if minibatch.vector is not None:
-        given.pointer(minibatch.vector.numbers)
+        _pointer(given, minibatch.vector.numbers)
     aligned = len(given.arrays)
     slots = [_slot(given, array, minibatch.vector) for array in step.scalarised.uniforms]
     whole_blocks = num_samples % launch.block == 0
-    source = gradient_source(step, places, slots, given.names, whole_blocks=whole_blocks, numerics=numerics)
+    pointers = [_pointer(given, array) for array in given.arrays]
+    source = gradient_source(step, places, slots, pointers, whole_blocks=whole_blocks, numerics=numerics)
     size = sum(each.size for each in step.sums if each.is_computed)
     programs = min(launch.programs, -(-num_samples // launch.block))
     sums = jax.ShapeDtypeStruct((programs, size), jnp.dtype(jnp.float32))
@@ -250,26 +252,14 @@ def gradient_kernel(
     return Kernel(source, programs, (sums,), constants, launch.num_warps, uniforms), arrays
 
 
-class _Given:
-    """Arrays that a kernel is given."""
-
-    def __init__(self) -> None:
-        self.arrays: list[Any] = []
-        self.names: list[str] = []
-
-    def pointer(self, array: Any) -> str:
-        """The pointer to an array, given once."""
-        for name, known in zip(self.names, self.arrays, strict=True):
-            if known is array:
-                return name
-        self.arrays.append(array)
-        self.names.append(f"given{len(self.names)}")
-        return self.names[-1]
+def _pointer(given: Given, array: Any) -> str:
+    """The name of the pointer to an array."""
+    return f"given{given.number(array)}"
 
 
-def _slot(given: _Given, array: Any, vector: Vector | None) -> str:
+def _slot(given: Given, array: Any, vector: Vector | None) -> str:
     """The pointer to a uniform array; weights are read from their vector."""
     offset = None if vector is None else vector.offset_of(array)
     if vector is None or offset is None:
-        return given.pointer(array)
-    return f"({given.pointer(vector.numbers)} + {offset})"
+        return _pointer(given, array)
+    return f"({_pointer(given, vector.numbers)} + {offset})"

@@ -9,6 +9,7 @@ import numpy as np
 from llvmlite import ir
 
 from rollmill.fusion.accumulators import Part, Side, Tile, accumulators_of, is_row, width_of
+from rollmill.fusion.given import Given
 from rollmill.fusion.ir import Node
 from rollmill.fusion.leaves import Leaf
 from rollmill.fusion.native.control import Held
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 WORD = np.dtype(np.uint32)
 
 
-class Given(NamedTuple):
-    """An array that a kernel is given, or a part of it."""
+class Spot(NamedTuple):
+    """A place in an array that a kernel is given."""
 
     number: int
     first: int = 0
@@ -38,7 +39,7 @@ class Given(NamedTuple):
 class Source(NamedTuple):
     """Where a leaf of the samples is read."""
 
-    array: Given
+    array: Spot
     stride: int
     """From sample to sample, in elements."""
     shuffled: bool
@@ -62,9 +63,9 @@ def gradient_code(
         raise CannotFuse(f"a batch of {table.size:,} words is larger than 2^31.")
     if num_samples % block or not 0 < programs <= num_samples // block:
         raise CannotFuse(f"{programs} programs with blocks of {block} do not fit {num_samples} samples.")
-    given = _Given([table, minibatch.shuffled.rows, minibatch.number.reshape(1)])
-    sources = [given.source(minibatch, leaf, n) for n, leaf in enumerate(step.sample)]
-    slots = [given.uniform(array, minibatch.vector) for array in step.scalarised.uniforms]
+    given = Given([table, minibatch.shuffled.rows, minibatch.number.reshape(1)])
+    sources = [_source(given, minibatch, leaf, n) for n, leaf in enumerate(step.sample)]
+    slots = [_uniform(given, array, minibatch.vector) for array in step.scalarised.uniforms]
     size = sum(each.size for each in step.sums if each.is_computed)
     emit, pointers, number, base = new_program(min(own.lanes, block), len(given.arrays) + 1)
     with emit.once():
@@ -95,33 +96,23 @@ def gradient_code(
     return NativeKernel(emit.module, programs, max(writer.scratch.size, ALIGNMENT), outputs), given.arrays
 
 
-class _Given:
-    """The arrays that a kernel is given, each once."""
+def _uniform(given: Given, array: Any, vector: Vector | None) -> Spot:
+    """Weights are read from the vector that they were cut from."""
+    offset = None if vector is None else vector.offset_of(array)
+    if vector is None or offset is None:
+        return Spot(given.number(array))
+    return Spot(given.number(vector.numbers), offset)
 
-    def __init__(self, arrays: list[Any]) -> None:
-        self.arrays = arrays
 
-    def array(self, array: Any, first: int = 0) -> Given:
-        for number, known in enumerate(self.arrays):
-            if known is array:
-                return Given(number, first)
-        self.arrays.append(array)
-        return Given(len(self.arrays) - 1, first)
-
-    def uniform(self, array: Any, vector: Vector | None) -> Given:
-        """Weights are read from the vector that they were cut from."""
-        offset = None if vector is None else vector.offset_of(array)
-        return self.array(array) if vector is None or offset is None else self.array(vector.numbers, offset)
-
-    def source(self, minibatch: "Minibatch", leaf: Leaf, number: int) -> Source:
-        size = len(leaf.places) * (leaf.width or 1)
-        packed, own = minibatch.packed, minibatch.shuffled.own
-        if number in own:
-            return Source(self.array(own[number]), size, shuffled=False, in_words=False)
-        column = packed.columns[number]
-        if column is not None:
-            return Source(Given(0, column), packed.table.shape[1], shuffled=True, in_words=True)
-        return Source(self.array(packed.leaves[number]), size, shuffled=True, in_words=False)
+def _source(given: Given, minibatch: "Minibatch", leaf: Leaf, number: int) -> Source:
+    size = len(leaf.places) * (leaf.width or 1)
+    packed, own = minibatch.packed, minibatch.shuffled.own
+    if number in own:
+        return Source(Spot(given.number(own[number])), size, shuffled=False, in_words=False)
+    column = packed.columns[number]
+    if column is not None:
+        return Source(Spot(0, column), packed.table.shape[1], shuffled=True, in_words=True)
+    return Source(Spot(given.number(packed.leaves[number])), size, shuffled=True, in_words=False)
 
 
 # --- the samples of a block ----------------------------------------------------------------------------------
