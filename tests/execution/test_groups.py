@@ -21,7 +21,6 @@ import rollmill
 from rollmill.channels import LocalBroker, MemoryWire
 from rollmill.dataflow import flow
 from rollmill.execution import advance, lower
-from rollmill.execution.compilation import LARGEST_CACHE
 from rollmill.execution.coordinator import Rows, Saved
 from rollmill.execution.groups import replica as replica_module
 from rollmill.execution.groups.exchange import LAST
@@ -100,7 +99,6 @@ def compiled_once(fast_compilation, tmp_path_factory):
         "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("cache")),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
-        "jax_compilation_cache_max_size": LARGEST_CACHE,
     }
     before = {name: jax.config.values[name] for name in settings}
     _configure(settings)

@@ -1,13 +1,13 @@
 """The persistent compilation cache: a program that was compiled once starts at once the next time."""
 
 import os
+import warnings
 from pathlib import Path
 
 import jax
 
-#: Bytes; what was used longest ago makes room. A bounded cache is also one that JAX locks (by `filelock`):
-#: processes that start together, as workers and instances do, never read what another has half written.
-LARGEST_CACHE = 8 * 2**30
+UNREADABLE_ENTRY = "Error reading persistent compilation cache entry"
+"""How JAX's warning begins."""
 
 
 def cache_directory() -> Path:
@@ -18,10 +18,14 @@ def cache_directory() -> Path:
 
 
 def enable_compilation_cache() -> None:
-    """Turns the cache on, unless the user has chosen another one through JAX's own setting."""
+    """Turns the cache on, unless the user has chosen another one through JAX's own setting.
+
+    Workers and instances that start together share it. What one of them has half written, or was killed while it
+    wrote, another cannot read; JAX then compiles the program once more, which is nothing to warn of.
+    """
+    warnings.filterwarnings("ignore", UNREADABLE_ENTRY, UserWarning)
     if jax.config.values.get("jax_compilation_cache_dir"):
         return
     jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    jax.config.update("jax_compilation_cache_max_size", LARGEST_CACHE)
