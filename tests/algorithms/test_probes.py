@@ -3,6 +3,7 @@
 Every algorithm runs those probes that what is its own could get wrong; PPO runs all.
 """
 
+import itertools
 from functools import partial
 
 import equinox as eqx
@@ -110,8 +111,14 @@ def test_action_observation(algorithm):
     assert mean_return(rows) > 0.9
 
 
-@pytest.mark.parametrize("torso", ["mlp", "gru"])
-@every_algorithm
+@pytest.mark.parametrize(
+    ("algorithm", "torso"),
+    [
+        *itertools.product(ALGORITHMS, ["mlp"]),
+        ("ppo", "gru"),
+        *(pytest.param(name, "gru", marks=pytest.mark.slow) for name in ALGORITHMS if name != "ppo"),
+    ],
+)
 def test_truncation_bootstraps_from_where_the_episode_was_cut(algorithm, torso):
     """The right value of observation 1 is 10; of observation 0, -10 + 0.9 x 10 = -1.
 

@@ -106,6 +106,7 @@ def kill_at_random_moments(rollmill, tmp_path, times: int, seed: int) -> None:
     assert iterations_logged(tmp_path / "run") == list(range(1, last + 1))
 
 
+@pytest.mark.slow
 def test_three_kills_at_random_moments(rollmill, tmp_path):
     kill_at_random_moments(rollmill, tmp_path, 3, seed=0)
 
