@@ -1,5 +1,6 @@
 """Rollouts as programs: trajectories are those of the unfused path, and the kernels compile without a GPU."""
 
+import re
 from functools import partial
 
 import jax
@@ -117,6 +118,20 @@ def test_a_thread_computes_the_environment_of_its_own_place_alone(numerics, laun
     found = compiled(kernel, arrays, 90).asm["ptx"]
     assert found.count("div.rn.f32") == kernel.source.count("tl.div_rn(") > 0
     assert (".maxnreg 128" in found) == (launch.registers == 128)
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
+@pytest.mark.parametrize(("num_envs", "condition"), [(32, ""), (40, "@inside ")], ids=["whole", "partly empty"])
+def test_the_numbers_of_a_long_leaf_leave_side_by_side(num_envs, condition, tmp_path, monkeypatch):
+    """An observation of six, of which each environment writes three pairs, or none where it is not there."""
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = compiled(*kernel_of(graph_on("Acrobot-v1", num_envs=num_envs), "tf32", Launch(32, 1)), 90).asm["ptx"]
+    pairs = re.findall(r"(@inside )?st\.global\.v2\.b32 \[(%rd\d+) \+ (\d+)\], \{%r\d+, %r\d+\};", found)
+    rows = {row: [offset for _, own, offset in pairs if own == row] for _, row, _ in pairs}
+    assert len(rows) == 2, "of each step, and of the last one"
+    assert set(map(tuple, rows.values())) == {("0", "8", "16")}
+    assert {own for own, _, _ in pairs} == {condition}
 
 
 def test_scalars_are_gathered_before_exact_sums_repeat_them_in_rows():
