@@ -14,7 +14,7 @@ from rollmill.networks import DiagonalGaussian
 
 def reset(key, params):  # the state: where a point is on a line, and where it is to go
     state = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
-    return state, state
+    return state, state  # what is observed, and what is
 
 
 def step(key, state, action, params):

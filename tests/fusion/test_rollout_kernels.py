@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import rollmill
 from rollmill.dataflow import collect, prepare, start
@@ -123,15 +124,44 @@ def test_a_thread_computes_the_environment_of_its_own_place_alone(numerics, laun
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
 @pytest.mark.parametrize(("num_envs", "condition"), [(32, ""), (40, "@inside ")], ids=["whole", "partly empty"])
 def test_the_numbers_of_a_long_leaf_leave_side_by_side(num_envs, condition, tmp_path, monkeypatch):
-    """An observation of six, of which each environment writes three pairs, or none where it is not there."""
+    """An observation of six: three pairs that are read once, and written in each step and after the last one."""
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = compiled(*kernel_of(graph_on("Acrobot-v1", num_envs=num_envs), "tf32", Launch(32, 1)), 90).asm["ptx"]
-    pairs = re.findall(r"(@inside )?st\.global\.v2\.b32 \[(%rd\d+) \+ (\d+)\], \{%r\d+, %r\d+\};", found)
-    rows = {row: [offset for _, own, offset in pairs if own == row] for _, row, _ in pairs}
-    assert len(rows) == 2, "of each step, and of the last one"
-    assert set(map(tuple, rows.values())) == {("0", "8", "16")}
-    assert {own for own, _, _ in pairs} == {condition}
+    what = re.escape(condition) + r"{}\.global\.v2\.b32 {}; "
+    place, pair = r"\[(%rd\d+) \+ (\d+)\]", r"\{%r\d+, ?%r\d+\}"
+    loads = re.findall(what.format("ld", rf"{pair}, {place}").rstrip(), found)
+    stores = re.findall(what.format("st", rf"{place}, {pair}"), found)
+    assert [[offset for _, offset in own] for own in (loads, stores)] == [["0", "8", "16"], ["0", "8", "16"] * 2]
+    assert found.count("@inside") == (len(loads + stores) if condition else 0)
+
+
+def lamps(dtype):
+    """Eight numbers of a type, of which an action changes every other one."""
+
+    def reset(key, params):
+        state = jax.random.bits(key, (8,), jnp.uint32).astype(dtype)
+        return state.astype(jnp.float32), state
+
+    def step(key, state, action, params):
+        changed = (~state.astype(bool)).astype(dtype)
+        state = jnp.where(jnp.arange(8) % 2 == action, changed, state)
+        observation, ended = state.astype(jnp.float32), ~state[1].astype(bool)
+        return rollmill.Timestep(observation, state, observation[0], ended, jnp.asarray(False), {})
+
+    box = spaces.Box(-np.inf, np.inf, (8,), np.float32)
+    return rollmill.Environment("Lamps", reset, step, box, spaces.Discrete(2))
+
+
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
+@pytest.mark.parametrize(("dtype", "stored"), [(bool, "v4.b8"), (jnp.uint8, "v4.b8"), (jnp.int16, "b16")])
+def test_numbers_of_all_sizes_are_stored(dtype, stored, tmp_path, monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    sizes = {"num_envs": 40, "num_steps": 8, "total_timesteps": 320, "num_minibatches": 1}
+    graph = rollmill.ppo(lamps(dtype), **sizes, network=rollmill.NetworkConfig(hidden_sizes=(16,)))
+    found = compiled(*kernel_of(graph, "tf32", Launch(32, 1)), 90).asm["ptx"]
+    assert f"st.global.{stored}" in found
 
 
 def test_scalars_are_gathered_before_exact_sums_repeat_them_in_rows():

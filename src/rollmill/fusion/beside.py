@@ -11,9 +11,15 @@ ZERO, ONE = "tl.zeros([BLOCK], tl.float32)", "tl.full([BLOCK], 1.0, tl.float32)"
 
 def joined(writer: "Writer", parts: Sequence[str]) -> str:
     """A row of scalars, in the type that products take, that stays in the registers of its thread."""
+    cast = ".to(tl.bfloat16)" if writer.numerics == "bfloat16" else ""
+    return side_by_side(writer, [part + cast for part in parts])
+
+
+def side_by_side(writer: "Writer", parts: Sequence[str]) -> str:
+    """A row of scalars, as many as a power of two, that stays in the registers of its thread."""
     if len(parts) == 1:
-        return f"{parts[0]}.to(tl.bfloat16)" if writer.numerics == "bfloat16" else parts[0]
-    even, odd = joined(writer, parts[::2]), joined(writer, parts[1::2])
+        return parts[0]
+    even, odd = side_by_side(writer, parts[::2]), side_by_side(writer, parts[1::2])
     name = writer.fresh()
     writer.line(f"{name} = tl.reshape(tl.join({even}, {odd}), [BLOCK, {len(parts)}])")
     return name

@@ -25,6 +25,9 @@ from rollmill.fusion.rollout_source import rollout_source
 from rollmill.fusion.scalarise import Scalarised, scalarise
 from rollmill.fusion.tracing import traced
 
+MOST_REGISTERS = 255
+"""Of a thread. A compiler that is not told so may give large kernels a quarter of them."""
+
 
 class Launch(NamedTuple):
     """How a rollout's kernel is launched."""
@@ -33,7 +36,7 @@ class Launch(NamedTuple):
     """Environments of one program; a power of two, at least 16."""
     num_warps: int = 4
     registers: int = 0
-    """The most that a thread may have: with fewer, more programs run at a time. 0 leaves it to the compiler."""
+    """The most that a thread may have: with fewer, more programs run at a time. 0 for as many as there are."""
 
 
 class RolloutStep(NamedTuple):
@@ -176,7 +179,7 @@ def rollout_kernel(
         constants,
         launch.num_warps,
         len(uniforms),
-        registers=launch.registers,
+        registers=launch.registers or MOST_REGISTERS,
     )
     return kernel, [*carried, keys, *uniforms]
 

@@ -7,15 +7,21 @@ import numpy as np
 
 from rollmill.fusion.leaves import Leaf
 from rollmill.fusion.prelude import columns
+from rollmill.fusion.triton_operations import TYPES
 from rollmill.fusion.triton_source import Writer
 
 FEW = 4
 """Numbers of a leaf that Triton may place. It asks of each place that it reads or writes what else in the kernel
-depends on it, which took most of the time to compile an environment of a hundred numbers."""
+depends on it, which took most of the time to compile an environment of two hundred numbers."""
+
+WORDS = {1: ("b8", ".to({type})"), 4: ("b32", ".to({type}, bitcast=True)")}
+"""By the bytes of a number: what an instruction moves, and how it comes out of a register of 32 bits."""
 
 
 def load_leaf(writer: Writer, pointer: str, leaf: Leaf, mask: str) -> list[str]:
     """The names of a leaf's numbers, or rows."""
+    if _by_instructions(leaf):
+        return _load_by_instructions(writer, f"{pointer} + env * {math.prod(leaf.shape)}", leaf, mask)
     names = []
     for n in range(len(leaf.places)):
         names.append(writer.fresh())
@@ -26,15 +32,20 @@ def load_leaf(writer: Writer, pointer: str, leaf: Leaf, mask: str) -> list[str]:
 
 
 def store_leaf(writer: Writer, pointer: str, row: str, leaf: Leaf, names: Sequence[str], mask: str) -> None:
-    """Writes a leaf to rows of an array; neighbouring numbers leave together, four or two at a time."""
-    size = math.prod(leaf.shape)
-    together = 1 if leaf.width is not None else next(n for n in (4, 2, 1) if size % n == 0)
-    if leaf.width is None and size > FEW and leaf.dtype.itemsize in WORDS:
-        _store_by_instructions(writer, f"{pointer} + {row} * {size}", leaf.dtype, names, together, mask)
-    elif together > 1:
-        _store_together(writer, pointer, f"{row} * {size}", names, mask)
+    """Writes a leaf to rows of an array; neighbouring numbers leave together."""
+    if _by_instructions(leaf):
+        _store_by_instructions(writer, f"{pointer} + {row} * {math.prod(leaf.shape)}", leaf, names, mask)
+    elif leaf.width is None and len(names) in (2, 4):
+        _store_together(writer, pointer, f"{row} * {len(names)}", names, mask)
     else:
         _store_one_by_one(writer, pointer, row, leaf, names, mask)
+
+
+def _by_instructions(leaf: Leaf) -> bool:
+    return leaf.width is None and len(leaf.places) > FEW and leaf.dtype.itemsize in WORDS
+
+
+# --- as Triton places them -------------------------------------------------------------------------------------
 
 
 def _store_one_by_one(writer: Writer, pointer: str, row: str, leaf: Leaf, names: Sequence[str], mask: str) -> None:
@@ -57,38 +68,6 @@ def _store_together(writer: Writer, pointer: str, first: str, names: Sequence[st
     writer.line(f"tl.store({pointer} + {place}, {tile}{other})")
 
 
-WORDS = {1: ("b8", "tl.int32"), 4: ("b32", "tl.int32, bitcast=True")}
-"""By the bytes of a number: what an instruction writes, and how a register of 32 bits comes to hold it."""
-
-
-def _store_by_instructions(
-    writer: Writer, row: str, dtype: np.dtype, names: Sequence[str], together: int, mask: str
-) -> None:
-    """Writes numbers of each environment side by side, from an address on, by instructions of the chip."""
-    kind, cast = WORDS[dtype.itemsize]
-    start = writer.fresh()
-    writer.line(f"{start} = ({row}).to(tl.int64)")
-    inside = [f"{mask}.to(tl.int32)"] if mask else []
-    for first in range(0, len(names), together):
-        own = [f"tl.broadcast_to({name}, [BLOCK]).to({cast})" for name in names[first : first + together]]
-        text = _instruction(kind, first * dtype.itemsize, together, masked=bool(mask))
-        taken = ", ".join([start, *own, *inside])
-        registers = ",".join(["=r", "l"] + ["r"] * (len(own) + len(inside)))
-        writer.line(
-            f'tl.inline_asm_elementwise("{text}", "{registers}", [{taken}], dtype=tl.int32, is_pure=False, pack=1)'
-        )
-
-
-def _instruction(kind: str, offset: int, together: int, *, masked: bool) -> str:
-    """Writes operands from the third on, where the last one says so; the first is a result that nobody reads."""
-    place, operands = f"[$1 + {offset}]", ", ".join(f"${2 + n}" for n in range(together))
-    what = f".v{together}.{kind} {place}, {{{operands}}}" if together > 1 else f".{kind} {place}, {operands}"
-    if not masked:
-        return f"st.global{what}; mov.b32 $0, 0;"
-    inside = f"setp.ne.b32 inside, ${2 + together}, 0;"
-    return f"{{ .reg .pred inside; {inside} @inside st.global{what}; mov.b32 $0, 0; }}"
-
-
 def _place(writer: Writer, row: str, leaf: Leaf, n: int, mask: str) -> tuple[str, str]:
     """Where the n-th number or row of a leaf lies in its rows of an array, and which of it exist."""
     size = math.prod(leaf.shape)
@@ -98,3 +77,73 @@ def _place(writer: Writer, row: str, leaf: Leaf, n: int, mask: str) -> tuple[str
     masks = [f"{mask}[:, None]"] if mask else []
     masks += [f"({column}[None, :] < {leaf.width})"] if columns(leaf.width) != leaf.width else []
     return f"({row} * {size} + {n * leaf.width})[:, None] + {column}[None, :]", " & ".join(masks)
+
+
+# --- by instructions of the chip -------------------------------------------------------------------------------
+
+
+def _load_by_instructions(writer: Writer, row: str, leaf: Leaf, mask: str) -> list[str]:
+    """Numbers that lie side by side from each environment's address on; where it is not there, zeros."""
+    kind, cast = WORDS[leaf.dtype.itemsize]
+    start, together, inside = _address(writer, row), _together(leaf), _condition(mask)
+    names = [writer.fresh() for _ in leaf.places]
+    for first in range(0, len(names), together):
+        own = names[first : first + together]
+        operands = ", ".join(f"${n}" for n in range(together))
+        vector, operands = (f".v{together}", f"{{{operands}}}") if together > 1 else ("", operands)
+        text = f"ld.global{vector}.{kind} {operands}, [${together} + {first * leaf.dtype.itemsize}];"
+        if inside:
+            zeros = " ".join(f"mov.b32 ${n}, 0;" for n in range(together))
+            text = f"{zeros} {_where_inside(text, together + 1)}"
+        written = "=&r" if inside else "=r"  # zeros come before the operands are read
+        registers = ",".join([written] * together + ["l"] + ["r"] * len(inside))
+        types = "tl.int32" if together == 1 else f"({', '.join(['tl.int32'] * together)})"
+        writer.line(f"{', '.join(own)} = {_instruction(text, registers, [start, *inside], types, is_pure=True)}")
+    for name in names:
+        whole = f"{name} != 0" if leaf.dtype == np.bool_ else name + cast.format(type=TYPES[leaf.dtype.name])
+        writer.line(f"{name} = {whole}")
+    return names
+
+
+def _store_by_instructions(writer: Writer, row: str, leaf: Leaf, names: Sequence[str], mask: str) -> None:
+    """Writes numbers side by side from each environment's address on."""
+    kind, cast = WORDS[leaf.dtype.itemsize]
+    start, together, inside = _address(writer, row), _together(leaf), _condition(mask)
+    for first in range(0, len(names), together):
+        own = [
+            f"tl.broadcast_to({name}, [BLOCK]){cast.format(type='tl.int32')}"
+            for name in names[first : first + together]
+        ]
+        operands = ", ".join(f"${2 + n}" for n in range(together))
+        vector, operands = (f".v{together}", f"{{{operands}}}") if together > 1 else ("", operands)
+        text = f"st.global{vector}.{kind} [$1 + {first * leaf.dtype.itemsize}], {operands};"
+        text = _where_inside(text, 2 + together) if inside else text
+        registers = ",".join(["=r", "l"] + ["r"] * (together + len(inside)))
+        text = f"{text} mov.b32 $0, 0;"  # a result, which nobody reads
+        writer.line(_instruction(text, registers, [start, *own, *inside], "tl.int32", is_pure=False))
+
+
+def _together(leaf: Leaf) -> int:
+    """Numbers that are moved at once."""
+    return next(n for n in (4, 2, 1) if len(leaf.places) % n == 0)
+
+
+def _address(writer: Writer, row: str) -> str:
+    start = writer.fresh()
+    writer.line(f"{start} = ({row}).to(tl.int64)")
+    return start
+
+
+def _condition(mask: str) -> list[str]:
+    """An operand, where environments of a block may not be there."""
+    return [f"{mask}.to(tl.int32)"] if mask else []
+
+
+def _where_inside(text: str, operand: int) -> str:
+    return f"{{ .reg .pred inside; setp.ne.b32 inside, ${operand}, 0; @inside {text} }}"
+
+
+def _instruction(text: str, registers: str, operands: Sequence[str], types: str, *, is_pure: bool) -> str:
+    taken = ", ".join(operands)
+    how = f"dtype={types}, is_pure={is_pure}, pack=1"
+    return f'tl.inline_asm_elementwise("{text}", "{registers}", [{taken}], {how})'

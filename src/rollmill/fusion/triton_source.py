@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from rollmill.fusion.beside import LEFT, ONE, ZERO, Apart, joined
+from rollmill.fusion.beside import LEFT, ONE, ZERO, Apart, joined, side_by_side
 from rollmill.fusion.guards import Guard, guards
 from rollmill.fusion.ir import Loop, Node, Program
 from rollmill.fusion.narrow import MOST, Head, Narrow, find_narrow, is_stacked_product
@@ -231,8 +231,11 @@ class Writer:
 
     def _repeated(self, scalar: Node, name: str) -> str:
         """A scalar as a row of one column."""
-        alike = scalar.op in ("constant", "uniform")  # for all environments: they lie anywhere
-        return f"{name if alike else self._apart.into(name)}[:, None]"
+        return f"{self._beside_others(scalar, name)}[:, None]"
+
+    def _beside_others(self, scalar: Node, name: str) -> str:
+        """A scalar where it goes into rows; what is the same for all environments lies anywhere."""
+        return name if scalar.op in ("constant", "uniform") else self._apart.into(name)
 
     def _least(self, row: Node) -> str:
         return 'float("-inf")' if row.dtype.kind == "f" else str(np.iinfo(row.dtype).min)
@@ -243,12 +246,10 @@ class Writer:
     def _stack(self, node: Node, operands: list[str]) -> str:
         if node in self._scattered:
             return SEPARATOR.join(operands)
-        column = self.before.columns(node.width or 0)
-        name = self._assign(f"tl.zeros({self._shape(node)}, {TYPES[node.dtype.name]})")
-        for place, (scalar, operand) in enumerate(zip(node.operands, operands, strict=True)):
-            own = self._repeated(scalar, operand)
-            self.line(f"{name} = tl.where({column}[None, :] == {place}, {own}, {name})")
-        return name
+        pairs = zip(node.operands, operands, strict=True)
+        own = [f"tl.broadcast_to({self._beside_others(*pair)}, [BLOCK])" for pair in pairs]
+        zero = self.before.once(("zero", node.dtype), f"tl.full([BLOCK], 0, {TYPES[node.dtype.name]})")
+        return side_by_side(self, own + [zero] * (columns(node.width or 0) - len(own)))
 
     def _dot(self, node: Node, operand: str) -> str:
         slot, rows, size, start, transposed = node.attributes
