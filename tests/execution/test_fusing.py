@@ -11,7 +11,8 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.execution import advance, fusing, lower
 from rollmill.execution.fusing import choose_ways
-from rollmill.fusion import CannotFuse
+from rollmill.fusion import CannotFuse, backends
+from rollmill.fusion.native import describe_processor
 from rollmill.record import to_host
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -107,6 +108,36 @@ def test_launches_of_another_device_are_not_kept():
     launches = {"device": "A100", "rollouts": [32, 1], "gradients": None}
     ways = choose_ways(graph_on(rollmill.make("CartPole-v1")), fusion="auto", launches=launches, **CHOICE)
     assert not ways.rollouts.fused  # 512 steps are too few to time anew
+
+
+@pytest.mark.parametrize("fusion", ["auto", "rollout"])
+def test_what_turns_out_impossible_at_the_end_is_left_to_xla_unless_it_was_asked_for(monkeypatch, fusion):
+    """The program of a mesh may hold what the one that was timed did not."""
+
+    def refuse(*task, launch):
+        raise CannotFuse("sinc cannot be fused.")
+
+    monkeypatch.setattr(backends, "run_rollout_code", refuse)
+    graph = graph_on(rollmill.make("CartPole-v1"))
+    begun = {"device": describe_processor(), "rollouts": (8,), "gradients": None}
+    if fusion == "rollout":
+        with pytest.raises(UsageError, match="fusion=rollout is not possible; .* sinc cannot be fused"):
+            lower(graph, fusion=fusion, launches=begun)
+        return
+    program = lower(graph, fusion=fusion, launches=begun)
+    assert program.notes == ["nothing is fused: sinc cannot be fused."] and program.launches is None
+
+
+@pytest.mark.slow
+def test_games_of_several_agents_fuse_on_a_mesh_of_one():
+    """JAX says of their arrays on which devices they lie, in the middle of the environment."""
+    env = rollmill.make("TagGridWorld-Small-v0")
+    graph = rollmill.mappo(
+        env, **SIZES, total_timesteps=8 * 16 * 2, network=rollmill.NetworkConfig(hidden_sizes=(8,))
+    )
+    fused, plain = trained(graph, fusion="rollout"), trained(graph)
+    for name in plain:
+        np.testing.assert_allclose(fused[name], plain[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_what_triton_cannot_compile_is_left_to_xla(monkeypatch, rollouts_alone):

@@ -118,7 +118,7 @@ def choose_ways(
     Raises:
         UsageError: if a kernel was asked for and cannot be had.
     """
-    plain = Ways(Way(partial(collect, unroll=unroll), fused=False), Way(plain_descent, fused=False))
+    plain = _plain(unroll)
     if fusion == "off" or (fusion == "auto" and devices[0].platform not in WORTH_TUNING):
         return plain
     device, steps = devices[0], graph.loops.iterations * graph.loops.batch_size
@@ -141,6 +141,21 @@ def choose_ways(
         return plain._replace(rollouts=rollouts)
     gradients = choice.way("gradients", plain.gradients, choice.gradients, needed=fusion == "full")
     return plain._replace(rollouts=rollouts, gradients=gradients)
+
+
+def without_kernels(fusion: Fusion, unroll: int, reason: CannotFuse) -> Ways:
+    """What remains where a kernel turns out impossible once the program is made for its devices.
+
+    Raises:
+        UsageError: if a kernel was asked for.
+    """
+    if fusion != "auto":
+        raise _impossible(fusion, reason) from reason
+    return _plain(unroll).told(f"nothing is fused: {reason}")
+
+
+def _plain(unroll: int) -> Ways:
+    return Ways(Way(partial(collect, unroll=unroll), fused=False), Way(plain_descent, fused=False))
 
 
 def _impossible(fusion: Fusion, reason: Exception) -> UsageError:
@@ -179,7 +194,7 @@ class _Choice:
     def rollouts(self, plain: Way) -> Way:
         check_rollout(self.graph)
         found = self._launch("rollouts", self.backend.rollout_launches(self._share), self._tune_rollouts)
-        function = partial(fused_collect, run=self._made(self.backend.rollouts(found.launch)))
+        function = partial(fused_collect, run=self.backend.rollouts(found.launch))
         where = self.backend.said("rollouts", found.launch)
         return self._faster("rollouts", found, plain, Way(function, True, where, found.launch))
 
@@ -192,7 +207,7 @@ class _Choice:
         check_gradients(self.graph)
         launches = self.backend.gradient_launches(self._minibatch, self.devices[0])
         found = self._launch("gradients", launches, self._tune_gradients)
-        function = partial(fused_descent, run=self._made(self.backend.gradients(found.launch)))
+        function = partial(fused_descent, run=self.backend.gradients(found.launch))
         where = self.backend.said("gradients", found.launch)
         return self._faster("gradients", found, plain, Way(function, True, where, found.launch))
 
@@ -200,17 +215,6 @@ class _Choice:
         with jax.default_device(self.devices[0]):
             learner, batch, rows = jax.jit(self._epoch)(self._example)
         return tune_descent(self.graph, learner, batch, rows, self.backend)
-
-    def _made(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Runs what may be made only now, where nothing was timed; the user is told why it cannot be."""
-
-        def made(*task: Any) -> Any:
-            try:
-                return run(*task)
-            except CannotFuse as reason:
-                raise _impossible(self.fusion, reason) from reason
-
-        return made
 
     def _launch(self, what: str, launches: Sequence[tuple[int, ...]], tune: Callable[[], Tuned]) -> Tuned:
         """The launch that the run began with, or the only one that there is, or else the fastest."""

@@ -19,8 +19,8 @@ from jaxtyping import Array, Float, PyTree
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import keep_freed_memory
 from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, num_shards_for, start
-from rollmill.execution.fusing import Fusion, Launches, Ways, choose_ways
-from rollmill.fusion import Numerics
+from rollmill.execution.fusing import Fusion, Launches, Ways, choose_ways, without_kernels
+from rollmill.fusion import CannotFuse, Numerics
 
 AXIS = "device"
 
@@ -101,14 +101,21 @@ def lower(
     shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
     metrics = jax.eval_shape(_over_seeds(partial(iterate, graph), seeds), shapes)[1]
     names = tuple(sorted(metrics))
-    step = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), ways), seeds)
-    if mesh.size > 1:
-        step = jax.shard_map(
-            step, mesh=mesh, in_specs=(specs,), out_specs=(specs, PartitionSpec()), check_vma=False
-        )
     compiled_start = jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile()
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
-    compiled_step = jax.jit(step).lower(placed).compile()
+
+    def compile_step(ways: Ways) -> jax.stages.Compiled:
+        step = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), ways), seeds)
+        if mesh.size > 1:
+            of_state = {"in_specs": (specs,), "out_specs": (specs, PartitionSpec())}
+            step = jax.shard_map(step, mesh=mesh, **of_state, check_vma=False)
+        return jax.jit(step).lower(placed).compile()
+
+    try:
+        compiled_step = compile_step(ways)
+    except CannotFuse as reason:
+        ways = without_kernels(fusion, unroll, reason)
+        compiled_step = compile_step(ways)
     seconds = time.perf_counter() - began
     return Program(compiled_start, compiled_step, names, seconds, shardings, shapes, ways.notes, ways.launches)
 
