@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rollmill.record import stop_on_signals
+from rollmill.record import Interruption, stop_on_signals
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,14 @@ def test_another_thread_catches_nothing():
     thread.start()
     thread.join()
     assert seen == [(False, True)]
+
+
+def test_an_interruption_that_was_lost_stops_the_training_that_begins():
+    before = signal.signal(signal.SIGINT, Interruption())
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        with stop_on_signals() as stop:
+            assert stop.signal_name == "SIGINT"
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,12 +1,16 @@
 """Dispatches `rollmill COMMAND ...` and turns errors into one message and an exit code."""
 
+import contextlib
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from rollmill.core.errors import RollmillError, unknown_name
 from rollmill.core.machine import versions
+from rollmill.record import Interruption
 
 
 class Command(NamedTuple):
@@ -29,7 +33,25 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits: 0 on success, 2 where something must be mended, 130 or 143 on a signal."""
-    sys.exit(_exit_code(sys.argv[1:] if arguments is None else list(arguments)))
+    interruption = Interruption()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # or told to ignore it
+        signal.signal(signal.SIGINT, interruption)
+    try:
+        code = _exit_code(sys.argv[1:] if arguments is None else list(arguments))
+    except BaseException as error:
+        if not (interruption.asked or isinstance(error, KeyboardInterrupt)):
+            raise
+        print("rollmill: interrupted", file=sys.stderr)
+        _leave_at_once(130)
+    sys.exit(code)
+
+
+def _leave_at_once(code: int) -> NoReturn:
+    """Ends the process as it stands: threads that still compile crash an interpreter that is being taken down."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _exit_code(arguments: list[str]) -> int:
@@ -44,9 +66,6 @@ def _exit_code(arguments: list[str]) -> int:
     except RollmillError as error:
         print(f"rollmill: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("rollmill: interrupted", file=sys.stderr)
-        return 130
 
 
 def _find(name: str) -> Callable[[list[str]], int]:

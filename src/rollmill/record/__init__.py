@@ -11,13 +11,14 @@ from rollmill.record.json_files import plain, read_json, write_json
 from rollmill.record.leaves import from_host, to_host, tree_digest
 from rollmill.record.metrics import MetricsLog, read_metrics
 from rollmill.record.run_directory import RunDirectory, name_run
-from rollmill.record.signals import StopRequest, stop_on_signals
+from rollmill.record.signals import Interruption, StopRequest, stop_on_signals
 
 __all__ = [
     "CheckpointWarning",
     "Checkpoints",
     "Display",
     "EpisodeWindow",
+    "Interruption",
     "MetricsLog",
     "Restored",
     "RunDirectory",

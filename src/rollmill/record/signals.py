@@ -32,6 +32,22 @@ class StopRequest:
         return 0 if self.signal_number is None else 128 + self.signal_number
 
 
+@dataclass
+class Interruption:
+    """What Ctrl-C does before a training listens: `signal.signal(signal.SIGINT, Interruption())`.
+
+    It raises KeyboardInterrupt. Where that comes up in a finaliser or a callback, Python prints it and goes on; a
+    training that begins after that stops at its first chance.
+    """
+
+    asked: bool = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handles the signal."""
+        self.asked = True
+        raise KeyboardInterrupt
+
+
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
     """Turns the first SIGINT or SIGTERM into a `StopRequest` for as long as the context lasts.
@@ -52,6 +68,9 @@ def stop_on_signals() -> Iterator[StopRequest]:
         yield request
         return
     earlier = {number: signal.signal(number, handle) for number in CAUGHT}
+    before = earlier[signal.SIGINT]
+    if isinstance(before, Interruption) and before.asked:
+        request.signal_number = int(signal.SIGINT)
     try:
         yield request
     finally:
