@@ -118,3 +118,12 @@ def test_a_network_that_breaks_the_contract_is_told(shape, message):
     with pytest.raises(ContractError) as caught:
         small(network=lambda key, observations, actions: Wrong(jnp.zeros(2)))
     assert message in str(caught.value)
+
+
+def test_a_run_goes_on_without_the_kernels_that_it_began_with(tmp_path):
+    run = rollmill.train(small(), run_dir=tmp_path / "run", fusion="rollout", **QUIET)
+    (run.directory / "summary.json").unlink()
+    resumed = rollmill.resume(run.directory, fusion="off", quiet=True)
+    assert resumed.summary["weights_sha256"] == run.summary["weights_sha256"]
+    with pytest.raises(UsageError, match="unroll cannot be changed"):
+        rollmill.resume(run.directory, unroll=2, quiet=True)

@@ -50,7 +50,16 @@ def test_an_environment_that_fuses(capsys):
 def test_an_environment_that_does_not(capsys):
     assert command.run(["fusion", "gymnasium:CartPole-v1"]) == 0
     told = capsys.readouterr().out
-    assert "does not fuse" in told and "It trains all the same" in told
+    assert "gymnasium:CartPole-v1 does not fuse: its environments are stepped by Python" in told
+
+
+@pytest.mark.slow
+def test_environments_of_several_agents_are_those_of_mappo(capsys):
+    command.run(["fusion", "TagGridWorld-Small-v0"])
+    printed = capsys.readouterr().out
+    assert (
+        "TagGridWorld-Small-v0 fuses" in printed and "the gradients of mappo are no mean over samples" in printed
+    )
 
 
 def test_what_is_wrong_is_said():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
+from rollmill.core.errors import UsageError
 from rollmill.dataflow import Loops
 
 
@@ -42,7 +43,13 @@ def clipped_descent(
         learning_rate: step size, at the start where it is annealed.
         max_grad_norm: gradients are scaled down to this global norm.
         anneal_over: planned updates over which the step size falls linearly to zero.
+
+    Raises:
+        UsageError: for a step size or a norm below zero.
     """
+    for name, number in {"learning_rate": learning_rate, "max_grad_norm": max_grad_norm}.items():
+        if not number >= 0:
+            raise UsageError(f"{name}={number} must be at least 0.")
     step = optax.scale(-learning_rate) if anneal_over is None else _annealed(learning_rate, anneal_over)
     return optax.flatten(optax.chain(optax.clip_by_global_norm(max_grad_norm), scaling, step))
 

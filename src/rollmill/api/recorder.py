@@ -16,6 +16,7 @@ from rollmill.record import (
     Display,
     EpisodeWindow,
     MetricsLog,
+    Pace,
     Restored,
     RunDirectory,
     Status,
@@ -62,7 +63,8 @@ class Recorder:
         self._iteration = self._saved_iteration = 0
         self._state: PyTree[Array | np.ndarray] = None
         self._earlier_seconds = 0.0
-        self._began = self._saved_at = self._read_at = time.perf_counter()
+        self._began = self._saved_at = time.perf_counter()
+        self._pace = Pace()
 
     def begin(self, restored: Restored | None, state: PyTree[Array | np.ndarray]) -> None:
         """Goes on from a checkpoint, or saves the first one."""
@@ -78,9 +80,7 @@ class Recorder:
 
     def record(self, first: int, rows: Sequence[Row]) -> None:
         """Logs the iterations that follow the first `first` ones, up to one that is not finite."""
-        now = time.perf_counter()
-        speed = len(rows) * self._steps_each / max(now - self._read_at, 1e-9)
-        self._read_at = now
+        speed = self._pace.after(len(rows) * self._steps_each)
         for offset, row in enumerate(rows):
             if not is_finite(row):
                 return

@@ -23,6 +23,7 @@ from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.machine import git_commit, hardware, versions
 from rollmill.dataflow import Graph
 from rollmill.execution import (
+    Fusion,
     Launches,
     Program,
     Window,
@@ -86,6 +87,7 @@ def resume(
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
     quiet: bool = False,
+    fusion: Fusion | None = None,
     **placement: Any,
 ) -> Run:
     """Goes on with a run from its newest whole checkpoint; the result is that of a run never stopped.
@@ -95,6 +97,7 @@ def resume(
         algorithm: the graph again, where the run was made with parts that only Python has.
         imports: modules to import first, because they register the environment.
         quiet: show nothing while training.
+        fusion: fuse otherwise than before, as where kernels cannot be made; numbers then differ by rounding.
         **placement: fields of `RunOptions` that say where to run, instead of where it ran before: devices,
             distribution, place, workers, actors, learners, asynchronous, plan, cluster, host.
 
@@ -107,7 +110,8 @@ def resume(
         raise UsageError(
             f"{', '.join(sorted(unknown))} cannot be changed when a run goes on; what can: {PLACEMENT}."
         )
-    options = replace(read_options(run), quiet=quiet, **placed_anew(placement))
+    fused_anew = {} if fusion is None else {"fusion": fusion}
+    options = replace(read_options(run), quiet=quiet, **fused_anew, **placed_anew(placement))
     prepare_devices(options, plan=None if placement else _saved_plan(run))
     algorithm, _ = reopen(run, algorithm=algorithm, imports=imports)
     display = choose_display(quiet=quiet)
@@ -116,7 +120,7 @@ def resume(
     plan = choose_plan(algorithm, options) if placement else read_plan_of(run, algorithm, options)
     if plan.place != "program":
         return train_with_workers(run, algorithm, plan, options, display, imports=imports)
-    launches = None if placement else run.read_config().get("launches")
+    launches = None if placement or fused_anew else run.read_config().get("launches")
     program = _compile(algorithm, plan, options, display, launches=launches)
     return _train(run, algorithm, program, options, display)
 

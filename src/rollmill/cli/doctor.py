@@ -14,6 +14,10 @@ from rollmill.core.machine import hardware, versions
 from rollmill.execution import Replayed, cache_directory
 
 EXTRAS = {
+    "llvmlite": ("kernels on CPUs", "pip install 'rollmill[fusion]'"),
+    "triton": ("kernels on NVIDIA's GPUs", "pip install 'rollmill[fusion]'"),
+    "ray": ("clusters", "pip install 'rollmill[cluster]'"),
+    "mujoco": ("Gymnasium's MuJoCo environments", "pip install 'rollmill[mujoco]'"),
     "gymnax": ("gymnax:... environments", "pip install 'rollmill[gymnax]'"),
     "tensorboard": ("looking at runs/*/tensorboard", "pip install tensorboard"),
 }

@@ -1,14 +1,18 @@
 """`rollmill explain fusion ENVIRONMENT [OPTIONS]`."""
 
+import sys
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
-from rollmill.algorithms import PPOConfig
-from rollmill.api import build_graph, import_modules
+from rollmill.algorithms import PPOConfig, mappo, ppo
+from rollmill.api import import_modules
 from rollmill.cli.train import Imports
 from rollmill.core.errors import UsageError
+from rollmill.core.types import Environment, HostEnvironment
+from rollmill.dataflow import Graph
+from rollmill.envs import make
 from rollmill.fusion import (
     CannotFuse,
     Explanation,
@@ -61,7 +65,12 @@ def run(arguments: list[str]) -> int:
     _check_power_of_two("num_warps", chosen.num_warps, 1, 16)
     import_modules(chosen.imports)
     name, chip = find_chip(chosen.chip)
-    graph = build_graph("ppo", chosen.environment, chosen.algorithm)
+    env = make(chosen.environment)
+    if isinstance(env, HostEnvironment):
+        print(f"{env.name} does not fuse: its environments are stepped by Python on the host.")
+        return 0
+    print("compiling ...", file=sys.stderr)
+    graph = _graph(env, chosen.algorithm)
     try:
         found = explain(graph, chip, chosen.numerics, Launch(chosen.block, chosen.num_warps))
     except CannotFuse as reason:
@@ -72,6 +81,13 @@ def run(arguments: list[str]) -> int:
     head = f"{chosen.environment} fuses: policy and environment are one kernel."
     print(head, *_lines(found, name), _line("gradients", _gradients(graph)), sep="\n")
     return 0
+
+
+def _graph(env: Environment, config: PPOConfig) -> Graph:
+    """PPO's, or MAPPO's of the same size where there are several agents."""
+    if not env.agents:
+        return ppo(env, config)
+    return mappo(env, num_envs=config.num_envs, num_steps=config.num_steps)
 
 
 def _check_power_of_two(name: str, value: int, least: int, most: int) -> None:

@@ -8,6 +8,7 @@ import tyro
 
 from rollmill.api import PLACEMENT, resume
 from rollmill.cli.train import Imports, report
+from rollmill.execution import Fusion
 from rollmill.planning import Place
 
 
@@ -19,6 +20,8 @@ class Resume:
     """Directory of the run."""
     imports: Imports = ()
     """Module to import first, because it registers the environment."""
+    fusion: Fusion | None = None
+    """What becomes one kernel, if otherwise than before; numbers then differ by rounding."""
     devices: int | None = None
     """Devices that share the environments; as many as before if left out."""
     distribution: str | None = None
@@ -48,4 +51,5 @@ def run(arguments: list[str]) -> int:
     chosen = tyro.cli(Resume, prog="rollmill resume", args=arguments)
     given = {name: getattr(chosen, name) for name in PLACEMENT}
     placement = {name: value for name, value in given.items() if value is not None}
-    return report(resume(chosen.run, imports=chosen.imports, quiet=chosen.quiet, **placement))
+    how = {"imports": chosen.imports, "quiet": chosen.quiet, "fusion": chosen.fusion}
+    return report(resume(chosen.run, **how, **placement))

@@ -66,10 +66,10 @@ class AgentKind(NamedTuple):
 class Environment(NamedTuple):
     """One environment as a value: two pure functions, two spaces and its parameters.
 
-    `reset` and `step` are ordinary JAX functions of one unbatched environment. `params` is a pytree
-    that both receive; its leaves may differ from replica to replica (`envs.transforms.vectorise`).
-    `action_mask`, where given, maps `(state, params)` to booleans in the shape of the policy's
-    logits: True marks an action that is legal now.
+    `reset(key, params)` returns the first observation and the state, `step(key, state, action, params)` a
+    `Timestep`: ordinary JAX functions of one unbatched environment. `params` is a pytree that both receive; its
+    leaves may differ from replica to replica (`envs.transforms.vectorise`). `action_mask`, where given, maps
+    `(state, params)` to booleans in the shape of the policy's logits: True marks an action that is legal now.
 
     A multi-agent environment lists its `agents`. Observations, actions and rewards are then dictionaries
     from the kind's name to arrays with an agent axis, `[count, ...]` (rewards `[count]`), and its two

@@ -164,8 +164,11 @@ def _parts(num_samples: int, device: Any) -> list[CodeLaunch]:
 def _said_of_code(what: str, launch: AnyLaunch) -> str:
     own = CodeLaunch(*launch)
     if what == "rollouts":
-        return f"machine code for {own.block} environments at once"
-    return f"machine code for {own.block} samples at once, summed in {own.programs} parts"
+        return f"machine code, environments at once: {own.block}"
+    few = (
+        f", few because the minibatch is no multiple of {SAMPLES_TOGETHER}" if own.block < SAMPLES_TOGETHER else ""
+    )
+    return f"machine code, samples at once: {own.block}{few}; parts: {own.programs}"
 
 
 def run_rollout_code(

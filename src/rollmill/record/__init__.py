@@ -10,6 +10,7 @@ from rollmill.record.episode_window import EpisodeWindow
 from rollmill.record.json_files import plain, read_json, write_json
 from rollmill.record.leaves import from_host, to_host, tree_digest
 from rollmill.record.metrics import MetricsLog, read_metrics
+from rollmill.record.pace import Pace
 from rollmill.record.run_directory import RunDirectory, name_run
 from rollmill.record.signals import Interruption, StopRequest, stop_on_signals
 
@@ -20,6 +21,7 @@ __all__ = [
     "EpisodeWindow",
     "Interruption",
     "MetricsLog",
+    "Pace",
     "Restored",
     "RunDirectory",
     "Status",
