@@ -15,7 +15,7 @@ SIZES = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "total_timesteps":
     [
         ("gymnasium:CartPole-v1", {"place": "mesh"}, "place=mesh steps environments in JAX"),
         ("CartPole-v1", {"place": "threads", "fusion": "rollout"}, "fusion=rollout makes kernels of one program"),
-        ("gymnasium:CartPole-v1", {"fusion": "full"}, "fusion=full makes kernels of one program"),
+        ("gymnasium:CartPole-v1", {"fusion": "full"}, "fusion=full: these environments are stepped by Python"),
     ],
 )
 def test_what_does_not_go_together_is_refused(environment, options, message):
