@@ -90,7 +90,17 @@ def first(tree):
 @pytest.mark.parametrize("name", TABLE)
 def test_they_are_the_gradients_of_the_mean(name):
     graph = graph_of(CASES[name])
+    assert_the_gradients_of_the_mean(graph, *learned_a_little(graph))
+
+
+def test_a_minibatch_is_of_any_size():
+    """Of 61 samples, 29 do not fill a block."""
+    graph = graph_of(CASES["no-hidden-layer"])
     learner, batch, rows = learned_a_little(graph)
+    assert_the_gradients_of_the_mean(graph, learner, batch, rows[:61])
+
+
+def assert_the_gradients_of_the_mean(graph, learner, batch, rows):
     by_code = machine_code()
     exact = partial(run_gradients_reference, precision="highest")
     coded = by_code.gradients(by_code.gradient_launches(len(rows), None)[0])

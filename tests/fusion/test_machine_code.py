@@ -108,10 +108,10 @@ def test_a_launch_must_fit():
 
     def gradients(state, rows):
         learner, batch = first_batch(graph, state)
-        return fused_gradients(graph, batch, identity, run=backend.gradients((4, 1)))(learner, rows)
+        return fused_gradients(graph, batch, identity, run=backend.gradients((4, 5)))(learner, rows)
 
     state = jax.eval_shape(partial(start, graph), jax.random.key(3), jnp.arange(3))
-    with pytest.raises(CannotFuse, match="blocks of 4 do not fit 18 samples"):
+    with pytest.raises(CannotFuse, match="5 programs with blocks of 4 do not fit 16 samples"):
         jax.eval_shape(gradients, state, jnp.arange(18, dtype=jnp.uint32))
     too_wide = {"device": describe_processor(), "rollouts": [16], "gradients": None}
     with pytest.raises(

@@ -150,14 +150,13 @@ def machine_code() -> Backend:
         rollout_text=lambda launch, *task: _code_text(_rollout_code(CodeLaunch(*launch), *task)),
         gradient_launches=_parts,
         gradients=lambda launch: partial(run_gradient_code, launch=CodeLaunch(*launch)),
-        gradient_text=lambda launch, *task: _code_text(_gradient_code(CodeLaunch(*launch), *task)[0]),
+        gradient_text=lambda launch, *task: _gradient_code_text(CodeLaunch(*launch), *task),
         said=_said_of_code,
     )
 
 
 def _parts(num_samples: int, device: Any) -> list[CodeLaunch]:
-    """A minibatch is a multiple of its blocks."""
-    block = min(SAMPLES_TOGETHER, num_samples & -num_samples)
+    block = min(SAMPLES_TOGETHER, _power_of_two_within(num_samples))
     return [CodeLaunch(block, min(PARTS_OF_A_CORE * usable_cores(), num_samples // block))]
 
 
@@ -165,10 +164,7 @@ def _said_of_code(what: str, launch: AnyLaunch) -> str:
     own = CodeLaunch(*launch)
     if what == "rollouts":
         return f"machine code, environments at once: {own.block}"
-    few = (
-        f", few because the minibatch is no multiple of {SAMPLES_TOGETHER}" if own.block < SAMPLES_TOGETHER else ""
-    )
-    return f"machine code, samples at once: {own.block}{few}; parts: {own.programs}"
+    return f"machine code, samples at once: {own.block}; parts: {own.programs}"
 
 
 def run_rollout_code(
@@ -186,9 +182,18 @@ def run_gradient_code(step: GradientStep, minibatch: Minibatch, *, launch: CodeL
     """All samples as machine code on the CPU, and the sum over its parts, always in the same order."""
     from rollmill.fusion.native.handler import call
 
-    kernel, arrays = _gradient_code(launch, step, minibatch)
-    (sums,) = call(kernel, arrays)
-    return jnp.sum(sums, axis=0) / minibatch.num_samples
+    found = [
+        call(*_gradient_code(part, step, minibatch, samples))[0] for part, samples in _shares(launch, minibatch)
+    ]
+    return jnp.sum(jnp.concatenate(found), axis=0) / minibatch.num_samples
+
+
+def _shares(launch: CodeLaunch, minibatch: Minibatch) -> list[tuple[CodeLaunch, range]]:
+    """As many samples as whole blocks hold, and those that are left in smaller ones."""
+    whole = minibatch.num_samples // launch.block * launch.block
+    left = minibatch.num_samples - whole
+    shares = [(launch, range(whole)), (CodeLaunch(left & -left, 1), range(whole, whole + left))]
+    return shares if left else shares[:1]
 
 
 def _rollout_code(launch: CodeLaunch, step: RolloutStep, carried: Sequence[Any], keys: Any, num_steps: int) -> Any:
@@ -197,10 +202,17 @@ def _rollout_code(launch: CodeLaunch, step: RolloutStep, carried: Sequence[Any],
     return rollout_code(step, carried, keys, num_steps, rollout.written(step), launch.block)
 
 
-def _gradient_code(launch: CodeLaunch, step: GradientStep, minibatch: Minibatch) -> tuple[Any, list[Any]]:
+def _gradient_code(
+    launch: CodeLaunch, step: GradientStep, minibatch: Minibatch, samples: range
+) -> tuple[Any, list[Any]]:
     from rollmill.fusion.native.gradients import gradient_code
 
-    return gradient_code(step, minibatch, launch)
+    return gradient_code(step, minibatch, launch, samples)
+
+
+def _gradient_code_text(launch: CodeLaunch, step: GradientStep, minibatch: Minibatch) -> str:
+    shares = _shares(launch, minibatch)
+    return "\n".join(_code_text(_gradient_code(part, step, minibatch, samples)[0]) for part, samples in shares)
 
 
 def _code_text(kernel: Any) -> str:

@@ -49,20 +49,20 @@ class Source(NamedTuple):
 
 
 def gradient_code(
-    step: "GradientStep", minibatch: "Minibatch", launch: CodeLaunch
+    step: "GradientStep", minibatch: "Minibatch", launch: CodeLaunch, samples: range
 ) -> tuple[NativeKernel, list[Any]]:
-    """The machine code of a minibatch's sums `[programs, size]`, and the arrays that it takes.
+    """The machine code of sums `[programs, size]` over these samples of a minibatch, and the arrays that it takes.
 
     Raises:
-        CannotFuse: where a batch is too large for this code, or a minibatch is no multiple of a block, or has
+        CannotFuse: where a batch is too large for this code, or the samples are no multiple of a block, or have
             fewer blocks than there are programs.
     """
-    own, num_samples = processor(), minibatch.num_samples
+    own = processor()
     table, block, programs = minibatch.packed.table, launch.block, launch.programs
     if table.size >= 2**31:
         raise CannotFuse(f"a batch of {table.size:,} words is larger than 2^31.")
-    if num_samples % block or not 0 < programs <= num_samples // block:
-        raise CannotFuse(f"{programs} programs with blocks of {block} do not fit {num_samples} samples.")
+    if len(samples) % block or not 0 < programs <= len(samples) // block:
+        raise CannotFuse(f"{programs} programs with blocks of {block} do not fit {len(samples)} samples.")
     given = Given([table, minibatch.shuffled.rows, minibatch.number.reshape(1)])
     sources = [_source(given, minibatch, leaf, n) for n, leaf in enumerate(step.sample)]
     slots = [_uniform(given, array, minibatch.vector) for array in step.scalarised.uniforms]
@@ -77,15 +77,15 @@ def gradient_code(
     writer = Writer(emit, Scratch(emit, base), uniforms, block=block, room=own.accumulators)
     sums = _Sums(writer, step)
     sums.begin()
-    samples = _Samples(writer, pointers, minibatch_number, num_samples)
+    batch = _Samples(writer, pointers, minibatch_number, minibatch.num_samples)
     needed = {node for node in step.scalarised.program.nodes() if node.op == "input"}
-    first = emit.builder.mul(number, emit.integer(block))
-    with emit.loop(num_samples, first=first, step=programs * block) as start:
-        samples.begin(start)
+    first = emit.builder.add(emit.builder.mul(number, emit.integer(block)), emit.integer(samples.start))
+    with emit.loop(samples.stop, first=first, step=programs * block) as start:
+        batch.begin(start)
         inputs = [
             held if step.scalarised.program.inputs[place] in needed else None
             for leaf, source in zip(step.sample, sources, strict=True)
-            for place, held in zip(leaf.places, samples.read(leaf, source), strict=True)
+            for place, held in zip(leaf.places, batch.read(leaf, source), strict=True)
         ]
         writer.write(step.scalarised.program, inputs, then=sums.add_what_is_there)
     with emit.once():
