@@ -79,6 +79,19 @@ def kernel_of(graph, numerics, launch):
     return kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
 
 
+@pytest.fixture
+def kernels_of_this_test(tmp_path, monkeypatch):
+    """Their folder; what needs Triton is passed over where it is missing."""
+    pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def by_triton(test):
+    """A test that compiles kernels."""
+    quiet = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
+    return quiet(pytest.mark.usefixtures("kernels_of_this_test")(test))
+
+
 OWN = [name for name, _ in registered() if name not in ("CartPole-v1", "TagContinuous-v0")]
 """All but one that is compiled anyway, and one whose state does not fit."""
 KERNELS = [
@@ -97,37 +110,29 @@ KERNELS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
+@by_triton
 @pytest.mark.parametrize(("environment", "network", "numerics", "capability", "launch"), KERNELS)
-def test_kernels_compile_for_gpus_that_are_not_here(
-    environment, network, numerics, capability, launch, tmp_path, monkeypatch
-):
-    pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_kernels_compile_for_gpus_that_are_not_here(environment, network, numerics, capability, launch):
     found = compiled(*kernel_of(graph_on(environment, network, num_envs=40), numerics, launch), capability)
     assert f".target sm_{capability}" in found.asm["ptx"]
     assert ("mma" in found.asm["ptx"]) == (numerics != "float32")
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
+@by_triton
 @pytest.mark.parametrize(
     ("numerics", "launch"), [("bfloat16", Launch(32, 1, registers=128)), ("float32", Launch(32, 4))]
 )
-def test_a_thread_computes_the_environment_of_its_own_place_alone(numerics, launch, tmp_path, monkeypatch):
-    pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_thread_computes_the_environment_of_its_own_place_alone(numerics, launch):
     kernel, arrays = kernel_of(graph_on("CartPole-v1", num_envs=32), numerics, launch)
     found = compiled(kernel, arrays, 90).asm["ptx"]
     assert found.count("div.rn.f32") == kernel.source.count("tl.div_rn(") > 0
     assert (".maxnreg 128" in found) == (launch.registers == 128)
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
+@by_triton
 @pytest.mark.parametrize(("num_envs", "condition"), [(32, ""), (40, "@inside ")], ids=["whole", "partly empty"])
-def test_the_numbers_of_a_long_leaf_leave_side_by_side(num_envs, condition, tmp_path, monkeypatch):
+def test_the_numbers_of_a_long_leaf_leave_side_by_side(num_envs, condition):
     """An observation of six: three pairs that are read once, and written in each step and after the last one."""
-    pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = compiled(*kernel_of(graph_on("Acrobot-v1", TINY, num_envs=num_envs), "tf32", Launch(32, 1)), 90).asm[
         "ptx"
     ]
@@ -156,11 +161,9 @@ def lamps(dtype):
     return rollmill.Environment("Lamps", reset, step, box, spaces.Discrete(2))
 
 
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION is unset")
+@by_triton
 @pytest.mark.parametrize(("dtype", "stored"), [(bool, "v4.b8"), (jnp.int16, "b16")])
-def test_numbers_of_all_sizes_are_stored(dtype, stored, tmp_path, monkeypatch):
-    pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_numbers_of_all_sizes_are_stored(dtype, stored):
     sizes = {"num_envs": 40, "num_steps": 8, "total_timesteps": 320, "num_minibatches": 1}
     graph = rollmill.ppo(lamps(dtype), **sizes, network=TINY)
     found = compiled(*kernel_of(graph, "tf32", Launch(32, 1)), 90).asm["ptx"]

@@ -128,12 +128,12 @@ def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
 
 
 def _check_place(plan: Plan, graph: Graph, options: RunOptions) -> None:
-    if options.fusion in ("rollout", "full") and graph.host is not None:
-        raise UsageError(
-            f"fusion={options.fusion}: these environments are stepped by Python on the host and cannot be part of "
-            "a kernel; leave fusion out."
-        )
     if options.fusion in ("rollout", "full"):
+        if graph.host is not None:
+            raise UsageError(
+                f"fusion={options.fusion}: these environments are stepped by Python on the host and cannot be "
+                "part of a kernel; leave fusion out."
+            )
         raise UsageError(
             f"fusion={options.fusion} makes kernels of one program's parts, and place={plan.place} has several "
             "programs; use place=program, or leave fusion out."

@@ -110,8 +110,8 @@ def resume(
         raise UsageError(
             f"{', '.join(sorted(unknown))} cannot be changed when a run goes on; what can: {PLACEMENT}."
         )
-    fused_anew = {} if fusion is None else {"fusion": fusion}
-    options = replace(read_options(run), quiet=quiet, **fused_anew, **placed_anew(placement))
+    before = read_options(run)
+    options = replace(before, quiet=quiet, fusion=fusion or before.fusion, **placed_anew(placement))
     prepare_devices(options, plan=None if placement else _saved_plan(run))
     algorithm, _ = reopen(run, algorithm=algorithm, imports=imports)
     display = choose_display(quiet=quiet)
@@ -120,7 +120,7 @@ def resume(
     plan = choose_plan(algorithm, options) if placement else read_plan_of(run, algorithm, options)
     if plan.place != "program":
         return train_with_workers(run, algorithm, plan, options, display, imports=imports)
-    launches = None if placement or fused_anew else run.read_config().get("launches")
+    launches = None if placement or fusion else run.read_config().get("launches")
     program = _compile(algorithm, plan, options, display, launches=launches)
     return _train(run, algorithm, program, options, display)
 

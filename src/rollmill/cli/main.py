@@ -34,7 +34,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits: 0 on success, 2 where something must be mended, 130 or 143 on a signal."""
     interruption = Interruption()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # or told to ignore it
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as in the background
         signal.signal(signal.SIGINT, interruption)
     try:
         code = _exit_code(sys.argv[1:] if arguments is None else list(arguments))

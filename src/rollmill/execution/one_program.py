@@ -6,7 +6,7 @@ waits for the host; metrics leave as one small vector.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -103,19 +103,12 @@ def lower(
     names = tuple(sorted(metrics))
     compiled_start = jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile()
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
-
-    def compile_step(ways: Ways) -> jax.stages.Compiled:
-        step = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), ways), seeds)
-        if mesh.size > 1:
-            of_state = {"in_specs": (specs,), "out_specs": (specs, PartitionSpec())}
-            step = jax.shard_map(step, mesh=mesh, **of_state, check_vma=False)
-        return jax.jit(step).lower(placed).compile()
-
+    step = partial(_step, graph, seeds, names, mesh, specs)
     try:
-        compiled_step = compile_step(ways)
+        compiled_step = jax.jit(step(ways)).lower(placed).compile()
     except CannotFuse as reason:
         ways = without_kernels(fusion, unroll, reason)
-        compiled_step = compile_step(ways)
+        compiled_step = jax.jit(step(ways)).lower(placed).compile()
     seconds = time.perf_counter() - began
     return Program(compiled_start, compiled_step, names, seconds, shardings, shapes, ways.notes, ways.launches)
 
@@ -163,6 +156,21 @@ def _specs(state: State, *, has_seeds: bool) -> PyTree[PartitionSpec]:
 
 def _reduction(mesh: Mesh) -> Reduce:
     return identity if mesh.size == 1 else partial(jax.lax.pmean, axis_name=AXIS)
+
+
+def _step(
+    graph: Graph,
+    seeds: Sequence[int],
+    names: tuple[str, ...],
+    mesh: Mesh,
+    specs: PyTree[PartitionSpec],
+    ways: Ways,
+) -> Callable[[State], tuple[State, Array]]:
+    """One iteration, on each device of the mesh."""
+    step = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), ways), seeds)
+    if mesh.size == 1:
+        return step
+    return jax.shard_map(step, mesh=mesh, in_specs=(specs,), out_specs=(specs, PartitionSpec()), check_vma=False)
 
 
 def _iterate_packed(

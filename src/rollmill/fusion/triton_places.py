@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rollmill.fusion.beside import side_by_side
 from rollmill.fusion.leaves import Leaf
 from rollmill.fusion.prelude import columns
 from rollmill.fusion.triton_operations import TYPES
@@ -57,12 +58,7 @@ def _store_one_by_one(writer: Writer, pointer: str, row: str, leaf: Leaf, names:
 
 
 def _store_together(writer: Writer, pointer: str, first: str, names: Sequence[str], mask: str) -> None:
-    whole = [f"tl.broadcast_to({name}, [BLOCK])" for name in names]
-    if len(names) == 2:
-        tile = f"tl.join({whole[0]}, {whole[1]})"
-    else:
-        even, odd = (f"tl.join({whole[n]}, {whole[n + 2]})" for n in (0, 1))
-        tile = f"tl.reshape(tl.join({even}, {odd}), [BLOCK, 4])"
+    tile = side_by_side(writer, [f"tl.broadcast_to({name}, [BLOCK])" for name in names])
     other = f", mask={mask}[:, None]" if mask else ""
     place = f"({first})[:, None] + tl.arange(0, {len(names)})[None, :]"
     writer.line(f"tl.store({pointer} + {place}, {tile}{other})")
@@ -89,9 +85,8 @@ def _load_by_instructions(writer: Writer, row: str, leaf: Leaf, mask: str) -> li
     names = [writer.fresh() for _ in leaf.places]
     for first in range(0, len(names), together):
         own = names[first : first + together]
-        operands = ", ".join(f"${n}" for n in range(together))
-        vector, operands = (f".v{together}", f"{{{operands}}}") if together > 1 else ("", operands)
-        text = f"ld.global{vector}.{kind} {operands}, [${together} + {first * leaf.dtype.itemsize}];"
+        what, operands = _moved(kind, 0, together)
+        text = f"ld.global{what} {operands}, [${together} + {first * leaf.dtype.itemsize}];"
         if inside:
             zeros = " ".join(f"mov.b32 ${n}, 0;" for n in range(together))
             text = f"{zeros} {_where_inside(text, together + 1)}"
@@ -114,9 +109,8 @@ def _store_by_instructions(writer: Writer, row: str, leaf: Leaf, names: Sequence
             f"tl.broadcast_to({name}, [BLOCK]){cast.format(type='tl.int32')}"
             for name in names[first : first + together]
         ]
-        operands = ", ".join(f"${2 + n}" for n in range(together))
-        vector, operands = (f".v{together}", f"{{{operands}}}") if together > 1 else ("", operands)
-        text = f"st.global{vector}.{kind} [$1 + {first * leaf.dtype.itemsize}], {operands};"
+        what, operands = _moved(kind, 2, together)
+        text = f"st.global{what} [$1 + {first * leaf.dtype.itemsize}], {operands};"
         text = _where_inside(text, 2 + together) if inside else text
         registers = ",".join(["=r", "l"] + ["r"] * (together + len(inside)))
         text = f"{text} mov.b32 $0, 0;"  # a result, which nobody reads
@@ -126,6 +120,12 @@ def _store_by_instructions(writer: Writer, row: str, leaf: Leaf, names: Sequence
 def _together(leaf: Leaf) -> int:
     """Numbers that are moved at once."""
     return next(n for n in (4, 2, 1) if len(leaf.places) % n == 0)
+
+
+def _moved(kind: str, first: int, together: int) -> tuple[str, str]:
+    """How an instruction says what it moves, and its operands, from this one on."""
+    operands = ", ".join(f"${first + n}" for n in range(together))
+    return (f".v{together}.{kind}", f"{{{operands}}}") if together > 1 else (f".{kind}", operands)
 
 
 def _address(writer: Writer, row: str) -> str:
