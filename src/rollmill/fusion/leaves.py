@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 
 from rollmill.fusion.ir import Program
 from rollmill.fusion.scalarise import Scalarised
-from rollmill.fusion.values import Known, Outer, Rows, Scalars, Uniform, Value
+from rollmill.fusion.values import Known, Rows, Scalars, Uniform, Value, is_value
 
 
 class Leaf(NamedTuple):
@@ -70,11 +70,6 @@ def output_leaves(scalarised: Scalarised) -> list[list[Leaf]]:
             leaves.append(leaf)
         found.append(leaves)
     return found
-
-
-def is_value(x: Any) -> bool:
-    """Whether something in a tree of results is a value."""
-    return isinstance(x, Known | Outer | Rows | Scalars | Uniform)
 
 
 def output_leaf(value: Value, first: int) -> Leaf:

@@ -36,7 +36,7 @@ class Uniforms:
         self.arrays: list[Array] = []
         self._slots: dict[Any, int] = {}
         self._held: dict[int, Any] = {}
-        self._picked: dict[Any, Any] = {}
+        self._made: dict[Any, Any] = {}
 
     def slot(self, array: Array | np.ndarray) -> int:
         """The slot of an array, which is the same each time it is asked for."""
@@ -53,21 +53,37 @@ class Uniforms:
 
     def picked(self, value: Uniform) -> Array:
         """A uniform array as it lies in memory; one that is a choice of another's elements is computed once."""
-        if value.places is None:
+        places = value.places
+        if places is None:
             return value.array
-        key = (id(value.array), value.places.shape, value.places.tobytes())
-        if key not in self._picked:
-            self._held[id(value.array)] = value.array
-            self._picked[key] = _pick(value.array, value.places)
-        return self._picked[key]
+        how = ("picked", places.shape, places.tobytes())
+        return self._once(value.array, how, lambda: _pick(value.array, places))
 
     def turned(self, matrix: Array | np.ndarray) -> Array | np.ndarray:
         """The transposed matrix, computed once."""
-        key = (id(matrix), "turned")
-        if key not in self._picked:
-            self._held[id(matrix)] = matrix
-            self._picked[key] = matrix.T
-        return self._picked[key]
+        return self._once(matrix, ("turned",), lambda: matrix.T)
+
+    def combined(self, rows: Array | np.ndarray, weights: np.ndarray) -> Array:
+        """The sum of a matrix' rows, each times a number, computed once."""
+        how = ("combined", weights.tobytes())
+        return self._once(rows, how, lambda: jnp.sum(jnp.asarray(rows) * weights[:, None], axis=0))
+
+    def added(self, one: Node, other: Node) -> Array:
+        """The sum of two uniform rows, computed once."""
+        whole = self.arrays[one.attributes[0]]
+        return self._once(whole, ("added", one, other), lambda: self._row(one) + self._row(other))
+
+    def _row(self, node: Node) -> Array:
+        slot, place = node.attributes
+        return self.arrays[slot].reshape(-1)[place : place + (node.width or 1)]
+
+    def _once(self, array: Any, how: Any, make: Callable[[], Any]) -> Any:
+        """What is made of an array."""
+        key = (id(array), how)
+        if key not in self._made:
+            self._held[id(array)] = array
+            self._made[key] = make()
+        return self._made[key]
 
 
 def _pick(array: Array, places: np.ndarray) -> Array:
@@ -92,9 +108,22 @@ class Making(NamedTuple):
     def apply(self, op: str, *nodes: Node, dtype: Any = None) -> Node:
         """An operation of `operations.OPERATIONS`; its result is a row where an operand is one."""
         width = next((node.width for node in nodes if node.width is not None), None)
+        if op == "add" and width is not None:
+            nodes = self._with_one_uniform(*nodes)
         if dtype is None:
             dtype = np.bool_ if op in COMPARISONS or op == "is_finite" else nodes[op == "select"].dtype
         return self.region.emit(op, *nodes, dtype=dtype, width=width)
+
+    def _with_one_uniform(self, one: Node, other: Node) -> tuple[Node, Node]:
+        """What is added; of uniform rows that are added to a row one after the other, their sum."""
+        for last, before in ((one, other), (other, one)):
+            if before.op != "add" or not _is_uniform_row(last):
+                continue
+            for rest, first in (before.operands, before.operands[::-1]):
+                if _is_uniform_row(first) and first.width == last.width:
+                    row = self.uniforms.added(first, last)
+                    return rest, self.region.uniform(self.uniforms.slot(row), 0, last.dtype, last.width)
+        return one, other
 
     def constant(self, value: Any, dtype: Any) -> Node:
         """A number that is known."""
@@ -228,6 +257,10 @@ class Making(NamedTuple):
             return self.region.emit("stack", *nodes, dtype=parts.dtype, width=len(nodes))
 
         return filled(parts.shape[:-1], parts.dtype, row).nodes
+
+
+def _is_uniform_row(node: Node) -> bool:
+    return node.op == "uniform" and node.width is not None and node.dtype.kind == "f"
 
 
 def _floats(array: np.ndarray) -> np.ndarray:

@@ -16,11 +16,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from rollmill.core.types import Key
-from rollmill.dataflow import Collector, Graph, Step, Trajectory, Weights, start, step_one
+from rollmill.dataflow import Collector, Graph, Step, Trajectory, Weights, start, start_one, step_one
 from rollmill.fusion.evaluate import evaluate
+from rollmill.fusion.invariants import Labels, kept, labels_of
 from rollmill.fusion.kernels import Kernel, call
 from rollmill.fusion.leaves import Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
 from rollmill.fusion.prelude import Numerics
+from rollmill.fusion.refusals import CannotFuse
 from rollmill.fusion.rollout_source import rollout_source
 from rollmill.fusion.scalarise import Scalarised, scalarise
 from rollmill.fusion.tracing import traced
@@ -52,6 +54,11 @@ class RolloutStep(NamedTuple):
     step: list[Leaf]
     """Where the leaves of the trajectory's step are among the outputs."""
 
+    def carries(self, place: int) -> bool:
+        """Whether this number, or row, is handed from step to step; others are known, or an earlier one again."""
+        node = self.scalarised.program.inputs[place]
+        return node.op == "input" and node.attributes[0] == place
+
     @property
     def changed(self) -> list[bool]:
         """Of each of the collector's leaves, whether a step may change it."""
@@ -76,13 +83,33 @@ def rollout_step(graph: Graph, weights: Weights, collector: PyTree[jax.ShapeDtyp
     """
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     t = jax.ShapeDtypeStruct((), jnp.int32)
-    scalarised = scalarise(
-        partial(_step_raw, graph, collector), (to_raw(collector), key, t), (weights,), carried=True
+    function, each = partial(_step_raw, graph, collector), (to_raw(collector), key, t)
+    scalarised = _under_invariants(
+        _begun(graph, key), partial(scalarise, function, each, (weights,), carried=True)
     )
     leaves = input_leaves(scalarised.program, [to_raw(collector), key])
     count = len(jax.tree.leaves(collector))
     after, step = output_leaves(scalarised)
     return RolloutStep(scalarised, leaves[:count], leaves[count:], after, step)
+
+
+def _begun(graph: Graph, key: jax.ShapeDtypeStruct) -> Labels:
+    """What is true of an environment before its first step, as far as that can be read."""
+    begin = lambda key, index: to_raw(start_one(graph, jax.random.wrap_key_data(key), index))
+    try:
+        return labels_of(scalarise(begin, (key, jax.ShapeDtypeStruct((), jnp.int32))).outputs)
+    except CannotFuse:
+        return ()
+
+
+def _under_invariants(labels: Labels, step: Callable[..., Scalarised]) -> Scalarised:
+    """The program of a step under the most that it keeps of an assumption."""
+    while True:
+        found = step(assumed=labels)
+        left = kept(labels, found.outputs[0][: len(labels)])
+        if left == labels:
+            return found
+        labels = left
 
 
 def check_rollout(graph: Graph) -> None:

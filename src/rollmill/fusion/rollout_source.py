@@ -1,12 +1,10 @@
 """Writes the kernel of a rollout."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rollmill.fusion.beside import ONE_EACH, ONE_EACH_BOTH_WAYS
-from rollmill.fusion.leaves import Leaf
 from rollmill.fusion.prelude import Numerics, columns
 from rollmill.fusion.triton_operations import TYPES
 from rollmill.fusion.triton_places import load_leaf, store_leaf
@@ -32,7 +30,8 @@ def rollout_source(step: "RolloutStep", num_steps: int, num_envs: int, block: in
     mask = "" if num_envs % block == 0 else "here"
 
     each = zip(before, taken, strict=True)
-    inputs = [name for pointer, leaf in each for name in load_leaf(writer, pointer, leaf, mask)]
+    loaded = [name for pointer, leaf in each for name in load_leaf(writer, pointer, leaf, mask)]
+    inputs = writer.named(program.inputs[: len(loaded)], loaded)
     opening, writer.lines = writer.lines, []
     writer.line("for t in range(T):")
     writer.deeper()
@@ -41,7 +40,7 @@ def rollout_source(step: "RolloutStep", num_steps: int, num_envs: int, block: in
     for n, leaf in enumerate(step.step):
         if leaf.places:
             store_leaf(writer, f"step{n}", "at", leaf, [found[place] for place in leaf.places], mask)
-    _advance(writer, step, changes, inputs, found)
+    _advance(writer, step, inputs, found)
     writer.deeper(-1)
     for n, (leaf, does) in enumerate(zip(step.carried, changes, strict=True)):
         if does:
@@ -67,15 +66,13 @@ def _turn(writer: Writer) -> list[str]:
     return ["turn"]
 
 
-def _advance(
-    writer: Writer, step: "RolloutStep", changes: Sequence[bool], inputs: list[str], found: list[str]
-) -> None:
+def _advance(writer: Writer, step: "RolloutStep", inputs: list[str], found: list[str]) -> None:
     """Gives the carried numbers their values after a step, all at once."""
     moves = []
-    for before, after, does in zip(step.carried, step.after, changes, strict=True):
+    for before, after, does in zip(step.carried, step.after, step.changed, strict=True):
         if does:
-            news = [found[place] for place in after.places] or [_same(after, k) for k in range(len(before.places))]
-            moves += zip([inputs[place] for place in before.places], news, [before] * len(news), strict=True)
+            pairs = zip(before.places, after.places, strict=True)
+            moves += [(inputs[place], found[new], before) for place, new in pairs if step.carries(place)]
     held = []
     for _, new, leaf in moves:
         held.append(writer.fresh())
@@ -83,8 +80,3 @@ def _advance(
         writer.line(f"{held[-1]} = tl.broadcast_to({new}, {shape}).to({TYPES[leaf.dtype.name]})")
     for (name, _, _), new in zip(moves, held, strict=True):
         writer.line(f"{name} = {new}")
-
-
-def _same(leaf: Leaf, k: int) -> str:
-    number = np.asarray(leaf.same).reshape(-1)[k].item()
-    return f"tl.full([BLOCK], {number}, {TYPES[leaf.dtype.name]})"

@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from rollmill.fusion.folding import is_float
-from rollmill.fusion.ir import Program, Region
+from rollmill.fusion.invariants import Fixed, Labels
+from rollmill.fusion.ir import Node, Program, Region
 from rollmill.fusion.making import Making, Uniforms
 from rollmill.fusion.reading import TYPES, read
 from rollmill.fusion.refusals import CannotFuse, NotLowered
@@ -41,6 +42,7 @@ class Scalarised(NamedTuple):
     """A program, and how the arrays of the function lie in its inputs and outputs."""
 
     program: Program
+    """An input that is known, or equal to an earlier one, is that."""
     uniforms: list[Array]
     """What its nodes read by slot."""
     inputs: PyTree[Scalars | Rows]
@@ -57,6 +59,7 @@ def scalarise(
     *,
     carried: bool = False,
     summed: bool = False,
+    assumed: Labels = (),
 ) -> Scalarised:
     """The program of `function(*uniform, *each)`.
 
@@ -69,13 +72,15 @@ def scalarise(
             then both lie in the same way, and nothing of it is left to be known or uniform.
         summed: whether only sums of the results over environments are wanted: then products of two vectors, such
             as gradients of matrices, are left as `Outer`.
+        assumed: of the first leaves in `each`, which numbers are known or equal to another.
 
     Raises:
         CannotFuse: a primitive that has no meaning in a kernel, or arrays too large for it.
     """
     closed, shape = jax.make_jaxpr(function, return_shape=True)(*uniform, *each)
     count = len(jax.tree.leaves(each[0])) if carried else 0
-    task = _Task(closed, list(map(shared, jax.tree.leaves(uniform))), jax.tree.leaves(each), count, summed)
+    common = list(map(shared, jax.tree.leaves(uniform)))
+    task = _Task(closed, common, jax.tree.leaves(each), count, summed, assumed)
     in_rows = [_is_row(leaf) for leaf in task.leaves]
     try:
         done = _with_layout(task, in_rows)
@@ -101,13 +106,15 @@ class _Task(NamedTuple):
     """How many of the first of them are handed in again."""
     summed: bool
     """Whether only sums of the results are wanted."""
+    assumed: Labels
+    """Of the first leaves."""
 
 
 def _with_layout(task: _Task, in_rows: list[bool]) -> Scalarised:
     """The program for inputs in rows or scalars; carried ones are in rows where they come back as such."""
     while True:
         making = Making(Region(), Uniforms(), read)
-        inputs = _inputs(making.region, task.leaves, in_rows)
+        inputs = _inputs(making.region, task, in_rows)
         values = _results(making, task, inputs)
         back = [isinstance(value, Rows | Joined) for value in values[: task.carried]]
         back += [False] * (len(in_rows) - len(back))
@@ -117,7 +124,9 @@ def _with_layout(task: _Task, in_rows: list[bool]) -> Scalarised:
         in_rows = wanted
     outputs = [_output(making, value, in_rows[n] if n < task.carried else None) for n, value in enumerate(values)]
     nodes = [node for value in outputs for node in flat_nodes(value)]
-    return Scalarised(making.region.program(nodes), making.uniforms.arrays, inputs, outputs)
+    program = making.region.program(nodes)
+    taken = tuple(node for value in inputs for node in flat_nodes(value))
+    return Scalarised(program._replace(inputs=taken), making.uniforms.arrays, inputs, outputs)
 
 
 def _results(making: Making, task: _Task, inputs: Sequence[Scalars | Rows]) -> list[Value]:
@@ -143,16 +152,22 @@ def _is_row(leaf: jax.ShapeDtypeStruct) -> bool:
     return is_number and len(leaf.shape) > 0 and leaf.shape[-1] >= LEAST_ROW
 
 
-def _inputs(
-    region: Region, leaves: Sequence[jax.ShapeDtypeStruct], in_rows: Sequence[bool]
-) -> list[Scalars | Rows]:
+def _inputs(region: Region, task: _Task, in_rows: Sequence[bool]) -> list[Scalars | Rows]:
+    """A node for each number that is handed in, or row; what is known, or another again, is that."""
+    unlabelled = [None] * (len(task.leaves) - len(task.assumed))
+    met: dict[Any, Node] = {}
     try:
-        return [_input(region, leaf, row) for leaf, row in zip(leaves, in_rows, strict=True)]
+        return [
+            _input(region, leaf, row, met, labels)
+            for leaf, row, labels in zip(task.leaves, in_rows, [*task.assumed, *unlabelled], strict=True)
+        ]
     except NotLowered as error:
         raise CannotFuse(str(error)) from error
 
 
-def _input(region: Region, leaf: jax.ShapeDtypeStruct, in_rows: bool) -> Scalars | Rows:
+def _input(
+    region: Region, leaf: jax.ShapeDtypeStruct, in_rows: bool, met: dict[Any, Node], labels: Any
+) -> Scalars | Rows:
     if is_key(leaf.dtype):
         check_threefry(leaf.dtype)
         return filled(leaf.shape, leaf.dtype, lambda at: KeyPair(region.input(np.uint32), region.input(np.uint32)))
@@ -164,7 +179,13 @@ def _input(region: Region, leaf: jax.ShapeDtypeStruct, in_rows: bool) -> Scalars
         rows = filled(leaf.shape[:-1], dtype, lambda at: region.input(dtype, width))
         return Rows(rows.nodes, width, dtype)
     check_size(leaf.shape, "an argument: the state")
-    return filled(leaf.shape, dtype, lambda at: region.input(dtype))
+    numbers = filled(leaf.shape, dtype, lambda at: region.input(dtype))
+    for at, label in zip(np.ndindex(*leaf.shape), labels or (), strict=bool(labels)):
+        known = isinstance(label, Fixed)
+        numbers.nodes[at] = (
+            region.constant(label.value, dtype) if known else met.setdefault(label, numbers.nodes[at])
+        )
+    return numbers
 
 
 def _output(making: Making, value: Value, in_rows: bool | None) -> Known | Uniform | Scalars | Rows | Outer:

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from rollmill.fusion.leaves import Leaf, is_value, output_leaf
+from rollmill.fusion.leaves import Leaf, output_leaf
 from rollmill.fusion.scalarise import Scalarised
-from rollmill.fusion.values import Outer, Value
+from rollmill.fusion.values import Outer, Value, is_value
 
 
 class Sum(NamedTuple):

@@ -94,6 +94,11 @@ class Writer:
                 then(names)
         return [names[node] for node in program.outputs]
 
+    def named(self, inputs: Sequence[Node], names: Sequence[str]) -> list[str]:
+        """What inputs are called whose numbers have these names; some are known, or another's again."""
+        known = lambda node: self._constant(node) if node.op == "constant" else names[int(node.attributes[0])]
+        return [known(node) for node in inputs]
+
     def _write_once(self, root: Node, names: dict[Node, str], waiting: dict[Node, Guard]) -> None:
         """Writes a node, and its guard where it has one, once everything that they read is written."""
         if root in names or root in waiting:

@@ -204,6 +204,11 @@ def positions(shape: tuple[int, ...]) -> np.ndarray:
     return np.arange(np.prod(shape, dtype=int)).reshape(shape)
 
 
+def is_value(x: Any) -> bool:
+    """Whether something in a tree of results is a value."""
+    return isinstance(x, Known | Outer | Rows | Scalars | Uniform)
+
+
 def flat_nodes(value: Value) -> list[Node]:
     """The nodes of a value in row-major order, both of each key, and those of all its parts."""
     match value:

@@ -1,12 +1,13 @@
 """A rollout as machine code: policy and environment for a block of environments, step after step, on a core."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
+from rollmill.fusion.ir import Node
 from rollmill.fusion.leaves import Leaf
-from rollmill.fusion.native.control import assign, assign_all, new_variable, read
+from rollmill.fusion.native.control import Held, assign, assign_all, new_variable, read
 from rollmill.fusion.native.emitter import INT32, Emitter, Value
 from rollmill.fusion.native.handler import NativeKernel, new_program
 from rollmill.fusion.native.memory import ALIGNMENT, Scratch
@@ -42,26 +43,33 @@ def rollout_code(
     load = lambda leaf, pointer: load_leaf(writer, leaf, pointer, first)
     begin = [held for pair in zip(step.carried, pointers, strict=False) for held in load(*pair)]
     fixed = [held for pair in zip(step.fixed, pointers[len(carried) :], strict=False) for held in load(*pair)]
-    variables = [new_variable(writer, node) for node in step.scalarised.program.inputs[: len(begin)]]
-    for variable, held in zip(variables, begin, strict=True):
-        assign(writer, variable, held)
+    nodes = step.scalarised.program.inputs[: len(begin)]
+    variables = {n: new_variable(writer, node) for n, node in enumerate(nodes) if step.carries(n)}
+    for place, variable in variables.items():
+        assign(writer, variable, begin[place])
+    now = lambda: _standing(writer, nodes, {place: read(writer, own) for place, own in variables.items()})
     with emit.loop(num_steps) as t:
         turn = emit.broadcast(emit.builder.trunc(t, INT32))
-        now = [read(writer, variable) for variable in variables]
-        found = writer.write(step.scalarised.program, [*now, *fixed, [turn] * writer.groups])
+        found = writer.write(step.scalarised.program, [*now(), *fixed, [turn] * writer.groups])
         row = emit.builder.add(emit.builder.mul(t, emit.integer(num_envs)), first)
         for leaf, pointer in zip(told, pointers[len(inputs) + len(written) :], strict=True):
             store_leaf(writer, leaf, found, pointer, row)
         after = [found[place] for leaf in step.after for place in leaf.places]
-        assign_all(writer, variables, after)
+        assign_all(writer, list(variables.values()), [after[place] for place in variables])
     places = [place for leaf in step.after for place in leaf.places]
-    ends = dict(zip(places, [read(writer, variable) for variable in variables], strict=True))
+    ends = dict(zip(places, now(), strict=True))
     for leaf, pointer in zip(written, pointers[len(inputs) :], strict=False):
         store_leaf(writer, leaf, ends, pointer, first)
     emit.builder.ret_void()
     struct = lambda leaf, *axes: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
     outputs = [struct(leaf, num_envs) for leaf in written] + [struct(leaf, num_steps, num_envs) for leaf in told]
     return NativeKernel(emit.module, -(-num_envs // block), max(scratch.size, ALIGNMENT), tuple(outputs))
+
+
+def _standing(writer: Writer, nodes: Sequence[Node], held: Mapping[int, Held]) -> list[Held]:
+    """What the inputs of a step are; some are known, or another again."""
+    known = lambda node: [writer.emit.constant(node.value, node.dtype)] * writer.groups
+    return [known(node) if node.op == "constant" else held[node.attributes[0]] for node in nodes]
 
 
 def _first_of(emit: Emitter, number: Value, num_envs: int, block: int) -> Value:

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from rollmill.fusion.equation import Equation, Rule
 from rollmill.fusion.folding import is_float
 from rollmill.fusion.ir import Node
-from rollmill.fusion.making import Making
+from rollmill.fusion.making import Making, Uniforms
 from rollmill.fusion.rearranging import rearranged, reshaped, transposed
 from rollmill.fusion.refusals import NotLowered
 from rollmill.fusion.rules.elementwise import converted
@@ -106,6 +106,13 @@ class _Matrix(NamedTuple):
         own = slice(first, first + count)
         return self._replace(array=self.array[:, own] if self.transposed else self.array[own], summed=count)
 
+    def chosen(self, uniforms: Uniforms, chosen: np.ndarray) -> "_Matrix":
+        """Those of what is summed over, the same array each time."""
+        places = positions(self.array.shape)[:, chosen] if self.transposed else positions(self.array.shape)[chosen]
+        is_known = isinstance(self.array, np.ndarray)
+        array = self.array.reshape(-1)[places] if is_known else uniforms.picked(Uniform(self.array, places))
+        return self._replace(array=array, summed=len(chosen))
+
 
 def _with_shared(making: Making, value: Value, sides: Sides, shared: Value, theirs: Sides, dtype: Any) -> Value:
     """`[b, f, g]`, where `g` are the free axes of the shared array."""
@@ -162,6 +169,8 @@ def vector_matrix(making: Making, vector: Value, matrix: _Matrix, dtype: Any) ->
         return _written_out(making, vector, matrix, dtype)
     if matrix.columns <= NARROW:
         return _column_by_column(making, vector, matrix, dtype)
+    if isinstance(vector, Scalars) and any(node.op == "constant" for node in vector.nodes):
+        return _with_known(making, vector, matrix, dtype)
     if matrix.summed == 1:
         return _multiple(making, making.scalar(vector), matrix, dtype)
     row = making.rows(vector).nodes[()]
@@ -169,6 +178,28 @@ def vector_matrix(making: Making, vector: Value, matrix: _Matrix, dtype: Any) ->
     attributes = (slot, matrix.summed, matrix.columns, 0, matrix.transposed)
     row = making.region.emit("dot", row, dtype=dtype, width=matrix.columns, attributes=attributes)
     return Rows(alone(row), matrix.columns, dtype)
+
+
+def _with_known(making: Making, vector: Scalars, matrix: _Matrix, dtype: Any) -> Value:
+    """A vector of which some numbers are known: what they add to the product is the same for all environments.
+
+    Agents with the same weights that see the same, but for who they are, have the rest of it in common.
+    """
+    is_known = np.array([node.op == "constant" for node in vector.nodes])
+    numbers = np.array([node.value if known else 0 for node, known in zip(vector.nodes, is_known, strict=True)])
+    weighing, found = np.flatnonzero(numbers), None
+    if not is_known.all():
+        own = matrix.chosen(making.uniforms, np.flatnonzero(~is_known))
+        found = making.rows(vector_matrix(making, Scalars(vector.nodes[~is_known], vector.dtype), own, dtype))
+    if found is not None and not weighing.size:
+        return found
+    rows = matrix.chosen(making.uniforms, weighing)
+    turned = making.uniforms.turned(rows.array) if rows.transposed else rows.array
+    known = making.uniforms.combined(turned, numbers[weighing].astype(np.float32)).astype(dtype)
+    if found is None:
+        return Uniform(known)
+    (row,) = making.row_operands(Uniform(known[None]), (1, matrix.columns))
+    return Rows(alone(making.apply("add", found.nodes[()], row)), matrix.columns, dtype)
 
 
 def _of_parts(making: Making, vector: Joined, matrix: _Matrix, dtype: Any) -> Value:
