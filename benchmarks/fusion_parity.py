@@ -35,12 +35,14 @@ ENVIRONMENTS = [
     "TMaze-v0",
     "Probe-ActionMask-v0",
     "Probe-MultiDiscrete-v0",
+    "TagGridWorld-v0",
 ]
 
 
 def steps(environment: str) -> dict[str, float]:
     """The share of numbers that differ, leaf by leaf, where any does."""
-    graph = rollmill.ppo(rollmill.make(environment), num_envs=ENVS, num_steps=1, num_minibatches=1)
+    env = rollmill.make(environment)
+    graph = (rollmill.mappo if env.agents else rollmill.ppo)(env, num_envs=ENVS, num_steps=1, num_minibatches=1)
     state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(ENVS, dtype=jnp.int32))
     weights = graph.weights(state.learner)
 

@@ -71,7 +71,7 @@ LEAST_CAPABILITY = 8.0
 """Of a chip: from Ampere on."""
 
 ROLLOUTS = (
-    *(Launch(16, 1), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4)),
+    *(Launch(16, 1), Launch(16, 2), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4)),
     *(Launch(32, 1, registers=128), Launch(128, 4, registers=128)),
 )
 EXACT_ROLLOUTS = (Launch(16, 2), Launch(32, 4), Launch(16, 4), Launch(64, 4))

@@ -81,13 +81,19 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
     costs, written = costs_of(program), bytes_of([(leaf.shape, leaf.dtype) for leaf in step.step if leaf.places])
     return Explanation(
         nodes=len(program.nodes()),
-        state=bytes_of([(leaf.shape, leaf.dtype) for leaf in step.carried]),
+        state=_state_of(step),
         written=written,
         costs=costs,
         bounds=chip.bounds(costs.always, written, numerics),
         launch=launch,
         resources=_resources(kernel, arrays, chip.capability),
     )
+
+
+def _state_of(step: RolloutStep) -> int:
+    """Bytes that one environment hands from step to step."""
+    each = [(leaf, place) for leaf in step.carried for place in leaf.places if step.carries(place)]
+    return sum((leaf.width or 1) * leaf.dtype.itemsize for leaf, _ in each)
 
 
 def _resources(kernel: Kernel, arrays: list[jax.ShapeDtypeStruct], capability: int) -> Resources | None:

@@ -9,24 +9,23 @@ Wegman and Zadeck, "Constant propagation with conditional branches" (TOPLAS 1991
 """
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from rollmill.fusion.ir import Node
 from rollmill.fusion.values import Known, Scalars, Value
 
 
-class Fixed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Fixed:
     """The label of a number that is known."""
 
-    value: bool | int | float
+    value: bool | int | float = field(compare=False)
+    text: str = field(init=False, repr=False)
+    """What is compared: zeros have signs, and what is no number equals itself."""
 
-    def __eq__(self, other: object) -> bool:
-        """Whether both are the same bits, about: zeros have signs, and one that is no number equals itself."""
-        return isinstance(other, Fixed) and repr(self) == repr(other)
-
-    def __hash__(self) -> int:
-        """Of what is compared."""
-        return hash(repr(self))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", repr(self.value))
 
 
 Labels: TypeAlias = tuple[tuple[Hashable, ...] | None, ...]

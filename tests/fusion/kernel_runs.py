@@ -1,0 +1,56 @@
+"""Runs programs as kernels on a GPU, as `evaluate` runs them by JAX's own functions, or only compiles them."""
+
+import jax
+import jax.numpy as jnp
+
+from rollmill.fusion.kernels import Kernel, call, compiled
+from rollmill.fusion.leaves import Leaf
+from rollmill.fusion.triton_places import load_leaf, store_leaf
+from rollmill.fusion.triton_source import Writer
+
+BLOCK = 16
+
+
+def kernel_of(program, num_inputs, num_uniforms, block):
+    """A kernel whose arrays are the inputs of a program, then what all samples have in common."""
+    uniform = [f"uniform{n}" for n in range(num_uniforms)]
+    writer = Writer("float32", uniform)
+    leaf = lambda node, place: Leaf(() if node.width is None else (node.width,), node.dtype, (place,), node.width)
+    taken = {node.attributes[0]: node for node in program.nodes() if node.op == "input"}
+    names = [
+        load_leaf(writer, f"in{n}", leaf(taken[n], 0), "here")[0] if n in taken else "" for n in range(num_inputs)
+    ]
+    found = writer.write(program, names)
+    for n, node in enumerate(program.outputs):
+        store_leaf(writer, f"out{n}", "env", leaf(node, n), [found[n]], "here")
+    pointers = [
+        *(f"in{n}" for n in range(num_inputs)),
+        *uniform,
+        *(f"out{n}" for n in range(len(program.outputs))),
+    ]
+    head = [
+        "@triton.jit",
+        f"def kernel({', '.join(pointers)}, N: tl.constexpr, BLOCK: tl.constexpr):",
+        "    env = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+        "    here = env < N",
+    ]
+    source = "\n".join([*head, *writer.before.lines, *writer.lines]) + "\n"
+    shape = lambda node: (block,) if node.width is None else (block, node.width)
+    outputs = tuple(jax.ShapeDtypeStruct(shape(node), node.dtype) for node in program.outputs)
+    return Kernel(source, -(-block // BLOCK), outputs, {"N": block, "BLOCK": BLOCK}, 1, num_uniforms)
+
+
+def evaluate_by_kernel(program, inputs, uniforms, *, block):
+    """The outputs of a program for all samples `[block]`."""
+    if not program.outputs:
+        return []
+    return call(kernel_of(program, len(inputs), len(uniforms), block), [*inputs, *uniforms])
+
+
+def zeros_by_kernel(program, inputs, uniforms, *, block):
+    """Zeros instead of the outputs of a program, which has compiled for a GPU that is not here."""
+    kernel = kernel_of(program, len(inputs), len(uniforms), block)
+    arrays = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (*inputs, *uniforms)]
+    if program.outputs:
+        assert ".target sm_90" in compiled(kernel, arrays, 90).asm["ptx"]
+    return [jnp.zeros(struct.shape, struct.dtype) for struct in kernel.outputs]

@@ -1,0 +1,206 @@
+"""What a rollout need not carry from step to step, and what is known of an observation."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fused_runs import assert_same, both
+from gymnasium import spaces
+
+import rollmill
+from rollmill.core.types import Environment, Timestep
+from rollmill.dataflow import collect, start
+from rollmill.fusion import backend_of, evaluate, fused_collect, rollout_step, run_reference, scalarise
+from rollmill.fusion.invariants import Fixed, kept, labels_of
+from rollmill.fusion.leaves import each_struct
+from rollmill.fusion.values import Known, Rows, Scalars
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+
+NUM_ENVS, NUM_STEPS = 32, 24
+
+
+class Counters(NamedTuple):
+    """Numbers that are equal at first, or known, for as long as they say."""
+
+    steps: jax.Array
+    twin: jax.Array
+    """Always `steps`."""
+    slow: jax.Array
+    """`steps` halved: equal to it before the first step."""
+    late: jax.Array
+    """`slow` of the step before: known for longer than that."""
+    broken: jax.Array
+    """No number, ever."""
+    gravity: jax.Array
+    """Known."""
+
+
+def counting() -> Environment:
+    """An environment of such numbers; it sees them all, and who it is."""
+
+    def seen(state):
+        own = jnp.stack([state.steps, state.twin, state.slow, state.late]).astype(jnp.float32)
+        return jnp.concatenate([own / 8, jnp.array([1.0, 0.0, -0.0]), state.gravity[None]])
+
+    def reset(key, params):
+        zero = jnp.int32(0)
+        state = Counters(zero, zero, zero, zero, jnp.float32(jnp.nan), jnp.float32(9.5))
+        return seen(state), state
+
+    def step(key, state, action, params):
+        steps = state.steps + 1
+        after = Counters(steps, state.twin + 1, steps // 2, state.slow, state.broken, state.gravity)
+        ends = (steps >= 7) & (action == 0)
+        return Timestep(
+            seen(after), after, steps.astype(jnp.float32) * state.gravity, ends, jnp.zeros((), bool), {}
+        )
+
+    box = spaces.Box(-np.inf, np.inf, (8,), np.float32)
+    return Environment("Counting", reset, step, box, spaces.Discrete(2))
+
+
+def begun(env, **sizes):
+    make = rollmill.mappo if env.agents else rollmill.ppo
+    graph = make(env, num_envs=NUM_ENVS, num_steps=NUM_STEPS, total_timesteps=NUM_ENVS * NUM_STEPS, **sizes)
+    state = jax.jit(partial(start, graph))(jax.random.key(2), jnp.arange(NUM_ENVS, dtype=jnp.int32))
+    return graph, graph.weights(state.learner), state.collector
+
+
+def carried(graph, weights, collector):
+    """For each of the collector's leaves how many numbers a rollout carries."""
+    step = rollout_step(graph, weights, each_struct(collector))
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(collector)]
+    counts = [sum(map(step.carries, leaf.places)) for leaf in step.carried]
+    return {name: count for name, count in zip(names, counts, strict=True) if count}
+
+
+def test_only_what_may_change_by_itself_is_carried():
+    count = carried(*begun(counting()))
+    own = {name.rpartition(".")[2]: number for name, number in count.items()}
+    assert {name: own.get(name, 0) for name in Counters._fields} == {
+        "steps": 1,
+        "twin": 0,
+        "slow": 1,
+        "late": 1,
+        "broken": 0,
+        "gravity": 0,
+    }
+    assert own["observation"] == 3  # of eight: the twin's is the other's, and four are known
+
+
+def test_agents_that_see_the_same_carry_it_once():
+    count = carried(*begun(rollmill.make("TagGridWorld-v0")))
+    seen = sum(number for name, number in count.items() if "observation" in name)
+    assert seen == 11  # of 5 x 21 numbers: where the five are, and the time
+
+
+@pytest.mark.parametrize("way", ["evaluated", "machine code"])
+def test_rollouts_are_those_of_the_unfused_path(way):
+    if way == "machine code":
+        pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install 'rollmill[fusion]'")
+    backend = backend_of(jax.devices()[0], "float32")
+    run = backend.rollouts(backend.rollout_launches(NUM_ENVS)[0]) if way == "machine code" else run_reference
+    graph, weights, collector = begun(counting())
+    fused, plain = jax.jit(partial(fused_collect, graph, run=run)), jax.jit(partial(collect, graph))
+    for turn in range(2):  # the second begins in the midst of episodes
+        key = jax.random.key(turn)
+        mine, right = fused(weights, collector, key), plain(weights, collector, key)
+        assert bool(right[1].steps.terminated.any()) and not bool(right[1].steps.terminated.all())
+        assert_same(mine, right, rtol=1e-5, atol=1e-6)
+        collector = right[0]
+
+
+def test_an_environment_whose_beginning_cannot_be_read_carries_everything():
+    def reset(key, params):
+        jax.debug.callback(lambda: None)
+        return counting().reset(key, params)
+
+    graph, weights, collector = begun(counting())
+    strange, _, _ = begun(counting()._replace(reset=reset))
+    free = graph._replace(start_environment=strange.start_environment)
+    assert sum(carried(free, weights, collector).values()) > sum(carried(graph, weights, collector).values())
+
+
+# --- labels ---------------------------------------------------------------------------------------------------
+
+
+def values_of(function, count):
+    return scalarise(function, [jax.ShapeDtypeStruct((), jnp.float32)] * count).outputs
+
+
+def test_equal_numbers_have_one_label_and_known_ones_say_so():
+    found = labels_of(values_of(lambda x, y: (jnp.stack([x, y + 0.0, x]), jnp.float32(3), jnp.ones(2)), 2))
+    (x, y, again), three, ones = found
+    assert x == again != y and three == (Fixed(3.0),) and ones == (Fixed(1.0),) * 2
+
+
+def test_zeros_have_signs_and_what_is_no_number_equals_itself():
+    assert Fixed(0.0) != Fixed(-0.0) and Fixed(float("nan")) == Fixed(float("nan")) and Fixed(1) != Fixed(1.0)
+
+
+def test_an_assumption_loses_what_a_step_does_not_keep():
+    node = lambda: scalarise(lambda x: x, [jax.ShapeDtypeStruct((), jnp.float32)]).outputs.nodes[()]
+    one, two = node(), node()
+    scalars = lambda *nodes: Scalars(np.array(nodes, object), np.dtype(np.float32))
+    before = labels_of([scalars(one, one, one, two), Known(np.float32([4, 5]))])
+    assert kept(before, [scalars(one, one, two, two), Known(np.float32([4, 5]))]) == ((0, 0, 1, 2), before[1])
+    (_, known) = kept(before, [scalars(one, one, one, two), Known(np.float32([4, 6]))])
+    assert known[0] == Fixed(4.0) and not isinstance(known[1], Fixed)
+    rows = Rows(scalars(one).nodes, 2, np.dtype(np.float32))
+    assert kept(before, [rows, Known(np.float32([4, 5]))])[0] is None
+
+
+# --- products of what is partly known -------------------------------------------------------------------------
+
+SHARED = np.linspace(-1, 1, 7 * 20, dtype=np.float32).reshape(7, 20)
+
+
+def products(*values, turned=False):
+    """The products of vectors with the same matrix, which lies one way or the other, and a bias."""
+    matrix = SHARED.T.copy() if turned else SHARED
+
+    def function(matrix, bias, x, y):
+        return [(matrix @ value(x, y) if turned else value(x, y) @ matrix) + bias for value in values]
+
+    return function, (matrix, jnp.arange(20.0))
+
+
+def operations(function, uniform):
+    found = []
+
+    def trace(*uniform):
+        each = [jax.ShapeDtypeStruct((), jnp.float32)] * 2
+        found.append(scalarise(function, each, uniform).program.nodes())
+        return 0
+
+    jax.jit(trace)(*uniform)
+    return [node for node in found[0] if node.op in ("dot", "add")]
+
+
+KINDS = {
+    "one that is one": lambda x, y: jnp.stack([x, y, 1.0, x, 0.0, y, x * y]),
+    "only zeros": lambda x, y: jnp.stack([0.0, x, 0.0, y, 0.0, 0.0, x]),
+    "one that differs": lambda x, y: jnp.stack([2.0, -3.0, 0.5, 4.0, x, 0.0, 1.0]),
+}
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_of_what_is_partly_known(kind, turned):
+    function, uniform = products(KINDS[kind], turned=turned)
+    each = [np.linspace(-2, 3, 9, dtype=np.float32), np.linspace(1, -1, 9, dtype=np.float32)]
+    assert_same(*both(function, each, uniform, evaluate=partial(evaluate, precision="highest")))
+    nodes = operations(function, uniform)
+    assert [node.attributes[1] for node in nodes if node.op == "dot"] in ([5], [3], [])
+    assert sum(node.op == "add" for node in nodes) <= 1  # what is known is added with the bias
+
+
+def test_agents_that_differ_in_who_they_are_share_a_product():
+    agents = [lambda x, y, n=n: jnp.concatenate([jnp.stack([x, y, x - y]), jnp.eye(4)[n]]) for n in range(4)]
+    function, uniform = products(*agents)
+    nodes = operations(function, uniform)
+    assert sum(node.op == "dot" for node in nodes) == 1 and sum(node.op == "add" for node in nodes) == 4
