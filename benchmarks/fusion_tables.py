@@ -2,8 +2,8 @@
 
     python benchmarks/fusion_tables.py
 
-Reads results/fusion-rollouts.json, fusion-rollouts-classic.json, fusion-training.json, fusion-training-4096.json
-and fusion-gradients.json, and fusion-study.json where there is one; measures nothing.
+Reads the results of fusion_rollouts.py (fusion-rollouts.json, -classic, -tag), fusion_training.py
+(fusion-training-4096.json, -65536, fusion-gradients.json) and fusion.py (fusion-study.json); measures nothing.
 """
 
 import argparse
@@ -115,13 +115,12 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=Path(__file__).parents[1] / "docs")
     options = parser.parse_args()
     read = lambda *names: [json.loads((options.results / f"fusion-{name}.json").read_text()) for name in names]
-    tag = options.results / "fusion-rollouts-tag.json"
     parts = {
         "Rollouts of 128 steps, trajectory stored, billion steps a second": rollouts(
-            read("rollouts", "rollouts-classic", *(["rollouts-tag"] if tag.exists() else []))
+            read("rollouts", "rollouts-classic", "rollouts-tag")
         ),
         "PPO on CartPole-v1, 4 epochs of 4 minibatches, million steps a second": training(
-            read("training", "training-4096")
+            read("training-4096", "training-65536")
         ),
         "Gradients beside those with exact products, by the greatest number of each leaf": errors(
             read("gradients")[0]
@@ -129,10 +128,8 @@ def main() -> None:
     }
     text = "\n\n".join(f"### {title}\n\n{table}" for title, table in parts.items())
     write_table(text, options.docs / "fusion.md")
-    if (options.results / "fusion-study.json").exists():
-        figure = "![Rates over environments, steps of a launch, and complexity](figures/fusion-study.png)"
-        drawn = [figure] if (options.docs / "figures" / "fusion-study.png").exists() else []
-        write_table("\n\n".join([*drawn, study(*read("study"))]), options.docs / "fusion.md", part=", the study")
+    figure = "![Rates over environments, steps of a launch, and complexity](figures/fusion-study.png)"
+    write_table("\n\n".join([figure, study(*read("study"))]), options.docs / "fusion.md", part=", the study")
 
 
 if __name__ == "__main__":
