@@ -9,6 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+UNROLLED = 32
+"""Steps of a rollout that are compiled as one turn of a loop: on a GPU a turn costs four launches, short or long."""
+
 
 class Advantages(NamedTuple):
     """What the policy (`advantage`) and the critic (`target`) learn from."""
@@ -59,13 +62,7 @@ def generalised_advantages(
     """
     delta = reward + gamma * next_value - value
     decay = jnp.where(done, 0.0, gamma * gae_lambda)
-
-    def backwards(following, now):
-        delta_t, decay_t = now
-        advantage = delta_t + decay_t * following
-        return advantage, advantage
-
-    _, advantage = jax.lax.scan(backwards, jnp.float32(0), (delta, decay), reverse=True, unroll=8)
+    advantage = _decaying_sum(delta, decay)
     return Advantages(advantage, advantage + value)
 
 
@@ -108,14 +105,18 @@ def vtrace(
     ratio = jnp.exp(log_ratio)
     rho = jnp.minimum(clip_rho, ratio)
     decay = jnp.where(done, 0.0, gamma * trace_decay * jnp.minimum(clip_c, ratio))
-
-    def backwards(following, now):
-        delta_t, decay_t = now
-        correction = delta_t + decay_t * following
-        return correction, correction
-
-    delta = rho * (reward + gamma * next_value - value)
-    _, correction = jax.lax.scan(backwards, jnp.float32(0), (delta, decay), reverse=True, unroll=8)
+    correction = _decaying_sum(rho * (reward + gamma * next_value - value), decay)
     following = jnp.where(done, 0.0, jnp.append(correction[1:], 0.0))
     advantage = rho * (reward + gamma * (next_value + following) - value)
     return Advantages(advantage, value + correction)
+
+
+def _decaying_sum(term: Float[Array, " T"], decay: Float[Array, " T"]) -> Float[Array, " T"]:
+    """`x_t = term_t + decay_t x_{t+1}`, from the last step, which nothing follows, to the first."""
+
+    def backwards(following, now):
+        term_t, decay_t = now
+        found = term_t + decay_t * following
+        return found, found
+
+    return jax.lax.scan(backwards, jnp.float32(0), (term, decay), reverse=True, unroll=UNROLLED)[1]

@@ -69,17 +69,18 @@ def tune_descent(graph: Graph, learner: Learner, batch: Batch, rows: Array, back
         step, minibatch = samples.task(learner, first(samples.shuffled(rows[None])), jnp.int32(0))
         return backend.gradient_text(launches[0], step, minibatch)
 
-    def epoch(learner: Learner, batch: Batch, rows: Array, *, descents: ManyDescents) -> tuple[Learner, Metrics]:
+    def epochs(learner: Learner, batch: Batch, rows: Array, *, descents: ManyDescents) -> tuple[Learner, Metrics]:
         descent = descents(graph, batch, identity)
-        after, metrics = descent.epoch(descent.begin(learner), first(descent.shuffled(rows[None])))
+        shuffled = descent.shuffled(jnp.broadcast_to(rows, (backend.epochs, *rows.shape)))
+        after, metrics = jax.lax.scan(descent.epoch, descent.begin(learner), shuffled)
         return descent.end(after), metrics
 
     arguments = learner, batch, rows
     return fastest(
         [traced(text, *arguments), backend.device(device), str(rows.shape), str(jax.tree.structure(learner))],
         launches,
-        lambda launch: partial(epoch, descents=partial(fused_descent, run=backend.gradients(launch))),
-        partial(epoch, descents=plain_descent),
+        lambda launch: partial(epochs, descents=partial(fused_descent, run=backend.gradients(launch))),
+        partial(epochs, descents=plain_descent),
         arguments,
         package=backend.package,
     )
