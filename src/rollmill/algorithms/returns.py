@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 UNROLLED = 32
-"""Steps of a rollout that are compiled as one turn of a loop: on a GPU a turn costs four launches, short or long."""
+"""Steps of a rollout that are compiled as one turn of a loop: on a GPU a turn is four launches, short or long."""
 
 
 class Advantages(NamedTuple):
