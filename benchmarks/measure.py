@@ -95,11 +95,12 @@ def write_table(table: str, path: Path, *, part: str = "") -> None:
 
 
 def _command() -> list[str]:
-    """The command line, but for where it was told to write."""
+    """The command line, but for where it was told to write; of paths outside the project, the ends."""
     words = sys.argv[1:]
     if "--output" in words:
         at = words.index("--output")
         words = words[:at] + words[at + 2 :]
+    words = ["/".join(Path(word).parts[-3:]) if Path(word).is_absolute() else word for word in words]
     return [f"benchmarks/{Path(sys.argv[0]).name}", *words]
 
 
