@@ -27,6 +27,8 @@ from rollmill.fusion import backend_of, fused_collect
 
 STEPS = 128
 SIZES = (256, 1_024, 2_048, 4_096, 16_384)
+TURNS = 101
+"""So many that a figure says less of a moment in which the machine had other work."""
 
 
 def gymnax_rollout(num_envs: int):
@@ -62,7 +64,7 @@ def measure(num_envs: int) -> dict[str, dict]:
         "rollmill, machine code": (partial(fused_collect, graph, (), run=run), (collector, key)),
     }
     ready = {name: partial(compiled({name: f}, own)[name], *own) for name, (f, own) in sides.items()}
-    seconds = timed_in_turns(ready, (), repeats=15, calls=1)
+    seconds = timed_in_turns(ready, (), repeats=TURNS, calls=1)
     return {name: spread([num_envs * STEPS / each for each in times]) for name, times in seconds.items()}
 
 
