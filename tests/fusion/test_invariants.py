@@ -16,6 +16,7 @@ from rollmill.dataflow import collect, start
 from rollmill.fusion import backend_of, evaluate, fused_collect, rollout_step, run_reference, scalarise
 from rollmill.fusion.invariants import Fixed, kept, labels_of
 from rollmill.fusion.leaves import each_struct
+from rollmill.fusion.rollout import MOST_READINGS
 from rollmill.fusion.values import Known, Rows, Scalars
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -37,6 +38,10 @@ class Counters(NamedTuple):
     """No number, ever."""
     gravity: jax.Array
     """Known."""
+    small: jax.Array
+    """Known to be another number from the first step on."""
+    large: jax.Array
+    """The same number, of another type."""
 
 
 def counting() -> Environment:
@@ -48,12 +53,13 @@ def counting() -> Environment:
 
     def reset(key, params):
         zero = jnp.int32(0)
-        state = Counters(zero, zero, zero, zero, jnp.float32(jnp.nan), jnp.float32(9.5))
+        state = Counters(zero, zero, zero, zero, jnp.float32(jnp.nan), jnp.float32(9.5), jnp.int8(0), zero)
         return seen(state), state
 
     def step(key, state, action, params):
         steps = state.steps + 1
-        after = Counters(steps, state.twin + 1, steps // 2, state.slow, state.broken, state.gravity)
+        one = jnp.int8(1), jnp.int32(1)
+        after = Counters(steps, state.twin + 1, steps // 2, state.slow, state.broken, state.gravity, *one)
         ends = (steps >= 7) & (action == 0)
         return Timestep(
             seen(after), after, steps.astype(jnp.float32) * state.gravity, ends, jnp.zeros((), bool), {}
@@ -61,6 +67,22 @@ def counting() -> Environment:
 
     box = spaces.Box(-np.inf, np.inf, (8,), np.float32)
     return Environment("Counting", reset, step, box, spaces.Discrete(2))
+
+
+def delaying(length: int) -> Environment:
+    """An environment that sees its last numbers of steps, and a known one."""
+    seen = lambda line: jnp.append(line.astype(jnp.float32) / 8, 9.5)
+
+    def reset(key, params):
+        line = jnp.zeros(length, jnp.int32)
+        return seen(line), line
+
+    def step(key, line, action, params):
+        after = jnp.concatenate([line[:1] + 1, line[:-1]])
+        return Timestep(seen(after), after, jnp.float32(1), action == 0, jnp.zeros((), bool), {})
+
+    box = spaces.Box(-np.inf, np.inf, (length + 1,), np.float32)
+    return Environment("Delaying", reset, step, box, spaces.Discrete(2))
 
 
 def begun(env, **sizes):
@@ -88,8 +110,24 @@ def test_only_what_may_change_by_itself_is_carried():
         "late": 1,
         "broken": 0,
         "gravity": 0,
+        "small": 1,
+        "large": 1,
     }
     assert own["observation"] == 3  # of eight: the twin's is the other's, and four are known
+
+
+def test_numbers_of_two_types_are_never_one():
+    """Also where no select between a step and a new episode's beginning keeps them apart."""
+    begin = labels_of([Known(np.int8([0])), Known(np.uint32([0])), Known(np.int8([0]))])
+    (one,), (other,), (again,) = kept(begin, [Known(np.int8([1])), Known(np.uint32([1])), Known(np.int8([1]))])
+    assert one == again != other
+
+
+@pytest.mark.parametrize(("length", "seen"), [(3, 3), (2 * MOST_READINGS, 2 * MOST_READINGS + 1)])
+def test_what_takes_long_to_find_is_not_looked_for(length, seen):
+    """Each reading finds one more number of a line that may change; what is known beside it is carried then."""
+    count = carried(*begun(delaying(length)))
+    assert [number for leaf, number in count.items() if "observation" in leaf] == [seen]
 
 
 def test_agents_that_see_the_same_carry_it_once():
@@ -132,14 +170,19 @@ def values_of(function, count):
     return scalarise(function, [jax.ShapeDtypeStruct((), jnp.float32)] * count).outputs
 
 
+def fixed(number, dtype=np.float32):
+    return Fixed(number, np.dtype(dtype))
+
+
 def test_equal_numbers_have_one_label_and_known_ones_say_so():
     found = labels_of(values_of(lambda x, y: (jnp.stack([x, y + 0.0, x]), jnp.float32(3), jnp.ones(2)), 2))
     (x, y, again), three, ones = found
-    assert x == again != y and three == (Fixed(3.0),) and ones == (Fixed(1.0),) * 2
+    assert x == again != y and three == (fixed(3.0),) and ones == (fixed(1.0),) * 2
 
 
 def test_zeros_have_signs_and_what_is_no_number_equals_itself():
-    assert Fixed(0.0) != Fixed(-0.0) and Fixed(float("nan")) == Fixed(float("nan")) and Fixed(1) != Fixed(1.0)
+    assert fixed(0.0) != fixed(-0.0) and fixed(float("nan")) == fixed(float("nan"))
+    assert fixed(1, np.int32) != fixed(1, np.uint32)
 
 
 def test_an_assumption_loses_what_a_step_does_not_keep():
@@ -149,7 +192,7 @@ def test_an_assumption_loses_what_a_step_does_not_keep():
     before = labels_of([scalars(one, one, one, two), Known(np.float32([4, 5]))])
     assert kept(before, [scalars(one, one, two, two), Known(np.float32([4, 5]))]) == ((0, 0, 1, 2), before[1])
     (_, known) = kept(before, [scalars(one, one, one, two), Known(np.float32([4, 6]))])
-    assert known[0] == Fixed(4.0) and not isinstance(known[1], Fixed)
+    assert known[0] == fixed(4.0) and not isinstance(known[1], Fixed)
     rows = Rows(scalars(one).nodes, 2, np.dtype(np.float32))
     assert kept(before, [rows, Known(np.float32([4, 5]))])[0] is None
 
@@ -199,8 +242,39 @@ def test_products_of_what_is_partly_known(kind, turned):
     assert sum(node.op == "add" for node in nodes) <= 1  # what is known is added with the bias
 
 
+def test_uniform_arrays_that_nothing_reads_are_not_computed():
+    function, uniform = products(KINDS["one that is one"])
+    found = []
+
+    def trace(*uniform):
+        found.append(scalarise(function, [jax.ShapeDtypeStruct((), jnp.float32)] * 2, uniform))
+        return 0
+
+    jax.jit(trace)(*uniform)
+    read = found[0].program.slots()
+    assert [array.shape == (1,) for array in found[0].uniforms] == [
+        n not in read for n in range(len(found[0].uniforms))
+    ]
+    assert len(read) == 2  # a part of the matrix, and one row
+
+
 def test_agents_that_differ_in_who_they_are_share_a_product():
     agents = [lambda x, y, n=n: jnp.concatenate([jnp.stack([x, y, x - y]), jnp.eye(4)[n]]) for n in range(4)]
     function, uniform = products(*agents)
     nodes = operations(function, uniform)
     assert sum(node.op == "dot" for node in nodes) == 1 and sum(node.op == "add" for node in nodes) == 4
+
+
+def test_the_same_product_is_made_once():
+    """A policy and a critic with one torso ask for the same first layer."""
+    same = lambda x, y: jnp.stack([x, y, 1.0, x, 0.0, y, 2.0])
+    nodes = operations(*products(same, same))
+    assert sum(node.op == "dot" for node in nodes) == 1 and sum(node.op == "add" for node in nodes) == 1
+
+
+def test_what_is_known_beside_rows_leaves_them_rows():
+    def function(weights, h):
+        return jnp.concatenate([jnp.array([1.0, 0.0, 2.0]), jnp.tanh(h)]) @ weights
+
+    weights, h = jnp.ones((43, 128)) / 8, jnp.linspace(-1, 1, 4 * 40).reshape(4, 40)
+    assert_same(*both(function, (h,), (weights,), evaluate=partial(evaluate, precision="highest")))

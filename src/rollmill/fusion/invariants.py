@@ -12,6 +12,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+
 from rollmill.fusion.ir import Node
 from rollmill.fusion.values import Known, Scalars, Value
 
@@ -21,6 +23,7 @@ class Fixed:
     """The label of a number that is known."""
 
     value: bool | int | float = field(compare=False)
+    dtype: np.dtype
     text: str = field(init=False, repr=False)
     """What is compared: zeros have signs, and what is no number equals itself."""
 
@@ -47,14 +50,14 @@ def _labels(value: Value) -> list[Hashable] | None:
     """What a leaf's numbers are, each by itself."""
     match value:
         case Known(array):
-            return [Fixed(number.item()) for number in array.reshape(-1)]
+            return [Fixed(number.item(), array.dtype) for number in array.reshape(-1)]
         case Scalars(nodes):
             return [_label(node) for node in nodes.reshape(-1)]
     return None
 
 
 def _label(node: Node) -> Hashable:
-    return Fixed(node.value) if node.op == "constant" else node
+    return Fixed(node.value, node.dtype) if node.op == "constant" else node
 
 
 def _kept(before: tuple[Hashable, ...] | None, value: Value) -> list[Hashable] | None:

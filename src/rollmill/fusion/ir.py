@@ -52,6 +52,10 @@ STRUCTURAL = {
 """Operations that are no arithmetic, and their attributes."""
 
 
+OF_UNIFORMS = ("uniform", "table", "dot")
+"""Operations whose first attribute is a slot."""
+
+
 class Program(NamedTuple):
     """Nodes in an order in which every operand precedes its user; what no output needs is left out."""
 
@@ -61,6 +65,17 @@ class Program(NamedTuple):
     def nodes(self) -> list[Node]:
         """Inputs that are read and everything computed from them, operands first."""
         return list(_ordered(self.outputs))
+
+    def slots(self) -> set[int]:
+        """Of the uniform arrays that are read, in loops as well."""
+        found: set[int] = set()
+        for node in self.nodes():
+            if node.op in OF_UNIFORMS:
+                found.add(node.attributes[0])
+            elif node.op == "loop":
+                body, condition, _ = node.attributes[0]
+                found |= body.slots() | (set() if condition is None else condition.slots())
+        return found
 
 
 class Loop(NamedTuple):

@@ -40,16 +40,18 @@ class Uniforms:
 
     def slot(self, array: Array | np.ndarray) -> int:
         """The slot of an array, which is the same each time it is asked for."""
-        if id(array) not in self._slots:
-            self._held[id(array)] = array  # so that no other array gets its id
-            content = (
-                (array.shape, array.dtype.name, array.tobytes()) if isinstance(array, np.ndarray) else id(array)
-            )
-            if content not in self._slots:
-                self._slots[content] = len(self.arrays)
-                self.arrays.append(jnp.asarray(array))
-            self._slots[id(array)] = self._slots[content]
-        return self._slots[id(array)]
+        known = self._identity(array)
+        if known not in self._slots:
+            self._slots[known] = len(self.arrays)
+            self.arrays.append(jnp.asarray(array))
+        return self._slots[known]
+
+    def _identity(self, array: Array | np.ndarray) -> Any:
+        """What an array is known by: numbers that are known by themselves, others by where they come from."""
+        if isinstance(array, np.ndarray):
+            return array.shape, array.dtype.name, array.tobytes()
+        self._held[id(array)] = array  # so that no other array gets its id
+        return id(array)
 
     def picked(self, value: Uniform) -> Array:
         """A uniform array as it lies in memory; one that is a choice of another's elements is computed once."""
@@ -63,10 +65,10 @@ class Uniforms:
         """The transposed matrix, computed once."""
         return self._once(matrix, ("turned",), lambda: matrix.T)
 
-    def combined(self, rows: Array | np.ndarray, weights: np.ndarray) -> Array:
+    def combined(self, rows: Array | np.ndarray, weights: np.ndarray, dtype: Any) -> Array:
         """The sum of a matrix' rows, each times a number, computed once."""
-        how = ("combined", weights.tobytes())
-        return self._once(rows, how, lambda: jnp.sum(jnp.asarray(rows) * weights[:, None], axis=0))
+        total = lambda: jnp.sum(jnp.asarray(rows) * weights[:, None], axis=0).astype(dtype)
+        return self._once(rows, ("combined", weights.tobytes(), dtype), total)
 
     def added(self, one: Node, other: Node) -> Array:
         """The sum of two uniform rows, computed once."""
@@ -79,9 +81,8 @@ class Uniforms:
 
     def _once(self, array: Any, how: Any, make: Callable[[], Any]) -> Any:
         """What is made of an array."""
-        key = (id(array), how)
+        key = (self._identity(array), how)
         if key not in self._made:
-            self._held[id(array)] = array
             self._made[key] = make()
         return self._made[key]
 
@@ -115,15 +116,21 @@ class Making(NamedTuple):
         return self.region.emit(op, *nodes, dtype=dtype, width=width)
 
     def _with_one_uniform(self, one: Node, other: Node) -> tuple[Node, Node]:
-        """What is added; of uniform rows that are added to a row one after the other, their sum."""
+        """What is added; of uniform rows that are added to a row one after the other, their sum.
+
+        It is rounded at another place than by XLA, as sums of products are.
+        """
         for last, before in ((one, other), (other, one)):
             if before.op != "add" or not _is_uniform_row(last):
                 continue
             for rest, first in (before.operands, before.operands[::-1]):
                 if _is_uniform_row(first) and first.width == last.width:
-                    row = self.uniforms.added(first, last)
-                    return rest, self.region.uniform(self.uniforms.slot(row), 0, last.dtype, last.width)
+                    return rest, self.uniform_row(self.uniforms.added(first, last))
         return one, other
+
+    def uniform_row(self, array: Array) -> Node:
+        """A uniform array `[width]` as one node."""
+        return self.region.uniform(self.uniforms.slot(array), 0, array.dtype, array.size)
 
     def constant(self, value: Any, dtype: Any) -> Node:
         """A number that is known."""

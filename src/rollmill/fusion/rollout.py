@@ -31,6 +31,10 @@ MOST_REGISTERS = 255
 """Of a thread. A compiler that is not told so may give large kernels a quarter of them."""
 
 
+MOST_READINGS = 8
+"""Of a step, to find what is always true of what it carries: each takes as long as to trace it."""
+
+
 class Launch(NamedTuple):
     """How a rollout's kernel is launched."""
 
@@ -103,13 +107,14 @@ def _begun(graph: Graph, key: jax.ShapeDtypeStruct) -> Labels:
 
 
 def _under_invariants(labels: Labels, step: Callable[..., Scalarised]) -> Scalarised:
-    """The program of a step under the most that it keeps of an assumption."""
-    while True:
+    """The program of a step under the most that it keeps of an assumption, or under none where that takes long."""
+    for _ in range(MOST_READINGS):
         found = step(assumed=labels)
         left = kept(labels, found.outputs[0][: len(labels)])
         if left == labels:
             return found
         labels = left
+    return step(assumed=())
 
 
 def check_rollout(graph: Graph) -> None:
@@ -144,7 +149,10 @@ Run = Callable[[RolloutStep, list[Array], Array, int], tuple[list[Array], list[A
 def fused_collect(
     graph: Graph, weights: Weights, collector: Collector, key: Key, *, run: Run
 ) -> tuple[Collector, Trajectory]:
-    """What `dataflow.collect` returns, by `run`, with what `graph.appraise` adds."""
+    """What `dataflow.collect` returns, by `run`, with what `graph.appraise` adds.
+
+    The collector is one that `dataflow.start` began: what is true of all of these is not read again.
+    """
     step = rollout_step(graph, weights, each_struct(collector))
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
     after_raw, step_raw = run(step, to_raw(collector), jax.random.key_data(keys), graph.loops.num_steps)

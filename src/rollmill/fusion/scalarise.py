@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.extend
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
@@ -126,7 +127,13 @@ def _with_layout(task: _Task, in_rows: list[bool]) -> Scalarised:
     nodes = [node for value in outputs for node in flat_nodes(value)]
     program = making.region.program(nodes)
     taken = tuple(node for value in inputs for node in flat_nodes(value))
-    return Scalarised(program._replace(inputs=taken), making.uniforms.arrays, inputs, outputs)
+    return Scalarised(program._replace(inputs=taken), _read_by(program, making.uniforms.arrays), inputs, outputs)
+
+
+def _read_by(program: Program, arrays: Sequence[Array]) -> list[Array]:
+    """Uniform arrays, of which those that nothing reads need not be computed."""
+    read = program.slots()
+    return [array if slot in read else jnp.zeros(1, array.dtype) for slot, array in enumerate(arrays)]
 
 
 def _results(making: Making, task: _Task, inputs: Sequence[Scalars | Rows]) -> list[Value]:

@@ -77,7 +77,12 @@ def tune_descent(graph: Graph, learner: Learner, batch: Batch, rows: Array, back
 
     arguments = learner, batch, rows
     return fastest(
-        [traced(text, *arguments), backend.device(device), str(rows.shape), str(jax.tree.structure(learner))],
+        [
+            traced(text, *arguments),
+            backend.device(device),
+            f"{backend.epochs} times {rows.shape}",
+            str(jax.tree.structure(learner)),
+        ],
         launches,
         lambda launch: partial(epochs, descents=partial(fused_descent, run=backend.gradients(launch))),
         partial(epochs, descents=plain_descent),

@@ -180,26 +180,24 @@ def vector_matrix(making: Making, vector: Value, matrix: _Matrix, dtype: Any) ->
     return Rows(alone(row), matrix.columns, dtype)
 
 
-def _with_known(making: Making, vector: Scalars, matrix: _Matrix, dtype: Any) -> Value:
+def _with_known(making: Making, vector: Scalars, matrix: _Matrix, dtype: Any) -> Rows:
     """A vector of which some numbers are known: what they add to the product is the same for all environments.
 
-    Agents with the same weights that see the same, but for who they are, have the rest of it in common.
+    Agents with the same weights that see the same, but for who they are, have the rest of it in common. Zeros are
+    left out, also where a weight is not finite.
     """
     is_known = np.array([node.op == "constant" for node in vector.nodes])
     numbers = np.array([node.value if known else 0 for node, known in zip(vector.nodes, is_known, strict=True)])
-    weighing, found = np.flatnonzero(numbers), None
-    if not is_known.all():
-        own = matrix.chosen(making.uniforms, np.flatnonzero(~is_known))
-        found = making.rows(vector_matrix(making, Scalars(vector.nodes[~is_known], vector.dtype), own, dtype))
-    if found is not None and not weighing.size:
-        return found
-    rows = matrix.chosen(making.uniforms, weighing)
+    rows = matrix.chosen(making.uniforms, np.flatnonzero(numbers))
     turned = making.uniforms.turned(rows.array) if rows.transposed else rows.array
-    known = making.uniforms.combined(turned, numbers[weighing].astype(np.float32)).astype(dtype)
-    if found is None:
-        return Uniform(known)
-    (row,) = making.row_operands(Uniform(known[None]), (1, matrix.columns))
-    return Rows(alone(making.apply("add", found.nodes[()], row)), matrix.columns, dtype)
+    known = making.uniforms.combined(turned, numbers[numbers != 0].astype(np.float32), np.dtype(dtype))
+    if is_known.all():
+        return Rows(alone(making.uniform_row(known)), matrix.columns, dtype)
+    own = matrix.chosen(making.uniforms, np.flatnonzero(~is_known))
+    found = making.rows(vector_matrix(making, Scalars(vector.nodes[~is_known], vector.dtype), own, dtype))
+    if not rows.summed:
+        return found
+    return Rows(alone(making.apply("add", found.nodes[()], making.uniform_row(known))), matrix.columns, dtype)
 
 
 def _of_parts(making: Making, vector: Joined, matrix: _Matrix, dtype: Any) -> Value:
@@ -210,7 +208,7 @@ def _of_parts(making: Making, vector: Joined, matrix: _Matrix, dtype: Any) -> Va
         own = part if not is_shared(part) else making.scalars(part)
         found.append(vector_matrix(making, own, matrix.rows(first, size), dtype))
         first += size
-    if isinstance(found[0], Rows):
+    if any(isinstance(value, Rows) for value in found):
         total = reduce(lambda a, b: making.apply("add", a, b), [making.rows(value).nodes[()] for value in found])
         return Rows(alone(total), matrix.columns, dtype)
     add = np.frompyfunc(lambda a, b: making.apply("add", a, b), 2, 1)
