@@ -17,21 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from fusion_parity import readable, unequal
 from measure import RESULTS, write_result
 
 TESTS = Path(__file__).parents[1] / "tests" / "fusion"
-
-
-def unequal(one: Any, other: Any) -> float:
-    """The share of numbers that differ."""
-    if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
-        one, other = jax.random.key_data(one), jax.random.key_data(other)
-    if not jnp.issubdtype(one.dtype, jnp.floating):
-        return float(np.mean(np.asarray(one) != np.asarray(other)))
-    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
-    return float(np.mean(~np.isclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)))
 
 
 def main() -> None:
@@ -48,7 +38,8 @@ def main() -> None:
         function, uniform, each = FUNCTIONS[name]
         with jax.default_matmul_precision("highest"):
             fused, plain = both(function, each, uniform, evaluate=evaluate_by_kernel)
-        pairs = list(zip(jax.tree.leaves(fused), jax.tree.leaves(plain), strict=True))
+        arrays = lambda tree: [np.asarray(readable(leaf)) for leaf in jax.tree.leaves(tree)]
+        pairs = list(zip(arrays(fused), arrays(plain), strict=True))
         shares = {n: unequal(*pair) for n, pair in enumerate(pairs) if pair[0].size}
         found = {n: share for n, share in shares.items() if share}
         print(name, "differs in", found or "nothing", flush=True)

@@ -57,19 +57,22 @@ def steps(environment: str) -> dict[str, float]:
         return fused_collect(graph, weights, each, key, run=run), collect(graph, weights, each, key)
 
     with jax.default_matmul_precision("highest"):
-        fused, plain = jax.device_get(jax.tree.map(_readable, both(state.collector, jax.random.key(7))))
+        fused, plain = jax.device_get(jax.tree.map(readable, both(state.collector, jax.random.key(7))))
     pairs = zip(jax.tree.leaves_with_path(fused), jax.tree.leaves(plain), strict=True)
-    shares = {jax.tree_util.keystr(path): _unequal(one, other) for (path, one), other in pairs}
+    shares = {jax.tree_util.keystr(path): unequal(one, other) for (path, one), other in pairs}
     return {path: share for path, share in shares.items() if share > 0}
 
 
-def _readable(leaf: Any) -> Any:
+def readable(leaf: Any) -> Any:
+    """A leaf, or the data of its keys."""
     return jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
-def _unequal(one: np.ndarray, other: np.ndarray) -> float:
-    if not np.issubdtype(one.dtype, np.floating):
+def unequal(one: np.ndarray, other: np.ndarray) -> float:
+    """The share of numbers that differ."""
+    if not jnp.issubdtype(one.dtype, jnp.floating):
         return float(np.mean(one != other))
+    one, other = one.astype(np.float64), other.astype(np.float64)
     return float(np.mean(~np.isclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)))
 
 
@@ -80,7 +83,7 @@ def resumed() -> bool:
     program = lower(graph, fusion="full", launches={"device": jax.devices()[0].device_kind, **LAUNCHES})
     states = {w.last: w.after for w in advance(program, program.start(), first=0, until=20, stride=10)}
     again = lower(graph, fusion="full", launches=program.launches)
-    host = jax.tree.map(np.asarray, jax.tree.map(_readable, states[10]))
+    host = jax.tree.map(np.asarray, jax.tree.map(readable, states[10]))
     wrapped = jax.tree.map(_restored, host, program.state)
     *_, last = advance(again, again.place(wrapped), first=10, until=20)
     one, other = to_host(last.after), to_host(states[20])

@@ -212,16 +212,19 @@ def products(*values, turned=False):
     return function, (matrix, jnp.arange(20.0))
 
 
-def operations(function, uniform):
+def scalarised(function, uniform):
     found = []
 
     def trace(*uniform):
-        each = [jax.ShapeDtypeStruct((), jnp.float32)] * 2
-        found.append(scalarise(function, each, uniform).program.nodes())
+        found.append(scalarise(function, [jax.ShapeDtypeStruct((), jnp.float32)] * 2, uniform))
         return 0
 
     jax.jit(trace)(*uniform)
-    return [node for node in found[0] if node.op in ("dot", "add")]
+    return found[0]
+
+
+def operations(function, uniform):
+    return [node for node in scalarised(function, uniform).program.nodes() if node.op in ("dot", "add")]
 
 
 KINDS = {
@@ -243,19 +246,9 @@ def test_products_of_what_is_partly_known(kind, turned):
 
 
 def test_uniform_arrays_that_nothing_reads_are_not_computed():
-    function, uniform = products(KINDS["one that is one"])
-    found = []
-
-    def trace(*uniform):
-        found.append(scalarise(function, [jax.ShapeDtypeStruct((), jnp.float32)] * 2, uniform))
-        return 0
-
-    jax.jit(trace)(*uniform)
-    read = found[0].program.slots()
-    assert [array.shape == (1,) for array in found[0].uniforms] == [
-        n not in read for n in range(len(found[0].uniforms))
-    ]
-    assert len(read) == 2  # a part of the matrix, and one row
+    found = scalarised(*products(KINDS["one that is one"]))
+    kept = {slot for slot, array in enumerate(found.uniforms) if array.shape != (1,)}
+    assert kept == found.program.slots() and len(kept) == 2  # a part of the matrix, and one row
 
 
 def test_agents_that_differ_in_who_they_are_share_a_product():
