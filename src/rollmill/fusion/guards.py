@@ -29,21 +29,25 @@ def guards(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[Guard]:
         nodes: of a program, operands first.
         outputs: of the program, which are read whatever the condition.
     """
-    users = _users(nodes)
-    taken: set[Node] = set()
+    users, needed = _users(nodes), set(outputs)
     found = []
-    for condition in _conditions(nodes):
-        guard = _guard(condition, nodes, users, set(outputs) | taken)
-        if sum(map(_cost, guard.nodes)) >= LEAST_COST:
-            found.append(guard)
-            taken |= set(guard.nodes)
+    for condition, selects in _decisions(nodes).items():
+        if not _is_worth_a_branch(_read_by_chosen(selects, users, needed)):  # most are not, which is soon seen
+            continue
+        inside = _read_by_chosen(selects, users, needed | _decided(selects, nodes))
+        if _is_worth_a_branch(inside):
+            found.append(_guard(condition, inside, nodes, users))
+            needed |= inside
     return found
 
 
-def _conditions(nodes: Sequence[Node]) -> list[Node]:
-    """The scalar conditions of selects, each once."""
-    chosen = [node.operands[0] for node in nodes if node.op == "select" and node.operands[0].width is None]
-    return list(dict.fromkeys(chosen))
+def _decisions(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """The scalar conditions of selects, each with the selects that it decides."""
+    found: dict[Node, list[Node]] = {}
+    for node in nodes:
+        if node.op == "select" and node.operands[0].width is None:
+            found.setdefault(node.operands[0], []).append(node)
+    return found
 
 
 def _users(nodes: Sequence[Node]) -> dict[Node, list[tuple[Node, int]]]:
@@ -54,34 +58,45 @@ def _users(nodes: Sequence[Node]) -> dict[Node, list[tuple[Node, int]]]:
     return users
 
 
-def _guard(
-    condition: Node, nodes: Sequence[Node], users: dict[Node, list[tuple[Node, int]]], needed: set[Node]
-) -> Guard:
-    chooses = lambda node, place: node.op == "select" and node.operands[0] is condition and place == 1
-    late = _after(condition, nodes)
+def _read_by_chosen(
+    selects: Sequence[Node], users: dict[Node, list[tuple[Node, int]]], needed: set[Node]
+) -> set[Node]:
+    """What nothing reads but the chosen sides of these selects, directly or not; nothing that is needed anyway."""
     inside: set[Node] = set()
-    for node in reversed(nodes):
-        if node in needed or node in late or node.op in ("input", "constant", "uniform"):
+    pending = [select.operands[1] for select in selects]
+    while pending:
+        node = pending.pop()
+        if node in inside or node in needed or node.op in ("input", "constant", "uniform"):
             continue
-        if all(user in inside or chooses(user, place) for user, place in users[node]):
+        if all(user in inside or _chooses(selects[0].operands[0], user, place) for user, place in users[node]):
             inside.add(node)
-    ordered = tuple(node for node in nodes if node in inside)
-    results = tuple(node for node in ordered if any(chooses(*use) for use in users[node]))
-    return Guard(condition, ordered, results)
+            pending.extend(node.operands)
+    return inside
 
 
-def _after(condition: Node, nodes: Sequence[Node]) -> set[Node]:
-    """The condition, what it is computed from, the selects that it decides, and what is computed from these."""
-    before = {condition}
-    for node in reversed(nodes):
-        if node in before:
-            before.update(node.operands)
-    after: set[Node] = set()
+def _chooses(condition: Node, user: Node, place: int) -> bool:
+    return user.op == "select" and user.operands[0] is condition and place == 1
+
+
+def _decided(selects: Sequence[Node], nodes: Sequence[Node]) -> set[Node]:
+    """These selects, and what is computed from them: it comes after what they choose from."""
+    after = set(selects)
     for node in nodes:
-        decided = node.op == "select" and node.operands[0] is condition
-        if decided or not after.isdisjoint(node.operands):
+        if not after.isdisjoint(node.operands):
             after.add(node)
-    return before | after
+    return after
+
+
+def _is_worth_a_branch(nodes: set[Node]) -> bool:
+    return sum(map(_cost, nodes)) >= LEAST_COST
+
+
+def _guard(
+    condition: Node, inside: set[Node], nodes: Sequence[Node], users: dict[Node, list[tuple[Node, int]]]
+) -> Guard:
+    ordered = tuple(node for node in nodes if node in inside)
+    results = tuple(node for node in ordered if any(_chooses(condition, *use) for use in users[node]))
+    return Guard(condition, ordered, results)
 
 
 def _cost(node: Node) -> float:

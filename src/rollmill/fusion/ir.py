@@ -7,7 +7,7 @@ nobody reads is not in the `Program` that comes out of it. What all environments
 is *uniform*: computed before the kernel starts, and read from memory.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -64,7 +64,7 @@ class Program(NamedTuple):
 
     def nodes(self) -> list[Node]:
         """Inputs that are read and everything computed from them, operands first."""
-        return list(_ordered(self.outputs))
+        return list(operands_first(self.outputs))
 
     def slots(self) -> set[int]:
         """Of the uniform arrays that are read, in loops as well."""
@@ -170,15 +170,18 @@ class Region:
         return self._made[key]
 
 
-def _ordered(roots: Sequence[Node]) -> Iterator[Node]:
-    """Depth first, without recursion: programs are deeper than Python's stack."""
+def operands_first(roots: Sequence[Node], known: Container[Node] = ()) -> Iterator[Node]:
+    """These nodes and everything that they are computed from, but for what is known, and what that needed.
+
+    Depth first, without recursion: programs are deeper than Python's stack.
+    """
     seen: set[Node] = set()
     pending: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
     while pending:
         node, ready = pending.pop()
         if ready:
             yield node
-        elif node not in seen:
+        elif node not in seen and node not in known:
             seen.add(node)
             pending.append((node, True))
             pending.extend((operand, False) for operand in reversed(node.operands) if operand not in seen)

@@ -12,7 +12,7 @@ import numpy as np
 
 from rollmill.fusion.beside import LEFT, ONE, ZERO, Apart, joined, side_by_side
 from rollmill.fusion.guards import Guard, guards
-from rollmill.fusion.ir import Loop, Node, Program
+from rollmill.fusion.ir import Loop, Node, Program, operands_first
 from rollmill.fusion.narrow import MOST, Head, Narrow, find_narrow, is_stacked_product
 from rollmill.fusion.prelude import Numerics, Prelude, as_taken, columns
 from rollmill.fusion.triton_operations import TYPES, by_constant, expression
@@ -131,7 +131,7 @@ class Writer:
         self._tiles = tiles
 
     def _write_tree(self, root: Node, names: dict[Node, str], waiting: dict[Node, Guard]) -> None:
-        for node in Program((), (root,)).nodes():
+        for node in list(operands_first([root], names)):
             if node in waiting:
                 self._write_guard(waiting[node], names, waiting)
             self._write_once(node, names, waiting)

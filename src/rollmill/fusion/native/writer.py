@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.fusion.guards import Guard, guards
-from rollmill.fusion.ir import Node, Program
+from rollmill.fusion.ir import Node, Program, operands_first
 from rollmill.fusion.native.arithmetic import applied
 from rollmill.fusion.native.control import Held, Vectors, assign, new_variable, read, write_loop
 from rollmill.fusion.native.emitter import FLOAT32, Emitter, Value, memory_type, suffix_of
@@ -84,7 +84,7 @@ class Writer:
         own = set(guard.nodes)
         outside = [operand for node in guard.nodes for operand in node.operands if operand not in own]
         for node in dict.fromkeys([*outside, guard.condition]):
-            for each in Program((), (node,)).nodes():
+            for each in list(operands_first([node], self._held)):
                 if each in waiting:
                     self._write_guard(waiting[each], waiting)
                 self._write_once(each, waiting)
