@@ -4,7 +4,8 @@
 
 A rollout is 128 steps of a 64-64 tanh policy, with shared torso where one agent acts, actions sampled; both sides
 start from the same state with the same weights and keys and write the same trajectory. The kernel's launch is the
-fastest of a few; sides take turns, and a figure is the median of several times of eight calls each.
+fastest of a few; sides take turns, and a figure is the median of several times. A time is that of eight calls of a
+program of several rollouts in a row: one alone would be over before the next is launched.
 Writes results/fusion-rollouts.json.
 """
 
@@ -22,7 +23,7 @@ import rollmill
 from rollmill.dataflow import collect, start
 from rollmill.fusion import Launch, fused_collect, run_kernel
 
-STEPS = 128
+STEPS, ROLLOUTS = 128, 4
 LAUNCHES = {
     4_096: [(16, 1), (16, 2), (32, 1), (32, 2), (64, 4)],
     65_536: [(32, 1), (32, 1, 128), (64, 2), (64, 2, 128), (128, 4), (128, 4, 168), (128, 4, 128)],
@@ -57,6 +58,14 @@ def sides(environment: str, num_envs: int, numerics: list[str], only: list[int] 
     return functions, arguments
 
 
+def rollouts(collect, weights, collector, key):
+    """The last of `ROLLOUTS` rollouts in a row, each of which goes on where the one before has ended."""
+    shapes = jax.eval_shape(collect, weights, collector, key)[1]
+    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    again = lambda now, key: (collect(weights, now[0], key), None)
+    return jax.lax.scan(again, (collector, empty), jax.random.split(key, ROLLOUTS))[0]
+
+
 def differences(one, other) -> dict[str, float]:
     """Of two rollouts the share of numbers, leaf by leaf, that are not equal, to a relative 1e-4.
 
@@ -74,11 +83,11 @@ def differences(one, other) -> dict[str, float]:
 
 def measure(environment: str, num_envs: int, numerics: list[str], only: list[int] | None) -> dict:
     functions, arguments = sides(environment, num_envs, numerics, only)
-    functions = compiled(functions, arguments)
-    seconds = timed_in_turns(functions, arguments)
-    steps = num_envs * STEPS
+    in_a_row = compiled({name: partial(rollouts, function) for name, function in functions.items()}, arguments)
+    seconds = timed_in_turns(in_a_row, arguments)
+    steps = num_envs * STEPS * ROLLOUTS
     result = {}
-    for side in dict.fromkeys(name for name, _ in functions):
+    for side in dict.fromkeys(name for name, _ in in_a_row):
         variants = {name: times for name, times in seconds.items() if name[0] == side}
         best = min(variants, key=lambda name: spread(variants[name])["median"])
         result[side] = spread([steps / t for t in variants[best]]) | {
@@ -91,7 +100,7 @@ def measure(environment: str, num_envs: int, numerics: list[str], only: list[int
             result[side]["over_xla"] = result[side]["median"] / result["xla"]["median"]
     exact = next((function for (name, _), function in functions.items() if name == "float32"), None)
     if exact is not None:
-        result["unequal"] = differences(exact(*arguments), functions["xla", 1](*arguments))
+        result["unequal"] = differences(*(jax.jit(one)(*arguments) for one in (exact, functions["xla", 1])))
         print("unequal", result["unequal"], flush=True)
     return result
 
@@ -108,7 +117,8 @@ def main() -> None:
     found = {}
     for environment, num_envs in itertools.product(arguments.environment, arguments.envs):
         found[f"{environment} {num_envs}"] = measure(environment, num_envs, arguments.numerics, arguments.launch)
-        write_result(arguments.name, {"steps": STEPS, "rollouts": found}, directory=arguments.output)
+        result = {"steps": STEPS, "in_a_row": ROLLOUTS, "rollouts": found}
+        write_result(arguments.name, result, directory=arguments.output)
 
 
 if __name__ == "__main__":

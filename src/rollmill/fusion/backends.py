@@ -39,8 +39,8 @@ class Backend(NamedTuple):
     """Runs the gradients of minibatches."""
     gradient_text: Callable[[AnyLaunch, GradientStep, Minibatch], str]
     """From a launch, and what a run takes, all that its time depends on."""
-    epochs: int
-    """How many are timed at once: so many that the device does not wait for the program that launches them."""
+    at_once: int
+    """How many rollouts, or epochs, are timed at once: so many that no device waits for what launches them."""
     said: Callable[[str, AnyLaunch], str]
     """How `rollouts` or `gradients` are launched, in words."""
 
@@ -95,7 +95,7 @@ def triton_kernels(numerics: Numerics) -> Backend:
         gradient_launches=_gradient_launches,
         gradients=lambda launch: partial(gradients.run_gradients_kernel, launch=GradientLaunch(*launch), **how),
         gradient_text=partial(_gradient_kernel_text, numerics),
-        epochs=4,
+        at_once=4,
         said=_said_of_kernels,
     )
 
@@ -154,7 +154,7 @@ def machine_code() -> Backend:
         gradient_launches=_parts,
         gradients=lambda launch: partial(run_gradient_code, launch=CodeLaunch(*launch)),
         gradient_text=lambda launch, *task: _gradient_code_text(CodeLaunch(*launch), *task),
-        epochs=1,
+        at_once=1,
         said=_said_of_code,
     )
 

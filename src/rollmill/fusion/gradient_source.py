@@ -13,7 +13,8 @@ from rollmill.fusion.leaves import Leaf
 from rollmill.fusion.passes import Pass, Plan, passes_of
 from rollmill.fusion.prelude import Numerics, columns
 from rollmill.fusion.triton_operations import TYPES
-from rollmill.fusion.triton_source import Names, Writer
+from rollmill.fusion.triton_order import Names
+from rollmill.fusion.triton_source import Writer
 
 if TYPE_CHECKING:
     from rollmill.fusion.gradients import GradientStep

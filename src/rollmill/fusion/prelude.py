@@ -71,9 +71,9 @@ class Prelude:
     def row(self, slot: int, place: int, width: int, stride: int = 1) -> str:
         """Numbers of a uniform array, so far apart."""
         column = self.columns(width)
-        mask = "" if columns(width) == width else f", mask={column}[None, :] < {width}, other=0"
+        check = [] if columns(width) == width else [f"{column}[None, :] < {width}"]
         step = f"{column}[None, :] * {stride}" if stride != 1 else f"{column}[None, :]"
-        load = f"tl.load({self._slots[slot]} + {place} + {step}{mask})"
+        load = read(f"{self._slots[slot]} + {place} + {step}", check)
         return self.once(("row", slot, place, width, stride), load)
 
     def matrix(
@@ -88,9 +88,8 @@ class Prelude:
         place = f"{row}[:, None] * {row_stride} + ({column}[None, :] + {start}) * {column_stride}"
         checks = [f"({row}[:, None] < {rows})"] if columns(rows) != rows else []
         checks += [f"({column}[None, :] < {width})"] if columns(width) != width else []
-        mask = f", mask={' & '.join(checks)}, other=0" if checks else ""
         cast = ".to(tl.bfloat16)" if self._numerics == "bfloat16" else ""
-        text = f"tl.load({self._slots[slot]} + {place}{mask}){cast}"
+        text = f"{read(f'{self._slots[slot]} + {place}', checks)}{cast}"
         return self.once(("matrix", slot, rows, start, width, transposed, of_scalars), text)
 
     def heads(self, head: Head) -> str:
@@ -99,10 +98,10 @@ class Prelude:
         along, across = self.taken(width), f"tl.arange(0, {head.columns})"
         dtype = "tl.bfloat16" if self._numerics == "bfloat16" else "tl.float32"
         matrix = self.once(("heads", head), f"tl.zeros([{columns(width)}, {head.columns}], {dtype})")
-        mask = "" if columns(width) == width else f", mask={along} < {width}, other=0"
+        check = [] if columns(width) == width else [f"{along} < {width}"]
         for n, weight in enumerate(head.weights):
             slot, place = weight.attributes
-            load = f"tl.load({self._slots[slot]} + {place} + {along}{mask})[:, None].to({dtype})"
+            load = f"{read(f'{self._slots[slot]} + {place} + {along}', check)}[:, None].to({dtype})"
             matrix = self.once(("heads", head, n), f"tl.where({across}[None, :] == {n}, {load}, {matrix})")
         return matrix
 
@@ -110,6 +109,11 @@ class Prelude:
         """A row whose first number is one, and the others zero, in every place of a block."""
         row = f"tl.where({self.columns(MOST)}[None, :] == 0, 1.0, 0.0)"
         return self.once(("ones",), f"tl.broadcast_to({row}, [BLOCK, {MOST}])")
+
+
+def read(places: str, checks: Sequence[str]) -> str:
+    """Numbers at these places; zeros where a check fails."""
+    return f"read_where({places}, {' & '.join(checks)})" if checks else f"read({places})"
 
 
 def as_taken(row: str, width: int, numerics: Numerics) -> str:

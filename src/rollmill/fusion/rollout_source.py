@@ -6,8 +6,9 @@ import numpy as np
 
 from rollmill.fusion.beside import ONE_EACH, ONE_EACH_BOTH_WAYS
 from rollmill.fusion.prelude import Numerics, columns
+from rollmill.fusion.stretches import is_long
 from rollmill.fusion.triton_operations import TYPES
-from rollmill.fusion.triton_places import load_leaf, store_leaf
+from rollmill.fusion.triton_places import Places
 from rollmill.fusion.triton_source import Writer
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ def rollout_source(step: "RolloutStep", num_steps: int, num_envs: int, block: in
     out = [f"step{n}" for n, leaf in enumerate(step.step) if leaf.places]
     writer = Writer(numerics, uniform, apart=ONE_EACH_BOTH_WAYS if numerics == "float32" else ONE_EACH)
     mask = "" if num_envs % block == 0 else "here"
+    places = Places(writer, mask, is_long(program.nodes()))
 
     each = zip(before, taken, strict=True)
-    loaded = [name for pointer, leaf in each for name in load_leaf(writer, pointer, leaf, mask)]
+    loaded = [name for pointer, leaf in each for name in places.load(pointer, "env", leaf)]
     inputs = writer.named(program.inputs[: len(loaded)], loaded)
     opening, writer.lines = writer.lines, []
     writer.line("for t in range(T):")
@@ -39,12 +41,12 @@ def rollout_source(step: "RolloutStep", num_steps: int, num_envs: int, block: in
     found = writer.write(program, [*inputs, *_turn(writer)])
     for n, leaf in enumerate(step.step):
         if leaf.places:
-            store_leaf(writer, f"step{n}", "at", leaf, [found[place] for place in leaf.places], mask)
+            places.store(f"step{n}", "at", leaf, [found[place] for place in leaf.places])
     _advance(writer, step, inputs, found)
     writer.deeper(-1)
     for n, (leaf, does) in enumerate(zip(step.carried, changes, strict=True)):
         if does:
-            store_leaf(writer, f"after{n}", "env", leaf, [inputs[place] for place in leaf.places], mask)
+            places.store(f"after{n}", "env", leaf, [inputs[place] for place in leaf.places])
     arguments = ", ".join([*before, *uniform, *after, *out])
     head = [
         "@triton.jit",

@@ -2,119 +2,143 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from rollmill.fusion.beside import side_by_side
 from rollmill.fusion.leaves import Leaf
-from rollmill.fusion.prelude import columns
+from rollmill.fusion.prelude import columns, read
 from rollmill.fusion.triton_operations import TYPES
 from rollmill.fusion.triton_source import Writer
 
-FEW = 4
-"""Numbers of a leaf that Triton may place. It asks of each place that it reads or writes what else in the kernel
-depends on it, which took most of the time to compile an environment of two hundred numbers."""
 
-WORDS = {1: ("b8", ".to({type})"), 4: ("b32", ".to({type}, bitcast=True)")}
-"""By the bytes of a number: what an instruction moves, and how it comes out of a register of 32 bits."""
+class Word(NamedTuple):
+    """How numbers of a size are moved by an instruction, through registers of 32 bits."""
 
-
-def load_leaf(writer: Writer, pointer: str, leaf: Leaf, mask: str) -> list[str]:
-    """The names of a leaf's numbers, or rows."""
-    if _by_instructions(leaf):
-        return _load_by_instructions(writer, f"{pointer} + env * {math.prod(leaf.shape)}", leaf, mask)
-    names = []
-    for n in range(len(leaf.places)):
-        names.append(writer.fresh())
-        place, masks = _place(writer, "env", leaf, n, mask)
-        other = f", mask={masks}, other=0" if masks else ""
-        writer.line(f"{names[-1]} = tl.load({pointer} + {place}{other})")
-    return names
+    kind: str
+    out: str
+    """What follows a register's name to make it a number of `{type}`."""
+    into: str
+    """What follows a number's name to fill a register."""
 
 
-def store_leaf(writer: Writer, pointer: str, row: str, leaf: Leaf, names: Sequence[str], mask: str) -> None:
-    """Writes a leaf to rows of an array; neighbouring numbers leave together."""
-    if _by_instructions(leaf):
-        _store_by_instructions(writer, f"{pointer} + {row} * {math.prod(leaf.shape)}", leaf, names, mask)
-    elif leaf.width is None and len(names) in (2, 4):
-        _store_together(writer, pointer, f"{row} * {len(names)}", names, mask)
-    else:
-        _store_one_by_one(writer, pointer, row, leaf, names, mask)
+WORDS = {
+    1: Word("b8", ".to({type})", ".to(tl.int32)"),
+    2: Word("b16", ".to(tl.int16).to({type}, bitcast=True)", ".to(tl.int16, bitcast=True).to(tl.int32)"),
+    4: Word("b32", ".to({type}, bitcast=True)", ".to(tl.int32, bitcast=True)"),
+}
+"""By the bytes of a number."""
 
 
-def _by_instructions(leaf: Leaf) -> bool:
-    return leaf.width is None and len(leaf.places) > FEW and leaf.dtype.itemsize in WORDS
+class Places(NamedTuple):
+    """Where the environments of a block have their leaves.
+
+    Numbers are moved by instructions of the chip, side by side as they lie; rows by Triton, which has threads
+    exchange them so that neighbours write neighbours, but in long programs each as it is: see `HELPERS`.
+    """
+
+    writer: Writer
+    mask: str
+    """Which environments are there; empty where all are."""
+    is_long: bool
+    """Whether the program is."""
+
+    def load(self, pointer: str, row: str, leaf: Leaf) -> list[str]:
+        """The names of a leaf's numbers, or rows."""
+        if leaf.width is None:
+            return self._load_numbers(f"{pointer} + {row} * {math.prod(leaf.shape)}", leaf)
+        return [self._load_row(pointer, row, leaf, n) for n in range(len(leaf.places))]
+
+    def store(self, pointer: str, row: str, leaf: Leaf, names: Sequence[str]) -> None:
+        """Writes a leaf to rows of an array."""
+        if leaf.width is None:
+            self._store_numbers(f"{pointer} + {row} * {math.prod(leaf.shape)}", leaf, names)
+        else:
+            for n, name in enumerate(names):
+                self._store_row(pointer, row, leaf, n, name)
+
+    # --- rows ------------------------------------------------------------------------------------------------
+
+    def _load_row(self, pointer: str, row: str, leaf: Leaf, n: int) -> str:
+        places, checks = self._of_row(pointer, row, leaf, n)
+        masks = f", mask={' & '.join(checks)}, other=0" if checks else ""
+        name = self.writer.fresh()
+        self.writer.line(f"{name} = {read(places, checks) if self.is_long else f'tl.load({places}{masks})'}")
+        return name
+
+    def _store_row(self, pointer: str, row: str, leaf: Leaf, n: int, name: str) -> None:
+        places, checks = self._of_row(pointer, row, leaf, n)
+        whole = f"tl.broadcast_to({name}, [BLOCK, {columns(leaf.width or 0)}])"
+        if self.is_long:
+            self.writer.line(f"write_where({places}, {whole}, {' & '.join(checks) or EVERYWHERE})")
+        else:
+            mask = f", mask={' & '.join(checks)}" if checks else ""
+            self.writer.line(f"tl.store({places}, {whole}{mask})")
+
+    def _of_row(self, pointer: str, row: str, leaf: Leaf, n: int) -> tuple[str, list[str]]:
+        """Where the n-th row of a leaf lies, and which of its numbers exist."""
+        width = leaf.width or 0
+        column = self.writer.before.columns(width)
+        checks = [f"{self.mask}[:, None]"] if self.mask else []
+        checks += [f"({column}[None, :] < {width})"] if columns(width) != width else []
+        start = f"({row} * {math.prod(leaf.shape)} + {n * width})"
+        return f"{pointer} + {start}[:, None] + {column}[None, :]", checks
+
+    # --- numbers ---------------------------------------------------------------------------------------------
+
+    def _load_numbers(self, row: str, leaf: Leaf) -> list[str]:
+        """Numbers that lie side by side from each environment's address on; where it is not there, zeros."""
+        word, start, together, inside = (
+            WORDS[leaf.dtype.itemsize],
+            self._address(row),
+            _together(leaf),
+            self._inside(),
+        )
+        names = [self.writer.fresh() for _ in leaf.places]
+        for first in range(0, len(names), together):
+            what, operands = _moved(word.kind, 0, together)
+            text = f"ld.global{what} {operands}, [${together} + {first * leaf.dtype.itemsize}];"
+            if inside:
+                zeros = " ".join(f"mov.b32 ${n}, 0;" for n in range(together))
+                text = f"{zeros} {_where_inside(text, together + 1)}"
+            written = "=&r" if inside else "=r"  # zeros come before the operands are read
+            registers = ",".join([written] * together + ["l"] + ["r"] * len(inside))
+            types = "tl.int32" if together == 1 else f"({', '.join(['tl.int32'] * together)})"
+            found = _instruction(text, registers, [start, *inside], types, is_pure=True)
+            self.writer.line(f"{', '.join(names[first : first + together])} = {found}")
+        for name in names:
+            out = " != 0" if leaf.dtype == np.bool_ else word.out.format(type=TYPES[leaf.dtype.name])
+            self.writer.line(f"{name} = {name}{out}")
+        return names
+
+    def _store_numbers(self, row: str, leaf: Leaf, names: Sequence[str]) -> None:
+        """Writes numbers side by side from each environment's address on."""
+        word, start, together, inside = (
+            WORDS[leaf.dtype.itemsize],
+            self._address(row),
+            _together(leaf),
+            self._inside(),
+        )
+        for first in range(0, len(names), together):
+            own = [f"tl.broadcast_to({name}, [BLOCK]){word.into}" for name in names[first : first + together]]
+            what, operands = _moved(word.kind, 2, together)
+            text = f"st.global{what} [$1 + {first * leaf.dtype.itemsize}], {operands};"
+            text = _where_inside(text, 2 + together) if inside else text
+            registers = ",".join(["=r", "l"] + ["r"] * (together + len(inside)))
+            text = f"{text} mov.b32 $0, 0;"  # a result, which nobody reads
+            self.writer.line(_instruction(text, registers, [start, *own, *inside], "tl.int32", is_pure=False))
+
+    def _address(self, row: str) -> str:
+        start = self.writer.fresh()
+        self.writer.line(f"{start} = ({row}).to(tl.int64)")
+        return start
+
+    def _inside(self) -> list[str]:
+        """An operand, where environments of a block may not be there."""
+        return [f"{self.mask}.to(tl.int32)"] if self.mask else []
 
 
-# --- as Triton places them -------------------------------------------------------------------------------------
-
-
-def _store_one_by_one(writer: Writer, pointer: str, row: str, leaf: Leaf, names: Sequence[str], mask: str) -> None:
-    for n, name in enumerate(names):
-        place, masks = _place(writer, row, leaf, n, mask)
-        other = f", mask={masks}" if masks else ""
-        shape = "[BLOCK]" if leaf.width is None else f"[BLOCK, {columns(leaf.width)}]"
-        writer.line(f"tl.store({pointer} + {place}, tl.broadcast_to({name}, {shape}){other})")
-
-
-def _store_together(writer: Writer, pointer: str, first: str, names: Sequence[str], mask: str) -> None:
-    tile = side_by_side(writer, [f"tl.broadcast_to({name}, [BLOCK])" for name in names])
-    other = f", mask={mask}[:, None]" if mask else ""
-    place = f"({first})[:, None] + tl.arange(0, {len(names)})[None, :]"
-    writer.line(f"tl.store({pointer} + {place}, {tile}{other})")
-
-
-def _place(writer: Writer, row: str, leaf: Leaf, n: int, mask: str) -> tuple[str, str]:
-    """Where the n-th number or row of a leaf lies in its rows of an array, and which of it exist."""
-    size = math.prod(leaf.shape)
-    if leaf.width is None:
-        return f"{row} * {size} + {n}", mask
-    column = writer.before.columns(leaf.width)
-    masks = [f"{mask}[:, None]"] if mask else []
-    masks += [f"({column}[None, :] < {leaf.width})"] if columns(leaf.width) != leaf.width else []
-    return f"({row} * {size} + {n * leaf.width})[:, None] + {column}[None, :]", " & ".join(masks)
-
-
-# --- by instructions of the chip -------------------------------------------------------------------------------
-
-
-def _load_by_instructions(writer: Writer, row: str, leaf: Leaf, mask: str) -> list[str]:
-    """Numbers that lie side by side from each environment's address on; where it is not there, zeros."""
-    kind, cast = WORDS[leaf.dtype.itemsize]
-    start, together, inside = _address(writer, row), _together(leaf), _condition(mask)
-    names = [writer.fresh() for _ in leaf.places]
-    for first in range(0, len(names), together):
-        own = names[first : first + together]
-        what, operands = _moved(kind, 0, together)
-        text = f"ld.global{what} {operands}, [${together} + {first * leaf.dtype.itemsize}];"
-        if inside:
-            zeros = " ".join(f"mov.b32 ${n}, 0;" for n in range(together))
-            text = f"{zeros} {_where_inside(text, together + 1)}"
-        written = "=&r" if inside else "=r"  # zeros come before the operands are read
-        registers = ",".join([written] * together + ["l"] + ["r"] * len(inside))
-        types = "tl.int32" if together == 1 else f"({', '.join(['tl.int32'] * together)})"
-        writer.line(f"{', '.join(own)} = {_instruction(text, registers, [start, *inside], types, is_pure=True)}")
-    for name in names:
-        whole = f"{name} != 0" if leaf.dtype == np.bool_ else name + cast.format(type=TYPES[leaf.dtype.name])
-        writer.line(f"{name} = {whole}")
-    return names
-
-
-def _store_by_instructions(writer: Writer, row: str, leaf: Leaf, names: Sequence[str], mask: str) -> None:
-    """Writes numbers side by side from each environment's address on."""
-    kind, cast = WORDS[leaf.dtype.itemsize]
-    start, together, inside = _address(writer, row), _together(leaf), _condition(mask)
-    for first in range(0, len(names), together):
-        own = [
-            f"tl.broadcast_to({name}, [BLOCK]){cast.format(type='tl.int32')}"
-            for name in names[first : first + together]
-        ]
-        what, operands = _moved(kind, 2, together)
-        text = f"st.global{what} [$1 + {first * leaf.dtype.itemsize}], {operands};"
-        text = _where_inside(text, 2 + together) if inside else text
-        registers = ",".join(["=r", "l"] + ["r"] * (together + len(inside)))
-        text = f"{text} mov.b32 $0, 0;"  # a result, which nobody reads
-        writer.line(_instruction(text, registers, [start, *own, *inside], "tl.int32", is_pure=False))
+EVERYWHERE = "tl.full([1, 1], True, tl.int1)"
 
 
 def _together(leaf: Leaf) -> int:
@@ -126,17 +150,6 @@ def _moved(kind: str, first: int, together: int) -> tuple[str, str]:
     """How an instruction says what it moves, and its operands, from this one on."""
     operands = ", ".join(f"${first + n}" for n in range(together))
     return (f".v{together}.{kind}", f"{{{operands}}}") if together > 1 else (f".{kind}", operands)
-
-
-def _address(writer: Writer, row: str) -> str:
-    start = writer.fresh()
-    writer.line(f"{start} = ({row}).to(tl.int64)")
-    return start
-
-
-def _condition(mask: str) -> list[str]:
-    """An operand, where environments of a block may not be there."""
-    return [f"{mask}.to(tl.int32)"] if mask else []
 
 
 def _where_inside(text: str, operand: int) -> str:

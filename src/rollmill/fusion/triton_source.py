@@ -5,23 +5,17 @@ read.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
 from rollmill.fusion.beside import LEFT, ONE, ZERO, Apart, joined, side_by_side
-from rollmill.fusion.guards import Guard, guards
-from rollmill.fusion.ir import Loop, Node, Program, operands_first
+from rollmill.fusion.ir import Loop, Node, Program
 from rollmill.fusion.narrow import MOST, Head, Narrow, find_narrow, is_stacked_product
 from rollmill.fusion.prelude import Numerics, Prelude, as_taken, columns
 from rollmill.fusion.triton_operations import TYPES, by_constant, expression
-
-SEPARATOR = "; "
-"""Between names of which a node has several."""
-
-Names: TypeAlias = Mapping[Node, str]
-"""Of what is written."""
+from rollmill.fusion.triton_order import SEPARATOR, Names, Order
 
 Beside: TypeAlias = Callable[["Writer", Sequence[str]], str]
 """Makes a row of scalars with these names, as many as a power of two."""
@@ -66,7 +60,8 @@ class Writer:
         self._narrow = Narrow({}, {}, {}, {})
         self._beside = beside or joined
         self._apart = apart
-        self._tiles: dict[Head | tuple[str, ...], str] = {}
+        self.tiles: dict[Head | tuple[str, ...], str] = {}
+        """Rows of scalars, and products that several nodes share, by what they are made of."""
         self._count = 0
 
     def line(self, text: str) -> None:
@@ -84,61 +79,20 @@ class Writer:
 
         `then` is called after each node, with the names of all that is written.
         """
-        nodes = program.nodes()
-        self._find_products(nodes, program.outputs)
-        names = {node: inputs[int(node.attributes[0])] for node in nodes if node.op == "input"}
-        waiting = {node: guard for guard in guards(nodes, program.outputs) for node in guard.nodes}
-        for node in nodes:
-            self._write_once(node, names, waiting)
-            if then is not None:
-                then(names)
-        return [names[node] for node in program.outputs]
+        self._find_products(program.nodes(), program.outputs)
+        order = Order(self, program, inputs)
+        order.write(then)
+        return [order.names[node] for node in program.outputs]
 
     def named(self, inputs: Sequence[Node], names: Sequence[str]) -> list[str]:
         """What inputs are called whose numbers have these names; some are known, or another's again."""
         known = lambda node: self._constant(node) if node.op == "constant" else names[int(node.attributes[0])]
         return [known(node) for node in inputs]
 
-    def _write_once(self, root: Node, names: dict[Node, str], waiting: dict[Node, Guard]) -> None:
-        """Writes a node, and its guard where it has one, once everything that they read is written."""
-        if root in names or root in waiting:
-            return
-        guarded = [waiting[operand] for operand in root.operands if operand in waiting]
-        for guard in dict.fromkeys(guarded):
-            self._write_guard(guard, names, waiting)
-        names[root] = self._node(root, [names[operand] for operand in root.operands])
-
-    def _write_guard(self, guard: Guard, names: dict[Node, str], waiting: dict[Node, Guard]) -> None:
-        if guard.results[0] in names:
-            return
-        own = set(guard.nodes)
-        read = [operand for node in guard.nodes for operand in node.operands if operand not in own]
-        for node in dict.fromkeys([*read, guard.condition]):
-            self._write_tree(node, names, waiting)
-        results = {node: self.fresh() for node in guard.results}
-        for node, name in results.items():
-            self.line(f"{name} = tl.zeros({self._shape(node)}, {TYPES[node.dtype.name]})")
-        self.line(f"if tl.max({names[guard.condition]}.to(tl.int32), axis=0) != 0:")
-        self.deeper()
-        inside, tiles = dict(names), dict(self._tiles)
-        for node in guard.nodes:
-            inside[node] = self._node(node, [inside[operand] for operand in node.operands])
-        for node, name in results.items():
-            whole = f"tl.broadcast_to({inside[node]}, {self._shape(node)})"
-            self.line(f"{name} = {whole}.to({TYPES[node.dtype.name]})")
-        self.deeper(-1)
-        names.update(results)
-        self._tiles = tiles
-
-    def _write_tree(self, root: Node, names: dict[Node, str], waiting: dict[Node, Guard]) -> None:
-        for node in list(operands_first([root], names)):
-            if node in waiting:
-                self._write_guard(waiting[node], names, waiting)
-            self._write_once(node, names, waiting)
-
     # --- one node -------------------------------------------------------------------------------------
 
-    def _node(self, node: Node, operands: list[str]) -> str:
+    def node(self, node: Node, operands: list[str]) -> str:
+        """Writes a node whose operands have these names; returns its own, or the names of its numbers."""
         match node.op:
             case "constant":
                 return self._constant(node)
@@ -183,16 +137,17 @@ class Writer:
         self._count += 1
         return f"{self._prefix}{self._count}"
 
-    def _shape(self, node: Node) -> str:
+    def shape(self, node: Node) -> str:
+        """Of what a node becomes."""
         return "[BLOCK]" if node.width is None else f"[BLOCK, {columns(node.width)}]"
 
     def _expression(self, node: Node, operands: list[str]) -> str:
         first = node.operands[0]
         match node.op:
             case "table":
-                return f"tl.load({self._slots[node.attributes[0]]} + {operands[0]})"
+                return f"read({self._slots[node.attributes[0]]} + {operands[0]})"
             case "splat":
-                return f"tl.broadcast_to({self._repeated(first, operands[0])}, {self._shape(node)})"
+                return f"tl.broadcast_to({self._repeated(first, operands[0])}, {self.shape(node)})"
             case "column":
                 column = self.before.columns(first.width or 0)
                 chosen = f"tl.where({column}[None, :] == {node.attributes[0]}, {operands[0]}, 0)"
@@ -227,7 +182,7 @@ class Writer:
     def masked(self, row: Node, name: str, other: str) -> str:
         """A row whose columns that are too many are `other`."""
         width = row.width or 0
-        whole = f"tl.broadcast_to({name}, {self._shape(row)})"
+        whole = f"tl.broadcast_to({name}, {self.shape(row)})"
         return (
             whole
             if columns(width) == width
@@ -315,48 +270,48 @@ class Writer:
     def beside(self, scalars: Sequence[str]) -> str:
         """A row of scalars with these names, filled up with zeros; each is made once."""
         key = tuple(scalars)
-        if key not in self._tiles:
-            self._tiles[key] = self._beside(self, [*key, *[ZERO] * (columns(len(key)) - len(key))])
-        return self._tiles[key]
+        if key not in self.tiles:
+            self.tiles[key] = self._beside(self, [*key, *[ZERO] * (columns(len(key)) - len(key))])
+        return self.tiles[key]
 
     def _head(self, head: Head, column: int, row: str) -> str:
         """One column of a product that all sums over a row share."""
-        if head not in self._tiles:
+        if head not in self.tiles:
             left = self._taken(head.row, row)
-            self._tiles[head] = self._assign(self.product(left, self.before.heads(head)))
-        return self._assign(self._apart.column(self._tiles[head], head.columns, column))
+            self.tiles[head] = self._assign(self.product(left, self.before.heads(head)))
+        return self._assign(self._apart.column(self.tiles[head], head.columns, column))
 
     def _loop(self, loop: Loop, operands: list[str]) -> str:
         """Returns the names of the carried numbers, separated."""
         count, middle = len(loop.body.outputs), len(loop.body.inputs)
         carried = []
         for name, node in zip(operands, loop.body.outputs, strict=False):
-            whole = name if node.width is None else f"tl.broadcast_to({name}, {self._shape(node)})"
+            whole = name if node.width is None else f"tl.broadcast_to({name}, {self.shape(node)})"
             carried.append(
                 self._assign(
-                    f"{whole} + tl.zeros({self._shape(node)}, {TYPES[node.dtype.name]})"
+                    f"{whole} + tl.zeros({self.shape(node)}, {TYPES[node.dtype.name]})"
                     if node.dtype != np.bool_
-                    else f"{whole} & tl.full({self._shape(node)}, 1, tl.int1)"
+                    else f"{whole} & tl.full({self.shape(node)}, 1, tl.int1)"
                 )
             )
         inputs = [*carried, *operands[count:middle]]
-        tiles = dict(self._tiles)
+        tiles = dict(self.tiles)
         if loop.condition is None:
             self.line(f"for _ in range({loop.turns}):")
             self.deeper()
             self._replace(carried, self.write(loop.body, inputs))
             self.deeper(-1)
-            self._tiles = tiles
+            self.tiles = tiles
             return SEPARATOR.join(carried)
         asked = [*carried, *operands[middle:]]
         going = self._assign(self.write(loop.condition, asked)[0])
         self.line(f"while tl.max({going}.to(tl.int32), axis=0) != 0:")
         self.deeper()
         self._replace(carried, self.write(loop.body, inputs), going, loop)
-        self._tiles = dict(tiles)
+        self.tiles = dict(tiles)
         self.line(f"{going} = {self.write(loop.condition, asked)[0]}")
         self.deeper(-1)
-        self._tiles = tiles
+        self.tiles = tiles
         return SEPARATOR.join(carried)
 
     def _replace(self, carried: list[str], after: list[str], going: str = "", loop: Loop | None = None) -> None:

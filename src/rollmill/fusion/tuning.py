@@ -1,5 +1,6 @@
 """The fastest launches of the two kernels, for what they are to compute on the device where it lies."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from rollmill.dataflow import (
     Learner,
     ManyDescents,
     Metrics,
+    Trajectory,
     Weights,
     collect,
     identity,
@@ -44,14 +46,31 @@ def tune_rollout(
         return backend.rollout_text(launches[0], step, to_raw(collector), keys, graph.loops.num_steps)
 
     launches, arguments = backend.rollout_launches(len(collector.index)), (weights, collector, key)
+    device = backend.device(_device_of(collector.index))
     return fastest(
-        [traced(text, *arguments), backend.device(_device_of(collector.index)), f"unroll {unroll}"],
+        [traced(text, *arguments), device, f"{backend.at_once} times, unroll {unroll}"],
         launches,
-        lambda launch: partial(fused_collect, graph, run=backend.rollouts(launch)),
-        partial(collect, graph, unroll=unroll),
+        lambda launch: partial(
+            _rollouts, backend.at_once, partial(fused_collect, graph, run=backend.rollouts(launch))
+        ),
+        partial(_rollouts, backend.at_once, partial(collect, graph, unroll=unroll)),
         arguments,
         package=backend.package,
     )
+
+
+def _rollouts(
+    count: int,
+    collect: Callable[[Weights, Collector, Key], tuple[Collector, Trajectory]],
+    weights: Weights,
+    collector: Collector,
+    key: Key,
+) -> tuple[Collector, Trajectory]:
+    """The last of several rollouts, of which each goes on where the one before has ended."""
+    shape = jax.eval_shape(collect, weights, collector, key)[1]
+    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+    again = lambda now, key: (collect(weights, now[0], key), None)
+    return jax.lax.scan(again, (collector, empty), jax.random.split(key, count))[0]
 
 
 def tune_descent(graph: Graph, learner: Learner, batch: Batch, rows: Array, backend: Backend) -> Tuned:
@@ -71,7 +90,7 @@ def tune_descent(graph: Graph, learner: Learner, batch: Batch, rows: Array, back
 
     def epochs(learner: Learner, batch: Batch, rows: Array, *, descents: ManyDescents) -> tuple[Learner, Metrics]:
         descent = descents(graph, batch, identity)
-        shuffled = descent.shuffled(jnp.broadcast_to(rows, (backend.epochs, *rows.shape)))
+        shuffled = descent.shuffled(jnp.broadcast_to(rows, (backend.at_once, *rows.shape)))
         after, metrics = jax.lax.scan(descent.epoch, descent.begin(learner), shuffled)
         return descent.end(after), metrics
 
@@ -80,7 +99,7 @@ def tune_descent(graph: Graph, learner: Learner, batch: Batch, rows: Array, back
         [
             traced(text, *arguments),
             backend.device(device),
-            f"{backend.epochs} times {rows.shape}",
+            f"{backend.at_once} times {rows.shape}",
             str(jax.tree.structure(learner)),
         ],
         launches,
