@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array
 
+from rollmill.fusion import triton_memory, triton_operations
 from rollmill.fusion.refusals import CannotFuse
-from rollmill.fusion.triton_operations import HELPERS
 
 HEADER = f"""\
 import triton
@@ -23,7 +23,9 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 
-{HELPERS}
+{triton_operations.HELPERS}
+
+{triton_memory.HELPERS}
 """
 
 

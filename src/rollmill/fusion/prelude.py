@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from rollmill.fusion.narrow import MOST, Head
+from rollmill.fusion.triton_memory import Memory
 from rollmill.fusion.triton_operations import TYPES
 
 Numerics: TypeAlias = Literal["float32", "tf32", "bfloat16"]
@@ -28,18 +29,22 @@ def columns(width: int) -> int:
 class Prelude:
     """Lines before a kernel's loop, each of which is said once."""
 
-    def __init__(self, numerics: Numerics, slots: Sequence[str], fresh: Callable[[], str]) -> None:
+    def __init__(
+        self, numerics: Numerics, slots: Sequence[str], fresh: Callable[[], str], *, memory: Memory
+    ) -> None:
         """Lines so far none.
 
         Args:
             numerics: of products.
             slots: pointers to uniform arrays.
             fresh: gives names that nothing has yet.
+            memory: how rows and matrices are read.
         """
         self.lines: list[str] = []
         self._numerics = numerics
         self._slots = slots
         self._fresh = fresh
+        self._read = memory.read
         self._said: dict[tuple, str] = {}
 
     def once(self, key: tuple, text: str) -> str:
@@ -73,7 +78,7 @@ class Prelude:
         column = self.columns(width)
         check = [] if columns(width) == width else [f"{column}[None, :] < {width}"]
         step = f"{column}[None, :] * {stride}" if stride != 1 else f"{column}[None, :]"
-        load = read(f"{self._slots[slot]} + {place} + {step}", check)
+        load = self._read(f"{self._slots[slot]} + {place} + {step}", check)
         return self.once(("row", slot, place, width, stride), load)
 
     def matrix(
@@ -89,7 +94,7 @@ class Prelude:
         checks = [f"({row}[:, None] < {rows})"] if columns(rows) != rows else []
         checks += [f"({column}[None, :] < {width})"] if columns(width) != width else []
         cast = ".to(tl.bfloat16)" if self._numerics == "bfloat16" else ""
-        text = f"{read(f'{self._slots[slot]} + {place}', checks)}{cast}"
+        text = f"{self._read(f'{self._slots[slot]} + {place}', checks)}{cast}"
         return self.once(("matrix", slot, rows, start, width, transposed, of_scalars), text)
 
     def heads(self, head: Head) -> str:
@@ -101,7 +106,7 @@ class Prelude:
         check = [] if columns(width) == width else [f"{along} < {width}"]
         for n, weight in enumerate(head.weights):
             slot, place = weight.attributes
-            load = f"{read(f'{self._slots[slot]} + {place} + {along}', check)}[:, None].to({dtype})"
+            load = f"{self._read(f'{self._slots[slot]} + {place} + {along}', check)}[:, None].to({dtype})"
             matrix = self.once(("heads", head, n), f"tl.where({across}[None, :] == {n}, {load}, {matrix})")
         return matrix
 
@@ -109,11 +114,6 @@ class Prelude:
         """A row whose first number is one, and the others zero, in every place of a block."""
         row = f"tl.where({self.columns(MOST)}[None, :] == 0, 1.0, 0.0)"
         return self.once(("ones",), f"tl.broadcast_to({row}, [BLOCK, {MOST}])")
-
-
-def read(places: str, checks: Sequence[str]) -> str:
-    """Numbers at these places; zeros where a check fails."""
-    return f"read_where({places}, {' & '.join(checks)})" if checks else f"read({places})"
 
 
 def as_taken(row: str, width: int, numerics: Numerics) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from rollmill.fusion.beside import ONE_EACH, ONE_EACH_BOTH_WAYS
 from rollmill.fusion.prelude import Numerics, columns
 from rollmill.fusion.stretches import is_long
+from rollmill.fusion.triton_memory import BY_INSTRUCTIONS, BY_TRITON
 from rollmill.fusion.triton_operations import TYPES
 from rollmill.fusion.triton_places import Places
 from rollmill.fusion.triton_source import Writer
@@ -27,9 +28,14 @@ def rollout_source(step: "RolloutStep", num_steps: int, num_envs: int, block: in
     before, uniform = [f"in{n}" for n in range(len(taken))], [f"uniform{n}" for n in slots]
     after = [f"after{n}" for n, does in enumerate(changes) if does]
     out = [f"step{n}" for n, leaf in enumerate(step.step) if leaf.places]
-    writer = Writer(numerics, uniform, apart=ONE_EACH_BOTH_WAYS if numerics == "float32" else ONE_EACH)
+    writer = Writer(
+        numerics,
+        uniform,
+        apart=ONE_EACH_BOTH_WAYS if numerics == "float32" else ONE_EACH,
+        memory=BY_INSTRUCTIONS if is_long(program.nodes()) else BY_TRITON,
+    )
     mask = "" if num_envs % block == 0 else "here"
-    places = Places(writer, mask, is_long(program.nodes()))
+    places = Places(writer, mask)
 
     each = zip(before, taken, strict=True)
     loaded = [name for pointer, leaf in each for name in places.load(pointer, "env", leaf)]

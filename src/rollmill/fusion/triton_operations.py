@@ -118,48 +118,8 @@ def fast_tanh(x):
     text: tl.constexpr = "tanh.approx.f32 $0, $1;"
     return tl.inline_asm_elementwise(text, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
-
-@triton.jit
-def read(pointers):
-    number: tl.constexpr = pointers.dtype.element_ty
-    if number.primitive_bitwidth == 32:
-        text: tl.constexpr = "ld.global.b32 $0, [$1];"
-        places = [pointers.to(tl.int64)]
-        return tl.inline_asm_elementwise(text, "=r,l", places, tl.int32, True, 1).to(number, bitcast=True)
-    else:
-        return tl.load(pointers)
-
-
-@triton.jit
-def read_where(pointers, inside):
-    number: tl.constexpr = pointers.dtype.element_ty
-    if number.primitive_bitwidth == 32:
-        text: tl.constexpr = (
-            "{ .reg .pred inside; setp.ne.b32 inside, $2, 0; mov.b32 $0, 0; @inside ld.global.b32 $0, [$1]; }"
-        )
-        places = [pointers.to(tl.int64), inside.to(tl.int32)]
-        return tl.inline_asm_elementwise(text, "=&r,l,r", places, tl.int32, True, 1).to(number, bitcast=True)
-    else:
-        return tl.load(pointers, mask=inside, other=0)
-
-
-@triton.jit
-def write_where(pointers, numbers, inside):
-    number: tl.constexpr = pointers.dtype.element_ty
-    if number.primitive_bitwidth == 32:
-        text: tl.constexpr = (
-            "{ .reg .pred inside; setp.ne.b32 inside, $3, 0; @inside st.global.b32 [$1], $2; mov.b32 $0, 0; }"
-        )
-        places = [pointers.to(tl.int64), numbers.to(number).to(tl.int32, bitcast=True), inside.to(tl.int32)]
-        tl.inline_asm_elementwise(text, "=r,l,r,r", places, tl.int32, False, 1)
-    else:
-        tl.store(pointers, numbers, mask=inside)
 """
-"""Functions that expressions call.
-
-`read`, `read_where` and `write_where` are instructions of the chip for numbers of 32 bits: of what Triton reads or
-writes itself, it asks what else in the kernel depends on it, which took most of the time to compile large ones.
-"""
+"""Functions that expressions call."""
 
 
 def by_constant(op: str, dtype: np.dtype, amount: object) -> str:

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rollmill.fusion.beside import side_by_side
 from rollmill.fusion.leaves import Leaf
-from rollmill.fusion.prelude import columns, read
+from rollmill.fusion.prelude import columns
 from rollmill.fusion.triton_operations import TYPES
 from rollmill.fusion.triton_source import Writer
 
@@ -31,62 +32,61 @@ WORDS = {
 
 
 class Places(NamedTuple):
-    """Where the environments of a block have their leaves.
-
-    Numbers are moved by instructions of the chip, side by side as they lie; rows by Triton, which has threads
-    exchange them so that neighbours write neighbours, but in long programs each as it is: see `HELPERS`.
-    """
+    """Where the environments of a block have their leaves."""
 
     writer: Writer
     mask: str
     """Which environments are there; empty where all are."""
-    is_long: bool
-    """Whether the program is."""
 
     def load(self, pointer: str, row: str, leaf: Leaf) -> list[str]:
         """The names of a leaf's numbers, or rows."""
-        if leaf.width is None:
-            return self._load_numbers(f"{pointer} + {row} * {math.prod(leaf.shape)}", leaf)
-        return [self._load_row(pointer, row, leaf, n) for n in range(len(leaf.places))]
+        if self._are_many(leaf):
+            return self._load_by_instructions(f"{pointer} + {row} * {math.prod(leaf.shape)}", leaf)
+        names = []
+        for n in range(len(leaf.places)):
+            names.append(self.writer.fresh())
+            self.writer.line(f"{names[-1]} = {self.writer.memory.read(*self._place(pointer, row, leaf, n))}")
+        return names
 
     def store(self, pointer: str, row: str, leaf: Leaf, names: Sequence[str]) -> None:
-        """Writes a leaf to rows of an array."""
-        if leaf.width is None:
-            self._store_numbers(f"{pointer} + {row} * {math.prod(leaf.shape)}", leaf, names)
+        """Writes a leaf to rows of an array; neighbouring numbers leave together."""
+        if self._are_many(leaf):
+            self._store_by_instructions(f"{pointer} + {row} * {math.prod(leaf.shape)}", leaf, names)
+        elif leaf.width is None and len(names) in (2, 4):
+            self._store_together(pointer, f"{row} * {len(names)}", names)
         else:
-            for n, name in enumerate(names):
-                self._store_row(pointer, row, leaf, n, name)
+            self._store_one_by_one(pointer, row, leaf, names)
 
-    # --- rows ------------------------------------------------------------------------------------------------
+    def _are_many(self, leaf: Leaf) -> bool:
+        return leaf.width is None and len(leaf.places) > self.writer.memory.few
 
-    def _load_row(self, pointer: str, row: str, leaf: Leaf, n: int) -> str:
-        places, checks = self._of_row(pointer, row, leaf, n)
-        masks = f", mask={' & '.join(checks)}, other=0" if checks else ""
-        name = self.writer.fresh()
-        self.writer.line(f"{name} = {read(places, checks) if self.is_long else f'tl.load({places}{masks})'}")
-        return name
+    # --- as Triton places them -------------------------------------------------------------------------------
 
-    def _store_row(self, pointer: str, row: str, leaf: Leaf, n: int, name: str) -> None:
-        places, checks = self._of_row(pointer, row, leaf, n)
-        whole = f"tl.broadcast_to({name}, [BLOCK, {columns(leaf.width or 0)}])"
-        if self.is_long:
-            self.writer.line(f"write_where({places}, {whole}, {' & '.join(checks) or EVERYWHERE})")
-        else:
-            mask = f", mask={' & '.join(checks)}" if checks else ""
-            self.writer.line(f"tl.store({places}, {whole}{mask})")
+    def _store_one_by_one(self, pointer: str, row: str, leaf: Leaf, names: Sequence[str]) -> None:
+        shape = "[BLOCK]" if leaf.width is None else f"[BLOCK, {columns(leaf.width)}]"
+        for n, name in enumerate(names):
+            places, checks = self._place(pointer, row, leaf, n)
+            self.writer.line(self.writer.memory.write(places, f"tl.broadcast_to({name}, {shape})", checks))
 
-    def _of_row(self, pointer: str, row: str, leaf: Leaf, n: int) -> tuple[str, list[str]]:
-        """Where the n-th row of a leaf lies, and which of its numbers exist."""
-        width = leaf.width or 0
-        column = self.writer.before.columns(width)
+    def _store_together(self, pointer: str, first: str, names: Sequence[str]) -> None:
+        tile = side_by_side(self.writer, [f"tl.broadcast_to({name}, [BLOCK])" for name in names])
+        places = f"{pointer} + ({first})[:, None] + tl.arange(0, {len(names)})[None, :]"
         checks = [f"{self.mask}[:, None]"] if self.mask else []
-        checks += [f"({column}[None, :] < {width})"] if columns(width) != width else []
-        start = f"({row} * {math.prod(leaf.shape)} + {n * width})"
-        return f"{pointer} + {start}[:, None] + {column}[None, :]", checks
+        self.writer.line(self.writer.memory.write(places, tile, checks))
 
-    # --- numbers ---------------------------------------------------------------------------------------------
+    def _place(self, pointer: str, row: str, leaf: Leaf, n: int) -> tuple[str, list[str]]:
+        """Where the n-th number or row of a leaf lies in its rows of an array, and which of it exist."""
+        size = math.prod(leaf.shape)
+        if leaf.width is None:
+            return f"{pointer} + {row} * {size} + {n}", [self.mask] if self.mask else []
+        column = self.writer.before.columns(leaf.width)
+        checks = [f"{self.mask}[:, None]"] if self.mask else []
+        checks += [f"({column}[None, :] < {leaf.width})"] if columns(leaf.width) != leaf.width else []
+        return f"{pointer} + ({row} * {size} + {n * leaf.width})[:, None] + {column}[None, :]", checks
 
-    def _load_numbers(self, row: str, leaf: Leaf) -> list[str]:
+    # --- by instructions of the chip --------------------------------------------------------------------------
+
+    def _load_by_instructions(self, row: str, leaf: Leaf) -> list[str]:
         """Numbers that lie side by side from each environment's address on; where it is not there, zeros."""
         word, start, together, inside = (
             WORDS[leaf.dtype.itemsize],
@@ -111,7 +111,7 @@ class Places(NamedTuple):
             self.writer.line(f"{name} = {name}{out}")
         return names
 
-    def _store_numbers(self, row: str, leaf: Leaf, names: Sequence[str]) -> None:
+    def _store_by_instructions(self, row: str, leaf: Leaf, names: Sequence[str]) -> None:
         """Writes numbers side by side from each environment's address on."""
         word, start, together, inside = (
             WORDS[leaf.dtype.itemsize],
@@ -136,9 +136,6 @@ class Places(NamedTuple):
     def _inside(self) -> list[str]:
         """An operand, where environments of a block may not be there."""
         return [f"{self.mask}.to(tl.int32)"] if self.mask else []
-
-
-EVERYWHERE = "tl.full([1, 1], True, tl.int1)"
 
 
 def _together(leaf: Leaf) -> int:

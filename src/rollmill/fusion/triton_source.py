@@ -14,6 +14,7 @@ from rollmill.fusion.beside import LEFT, ONE, ZERO, Apart, joined, side_by_side
 from rollmill.fusion.ir import Loop, Node, Program
 from rollmill.fusion.narrow import MOST, Head, Narrow, find_narrow, is_stacked_product
 from rollmill.fusion.prelude import Numerics, Prelude, as_taken, columns
+from rollmill.fusion.triton_memory import BY_TRITON, Memory
 from rollmill.fusion.triton_operations import TYPES, by_constant, expression
 from rollmill.fusion.triton_order import SEPARATOR, Names, Order
 
@@ -36,6 +37,7 @@ class Writer:
         beside: Beside | None = None,
         apart: Apart = LEFT,
         exact_scalars: bool = True,
+        memory: Memory = BY_TRITON,
         prefix: str = "v",
     ) -> None:
         """Lines so far none.
@@ -47,12 +49,14 @@ class Writer:
             beside: how scalars become a row; `joined` where it is left out.
             apart: how scalars come out of rows, and go into them.
             exact_scalars: whether functions of single numbers are exact, as an environment's must be.
+            memory: how the kernel reads and writes.
             prefix: of all names.
         """
         self.numerics: Numerics = numerics
         self._exact_scalars = exact_scalars
         self._prefix = prefix
-        self.before = Prelude(numerics, slots, self.fresh)
+        self.memory = memory
+        self.before = Prelude(numerics, slots, self.fresh, memory=memory)
         self.lines: list[str] = []
         self._slots = slots
         self._indent = indent
@@ -145,7 +149,7 @@ class Writer:
         first = node.operands[0]
         match node.op:
             case "table":
-                return f"read({self._slots[node.attributes[0]]} + {operands[0]})"
+                return self.memory.read(f"{self._slots[node.attributes[0]]} + {operands[0]}", [])
             case "splat":
                 return f"tl.broadcast_to({self._repeated(first, operands[0])}, {self.shape(node)})"
             case "column":

@@ -1,0 +1,84 @@
+"""How kernels read and write memory in Triton's language.
+
+What Triton reads and writes itself, it places well, and kernels are up to twice as fast as by instructions. But it
+asks of each place what else in the kernel depends on it, which takes hours for a long program. An instruction of the
+chip is an expression to it like others.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class Memory(NamedTuple):
+    """How a kernel reads and writes; places are pointers, checks say which of them are there."""
+
+    read: Callable[[str, Sequence[str]], str]
+    """`(places, checks)`: an expression, zero where a check fails."""
+    write: Callable[[str, str, Sequence[str]], str]
+    """`(places, numbers, checks)`: a statement."""
+    few: int
+    """Numbers of a leaf that are read and written so; more of them are moved side by side by instructions."""
+
+
+def _load(places: str, checks: Sequence[str]) -> str:
+    mask = f", mask={' & '.join(checks)}, other=0" if checks else ""
+    return f"tl.load({places}{mask})"
+
+
+def _store(places: str, numbers: str, checks: Sequence[str]) -> str:
+    mask = f", mask={' & '.join(checks)}" if checks else ""
+    return f"tl.store({places}, {numbers}{mask})"
+
+
+def _read(places: str, checks: Sequence[str]) -> str:
+    return f"read_where({places}, {' & '.join(checks)})" if checks else f"read({places})"
+
+
+def _write(places: str, numbers: str, checks: Sequence[str]) -> str:
+    return f"write_where({places}, {numbers}, {' & '.join(checks) or EVERYWHERE})"
+
+
+EVERYWHERE = "tl.full([1, 1], True, tl.int1)"
+
+BY_TRITON = Memory(_load, _store, few=4)
+BY_INSTRUCTIONS = Memory(_read, _write, few=0)
+"""Numbers of 32 bits; others are left to Triton."""
+
+HELPERS = """\
+@triton.jit
+def read(pointers):
+    number: tl.constexpr = pointers.dtype.element_ty
+    if number.primitive_bitwidth == 32:
+        text: tl.constexpr = "ld.global.b32 $0, [$1];"
+        places = [pointers.to(tl.int64)]
+        return tl.inline_asm_elementwise(text, "=r,l", places, tl.int32, True, 1).to(number, bitcast=True)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def read_where(pointers, inside):
+    number: tl.constexpr = pointers.dtype.element_ty
+    if number.primitive_bitwidth == 32:
+        text: tl.constexpr = (
+            "{ .reg .pred inside; setp.ne.b32 inside, $2, 0; mov.b32 $0, 0; @inside ld.global.b32 $0, [$1]; }"
+        )
+        places = [pointers.to(tl.int64), inside.to(tl.int32)]
+        return tl.inline_asm_elementwise(text, "=&r,l,r", places, tl.int32, True, 1).to(number, bitcast=True)
+    else:
+        return tl.load(pointers, mask=inside, other=0)
+
+
+@triton.jit
+def write_where(pointers, numbers, inside):
+    number: tl.constexpr = pointers.dtype.element_ty
+    if number.primitive_bitwidth == 32:
+        text: tl.constexpr = (
+            "{ .reg .pred inside; setp.ne.b32 inside, $3, 0; @inside st.global.b32 [$1], $2; mov.b32 $0, 0; }"
+        )
+        places = [pointers.to(tl.int64), numbers.to(number).to(tl.int32, bitcast=True), inside.to(tl.int32)]
+        tl.inline_asm_elementwise(text, "=r,l,r,r", places, tl.int32, False, 1)
+    else:
+        tl.store(pointers, numbers, mask=inside)
+"""
+"""Functions that `BY_INSTRUCTIONS` calls."""
