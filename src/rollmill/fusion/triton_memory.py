@@ -1,8 +1,8 @@
 """How kernels read and write memory in Triton's language.
 
-What Triton reads and writes itself, it places well, and kernels are up to twice as fast as by instructions. But it
-asks of each place what else in the kernel depends on it, which takes hours for a long program. An instruction of the
-chip is an expression to it like others.
+What Triton reads and writes itself, it places well: such kernels are up to twice as fast as by instructions. But
+for each place it looks for what else in the kernel depends on it, which takes hours for a long program. What an
+instruction of the chip does is an expression to it like others.
 """
 
 from collections.abc import Callable, Sequence
