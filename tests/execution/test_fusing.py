@@ -149,6 +149,17 @@ def test_what_triton_cannot_compile_is_left_to_xla(monkeypatch, rollouts_alone):
     assert not ways.rollouts.fused and "Triton cannot compile the kernel" in ways.rollouts.note
 
 
+@pytest.mark.parametrize(("longest", "fused"), [(10_000, True), (100, False)])
+def test_kernels_of_very_many_operations_have_to_be_asked_for(monkeypatch, rollouts_alone, longest, fused):
+    monkeypatch.setattr(backends, "LONGEST", longest)
+    monkeypatch.setattr(fusing._Choice, "_tune_rollouts", lambda *_: fusing.Tuned((32, 1), 1.0, 2.0))
+    graph = graph_on(rollmill.make("CartPole-v1"))
+    way = choose_ways(graph, fusion="auto", **CHOICE).rollouts
+    assert way.fused == fused
+    assert fused or "operations; with more than 100, a kernel compiles for minutes" in way.note
+    assert choose_ways(graph, fusion="rollout", **CHOICE).rollouts.fused
+
+
 @pytest.mark.parametrize("capability", ["7.5", "gfx942"])
 def test_chips_without_kernels_are_named(rollouts_alone, capability):
     chip = SimpleNamespace(platform="gpu", compute_capability=capability, device_kind="a chip")

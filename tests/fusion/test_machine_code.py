@@ -86,7 +86,7 @@ def test_rollouts_are_those_of_the_program(name, num_envs, network):
     graph = ppo(make(name, max_steps=6), num_envs=num_envs, num_steps=8, num_minibatches=1, network=network)
     state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(num_envs))
     backend = machine_code()
-    runs = run_reference, backend.rollouts(backend.rollout_launches(num_envs)[0])
+    runs = run_reference, backend.rollouts(backend.rollout_launches(num_envs, 0)[0])
 
     def both(state, key):
         weights = graph.weights(state.learner)

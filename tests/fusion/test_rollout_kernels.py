@@ -94,6 +94,8 @@ def by_triton(test):
 
 OWN = [name for name, _ in registered() if name not in ("CartPole-v1", "TagContinuous-v0")]
 """All but one that is compiled anyway, and one whose state does not fit."""
+MINUTES = pytest.mark.timeout(1_800)
+"""A step of TagContinuous-Small-v0 is 29,000 nodes, which compile for minutes."""
 SHOW_NOTHING = ("Probe-ActionMask-v0", "Probe-ActionReward-v0", "Probe-ConstantReward-v0")
 """Whose observation is always the same, so that a policy of it is computed beside the kernel."""
 KERNELS = [
@@ -101,7 +103,7 @@ KERNELS = [
     ("CartPole-v1", SHARED, "bfloat16", 80, Launch(16, 1)),
     ("CartPole-v1", SHARED, "float32", 120, Launch(32, 2)),
     *(
-        pytest.param(name, SHARED, "tf32", capability, Launch(32, 1), marks=pytest.mark.slow)
+        pytest.param(name, SHARED, "tf32", capability, Launch(32, 1), marks=[pytest.mark.slow, MINUTES])
         for name in OWN
         for capability in (80, 90, 120)
     ),

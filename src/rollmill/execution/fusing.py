@@ -32,10 +32,10 @@ from rollmill.fusion import (
     backend_of,
     check_gradients,
     check_package,
-    check_rollout,
     first_batch,
     fused_collect,
     fused_descent,
+    nodes_of_rollout,
     tune_descent,
     tune_rollout,
 )
@@ -192,16 +192,32 @@ class _Choice:
             return plain._replace(note=f"{what} are not fused: {reason}")
 
     def rollouts(self, plain: Way) -> Way:
-        check_rollout(self.graph)
-        found = self._launch("rollouts", self.backend.rollout_launches(self._share), self._tune_rollouts)
+        nodes = nodes_of_rollout(self.graph)
+        self._check_length(nodes)
+        launches = self.backend.rollout_launches(self._share, nodes)
+        found = self._launch("rollouts", launches, self._tune_rollouts)
         function = partial(fused_collect, run=self.backend.rollouts(found.launch))
         where = self.backend.said("rollouts", found.launch)
         return self._faster("rollouts", found, plain, Way(function, True, where, found.launch))
 
-    def _tune_rollouts(self) -> Tuned:
+    def _check_length(self, nodes: int) -> None:
+        """Whether a step of so many nodes is worth trying.
+
+        Raises:
+            CannotFuse: if it is not, and nobody has asked for it.
+        """
+        longest = self.backend.longest
+        if self.fusion == "auto" and self.launches is None and longest is not None and nodes > longest:
+            raise CannotFuse(
+                f"a step is {nodes:,} operations; with more than {longest:,}, a kernel compiles for minutes and "
+                "is slower than XLA. fusion=rollout makes one all the same"
+            )
+
+    def _tune_rollouts(self, launches: Sequence[tuple[int, ...]]) -> Tuned:
         state = self._example
         weights = self.graph.weights(state.learner)
-        return tune_rollout(self.graph, weights, state.collector, state.key, self.backend, unroll=self.unroll)
+        task = self.graph, weights, state.collector, state.key
+        return tune_rollout(*task, self.backend, launches, unroll=self.unroll)
 
     def gradients(self, plain: Way) -> Way:
         check_gradients(self.graph)
@@ -211,17 +227,22 @@ class _Choice:
         where = self.backend.said("gradients", found.launch)
         return self._faster("gradients", found, plain, Way(function, True, where, found.launch))
 
-    def _tune_gradients(self) -> Tuned:
+    def _tune_gradients(self, launches: Sequence[tuple[int, ...]]) -> Tuned:
         with jax.default_device(self.devices[0]):
             learner, batch, rows = jax.jit(self._epoch)(self._example)
-        return tune_descent(self.graph, learner, batch, rows, self.backend)
+        return tune_descent(self.graph, learner, batch, rows, self.backend, launches)
 
-    def _launch(self, what: str, launches: Sequence[tuple[int, ...]], tune: Callable[[], Tuned]) -> Tuned:
+    def _launch(
+        self,
+        what: str,
+        launches: Sequence[tuple[int, ...]],
+        tune: Callable[[Sequence[tuple[int, ...]]], Tuned],
+    ) -> Tuned:
         """The launch that the run began with, or the only one that there is, or else the fastest."""
         kept = (self.launches or {}).get(what)
         if kept is not None:
             return Tuned(tuple(kept))
-        return Tuned(tuple(launches[0])) if self.fusion != "auto" and len(launches) == 1 else tune()
+        return Tuned(tuple(launches[0])) if self.fusion != "auto" and len(launches) == 1 else tune(launches)
 
     def _faster(self, what: str, found: Tuned, plain: Way, fused: Way) -> Way:
         """The fused way, but for `auto` where it is slower."""

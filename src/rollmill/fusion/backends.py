@@ -13,6 +13,7 @@ from rollmill.fusion import gradients, rollout
 from rollmill.fusion.gradients import GradientLaunch, GradientStep, Minibatch
 from rollmill.fusion.native import CodeLaunch, describe_processor, usable_cores
 from rollmill.fusion.rollout import Launch, RolloutStep
+from rollmill.fusion.stretches import is_long
 from rollmill.fusion.triton_source import Numerics
 
 AnyLaunch: TypeAlias = tuple[int, ...]
@@ -27,8 +28,10 @@ class Backend(NamedTuple):
     """What launches are found for."""
     check: Callable[[Any], None]
     """Raises a UsageError where a device has no kernels."""
-    rollout_launches: Callable[[int], Sequence[AnyLaunch]]
-    """What is worth trying for the rollouts of so many environments."""
+    rollout_launches: Callable[[int, int], Sequence[AnyLaunch]]
+    """`(environments, nodes of a step)`: what is worth trying for rollouts."""
+    longest: int | None
+    """Nodes of a step that are worth trying at all, unless a kernel is asked for; None for any number."""
     rollouts: Callable[[AnyLaunch], rollout.Run]
     """Runs rollouts."""
     rollout_text: Callable[[AnyLaunch, RolloutStep, Sequence[Any], Any, int], str]
@@ -76,6 +79,10 @@ ROLLOUTS = (
     *(Launch(16, 1), Launch(16, 2), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4)),
     *(Launch(32, 1, registers=128), Launch(128, 4, registers=128)),
 )
+LONG_ROLLOUT = Launch(16, 1)
+"""The fastest of five for TagContinuous-Small-v0, which compiled for three minutes each."""
+LONGEST = 15_000
+"""That one has 29,000 nodes, and its kernel is 0.7 times as fast as XLA."""
 EXACT_ROLLOUTS = (Launch(16, 2), Launch(32, 4), Launch(16, 4), Launch(64, 4))
 """With exact products, which are no tensor cores' and need more registers."""
 GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
@@ -89,7 +96,8 @@ def triton_kernels(numerics: Numerics) -> Backend:
         package="triton",
         device=lambda device: device.device_kind,
         check=_check_chip,
-        rollout_launches=lambda num_envs: EXACT_ROLLOUTS if numerics == "float32" else ROLLOUTS,
+        rollout_launches=partial(_rollout_launches, numerics),
+        longest=LONGEST,
         rollouts=lambda launch: partial(rollout.run_kernel, launch=Launch(*launch), **how),
         rollout_text=partial(_rollout_kernel_text, numerics),
         gradient_launches=_gradient_launches,
@@ -107,6 +115,12 @@ def _check_chip(device: Any) -> None:
             f"kernels are for NVIDIA's chips from compute capability {LEAST_CAPABILITY} on; this one, "
             f"{device.device_kind}, has {capability}"
         )
+
+
+def _rollout_launches(numerics: Numerics, num_envs: int, num_nodes: int) -> Sequence[Launch]:
+    if numerics == "float32":
+        return EXACT_ROLLOUTS[:1] if is_long(num_nodes) else EXACT_ROLLOUTS
+    return [LONG_ROLLOUT] if is_long(num_nodes) else ROLLOUTS
 
 
 def _gradient_launches(num_samples: int, device: Any) -> list[GradientLaunch]:
@@ -148,7 +162,8 @@ def machine_code() -> Backend:
         package="llvmlite",
         device=lambda device: describe_processor(),
         check=lambda device: None,
-        rollout_launches=lambda num_envs: [CodeLaunch(min(ENVIRONMENTS_TOGETHER, _power_of_two_within(num_envs)))],
+        rollout_launches=_blocks,
+        longest=None,
         rollouts=lambda launch: partial(run_rollout_code, launch=CodeLaunch(*launch)),
         rollout_text=lambda launch, *task: _code_text(_rollout_code(CodeLaunch(*launch), *task)),
         gradient_launches=_parts,
@@ -157,6 +172,10 @@ def machine_code() -> Backend:
         at_once=1,
         said=_said_of_code,
     )
+
+
+def _blocks(num_envs: int, num_nodes: int) -> list[CodeLaunch]:
+    return [CodeLaunch(min(ENVIRONMENTS_TOGETHER, _power_of_two_within(num_envs)))]
 
 
 def _parts(num_samples: int, device: Any) -> list[CodeLaunch]:

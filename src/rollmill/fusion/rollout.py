@@ -117,15 +117,15 @@ def _under_invariants(labels: Labels, step: Callable[..., Scalarised]) -> Scalar
     return step(assumed=())
 
 
-def check_rollout(graph: Graph) -> None:
-    """Whether policy and environment of a graph can be one kernel; nothing is computed.
+def nodes_of_rollout(graph: Graph) -> int:
+    """Of a step of policy and environment, where they can be one kernel; nothing is computed.
 
     Raises:
-        CannotFuse: if not, with the line where it stands.
+        CannotFuse: if they cannot, with the line where it stands.
     """
     state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((1,), jnp.int32))
     step = lambda state: rollout_step(graph, graph.weights(state.learner), each_struct(state.collector))
-    traced(step, state)
+    return len(traced(step, state).scalarised.program.nodes())
 
 
 def _step_raw(graph: Graph, like: PyTree, weights: Weights, raw: list[Array], key: Array, t: Int[Array, ""]):

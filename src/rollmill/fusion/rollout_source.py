@@ -32,7 +32,7 @@ def rollout_source(step: "RolloutStep", num_steps: int, num_envs: int, block: in
         numerics,
         uniform,
         apart=ONE_EACH_BOTH_WAYS if numerics == "float32" else ONE_EACH,
-        memory=BY_INSTRUCTIONS if is_long(program.nodes()) else BY_TRITON,
+        memory=BY_INSTRUCTIONS if is_long(len(program.nodes())) else BY_TRITON,
     )
     mask = "" if num_envs % block == 0 else "here"
     places = Places(writer, mask)

@@ -26,14 +26,14 @@ class Stretch(NamedTuple):
     nodes: Sequence[Node]
 
 
-def is_long(nodes: Sequence[Node]) -> bool:
-    """Whether compilers that follow what depends on what would follow it for hours."""
-    return len(nodes) > MOST_NODES
+def is_long(num_nodes: int) -> bool:
+    """Whether a compiler that follows what depends on what would follow it for hours."""
+    return num_nodes > MOST_NODES
 
 
 def stretches(nodes: Sequence[Node]) -> list[Stretch]:
     """Nodes of a program, operands first, in as few stretches as can be where it is long; rows come first."""
-    if not is_long(nodes):
+    if not is_long(len(nodes)):
         return [Stretch(True, nodes)]
     level = _levels(nodes).__getitem__
     return [Stretch(n % 2 == 0, tuple(own)) for n, own in groupby(sorted(nodes, key=level), key=level)]

@@ -1,6 +1,6 @@
 """The fastest launches of the two kernels, for what they are to compute on the device where it lies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from rollmill.dataflow import (
     identity,
     plain_descent,
 )
-from rollmill.fusion.backends import Backend
+from rollmill.fusion.backends import AnyLaunch, Backend
 from rollmill.fusion.descent import fused_descent
 from rollmill.fusion.gradients import Samples
 from rollmill.fusion.leaves import each_struct, to_raw
@@ -32,9 +32,16 @@ from rollmill.fusion.tracing import traced
 
 
 def tune_rollout(
-    graph: Graph, weights: Weights, collector: Collector, key: Key, backend: Backend, *, unroll: int
+    graph: Graph,
+    weights: Weights,
+    collector: Collector,
+    key: Key,
+    backend: Backend,
+    launches: Sequence[AnyLaunch],
+    *,
+    unroll: int,
 ) -> Tuned:
-    """The fastest launch for these environments.
+    """The fastest of these launches for these environments.
 
     Raises:
         CannotFuse: if the graph's policy and environment cannot be one kernel, or none that runs on this device.
@@ -45,7 +52,7 @@ def tune_rollout(
         keys = jax.ShapeDtypeStruct((*collector.index.shape, 2), jnp.uint32)
         return backend.rollout_text(launches[0], step, to_raw(collector), keys, graph.loops.num_steps)
 
-    launches, arguments = backend.rollout_launches(len(collector.index)), (weights, collector, key)
+    arguments = weights, collector, key
     device = backend.device(_device_of(collector.index))
     return fastest(
         [traced(text, *arguments), device, f"{backend.at_once} times, unroll {unroll}"],
@@ -73,14 +80,14 @@ def _rollouts(
     return jax.lax.scan(again, (collector, empty), jax.random.split(key, count))[0]
 
 
-def tune_descent(graph: Graph, learner: Learner, batch: Batch, rows: Array, backend: Backend) -> Tuned:
-    """The fastest launch for an epoch with these rows `[M, N]`.
+def tune_descent(
+    graph: Graph, learner: Learner, batch: Batch, rows: Array, backend: Backend, launches: Sequence[AnyLaunch]
+) -> Tuned:
+    """The fastest of these launches for an epoch with these rows `[M, N]`.
 
     Raises:
         CannotFuse: if the graph's gradients cannot be one kernel, or none that runs on this device.
     """
-    device = _device_of(rows)
-    launches = backend.gradient_launches(rows.shape[1], device)
     first = partial(jax.tree.map, lambda leaf: leaf[0])
 
     def text(learner: Learner, batch: Batch, rows: Array) -> str:
@@ -98,7 +105,7 @@ def tune_descent(graph: Graph, learner: Learner, batch: Batch, rows: Array, back
     return fastest(
         [
             traced(text, *arguments),
-            backend.device(device),
+            backend.device(_device_of(rows)),
             f"{backend.at_once} times {rows.shape}",
             str(jax.tree.structure(learner)),
         ],
