@@ -1,11 +1,12 @@
 """Whether fused kernels compute what XLA computes, on one GPU.
 
-    python benchmarks/fusion_parity.py [--environment CartPole-v1 ...]
+    python benchmarks/fusion_parity.py [--environment CartPole-v1 ...] [--as-long CartPole-v1 ...]
 
 Steps: from every state that 64 environments pass through in 200 steps, one step by XLA and one by the kernel, both
 with exact products. Integers and flags are compared exactly, floats to a relative 1e-5; the result says which
-share of the numbers of each leaf differs. Resuming: a training with fused kernels, against one that is stopped
-halfway, read to the host and continued by a program compiled anew. Writes results/fusion-parity.json.
+share of the numbers of each leaf differs. The same again for policies with memory, in kernels that are written as
+those of very long programs are. Resuming: a training with fused kernels, against one that is stopped halfway, read
+to the host and continued by a program compiled anew. Writes results/fusion-parity.json.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from measure import RESULTS, write_result
 import rollmill
 from rollmill.dataflow import collect, start, step_all
 from rollmill.execution import advance, lower
-from rollmill.fusion import Launch, fused_collect, run_kernel
+from rollmill.fusion import Launch, fused_collect, run_kernel, stretches
 from rollmill.record import to_host
 
 ENVS, STEPS = 64, 200
@@ -39,10 +40,14 @@ ENVIRONMENTS = [
 ]
 
 
-def steps(environment: str) -> dict[str, float]:
+GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(32,), gru_size=32)
+
+
+def steps(environment: str, **options: Any) -> dict[str, float]:
     """The share of numbers that differ, leaf by leaf, where any does."""
     env = rollmill.make(environment)
-    graph = (rollmill.mappo if env.agents else rollmill.ppo)(env, num_envs=ENVS, num_steps=1, num_minibatches=1)
+    algorithm = rollmill.mappo if env.agents else rollmill.ppo
+    graph = algorithm(env, num_envs=ENVS, num_steps=1, num_minibatches=1, **options)
     state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(ENVS, dtype=jnp.int32))
     weights = graph.weights(state.learner)
 
@@ -97,15 +102,22 @@ def _restored(leaf: np.ndarray, like: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--environment", nargs="+", default=ENVIRONMENTS)
+    parser.add_argument("--as-long", nargs="*", default=["CartPole-v1", "Acrobot-v1"])
+    parser.add_argument("--name", default="fusion-parity")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     found: dict[str, Any] = {"resumed_exactly": resumed()}
     print("resumed exactly:", found["resumed_exactly"], flush=True)
-    found["steps"] = {}
+    found["steps"], found["as_long"] = {}, {}
     for name in options.environment:
         found["steps"][name] = steps(name)
         print(name, "differs in", found["steps"][name] or "nothing", flush=True)
-        write_result("fusion-parity", found, directory=options.output)
+        write_result(options.name, found, directory=options.output)
+    stretches.MOST_NODES = 0
+    for name in options.as_long:
+        found["as_long"][name] = steps(name, network=GRU)
+        print(name, "as a long program, differs in", found["as_long"][name] or "nothing", flush=True)
+        write_result(options.name, found, directory=options.output)
 
 
 if __name__ == "__main__":

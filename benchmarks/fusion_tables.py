@@ -2,7 +2,7 @@
 
     python benchmarks/fusion_tables.py
 
-Reads the results of fusion_rollouts.py (fusion-rollouts.json, -classic, -tag), fusion_training.py
+Reads the results of fusion_rollouts.py (fusion-rollouts.json, -cartpole, -classic, -tag), fusion_training.py
 (fusion-training-4096.json, -65536, fusion-gradients.json) and fusion.py (fusion-study.json); measures nothing.
 """
 
@@ -117,7 +117,7 @@ def main() -> None:
     read = lambda *names: [json.loads((options.results / f"fusion-{name}.json").read_text()) for name in names]
     parts = {
         "Rollouts of 128 steps, trajectory stored, billion steps a second": rollouts(
-            read("rollouts", "rollouts-classic", "rollouts-tag")
+            read("rollouts", "rollouts-cartpole", "rollouts-classic", "rollouts-tag")
         ),
         "PPO on CartPole-v1, 4 epochs of 4 minibatches, million steps a second": training(
             read("training-4096", "training-65536")
