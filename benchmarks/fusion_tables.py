@@ -2,8 +2,9 @@
 
     python benchmarks/fusion_tables.py
 
-Reads the results of fusion_rollouts.py (fusion-rollouts.json, -cartpole, -classic, -tag), fusion_training.py
-(fusion-training-4096.json, -65536, fusion-gradients.json) and fusion.py (fusion-study.json); measures nothing.
+Reads the results of fusion_rollouts.py (fusion-rollouts.json, -cartpole, -classic, -tag, -tag-4096),
+fusion_training.py (fusion-training-4096.json, -65536, fusion-gradients.json) and fusion.py (fusion-study.json);
+measures nothing.
 """
 
 import argparse
@@ -27,12 +28,14 @@ def beside_xla(found: dict[str, Any], sides: dict[str, str], ratio: str, *, unit
 
 
 def rollouts(results: list[dict[str, Any]]) -> str:
+    """A row for each case; later results replace earlier ones."""
     sides = {"tf32": "tf32", "bfloat16": "bfloat16"}
-    rows = []
+    cases: dict[str, Any] = {}
     for result in results:
-        cases = {f"{case}, {gpu(result)}": found for case, found in result["result"]["rollouts"].items()}
-        rows += beside_xla(cases, sides, "over_xla", unit=1e9)
-    return table_of(["Environment, copies", "XLA", *sides.values()], rows)
+        cases |= {f"{case}, {gpu(result)}": found for case, found in result["result"]["rollouts"].items()}
+    return table_of(
+        ["Environment, copies", "XLA", *sides.values()], beside_xla(cases, sides, "over_xla", unit=1e9)
+    )
 
 
 def training(results: list[dict[str, Any]]) -> str:
@@ -117,7 +120,7 @@ def main() -> None:
     read = lambda *names: [json.loads((options.results / f"fusion-{name}.json").read_text()) for name in names]
     parts = {
         "Rollouts of 128 steps, trajectory stored, billion steps a second": rollouts(
-            read("rollouts", "rollouts-cartpole", "rollouts-classic", "rollouts-tag")
+            read("rollouts-classic", "rollouts-cartpole", "rollouts", "rollouts-tag", "rollouts-tag-4096")
         ),
         "PPO on CartPole-v1, 4 epochs of 4 minibatches, million steps a second": training(
             read("training-4096", "training-65536")

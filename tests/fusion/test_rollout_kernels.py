@@ -12,12 +12,13 @@ from gymnasium import spaces
 import rollmill
 from rollmill.dataflow import collect, prepare, start
 from rollmill.envs import registered
-from rollmill.fusion import Launch, fused_collect, rollout_step, run_reference
+from rollmill.fusion import Launch, fused_collect, rollout_step, run_reference, stretches
 from rollmill.fusion.kernels import compiled
 from rollmill.fusion.leaves import each_struct, to_raw
 from rollmill.fusion.prelude import Prelude, as_taken
 from rollmill.fusion.rollout import rollout_kernel
 from rollmill.fusion.rollout_source import rollout_source
+from rollmill.fusion.triton_order import ALWAYS
 
 GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(32,), gru_size=32)
 SHARED = rollmill.NetworkConfig(hidden_sizes=(64, 64), shared_torso=True)
@@ -148,7 +149,21 @@ def test_the_numbers_of_a_long_leaf_leave_side_by_side(num_envs, condition):
     loads = re.findall(what.format("ld", rf"{pair}, {place}").rstrip(), found)
     stores = re.findall(what.format("st", rf"{place}, {pair}"), found)
     assert [[offset for _, offset in own] for own in (loads, stores)] == [["0", "8"], ["0", "8", "16"] * 2]
-    assert found.count("@inside st.global") == (found.count("st.global") if condition else 0)
+    assert found.count("@inside") == (len(loads + stores) if condition else 0)
+
+
+@by_triton
+@pytest.mark.parametrize(("environment", "network"), [("CartPole-v1", GRU), ("Acrobot-v1", SHARED)])
+def test_in_long_programs_triton_places_nothing_and_products_stand_apart(monkeypatch, environment, network):
+    """As a program of one node more than a long one is written; the branch is not there in the end."""
+    monkeypatch.setattr(stretches, "MOST_NODES", 0)
+    kernel, arrays = kernel_of(graph_on(environment, network, num_envs=40), "tf32", Launch(32, 1))
+    assert "tl.load(" not in kernel.source and "tl.store(" not in kernel.source
+    assert kernel.source.count(f"if {ALWAYS}:") == 1
+    before, branch = re.split(rf"\n( +)if {re.escape(ALWAYS)}:\n", kernel.source)[::2]
+    inside = re.match(r"( {12}.*\n)*", branch).group()
+    assert "tl.dot(" in before and inside.count("\n") > 400 and "tl.dot(" not in inside
+    assert "nctaid" not in compiled(kernel, arrays, 90).asm["ptx"]
 
 
 def lamps(dtype):

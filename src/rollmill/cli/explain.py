@@ -137,6 +137,8 @@ def _kernel(found: Explanation) -> list[str]:
         _line("kernel", f"{block} environments by {warps} warps, {registers} registers a thread:"),
         _line("", f"{of_each}, {found.resident:,} environments at once on each multiprocessor"),
     ]
+    if found.too_long:
+        lines.append(_line("", "too long to be faster than XLA: `--fusion auto` leaves it there"))
     if spilled > LITTLE:
         lines.append(_line("", f"{spilled} B of a thread found no register: try a smaller block, or more warps"))
     return lines

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rollmill.dataflow import Graph, State, start
+from rollmill.fusion.backends import LONGEST
 from rollmill.fusion.chips import Chip
 from rollmill.fusion.cost import Costs, bytes_of, costs_of
 from rollmill.fusion.kernels import Kernel, compiled
@@ -49,6 +50,11 @@ class Explanation(NamedTuple):
     launch: Launch
     resources: Resources | None
     """None where there is no compiler for kernels."""
+
+    @property
+    def too_long(self) -> bool:
+        """Whether XLA is faster, as far as is known."""
+        return self.nodes > LONGEST
 
     @property
     def resident(self) -> int | None:

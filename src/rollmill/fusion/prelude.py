@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from rollmill.fusion.narrow import MOST, Head
-from rollmill.fusion.triton_memory import Memory
+from rollmill.fusion.triton_memory import BY_TRITON, Memory
 from rollmill.fusion.triton_operations import TYPES
 
 Numerics: TypeAlias = Literal["float32", "tf32", "bfloat16"]
@@ -30,7 +30,12 @@ class Prelude:
     """Lines before a kernel's loop, each of which is said once."""
 
     def __init__(
-        self, numerics: Numerics, slots: Sequence[str], fresh: Callable[[], str], *, memory: Memory
+        self,
+        numerics: Numerics,
+        slots: Sequence[str],
+        fresh: Callable[[], str],
+        *,
+        memory: Memory = BY_TRITON,
     ) -> None:
         """Lines so far none.
 

@@ -1,8 +1,8 @@
 """The order of long programs: rows together, and scalars together.
 
 From each matrix product, Triton looks for everything that depends on it and everything that this depends on, once
-more for each of these: 40 seconds a product in a program of thirty thousand nodes. It stays within the branch that
-the product stands in. So the scalars that are computed between two layers of products have a branch of their own.
+more for each of these: hours in a program of thirty thousand nodes. It stays within the branch that the product
+stands in. So the scalars that are computed between two layers of products have a branch of their own.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """How kernels read and write memory in Triton's language.
 
-What Triton reads and writes itself, it places well: such kernels are up to twice as fast as by instructions. But
-for each place it looks for what else in the kernel depends on it, which takes hours for a long program. What an
+What Triton reads and writes itself, it places well: such kernels are faster than those by instructions. But for
+each place it looks for what else in the kernel depends on it, which takes hours for a long program. What an
 instruction of the chip does is an expression to it like others.
 """
 
