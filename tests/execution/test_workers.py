@@ -18,7 +18,8 @@ from rollmill.execution.workers.handshake import report
 
 @pytest.fixture(scope="module")
 def launcher():
-    with LocalLauncher() as launcher:
+    with pytest.MonkeyPatch.context() as patch, LocalLauncher() as launcher:
+        patch.delenv("PYTHONUNBUFFERED", raising=False)  # workers are told to hand out each line at once
         yield launcher
 
 

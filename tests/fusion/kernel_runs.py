@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from rollmill.fusion.kernels import Kernel, call, compiled
 from rollmill.fusion.leaves import Leaf
-from rollmill.fusion.triton_places import load_leaf, store_leaf
+from rollmill.fusion.triton_places import Places
 from rollmill.fusion.triton_source import Writer
 
 BLOCK = 16
@@ -17,12 +17,12 @@ def kernel_of(program, num_inputs, num_uniforms, block):
     writer = Writer("float32", uniform)
     leaf = lambda node, place: Leaf(() if node.width is None else (node.width,), node.dtype, (place,), node.width)
     taken = {node.attributes[0]: node for node in program.nodes() if node.op == "input"}
-    names = [
-        load_leaf(writer, f"in{n}", leaf(taken[n], 0), "here")[0] if n in taken else "" for n in range(num_inputs)
-    ]
+    places = Places(writer, "here")
+    load = lambda n: places.load(f"in{n}", "env", leaf(taken[n], 0))[0]
+    names = [load(n) if n in taken else "" for n in range(num_inputs)]
     found = writer.write(program, names)
     for n, node in enumerate(program.outputs):
-        store_leaf(writer, f"out{n}", "env", leaf(node, n), [found[n]], "here")
+        places.store(f"out{n}", "env", leaf(node, n), [found[n]])
     pointers = [
         *(f"in{n}" for n in range(num_inputs)),
         *uniform,

@@ -93,21 +93,28 @@ def by_triton(test):
     return quiet(pytest.mark.usefixtures("kernels_of_this_test")(test))
 
 
+CAPABILITIES = (80, 90, 120)
 OWN = [name for name, _ in registered() if name not in ("CartPole-v1", "TagContinuous-v0")]
 """All but one that is compiled anyway, and one whose state does not fit."""
-MINUTES = pytest.mark.timeout(1_800)
-"""A step of TagContinuous-Small-v0 is 29,000 nodes, which compile for minutes."""
+LONG = "TagContinuous-Small-v0"
+"""A step of it is 29,000 nodes, which compile for minutes."""
 SHOW_NOTHING = ("Probe-ActionMask-v0", "Probe-ActionReward-v0", "Probe-ConstantReward-v0")
 """Whose observation is always the same, so that a policy of it is computed beside the kernel."""
+
+
+def cases_of(name, of_three):
+    """An environment's kernels, of which one is compiled in each run of the suite, on chips by turns."""
+    for n, capability in enumerate(CAPABILITIES):
+        rare = name == LONG or n != of_three
+        marks = [pytest.mark.slow, pytest.mark.timeout(1_800)] if rare else []
+        yield pytest.param(name, SHARED, "tf32", capability, Launch(32, 1), marks=marks)
+
+
 KERNELS = [
     ("CartPole-v1", SHARED, "tf32", 90, Launch(64, 4)),
     ("CartPole-v1", SHARED, "bfloat16", 80, Launch(16, 1)),
     ("CartPole-v1", SHARED, "float32", 120, Launch(32, 2)),
-    *(
-        pytest.param(name, SHARED, "tf32", capability, Launch(32, 1), marks=[pytest.mark.slow, MINUTES])
-        for name in OWN
-        for capability in (80, 90, 120)
-    ),
+    *(case for n, name in enumerate(OWN) for case in cases_of(name, n % len(CAPABILITIES))),
     *(
         pytest.param("CartPole-v1", GRU, "tf32", capability, Launch(16, 1), marks=pytest.mark.slow)
         for capability in (80, 90, 120)

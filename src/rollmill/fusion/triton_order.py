@@ -68,7 +68,7 @@ class Order:
     # --- branches ----------------------------------------------------------------------------------------
 
     def _guard(self, guard: Guard) -> None:
-        if guard.results[0] in self.names:
+        if not self.names.keys().isdisjoint(guard.results):
             return
         own = set(guard.nodes)
         read = [operand for node in guard.nodes for operand in node.operands if operand not in own]

@@ -6,6 +6,7 @@ everybody on the host can read.
 
 import contextlib
 import faulthandler
+import io
 import json
 import os
 import signal
@@ -37,6 +38,7 @@ def become_worker(told: dict[str, Any]) -> int:
     sys.argv[1:] = []
     os.chdir(told["folder"])
     faulthandler.enable()
+    write_by_lines()
     job = Job.from_json(told["job"])
     name_process(job.name)
     return serve(job, told["address"], bytes.fromhex(told["token"]))
@@ -47,6 +49,13 @@ def take_environment(environment: dict[str, str]) -> None:
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
+
+
+def write_by_lines() -> None:
+    """Has what is printed leave this process with each line, though nobody sits at a terminal."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
 
 
 def close_input() -> None:
