@@ -1,6 +1,5 @@
 """What the workers of these tests do, and what the tests ask of processes."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from rollmill.execution.workers import ALL, Finished, Job, LocalLauncher, Received, Supervisor
+from rollmill.record import stop_on_signals
 
 
 def job(function, replica=0, *, group="actor", settings=None, environment=None):
@@ -156,9 +156,9 @@ def coordinate():
         sent = [message.fields for message in several(supervisor, "children", len(jobs))]
         started = [server.pid for server in launcher.servers]
         started += [pid for fields in sent for pid in (fields["pid"], *fields["pids"])]
-        with contextlib.suppress(KeyboardInterrupt):  # it can come as soon as the line is out
+        with stop_on_signals() as stop:
             print(*started, flush=True)
-            while True:
+            while not stop.requested:
                 supervisor.events(1.0)
     print("closed", flush=True)
 
