@@ -21,7 +21,7 @@ from measure import RESULTS, compiled, spread, timed_in_turns, write_result
 
 import rollmill
 from rollmill.dataflow import collect, start
-from rollmill.fusion import Launch, fused_collect, run_kernel
+from rollmill.fusion import Launch, fused_collect, rollouts_in_a_row, run_kernel
 
 STEPS, ROLLOUTS = 128, 4
 LAUNCHES = {
@@ -58,14 +58,6 @@ def sides(environment: str, num_envs: int, numerics: list[str], only: list[int] 
     return functions, arguments
 
 
-def rollouts(collect, weights, collector, key):
-    """The last of `ROLLOUTS` rollouts in a row, each of which goes on where the one before has ended."""
-    shapes = jax.eval_shape(collect, weights, collector, key)[1]
-    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    again = lambda now, key: (collect(weights, now[0], key), None)
-    return jax.lax.scan(again, (collector, empty), jax.random.split(key, ROLLOUTS))[0]
-
-
 def differences(one, other) -> dict[str, float]:
     """Of two rollouts the share of numbers, leaf by leaf, that are not equal, to a relative 1e-4.
 
@@ -83,7 +75,8 @@ def differences(one, other) -> dict[str, float]:
 
 def measure(environment: str, num_envs: int, numerics: list[str], only: list[int] | None) -> dict:
     functions, arguments = sides(environment, num_envs, numerics, only)
-    in_a_row = compiled({name: partial(rollouts, function) for name, function in functions.items()}, arguments)
+    several = {name: partial(rollouts_in_a_row, ROLLOUTS, function) for name, function in functions.items()}
+    in_a_row = compiled(several, arguments)
     seconds = timed_in_turns(in_a_row, arguments)
     steps = num_envs * STEPS * ROLLOUTS
     result = {}

@@ -10,6 +10,7 @@ import rollmill
 from rollmill.dataflow import start
 from rollmill.fusion import rollout_step, stretches
 from rollmill.fusion.guards import guards
+from rollmill.fusion.ir import ANYWHERE
 from rollmill.fusion.leaves import each_struct
 from rollmill.fusion.tracing import traced
 
@@ -48,7 +49,7 @@ def test_a_guard_has_all_that_nothing_needs_where_its_condition_fails(environmen
         decided = {user for node in nodes for user, n in users[node] if n == 0 and chosen(user, 1)}
         for node in nodes:
             decided |= {node} if decided.intersection(node.operands) else set()
-        inside = set(nodes) - taken - decided - {node for node in nodes if node.op in stretches.ANYWHERE}
+        inside = set(nodes) - taken - decided - {node for node in nodes if node.op in ANYWHERE}
         while True:  # what anything else reads goes out, until nothing does
             kept = {x for x in inside if all(user in inside or chosen(user, n) for user, n in users[x])}
             if kept == inside:
@@ -72,7 +73,7 @@ def test_a_long_program_takes_turns_between_rows_and_scalars(monkeypatch, enviro
         for node in stretch.nodes:
             assert written.issuperset(node.operands) and node not in written
             made_of_rows = node.width is not None or any(x.width is not None for x in node.operands)
-            assert node.op in stretches.ANYWHERE or made_of_rows == stretch.of_rows
+            assert node.op in ANYWHERE or made_of_rows == stretch.of_rows
             written.add(node)
     assert written == set(nodes)
     assert all(one.of_rows != other.of_rows for one, other in zip(found, found[1:], strict=False))

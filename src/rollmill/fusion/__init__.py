@@ -32,7 +32,7 @@ from rollmill.fusion.rollout import (
 )
 from rollmill.fusion.scalarise import Scalarised, scalarise
 from rollmill.fusion.timing import Tuned
-from rollmill.fusion.tuning import tune_descent, tune_rollout
+from rollmill.fusion.tuning import rollouts_in_a_row, tune_descent, tune_rollout
 
 __all__ = [
     "CHIPS",
@@ -63,6 +63,7 @@ __all__ = [
     "machine_code",
     "nodes_of_rollout",
     "rollout_step",
+    "rollouts_in_a_row",
     "run_gradients_kernel",
     "run_gradients_reference",
     "run_kernel",

@@ -6,7 +6,7 @@ What a new episode begins with is needed where the last one has ended, which in 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rollmill.fusion.ir import Node
+from rollmill.fusion.ir import ANYWHERE, Node
 
 LEAST_COST = 64
 """Operations that are worth a branch."""
@@ -66,7 +66,7 @@ def _read_by_chosen(
     pending = [select.operands[1] for select in selects]
     while pending:
         node = pending.pop()
-        if node in inside or node in needed or node.op in ("input", "constant", "uniform"):
+        if node in inside or node in needed or node.op in ANYWHERE:
             continue
         if all(user in inside or _chooses(selects[0].operands[0], user, place) for user, place in users[node]):
             inside.add(node)
@@ -104,6 +104,6 @@ def _cost(node: Node) -> float:
     if node.op == "loop":
         loop = node.attributes[0]
         return (loop.turns or 10) * sum(map(_cost, loop.body.nodes()))
-    if node.op in ("input", "constant", "uniform", "item"):
+    if node.op in (*ANYWHERE, "item"):
         return 0
     return float(node.width or 1)

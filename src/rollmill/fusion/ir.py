@@ -52,6 +52,9 @@ STRUCTURAL = {
 """Operations that are no arithmetic, and their attributes."""
 
 
+ANYWHERE = ("input", "constant", "uniform")
+"""Operations whose results are there before the first node."""
+
 OF_UNIFORMS = ("uniform", "table", "dot")
 """Operations whose first attribute is a slot."""
 

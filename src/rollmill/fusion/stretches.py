@@ -9,13 +9,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from rollmill.fusion.ir import Node
+from rollmill.fusion.ir import ANYWHERE, Node
 
 MOST_NODES = 5_000
 """Of a program whose order does not matter."""
-
-ANYWHERE = ("input", "constant", "uniform")
-"""What is there before the first node."""
 
 
 class Stretch(NamedTuple):

@@ -117,7 +117,6 @@ HELPERS = """\
 def fast_tanh(x):
     text: tl.constexpr = "tanh.approx.f32 $0, $1;"
     return tl.inline_asm_elementwise(text, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-
 """
 """Functions that expressions call."""
 

@@ -31,19 +31,20 @@ class Order:
         """Nothing written but the inputs, which have these names."""
         self._writer = writer
         self._outputs = program.outputs
-        self._nodes = program.nodes()
-        self._waiting = {node: guard for guard in guards(self._nodes, program.outputs) for node in guard.nodes}
-        self.names = {node: inputs[int(node.attributes[0])] for node in self._nodes if node.op == "input"}
+        self.nodes = program.nodes()
+        """Operands first."""
+        self._waiting = {node: guard for guard in guards(self.nodes, program.outputs) for node in guard.nodes}
+        self.names = {node: inputs[int(node.attributes[0])] for node in self.nodes if node.op == "input"}
         """Of what is written."""
 
     def write(self, then: Callable[[Names], None] | None) -> None:
         """Writes all nodes; calls this after each, with the names of all that is written."""
         if then is not None:
-            for node in self._nodes:
+            for node in self.nodes:
                 self._once(node)
                 then(self.names)
             return
-        for stretch in stretches(self._nodes):
+        for stretch in stretches(self.nodes):
             if stretch.of_rows or len(stretch.nodes) < WORTH_A_BRANCH:
                 self._each(stretch.nodes)
             else:
@@ -93,7 +94,7 @@ class Order:
         """Writes nodes; returns those that are read by what is not written yet."""
         before = set(self.names)
         self._each(own)
-        left = [node for node in self._nodes if node not in self.names]
+        left = [node for node in self.nodes if node not in self.names]
         read = {operand for node in left for operand in node.operands}.union(self._outputs)
         return [node for node in self.names if node in read and node not in before]
 

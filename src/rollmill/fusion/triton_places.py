@@ -88,12 +88,8 @@ class Places(NamedTuple):
 
     def _load_by_instructions(self, row: str, leaf: Leaf) -> list[str]:
         """Numbers that lie side by side from each environment's address on; where it is not there, zeros."""
-        word, start, together, inside = (
-            WORDS[leaf.dtype.itemsize],
-            self._address(row),
-            _together(leaf),
-            self._inside(),
-        )
+        word, start = WORDS[leaf.dtype.itemsize], self._address(row)
+        together, inside = _together(leaf), self._inside()
         names = [self.writer.fresh() for _ in leaf.places]
         for first in range(0, len(names), together):
             what, operands = _moved(word.kind, 0, together)
@@ -113,12 +109,8 @@ class Places(NamedTuple):
 
     def _store_by_instructions(self, row: str, leaf: Leaf, names: Sequence[str]) -> None:
         """Writes numbers side by side from each environment's address on."""
-        word, start, together, inside = (
-            WORDS[leaf.dtype.itemsize],
-            self._address(row),
-            _together(leaf),
-            self._inside(),
-        )
+        word, start = WORDS[leaf.dtype.itemsize], self._address(row)
+        together, inside = _together(leaf), self._inside()
         for first in range(0, len(names), together):
             own = [f"tl.broadcast_to({name}, [BLOCK]){word.into}" for name in names[first : first + together]]
             what, operands = _moved(word.kind, 2, together)

@@ -83,8 +83,8 @@ class Writer:
 
         `then` is called after each node, with the names of all that is written.
         """
-        self._find_products(program.nodes(), program.outputs)
         order = Order(self, program, inputs)
+        self._find_products(order.nodes, program.outputs)
         order.write(then)
         return [order.names[node] for node in program.outputs]
 

@@ -54,19 +54,18 @@ def tune_rollout(
 
     arguments = weights, collector, key
     device = backend.device(_device_of(collector.index))
+    several = lambda collect: partial(rollouts_in_a_row, backend.at_once, collect)
     return fastest(
         [traced(text, *arguments), device, f"{backend.at_once} times, unroll {unroll}"],
         launches,
-        lambda launch: partial(
-            _rollouts, backend.at_once, partial(fused_collect, graph, run=backend.rollouts(launch))
-        ),
-        partial(_rollouts, backend.at_once, partial(collect, graph, unroll=unroll)),
+        lambda launch: several(partial(fused_collect, graph, run=backend.rollouts(launch))),
+        several(partial(collect, graph, unroll=unroll)),
         arguments,
         package=backend.package,
     )
 
 
-def _rollouts(
+def rollouts_in_a_row(
     count: int,
     collect: Callable[[Weights, Collector, Key], tuple[Collector, Trajectory]],
     weights: Weights,
