@@ -18,6 +18,10 @@ class ContractError(RollmillError):
     """An environment breaks the contract of `rollmill.Environment`, or raised inside a step."""
 
 
+class DataError(RollmillError):
+    """A document or a message that is no JSON, or whose fields are not those that are expected."""
+
+
 class CheckpointError(RollmillError):
     """A run directory or a checkpoint that cannot be read as what it should be."""
 

@@ -1,0 +1,258 @@
+"""JSON that comes from outside: files of a run, plans, messages of other processes.
+
+`parse_json` bounds size, nesting and integers before anything else looks at a document. `read_as` checks a
+document against a dataclass, so that the dataclass is the schema. Both end in one sentence that names source,
+field and value.
+"""
+
+import dataclasses
+import functools
+import json
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from rollmill.core.errors import DataError
+
+T = TypeVar("T")
+
+MAX_BYTES = 16 * 2**20
+MAX_DEPTH = 32
+"""Lists and objects inside one another; the deepest document of Rollmill has eight."""
+
+SHOWN_CHARACTERS = 60
+INTEGERS = range(-(2**63), 2**64)
+INFINITIES = ("inf", "-inf")
+"""JSON has no infinities; numbers of a configuration are written as text where they are infinite."""
+
+EXPECTED = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+"""Names of JSON's types in messages."""
+
+
+def parse_json(
+    data: bytes | str,
+    *,
+    where: str,
+    limit: int = MAX_BYTES,
+    depth: int = MAX_DEPTH,
+    error: type[Exception] = DataError,
+) -> Any:
+    """The value of a JSON document.
+
+    Stricter than `json.loads`: no NaN and no infinity, no number beyond 64 bits, no text that is not Unicode.
+
+    Args:
+        data: the document; UTF-8 where it is bytes.
+        where: its source, with which a message begins, such as a path.
+        limit: the most bytes (or characters) that are read.
+        depth: the most lists and objects inside one another.
+        error: the class of what is raised; called with the message.
+
+    Raises:
+        DataError: or `error`, if it is no JSON, or beyond a limit.
+    """
+    if len(data) > limit:
+        raise error(f"{where} cannot be read: it has {len(data):,} bytes, and at most {limit:,} are read.")
+    try:
+        value = msgspec.json.decode(data)
+    except RecursionError:
+        raise error(f"{where} cannot be read: it is nested deeper than {depth} levels.") from None
+    except (msgspec.MsgspecError, ValueError) as problem:
+        raise error(f"{where} cannot be read: {_described(problem)}.") from None
+    _check_bounds(value, where, depth, error)
+    return value
+
+
+def parse_object(
+    data: bytes | str,
+    *,
+    where: str,
+    limit: int = MAX_BYTES,
+    depth: int = MAX_DEPTH,
+    error: type[Exception] = DataError,
+) -> dict[str, Any]:
+    """The JSON object of a document; arguments and errors are those of `parse_json`."""
+    value = parse_json(data, where=where, limit=limit, depth=depth, error=error)
+    if not isinstance(value, dict):
+        raise error(f"{where} cannot be read: it holds {_kind_of(value)} instead of a JSON object.")
+    return value
+
+
+def read_as(kind: type[T], value: Any, *, where: str, field: str = "", error: type[Exception] = DataError) -> T:
+    """`value` as an instance of a dataclass, or of any type that msgspec knows.
+
+    Types are checked strictly: 8.0 and "8" are no integers; "inf" is taken where a number is expected. Fields with
+    a default may be missing, unknown ones are refused. The dataclass's own checks run too.
+
+    Args:
+        kind: the schema.
+        value: from `parse_json`.
+        where: the document's source, with which a message begins.
+        field: where `value` lies in the document, such as `graph.config`.
+        error: the class of what is raised; called with the message.
+
+    Raises:
+        DataError: or `error`, if a field is unknown, missing or of another type.
+    """
+    for path, known in _unknown_fields(kind, value, field):
+        raise error(f"{where}: {path} is unknown; known here: {', '.join(known)}.")
+    try:
+        return msgspec.convert(_with_infinities(kind, value), kind)
+    except msgspec.ValidationError as problem:
+        raise error(f"{where}: {_complaint(kind, value, field, str(problem))}.") from None
+
+
+def shown(value: Any) -> str:
+    """`value` as JSON for messages: short, on one line, and without characters that control a terminal."""
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
+
+
+def _check_bounds(value: Any, where: str, depth: int, error: type[Exception]) -> None:
+    """Level by level, because a recursion would be as deep as the document."""
+    level = [value]
+    for _ in range(depth + 1):
+        for part in level:
+            if isinstance(part, int) and part not in INTEGERS:
+                raise error(f"{where} cannot be read: {shown(part)} does not fit into 64 bits.")
+        level = [inner for part in level for inner in _parts(part)]
+        if not level:
+            return
+    raise error(f"{where} cannot be read: it is nested deeper than {depth} levels.")
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _described(problem: Exception) -> str:
+    text = str(problem).rstrip(".")
+    return text if "JSON" in text else f"it is no JSON ({text[0].lower()}{text[1:]})" if text else "it is no JSON"
+
+
+def _kind_of(value: Any) -> str:
+    names = {
+        bool: "bool",
+        int: "int",
+        float: "float",
+        str: "str",
+        list: "array",
+        dict: "object",
+        type(None): "null",
+    }
+    return EXPECTED[names[type(value)]]
+
+
+# --- dataclasses as schemas -----------------------------------------------------------------------------
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _children(hint: Any, value: Any) -> Iterator[tuple[str | int, Any, Any]]:
+    """Key, type and value of the parts of a value that the schema knows."""
+    for kind in _alternatives(hint):
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
+            yield from ((name, _hints(kind)[name], part) for name, part in value.items() if name in _hints(kind))
+        elif origin is dict and isinstance(value, dict):
+            yield from ((name, arguments[1], part) for name, part in value.items())
+        elif origin in (list, tuple) and isinstance(value, list):
+            inner = arguments if origin is tuple and ... not in arguments else arguments[:1] * len(value)
+            yield from ((index, of, part) for index, (of, part) in enumerate(zip(inner, value, strict=False)))
+
+
+def _joined(field: str, key: str | int) -> str:
+    if isinstance(key, int):
+        return f"{field}[{key}]"
+    name = key if key.isidentifier() and key.isascii() and len(key) <= SHOWN_CHARACTERS else shown(key)
+    return f"{field}.{name}" if field else name
+
+
+def _unknown_fields(hint: Any, value: Any, field: str) -> Iterator[tuple[str, list[str]]]:
+    for kind in _alternatives(hint):
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
+            yield from ((_joined(field, name), list(_hints(kind))) for name in value if name not in _hints(kind))
+    for key, inner, part in _children(hint, value):
+        yield from _unknown_fields(inner, part, _joined(field, key))
+
+
+def _with_infinities(hint: Any, value: Any) -> Any:
+    if isinstance(value, str):
+        return float(value) if value in INFINITIES and float in _alternatives(hint) else value
+    read = {key: _with_infinities(inner, part) for key, inner, part in _children(hint, value)}
+    if isinstance(value, dict):
+        return {**value, **read}
+    return [read.get(index, part) for index, part in enumerate(value)] if isinstance(value, list) else value
+
+
+_EXPECTED = re.compile(r"Expected `([^`]+)`( of length \d+)?")
+_PATH = re.compile(r" - at `(?:key in )?\$(.*?)`")
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[(\.\.\.)\]")
+
+
+def _complaint(kind: Any, value: Any, field: str, problem: str) -> str:
+    """The message of msgspec, with the value and with words of JSON."""
+    at = _PATH.search(problem)
+    steps = [name or (int(index) if index else ...) for name, index, _ in _STEP.findall(at[1] if at else "")]
+    path, hint, guilty = _followed(kind, value, field, steps)
+    missing = re.search(r"missing required field `(.+?)`", problem)
+    if missing:
+        return f"{_joined(path, missing[1])} is missing"
+    return f"{path or 'the document'} is {shown(guilty)}, and has to be {_expected(hint, problem)}"
+
+
+def _followed(hint: Any, value: Any, field: str, steps: list[Any]) -> tuple[str, Any, Any]:
+    """Path, type and value of what msgspec complains of; it names no keys of dictionaries, so those are tried."""
+    for step in steps:
+        children = {key: (inner, part) for key, inner, part in _children(hint, value)}
+        if step is ...:
+            step = next((key for key, child in children.items() if not _fits(*child)), None)
+        if step not in children:
+            break
+        field, (hint, value) = _joined(field, step), children[step]
+    return field, hint, value
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    try:
+        msgspec.convert(_with_infinities(hint, value), hint)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _expected(hint: Any, problem: str) -> str:
+    choices = [repr(name) for kind in _alternatives(hint) for name in _literals(kind)]
+    if choices:
+        return " or ".join([*choices, *(["null"] if type(None) in _alternatives(hint) else [])])
+    types_named = _EXPECTED.search(problem)
+    if types_named is None:  # such as a list of another length
+        text = problem.partition(" - at ")[0]
+        return text[:1].lower() + text[1:]
+    names = [EXPECTED.get(name, name) for name in types_named[1].split(" | ")]
+    return " or ".join(names) + (types_named[2] or "")
+
+
+def _literals(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
