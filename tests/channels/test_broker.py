@@ -76,9 +76,15 @@ def is_readable(fd):
 
 
 def test_addresses_are_announced_and_looked_up(remote):
+    assert remote().lookup("end") is None and remote().holder("end") == 0
+    first = remote().claim("end")
+    remote().announce("end", ("10.0.0.1", 4000), first)
+    assert remote().lookup("end") == ("10.0.0.1", 4000)
+    second = remote(over_tcp=True).claim("end")
+    assert (first, second, remote().holder("end")) == (1, 2, 2)
     assert remote().lookup("end") is None
-    remote().announce("end", ("10.0.0.1", 4000))
-    remote(over_tcp=True).announce("end", ("10.0.0.2", 4001))
+    remote(over_tcp=True).announce("end", ("10.0.0.2", 4001), second)
+    remote().announce("end", ("10.0.0.1", 4000), first)  # it was replaced
     assert remote().lookup("end") == ("10.0.0.2", 4001)
 
 

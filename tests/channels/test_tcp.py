@@ -7,10 +7,11 @@ import time
 import numpy as np
 import pytest
 
-from rollmill.channels import Abandoned, Layout, RemoteBroker, TcpWire
+from rollmill.channels import Abandoned, ChannelClosed, Layout, RemoteBroker, TcpWire
 from rollmill.channels.connection import Connection
 from rollmill.channels.errors import ConnectionLost
-from rollmill.channels.tcp_experience import MESSAGE, WORD, Stream
+from rollmill.channels.tcp_experience import MESSAGE, WORD
+from rollmill.channels.tcp_inlet import Stream
 
 LAYOUT = Layout.of({"values": np.zeros((300,), np.int64)})
 
@@ -110,14 +111,15 @@ def test_packages_larger_than_what_a_socket_holds(open_tcp_wire):
 def test_what_is_no_message_ends_its_connection_and_hurts_nobody(open_tcp_wire):
     receiver = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT)
     stranger = open_tcp_wire()
-    connection, answer = stranger._switchboard.dial("edge/0 to 0/inlet", source=0)
-    assert answer["published"] == 0
+    hello = {"sender": 1, "sequence": 0}
+    connection, answer = stranger._switchboard.dial("edge/0 to 0/receiver", source=0, **hello)
+    assert answer["arrived"] == 0
     connection.send(WORD.pack(MESSAGE) + b"\xff" * 48, timeout=5.0)
     with pytest.raises(Exception, match="connection"):
         connection.receive(1, timeout=5.0)
     connection.close()
-    assert stranger._switchboard.dial("edge/0 to 0/inlet", source=7) is None  # no such source
-    assert stranger._switchboard.dial("edge/0 to 1/inlet", source=0) is None  # no such end
+    assert stranger._switchboard.dial("edge/0 to 0/receiver", source=7, **hello) is None  # no such source
+    assert stranger._switchboard.dial("edge/0 to 1/receiver", source=0, **hello) is None  # no such end
     sender = open_tcp_wire().sender("edge", source=0, targets=[0], layout=LAYOUT)
     sender.send(package(3), timeout=5.0)
     assert (receiver.receive(timeout=5.0).tree["values"] == 3).all()
@@ -206,3 +208,52 @@ def test_finishing_a_wire_sends_first_what_its_senders_have_left(open_tcp_wire):
     assert receiver.gather(count=8, timeout=5.0).tree["values"][::300].tolist() == list(range(8))
     finishing.join(10.0)
     assert not finishing.is_alive()
+
+
+def test_sequences_never_begin_anew_where_both_ends_are_replaced(open_tcp_wire):
+    sequences = []
+    for _ in range(3):
+        wires = [open_tcp_wire(), open_tcp_wire()]
+        sender = wires[0].sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=2)
+        receiver = wires[1].receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=2)
+        for number in range(3):
+            sender.send(package(number), timeout=10.0)
+            with receiver.receive(timeout=10.0) as message:
+                sequences.append(message.header.sequence)
+        assert sender.statistics()[0].messages == 3  # nobody remembers those before
+        for wire in wires:
+            wire.close()
+    assert sequences[:3] == [0, 1, 2]
+    assert sequences == sorted(set(sequences))
+
+
+def test_a_sender_that_was_replaced_is_turned_away(open_tcp_wire):
+    """It was believed dead; its connection must not take that of its successor's place."""
+    receiver = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=2)
+    old = open_tcp_wire().sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=2)
+    old.send(package(0), timeout=10.0)
+    receiver.receive(timeout=10.0).release()
+    new = open_tcp_wire().sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=2)
+    for number in range(1, 4):
+        new.send(package(number), timeout=10.0)
+        with receiver.receive(timeout=10.0) as message:
+            assert (message.header.sequence, message.tree["values"][0]) == (number, number)
+    with pytest.raises(ChannelClosed, match="another producer took this one's place"):
+        for _ in range(4):
+            old.send(package(-1), timeout=10.0)
+    assert receiver.try_receive() is None
+
+
+def test_a_receiver_that_was_replaced_is_left_by_its_senders(open_tcp_wire):
+    """It was believed dead, and its connection is as good as ever."""
+    sender = open_tcp_wire().sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=2)
+    old = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=2)
+    sender.send(package(0), timeout=10.0)
+    assert old.receive(timeout=10.0).header.sequence == 0  # held, and never released
+    new = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=2)
+    with pytest.raises(ChannelClosed, match="another receiver took this one's place"):
+        old.receive(timeout=10.0)
+    assert new.statistics()[0].messages == 1
+    sender.send(package(1), timeout=10.0)
+    assert new.receive(timeout=10.0).header.sequence == 1
+    assert sender.statistics()[0].lost == 1

@@ -63,6 +63,9 @@ class Statistics(NamedTuple):
     """How long this end was blocked: a sender by a full ring, a receiver by an empty one."""
     depth: int
     """Messages that are published and not yet taken."""
+    lost: int = 0
+    """Messages that a receiver held, or that were on their way to it, when another took its place; it may have
+    used some of them. Between hosts, the sender counts them."""
 
 
 @runtime_checkable
@@ -362,12 +365,23 @@ class Broker(Protocol):
         """The doorbell of that name."""
         ...
 
-    def announce(self, name: str, address: Address) -> None:
-        """Says where the end called `name` listens; replaces what was said before."""
+    def claim(self, name: str) -> int:
+        """Takes the end called `name` over: returns the caller's incarnation, 1 for the first holder.
+
+        Incarnations of a name rise and are never handed out twice; whoever holds a lower one has been replaced.
+        """
+        ...
+
+    def holder(self, name: str) -> int:
+        """The incarnation that claimed `name` last; 0 where nobody did."""
+        ...
+
+    def announce(self, name: str, address: Address, incarnation: int) -> None:
+        """Says where the end called `name` listens; does nothing where a later incarnation has claimed it."""
         ...
 
     def lookup(self, name: str) -> Address | None:
-        """What was announced last; None where nothing was."""
+        """Where the holder of `name` listens; None where it has not announced it."""
         ...
 
     def close(self) -> None:

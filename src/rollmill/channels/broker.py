@@ -31,6 +31,7 @@ class LocalBroker:
         self._mapped: dict[str, memoryview] = {}
         self._doorbells: dict[str, Doorbell] = {}
         self._addresses: dict[str, Address] = {}
+        self._holders: dict[str, int] = {}
 
     def segment(self, name: str, *, nbytes: int, digest: str) -> memoryview:
         """The memory of that name, made of zeros when first asked for."""
@@ -68,13 +69,26 @@ class LocalBroker:
                 self._doorbells[name] = Doorbell.create()
             return self._doorbells[name]
 
-    def announce(self, name: str, address: Address) -> None:
+    def claim(self, name: str) -> int:
+        """Takes the end of that name over."""
+        with self._lock:
+            self._holders[name] = self._holders.get(name, 0) + 1
+            self._addresses.pop(name, None)  # of the one before
+            return self._holders[name]
+
+    def holder(self, name: str) -> int:
+        """The incarnation that claimed the name last."""
+        with self._lock:
+            return self._holders.get(name, 0)
+
+    def announce(self, name: str, address: Address, incarnation: int) -> None:
         """Says where the end called `name` listens."""
         with self._lock:
-            self._addresses[name] = address
+            if incarnation == self._holders.get(name):
+                self._addresses[name] = address
 
     def lookup(self, name: str) -> Address | None:
-        """What was announced last."""
+        """Where the holder listens."""
         with self._lock:
             return self._addresses.get(name)
 

@@ -5,7 +5,9 @@ A request is a JSON object, and so is its answer, which carries "error" where so
     {"ask": "segment", "name": ..., "nbytes": ..., "digest": ...}   -> {} and one file descriptor
     {"ask": "doorbell", "name": ...}                                -> {} and one or two
     {"ask": "agree", "name": ..., "digest": ...}                    -> {}
-    {"ask": "announce", "name": ..., "address": [host, port]}       -> {}
+    {"ask": "claim", "name": ...}                                   -> {"incarnation": number}
+    {"ask": "holder", "name": ...}                                  -> {"incarnation": number}
+    {"ask": "announce", "name": ..., "address": [host, port], "incarnation": number}       -> {}
     {"ask": "lookup", "name": ...}                                  -> {"address": [host, port] or null}
 """
 
@@ -70,14 +72,23 @@ class BrokerServer:
                 return {}, [self._broker.segment_descriptor(name, nbytes=nbytes, digest=digest)]
             case "doorbell":
                 return {}, self._broker.doorbell(name).descriptors()
+            case _:
+                return self._answer_without_descriptors(name, request), []
+
+    def _answer_without_descriptors(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        match request["ask"]:
             case "agree":
                 self._broker.agree(name, digest=str(request["digest"]))
-                return {}, []
+                return {}
+            case "claim":
+                return {"incarnation": self._broker.claim(name)}
+            case "holder":
+                return {"incarnation": self._broker.holder(name)}
             case "announce":
                 host, port = request["address"]
-                self._broker.announce(name, (str(host), int(port)))
-                return {}, []
+                self._broker.announce(name, (str(host), int(port)), int(request["incarnation"]))
+                return {}
             case "lookup":
-                return {"address": self._broker.lookup(name)}, []
+                return {"address": self._broker.lookup(name)}
             case unknown:
                 raise Refused(f"the broker knows no request {unknown!r}.")

@@ -22,9 +22,17 @@ class Chapter:
         """See `Broker`."""
         return self._broker.doorbell(self._under(name))
 
-    def announce(self, name: str, address: Address) -> None:
+    def claim(self, name: str) -> int:
         """See `Broker`."""
-        self._broker.announce(self._under(name), address)
+        return self._broker.claim(self._under(name))
+
+    def holder(self, name: str) -> int:
+        """See `Broker`."""
+        return self._broker.holder(self._under(name))
+
+    def announce(self, name: str, address: Address, incarnation: int) -> None:
+        """See `Broker`."""
+        self._broker.announce(self._under(name), address, incarnation)
 
     def lookup(self, name: str) -> Address | None:
         """See `Broker`."""

@@ -68,13 +68,25 @@ class RemoteBroker:
                 self._doorbells[name] = Doorbell(descriptors[0], descriptors[-1])
             return self._doorbells[name]
 
-    def announce(self, name: str, address: Address) -> None:
+    def claim(self, name: str) -> int:
+        """Takes the end of that name over."""
+        with self._lock:
+            answer, _ = self._ask(ask="claim", name=name)
+        return int(answer["incarnation"])
+
+    def holder(self, name: str) -> int:
+        """The incarnation that claimed the name last."""
+        with self._lock:
+            answer, _ = self._ask(ask="holder", name=name)
+        return int(answer["incarnation"])
+
+    def announce(self, name: str, address: Address, incarnation: int) -> None:
         """Says where the end called `name` listens."""
         with self._lock:
-            self._ask(ask="announce", name=name, address=list(address))
+            self._ask(ask="announce", name=name, address=list(address), incarnation=incarnation)
 
     def lookup(self, name: str) -> Address | None:
-        """What was announced last."""
+        """Where the holder listens."""
         with self._lock:
             answer, _ = self._ask(ask="lookup", name=name)
         return None if answer["address"] is None else (str(answer["address"][0]), int(answer["address"][1]))

@@ -30,7 +30,7 @@ from rollmill.channels.memory import Fence
 from rollmill.core.errors import UsageError
 
 # Words of the control block. A cache line is 8 words; no two sides write to the same one.
-PUBLISHED, PRODUCER, ENDED, PRODUCER_WAITED = 0, 8, 9, 10
+PUBLISHED, PRODUCER, ENDED, PRODUCER_WAITED, LOST = 0, 8, 9, 10, 11
 TAKEN, RELEASED, CONSUMER, GONE, CONSUMER_WAITED = 16, 17, 24, 25, 26
 CONTROL_BYTES = 32 * 8
 
@@ -254,12 +254,12 @@ class RingReader:
         """
         if self._words[GONE]:
             raise ChannelClosed(f"{self._name}: the receiver was closed.")
+        if self._words[CONSUMER] != self._owner:
+            raise ChannelClosed(f"{self._name}: another receiver took this one's place.")
         position = self._words[TAKEN]
         self._fence()
         if self._words[PUBLISHED] == position:
             return None
-        if self._words[CONSUMER] != self._owner:
-            raise ChannelClosed(f"{self._name}: another receiver took this one's place.")
         self._words[TAKEN] = position + 1
         self._fence()
         return RingMessage(self, position, self._checked_header(position))
@@ -314,4 +314,4 @@ def _statistics(ring: Ring, count: int, waited: int, earlier: int) -> Statistics
     words = ring.words
     messages = earlier + words[count]
     depth = words[PUBLISHED] - words[TAKEN]
-    return Statistics(messages, messages * ring.layout.nbytes, words[waited] / 1e9, depth)
+    return Statistics(messages, messages * ring.layout.nbytes, words[waited] / 1e9, depth, words[LOST])

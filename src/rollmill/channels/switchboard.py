@@ -41,16 +41,22 @@ class Switchboard:
         sock, self.address = listen_on_host(host, port)
         self._listener = Listener(sock, token, self._connect)
 
-    def announce(self, end: str, serve: Serve) -> None:
+    def claim(self, end: str) -> int:
+        """Takes `end` over; see `Broker.claim`."""
+        return self._broker.claim(end)
+
+    def is_replaced(self, end: str, incarnation: int) -> bool:
+        """Whether a later incarnation has claimed `end`, as far as the broker can be asked."""
+        try:
+            return self._broker.holder(end) > incarnation
+        except RollmillError:  # without a coordinator nobody is replaced any more
+            return False
+
+    def announce(self, end: str, serve: Serve, incarnation: int) -> None:
         """From now on `serve` talks with who dials `end`, each in a thread of its own."""
         with self._lock:
             self._ends[end] = serve
-        self._broker.announce(end, self.address)
-
-    def withdraw(self, end: str) -> None:
-        """From now on `end` is absent."""
-        with self._lock:
-            self._ends.pop(end, None)
+        self._broker.announce(end, self.address, incarnation)
 
     def dial(self, end: str, **hello: Any) -> tuple[Connection, dict[str, Any]] | None:
         """A connection to `end` and its answer; None where it cannot be reached, now."""
@@ -92,19 +98,25 @@ class Switchboard:
 
 
 class Turn:
-    """Of several connections of one peer, lets only the newest speak: those before it are ended."""
+    """Of several connections to one end, lets only the newest speak: those before it are ended.
+
+    Connections of a later incarnation of the peer are newer than all those of earlier ones.
+    """
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
         self._speaking = threading.Lock()
         self._newest: Connection | None = None
+        self._incarnation = 0
 
     @contextmanager
-    def of(self, connection: Connection) -> Iterator[bool]:
+    def of(self, connection: Connection, incarnation: int = 0) -> Iterator[bool]:
         """Waits until those before are silent; whether `connection` is still the newest then."""
         with self._changing:
-            before, self._newest = self._newest, connection
-        if before is not None:
-            before.end()
+            if incarnation >= self._incarnation:
+                before, self._newest = self._newest, connection
+                self._incarnation = incarnation
+                if before is not None:
+                    before.end()
         with self._speaking:
             yield self._newest is connection

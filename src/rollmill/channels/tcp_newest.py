@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from rollmill.channels.backoff import LONGEST_SECONDS, Backoff
 from rollmill.channels.base import Versioned
 from rollmill.channels.connection import Connection
 from rollmill.channels.doorbell import Doorbell
@@ -22,7 +23,6 @@ from rollmill.channels.waiting import Waiter, never
 
 FRAME = struct.Struct("<qq")
 MESSAGE, END = 1, 2
-FIRST_NAP, LONGEST_NAP = 0.02, 0.5  # seconds between two tries to reach the writer
 
 
 class BoardPublisher:
@@ -128,14 +128,13 @@ class TcpNewestReader:
         self._thread.join()
 
     def _run(self) -> None:
-        nap = FIRST_NAP
+        backoff = Backoff()
         while not self._stop.is_set():
             dialled = self._switchboard.dial(self._end, reader=self._index)
             if dialled is None:
-                self._stop.wait(nap)
-                nap = min(2 * nap, LONGEST_NAP)
+                self._stop.wait(backoff.seconds())
                 continue
-            nap = FIRST_NAP
+            backoff.reset()
             self._connection = dialled[0]
             self._receive(dialled[0])
 
@@ -146,7 +145,7 @@ class TcpNewestReader:
                 kind, version = FRAME.unpack(connection.receive(FRAME.size))
                 if kind == END:
                     writer.close()
-                    self._stop.wait(LONGEST_NAP)  # another writer may come
+                    self._stop.wait(LONGEST_SECONDS)  # another writer may come
                     return
                 connection.receive_into(writer.begin())
                 writer.finish(version)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
+from rollmill.channels.backoff import Backoff
 from rollmill.channels.connection import Connection
 from rollmill.channels.errors import ChannelClosed, ConnectionLost, TimedOut
 from rollmill.channels.handshake import PATIENCE
@@ -22,7 +23,6 @@ from rollmill.channels.switchboard import Switchboard
 from rollmill.channels.waiting import NAP_MS, Abandon, Deadline, check_waiting
 
 WORD = struct.Struct("<q")
-NAP = 0.02  # seconds between two tries to reach rank 0
 
 
 class RootReduction:
@@ -164,9 +164,10 @@ class BranchReduction:
         return self._layout.unflatten(self._layout.flat_views(mean))
 
     def _dial(self, deadline: Deadline) -> Connection:
+        backoff = Backoff()
         while (connection := self._dial_once()) is None:
             check_waiting(deadline, self._abandon, "connecting to it")
-            self._over.wait(NAP)
+            self._over.wait(min(backoff.seconds(), max(0.0, deadline.left())))
         return connection
 
     def _dial_once(self) -> Connection | None:

@@ -19,8 +19,10 @@ from rollmill.channels.reduction import refuse_twice
 from rollmill.channels.ring import Ring, RingReader, RingWriter, ring_bytes
 from rollmill.channels.routes import round_robin
 from rollmill.channels.switchboard import Switchboard
-from rollmill.channels.tcp_experience import Inlet, Pump
+from rollmill.channels.tcp_experience import RingEnds
+from rollmill.channels.tcp_inlet import Inlet
 from rollmill.channels.tcp_newest import BoardPublisher, TcpNewestReader
+from rollmill.channels.tcp_pump import Pump
 from rollmill.channels.tcp_reduction import BranchReduction, RootReduction
 from rollmill.channels.waiting import Abandon, Deadline, Waiter, never
 from rollmill.core.errors import UsageError
@@ -86,14 +88,12 @@ class TcpWire:
             writers[target] = RingWriter(
                 ring, source=source, doorbell=published, checksum=checksum, name=described
             )
-            end = _inlet(name, source, target)
+            ends = _ends(name, source, target)
             pump = Pump(
-                ring, space=space, published=published, switchboard=self._switchboard, end=end, source=source
+                ring, space=space, published=published, switchboard=self._switchboard, ends=ends, source=source
             )
             self._pumps.append(pump)
             earlier[target] = pump.earlier
-            if self._is_first(f"{name}/{source} to {target}/pump"):
-                pump.earlier.learn(0)
         described = f"sending {name} from {source}"
         waiter = Waiter(space, self._abandon, described)
         count = lambda target: earlier[target].wait(self._abandon, described)
@@ -112,11 +112,12 @@ class TcpWire:
             source: RingReader(ring, doorbell=space[source], name=f"{name} from {source} to {target}")
             for source, ring in rings.items()
         }
-        inlet = Inlet(rings, space=space, arrived=arrived, name=described)
+        ends = {source: _ends(name, source, target) for source in sources}
+        inlet = Inlet(
+            rings, space=space, arrived=arrived, switchboard=self._switchboard, ends=ends, name=described
+        )
         for source in sources:
-            if self._broker.lookup(_inlet(name, source, target)) is None:
-                inlet.earlier[source].learn(0)
-            self._switchboard.announce(_inlet(name, source, target), inlet.serve)
+            self._switchboard.announce(ends[source].receiver, inlet.serve, inlet.incarnations[source])
         waiter = Waiter(arrived, self._abandon, f"receiving {described}")
         count = lambda source: inlet.earlier[source].wait(self._abandon, described)
         return RingReceiver(readers, layout, waiter, described, earlier=count)
@@ -126,7 +127,8 @@ class TcpWire:
         board, doorbells = self._board(name, layout, readers), [self._doorbell() for _ in range(readers)]
         publisher = BoardPublisher(board, doorbells, name)
         self._publishers.append(publisher)
-        self._switchboard.announce(f"{name}/newest", publisher.serve)
+        end = f"{name}/newest"
+        self._switchboard.announce(end, publisher.serve, self._switchboard.claim(end))
         return BoardWriter(board, doorbells, name)
 
     def newest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> TcpNewestReader:
@@ -153,7 +155,7 @@ class TcpWire:
         end = f"{name}/mean"
         if rank == 0:
             opened = RootReduction(layout, size=size, abandon=self._abandon, name=name)
-            self._switchboard.announce(end, opened.serve)
+            self._switchboard.announce(end, opened.serve, self._switchboard.claim(end))
         else:
             opened = BranchReduction(
                 layout,
@@ -192,12 +194,6 @@ class TcpWire:
         for opened in (self._pumps, self._senders, self._publishers, self._closing, self._doorbells):
             opened.clear()
 
-    def _is_first(self, end: str) -> bool:
-        """Whether nobody held this end before."""
-        first = self._broker.lookup(end) is None
-        self._broker.announce(end, self.address)
-        return first
-
     def _open_once(self, name: str, rank: int) -> None:
         try:
             self._broker.agree(rank_bell(name, rank), digest=secrets.token_hex(8))
@@ -218,6 +214,7 @@ class TcpWire:
         return self._doorbells[-1]
 
 
-def _inlet(name: str, source: int, target: int) -> str:
-    """Where a receiver takes what one source sends; receivers of one rank may share its sources out."""
-    return f"{name}/{source} to {target}/inlet"
+def _ends(name: str, source: int, target: int) -> RingEnds:
+    """The ends of one ring: receivers of one rank may share its sources out."""
+    ring = f"{name}/{source} to {target}"
+    return RingEnds(f"{ring}/sender", f"{ring}/receiver")
