@@ -133,7 +133,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(rollmill, tmp_path):
     train = ["train", "ppo", "CartPole-v1", *SIZES, *ALWAYS]
     assert rollmill(*train, "--run-dir", "run").returncode == 0
     before = summary(tmp_path / "run")
-    for path in (tmp_path / "run/checkpoints/60/state").rglob("*"):
+    for path in (tmp_path / "run/checkpoints/60").rglob("*"):
         if path.is_file() and path.stat().st_size > 100:
             path.write_bytes(path.read_bytes()[:-50])
     (tmp_path / "run/summary.json").unlink()

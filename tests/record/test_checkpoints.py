@@ -1,6 +1,7 @@
 # ruff: noqa: TID251 - placement and donation are what some of these tests are about
 import contextlib
 import errno
+import json
 import logging
 import math
 import random
@@ -19,7 +20,8 @@ import numpy as np
 import pytest
 
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
-from rollmill.record import Checkpoints, CheckpointWarning, orbax_files, tree_digest
+from rollmill.record import Checkpoints, CheckpointWarning, Folder, checkpoint_files, tree_digest
+from rollmill.record import checkpoints as checkpoints_module
 
 
 class Carry(NamedTuple):
@@ -175,15 +177,15 @@ def delete_data(checkpoint: Path) -> None:
 
 
 def delete_state(checkpoint: Path) -> None:
-    shutil.rmtree(checkpoint / "state")
+    (checkpoint / checkpoint_files.ARRAYS).unlink()
 
 
 def empty_record(checkpoint: Path) -> None:
-    (checkpoint / "record" / "metadata").write_bytes(b"")
+    (checkpoint / checkpoint_files.RECORD).write_bytes(b"")
 
 
 def edit_record(checkpoint: Path) -> None:
-    file = checkpoint / "record" / "metadata"
+    file = checkpoint / checkpoint_files.RECORD
     file.write_text(file.read_text().replace("64", "65"))
 
 
@@ -209,12 +211,13 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path, damage):
         assert checkpoints.restore(simple(0)).iteration == 2
 
 
-def test_content_that_orbax_accepts_is_still_verified(tmp_path):
+def test_content_of_the_right_shape_is_still_verified(tmp_path):
     save_all(tmp_path, [1, 2])
-    arrays, record = orbax_files.read_arrays(tmp_path / "2"), orbax_files.read_record(tmp_path / "2")
+    folder = Folder(tmp_path).inner("2")
+    record = checkpoint_files.read_record(folder)
+    arrays = checkpoint_files.read_arrays(folder, record.types)
     arrays["w"][3, 3] += np.float32(1)
-    shutil.rmtree(tmp_path / "2")
-    orbax_files.write(tmp_path / "2", arrays, record)
+    checkpoint_files.write(folder, arrays, json.loads((tmp_path / "2" / checkpoint_files.RECORD).read_text()))
     with Checkpoints(tmp_path) as checkpoints, pytest.warns(CheckpointWarning, match="match its digest"):
         assert checkpoints.restore(simple(0)).iteration == 1
 
@@ -250,7 +253,7 @@ def test_an_iteration_that_is_not_there(tmp_path):
 
 def test_leftovers_are_tidied_when_opened_for_writing_only(tmp_path):
     save_all(tmp_path, [1, 2])
-    for name in (f"3{orbax_files.TEMPORARY}", ".deleted-0", ".replaced-1"):
+    for name in (".writing-3", ".deleted-0", ".replaced-1"):
         (tmp_path / name).mkdir()
     (tmp_path / "2").rename(tmp_path / ".replaced-2")
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
@@ -290,13 +293,13 @@ FAILURES = [
 def test_a_failed_save_surfaces_at_the_next_call(tmp_path, monkeypatch, error, message):
     save_all(tmp_path, [1])
 
-    def fail(path, arrays, record):
-        (path.parent / f"{path.name}{orbax_files.TEMPORARY}").mkdir()
+    def fail(folder, arrays, record):
+        assert folder.path.name == ".writing-2" and folder.is_folder()
         raise error
 
     with Checkpoints(tmp_path) as checkpoints:
         with monkeypatch.context() as patch:
-            patch.setattr(orbax_files, "write", fail)
+            patch.setattr(checkpoints_module, "write", fail)
             checkpoints.save(2, simple(2), metadata={})
             with pytest.raises(StorageError, match=message):
                 checkpoints.save(3, simple(3), metadata={})
@@ -309,7 +312,7 @@ def test_a_failed_save_does_not_hide_the_error_that_ends_the_run(tmp_path, monke
     def fail(path, arrays, record):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(orbax_files, "write", fail)
+    monkeypatch.setattr(checkpoints_module, "write", fail)
     with (
         pytest.warns(CheckpointWarning, match="no earlier checkpoint exists"),
         pytest.raises(ZeroDivisionError),
@@ -358,8 +361,8 @@ def test_nothing_is_printed(tmp_path, capfd, caplog):
     assert captured.out == captured.err == "" and caplog.text == ""
 
 
-def test_importing_the_room_does_not_import_orbax():
-    code = "import sys, rollmill.record; sys.exit(any(n in sys.modules for n in ('orbax', 'tensorboardX')))"
+def test_importing_the_room_does_not_import_tensorboard():
+    code = "import sys, rollmill.record; sys.exit('tensorboardX' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

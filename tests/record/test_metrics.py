@@ -49,14 +49,14 @@ def test_lines_are_json_with_null_for_nan(run):
         }
         assert read_metrics(run.metrics_file) == [line]  # flushed before the log is closed
     json.loads(run.metrics_file.read_text(), parse_constant=pytest.fail)
-    assert not run.tensorboard.exists()
+    assert not run.tensorboard.path.exists()
 
 
 def test_tensorboard_has_the_numbers_over_environment_steps(run):
     with MetricsLog(run, resume_from=0) as log:
         log.write(1, 64, {"episode/return": 2.5, "loss": math.nan, "note": "warm"})
         log.write(2, 128, {"episode/return": 3.5})
-    events = read_events(run.tensorboard)
+    events = read_events(run.tensorboard.path)
     scalars = [(e.step, {v.tag: v.simple_value for v in e.summary.value}) for e in events if e.summary.value]
     assert scalars == [
         (64, {"iteration": 1, "episode/return": 2.5}),
@@ -66,7 +66,7 @@ def test_tensorboard_has_the_numbers_over_environment_steps(run):
 
 def test_nothing_is_opened_before_the_first_line(run):
     MetricsLog(run, resume_from=0).close()
-    assert not run.tensorboard.exists()
+    assert not run.tensorboard.path.exists()
 
 
 def test_resuming_cuts_later_lines_and_a_torn_one(run):
@@ -76,7 +76,7 @@ def test_resuming_cuts_later_lines_and_a_torn_one(run):
     assert [line["iteration"] for line in read_metrics(run.metrics_file)] == [1, 2, 3, 4, 5]
     write(run, range(4, 7), resume_from=3)
     assert [line["iteration"] for line in read_metrics(run.metrics_file)] == [1, 2, 3, 4, 5, 6]
-    starts = [event for event in read_events(run.tensorboard) if event.HasField("session_log")]
+    starts = [event for event in read_events(run.tensorboard.path) if event.HasField("session_log")]
     assert [event.step for event in starts] == [301]
     assert sorted(entry.name for entry in run.root.glob("*metrics*")) == ["metrics.jsonl"]
 
@@ -93,7 +93,7 @@ def test_reading_what_is_missing_or_damaged(run):
     write(run, range(1, 4), tensorboard=False)
     lines = run.metrics_file.read_bytes().splitlines(keepends=True)
     run.metrics_file.write_bytes(lines[0] + b"\x00\xff\n" + lines[2])
-    with pytest.raises(CheckpointError, match="line 2 is no whole JSON object"):
+    with pytest.raises(CheckpointError, match="metrics.jsonl: line 2 cannot be read: JSON is malformed"):
         read_metrics(run.metrics_file)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from rollmill.core import machine
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
-from rollmill.record import RunDirectory, json_files, name_run, read_json, write_json
+from rollmill.record import Folder, RunDirectory, name_run, read_json, write_json
 
 
 def create(root: Path, **config) -> RunDirectory:
@@ -27,7 +27,7 @@ def test_a_new_run_is_whole_and_opens_again(tmp_path):
     assert [entry.name for entry in root.parent.iterdir()] == ["first"]
     assert RunDirectory.open(root) == run
     assert run.read_config() == {"lr": 3e-4, "sizes": [64, 64], "limit": None, "where": "x", "seed": 3}
-    assert read_json(run.versions_file) == {"jax": "1"}
+    assert read_json(run.folder, "versions.json") == {"jax": "1"}
 
 
 def test_an_empty_directory_becomes_a_run(tmp_path):
@@ -103,18 +103,18 @@ def test_a_damaged_configuration_is_named(tmp_path, content):
 
 
 def test_json_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "summary.json"
-    write_json(path, {"return": np.float32(1.5), "nan": math.nan, "list": [np.inf, np.arange(2)]})
+    path, folder = tmp_path / "summary.json", Folder(tmp_path)
+    write_json(folder, path.name, {"return": np.float32(1.5), "nan": math.nan, "list": [np.inf, np.arange(2)]})
     assert json.loads(path.read_text()) == {"return": 1.5, "nan": None, "list": [None, [0, 1]]}
 
     def fail(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(json_files.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(StorageError, match="summary.json cannot be written: the disk is full"):
-        write_json(path, {"return": 2.0})
+        write_json(folder, path.name, {"return": 2.0})
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
-    assert read_json(path)["return"] == 1.5
+    assert read_json(folder, path.name)["return"] == 1.5
 
 
 HOLD = """
@@ -149,10 +149,10 @@ def test_names_are_fit_for_files():
 
 def test_machine_facts_are_json(tmp_path, monkeypatch):
     versions, hardware = machine.versions(), machine.hardware()
-    assert {"rollmill", "python", "jax", "jaxlib", "orbax", "numpy"} <= versions.keys() and versions["jax"]
+    assert {"rollmill", "python", "jax", "jaxlib", "numpy"} <= versions.keys() and versions["jax"]
     assert hardware["cores"] >= 1 and hardware["memory_bytes"] > 2**20
     assert hardware["devices"][0]["platform"] in ("cpu", "gpu", "tpu")
-    write_json(tmp_path / "machine.json", {**versions, **hardware})
+    write_json(Folder(tmp_path), "machine.json", {**versions, **hardware})
 
 
 def test_commit_of_the_working_directory(tmp_path, monkeypatch):

@@ -233,7 +233,7 @@ def _workers(
             gpus=[] if on_mesh else visible_gpus(),
         )
         supervisor = Supervisor(
-            jobs, hang_seconds=options.hang_seconds, display=display.note, log_folder=run.root / "workers"
+            jobs, hang_seconds=options.hang_seconds, display=display.note, log_folder=run.folder.inner("workers")
         )
         with contextlib.closing(supervisor) as workers:
             yield workers
@@ -265,7 +265,7 @@ def _workers_on_cluster(
                 hang_seconds=options.hang_seconds,
                 start_seconds=PLACED_SECONDS,
                 display=display.note,
-                log_folder=run.root / "workers",
+                log_folder=run.folder.inner("workers"),
             ) as workers,
         ):
             yield workers

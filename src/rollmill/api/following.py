@@ -12,7 +12,7 @@ from rollmill.dataflow import Graph
 from rollmill.execution import is_finite, state_shapes
 from rollmill.execution.coordinator import Coordinator, Notice, Rewound, Rows, Saved
 from rollmill.planning import Plan
-from rollmill.record import Display, MetricsLog, RunDirectory, StopRequest, read_json, stop_on_signals
+from rollmill.record import Display, MetricsLog, RunDirectory, StopRequest, stop_on_signals
 
 
 def train_with_workers(
@@ -38,9 +38,9 @@ def train_with_workers(
     ):
         restored = checkpoints.restore(state_shapes(algorithm))
         first = restored.iteration if restored else 0
-        if first >= algorithm.loops.iterations and run.summary_file.exists():
+        if first >= algorithm.loops.iterations and run.read_summary() is not None:
             display.note("this run is finished already; nothing was changed")
-            return Run(run.root, read_json(run.summary_file), 0)
+            return Run(run.root, run.read_summary() or {}, 0)
         began = time.perf_counter()
         with (
             deployed(

@@ -42,7 +42,6 @@ from rollmill.record import (
     StopRequest,
     choose_display,
     name_run,
-    read_json,
     stop_on_signals,
 )
 
@@ -247,9 +246,9 @@ def _train(run: RunDirectory, algorithm: Graph, program: Program, options: RunOp
     ):
         restored = checkpoints.restore(program.state)
         first = restored.iteration if restored else 0
-        if first >= algorithm.loops.iterations and run.summary_file.exists():
+        if first >= algorithm.loops.iterations and run.read_summary() is not None:
             display.note("this run is finished already; nothing was changed")
-            return Run(run.root, read_json(run.summary_file), 0)
+            return Run(run.root, run.read_summary() or {}, 0)
         state = program.place(restored.state) if restored else program.start()
         with MetricsLog(run, tensorboard=options.tensorboard, resume_from=first) as log:
             recorder = Recorder(run, algorithm, options, program.compile_seconds, checkpoints, log, display)

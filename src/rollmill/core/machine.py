@@ -18,7 +18,6 @@ PACKAGES = {
     "jaxlib": "jaxlib",
     "equinox": "equinox",
     "optax": "optax",
-    "orbax": "orbax-checkpoint",
     "numpy": "numpy",
     "gymnasium": "gymnasium",
     "triton": "triton",

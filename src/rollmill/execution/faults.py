@@ -9,7 +9,6 @@ Shape letters: `T` steps, `E` environments, `N` rows of a minibatch.
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jax
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, PyTree, UInt32
 
-from rollmill.core.errors import NonFiniteError, StorageError
+from rollmill.core.errors import CheckpointError, NonFiniteError, StorageError
 from rollmill.dataflow import (
     COLLECT,
     LEARN,
@@ -38,7 +37,7 @@ from rollmill.dataflow import (
 )
 from rollmill.execution.advance import Window
 from rollmill.execution.one_program import Program
-from rollmill.record import Checkpoints, write_json
+from rollmill.record import Checkpoints, Folder, write_json
 
 SHOWN_ENVIRONMENTS = 8
 
@@ -77,7 +76,7 @@ def is_finite(metrics: Mapping[str, np.ndarray | np.floating]) -> bool:
     return all(np.all(value > ALMOST_ONE) for name, value in metrics.items() if name.startswith("finite/"))
 
 
-def stop_at_fault(graph: Graph, program: Program, window: Window, directory: Path) -> None:
+def stop_at_fault(graph: Graph, program: Program, window: Window, directory: Folder) -> None:
     """Raises if an iteration of the window was not finite, once its inputs are in `directory`.
 
     Raises:
@@ -94,10 +93,10 @@ def stop_at_fault(graph: Graph, program: Program, window: Window, directory: Pat
     message = f"{fault}. Training stopped; the last good checkpoint is kept."
     try:
         _save(directory, fault, state)
-    except StorageError as error:
+    except (StorageError, CheckpointError) as error:
         raise NonFiniteError(f"{message} The inputs of the step could not be kept: {error}") from error
     raise NonFiniteError(
-        f"{message} `rollmill doctor {directory.parent}`, or `rollmill.replay` from Python, replays the step "
+        f"{message} `rollmill doctor {directory.root}`, or `rollmill.replay` from Python, replays the step "
         "un-jitted and shows where it happens."
     )
 
@@ -109,10 +108,10 @@ def _failing_seed(state: PyTree, metrics: Mapping[str, np.ndarray]) -> tuple[int
     return (index, state) if seeds.size == 1 else (index, jax.tree.map(lambda leaf: leaf[index], state))
 
 
-def _save(directory: Path, fault: Fault, state: State) -> None:
+def _save(directory: Folder, fault: Fault, state: State) -> None:
     with Checkpoints(directory, keep_last=1, keep_best=0) as checkpoints:
         checkpoints.save(fault.iteration - 1, state, metadata={})
-    write_json(directory / "fault.json", fault._asdict())
+    write_json(directory, "fault.json", fault._asdict())
 
 
 # --- finding ------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Replays the step at which a number stopped being finite, un-jitted, so that it shows in plain Python."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,14 @@ import numpy as np
 from jaxtyping import PyTree
 
 from rollmill.core.errors import CheckpointError
+from rollmill.core.json_data import read_as
 from rollmill.core.own_line import own_line
 from rollmill.dataflow import COLLECT, Collector, Graph, State, identity, iteration_key, step_one
 from rollmill.execution.faults import Fault, LearningStep, bad_rows, learning_steps, roll_out
 from rollmill.execution.one_program import state_shapes
-from rollmill.record import Checkpoints, read_json
+from rollmill.record import Checkpoints, Folder, read_json
+
+FAULT = "fault.json"
 
 REPLAYED_ROWS = 8
 """Rows of a minibatch that are replayed: enough to see, few enough to be quick op by op."""
@@ -32,19 +35,19 @@ class Replayed(NamedTuple):
     """What it gave back."""
 
 
-def replay_fault(graph: Graph, directory: Path) -> Replayed:
+def replay_fault(graph: Graph, directory: Folder) -> Replayed:
     """Replays the fault that `directory` holds.
 
     Raises:
         CheckpointError: if the directory holds none.
     """
-    if not (directory / "fault.json").exists():
-        raise CheckpointError(f"{directory.parent} has no fault to replay: all that it computed was finite.")
-    fault = _read_fault(directory)
+    if not has_fault(directory):
+        raise CheckpointError(f"{directory.root} has no fault to replay: all that it computed was finite.")
+    fault = _read_fault(graph, directory)
     with Checkpoints(directory, read_only=True) as checkpoints:
         restored = checkpoints.restore(state_shapes(graph))
     if restored is None:
-        raise CheckpointError(f"{directory} holds no state to replay from.")
+        raise CheckpointError(f"{directory.path} holds no state to replay from.")
     rollout = fault.fragment in ("environment", "policy")
     if not rollout and fault.epoch is None:
         raise CheckpointError(
@@ -54,10 +57,41 @@ def replay_fault(graph: Graph, directory: Path) -> Replayed:
     return (_replay_step if rollout else _replay_minibatch)(graph, restored.state, fault)
 
 
-def _read_fault(directory: Path) -> Fault:
-    values = read_json(directory / "fault.json")
-    values["environments"] = tuple(values["environments"])
-    return Fault(**values)
+def has_fault(directory: Folder) -> bool:
+    """Whether a fault was kept in the folder."""
+    return directory.has(FAULT)
+
+
+@dataclass(frozen=True)
+class SavedFault:
+    """A fault as its JSON file holds it."""
+
+    fragment: Literal["environment", "policy", "gradients", "update"]
+    iteration: int
+    environments: tuple[int, ...]
+    step: int | None = None
+    epoch: int | None = None
+    minibatch: int | None = None
+    seed_index: int = 0
+
+
+def _read_fault(graph: Graph, directory: Folder) -> Fault:
+    where = str(directory.path / FAULT)
+    fault = Fault(**vars(read_as(SavedFault, read_json(directory, FAULT), where=where, error=CheckpointError)))
+    loops = graph.loops
+    limits = {
+        "iteration": (fault.iteration - 1, loops.iterations),
+        "environments": (max(fault.environments, default=0), loops.num_envs),
+        "step": (fault.step or 0, loops.num_steps),
+        "epoch": (fault.epoch or 0, loops.epochs),
+        "minibatch": (fault.minibatch or 0, loops.num_minibatches),
+    }
+    for name, (value, limit) in limits.items():
+        if not 0 <= value < limit or min(fault.environments, default=0) < 0:
+            raise CheckpointError(f"{where}: {name} is beyond what this run computes; it has {limit}.")
+    if fault.fragment in ("environment", "policy") and (fault.step is None or not fault.environments):
+        raise CheckpointError(f"{where}: step or environments are missing.")
+    return fault
 
 
 def _replay_step(graph: Graph, state: State, fault: Fault) -> Replayed:

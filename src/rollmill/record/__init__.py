@@ -7,9 +7,10 @@ a configuration is JSON.
 from rollmill.record.checkpoints import Checkpoints, CheckpointWarning, Restored
 from rollmill.record.display import Display, Status, choose_display
 from rollmill.record.episode_window import EpisodeWindow
+from rollmill.record.folder import Folder, ForeignFileError
 from rollmill.record.json_files import plain, read_json, write_json
 from rollmill.record.leaves import from_host, to_host, tree_digest
-from rollmill.record.metrics import MetricsLog, read_metrics
+from rollmill.record.metrics import MetricsLog, MetricsWarning, check_metrics, read_metrics
 from rollmill.record.pace import Pace
 from rollmill.record.run_directory import RunDirectory, name_run
 from rollmill.record.signals import Interruption, StopRequest, stop_on_signals
@@ -19,13 +20,17 @@ __all__ = [
     "Checkpoints",
     "Display",
     "EpisodeWindow",
+    "Folder",
+    "ForeignFileError",
     "Interruption",
     "MetricsLog",
+    "MetricsWarning",
     "Pace",
     "Restored",
     "RunDirectory",
     "Status",
     "StopRequest",
+    "check_metrics",
     "choose_display",
     "from_host",
     "name_run",

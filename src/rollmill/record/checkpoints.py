@@ -5,9 +5,9 @@ absent whenever the process dies; a digest over its content tells damage that ca
 """
 
 import contextlib
-import hashlib
-import json
 import math
+import os
+import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,17 +19,29 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.core.errors import CheckpointError, StorageError, UsageError
-from rollmill.record import orbax_files
+from rollmill.core.errors import CheckpointError, DataError, StorageError, UsageError
+from rollmill.record.checkpoint_files import (
+    CheckpointRecord,
+    DamageError,
+    array_digest,
+    read_arrays,
+    read_record,
+    sealed,
+    write,
+)
+from rollmill.record.folder import Folder, ForeignFileError
 from rollmill.record.json_files import plain
-from rollmill.record.leaves import LeafType, differences, digest, empty_leaf, from_host, leaf_types, to_host
+from rollmill.record.leaves import LeafType, differences, digest, from_host, leaf_types, to_host
 from rollmill.record.storage import disk_is_full, in_bytes
 
 OVERHEAD_BYTES = 256 * 1024
-"""What a checkpoint needs on disk besides its arrays."""
+"""Room on disk that a checkpoint needs besides its arrays."""
 
 SHOWN_DIFFERENCES = 5
-REPLACED, DELETED = ".replaced-", ".deleted-"
+WRITING, REPLACED, DELETED = ".writing-", ".replaced-", ".deleted-"
+
+NAME = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
+"""Name of a checkpoint's folder; other numbers, such as `007`, are not ours and stay as they are."""
 
 
 class CheckpointWarning(UserWarning):
@@ -53,21 +65,23 @@ class Checkpoints:
     oldest goes only when the newest is complete.
 
     Args:
-        directory: made where it is missing, unless `read_only`.
+        directory: made where it is missing, unless `read_only`; in a `Folder`, names below the root are no links.
         keep_last: how many of the newest are kept, at least 1.
         keep_best: how many of those with the highest scores are kept besides.
         read_only: for looking at a run that another process may be writing.
 
     Raises:
         StorageError: the directory cannot be made or tidied.
+        ForeignFileError: the directory, or a checkpoint in it, is a link or a file.
     """
 
     def __init__(
-        self, directory: Path, *, keep_last: int = 3, keep_best: int = 1, read_only: bool = False
+        self, directory: Path | Folder, *, keep_last: int = 3, keep_best: int = 1, read_only: bool = False
     ) -> None:
         if keep_last < 1 or keep_best < 0:
             raise UsageError(f"keep_last={keep_last} must be >= 1 and keep_best={keep_best} >= 0.")
-        self.directory = Path(directory)
+        self._folder = directory if isinstance(directory, Folder) else Folder(Path(directory))
+        self.directory = self._folder.path
         self.keep_last = keep_last
         self.keep_best = keep_best
         self.read_only = read_only
@@ -75,12 +89,17 @@ class Checkpoints:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollmill-checkpoint")
         self._pending: Future[None] | None = None
         if not read_only:
-            _prepare(self.directory)
+            self._prepare()
 
     def iterations(self) -> tuple[int, ...]:
         """Iterations of the committed checkpoints, oldest first; whether they are whole is not looked at."""
-        names = [entry.name for entry in self.directory.iterdir()] if self.directory.is_dir() else []
-        return tuple(sorted(int(name) for name in names if name.isdecimal()))
+        try:
+            kinds = self._folder.kinds()
+        except OSError as error:
+            raise CheckpointError(f"{self.directory} cannot be read: {error.strerror or error}.") from error
+        return tuple(
+            sorted(int(name) for name, kind in kinds.items() if NAME.fullmatch(name) and kind == "folder")
+        )
 
     def best(self) -> int | None:
         """The iteration with the highest score (the newest of equals); None without any checkpoint."""
@@ -134,7 +153,8 @@ class Checkpoints:
 
         Raises:
             CheckpointError: no checkpoint is whole, `iteration` is not there or damaged, or the
-                checkpoint holds the state of another algorithm or network.
+                checkpoint holds the state of another algorithm or network, or of another iteration than its
+                folder's name says.
         """
         self.wait()
         present = self.iterations()
@@ -145,8 +165,8 @@ class Checkpoints:
         for candidate in reversed(present) if iteration is None else [iteration]:
             try:
                 return self._load(candidate, abstract_state)
-            except _Damaged as damage:
-                reasons.append(f"checkpoint {candidate} in {self.directory} is damaged ({damage})")
+            except (DamageError, ForeignFileError, DataError, OSError) as damage:
+                reasons.append(f"checkpoint {candidate} in {self.directory} is damaged ({_reason(damage)})")
             if iteration is None:
                 warnings.warn(f"{reasons[-1]}; trying the one before.", CheckpointWarning, stacklevel=2)
         if reasons:
@@ -196,72 +216,96 @@ class Checkpoints:
     ) -> None:
         """Runs in the background thread: all of a save but the copy to the host."""
         iteration = record["iteration"]
-        record = _seal(record | {"sha256": digest(types, arrays)})
+        record = sealed(record | {"sha256": digest(types, arrays)})
         try:
             if self._holds(iteration, record):
                 return
-            self._move_aside(iteration)
-            orbax_files.write(self.directory / str(iteration), arrays, record)
-            self._scores[iteration] = _rank(record)
+            self._put(iteration, arrays, record)
+            self._scores[iteration] = _rank(record["score"])
             self._prune(iteration)
-        except Exception as error:  # Orbax and TensorStore raise many kinds
-            with contextlib.suppress(OSError):
-                _tidy(self.directory)
+        except Exception as error:  # whatever it is, training has to hear of it
+            with contextlib.suppress(OSError, CheckpointError):
+                self._tidy()
             raise self._failure(iteration, needed, error) from error
 
+    def _put(self, iteration: int, arrays: Mapping[str, np.ndarray], record: dict[str, Any]) -> None:
+        """Writes a checkpoint beside its place; one that was there before is moved aside only then."""
+        partial, name = f"{WRITING}{iteration}", str(iteration)
+        self._folder.remove(partial)
+        self._folder.inner(partial).make()
+        write(self._folder.inner(partial), arrays, record)
+        if self._folder.has(name):
+            self._folder.rename(name, f"{REPLACED}{iteration}")
+        self._folder.rename(partial, name)
+        with self._folder.opened() as descriptor:
+            os.fsync(descriptor)
+
     def _load(self, iteration: int, abstract_state: PyTree) -> Restored:
-        record = self._read_record(iteration)
-        stored = {path: LeafType(dtype, tuple(shape)) for path, (dtype, shape) in record["leaves"].items()}
-        if lines := differences(stored, leaf_types(abstract_state)):
-            raise self._other_state(iteration, record["metadata"], lines)
-        arrays = self._read_arrays(iteration, stored)
-        if digest(stored, arrays) != record["sha256"]:
-            raise _Damaged("its content does not match its digest")
-        known = {name: record[name] for name in ("iteration", "score", "sha256")}
-        return Restored(iteration, from_host(arrays, abstract_state), record["metadata"] | known)
+        folder = self._folder.inner(str(iteration))
+        record = read_record(folder)
+        if record.iteration != iteration:
+            raise self._misplaced(iteration, record)
+        if lines := differences(record.types, leaf_types(abstract_state)):
+            raise self._other_state(iteration, record.metadata, lines)
+        arrays = read_arrays(folder, record.types)
+        if digest(record.types, arrays) != record.sha256:
+            raise DamageError("its content does not match its digest")
+        known = {"iteration": record.iteration, "score": record.score, "sha256": record.sha256}
+        return Restored(iteration, from_host(arrays, abstract_state), record.metadata | known)
 
-    def _read_record(self, iteration: int) -> dict[str, Any]:
+    def _prepare(self) -> None:
         try:
-            record = orbax_files.read_record(self.directory / str(iteration))
-        except Exception as error:  # whatever a torn or missing file makes Orbax raise
-            raise _Damaged(_first_line(error)) from error
-        if not isinstance(record, dict) or record != _seal(record):
-            raise _Damaged("its record does not match its digest")
-        return record
+            self._folder.make()
+            self._tidy()
+            kinds = self._folder.kinds()
+        except OSError as error:
+            raise StorageError(f"{self.directory} cannot be written: {error.strerror or error}.") from error
+        for name, kind in kinds.items():
+            if NAME.fullmatch(name) and kind != "folder":
+                raise ForeignFileError(
+                    f"{self.directory / name} is no folder, and stands where checkpoint {name} will be written. "
+                    "hint: move it away."
+                )
 
-    def _read_arrays(self, iteration: int, stored: Mapping[str, LeafType]) -> dict[str, np.ndarray]:
-        if all(0 in kind.shape for kind in stored.values()):
-            arrays = {}
-        else:
-            try:
-                arrays = orbax_files.read_arrays(self.directory / str(iteration))
-            except Exception as error:  # whatever a torn or missing file makes Orbax raise
-                raise _Damaged(_first_line(error)) from error
-        arrays |= {path: empty_leaf(kind) for path, kind in stored.items() if 0 in kind.shape}
-        if arrays.keys() != stored.keys():
-            raise _Damaged("some of its arrays are missing")
-        return arrays
+    def _tidy(self) -> None:
+        """Removes the rest of saves that were cut off; a checkpoint that they had moved aside comes back."""
+        for name in self._folder.kinds():
+            original = name.removeprefix(REPLACED)
+            if name.startswith(REPLACED) and not self._folder.has(original):
+                self._folder.rename(name, original)
+            elif name.startswith((REPLACED, DELETED, WRITING)):
+                with contextlib.suppress(OSError):
+                    self._folder.remove(name)
 
     def _holds(self, iteration: int, record: dict[str, Any]) -> bool:
         try:
-            return iteration in self._scores and self._read_record(iteration) == record
-        except _Damaged:
+            existing = read_record(self._folder.inner(str(iteration)))
+        except (DamageError, CheckpointError, DataError, OSError):
             return False
+        return iteration in self._scores and existing.record_sha256 == record["record_sha256"]
 
-    def _move_aside(self, iteration: int) -> None:
-        existing = self.directory / str(iteration)
-        if existing.exists():
-            existing.rename(self.directory / f"{REPLACED}{iteration}")
+    def check(self, iteration: int) -> str | None:
+        """The damage of a checkpoint; None where it is whole. Its arrays pass by in pieces."""
+        try:
+            record = read_record(self._folder.inner(str(iteration)))
+            if record.iteration != iteration:
+                return f"it holds iteration {record.iteration}"
+            if array_digest(self._folder.inner(str(iteration)), record) != record.sha256:
+                return "its content does not match its digest"
+        except (DamageError, CheckpointError, DataError, OSError) as damage:
+            return _reason(damage)
+        return None
 
     def _prune(self, newest: int) -> None:
         """Deletes what is neither among the last nor the best, and what is later than `newest`."""
         past = [i for i in self.iterations() if i <= newest]
         kept = {*past[-self.keep_last :], *self._ranked(past)[: self.keep_best]}
         for iteration in set(self.iterations()) - kept:
-            doomed = self.directory / f"{DELETED}{iteration}"
-            (self.directory / str(iteration)).rename(doomed)  # a half-deleted one would look damaged
+            doomed = f"{DELETED}{iteration}"
+            self._folder.remove(doomed)
+            self._folder.rename(str(iteration), doomed)  # a half-deleted one would look damaged
             self._scores.pop(iteration, None)
-        _tidy(self.directory)
+        self._tidy()
 
     def _ranked(self, iterations: Sequence[int]) -> list[int]:
         for iteration in iterations:
@@ -271,9 +315,10 @@ class Checkpoints:
 
     def _read_score(self, iteration: int) -> float:
         try:
-            return _rank(self._read_record(iteration))
-        except _Damaged:
+            record = read_record(self._folder.inner(str(iteration)))
+        except (DamageError, CheckpointError, DataError, OSError):
             return -math.inf
+        return _rank(record.score) if record.iteration == iteration else -math.inf
 
     def _way_back(self, iteration: int) -> str:
         earlier = [i for i in self.iterations() if i != iteration]
@@ -296,6 +341,13 @@ class Checkpoints:
             f"{self._way_back(iteration)}"
         )
 
+    def _misplaced(self, iteration: int, record: CheckpointRecord) -> CheckpointError:
+        return CheckpointError(
+            f"checkpoint {iteration} in {self.directory} holds iteration {record.iteration}: its folder was "
+            f"renamed, or copied over another. hint: name it {record.iteration} again, or move it out of "
+            f"{self.directory}; {self._way_back(iteration)}"
+        )
+
     def _other_state(self, iteration: int, metadata: dict[str, Any], lines: list[str]) -> CheckpointError:
         told = ", ".join(f"{k}={v}" for k, v in metadata.items() if isinstance(v, str | int | float))
         more = len(lines) - SHOWN_DIFFERENCES
@@ -314,19 +366,12 @@ class Checkpoints:
         )
 
 
-class _Damaged(Exception):
-    """A checkpoint that cannot be read as it was written; the text says why."""
+def _rank(score: float | None) -> float:
+    return -math.inf if score is None else score
 
 
-def _seal(record: dict[str, Any]) -> dict[str, Any]:
-    """`record` with the digest of its own text, so that damage to it is told from another run's."""
-    content = {name: part for name, part in record.items() if name != "record_sha256"}
-    text = json.dumps(content, sort_keys=True)
-    return content | {"record_sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-
-def _rank(record: dict[str, Any]) -> float:
-    return -math.inf if record["score"] is None else record["score"]
+def _reason(damage: Exception) -> str:
+    return _first_line(damage) if isinstance(damage, OSError) else str(damage)
 
 
 def _first_line(error: Exception) -> str:
@@ -339,21 +384,3 @@ def _free_bytes(directory: Path) -> int:
         return shutil.disk_usage(directory).free
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror or error}.") from error
-
-
-def _prepare(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _tidy(directory)
-    except OSError as error:
-        raise StorageError(f"{directory} cannot be written: {error.strerror or error}.") from error
-
-
-def _tidy(directory: Path) -> None:
-    """Removes what saves that were cut off have left; a checkpoint they had moved aside comes back."""
-    for entry in list(directory.iterdir()):
-        original = directory / entry.name.removeprefix(REPLACED)
-        if entry.name.startswith(REPLACED) and not original.exists():
-            entry.rename(original)
-        elif entry.name.startswith((REPLACED, DELETED)) or orbax_files.TEMPORARY in entry.name:
-            shutil.rmtree(entry, ignore_errors=True)

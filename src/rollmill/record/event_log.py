@@ -1,12 +1,15 @@
 """Scalars for TensorBoard, written by a thread of their own so that training never waits for them."""
 
+import os
+import socket
+import struct
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
+from rollmill.record.folder import Folder, ForeignFileError
 from rollmill.record.storage import write_failure
 
 
@@ -19,16 +22,16 @@ class _Entry(NamedTuple):
 class EventLog:
     """One TensorBoard event file, opened at the first entry.
 
-    It uses tensorboardX's event file and not its `SummaryWriter`, whose background process queue
-    blocks for ever once its thread has died of a full disk.
+    It uses the messages and checksums of tensorboardX and not its `SummaryWriter`, whose background process queue
+    blocks for ever once its thread has died of a full disk, and whose files are opened through links.
 
     Args:
-        directory: made at the first entry.
+        folder: made at the first entry.
         purge_step: on resuming, TensorBoard hides earlier files' entries from this step on.
     """
 
-    def __init__(self, directory: Path, *, purge_step: int | None = None) -> None:
-        self._directory = directory
+    def __init__(self, folder: Folder, *, purge_step: int | None = None) -> None:
+        self._folder = folder
         self._purge_step = purge_step
         self._entries: SimpleQueue[_Entry | None] = SimpleQueue()
         self._thread: Thread | None = None
@@ -59,33 +62,45 @@ class EventLog:
         self._raise_error()
 
     def _raise_error(self) -> None:
+        if isinstance(self._error, ForeignFileError):
+            raise self._error
         if self._error is not None:
-            raise write_failure(self._directory, self._error) from self._error
+            raise write_failure(self._folder.path, self._error) from self._error
 
     def _write_entries(self) -> None:
         try:
-            file = _open_events(self._directory, self._purge_step)
-            while (entry := self._entries.get()) is not None:
-                file.write_event(_event(entry))
-                if self._entries.empty():
-                    file.flush()
-            file.close()
+            with _open_events(self._folder, self._purge_step) as file:
+                while (entry := self._entries.get()) is not None:
+                    _write_event(file, _event(entry))
+                    if self._entries.empty():
+                        file.flush()
         except Exception as error:  # whatever it is, `add` must not queue for a thread that is gone
             self._error = error
 
 
-def _open_events(directory: Path, purge_step: int | None) -> Any:
-    from tensorboardX.event_file_writer import EventsWriter
+def _open_events(folder: Folder, purge_step: int | None) -> IO[bytes]:
     from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 
-    directory.mkdir(parents=True, exist_ok=True)
-    suffix = f".{time.time_ns()}"  # without it, a file opened in the same second is overwritten
-    file = EventsWriter(str(directory / "events"), suffix)
+    folder.make()
+    now = time.time()
+    name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{time.time_ns()}"
+    file = os.fdopen(folder.create(name), "wb")
+    _write_event(file, Event(wall_time=now, file_version="brain.Event:2"))
     if purge_step is not None:
         start = SessionLog(status=SessionLog.START)
-        file.write_event(Event(wall_time=time.time(), step=purge_step, session_log=start))
+        _write_event(file, Event(wall_time=now, step=purge_step, session_log=start))
     file.flush()
     return file
+
+
+def _write_event(file: IO[bytes], event: Any) -> None:
+    """Writes one record: its length, the length's checksum, the event and its checksum."""
+    from tensorboardX.record_writer import masked_crc32c
+
+    data = event.SerializeToString()
+    length = struct.pack("<Q", len(data))
+    checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
+    file.write(length + checksums[0] + data + checksums[1])
 
 
 def _event(entry: _Entry) -> Any:

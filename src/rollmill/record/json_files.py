@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,12 @@ import jax
 import numpy as np
 
 from rollmill.core.errors import CheckpointError
+from rollmill.core.json_data import parse_object
+from rollmill.record.folder import Folder
 from rollmill.record.storage import write_failure
+
+MAX_BYTES = 2 * 2**20
+"""The largest JSON file of a run that is read; a configuration has a few thousand bytes."""
 
 
 def plain(value: Any) -> Any:
@@ -36,35 +40,30 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{value!r} of type {type(value).__name__} has no JSON form")
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Replaces `path` by `value` atomically: a reader sees the old file or the new one.
+def write_json(folder: Folder, name: str, value: Mapping[str, Any]) -> None:
+    """Replaces a file by `value` atomically: a reader sees the old file or the new one.
 
     Raises:
         StorageError: the file cannot be written; the old one is as it was.
+        ForeignFileError: the folder is a link.
     """
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
-    partial = path.with_name(f".{path.name}.tmp")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        with folder.replacing(name) as file:
+            file.write(text.encode())
     except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise write_failure(path, error) from error
+        raise write_failure(folder.path / name, error) from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`.
+def read_json(folder: Folder, name: str) -> dict[str, Any]:
+    """The object in a file.
 
     Raises:
-        CheckpointError: the file is missing, unreadable or not one JSON object.
+        CheckpointError: the file is missing, unreadable, too large, no plain file, or not one JSON object.
     """
+    path = folder.path / name
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} cannot be read: it holds no JSON object.")
-    return value
+        text = folder.read(name, limit=MAX_BYTES)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+    return parse_object(text, where=str(path), limit=MAX_BYTES, error=CheckpointError)

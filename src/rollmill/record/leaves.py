@@ -60,12 +60,12 @@ def from_host(arrays: Mapping[str, np.ndarray], abstract: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
 
-def empty_leaf(kind: LeafType) -> np.ndarray:
-    """The host array of a leaf without elements, which is not stored."""
+def host_type(kind: LeafType) -> tuple[np.dtype, tuple[int, ...]]:
+    """Dtype and shape of the host array of a leaf, for a key that of its key data."""
     if key := KEY_DTYPE.fullmatch(kind.dtype):
-        one = jax.random.key_data(jax.random.key(0, impl=key[1]))
-        return np.zeros((*kind.shape, *one.shape), one.dtype)
-    return np.zeros(kind.shape, np.dtype(kind.dtype))
+        one = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=key[1])))
+        return np.dtype(one.dtype), (*kind.shape, *one.shape)
+    return np.dtype(kind.dtype), kind.shape
 
 
 def digest(types: Mapping[str, LeafType], arrays: Mapping[str, np.ndarray]) -> str:

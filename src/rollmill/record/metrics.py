@@ -3,16 +3,34 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
-from rollmill.core.errors import CheckpointError, StorageError
+from rollmill.core.errors import CheckpointError, DataError, StorageError
+from rollmill.core.json_data import parse_object, read_as
 from rollmill.record.event_log import EventLog
+from rollmill.record.folder import Folder
 from rollmill.record.json_files import plain
-from rollmill.record.run_directory import RunDirectory
+from rollmill.record.run_directory import METRICS, RunDirectory
 from rollmill.record.storage import write_failure
+
+MAX_LINE_BYTES = 2**20
+
+
+class MetricsWarning(UserWarning):
+    """A line of the metrics could not be read and is left out."""
+
+
+@dataclass(frozen=True)
+class LineStart:
+    """The fields that every line of the metrics has."""
+
+    iteration: int
+    env_steps: int
 
 
 class MetricsLog:
@@ -22,20 +40,16 @@ class MetricsLog:
         run: where to write.
         tensorboard: whether to write event files too.
         resume_from: the iteration that the run goes on from, 0 in a new run. Lines of later iterations
-            and lines that cannot be read are cut, and TensorBoard is told to hide what they showed.
+            and lines that cannot be read are cut (a `MetricsWarning` names the first of these), and
+            TensorBoard is told to hide what they showed.
 
     Raises:
         StorageError: `metrics.jsonl` cannot be written.
     """
 
     def __init__(self, run: RunDirectory, *, resume_from: int, tensorboard: bool = True) -> None:
-        self._path = run.metrics_file
-        try:
-            purge_step = _cut_after(self._path, resume_from)
-            self._file = self._path.open("ab", buffering=0)
-        except OSError as error:
-            raise write_failure(self._path, error) from error
-        self._folder = run.tensorboard
+        self._run, self._path, self._folder = run, run.metrics_file, run.tensorboard
+        purge_step = self._open(resume_from)
         self._events = EventLog(run.tensorboard, purge_step=purge_step) if tensorboard else None
 
     def write(self, iteration: int, env_steps: int, metrics: Mapping[str, Any]) -> None:
@@ -62,11 +76,7 @@ class MetricsLog:
             StorageError: the file cannot be written.
         """
         self._file.close()
-        try:
-            purge_step = _cut_after(self._path, iteration)
-            self._file = self._path.open("ab", buffering=0)
-        except OSError as error:
-            raise write_failure(self._path, error) from error
+        purge_step = self._open(iteration)
         if self._events is not None:
             self._events.close()
             self._events = EventLog(self._folder, purge_step=purge_step)
@@ -93,6 +103,14 @@ class MetricsLog:
             if error is None:  # must not hide an error that is under way
                 raise
 
+    def _open(self, iteration: int) -> int | None:
+        try:
+            purge_step = _cut_after(self._run.folder, iteration)
+            self._file = os.fdopen(self._run.folder.open_to_append(METRICS), "ab", buffering=0)
+        except OSError as error:
+            raise write_failure(self._path, error) from error
+        return purge_step
+
     def _append(self, line: bytes) -> None:
         size = self._file.seek(0, os.SEEK_END)
         rest = memoryview(line)
@@ -109,18 +127,29 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a `metrics.jsonl`, oldest first; a last line that is torn is left out.
 
     Raises:
-        CheckpointError: the file is missing, or a line before the last is damaged.
+        CheckpointError: the file is missing, no plain file, or a line before the last is damaged.
     """
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}.") from error
-    read = [_parse(line) for line in lines]
-    if read and read[-1] is None:
-        read.pop()
-    if None in read:
-        raise CheckpointError(f"{path} is damaged: line {read.index(None) + 1} is no whole JSON object.")
-    return [line for line in read if line is not None]
+    lines: list[dict[str, Any]] = []
+    for parsed, _ in _lines(Folder(path.parent), path.name):
+        if isinstance(parsed, str):
+            raise CheckpointError(parsed)
+        lines.append(parsed)
+    return lines
+
+
+def check_metrics(folder: Folder) -> tuple[int, str | None]:
+    """How many whole lines there are, and the first complaint about one before the last.
+
+    Raises:
+        CheckpointError: the file is missing, or no plain file.
+    """
+    count, complaint = 0, None
+    for parsed, _ in _lines(folder, METRICS):
+        if isinstance(parsed, str):
+            complaint = complaint or parsed
+        else:
+            count += 1
+    return count, complaint
 
 
 def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
@@ -128,34 +157,51 @@ def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
     return {tag: float(value) for tag, value in numbers.items() if tag != "env_steps"}
 
 
-def _cut_after(path: Path, iteration: int) -> int | None:
+def _cut_after(folder: Folder, iteration: int) -> int | None:
     """Keeps the lines up to `iteration`; returns the first environment step not covered, None in a new run."""
-    if not path.exists():
+    if not folder.has(METRICS):
         return None
-    partial = path.with_name(f".{path.name}.tmp")
-    covered = -1
-    with path.open("rb") as old, partial.open("wb") as new:
-        for line, parsed in _kept(old, iteration):
-            new.write(line)
-            covered = max(covered, parsed["env_steps"])
-        new.flush()
-        os.fsync(new.fileno())
-    partial.replace(path)
+    covered, complaints = -1, []
+    with folder.replacing(METRICS) as new:
+        for parsed, line in _lines(folder, METRICS):
+            if isinstance(parsed, str):
+                complaints.append(parsed)
+            elif parsed["iteration"] <= iteration:
+                new.write(line)
+                covered = max(covered, parsed["env_steps"])
+    if complaints:
+        more = f" So are {len(complaints) - 1} more." if len(complaints) > 1 else ""
+        warnings.warn(f"{complaints[0]} The line is left out.{more}", MetricsWarning, stacklevel=4)
     return covered + 1
 
 
-def _kept(lines: Iterable[bytes], iteration: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    for line in lines:
-        parsed = _parse(line)
-        if parsed is not None and parsed["iteration"] <= iteration:
-            yield line, parsed
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """The object in a line; None where it is torn or damaged."""
+def _lines(folder: Folder, name: str) -> Iterator[tuple[dict[str, Any] | str, bytes]]:
+    """Each line as an object, or the complaint about it, and its bytes; a last line that is torn is left out."""
+    path, number = folder.path / name, 0
     try:
-        value = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
-        return None
-    whole = isinstance(value, dict) and "iteration" in value and "env_steps" in value
-    return value if whole else None
+        with folder.reading(name) as file:
+            while line := file.readline(MAX_LINE_BYTES):
+                number += 1
+                where = f"{path}: line {number}"
+                if len(line) == MAX_LINE_BYTES:
+                    _skip_line(file, line)
+                    yield f"{where} has more than {MAX_LINE_BYTES:,} bytes.", line
+                elif line.endswith(b"\n"):
+                    yield _parse(line, where), line
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _skip_line(file: IO[bytes], line: bytes) -> None:
+    while line and not line.endswith(b"\n"):
+        line = file.readline(MAX_LINE_BYTES)
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any] | str:
+    """The object in a line, or the complaint about it."""
+    try:
+        value = parse_object(line, where=where, limit=MAX_LINE_BYTES, depth=2)
+        read_as(LineStart, {key: value[key] for key in ("iteration", "env_steps") if key in value}, where=where)
+    except DataError as complaint:
+        return str(complaint)
+    return value

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
+from rollmill.record.folder import Folder
 from rollmill.record.json_files import plain, read_json, write_json
 from rollmill.record.storage import disk_is_full, write_failure
 
-CONFIG = "config.json"
+CONFIG, SUMMARY, VERSIONS, METRICS = "config.json", "summary.json", "versions.json", "metrics.jsonl"
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,11 @@ class RunDirectory:
     root: Path
 
     @property
+    def folder(self) -> Folder:
+        """The directory as a folder whose content may come from a stranger."""
+        return Folder(self.root)
+
+    @property
     def config_file(self) -> Path:
         """The configuration of the run; a directory without it is no run."""
         return self.root / CONFIG
@@ -33,32 +40,32 @@ class RunDirectory:
     @property
     def versions_file(self) -> Path:
         """What the run was started with: versions, hardware, commit."""
-        return self.root / "versions.json"
+        return self.root / VERSIONS
 
     @property
     def metrics_file(self) -> Path:
         """One JSON object a line, one line an iteration."""
-        return self.root / "metrics.jsonl"
+        return self.root / METRICS
 
     @property
     def summary_file(self) -> Path:
         """The result, written when the run ends."""
-        return self.root / "summary.json"
+        return self.root / SUMMARY
 
     @property
-    def checkpoints(self) -> Path:
-        """One directory a checkpoint."""
-        return self.root / "checkpoints"
+    def checkpoints(self) -> Folder:
+        """The checkpoints, a folder each."""
+        return self.folder.inner("checkpoints")
 
     @property
-    def tensorboard(self) -> Path:
-        """TensorBoard's event files."""
-        return self.root / "tensorboard"
+    def tensorboard(self) -> Folder:
+        """The event files of TensorBoard."""
+        return self.folder.inner("tensorboard")
 
     @property
-    def fault(self) -> Path:
-        """What is kept of an iteration that failed."""
-        return self.root / "fault"
+    def fault(self) -> Folder:
+        """The state before an iteration that failed."""
+        return self.folder.inner("fault")
 
     @staticmethod
     def refuse_occupied(root: Path) -> None:
@@ -86,8 +93,8 @@ class RunDirectory:
             root.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had our number
             partial.mkdir()
-            write_json(partial / "versions.json", versions)
-            write_json(partial / CONFIG, config)
+            write_json(Folder(partial), VERSIONS, versions)
+            write_json(Folder(partial), CONFIG, config)
             partial.rename(root)  # replaces an empty directory, refuses any other
         except (OSError, StorageError) as error:
             shutil.rmtree(partial, ignore_errors=True)
@@ -105,7 +112,7 @@ class RunDirectory:
             CheckpointError: `root` is missing, is no run, or its configuration is damaged.
         """
         run = cls(Path(root))
-        if not run.config_file.exists():
+        if not os.path.lexists(run.config_file):
             fault = "is not the directory of a run" if run.root.exists() else "does not exist"
             raise CheckpointError(f"{run.root} {fault}. {_nearest_runs(run.root)}")
         run.read_config()
@@ -117,7 +124,23 @@ class RunDirectory:
         Raises:
             CheckpointError: the file is missing or damaged.
         """
-        return read_json(self.config_file)
+        return read_json(self.folder, CONFIG)
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Replaces the configuration atomically.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        write_json(self.folder, CONFIG, config)
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """The summary; None before the run has ended for the first time.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        return read_json(self.folder, SUMMARY) if self.folder.has(SUMMARY) else None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes or replaces the summary atomically.
@@ -125,7 +148,7 @@ class RunDirectory:
         Raises:
             StorageError: it cannot be written.
         """
-        write_json(self.summary_file, summary)
+        write_json(self.folder, SUMMARY, summary)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -136,18 +159,22 @@ class RunDirectory:
         Raises:
             UsageError: another process holds it.
             StorageError: the lock file cannot be written.
+            ForeignFileError: the lock file is a link, or no plain file.
         """
-        path = self.root / ".lock"
         try:
-            file = path.open("a+")
+            descriptor = self.folder.open_to_append(LOCK)
         except OSError as error:
-            raise write_failure(path, error) from error
-        with file:
-            _lock_or_refuse(self.root, file.fileno())
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
+            raise write_failure(self.root / LOCK, error) from error
+        try:
+            _lock_or_refuse(self.root, descriptor)
+            try:
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"{os.getpid()}\n".encode())
+            except OSError as error:
+                raise write_failure(self.root / LOCK, error) from error
             yield
+        finally:
+            os.close(descriptor)
 
 
 def name_run(algorithm: str, environment: str, *, seed: int, now: datetime) -> Path:
@@ -176,7 +203,8 @@ def _lock_or_refuse(root: Path, descriptor: int) -> None:
         # A record lock: unlike flock's, it does not live on in environment workers forked from here.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
-        owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        owner = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip()
+        owner = owner if owner.isdecimal() else "unknown"
         raise UsageError(
             f"{root} is being written by process {owner}. Wait for it, stop it, or choose another --run-dir."
         ) from error

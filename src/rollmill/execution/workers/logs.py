@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rollmill.execution.workers.jobs import Job
+from rollmill.record import Folder
 
 LONGEST_LINE = 4000
 """Bytes; longer ones are shown in pieces."""
@@ -33,7 +34,7 @@ class WorkerLog:
         folder: gets a file named after the job; lines of later attempts follow those of earlier ones.
     """
 
-    def __init__(self, job: Job, show: Callable[[str], None], folder: Path | None) -> None:
+    def __init__(self, job: Job, show: Callable[[str], None], folder: Path | Folder | None) -> None:
         self._name = job.name
         self._show = show
         self._rest = b""
@@ -41,9 +42,11 @@ class WorkerLog:
         self.last_lines: deque[str] = deque(maxlen=REMEMBERED_LINES)
         self.ended = threading.Event()
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder = folder if isinstance(folder, Folder) else Folder(folder)
+            folder.make()
             name = re.sub(r"[^\w.-]", "-", job.name)
-            self._file = (folder / f"{name}.log").open("a", encoding="utf-8", errors="replace")
+            descriptor = folder.open_to_append(f"{name}.log")
+            self._file = os.fdopen(descriptor, "a", encoding="utf-8", errors="replace")
             self._keep(f"--- attempt {job.attempt} ---")
 
     def feed(self, data: bytes) -> None:

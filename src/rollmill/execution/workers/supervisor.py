@@ -26,6 +26,7 @@ from rollmill.execution.workers.logs import LogReader, WorkerLog
 from rollmill.execution.workers.messages import NOTHING, Message, Seconds, outgoing, size_of, snapshot
 from rollmill.execution.workers.supervision import ALL, MOST_UNREAD, addressed, by_name, named
 from rollmill.execution.workers.watch import Patience, Watched
+from rollmill.record import Folder
 
 LOOK_SECONDS = 0.05
 KILL_SECONDS = 5.0
@@ -59,7 +60,7 @@ class Supervisor:
         hang_seconds: float = 120.0,
         start_seconds: float = 120.0,
         display: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
-        log_folder: Path | None = None,
+        log_folder: Path | Folder | None = None,
         address: str = "unix:",
     ) -> None:
         self._jobs = by_name(jobs)

@@ -1,0 +1,222 @@
+"""One checkpoint on disk: named host arrays in the safetensors format, and a JSON record beside them.
+
+The format is 8 bytes of length, a JSON header, and the elements of all arrays one after the other. It is written
+and read here, because a reader has to work on a descriptor that it opened without following links, and to compare
+the header with what is expected before it takes any memory: nothing is allocated because a file asks for it.
+"""
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollmill.core.json_data import parse_object, read_as
+from rollmill.record.folder import Folder
+from rollmill.record.leaves import LeafType, host_type
+
+RECORD, ARRAYS = "record.json", "state.safetensors"
+
+LENGTH = struct.Struct("<Q")
+MAX_HEADER_BYTES = 16 * 2**20
+PIECE_BYTES = 2**20
+ALIGNMENT = 8
+"""The header is padded so that the first array is aligned."""
+
+NAMES = {
+    **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"},
+    **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8"},
+    **{"uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL"},
+    **{"complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
+}
+"""Dtypes of the format; arrays of any other are stored as bytes."""
+
+
+class DamageError(Exception):
+    """A checkpoint that cannot be read as it was written; the text says why."""
+
+
+@dataclass(frozen=True)
+class HeaderEntry:
+    """An array in the header of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """The JSON record of a checkpoint."""
+
+    iteration: int
+    """Iterations that led to the state."""
+    leaves: dict[str, tuple[str, tuple[int, ...]]]
+    """Path of each leaf, with its dtype and its shape."""
+    sha256: str
+    """Digest of the arrays."""
+    score: float | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The caller's own."""
+    record_sha256: str = ""
+    """Digest of the rest of the record."""
+
+    @property
+    def types(self) -> dict[str, LeafType]:
+        """The type of each leaf."""
+        return {path: LeafType(dtype, shape) for path, (dtype, shape) in self.leaves.items()}
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with the digest of its own text, so that damage to it is told from another run's."""
+    content = {name: part for name, part in record.items() if name != "record_sha256"}
+    text = json.dumps(content, sort_keys=True)
+    return content | {"record_sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def write(folder: Folder, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
+    """Writes a checkpoint into a new folder; it is on the disk when this returns.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with os.fdopen(folder.create(ARRAYS), "wb") as file:
+        header = json.dumps(_header({name: (a.dtype, a.shape) for name, a in arrays.items()})).encode()
+        header += b" " * (-len(header) % ALIGNMENT)
+        file.write(LENGTH.pack(len(header)) + header)
+        for array in arrays.values():
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        _flush(file)
+    with os.fdopen(folder.create(RECORD), "wb") as file:
+        file.write(json.dumps(record).encode())
+        _flush(file)
+
+
+def read_record(folder: Folder) -> CheckpointRecord:
+    """The record of a checkpoint.
+
+    Raises:
+        DamageError: it is none, or does not match its digest.
+        ForeignFileError: it is a link, or no plain file.
+        OSError: it is not there.
+    """
+    where = str(folder.path / RECORD)
+    text = folder.read(RECORD, limit=MAX_HEADER_BYTES)
+    value = parse_object(text, where=where, limit=MAX_HEADER_BYTES, error=DamageError)
+    record = read_as(CheckpointRecord, value, where=where, error=DamageError)
+    if value != sealed(value):
+        raise DamageError("its record does not match its digest")
+    return record
+
+
+def read_arrays(folder: Folder, types: Mapping[str, LeafType]) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint, which are those of `types`.
+
+    Nothing is allocated before the file is seen to hold them.
+
+    Raises:
+        DamageError: the file holds other arrays, or another number of bytes.
+        ForeignFileError: it is a link, or no plain file.
+        OSError: it is not there, or cannot be read.
+    """
+    expected = {path: host_type(kind) for path, kind in types.items()}
+    where = str(folder.path / ARRAYS)
+    with folder.reading(ARRAYS) as file:
+        size = os.fstat(file.fileno()).st_size
+        header_bytes = _header_length(file.read(LENGTH.size), size)
+        header = parse_object(file.read(header_bytes), where=where, limit=MAX_HEADER_BYTES, error=DamageError)
+        wanted = _header({name: expected[name] for name in header if name in expected})
+        if header.keys() != expected.keys():
+            raise DamageError("some of its arrays are missing")
+        if header != wanted:
+            raise DamageError(f"{ARRAYS} holds arrays of other types or sizes than its record says")
+        nbytes = sum(_nbytes(*kind) for kind in expected.values())
+        if size != LENGTH.size + header_bytes + nbytes:
+            raise DamageError(f"{ARRAYS} has {size:,} bytes instead of {LENGTH.size + header_bytes + nbytes:,}")
+        return {name: array for name, array in _arrays(file, {name: expected[name] for name in header})}
+
+
+def array_digest(folder: Folder, record: CheckpointRecord) -> str:
+    """The digest of a checkpoint's arrays as they lie on the disk, read piece by piece.
+
+    Raises:
+        DamageError: the file holds other arrays than the record says, or another number of bytes.
+        ForeignFileError: it is a link, or no plain file.
+        OSError: it is not there, or cannot be read.
+    """
+    sha, where = hashlib.sha256(), str(folder.path / ARRAYS)
+    with folder.reading(ARRAYS) as file:
+        size = os.fstat(file.fileno()).st_size
+        header_bytes = _header_length(file.read(LENGTH.size), size)
+        header = parse_object(file.read(header_bytes), where=where, limit=MAX_HEADER_BYTES, error=DamageError)
+        entries = read_as(dict[str, HeaderEntry], header, where=where, error=DamageError)
+        if entries.keys() != record.leaves.keys():
+            raise DamageError("some of its arrays are missing")
+        _check_offsets(entries, size - header_bytes - LENGTH.size)
+        for path in sorted(entries):
+            begin, end = entries[path].data_offsets
+            sha.update(f"{path}\0{record.types[path]}\0{end - begin}\0".encode())
+            file.seek(LENGTH.size + header_bytes + begin)
+            for position in range(begin, end, PIECE_BYTES):
+                sha.update(file.read(min(PIECE_BYTES, end - position)))
+    return sha.hexdigest()
+
+
+def _arrays(file: Any, kinds: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> Iterator[tuple[str, np.ndarray]]:
+    for name, (dtype, shape) in kinds.items():
+        array = np.empty(shape, dtype)
+        view = array.reshape(-1).view(np.uint8)
+        if file.readinto(view.data) != view.nbytes:
+            raise DamageError(f"{ARRAYS} ends in the middle of {name}")
+        yield name, array
+
+
+def _header(kinds: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> dict[str, Any]:
+    """The header of a file with these arrays in this order."""
+    header, begin = {}, 0
+    for name, (dtype, shape) in kinds.items():
+        nbytes = _nbytes(dtype, shape)
+        known = NAMES.get(dtype.name)
+        header[name] = {
+            "dtype": known or "U8",
+            "shape": list(shape) if known else [nbytes],
+            "data_offsets": [begin, begin + nbytes],
+        }
+        begin += nbytes
+    return header
+
+
+def _header_length(prefix: bytes, size: int) -> int:
+    if len(prefix) < LENGTH.size:
+        raise DamageError(f"{ARRAYS} ends before its header")
+    (length,) = LENGTH.unpack(prefix)
+    if length > min(size, MAX_HEADER_BYTES):
+        raise DamageError(f"{ARRAYS} announces a header of {length:,} bytes and has {size:,}")
+    return length
+
+
+def _check_offsets(entries: Mapping[str, HeaderEntry], nbytes: int) -> None:
+    """The arrays lie one after the other and fill the file, so that none is read twice."""
+    expected = 0
+    for begin, end in (entry.data_offsets for entry in entries.values()):
+        if begin != expected or end < begin:
+            raise DamageError(f"{ARRAYS} has gaps or overlaps between its arrays")
+        expected = end
+    if expected != nbytes:
+        raise DamageError(f"{ARRAYS} has {nbytes:,} bytes of arrays instead of {expected:,}")
+
+
+def _nbytes(dtype: np.dtype, shape: tuple[int, ...]) -> int:
+    count = 1
+    for extent in shape:
+        count *= int(extent)
+    return count * dtype.itemsize
+
+
+def _flush(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
