@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.api import describe, evaluate_run, fingerprint, load_weights
+from rollmill.api import describe, evaluate_run, load_weights
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
+from rollmill.dataflow import fingerprint
 
 QUIET = {"quiet": True, "tensorboard": False}
 
@@ -95,7 +96,7 @@ def test_the_best_checkpoint_can_be_loaded(tmp_path):
 
 def test_an_environment_that_was_changed_is_not_taken_for_its_name(tmp_path):
     plain = small()
-    shorter = small(rollmill.make("CartPole-v1", max_steps=20))
+    shorter = small(rollmill.time_limit(rollmill.make("CartPole-v1"), 20))
     assert fingerprint(plain) == fingerprint(small()) != fingerprint(shorter)
     assert describe(plain)["custom"] == [] and describe(shorter)["custom"] == ["environment"]
     run = rollmill.train(shorter, run_dir=tmp_path / "run", **QUIET)

@@ -25,12 +25,13 @@ def test_every_registered_environment_has_its_name_and_a_description():
 
 def test_register_adds_and_refuses_a_taken_name(own_names):
     envs.register("Mine-v0", probes.constant_reward)
-    assert envs.make("Mine-v0").name == "Probe-ConstantReward-v0"
+    made = envs.make("Mine-v0")
+    assert made.name == "Mine-v0" and made.action_space == probes.constant_reward().action_space
     assert dict(envs.registered())["Mine-v0"].startswith("Probe: reward 1 and the end")
     with pytest.raises(UsageError, match="'Mine-v0' is registered already; .*overwrite=True"):
         envs.register("Mine-v0", probes.action_reward)
     envs.register("Mine-v0", probes.action_reward, overwrite=True)
-    assert envs.make("Mine-v0").name == "Probe-ActionReward-v0"
+    assert envs.make("Mine-v0").action_space == probes.action_reward().action_space
 
 
 @pytest.mark.parametrize("name", ["", "mine:Env-v0"])
@@ -39,10 +40,41 @@ def test_register_refuses_names_that_make_could_not_find(name, own_names):
         envs.register(name, probes.constant_reward)
 
 
-def test_make_passes_options_on_and_names_unknown_ones():
-    assert envs.make("TMaze-v0", length=2).name == "TMaze-v0"
-    with pytest.raises(UsageError, match="TMaze-v0: .*'lenght'; its options: length"):
-        envs.make("TMaze-v0", lenght=2)
+def test_make_passes_options_on_and_the_environment_carries_them():
+    env = envs.make("TMaze-v0", length=2)
+    assert (env.name, dict(env.options)) == ("TMaze-v0", {"length": 2})
+    assert dict(envs.make("TMaze-v0").options) == {}
+
+
+def test_a_factory_has_to_return_an_environment(own_names):
+    envs.register("Wrong-v0", lambda: ())
+    with pytest.raises(UsageError, match="Wrong-v0: its factory returned tuple; it has to return"):
+        envs.make("Wrong-v0")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "message"),
+    [
+        ("TMaze-v0", "lenght", "TMaze-v0 has no option 'lenght'; did you mean length. its options: length"),
+        (
+            "gymnax:CartPole-v1",
+            "gravty",
+            "did you mean gravity. its options: force_mag, gravity, .*max_steps",
+        ),
+        ("gymnasium:CartPole-v1", "max_steps", "its options: max_episode_steps, render_mode, sutton_barto_reward"),
+        ("envpool:CartPole-v1", "max_steps", "its options: base_path, .*max_episode_steps, num_threads"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_known_ones(name, option, message):
+    with pytest.raises(UsageError, match=message):
+        envs.make(name, **{option: 2})
+
+
+def test_options_of_gymnax_are_its_parameters_too():
+    env = envs.make("gymnax:CartPole-v1", gravity=5, max_steps_in_episode=7)
+    assert (env.params.gravity, env.params.max_steps_in_episode) == (5.0, 7)
+    with pytest.raises(UsageError, match="max_steps_in_episode='7' has to be of type int, as 500 is"):
+        envs.make("gymnax:CartPole-v1", max_steps_in_episode="7")
 
 
 def test_unknown_names_offer_the_nearest():

@@ -1,5 +1,6 @@
 """From an environment, hyperparameters and a network to a graph: what actor-critics have in common."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +18,7 @@ from rollmill.algorithms.fragments import (
 from rollmill.algorithms.on_policy import start_learner, unconditioned, update
 from rollmill.algorithms.sizes import check_positive, check_shards, iterations_for
 from rollmill.core.errors import UsageError
+from rollmill.core.json_data import is_json
 from rollmill.core.types import Environment, HostEnvironment, Params, StartHost
 from rollmill.dataflow import ElementwiseUpdate, Fragment, Graph, Loops, choose_num_shards
 from rollmill.networks import NetworkConfig, actor_critic
@@ -81,8 +83,8 @@ def parts_of(
 def _refuse_params(env: HostEnvironment, params: Params | None) -> None:
     if params is not None:
         raise UsageError(
-            f"{env.name} lives on the host and takes no params; register a Gymnasium environment with the options "
-            "that you want, and name that."
+            f"{env.name} lives on the host and takes no params; give its options by name: "
+            f"rollmill.make({env.name!r}, option=value)."
         )
 
 
@@ -109,6 +111,28 @@ def loops_of(config: Any, *, by_sequence: bool, epochs: int = 1, num_minibatches
     )
 
 
+def settings_of(
+    name: str, env: Environment | HostEnvironment, config: Any, *, custom: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What a graph is built again from: names, options and hyperparameters, as JSON.
+
+    Args:
+        name: the algorithm's.
+        env: its environment.
+        config: hyperparameters, a dataclass.
+        custom: parts that were made in Python, and no file can hold.
+    """
+    unwritable = sorted(option for option, value in env.options.items() if not is_json(value))
+    written = {option: repr(value) if option in unwritable else value for option, value in env.options.items()}
+    return {
+        "algorithm": name,
+        "environment": env.name,
+        "environment_options": written,
+        "config": asdict(config),
+        "custom": [*custom, *(f"environment option {option}" for option in unwritable)],
+    }
+
+
 def graph_of(
     name: str,
     parts: Parts,
@@ -125,12 +149,7 @@ def graph_of(
     """The graph of an actor-critic: its fragments, around what makes it special."""
     policy, environment = parts.policy, parts.environment
     return Graph(
-        settings={
-            "algorithm": name,
-            "environment": parts.env.name,
-            "config": asdict(config),
-            "custom": parts.custom,
-        },
+        settings=settings_of(name, parts.env, config, custom=parts.custom),
         observation_space=parts.env.observation_space,
         action_space=parts.env.action_space,
         loops=loops,

@@ -10,7 +10,7 @@ does: gradients are clipped and stepped by themselves, so that kinds of agents w
 each other's step sizes. With a single agent IPPO is PPO.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from rollmill.algorithms.agents import (
     several_agents,
     view_agents,
 )
-from rollmill.algorithms.building import configured, loops_of
+from rollmill.algorithms.building import configured, loops_of, settings_of
 from rollmill.algorithms.fragments import EnvironmentFunctions, compilable, environment_functions
 from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, start_learner, update
 from rollmill.algorithms.optimisers import clipped_descent, planned_updates
@@ -160,12 +160,8 @@ def _graph(
     loops = loops_of(
         config, by_sequence=False, epochs=config.update_epochs, num_minibatches=config.num_minibatches
     )
-    settings = {
-        "algorithm": name,
-        "environment": env.name,
-        "config": asdict(config),
-        "custom": [part for part, given in (("params", params), ("network", make_network)) if given is not None],
-    }
+    custom = [part for part, given in (("params", params), ("network", make_network)) if given is not None]
+    settings = settings_of(name, env, config, custom=custom)
     return _assemble(settings, env, environment, policy, config, loops)
 
 

@@ -10,7 +10,6 @@ from rollmill.api.specification import (
     build_graph,
     describe,
     find_algorithm,
-    fingerprint,
     import_modules,
     rebuild_graph,
 )
@@ -30,7 +29,6 @@ __all__ = [
     "evaluate",
     "evaluate_run",
     "find_algorithm",
-    "fingerprint",
     "import_modules",
     "load",
     "load_weights",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from rollmill.api.options import RunOptions
-from rollmill.api.specification import describe, import_modules, rebuild_graph
+from rollmill.api.specification import import_modules, rebuild_graph
 from rollmill.channels import (
     BrokerServer,
     Chapter,
@@ -32,7 +32,7 @@ from rollmill.execution.cluster import RayLauncher, check_cluster, demands_of, f
 from rollmill.execution.coordinator import Coordinator, Saved, host_blank, jobs_of
 from rollmill.execution.groups import run_on_mesh, serve_seat
 from rollmill.execution.workers import Control, Job, Supervision, Supervisor, ThreadSupervisor
-from rollmill.planning import Counts, Plan, find_distribution, read_plan
+from rollmill.planning import Counts, Place, Plan, find_distribution, read_plan
 from rollmill.record import Display, RunDirectory
 
 PLACEMENT = (
@@ -78,8 +78,14 @@ class _Held(NamedTuple):
 _held: dict[str, _Held] = {}
 
 
-def choose_plan(graph: Graph, options: RunOptions) -> Plan:
+def choose_plan(graph: Graph, options: RunOptions, *, custom: Sequence[str] = ()) -> Plan:
     """The plan of these options: a file's, or the distribution policy's with its counts.
+
+    Args:
+        graph: what to train.
+        options: where.
+        custom: parts of the graph that only this process has, as `describe` names them; it is then trained in
+            this process, where the options leave the choice.
 
     Raises:
         UsageError: if it does not fit the graph or the options.
@@ -91,16 +97,21 @@ def choose_plan(graph: Graph, options: RunOptions) -> Plan:
         counts = Counts(options.workers, options.actors, options.learners, options.asynchronous)
         partition = find_distribution(options.distribution)(counts)
         whole = len(partition.groups) == 1 and graph.host is None
-        alone = "program" if whole else "processes"
+        alone = "program" if whole else _apart(custom)
         plan = Plan(partition, options.place or (alone if options.cluster is None else "ray"))
     if plan.place == "program" and graph.host is not None:
-        plan = Plan(plan.partition, "processes")
+        plan = Plan(plan.partition, _apart(custom))
     plan.check(graph.loops)
-    _check(plan, graph, options)
+    _check(plan, graph, options, custom)
     return plan
 
 
-def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
+def _apart(custom: Sequence[str]) -> Place:
+    """Where several programs run by default."""
+    return "threads" if custom else "processes"
+
+
+def _check(plan: Plan, graph: Graph, options: RunOptions, custom: Sequence[str]) -> None:
     if plan.place == "program":
         return
     partition = plan.partition
@@ -120,10 +131,21 @@ def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
             f"devices={options.devices} share one program; with place={plan.place} say learners={options.devices}."
         )
     _check_place(plan, graph, options)
-    if plan.place != "threads" and (custom := describe(graph)["custom"]):
+    refuse_custom(plan, custom)
+
+
+def refuse_custom(plan: Plan, custom: Sequence[str]) -> None:
+    """Refuses to let other processes build a graph of whose parts they know the names alone.
+
+    Raises:
+        UsageError: naming the parts.
+    """
+    if plan.place not in ("program", "threads") and custom:
         raise UsageError(
             f"this algorithm has its own {' and '.join(custom)}, made in Python, which other processes cannot "
-            "build; register the environment in a module and pass imports=[module], or use place='threads'."
+            f"build, and place={plan.place} has several. hint: place='threads' stays in this process; or let a "
+            "module register what is its own (rollmill.register, register_network, register_algorithm) and pass "
+            "imports=[module]."
         )
 
 
@@ -151,6 +173,7 @@ def deployed(
     run: RunDirectory,
     options: RunOptions,
     *,
+    described: dict[str, Any],
     imports: Sequence[str],
     begin_with: tuple[int, State] | None,
     display: Display,
@@ -162,6 +185,7 @@ def deployed(
         plan: where.
         run: gets the workers' log lines.
         options: how.
+        described: what `describe` says of the graph, from which workers build it.
         imports: modules that workers import first.
         begin_with: iterations that came before, and the state after them; None at the beginning.
         display: shows the workers' log lines.
@@ -173,12 +197,13 @@ def deployed(
         "plan": plan.to_json(),
         "platform": jax.default_backend(),
     }
+    given = {"graph": described, "imports": list(imports)}
     flows = flow(graph)
     blank = host_blank(graph, flows.state, jax.random.key(options.seed))
     begin = Saved(*begin_with) if begin_with else Saved(0, blank)
     with (
         contextlib.closing(LocalBroker()) as broker,
-        _workers(broker, graph, flows, plan, run, options, settings, imports, display) as workers,
+        _workers(broker, graph, flows, plan, run, options, settings, given, display) as workers,
     ):
         coordinator = Coordinator(
             graph,
@@ -201,7 +226,7 @@ def _workers(
     run: RunDirectory,
     options: RunOptions,
     settings: dict[str, Any],
-    imports: Sequence[str],
+    given: dict[str, Any],
     display: Display,
 ) -> Iterator[Supervision]:
     if plan.place == "threads":
@@ -217,7 +242,7 @@ def _workers(
                 del _held[name]
         return
     token = new_token()
-    told = {"graph": describe(graph), "imports": list(imports), "token": token}
+    told = {**given, "token": token}
     if plan.place == "ray":
         with _workers_on_cluster(broker, plan, run, options, settings | told, display) as workers:
             yield workers

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from rollmill.api.deployment import deployed
 from rollmill.api.options import RunOptions
@@ -22,6 +23,7 @@ def train_with_workers(
     options: RunOptions,
     display: Display,
     *,
+    described: dict[str, Any],
     imports: Sequence[str],
 ) -> Run:
     """Trains from the newest checkpoint, or from the beginning.
@@ -48,6 +50,7 @@ def train_with_workers(
                 plan,
                 run,
                 options,
+                described=described,
                 imports=imports,
                 begin_with=(first, restored.state) if restored else None,
                 display=display,

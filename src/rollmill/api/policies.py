@@ -15,7 +15,7 @@ from rollmill.api.specification import import_modules
 from rollmill.api.training import reopen
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.spaces import struct
-from rollmill.core.types import Environment, HostEnvironment, Memory, Observation
+from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Memory, Observation, Options
 from rollmill.dataflow import Graph, Weights
 from rollmill.envs import make
 from rollmill.execution import Episodes, evaluate_on_host, state_shapes
@@ -131,6 +131,7 @@ def evaluate(
     run_dir: str | Path,
     *,
     env: str | None = None,
+    env_options: Options = NO_OPTIONS,
     episodes: int = 100,
     checkpoint: Choice = "last",
     seed: int = 0,
@@ -144,13 +145,22 @@ def evaluate(
     `train_seed` is the `seed` of `load`; the other arguments are those of `load` and `evaluate_run`.
     """
     loaded = load_weights(run_dir, checkpoint=checkpoint, seed=train_seed, algorithm=algorithm, imports=imports)
-    return evaluate_run(loaded, env=env, episodes=episodes, seed=seed, stochastic=stochastic, imports=imports)
+    return evaluate_run(
+        loaded,
+        env=env,
+        env_options=env_options,
+        episodes=episodes,
+        seed=seed,
+        stochastic=stochastic,
+        imports=imports,
+    )
 
 
 def evaluate_run(
     loaded: Loaded,
     *,
     env: str | None = None,
+    env_options: Options = NO_OPTIONS,
     episodes: int = 100,
     seed: int = 0,
     stochastic: bool = False,
@@ -161,20 +171,36 @@ def evaluate_run(
     Args:
         loaded: from `load_weights`.
         env: id of another environment, `gymnasium:CartPole-v1` for one.
+        env_options: options of that environment; the run's own has those that it was trained with.
         episodes: how many.
         seed: of the environments and, where it is stochastic, of the policy.
         stochastic: draw actions instead of taking the most likely one.
         imports: modules to import first, because they register the environment.
     """
     play = {"episodes": episodes, "seed": seed, "stochastic": stochastic}
-    if env is None and loaded.graph.host is None:
-        return evaluate_graph(loaded.graph, loaded.weights, **play)
+    if env is None:
+        if env_options:
+            raise UsageError(
+                f"the options {', '.join(env_options)} are for another environment, and none is named; the run's "
+                "own has those that it was trained with. hint: --env ID on the command line, env= in Python."
+            )
+        return _evaluate_on_own(loaded, **play)
     import_modules(imports)
-    other = make(env or loaded.graph.settings["environment"])
+    other = make(env, **env_options)
     _check_same_spaces(loaded.graph, other)
     if isinstance(other, HostEnvironment):
         return evaluate_on_host(loaded.graph, loaded.weights, other, **play)
     return evaluate_graph(_on(loaded.graph, other), loaded.weights, **play)
+
+
+def _evaluate_on_own(loaded: Loaded, **play: Any) -> Episodes:
+    """On the environment of the graph itself: its name may mean another one, or nothing, in this process."""
+    graph = loaded.graph
+    if graph.host is None:
+        return evaluate_graph(graph, loaded.weights, **play)
+    name = graph.settings["environment"]
+    env = HostEnvironment(name, graph.host, graph.observation_space, graph.action_space)
+    return evaluate_on_host(graph, loaded.weights, env, **play)
 
 
 def _on(graph: Graph, env: Environment) -> Graph:

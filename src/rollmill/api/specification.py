@@ -1,17 +1,13 @@
 """From names and JSON to graphs: the one place that knows every algorithm by its name."""
 
 import dataclasses
-import hashlib
 import importlib
+import json
 import math
-import re
 import types
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
 
 from rollmill.algorithms import (
     A3CConfig,
@@ -25,10 +21,12 @@ from rollmill.algorithms import (
     ppo,
 )
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError, unknown_name
+from rollmill.core.json_data import parse_json
 from rollmill.core.own_line import own_line
-from rollmill.dataflow import Graph, start_one, step_one
+from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
+from rollmill.dataflow import Graph, fingerprint, fragment_fingerprints
 from rollmill.envs import make
-from rollmill.record import plain, tree_digest
+from rollmill.record import plain
 
 
 class Algorithm(NamedTuple):
@@ -69,9 +67,9 @@ def import_modules(names: Sequence[str]) -> None:
             ) from error
 
 
-def build_graph(algorithm: str, environment: str, config: Any) -> Graph:
-    """A graph from the names of an algorithm and an environment."""
-    return find_algorithm(algorithm).build(make(environment), config)
+def build_graph(algorithm: str, environment: str, config: Any, *, options: Options = NO_OPTIONS) -> Graph:
+    """A graph from the names of an algorithm and an environment, and the environment's options."""
+    return find_algorithm(algorithm).build(make(environment, **options), config)
 
 
 def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> Graph:
@@ -86,10 +84,8 @@ def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> 
             f"this run was made in Python with its own {' and '.join(custom)}, which a file cannot hold. Pass the "
             "algorithm again, in Python: rollmill.load(run, algorithm=...); so for evaluate, resume and replay."
         )
-    algorithm = find_algorithm(settings["algorithm"])
-    config = config_from_json(algorithm.config, settings["config"])
     try:
-        return algorithm.build(make(settings["environment"]), config)
+        return _graph_on(_environment_of(settings), settings)
     except UsageError as error:
         if not imported:
             raise
@@ -97,16 +93,46 @@ def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> 
         raise UsageError(f"{error} The run was started with {hint}.") from error
 
 
+def _environment_of(settings: dict[str, Any]) -> Environment | HostEnvironment:
+    return make(settings["environment"], **settings.get("environment_options", {}))
+
+
+def _graph_on(env: Environment | HostEnvironment, settings: dict[str, Any]) -> Graph:
+    algorithm = find_algorithm(settings["algorithm"])
+    return algorithm.build(env, config_from_json(algorithm.config, settings["config"]))
+
+
 def describe(graph: Graph) -> dict[str, Any]:
     """The graph's settings as a run records them, with what they cannot rebuild named under "custom".
 
-    An environment that was changed after it was made, or was never registered, is found by comparing
-    what the rebuilt graph computes with what this one does.
+    A part that was changed in Python, or has no name, is noticed by building the graph from its settings and
+    comparing what the two compute. That traces both: describe a graph once, and pass the description on.
     """
     settings = {**_writable(graph.settings), "fingerprint": fingerprint(graph)}
-    if settings["custom"] or _rebuilds(settings):
-        return settings
-    return {**settings, "custom": ["environment"]}
+    return settings if settings["custom"] else {**settings, "custom": _changed(graph, settings)}
+
+
+def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
+    """The parts of a graph that its settings do not rebuild."""
+    try:
+        find_algorithm(settings["algorithm"])
+    except UsageError:
+        return ["algorithm"]
+    saved = parse_json(json.dumps(plain(settings)), where="settings")
+    try:
+        env = _environment_of(saved)
+    except RollmillError:
+        return ["environment"]
+    try:
+        rebuilt = _graph_on(env, saved)
+    except RollmillError:
+        return ["algorithm"]
+    if fingerprint(rebuilt) == settings["fingerprint"]:
+        return []
+    if rebuilt.settings["config"] != graph.settings["config"]:
+        return ["hyperparameters"]
+    mine, named = fragment_fingerprints(graph), fragment_fingerprints(rebuilt)
+    return [part for part in mine if mine[part] != named[part]] or ["algorithm"]
 
 
 def _writable(value: Any) -> Any:
@@ -116,38 +142,22 @@ def _writable(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _rebuilds(settings: dict[str, Any]) -> bool:
-    try:
-        return fingerprint(rebuild_graph(settings)) == settings["fingerprint"]
-    except RollmillError:
-        return False
-
-
 def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
     """Whether a graph that was passed again has the hyperparameters of the run.
 
     Raises:
         UsageError: naming those that differ.
     """
-    given, saved = plain(_writable(graph.settings["config"])), settings["config"]
-    names = sorted({*given, *saved})
-    differ = [
-        f"{n}={given.get(n)!r} (the run has {saved.get(n)!r})" for n in names if given.get(n) != saved.get(n)
-    ]
-    if differ:
-        raise UsageError(f"the algorithm has other hyperparameters than the run: {', '.join(differ)}.")
-
-
-def fingerprint(graph: Graph) -> str:
-    """A digest of the program of one environment's reset and of one step of policy and environment."""
-
-    def one_step(key):
-        weights = graph.weights(graph.start_learner(key))
-        return step_one(graph, weights, start_one(graph, key, jnp.int32(0)), key, 0)
-
-    program = jax.make_jaxpr(one_step)(jax.random.key(0))
-    text = re.sub(r"0x[0-9a-f]+", "", str(program))  # addresses differ from process to process
-    return hashlib.sha256(f"{text}{tree_digest(list(program.consts))}".encode()).hexdigest()
+    given = plain(_writable(graph.settings))
+    for key, what in (("config", "hyperparameters"), ("environment_options", "options of its environment")):
+        here, there = given.get(key, {}), settings.get(key, {})
+        differ = [
+            f"{name}={here.get(name)!r} (the run has {there.get(name)!r})"
+            for name in sorted({*here, *there})
+            if here.get(name) != there.get(name)
+        ]
+        if differ:
+            raise UsageError(f"the algorithm has other {what} than the run: {', '.join(differ)}.")
 
 
 def config_from_json(config: type, values: dict[str, Any]) -> Any:

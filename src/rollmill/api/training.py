@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rollmill.api.deployment import PLACEMENT, choose_plan, prepare_devices
+from rollmill.api.deployment import PLACEMENT, choose_plan, prepare_devices, refuse_custom
 from rollmill.api.following import train_with_workers
 from rollmill.api.options import RunOptions
 from rollmill.api.recorder import Recorder, Run, open_checkpoints
@@ -15,13 +15,12 @@ from rollmill.api.specification import (
     check_same_config,
     config_from_json,
     describe,
-    fingerprint,
     import_modules,
     rebuild_graph,
 )
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.machine import git_commit, hardware, versions
-from rollmill.dataflow import Graph
+from rollmill.dataflow import Graph, fingerprint
 from rollmill.execution import (
     Fusion,
     Launches,
@@ -68,14 +67,15 @@ def train(
     options = replace(options or RunOptions(), **overrides)
     if options.run_dir is not None:
         RunDirectory.refuse_occupied(Path(options.run_dir))
-    plan = choose_plan(algorithm, options)
+    described = describe(algorithm)
+    plan = choose_plan(algorithm, options, custom=described["custom"])
     display = choose_display(quiet=options.quiet)
     if plan.place != "program":
-        run = _create(algorithm, options, imports, plan)
+        run = _create(described, options, imports, plan)
         display.note(f"run {run.root}")
-        return train_with_workers(run, algorithm, plan, options, display, imports=imports)
+        return train_with_workers(run, algorithm, plan, options, display, described=described, imports=imports)
     program = _compile(algorithm, plan, options, display)
-    run = _create(algorithm, options, imports, plan, launches=program.launches)
+    run = _create(described, options, imports, plan, launches=program.launches)
     display.note(f"run {run.root}")
     return _train(run, algorithm, program, options, display)
 
@@ -112,13 +112,18 @@ def resume(
     before = read_options(run)
     options = replace(before, quiet=quiet, fusion=fusion or before.fusion, **placed_anew(placement))
     prepare_devices(options, plan=None if placement else _saved_plan(run))
+    passed, saved = algorithm, run.read_config()["graph"]
     algorithm, _ = reopen(run, algorithm=algorithm, imports=imports)
+    described = {**saved, "fingerprint": fingerprint(algorithm)} if passed is None else describe(algorithm)
     display = choose_display(quiet=quiet)
-    if fingerprint(algorithm) != run.read_config()["graph"].get("fingerprint"):
-        display.note("note: environment, network or JAX are not what they were when this run started")
-    plan = choose_plan(algorithm, options) if placement else read_plan_of(run, algorithm, options)
+    if described["fingerprint"] != saved.get("fingerprint"):
+        display.note("note: environment, network, algorithm or JAX are not what they were when this run started")
+    plan = None if placement else _saved_plan(run)
+    if plan is None:
+        plan = choose_plan(algorithm, options, custom=described["custom"])
+    refuse_custom(plan, described["custom"])
     if plan.place != "program":
-        return train_with_workers(run, algorithm, plan, options, display, imports=imports)
+        return train_with_workers(run, algorithm, plan, options, display, described=described, imports=imports)
     launches = None if placement or fusion else run.read_config().get("launches")
     program = _compile(algorithm, plan, options, display, launches=launches)
     return _train(run, algorithm, program, options, display)
@@ -162,7 +167,7 @@ def read_options(run: RunDirectory) -> RunOptions:
 
 
 def _create(
-    algorithm: Graph,
+    described: dict[str, Any],
     options: RunOptions,
     imports: Sequence[str],
     plan: Plan,
@@ -170,37 +175,27 @@ def _create(
     launches: Launches | None = None,
 ) -> RunDirectory:
     """The run's directory; a name that the user did not choose gives way to one that exists."""
-    config, provenance = _config(algorithm, options, imports, plan, launches), _provenance()
+    config, provenance = _config(described, options, imports, plan, launches), _provenance()
     if options.run_dir is not None:
         return RunDirectory.create(Path(options.run_dir), config=config, versions=provenance)
-    root = _name(algorithm, options)
+    root = name_run(described["algorithm"], described["environment"], seed=options.seed, now=datetime.now())
     for name in (root.name, *(f"{root.name}-{n}" for n in range(2, 100))):
         with contextlib.suppress(UsageError):
             return RunDirectory.create(root.with_name(name), config=config, versions=provenance)
     return RunDirectory.create(root, config=config, versions=provenance)
 
 
-def _name(algorithm: Graph, options: RunOptions) -> Path:
-    settings = algorithm.settings
-    return name_run(settings["algorithm"], settings["environment"], seed=options.seed, now=datetime.now())
-
-
 def _config(
-    algorithm: Graph, options: RunOptions, imports: Sequence[str], plan: Plan, launches: Launches | None
+    described: dict[str, Any], options: RunOptions, imports: Sequence[str], plan: Plan, launches: Launches | None
 ) -> dict[str, Any]:
     kept = {name: value for name, value in asdict(options).items() if name not in ("run_dir", "quiet", "plan")}
     return {
-        "graph": describe(algorithm),
+        "graph": described,
         "options": kept,
         "imports": list(imports),
         "plan": plan.to_json(),
         "launches": launches,
     }
-
-
-def read_plan_of(run: RunDirectory, algorithm: Graph, options: RunOptions) -> Plan:
-    """The plan that a run was started with."""
-    return _saved_plan(run) or choose_plan(algorithm, options)
 
 
 def _saved_plan(run: RunDirectory) -> Plan | None:

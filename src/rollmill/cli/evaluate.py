@@ -9,6 +9,7 @@ import numpy as np
 import tyro
 
 from rollmill.api import evaluate_run, load_weights
+from rollmill.cli.environment_options import EnvOptions, parse_env_options
 from rollmill.cli.train import Imports
 
 
@@ -24,6 +25,7 @@ class Evaluate:
     """The last checkpoint, or the one with the best return while training."""
     env: str | None = None
     """Another environment with the same spaces, such as gymnasium:CartPole-v1."""
+    env_options: EnvOptions = ()
     seed: int = 0
     """Seed of the environments and, where it is stochastic, of the policy."""
     train_seed: int | None = None
@@ -41,7 +43,12 @@ def run(arguments: list[str]) -> int:
     chosen = tyro.cli(Evaluate, prog="rollmill evaluate", args=arguments)
     loaded = load_weights(chosen.run, checkpoint=chosen.checkpoint, seed=chosen.train_seed, imports=chosen.imports)
     episodes = evaluate_run(
-        loaded, env=chosen.env, episodes=chosen.episodes, seed=chosen.seed, stochastic=chosen.stochastic
+        loaded,
+        env=chosen.env,
+        env_options=parse_env_options(chosen.env_options),
+        episodes=chosen.episodes,
+        seed=chosen.seed,
+        stochastic=chosen.stochastic,
     )
     returns, lengths = episodes.returns, episodes.lengths
     result = {

@@ -8,6 +8,7 @@ import tyro
 
 from rollmill.algorithms import PPOConfig, mappo, ppo
 from rollmill.api import import_modules
+from rollmill.cli.environment_options import EnvOptions, parse_env_options
 from rollmill.cli.train import Imports
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, HostEnvironment
@@ -37,6 +38,7 @@ class Explain:
 
     environment: tyro.conf.Positional[str]
     """Id of the environment."""
+    env_options: EnvOptions = ()
     imports: Imports = ()
     """Module to import first, because it registers environments."""
     chip: str | None = None
@@ -65,7 +67,7 @@ def run(arguments: list[str]) -> int:
     _check_power_of_two("num_warps", chosen.num_warps, 1, 16)
     import_modules(chosen.imports)
     name, chip = find_chip(chosen.chip)
-    env = make(chosen.environment)
+    env = make(chosen.environment, **parse_env_options(chosen.env_options))
     if isinstance(env, HostEnvironment):
         print(f"{env.name} does not fuse: its environments are stepped by Python on the host.")
         return 0

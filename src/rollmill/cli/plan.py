@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from rollmill.api import ALGORITHMS, RunOptions, build_graph, choose_plan, find_algorithm, import_modules
+from rollmill.cli.environment_options import EnvOptions, parse_env_options
 from rollmill.cli.train import Imports
 from rollmill.core.errors import UsageError
 from rollmill.planning import draw, list_distributions, write_plan
@@ -35,7 +36,8 @@ def run(arguments: list[str]) -> int:
     if chosen.showing.rate <= 0:
         raise UsageError(f"rate={chosen.showing.rate} steps a second must be greater than 0.")
     import_modules(chosen.imports)
-    graph = build_graph(name, chosen.environment, chosen.algorithm)
+    options = parse_env_options(chosen.env_options)
+    graph = build_graph(name, chosen.environment, chosen.algorithm, options=options)
     plan = choose_plan(graph, chosen.run)
     if chosen.showing.show:
         print(draw(plan, graph, steps_per_second=chosen.showing.rate))
@@ -52,6 +54,7 @@ def _arguments(name: str) -> Any:
         "Plan",
         [
             ("environment", Annotated[tyro.conf.Positional[str], environment]),
+            ("env_options", EnvOptions, ()),
             ("imports", Imports, ()),
             ("showing", Annotated[Showing, merged], Showing()),
             ("algorithm", Annotated[type(config), merged], config),

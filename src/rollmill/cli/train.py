@@ -8,6 +8,7 @@ import tyro
 
 from rollmill.api import ALGORITHMS, Run, RunOptions, build_graph, find_algorithm, import_modules, prepare_devices
 from rollmill.api import train as train_run
+from rollmill.cli.environment_options import EnvOptions, parse_env_options
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.recipes import RECIPES
 
@@ -25,7 +26,8 @@ def run(arguments: list[str]) -> int:
     chosen = tyro.cli(_arguments(name, rest), prog=f"rollmill train {name}", args=rest)
     prepare_devices(chosen.run, environment=chosen.environment)
     import_modules(chosen.imports)
-    graph = build_graph(name, chosen.environment, chosen.algorithm)
+    options = parse_env_options(chosen.env_options)
+    graph = build_graph(name, chosen.environment, chosen.algorithm, options=options)
     return report(train_run(graph, chosen.run, imports=chosen.imports))
 
 
@@ -55,6 +57,7 @@ def _arguments(name: str, rest: list[str]) -> type:
                 "environment",
                 Annotated[tyro.conf.Positional[str], _ENVIRONMENT],
             ),
+            ("env_options", EnvOptions, ()),
             ("recipe", Annotated[str | None, tyro.conf.arg(help=_RECIPE, metavar="NAME")], None),
             ("imports", Annotated[Imports, tyro.conf.arg(help=_IMPORT)], ()),
             ("algorithm", Annotated[type(config), merged], config),

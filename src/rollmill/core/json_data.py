@@ -114,6 +114,14 @@ def read_as(kind: type[T], value: Any, *, where: str, field: str = "", error: ty
         raise error(f"{where}: {_complaint(kind, value, field, str(problem))}.") from None
 
 
+def is_json(value: Any) -> bool:
+    """Whether JSON gives a value back as it was: not so a tuple, an array, or an infinity."""
+    try:
+        return parse_json(json.dumps(value, allow_nan=False), where="value") == value
+    except (DataError, RecursionError, TypeError, ValueError):
+        return False
+
+
 def shown(value: Any) -> str:
     """`value` as JSON for messages: short, on one line, and without characters that control a terminal."""
     text = json.dumps(value)

@@ -3,7 +3,8 @@
 Everything here is about ONE environment, unbatched. Batching is a transform (`envs.transforms`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
@@ -19,6 +20,10 @@ Action: TypeAlias = PyTree[Array]
 Params: TypeAlias = PyTree[Any]
 Memory: TypeAlias = PyTree[Array]
 Info: TypeAlias = dict[str, Any]
+Options: TypeAlias = Mapping[str, Any]
+"""Keyword arguments by which an environment of a name was made."""
+
+NO_OPTIONS: Options = MappingProxyType({})
 
 
 class Timestep(NamedTuple):
@@ -90,6 +95,8 @@ class Environment(NamedTuple):
     """Kind to `[count]`; all agents where it is left out."""
     central: Callable[[State, Params], Float[Array, "..."]] | None = None
     """`[features]`; the observations of all agents together where it is left out."""
+    options: Options = NO_OPTIONS
+    """The options that `make` was given with the name; a run records both, and makes the environment from them."""
 
 
 class HostStep(NamedTuple):
@@ -207,3 +214,5 @@ class HostEnvironment(NamedTuple):
     action_space: gymnasium.Space
     has_action_mask: bool = False
     """Whether it says at each reset and step which actions are legal."""
+    options: Options = NO_OPTIONS
+    """The options that `make` was given with the name; a run records both, and makes the environment from them."""

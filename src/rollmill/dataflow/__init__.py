@@ -24,6 +24,7 @@ from rollmill.dataflow.elsewhere import (
     with_environment_elsewhere,
     with_update_elsewhere,
 )
+from rollmill.dataflow.fingerprint import fingerprint, fragment_fingerprints
 from rollmill.dataflow.flow import Flow, Request, Turn, flow
 from rollmill.dataflow.gradients import ElementwiseUpdate, LossOfOne, MeanGradients
 from rollmill.dataflow.graph import (
@@ -125,8 +126,10 @@ __all__ = [
     "drive",
     "environment_elsewhere",
     "evaluate",
+    "fingerprint",
     "flat_samples",
     "flow",
+    "fragment_fingerprints",
     "gradients_of_rows",
     "identity",
     "interfaces",

@@ -5,17 +5,19 @@ An adapter is imported when its prefix is first asked for, so that no other ecos
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.types import Environment, HostEnvironment
+from rollmill.core.types import Environment, HostEnvironment, HostVector, Options
 from rollmill.envs import probes
 from rollmill.envs.acrobot import acrobot
 from rollmill.envs.cartpole import cartpole
 from rollmill.envs.dictionary import dict_goal
 from rollmill.envs.mountain_car import mountain_car
 from rollmill.envs.mountain_car_continuous import mountain_car_continuous
+from rollmill.envs.options import keyword_names, takes_any, unknown_option
 from rollmill.envs.pendulum import pendulum
 from rollmill.envs.t_maze import t_maze
 from rollmill.envs.tag_continuous import tag_continuous
@@ -81,19 +83,23 @@ def make(name: str, **options: Any) -> Environment | HostEnvironment:
 
     Args:
         name: an own or registered id (`registered` lists them), or `prefix:id` of an adapter.
-        **options: passed on to the factory.
+        **options: passed on to the factory. The environment carries them, so that whoever makes it again makes
+            the same.
+
+    Returns:
+        The environment under the name that it was asked for.
 
     Raises:
         UsageError: an unknown name, prefix or option, or an adapter's package is not installed.
     """
     prefix, colon, rest = name.partition(":")
     if colon:
-        return _adapter(prefix)(rest, **options)
+        return _named(_adapter(prefix)(rest, **options), name, options)
     if name not in _factories:
         raise unknown_name("environment", name, _factories, hint=f"Others: {_prefixes()}.")
     factory = _factories[name]
     _check_options(name, factory, options)
-    return factory(**options)
+    return _named(factory(**options), name, options)
 
 
 def registered() -> list[tuple[str, str]]:
@@ -107,6 +113,32 @@ def is_on_host(name: str) -> bool:
     return bool(colon) and prefix in _ON_HOST
 
 
+@dataclass(frozen=True)
+class StartByName:
+    """Starts host environments that `make` makes again from the same name and options in any process."""
+
+    name: str
+    options: Options
+    start: Callable[..., HostVector] = field(repr=False, compare=False)
+
+    def __call__(
+        self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
+    ) -> HostVector:
+        """As `StartHost`."""
+        return self.start(indices, seed=seed, generation=generation, gamma=gamma)
+
+
+def _named(env: Any, name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
+    if isinstance(env, HostEnvironment):
+        return env._replace(name=name, options=options, start=StartByName(name, options, env.start))
+    if isinstance(env, Environment):
+        return env._replace(name=name, options=options)
+    raise UsageError(
+        f"{name}: its factory returned {type(env).__name__}; it has to return a rollmill.Environment or "
+        "rollmill.HostEnvironment."
+    )
+
+
 def _adapter(prefix: str) -> Factory:
     if prefix not in _ADAPTERS:
         raise UsageError(f"unknown environment prefix {prefix + ':'!r}. Known: {_prefixes()}.")
@@ -118,12 +150,14 @@ def _prefixes() -> str:
 
 
 def _check_options(name: str, factory: Factory, options: dict[str, Any]) -> None:
-    signature = inspect.signature(factory)
+    known = keyword_names(factory)
+    for option in options:
+        if option not in known and not takes_any(factory):
+            raise unknown_option(name, option, known)
     try:
-        signature.bind(**options)
+        inspect.signature(factory).bind(**options)
     except TypeError as error:
-        known = ", ".join(signature.parameters) or "none"
-        raise UsageError(f"{name}: {error}; its options: {known}.") from None
+        raise UsageError(f"{name}: {error}; its options: {', '.join(known) or 'none'}.") from None
 
 
 def _first_line(factory: Factory) -> str:

@@ -26,6 +26,7 @@ from rollmill.envs.host import (
     fit_to_space,
     step_struct,
 )
+from rollmill.envs.options import unknown_option
 
 RESERVED = {"batch_size", "env_seed", "env_type", "max_num_players", "num_envs", "seed"}
 """Options of `envpool.make` that are decided here."""
@@ -140,6 +141,11 @@ def _spaces(envpool: ModuleType, name: str, options: dict[str, Any]) -> tuple[sp
     known = envpool.list_all_envs()
     if name not in known:
         raise unknown_name("EnvPool environment", name, known)
+    if options:
+        with _quiet():
+            names = set(envpool.make_spec(name).config._fields) - RESERVED
+        for option in sorted(options.keys() - names):
+            raise unknown_option(f"envpool:{name}", option, {*names, "num_threads"})
     try:
         with _quiet():
             spec = envpool.make_spec(name, **options)

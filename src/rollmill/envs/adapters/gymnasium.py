@@ -6,11 +6,12 @@ import importlib
 from typing import Any
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import HostEnvironment
 from rollmill.envs.host import host_environment
+from rollmill.envs.options import keyword_names, unknown_option
 
 
 def make(name: str, **options: Any) -> HostEnvironment:
@@ -25,7 +26,7 @@ def make(name: str, **options: Any) -> HostEnvironment:
         **options: passed on to `gymnasium.make`.
 
     Raises:
-        UsageError: no such environment, or a package that it needs is not installed.
+        UsageError: no such environment, or no such option of it, or a package that it needs is not installed.
         ContractError: making or resetting it raised.
     """
     spec = copy.copy(_spec(name))
@@ -55,7 +56,23 @@ def _import(name: str, module: str) -> None:
 def _make_one(name: str, spec: EnvSpec, options: dict[str, Any]) -> gymnasium.Env:
     try:
         return gymnasium.make(spec, **options)
+    except TypeError as error:
+        _check_options(name, spec, options, error)
+        raise
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise UsageError(f"gymnasium:{name} needs a package that is not installed: {error}") from None
     except gymnasium.error.DeprecatedEnv as error:
         raise UsageError(f"gymnasium:{name}: {error}") from None
+
+
+def _check_options(name: str, spec: EnvSpec, options: dict[str, Any], error: TypeError) -> None:
+    """Raises a `UsageError` where making it failed because it does not know an option."""
+    entry = spec.entry_point
+    if entry is None or "unexpected keyword argument" not in str(error):
+        return
+    creator = load_env_creator(entry) if isinstance(entry, str) else entry
+    of_make = [option for option in keyword_names(gymnasium.make) if option not in ("id", "disable_env_checker")]
+    known = [*keyword_names(creator), *of_make]
+    for option in options:
+        if option not in known and option != "disable_env_checker":
+            raise unknown_option(f"gymnasium:{name}", option, known) from None

@@ -6,6 +6,7 @@ taken away, and what it then says is termination (the compiler merges the two co
 """
 
 import contextlib
+import dataclasses
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from jaxtyping import Array, PyTree
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.spaces import struct
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
+from rollmill.envs.options import keyword_names, unknown_option
 
 NO_LIMIT = 2**30
 """A time limit that no episode reaches."""
@@ -29,24 +31,25 @@ Step = Callable[[Key, State, Action, Params], Timestep]
 
 
 def make(name: str, **options: Any) -> Environment:
-    """The gymnax environment of an id, with its default parameters.
+    """The gymnax environment of an id.
 
     Args:
         name: an id of gymnax, for one `CartPole-v1`.
-        **options: passed on to `gymnax.make`.
+        **options: parameters instead of the defaults, such as `max_steps_in_episode=100`; others are passed on to
+            `gymnax.make`.
 
     Returns:
         The environment with `truncated` apart from `terminated`, no auto-reset, rewards in float32 and
         every leaf strongly typed. It is traced under JAX's standard promotion, which gymnax needs.
 
     Raises:
-        UsageError: gymnax is not installed or has no such environment.
+        UsageError: gymnax is not installed, or has no such environment or option.
     """
     gymnax = _import_gymnax()
     if name not in gymnax.registered_envs:
         raise unknown_name("gymnax environment", name, gymnax.registered_envs)
     with _lenient():
-        source, params = gymnax.make(name, **options)
+        source, params = _make(gymnax, name, options)
         env = Environment(
             name=f"gymnax:{name}",
             reset=source.reset_env,
@@ -56,6 +59,31 @@ def make(name: str, **options: Any) -> Environment:
             params=params,
         )
         return _strongly_typed(env)
+
+
+def _make(gymnax: ModuleType, name: str, options: dict[str, Any]) -> tuple[Any, Any]:
+    """Gymnax's environment and its parameters, those that are given put in."""
+    source, params = gymnax.make(name)
+    defaults = {entry.name: getattr(params, entry.name) for entry in dataclasses.fields(params)}
+    others = {option: value for option, value in options.items() if option not in defaults}
+    known = [*keyword_names(type(source)), *defaults]
+    for option in others:
+        if option not in known:
+            raise unknown_option(f"gymnax:{name}", option, known)
+    if others:
+        source, params = gymnax.make(name, **others)
+    given = {option: value for option, value in options.items() if option in defaults}
+    return source, params.replace(**{n: _like(name, n, value, defaults[n]) for n, value in given.items()})
+
+
+def _like(environment: str, option: str, value: Any, default: Any) -> Any:
+    """A parameter in the type of its default."""
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if isinstance(default, bool | int | float) and type(value) is not type(default):
+        kind = type(default).__name__
+        raise UsageError(f"gymnax:{environment}: {option}={value!r} has to be of type {kind}, as {default!r} is.")
+    return value
 
 
 @contextlib.contextmanager

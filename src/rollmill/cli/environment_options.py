@@ -1,0 +1,58 @@
+"""`--env-option KEY=VALUE`: options of an environment from the command line."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeAlias
+
+import tyro
+
+from rollmill.core.errors import DataError, UsageError
+from rollmill.core.json_data import parse_json
+
+EnvOptions: TypeAlias = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        name="env-option",
+        metavar="KEY=VALUE",
+        help="Option of the environment, such as max_steps=100; true, false, null, numbers, lists and objects are "
+        "read as JSON, all else is text. May be given several times.",
+    ),
+    tyro.conf.UseAppendAction,
+]
+
+NOT_JSON = {"True": "true", "False": "false", "None": "null", "NaN": None, "nan": None, "inf": None}
+"""Words that mean a value to Python and text to JSON; None where JSON has no such value."""
+
+
+def parse_env_options(texts: Sequence[str]) -> dict[str, Any]:
+    """The options that were given as `KEY=VALUE`.
+
+    Raises:
+        UsageError: one is no pair, is given twice, or has a value that looks like Python's instead of JSON's.
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (equals and key.isidentifier()):
+            raise UsageError(f"--env-option {text!r} has to be KEY=VALUE, such as max_steps=100.")
+        if key in options:
+            raise UsageError(f"--env-option {key} is given twice, as {options[key]!r} and as {value!r}.")
+        options[key] = _value(text, value)
+    return options
+
+
+def _value(option: str, text: str) -> Any:
+    if text in NOT_JSON:
+        meant = NOT_JSON[text]
+        hint = f"write {meant}, or " if meant else ""
+        raise UsageError(
+            f'--env-option {option}: {text} is no JSON; {hint}"{text}" in double quotes for the text.'
+        )
+    try:
+        json.loads(text)
+    except ValueError:
+        return text
+    try:
+        return parse_json(text, where=f"--env-option {option}")
+    except DataError as error:
+        raise UsageError(str(error)) from None

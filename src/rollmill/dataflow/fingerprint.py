@@ -1,0 +1,139 @@
+"""A digest of everything that a graph computes, equal from process to process for equal code.
+
+The graph is traced, never compiled: the first state, one whole iteration (environment, policy, prepare,
+condition, gradients, update, and the end of an iteration's learning) and the greedy policy. Two graphs with one
+fingerprint train the same weights, so a graph that was built from names is the one meant if the two agree.
+"""
+
+import functools
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from rollmill.core.types import Key
+from rollmill.dataflow.graph import Graph, State
+from rollmill.dataflow.loops import COLLECT, LEARN, collect, iteration_key, learn_from, start
+
+NAMES_ONLY = {("jit", "name"), ("jit", "ctx_mesh"), ("name", "name")}
+"""Parameters of primitives that decide nothing of the result."""
+
+
+def fingerprint(graph: Graph) -> str:
+    """The digest of a graph: its traced program, its sizes, its spaces, and how host environments are started."""
+    program = jax.make_jaxpr(functools.partial(_whole, graph))(jax.random.key(0))
+    host = None if graph.host is None else _without_addresses(repr(graph.host))
+    around = (tuple(graph.loops), repr(graph.observation_space), repr(graph.action_space), host)
+    return _sha256(f"{_Digests().of_closed(program)}{around}")
+
+
+def fragment_fingerprints(graph: Graph) -> dict[str, str]:
+    """A digest of each part that a user may have replaced: environment, policy, and all the rest as algorithm."""
+    index, key = jnp.zeros((), jnp.int32), jax.random.key(0)
+    state, observation = jax.eval_shape(graph.start_environment, key, index)
+    mask = jax.eval_shape(graph.action_mask, state)
+    weights, memory = jax.eval_shape(lambda k: graph.weights(graph.start_learner(k)), key), graph.start_memory()
+    decision = jax.eval_shape(graph.policy.function, weights, key, memory, observation, mask)
+    host = None if graph.host is None else _without_addresses(repr(graph.host))
+    environment = (
+        jax.make_jaxpr(graph.start_environment)(key, index),
+        jax.make_jaxpr(graph.environment.function)(key, state, decision.action),
+        jax.make_jaxpr(graph.action_mask)(state),
+    )
+    policy = tuple(
+        jax.make_jaxpr(function)(weights, key, memory, observation, mask)
+        for function in (graph.policy.function, graph.greedy)
+    )
+    digest = lambda programs: _sha256("".join(map(_Digests().of_closed, programs)))
+    return {"environment": _sha256(f"{digest(environment)}{host}"), "policy": digest(policy)}
+
+
+def _whole(graph: Graph, key: Key) -> Any:
+    """The first state, the one after an iteration, and a greedy decision."""
+    begin = start(graph, key, jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
+    weights = graph.weights(begin.learner)
+    collect_key, learn_key = (iteration_key(key, begin.iteration, use) for use in (COLLECT, LEARN))
+    collector, trajectory = collect(graph, weights, begin.collector, collect_key)
+    learner, metrics = learn_from(graph, begin.learner, trajectory, learn_key, collector.index)
+    step = jax.tree.map(lambda leaf: leaf[0, 0], trajectory.steps)
+    greedy = graph.greedy(weights, key, step.final_memory, step.observation, step.action_mask)
+    appraised = None if graph.appraise is None else graph.appraise(weights, step)
+    return begin, State(collector, learner, key, begin.iteration), metrics, greedy, appraised
+
+
+class _Digests:
+    """Digests of programs and of what their operations hold; a program that is there twice is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, str]] = {}
+
+    def of_closed(self, program: core.ClosedJaxpr) -> str:
+        """The digest of a program and of its constants."""
+        if id(program) not in self._known:
+            constants = [self._value(constant) for constant in program.consts]
+            self._known[id(program)] = (program, _sha256(f"{constants}{self._program(program.jaxpr)}"))
+        return self._known[id(program)][1]
+
+    def _program(self, program: core.Jaxpr) -> str:
+        """The digest of operations in order; variables are numbered as they come."""
+        numbers: dict[core.Var, int] = {}
+
+        def atom(atom: Any) -> str:
+            if isinstance(atom, core.Literal):
+                return f"{self._value(atom.val)}:{_type(atom.aval)}"
+            return f"v{numbers.setdefault(atom, len(numbers))}:{_type(atom.aval)}"
+
+        lines = [[atom(var) for var in (*program.constvars, *program.invars)]]
+        for equation in program.eqns:
+            operation = equation.primitive.name
+            parameters = [
+                f"{name}={self._value(value)}"
+                for name, value in sorted(equation.params.items())
+                if (operation, name) not in NAMES_ONLY
+            ]
+            lines.append([operation, *parameters, *map(atom, equation.invars), "->", *map(atom, equation.outvars)])
+        lines.append([atom(var) for var in program.outvars])
+        return _sha256("\n".join(map(" ".join, lines)))
+
+    def _value(self, value: Any) -> str:
+        match value:
+            case core.ClosedJaxpr():
+                return self.of_closed(value)
+            case core.Jaxpr():
+                return self._program(value)
+            case tuple() | list():
+                return f"[{','.join(map(self._value, value))}]"
+            case set() | frozenset():
+                return f"{{{','.join(sorted(map(self._value, value)))}}}"
+            case Mapping():
+                return f"{{{','.join(sorted(f'{key}:{self._value(part)}' for key, part in value.items()))}}}"
+            case jax.Array() | np.ndarray() | np.generic():
+                return _array(value)
+            case functools.partial():
+                return f"partial{self._value([value.func, value.args, value.keywords])}"
+        return _without_addresses(repr(value))
+
+
+def _array(value: Any) -> str:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return f"key<{jax.random.key_impl(value)}>{_array(jax.random.key_data(value))}"
+    content = np.ascontiguousarray(np.asarray(value))
+    return f"{content.dtype}{content.shape}{hashlib.sha256(content.tobytes()).hexdigest()}"
+
+
+def _type(aval: Any) -> str:
+    return f"{getattr(aval, 'dtype', aval)}{getattr(aval, 'shape', '')}{getattr(aval, 'weak_type', '')}"
+
+
+def _without_addresses(text: str) -> str:
+    """Addresses differ from process to process."""
+    return re.sub(r"\b(at )?0x[0-9a-f]+", "", text)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,50 @@
+"""Options of environments: which ones a factory takes, and the error that names them."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rollmill.core.errors import UsageError
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def keyword_names(function: Callable[..., Any]) -> list[str]:
+    """The arguments that a function, or a class, takes by name.
+
+    Where the `__init__` of a class passes others on to its bases, those of the bases are among them, as far as
+    they have defaults.
+    """
+    if not inspect.isclass(function):
+        return _named(function)
+    names: list[str] = []
+    for number, owner in enumerate(c for c in function.__mro__ if "__init__" in vars(c) and c is not object):
+        names += _named(owner.__init__, only_defaults=number > 0)
+        if not takes_any(owner.__init__):
+            break
+    return [name for name in dict.fromkeys(names) if name != "self"]
+
+
+def takes_any(function: Callable[..., Any]) -> bool:
+    """Whether it takes keyword arguments of any name."""
+    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
+    return inspect.Parameter.VAR_KEYWORD in kinds
+
+
+def _named(function: Callable[..., Any], *, only_defaults: bool = False) -> list[str]:
+    return [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind not in _VARIADIC and not (only_defaults and parameter.default is parameter.empty)
+    ]
+
+
+def unknown_option(environment: str, option: str, known: Iterable[str]) -> UsageError:
+    """A `UsageError` that names the options of an environment, and the nearest one."""
+    names = sorted(known)
+    if not names:
+        return UsageError(f"{environment} has no options; {option!r} was given.")
+    near = difflib.get_close_matches(option, names, n=1)
+    offer = f"did you mean {near[0]}? " if near else ""
+    return UsageError(f"{environment} has no option {option!r}; {offer}its options: {', '.join(names)}.")

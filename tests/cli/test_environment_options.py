@@ -1,0 +1,49 @@
+"""`--env-option`: what was asked for reaches workers, evaluation and whoever goes on."""
+
+import json
+
+import pytest
+
+from rollmill.cli.environment_options import parse_env_options
+from rollmill.core.errors import UsageError
+
+
+def test_values_are_json_or_text():
+    texts = ["a=1", "b=1.5", "c=false", "d=null", "e=[1, 2]", "f=hopper.xml", "g=", 'h="True"', "i=x=y"]
+    expected = {"a": 1, "b": 1.5, "c": False, "d": None, "e": [1, 2], "f": "hopper.xml", "g": "", "h": "True"}
+    assert parse_env_options(texts) == {**expected, "i": "x=y"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["length"], "'length' has to be KEY=VALUE"),
+        (["=3"], "'=3' has to be KEY=VALUE"),
+        (["a=1", "a=2"], "a is given twice, as 1 and as '2'"),
+        (["healthy=False"], 'False is no JSON; write false, or "False" in double quotes'),
+        (["gravity=nan"], 'nan is no JSON; "nan" in double quotes'),
+        (["gravity=Infinity"], "gravity=Infinity cannot be read"),
+    ],
+)
+def test_a_value_that_may_mean_something_else_is_refused(texts, message):
+    with pytest.raises(UsageError, match=message):
+        parse_env_options(texts)
+
+
+def test_options_reach_workers_evaluation_and_a_resumed_run(rollmill, tmp_path):
+    shorter = ["--env-option", "max_episode_steps=2"]
+    option = ["--env-option", "max_episode_steps=3"]
+    sizes = ["--num-envs", "4", "--num-steps", "8", "--network.hidden-sizes", "4"]
+    total = ["--total-timesteps", "160", "--run-dir", "run", "--quiet"]
+    done = rollmill("train", "ppo", "gymnasium:CartPole-v1", *option, *sizes, *total)
+    assert done.returncode == 0, done.stderr
+    graph = json.loads((tmp_path / "run/config.json").read_text())["graph"]
+    assert graph["environment_options"] == {"max_episode_steps": 3} and graph["custom"] == []
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["episode/length"] == 3
+    done = rollmill("evaluate", "run", "--episodes", "4", "--json")
+    assert json.loads(done.stdout)["mean_length"] == 3, done.stderr
+    done = rollmill("evaluate", "run", "--env", "gymnasium:CartPole-v1", *shorter, "--json")
+    assert json.loads(done.stdout)["mean_length"] == 2, done.stderr
+    done = rollmill("train", "ppo", "gymnasium:CartPole-v1", "--env-option", "max_episode_step=3", *sizes)
+    assert done.returncode == 2 and "did you mean max_episode_steps? its options" in done.stderr, done.stderr
