@@ -11,7 +11,7 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.execution import advance, fusing, lower
 from rollmill.execution.fusing import choose_ways
-from rollmill.fusion import CannotFuse, backends
+from rollmill.fusion import CannotFuse, backends, pressure_of_rollout
 from rollmill.fusion.native import describe_processor
 from rollmill.record import to_host
 
@@ -156,7 +156,24 @@ def test_kernels_of_very_many_operations_have_to_be_asked_for(monkeypatch, rollo
     graph = graph_on(rollmill.make("CartPole-v1"))
     way = choose_ways(graph, fusion="auto", **CHOICE).rollouts
     assert way.fused == fused
-    assert fused or "operations; with more than 100, a kernel compiles for minutes" in way.note
+    assert fused or "a kernel of more than 100 compiles for minutes. fusion=rollout makes one" in way.note
+    assert choose_ways(graph, fusion="rollout", **CHOICE).rollouts.fused
+
+
+def test_kernels_that_fit_neither_registers_nor_the_instruction_cache_have_to_be_asked_for(
+    monkeypatch, rollouts_alone
+):
+    monkeypatch.setattr(backends.rollout, "MOST_REGISTERS", 16)
+    monkeypatch.setattr(backends, "CACHED", 100)
+    tuned = []
+    monkeypatch.setattr(fusing._Choice, "_tune_rollouts", lambda *_: tuned.append(1) or fusing.Tuned((32, 1)))
+    graph = graph_on(rollmill.make("CartPole-v1"))
+    way = choose_ways(graph, fusion="auto", **CHOICE).rollouts
+    pressure = pressure_of_rollout(graph)
+    assert not way.fused and not tuned, "nothing is compiled"
+    assert f"holds up to {pressure.live} numbers at a time, and a thread has 16 registers" in way.note
+    assert f"about {pressure.instructions:,} instructions" in way.note
+    assert "fusion=rollout makes one all the same" in way.note
     assert choose_ways(graph, fusion="rollout", **CHOICE).rollouts.fused
 
 

@@ -98,9 +98,13 @@ def _check_power_of_two(name: str, value: int, least: int, most: int) -> None:
 
 
 def _lines(found: Explanation, chip: str) -> list[str]:
-    always, sometimes = found.costs
+    (always, sometimes), pressure = found.costs, found.pressure
     lines = [
-        _line("program", f"{found.nodes:,} operations of scalars and rows a step"),
+        _line(
+            "program",
+            f"{pressure.operations:,} operations of scalars and rows a step, about {pressure.instructions:,} "
+            f"instructions; up to {pressure.live:,} registers hold what is still read",
+        ),
         _line("carried", f"{found.state} B of each environment, in registers from the first step to the last"),
         _line("written", f"{found.written} B a step"),
         _line(
@@ -111,6 +115,8 @@ def _lines(found: Explanation, chip: str) -> list[str]:
     ]
     if sometimes.instructions:
         lines.append(_line("", f"{sometimes.instructions:,.0f} more in blocks where an episode ends"))
+    if found.hopeless:
+        lines.append(_line("", f"`--fusion auto` leaves it to XLA: {found.hopeless}; `--fusion rollout` insists"))
     lines += _kernel(found)
     bounds = sorted(found.bounds.items(), key=lambda item: item[1])
     told = ", ".join(f"{limit} {_rate(rate)}" for limit, rate in bounds)
@@ -132,15 +138,17 @@ def _code() -> str:
 def _kernel(found: Explanation) -> list[str]:
     if found.resources is None:
         return [_line("kernel", "not compiled: pip install 'rollmill[fusion]'")]
-    registers, spilled, shared = found.resources
+    registers, spilled, shared, code = found.resources
     block, warps = found.launch.block, found.launch.num_warps
     of_each = f"{registers * warps * 32 / block:,.0f} registers and {shared / block:,.0f} B on chip an environment"
     lines = [
         _line("kernel", f"{block} environments by {warps} warps, {registers} registers a thread:"),
-        _line("", f"{of_each}, {found.resident:,} environments at once on each multiprocessor"),
+        _line(
+            "",
+            f"{of_each}, {found.resident:,} environments at once on each multiprocessor, "
+            f"{code / 1024:,.0f} KiB of code",
+        ),
     ]
-    if found.too_long:
-        lines.append(_line("", "too long to be faster than XLA: `--fusion auto` leaves it there"))
     if spilled > LITTLE:
         lines.append(_line("", f"{spilled} B of a thread found no register: try a smaller block, or more warps"))
     return lines

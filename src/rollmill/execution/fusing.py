@@ -28,6 +28,7 @@ from rollmill.fusion import (
     Backend,
     CannotFuse,
     Numerics,
+    Pressure,
     Tuned,
     backend_of,
     check_gradients,
@@ -35,7 +36,7 @@ from rollmill.fusion import (
     first_batch,
     fused_collect,
     fused_descent,
-    nodes_of_rollout,
+    pressure_of_rollout,
     tune_descent,
     tune_rollout,
 )
@@ -192,26 +193,25 @@ class _Choice:
             return plain._replace(note=f"{what} are not fused: {reason}")
 
     def rollouts(self, plain: Way) -> Way:
-        nodes = nodes_of_rollout(self.graph)
-        self._check_length(nodes)
-        launches = self.backend.rollout_launches(self._share, nodes)
+        pressure = pressure_of_rollout(self.graph)
+        self._check_pressure(pressure)
+        launches = self.backend.rollout_launches(self._share, pressure.operations)
         found = self._launch("rollouts", launches, self._tune_rollouts)
         function = partial(fused_collect, run=self.backend.rollouts(found.launch))
         where = self.backend.said("rollouts", found.launch)
         return self._faster("rollouts", found, plain, Way(function, True, where, found.launch))
 
-    def _check_length(self, nodes: int) -> None:
-        """Whether a step of so many nodes is worth trying.
+    def _check_pressure(self, pressure: Pressure) -> None:
+        """Whether a step is worth compiling as a kernel.
 
         Raises:
             CannotFuse: if it is not, and nobody has asked for it.
         """
-        longest = self.backend.longest
-        if self.fusion == "auto" and self.launches is None and longest is not None and nodes > longest:
-            raise CannotFuse(
-                f"a step is {nodes:,} operations; with more than {longest:,}, a kernel compiles for minutes and "
-                "is slower than XLA. fusion=rollout makes one all the same"
-            )
+        if self.fusion != "auto" or self.launches is not None:
+            return
+        reason = self.backend.hopeless(pressure)
+        if reason is not None:
+            raise CannotFuse(f"{reason}. fusion=rollout makes one all the same")
 
     def _tune_rollouts(self, launches: Sequence[tuple[int, ...]]) -> Tuned:
         state = self._example

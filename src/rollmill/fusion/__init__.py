@@ -20,12 +20,13 @@ from rollmill.fusion.gradients import (
 )
 from rollmill.fusion.ir import Loop, Node, Program, Region
 from rollmill.fusion.prelude import Numerics
+from rollmill.fusion.pressure import Pressure, pressure_of
 from rollmill.fusion.refusals import CannotFuse
 from rollmill.fusion.rollout import (
     Launch,
     RolloutStep,
     fused_collect,
-    nodes_of_rollout,
+    pressure_of_rollout,
     rollout_step,
     run_kernel,
     run_reference,
@@ -45,6 +46,7 @@ __all__ = [
     "Loop",
     "Node",
     "Numerics",
+    "Pressure",
     "Program",
     "Region",
     "RolloutStep",
@@ -61,7 +63,8 @@ __all__ = [
     "fused_descent",
     "fused_gradients",
     "machine_code",
-    "nodes_of_rollout",
+    "pressure_of",
+    "pressure_of_rollout",
     "rollout_step",
     "rollouts_in_a_row",
     "run_gradients_kernel",

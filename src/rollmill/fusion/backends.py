@@ -12,6 +12,7 @@ from rollmill.core.errors import UsageError
 from rollmill.fusion import gradients, rollout
 from rollmill.fusion.gradients import GradientLaunch, GradientStep, Minibatch
 from rollmill.fusion.native import CodeLaunch, describe_processor, usable_cores
+from rollmill.fusion.pressure import Pressure
 from rollmill.fusion.rollout import Launch, RolloutStep
 from rollmill.fusion.stretches import is_long
 from rollmill.fusion.triton_source import Numerics
@@ -30,8 +31,8 @@ class Backend(NamedTuple):
     """Raises a UsageError where a device has no kernels."""
     rollout_launches: Callable[[int, int], Sequence[AnyLaunch]]
     """`(environments, nodes of a step)`: what is worth trying for rollouts."""
-    longest: int | None
-    """Nodes of a step that are worth trying at all, unless a kernel is asked for; None for any number."""
+    hopeless: Callable[[Pressure], str | None]
+    """Why a step is not worth compiling unless a kernel is asked for; None where it is."""
     rollouts: Callable[[AnyLaunch], rollout.Run]
     """Runs rollouts."""
     rollout_text: Callable[[AnyLaunch, RolloutStep, Sequence[Any], Any, int], str]
@@ -82,7 +83,9 @@ ROLLOUTS = (
 LONG_ROLLOUT = Launch(16, 1)
 """The fastest of five for TagContinuous-Small-v0; each compiled for minutes."""
 LONGEST = 15_000
-"""Nodes of a step. That one has 29,000, and XLA is faster."""
+"""Nodes of a step whose kernel compiles in two minutes or less."""
+CACHED = 8_192
+"""Instructions that the instruction cache of a multiprocessor holds: 128 KiB, 16 bytes each."""
 EXACT_ROLLOUTS = (Launch(16, 2), Launch(32, 4), Launch(16, 4), Launch(64, 4))
 """With exact products, which are no tensor cores' and need more registers."""
 GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
@@ -97,7 +100,7 @@ def triton_kernels(numerics: Numerics) -> Backend:
         device=lambda device: device.device_kind,
         check=_check_chip,
         rollout_launches=partial(_rollout_launches, numerics),
-        longest=LONGEST,
+        hopeless=hopeless_on_gpu,
         rollouts=lambda launch: partial(rollout.run_kernel, launch=Launch(*launch), **how),
         rollout_text=partial(_rollout_kernel_text, numerics),
         gradient_launches=_gradient_launches,
@@ -106,6 +109,26 @@ def triton_kernels(numerics: Numerics) -> Backend:
         at_once=4,
         said=_said_of_kernels,
     )
+
+
+def hopeless_on_gpu(pressure: Pressure) -> str | None:
+    """Why a kernel would be slower than XLA, or take too long to compile; None where neither is known.
+
+    In each step, one program goes through all of a kernel's instructions, alone on its scheduler. Numbers that
+    find no register are kept in the data cache, and instructions that the instruction cache does not hold are
+    fetched anew in every step. Each of the two alone can still be faster than XLA; both together are not.
+    """
+    if pressure.operations > LONGEST:
+        return (
+            f"a step is {pressure.operations:,} operations; a kernel of more than {LONGEST:,} compiles for minutes"
+        )
+    if pressure.live > rollout.MOST_REGISTERS and pressure.instructions > CACHED:
+        return (
+            f"a step holds up to {pressure.live:,} numbers at a time, and a thread has {rollout.MOST_REGISTERS} "
+            f"registers; it is about {pressure.instructions:,} instructions, and the chip caches {CACHED:,}: "
+            "such a kernel is slower than XLA"
+        )
+    return None
 
 
 def _check_chip(device: Any) -> None:
@@ -163,7 +186,7 @@ def machine_code() -> Backend:
         device=lambda device: describe_processor(),
         check=lambda device: None,
         rollout_launches=_blocks,
-        longest=None,
+        hopeless=lambda pressure: None,
         rollouts=lambda launch: partial(run_rollout_code, launch=CodeLaunch(*launch)),
         rollout_text=lambda launch, *task: _code_text(_rollout_code(CodeLaunch(*launch), *task)),
         gradient_launches=_parts,

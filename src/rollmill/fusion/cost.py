@@ -106,6 +106,19 @@ def _arithmetic(node: Node) -> Cost:
     return Cost(floats=1)
 
 
+MMA = 8 * 8
+"""Weights that one instruction of a tensor core multiplies 16 vectors with, in tf32."""
+
+
+def instructions_of(node: Node, lanes: int) -> int:
+    """Instructions of a thread for a node that is no loop, where so many lanes share a row."""
+    if node.op == "dot":
+        return -(-node.attributes[1] * (node.width or 1) // MMA)
+    cost = _cost(node).instructions
+    is_row = node.width is not None or any(operand.width is not None for operand in node.operands)
+    return -(-cost // lanes) if is_row else cost
+
+
 def _loop_cost(loop: Loop) -> Cost:
     body = _total(loop.body.nodes())
     asked = _total(loop.condition.nodes()) if loop.condition is not None else Cost()

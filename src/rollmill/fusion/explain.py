@@ -1,6 +1,7 @@
 """Whether policy and environment fuse, what the kernel needs, and how fast it could be at best."""
 
 import re
+import struct
 import subprocess
 import tempfile
 from functools import partial
@@ -10,12 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from rollmill.dataflow import Graph, State, start
-from rollmill.fusion.backends import LONGEST
+from rollmill.fusion.backends import hopeless_on_gpu
 from rollmill.fusion.chips import Chip
 from rollmill.fusion.cost import Costs, bytes_of, costs_of
 from rollmill.fusion.kernels import Kernel, compiled
 from rollmill.fusion.leaves import each_struct, to_raw
 from rollmill.fusion.prelude import Numerics
+from rollmill.fusion.pressure import Pressure, pressure_of
 from rollmill.fusion.rollout import Launch, RolloutStep, rollout_kernel, rollout_step
 from rollmill.fusion.tracing import traced
 
@@ -33,12 +35,14 @@ class Resources(NamedTuple):
     """Bytes of a thread that found no register."""
     shared: int
     """Bytes on the chip of one program."""
+    code: int
+    """Bytes of its instructions."""
 
 
 class Explanation(NamedTuple):
     """A rollout's kernel, before anything is run."""
 
-    nodes: int
+    pressure: Pressure
     """Of a step's program."""
     state: int
     """Bytes of an environment that are carried from step to step."""
@@ -52,9 +56,9 @@ class Explanation(NamedTuple):
     """None where there is no compiler for kernels."""
 
     @property
-    def too_long(self) -> bool:
-        """Whether XLA is faster, as far as is known."""
-        return self.nodes > LONGEST
+    def hopeless(self) -> str | None:
+        """Why XLA is faster, or the kernel too long to compile, as far as is known."""
+        return hopeless_on_gpu(self.pressure)
 
     @property
     def resident(self) -> int | None:
@@ -86,7 +90,7 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
     program = step.scalarised.program
     costs, written = costs_of(program), bytes_of([(leaf.shape, leaf.dtype) for leaf in step.step if leaf.places])
     return Explanation(
-        nodes=len(program.nodes()),
+        pressure=pressure_of(program),
         state=_state_of(step),
         written=written,
         costs=costs,
@@ -114,4 +118,15 @@ def _resources(kernel: Kernel, arrays: list[jax.ShapeDtypeStruct], capability: i
         command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     number = lambda name: int(re.findall(rf"{name}:(\d+)", told)[-1])
-    return Resources(number("REG"), number("STACK"), binary.metadata.shared)
+    code = _section_size(binary.asm["cubin"], f".text.{binary.metadata.name}")
+    return Resources(number("REG"), number("STACK"), binary.metadata.shared, code)
+
+
+def _section_size(elf: bytes, wanted: str) -> int:
+    """Bytes of a section of a 64-bit ELF file, little-endian, as NVIDIA's are."""
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", elf, table + n * size) for n in range(count)]
+    start = sections[names][4]
+    name_of = lambda offset: elf[start + offset : elf.index(b"\0", start + offset)].decode()
+    return next(section[5] for section in sections if name_of(section[0]) == wanted)

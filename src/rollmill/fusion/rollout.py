@@ -22,6 +22,7 @@ from rollmill.fusion.invariants import Labels, kept, labels_of
 from rollmill.fusion.kernels import Kernel, call
 from rollmill.fusion.leaves import Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
 from rollmill.fusion.prelude import Numerics
+from rollmill.fusion.pressure import Pressure, pressure_of
 from rollmill.fusion.refusals import CannotFuse
 from rollmill.fusion.rollout_source import rollout_source
 from rollmill.fusion.scalarise import Scalarised, scalarise
@@ -117,15 +118,15 @@ def _under_invariants(labels: Labels, step: Callable[..., Scalarised]) -> Scalar
     return step(assumed=())
 
 
-def nodes_of_rollout(graph: Graph) -> int:
-    """Of a step of policy and environment, where they can be one kernel; nothing is computed.
+def pressure_of_rollout(graph: Graph) -> Pressure:
+    """The size of a step of policy and environment, where they can be one kernel; nothing is compiled.
 
     Raises:
         CannotFuse: if they cannot, with the line where it stands.
     """
     state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((1,), jnp.int32))
     step = lambda state: rollout_step(graph, graph.weights(state.learner), each_struct(state.collector))
-    return len(traced(step, state).scalarised.program.nodes())
+    return pressure_of(traced(step, state).scalarised.program)
 
 
 def _step_raw(graph: Graph, like: PyTree, weights: Weights, raw: list[Array], key: Array, t: Int[Array, ""]):

@@ -4,14 +4,17 @@ from rollmill.fusion.equation import Rule
 from rollmill.fusion.rules import (
     calls,
     control,
+    convolutions,
     elementwise,
     indexing,
+    linear,
     products,
     random,
     reductions,
     scattering,
     shapes,
     sorting,
+    windows,
 )
 
 RULES: dict[str, Rule] = {
@@ -22,6 +25,9 @@ RULES: dict[str, Rule] = {
     **reductions.RULES,
     **sorting.RULES,
     **products.RULES,
+    **convolutions.RULES,
+    **windows.RULES,
+    **linear.RULES,
     **calls.RULES,
     **control.RULES,
     **random.RULES,

@@ -35,6 +35,15 @@ def _call(making: Making, equation: Equation, values: Sequence[Value]) -> list[V
     return making.read(equation.params[INLINED[equation.primitive]], values, making, equation.needed)
 
 
+def _linear_solve(making: Making, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    """`jax.lax.custom_linear_solve`: its solver, from what is handed to that, and the right-hand sides."""
+    lengths = equation.params["const_lengths"]
+    first = lengths.matvec + lengths.vecmat
+    sides = values[first + lengths.solve + lengths.transpose_solve :]
+    operands = [*values[first : first + lengths.solve], *sides]
+    return making.read(equation.params["jaxprs"].solve, operands, making, equation.needed)
+
+
 def _expand(making: Making, equation: Equation, values: Sequence[Value]) -> list[Value]:
     """What some functions of jax.numpy are from jax 0.12 on: primitives that know what they are made of."""
     primitive = equation.params["_prim"]
@@ -66,6 +75,7 @@ def _merged(making: Making, index: Value, cases: Sequence[Value]) -> Value:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(INLINED, _call),
+    "custom_linear_solve": _linear_solve,
     "call_hi_primitive": _expand,
     "cond": _cond,
 }

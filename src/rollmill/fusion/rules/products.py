@@ -90,7 +90,7 @@ def _has_free_rows(value: Value, sides: Sides) -> bool:
 # --- with a matrix that all environments share --------------------------------------------------------------
 
 
-class _Matrix(NamedTuple):
+class Matrix(NamedTuple):
     """A shared matrix `[c, n]`, and how it lies in memory."""
 
     array: Any
@@ -99,14 +99,14 @@ class _Matrix(NamedTuple):
     summed: int
     columns: int
 
-    def rows(self, first: int, count: int) -> "_Matrix":
+    def rows(self, first: int, count: int) -> "Matrix":
         """Some of what is summed over."""
         if count == self.summed:
             return self
         own = slice(first, first + count)
         return self._replace(array=self.array[:, own] if self.transposed else self.array[own], summed=count)
 
-    def chosen(self, uniforms: Uniforms, chosen: np.ndarray) -> "_Matrix":
+    def chosen(self, uniforms: Uniforms, chosen: np.ndarray) -> "Matrix":
         """Those of what is summed over, the same array each time."""
         places = positions(self.array.shape)[:, chosen] if self.transposed else positions(self.array.shape)[chosen]
         is_known = isinstance(self.array, np.ndarray)
@@ -127,11 +127,11 @@ def _with_shared(making: Making, value: Value, sides: Sides, shared: Value, thei
         found.append(vector_matrix(making, vector, matrix, dtype))
     if not found:
         raise NotLowered("a product without any vectors")
-    whole = _gathered(making, found, lead, found[0].shape[-1])
+    whole = gathered(making, found, lead, found[0].shape[-1])
     return reshaped(making, whole, (*lead, *columns)) if len(columns) != 1 else whole
 
 
-def _gathered(making: Making, found: Sequence[Value], lead: tuple[int, ...], width: int) -> Value:
+def gathered(making: Making, found: Sequence[Value], lead: tuple[int, ...], width: int) -> Value:
     """Vectors of one width as an array `[*lead, width]`."""
     if any(isinstance(value, Rows | Joined) for value in found):
         nodes = no_nodes(len(found))
@@ -141,7 +141,7 @@ def _gathered(making: Making, found: Sequence[Value], lead: tuple[int, ...], wid
     return Scalars(nodes.reshape(*lead, width), found[0].dtype)
 
 
-def _matrix(making: Making, shared: Value, sides: Sides, at: tuple[int, ...]) -> _Matrix:
+def _matrix(making: Making, shared: Value, sides: Sides, at: tuple[int, ...]) -> Matrix:
     """The matrix of one batch; transposed where it lies in memory so that it need not be moved."""
     array = making.array(shared)
     summed = int(np.prod([array.shape[axis] for axis in sides.summed], initial=1))
@@ -153,14 +153,14 @@ def _matrix(making: Making, shared: Value, sides: Sides, at: tuple[int, ...]) ->
         array = jnp.transpose(array, as_it_is[0])
     if at:
         array = array.reshape(-1, *array.shape[len(sides.batch) :])[_row_of(at, array.shape)]
-    return _Matrix(array.reshape((columns, summed) if turned else (summed, columns)), turned, summed, columns)
+    return Matrix(array.reshape((columns, summed) if turned else (summed, columns)), turned, summed, columns)
 
 
 def _row_of(at: tuple[int, ...], shape: tuple[int, ...]) -> int:
     return int(np.ravel_multi_index(at, shape[: len(at)]))
 
 
-def vector_matrix(making: Making, vector: Value, matrix: _Matrix, dtype: Any) -> Value:
+def vector_matrix(making: Making, vector: Value, matrix: Matrix, dtype: Any) -> Value:
     """A vector `[c]` times a shared matrix `[c, n]`."""
     if isinstance(vector, Joined):
         return _of_parts(making, vector, matrix, dtype)
@@ -180,7 +180,7 @@ def vector_matrix(making: Making, vector: Value, matrix: _Matrix, dtype: Any) ->
     return Rows(alone(row), matrix.columns, dtype)
 
 
-def _with_known(making: Making, vector: Scalars, matrix: _Matrix, dtype: Any) -> Rows:
+def _with_known(making: Making, vector: Scalars, matrix: Matrix, dtype: Any) -> Rows:
     """A vector of which some numbers are known: what they add to the product is the same for all environments.
 
     Agents with the same weights that see the same, but for who they are, have the rest of it in common. Zeros are
@@ -200,7 +200,7 @@ def _with_known(making: Making, vector: Scalars, matrix: _Matrix, dtype: Any) ->
     return Rows(alone(making.apply("add", found.nodes[()], making.uniform_row(known))), matrix.columns, dtype)
 
 
-def _of_parts(making: Making, vector: Joined, matrix: _Matrix, dtype: Any) -> Value:
+def _of_parts(making: Making, vector: Joined, matrix: Matrix, dtype: Any) -> Value:
     """Vectors side by side: the sum of their products with parts of the matrix."""
     first, found = 0, []
     for part in vector.parts:
@@ -215,13 +215,13 @@ def _of_parts(making: Making, vector: Joined, matrix: _Matrix, dtype: Any) -> Va
     return Scalars(reduce(add, [making.scalars(value).nodes for value in found]), dtype)
 
 
-def _written_out(making: Making, vector: Value, matrix: _Matrix, dtype: Any) -> Scalars:
+def _written_out(making: Making, vector: Value, matrix: Matrix, dtype: Any) -> Scalars:
     """Number by number."""
     _check_multiplied(matrix.summed * matrix.columns)
     weights = making.scalars(_as_value(matrix.array)).nodes
     weights = weights.T if matrix.transposed else weights
     numbers = making.scalars(vector).nodes
-    sums = [_sum_of_products(making, numbers, weights[:, n], dtype) for n in range(matrix.columns)]
+    sums = [sum_of_products(making, numbers, weights[:, n], dtype) for n in range(matrix.columns)]
     return Scalars(np.array(sums, object), dtype)
 
 
@@ -229,7 +229,7 @@ def _as_value(array: Array | np.ndarray) -> Known | Uniform:
     return Known(array) if isinstance(array, np.ndarray) else Uniform(array)
 
 
-def _column_by_column(making: Making, vector: Value, matrix: _Matrix, dtype: Any) -> Scalars:
+def _column_by_column(making: Making, vector: Value, matrix: Matrix, dtype: Any) -> Scalars:
     """Few columns: the sum over each one's products, for a kernel's matrix products are wide."""
     row = making.rows(vector).nodes[()]
     turned = matrix.array if matrix.transposed else making.uniforms.turned(matrix.array)
@@ -237,7 +237,7 @@ def _column_by_column(making: Making, vector: Value, matrix: _Matrix, dtype: Any
     return Scalars(np.array([_sum_over_columns(making, row, column, dtype) for column in columns], object), dtype)
 
 
-def _multiple(making: Making, number: Node, matrix: _Matrix, dtype: Any) -> Rows:
+def _multiple(making: Making, number: Node, matrix: Matrix, dtype: Any) -> Rows:
     """The only row of a matrix, times a number."""
     whole = making.uniforms.turned(matrix.array) if matrix.transposed else matrix.array
     (row,) = making.row_operands(_as_value(whole), (1, matrix.columns))
@@ -257,7 +257,7 @@ def _of_two(making: Making, one: Value, own: Sides, other: Value, theirs: Sides,
     if isinstance(left, Rows) or isinstance(right, Rows):
         left, right, of_pair = making.rows(left), making.rows(right), _sum_over_columns
     else:
-        left, right, of_pair = making.scalars(left), making.scalars(right), _sum_of_products
+        left, right, of_pair = making.scalars(left), making.scalars(right), sum_of_products
         _check_multiplied(int(np.prod([*batch, *free[0], *free[1], left.shape[-1]])))
     found = no_nodes((*batch, *free[0], *free[1]))
     for b in np.ndindex(*batch):
@@ -289,11 +289,12 @@ def _across(making: Making, one: Value, own: Sides, other: Value, theirs: Sides,
     for b in np.ndindex(*batch):
         for f in np.ndindex(*free):
             for g in np.ndindex(*across):
-                found[(*b, *f, *g)] = _sum_of_products(making, weights[(*b, *f)], rows[(*b, *g)], dtype)
+                found[(*b, *f, *g)] = sum_of_products(making, weights[(*b, *f)], rows[(*b, *g)], dtype)
     return Rows(found, other.width, dtype)
 
 
-def _sum_of_products(making: Making, one: NodeArray, other: NodeArray, dtype: Any) -> Node:
+def sum_of_products(making: Making, one: NodeArray, other: NodeArray, dtype: Any) -> Node:
+    """The product of two vectors of nodes, added up one after the other."""
     products = [_product(making, a, b, dtype) for a, b in zip(one, other, strict=True)]
     if not products:
         return making.constant(0, dtype)

@@ -70,9 +70,7 @@ def reduced(making: Making, op: str, value: Value, axes: Sequence[int]) -> Value
     nodes = making.scalars(value).nodes
     if 0 in nodes.shape:
         shape = tuple(size for axis, size in enumerate(nodes.shape) if axis not in axes)
-        return Scalars(
-            np.full(shape, making.constant(_of_none(op, value.dtype), value.dtype), object), value.dtype
-        )
+        return Scalars(np.full(shape, making.constant(of_none(op, value.dtype), value.dtype), object), value.dtype)
     return Scalars(_along(combine, nodes, axes), value.dtype)
 
 
@@ -103,7 +101,7 @@ def row_total(making: Making, op: str, row: Node) -> Node:
     return converted(making, total, row.dtype)
 
 
-def _of_none(op: str, dtype: Any) -> Any:
+def of_none(op: str, dtype: Any) -> Any:
     """What an operation gives where there is nothing to combine."""
     limits = jnp.finfo(dtype) if is_float(dtype) else None if dtype == np.bool_ else np.iinfo(dtype)
     match op:

@@ -1,0 +1,81 @@
+"""Register pressure and code size are read off a program, before anything is compiled."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rollmill.fusion import Pressure, pressure_of, scalarise
+from rollmill.fusion.backends import CACHED, LONGEST, hopeless_on_gpu, machine_code
+from rollmill.fusion.rollout import MOST_REGISTERS
+
+NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
+VECTOR = jax.ShapeDtypeStruct((24,), jnp.float32)
+ROW = jax.ShapeDtypeStruct((64,), jnp.float32)
+
+
+def pressure(function, *each, uniform=()):
+    return pressure_of(scalarise(function, each, uniform).program)
+
+
+def in_turns(x):
+    for _ in range(100):
+        x = jnp.sin(x) + 1.0
+    return x
+
+
+def test_a_chain_of_operations_holds_one_number():
+    found = pressure(in_turns, NUMBER)
+    assert found.operations == 202 and found.live == 2, found
+    assert found.instructions > 200
+
+
+def test_what_is_read_again_is_held():
+    few = pressure(lambda x: jnp.stack([jnp.sum(jnp.sin(x)), jnp.sum(x)]), VECTOR)
+    held = pressure(lambda x: (s := jnp.sin(x), s * jnp.sum(s))[1], VECTOR)
+    assert few.live == 24 + 3, "a sine, and the sum before and after it"
+    assert 2 * 24 > held.live >= 24 + 1, "each sine once more, after the sum"
+
+
+def test_rows_are_registers_of_the_lanes_that_share_them():
+    matrix = jnp.ones((64, 48), jnp.float32)
+    found = pressure(lambda m, x: jnp.tanh(x @ m), ROW, uniform=(matrix,))
+    assert found.live == 64 // 2 + 48 // 2
+    assert found.instructions == 64 * 48 // 64 + 48 * 5 // 2
+
+
+def test_loops_hold_what_they_carry_and_what_a_turn_needs():
+    turn = lambda n, x: x * 0.5 + jnp.sum(jnp.cos(x + n.astype(jnp.float32)))
+    loop = pressure(lambda x: jax.lax.fori_loop(0, 1000, turn, x), VECTOR)
+    once = pressure(lambda x: turn(jnp.int32(1), x), VECTOR)
+    assert once.live <= loop.live <= 2 * (24 + 1) + once.live
+    assert loop.instructions < 2 * once.instructions + 100, "the code of a loop is there once"
+
+
+def test_instructions_behind_branches_are_counted_apart():
+    def reset_where_it_ends(x):
+        return jnp.where(x > 0.0, jax.random.normal(key_of(x)), x * 2.0)
+
+    key_of = lambda x: jax.random.fold_in(jax.random.key(0), jax.lax.bitcast_convert_type(x, jnp.int32))
+    found = pressure(reset_where_it_ends, NUMBER)
+    assert found.instructions < 30 < 200 < found.guarded, found
+
+
+@pytest.mark.parametrize(
+    ("held", "instructions", "hopeless"),
+    [
+        (MOST_REGISTERS, 10 * CACHED, False),
+        (10 * MOST_REGISTERS, CACHED, False),
+        (MOST_REGISTERS + 1, CACHED + 1, True),
+    ],
+)
+def test_hopeless_is_what_fits_neither_registers_nor_the_instruction_cache(held, instructions, hopeless):
+    reason = hopeless_on_gpu(Pressure(1_000, held, instructions, 0))
+    assert (reason is not None) == hopeless
+    assert machine_code().hopeless(Pressure(1_000, held, instructions, 0)) is None
+    if reason:
+        assert f"{held:,} numbers" in reason and f"{instructions:,} instructions" in reason
+
+
+def test_what_compiles_for_minutes_is_hopeless():
+    assert hopeless_on_gpu(Pressure(LONGEST, 1, LONGEST, 0)) is None
+    assert "compiles for minutes" in str(hopeless_on_gpu(Pressure(LONGEST + 1, 1, 1, 0)))
