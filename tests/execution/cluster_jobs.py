@@ -44,7 +44,7 @@ def coordinate_on_ray():
 
     jobs = [job(has_a_child, replica) for replica in range(2)]
     os.environ["RAY_ADDRESS"] = "local"
-    with joined("auto", workers=2) as cluster, RayLauncher(cluster) as launcher:
+    with joined("ray", workers=2) as cluster, RayLauncher(cluster) as launcher:
         address = f"tcp:{cluster.host}:0"
         with Supervisor(jobs, launcher=launcher, address=address, display=lambda line: None) as supervisor:
             supervisor.start()

@@ -8,8 +8,9 @@ import jax
 
 from rollmill.channels import Chapter, LocalBroker, MemoryWire
 from rollmill.dataflow import Flow, Graph, Partition, State, check_partition, flow
-from rollmill.execution.coordinator import Coordinator, Rows, Saved, host_blank, jobs_of
+from rollmill.execution.coordinator import Coordinator, Rows, Saved, host_blank
 from rollmill.execution.groups import serve_seat
+from rollmill.execution.job_list import jobs_of
 from rollmill.execution.workers import ThreadSupervisor
 
 
@@ -45,6 +46,7 @@ def train(graph, partition, *, seed=0, on_told=lambda coordinator, told: None, b
     flows, blank = _flow_and_blank(graph, seed)
     _held.append(Held(graph, flows, partition, LocalBroker()))
     settings = {"held": len(_held) - 1, "seed": seed, "unroll": 1, "checksums": True}
+    settings |= {"start_seconds": 600, "max_failures": 5}
     jobs = jobs_of(partition, "group_runs:work", settings, processes=False)
     rows, states = [], []
     with contextlib.closing(ThreadSupervisor(jobs)) as workers:

@@ -1,26 +1,22 @@
 """The coordinator against scripted workers: what it says to whom, and what it tells."""
 
+import time
+
 import equinox as eqx
 import jax
 import numpy as np
 import pytest
 
 import rollmill
+from rollmill.core.errors import EnvironmentFailed, NonFiniteError
 from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import FRAGMENTS, Group, Partition, share
 from rollmill.execution import coordinator as module
-from rollmill.execution import state_shapes
-from rollmill.execution.coordinator import (
-    Coordinator,
-    LostWorker,
-    Notice,
-    Rewound,
-    Rows,
-    Saved,
-    jobs_of,
-    replaceable,
-)
+from rollmill.execution import losses, state_shapes
+from rollmill.execution.coordinator import Coordinator, LostWorker, replaceable
 from rollmill.execution.groups import share_of
+from rollmill.execution.job_list import jobs_of
+from rollmill.execution.reports import Notice, Rewound, Rows, Saved, StartedUp
 from rollmill.execution.workers import ALL, Finished, Hung, Job, Lost, Message, Received, Started
 from rollmill.planning import Counts, find_distribution, list_distributions
 
@@ -57,6 +53,7 @@ class Scripted:
         self._jobs = {job.name: job for job in jobs}
         self._script = script(self)
         self.sent = []
+        self.notes = {}
 
     @property
     def jobs(self):
@@ -80,8 +77,11 @@ class Scripted:
         self.sent.append(("replaced", job.name))
         return self._jobs[job.name]
 
+    def doing(self):
+        return {job.name: self.notes.get(job.name, "waiting for weights") for job in self.jobs}
+
     def stop(self, to, *, grace_seconds=5.0):
-        raise AssertionError
+        self.sent.append(("stopped", to if isinstance(to, str) else to.name))
 
     def close(self, *, grace_seconds=5.0):
         raise AssertionError
@@ -120,6 +120,12 @@ class Scripted:
         return Lost(self._jobs[job], **told)
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    """Most tests do not ask how long is waited between two tries."""
+    monkeypatch.setattr(losses, "FIRST_PAUSE_SECONDS", 0.0)
+
+
 def _is_message(sent):
     return len(sent) == 4
 
@@ -132,6 +138,7 @@ def coordinate(
     mesh=False,
     on_told=lambda coordinator, told: None,
     stopping=lambda: False,
+    **patience,
 ):
     """Everything that is told while the script happens."""
     workers = Scripted(jobs_of(partition, "nowhere:function", {}), script)
@@ -143,6 +150,7 @@ def coordinate(
         blank=numbered_state(0),
         restored=begin is not None,
         mesh=mesh,
+        **patience,
     )
     told = []
     for what in coordinator.run(stopping):
@@ -358,18 +366,37 @@ def test_on_a_mesh_states_are_those_between_windows():
     assert [saved.iteration for saved in of_kind(told, Saved)] == [100]
 
 
-def test_failures_of_environments_are_told():
+def test_failures_of_environments_are_told_and_counted():
     failure = {"index": 7, "doing": "step", "error": "ValueError: no", "line": "env.py:3: raise"}
 
     def script(workers):
+        yield [workers.row(0)]
         yield [workers.says("actor/1", "failures", {"failures": [failure]})]
+        yield [workers.row(1), workers.row(2)]
+        yield [workers.says("actor/1", "failures", {"failures": [failure] * 7}), workers.lost("actor/0")]
+        yield [workers.says("learner/0", "rows", {"first": 3, "rows": [{"x": 1.0}, {"x": 2.0}]})]
         yield from ends_at(100, workers)
 
-    assert of_kind(coordinate(script), Notice) == [
-        Notice(
-            "actor/1: environment 7 failed in step: ValueError: no, at env.py:3: raise; its episode was truncated"
-        )
-    ]
+    told = coordinate(script)
+    rows = [row for rows in of_kind(told, Rows) for row in rows.rows]
+    assert [float(row["episodes/failed"]) for row in rows] == [0, 1, 0, 8, 0]
+    text = "actor/1: environment 7 failed in step{}: ValueError: no, at env.py:3: raise; its episode was truncated"
+    times = ["", "", "", ", for the 4th time", ", for the 8th time"]
+    assert [notice.text for notice in of_kind(told, Notice)][:5] == [text.format(time) for time in times]
+
+
+def test_what_workers_built_and_compiled_is_put_together():
+    """Side by side and after one another; of a worker that is replaced it does not count."""
+
+    def script(workers):
+        yield [workers.says("actor/0", "started", {"compiled": [[9.0, 7.0], [6.0, 5.0]], "built": 6.5})]
+        yield [workers.says("learner/0", "started", {"compiled": [[8.0, 6.5]], "built": 9.0})]
+        yield [workers.lost("actor/0")]
+        yield [workers.says("actor/0", "started", {"compiled": [[5.0, 0.0]], "built": 1.0})]
+        yield from ends_at(100, workers)
+
+    first, second = (told.so_far.compiling for told in of_kind(coordinate(script), StartedUp))
+    assert abs(first - 3.0) < 0.1 and abs(second - 3.5) < 0.1
 
 
 # --- losses -------------------------------------------------------------------------------------------
@@ -514,15 +541,96 @@ def test_too_many_losses_in_a_row_end_the_run(job):
     assert str(caught.value) == f"{job} was lost 6 times in a row: ValueError: no such file\nTraceback ..."
 
 
-def test_an_iteration_between_losses_is_a_new_row_of_them():
+def test_an_iteration_between_losses_of_a_learner_is_a_new_row_of_them():
     def script(workers):
         for n in range(3 * module.MOST_RESTARTS):
-            yield [workers.lost("actor/0")]
+            yield [workers.lost("learner/0")]
             if n % module.MOST_RESTARTS == 0:
                 yield [workers.row(n)]
         yield from ends_at(100, workers)
 
     assert len(of_kind(coordinate(script), Saved)) == 1
+
+
+def test_a_replica_whose_environments_fail_again_and_again_ends_the_run_however_far_it_comes_in_between():
+    def script(workers):
+        for n in range(3):
+            yield [Started(workers.jobs[0], 0.1), workers.row(2 * n), workers.row(2 * n + 1)]
+            yield [Hung(workers.jobs[0], 130.0, "stepping environments; env.py:7 in step: sleep()")]
+
+    with pytest.raises(LostWorker, match="actor/0 was lost 3 times in a row: it hung stepping .* env.py:7"):
+        coordinate(script, max_failures=2)
+
+
+def test_a_replica_that_has_worked_for_long_begins_a_new_row_of_losses(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(losses.time, "monotonic", lambda: now[0])
+
+    def script(workers):
+        for _ in range(10):
+            yield [Started(workers.jobs[0], 0.1)]
+            now[0] += 100.0
+            yield [Hung(workers.jobs[0], 30.0, "stepping environments")]
+        yield from ends_at(100, workers)
+
+    assert len(of_kind(coordinate(script, max_failures=2, hang_seconds=69.0), Saved)) == 1
+    with pytest.raises(LostWorker, match="actor/0 was lost 3 times in a row"):
+        coordinate(script, max_failures=2, hang_seconds=71.0)
+
+
+def test_each_try_waits_longer_than_the_one_before(monkeypatch):
+    monkeypatch.setattr(losses, "FIRST_PAUSE_SECONDS", 1.0)
+    assert [losses.pause_before(count) for count in range(1, 8)] == [0, 1, 2, 4, 8, 10, 10]
+    monkeypatch.setattr(losses, "FIRST_PAUSE_SECONDS", 0.2)
+    looks = []
+
+    def script(workers):
+        workers.take()
+        yield [workers.lost("actor/0")]
+        assert workers.take()[0] == ("replaced", "actor/0")
+        yield [workers.lost("actor/0"), workers.row(0), workers.lost("actor/0")]
+        assert workers.take() == [("stopped", "actor/0")]  # and the loss of one that waits is none
+        while not (sent := workers.take()):
+            looks.append(1)
+            yield []
+        assert sent[0] == ("replaced", "actor/0")
+        yield from ends_at(100, workers)
+
+    told = coordinate(script)
+    assert len(looks) > 1
+    assert [notice.text for notice in of_kind(told, Notice)][2:5] == [
+        "actor/0 was lost: killed by SIGKILL",
+        "actor/0 was lost 2 times in a row (more than 5 end the run); it is started again in 0.2 s",
+        "actor/0 was replaced; the training goes on",
+    ]
+
+
+def test_while_all_wait_to_begin_again_nothing_that_they_said_counts(monkeypatch):
+    monkeypatch.setattr(losses, "FIRST_PAUSE_SECONDS", 0.1)
+
+    def script(workers):
+        yield [workers.lost("learner/0")]
+        workers.take()
+        yield [workers.lost("learner/0"), workers.row(0), workers.lost("actor/1")]
+        assert workers.take() == [("stopped", ALL)]
+        while not (sent := workers.take()):
+            yield []
+        replaced = [s for s in sent if s[0] == "replaced"]
+        assert replaced == [("replaced", name) for name in ("actor/0", "actor/1", "learner/0")]
+        yield from ends_at(100, workers)
+
+    told = coordinate(script)
+    assert of_kind(told, Rewound) == [Rewound(0)] * 2
+    assert of_kind(told, Rows) == []
+
+
+@pytest.mark.parametrize("kind", [EnvironmentFailed, NonFiniteError])
+def test_an_error_that_no_other_attempt_would_mend_ends_the_run_at_once(kind):
+    def script(workers):
+        yield [workers.lost("actor/1", raised=True, final=kind("environment 3 gave reward = nan"))]
+
+    with pytest.raises(kind, match="^actor/1: environment 3 gave reward = nan$"):
+        coordinate(script)
 
 
 def test_what_fails_in_the_same_iteration_again_and_again_ends_the_run():
@@ -763,3 +871,22 @@ def test_all_ended_without_a_state_though_they_were_stopped():
 
     with pytest.raises(LostWorker, match="no whole state came after iteration 0"):
         coordinate(script, on_told=stops_at_rows(10))
+
+
+def test_a_stop_that_takes_long_says_what_it_waits_for(monkeypatch):
+    monkeypatch.setattr(module, "SLOW_STOP_SECONDS", 0.05)
+
+    def script(workers):
+        workers.notes["actor/1"] = "stepping environments; env.py:7 in step: sleep()"
+        yield [workers.row(9)]
+        for _ in range(3):
+            time.sleep(0.05)
+            yield []
+        yield held(workers, actor=10, learner=10)
+        yield from ends_at(10, workers)
+
+    (notice,) = of_kind(coordinate(script, stopping=lambda: True), Notice)
+    assert notice.text == (
+        "stopping; still waiting for actor/1 (stepping environments; env.py:7 in step: sleep()). Ctrl-C once more "
+        "ends the run at once; it can be resumed from its newest checkpoint"
+    )

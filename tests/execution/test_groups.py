@@ -21,12 +21,12 @@ import rollmill
 from rollmill.channels import LocalBroker, MemoryWire
 from rollmill.dataflow import flow
 from rollmill.execution import advance, lower
-from rollmill.execution.coordinator import Rows, Saved
 from rollmill.execution.groups import replica as replica_module
 from rollmill.execution.groups.exchange import LAST
 from rollmill.execution.groups.seat import Seat
 from rollmill.execution.groups.shapes import gradients_layout
 from rollmill.execution.groups.updating import run_update
+from rollmill.execution.reports import Rows, Saved
 from rollmill.execution.workers import Message
 from rollmill.planning import Counts, find_distribution
 from rollmill.record import to_host
@@ -141,12 +141,12 @@ def assert_close(mine, right, tolerance=1e-5):
 def assert_the_same_training(trained, algorithm, *, policy_lag):
     state, rows = one_program(algorithm)
     assert_close(trained.state, state)
-    lag = {"policy_lag/mean", "policy_lag/max"} if policy_lag else set()
-    assert all(set(row) == set(rows[0]) | lag for row in trained.rows)
+    more = {"episodes/failed"} | ({"policy_lag/mean", "policy_lag/max"} if policy_lag else set())
+    assert all(set(row) == set(rows[0]) | more for row in trained.rows)
     for name in rows[0]:
         mine, right = ([row[name] for row in each] for each in (trained.rows, rows))
         np.testing.assert_allclose(mine, right, rtol=1e-4, atol=1e-5, err_msg=name)
-    assert all(row[name] == 0 for row in trained.rows for name in lag)
+    assert all(row[name] == 0 for row in trained.rows for name in more)
     assert sum(row["episodes/ended"] for row in rows) >= 10
 
 
@@ -305,7 +305,7 @@ class FinalOrder:
         """`late` orders come only to who waits for them."""
         self.sent, self._late = [], late
         self.at, self.check, self.stopping = lambda note, expect=0.0: None, lambda: None, lambda: False
-        self.answer = lambda kind, reply: None
+        self.answer, self.work, self.started = lambda kind, reply: None, self.at, lambda: None
 
     def send(self, kind, fields, arrays=None):
         self.sent.append((kind, fields["iteration"]))

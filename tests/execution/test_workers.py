@@ -146,9 +146,18 @@ def test_a_worker_without_progress_is_hung_and_names_its_line(supervise, functio
 
 
 def test_a_call_that_holds_the_interpreter_is_hung_and_names_its_line(supervise):
-    hung = until(supervise(job(worker_jobs.holds_the_interpreter)), Hung)
+    hung = until(supervise(job(worker_jobs.holds_the_interpreter), hang_seconds=3.0), Hung)
+    assert hung.seconds > 3.0
     assert "keeps all of its threads from running" in hung.where
     assert re.search(r'worker_jobs\.py", line \d+ in holds_the_interpreter', hung.where)
+
+
+def test_a_call_that_holds_the_interpreter_for_a_while_is_no_hang(supervise):
+    """However many heartbeats it takes: a simulator may load its assets in C."""
+    supervisor = supervise(job(worker_jobs.holds_the_interpreter_briefly), heartbeat_seconds=0.1)
+    events = all_events(supervisor)
+    assert [type(event) for event in events] == [Started, Received, Finished]
+    assert events[1].message.fields["seconds"] > 20 * 0.1
 
 
 @pytest.mark.parametrize("function", [worker_jobs.expects, worker_jobs.waits, worker_jobs.obeys])

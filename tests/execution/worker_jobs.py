@@ -1,5 +1,6 @@
 """What the workers of these tests do, and what the tests ask of processes."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -117,6 +118,12 @@ def expects(job, control):
 def holds_the_interpreter(job, control):
     time.sleep(0.3)
     sum(range(10**13))  # in C, without a break
+
+
+def holds_the_interpreter_briefly(job, control):
+    began = time.monotonic()
+    ctypes.PyDLL(None).usleep(2_500_000)  # unlike CDLL, it does not let go of the interpreter
+    control.send("held", {"seconds": time.monotonic() - began})
 
 
 def writes(job, control):

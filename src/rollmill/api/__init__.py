@@ -1,6 +1,6 @@
 """The Python way: train a graph, resume a run, load a policy, evaluate it."""
 
-from rollmill.api.deployment import PLACEMENT, choose_plan, prepare_devices
+from rollmill.api.deployment import PATIENCE, PLACEMENT, choose_plan, prepare_devices
 from rollmill.api.diagnosis import replay
 from rollmill.api.options import RunOptions
 from rollmill.api.policies import Loaded, Policy, evaluate, evaluate_run, load, load_weights
@@ -17,6 +17,7 @@ from rollmill.api.training import Run, reopen, resume, train
 
 __all__ = [
     "ALGORITHMS",
+    "PATIENCE",
     "PLACEMENT",
     "Algorithm",
     "Loaded",

@@ -29,8 +29,9 @@ from rollmill.dataflow import Flow, Graph, State, flow
 from rollmill.envs import is_on_host
 from rollmill.execution import enable_compilation_cache, take_devices
 from rollmill.execution.cluster import RayLauncher, check_cluster, demands_of, find_ray, joined, own_host
-from rollmill.execution.coordinator import Coordinator, Saved, host_blank, jobs_of
+from rollmill.execution.coordinator import Coordinator, Saved, host_blank
 from rollmill.execution.groups import run_on_mesh, serve_seat
+from rollmill.execution.job_list import jobs_of
 from rollmill.execution.workers import Control, Job, Supervision, Supervisor, ThreadSupervisor
 from rollmill.planning import Counts, Place, Plan, find_distribution, read_plan
 from rollmill.record import Display, RunDirectory
@@ -40,6 +41,9 @@ PLACEMENT = (
     *("cluster", "host"),
 )
 """Fields of `RunOptions` that say where a training runs, and nothing else."""
+
+PATIENCE = ("hang_seconds", "start_seconds", "max_failures")
+"""Fields of `RunOptions` that say what workers may do before they are replaced, or end the run."""
 
 PLACED_SECONDS = 900.0
 """How long a worker on a cluster may take until its function is called: nodes may have to be started first."""
@@ -196,6 +200,8 @@ def deployed(
         "checksums": options.checksums,
         "plan": plan.to_json(),
         "platform": jax.default_backend(),
+        "start_seconds": options.start_seconds,
+        "max_failures": options.max_failures,
     }
     given = {"graph": described, "imports": list(imports)}
     flows = flow(graph)
@@ -213,6 +219,8 @@ def deployed(
             blank=blank,
             restored=begin_with is not None,
             mesh=plan.place == "mesh",
+            max_failures=options.max_failures,
+            hang_seconds=options.hang_seconds,
         )
         yield coordinator, blank
 
@@ -258,7 +266,11 @@ def _workers(
             gpus=[] if on_mesh else visible_gpus(),
         )
         supervisor = Supervisor(
-            jobs, hang_seconds=options.hang_seconds, display=display.note, log_folder=run.folder.inner("workers")
+            jobs,
+            hang_seconds=options.hang_seconds,
+            start_seconds=options.start_seconds,
+            display=display.note,
+            log_folder=run.folder.inner("workers"),
         )
         with contextlib.closing(supervisor) as workers:
             yield workers
@@ -288,7 +300,7 @@ def _workers_on_cluster(
                 launcher=launcher,
                 address=f"tcp:{cluster.host}:0",
                 hang_seconds=options.hang_seconds,
-                start_seconds=PLACED_SECONDS,
+                start_seconds=max(options.start_seconds, PLACED_SECONDS),
                 display=display.note,
                 log_folder=run.folder.inner("workers"),
             ) as workers,
@@ -324,7 +336,7 @@ def work_on_cluster(job: Job, control: Control) -> None:
 
 def _rebuild(job: Job, control: Control) -> tuple[Graph, RemoteBroker]:
     settings = job.settings
-    control.at("building the algorithm", expect=300)
+    control.at("building the algorithm", expect=settings["start_seconds"])
     enable_compilation_cache()
     import_modules(settings["imports"])
     graph = rebuild_graph(settings["graph"], imported=settings["imports"])
@@ -334,7 +346,7 @@ def _rebuild(job: Job, control: Control) -> tuple[Graph, RemoteBroker]:
 def work_on_mesh(job: Job, control: Control) -> None:
     """A worker that is one of the processes of a mesh."""
     settings = job.settings
-    control.at("building the algorithm", expect=300)
+    control.at("building the algorithm", expect=settings["start_seconds"])
     enable_compilation_cache()
     import_modules(settings["imports"])
     replicas = Plan.from_json(settings["plan"]).partition.groups[0].replicas

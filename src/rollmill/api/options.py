@@ -21,6 +21,8 @@ LEAST = {
     "actors": 1,
     "learners": 1,
     "hang_seconds": 1,
+    "start_seconds": 1,
+    "max_failures": 0,
 }
 
 
@@ -68,6 +70,11 @@ class RunOptions:
     """This machine's address as workers on other hosts reach it; found out if left out."""
     hang_seconds: float = 120.0
     """Time without progress after which a worker counts as hung, and is replaced where it is a process."""
+    start_seconds: float = 600.0
+    """The same while a worker starts: while it imports, builds its environments and compiles its programs."""
+    max_failures: int = 5
+    """How many times in a row an environment of Python may fail with no whole episode in between, or a worker
+    that steps environments be lost without having worked for `hang_seconds`; one more ends the run."""
     checksums: bool = False
     """Let packages between groups carry a checksum, which their receivers check."""
     unroll: int | None = None

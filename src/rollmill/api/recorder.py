@@ -27,13 +27,22 @@ Row = Mapping[str, Any]
 """Metrics of one iteration; each a scalar, or `[seed]`."""
 
 
+class Episodes(NamedTuple):
+    """Episodes of a training."""
+
+    ended: float = 0.0
+    """Those that failed included."""
+    failed: float = 0.0
+    """Cut short because an environment raised, or its worker was lost."""
+
+
 class Run(NamedTuple):
     """A training that ended or was stopped."""
 
     directory: Path
     summary: dict[str, Any]
     exit_code: int
-    """0 where it finished, 130 or 143 where a signal stopped it."""
+    """0 where it finished, 1 where every episode failed, 130 or 143 where a signal stopped it."""
 
 
 def open_checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
@@ -65,6 +74,8 @@ class Recorder:
         self._earlier_seconds = 0.0
         self._began = self._saved_at = time.perf_counter()
         self._pace = Pace()
+        self._start_seconds = 0.0
+        self._episodes = self._saved_episodes = Episodes()
 
     def begin(self, restored: Restored | None, state: PyTree[Array | np.ndarray]) -> None:
         """Goes on from a checkpoint, or saves the first one."""
@@ -76,7 +87,23 @@ class Recorder:
         self._earlier_seconds = restored.metadata["seconds"]
         self._saved_windows = restored.metadata["episodes"]
         self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
+        self._episodes = self._saved_episodes = Episodes(*restored.metadata.get("failures", (0.0, 0.0)))
         self._display.note(f"resumed from iteration {restored.iteration}")
+
+    def started_up(self, compile_seconds: float, seconds: float) -> None:
+        """Notes how long it took until the training began, which is no part of the time that it takes.
+
+        Args:
+            compile_seconds: while programs were compiled.
+            seconds: those included.
+        """
+        self._pace.skip(seconds - self._start_seconds)
+        self._compile_seconds, self._start_seconds = compile_seconds, seconds
+
+    @property
+    def every_episode_failed(self) -> bool:
+        """Whether no episode that ended did so by itself, because its environment failed each time."""
+        return self._episodes.failed > 0 and self._episodes.failed >= self._episodes.ended
 
     def record(self, first: int, rows: Sequence[Row]) -> None:
         """Logs the iterations that follow the first `first` ones, up to one that is not finite."""
@@ -109,6 +136,7 @@ class Recorder:
         self._log.rewind(iteration)
         self._iteration = iteration
         self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
+        self._episodes = self._saved_episodes
 
     def finish(self, *, stopped_by: str | None) -> dict[str, Any]:
         """Writes the summary and says where the run is."""
@@ -135,7 +163,7 @@ class Recorder:
 
     @property
     def _seconds(self) -> float:
-        return self._earlier_seconds + time.perf_counter() - self._began
+        return self._earlier_seconds + max(time.perf_counter() - self._began - self._start_seconds, 0.0)
 
     def _save(self, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
         self._saved_windows = [window.to_json() for window in self._windows]
@@ -143,13 +171,17 @@ class Recorder:
             "env_steps": iteration * self._loops.batch_size,
             "seconds": self._seconds,
             "episodes": self._saved_windows,
+            "failures": list(self._episodes),
         }
+        self._saved_episodes = self._episodes
         full = all(window.full for window in self._windows)  # the mean of one episode is no score
         score = _mean(self._returns) if full else None
         self._checkpoints.save(iteration, state, metadata=metadata, score=score)
         self._saved_at, self._saved_iteration = time.perf_counter(), iteration
 
     def _count_episodes(self, row: Row) -> None:
+        ended, failed = float(np.sum(row["episodes/ended"])), float(row.get("episodes/failed", 0.0))
+        self._episodes = Episodes(self._episodes.ended + ended, self._episodes.failed + failed)
         names = ("episodes/ended", "episodes/return_sum", "episodes/length_sum")
         for window, sums in zip(
             self._windows, zip(*(np.ravel(row[name]) for name in names), strict=True), strict=True
@@ -170,6 +202,7 @@ class Recorder:
             "episode/return": _mean(self._returns),
             "episode/length": _mean([window.mean_length for window in self._windows]),
             "episode/ended": float(np.sum(row["episodes/ended"])),
+            "episode/failed": float(row.get("episodes/failed", 0.0)),
             **(each if len(each) > 1 else {}),
             **metrics,
         }
@@ -194,7 +227,8 @@ class Recorder:
             "total_env_steps": self._env_steps * len(self._windows),
             "seconds": self._seconds,
             "compile_seconds": self._compile_seconds,
-            "steps_per_second": self._env_steps * len(self._windows) / self._seconds,
+            "steps_per_second": self._env_steps * len(self._windows) / max(self._seconds, 1e-9),
+            "failures": int(self._episodes.failed),
             "final_return": _mean(self._returns),
             "best_return": _mean(best),
             "weights_sha256": tree_digest(weights),

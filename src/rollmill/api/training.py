@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rollmill.api.deployment import PLACEMENT, choose_plan, prepare_devices, refuse_custom
+from rollmill.api.deployment import PATIENCE, PLACEMENT, choose_plan, prepare_devices, refuse_custom
 from rollmill.api.following import train_with_workers
 from rollmill.api.options import RunOptions
 from rollmill.api.recorder import Recorder, Run, open_checkpoints
@@ -98,18 +98,20 @@ def resume(
         quiet: show nothing while training.
         fusion: fuse otherwise than before, as where kernels cannot be made; numbers then differ by rounding.
         **placement: fields of `RunOptions` that say where to run, instead of where it ran before: devices,
-            distribution, place, workers, actors, learners, asynchronous, plan, cluster, host.
+            distribution, place, workers, actors, learners, asynchronous, plan, cluster, host; or how patiently:
+            hang_seconds, start_seconds, max_failures.
 
     Raises:
         CheckpointError: if the directory is no run, or no checkpoint is whole.
         UsageError: if the algorithm has other hyperparameters than the run.
     """
     run = RunDirectory.open(Path(run_dir))
-    if unknown := placement.keys() - PLACEMENT:
+    if unknown := placement.keys() - {*PLACEMENT, *PATIENCE}:
         raise UsageError(
-            f"{', '.join(sorted(unknown))} cannot be changed when a run goes on; what can: {PLACEMENT}."
+            f"{', '.join(sorted(unknown))} cannot be changed when a run goes on; what can: {PLACEMENT + PATIENCE}."
         )
-    before = read_options(run)
+    patience = {name: placement.pop(name) for name in PATIENCE if name in placement}
+    before = replace(read_options(run), **patience)
     options = replace(before, quiet=quiet, fusion=fusion or before.fusion, **placed_anew(placement))
     prepare_devices(options, plan=None if placement else _saved_plan(run))
     passed, saved = algorithm, run.read_config()["graph"]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from rollmill.api import PLACEMENT, resume
+from rollmill.api import PATIENCE, PLACEMENT, resume
 from rollmill.cli.train import Imports, report
 from rollmill.execution import Fusion
 from rollmill.planning import Place
@@ -42,6 +42,12 @@ class Resume:
     """Let Ray place the workers: ray, ray://HOST:PORT, auto or HOST:PORT."""
     host: str | None = None
     """This machine's address as workers on other hosts reach it."""
+    hang_seconds: float | None = None
+    """Time without progress after which a worker counts as hung; as before if left out."""
+    start_seconds: float | None = None
+    """The same while a worker starts, builds its environments and compiles."""
+    max_failures: int | None = None
+    """How many times in a row an environment may fail, or its worker be lost; one more ends the run."""
     quiet: bool = False
     """Show nothing while training."""
 
@@ -49,7 +55,7 @@ class Resume:
 def run(arguments: list[str]) -> int:
     """Goes on with a run, and says where it is."""
     chosen = tyro.cli(Resume, prog="rollmill resume", args=arguments)
-    given = {name: getattr(chosen, name) for name in PLACEMENT}
+    given = {name: getattr(chosen, name) for name in (*PLACEMENT, *PATIENCE)}
     placement = {name: value for name, value in given.items() if value is not None}
     how = {"imports": chosen.imports, "quiet": chosen.quiet, "fusion": chosen.fusion}
     return report(resume(chosen.run, **how, **placement))

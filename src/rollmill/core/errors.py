@@ -38,6 +38,12 @@ class NonFiniteError(RollmillError):
     exit_code = 1
 
 
+class EnvironmentFailed(RollmillError):
+    """An environment failed too many times in a row; the last good checkpoint is kept."""
+
+    exit_code = 1
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> UsageError:
     """A `UsageError` that offers the known names nearest to the one that was given."""
     names = sorted(known)

@@ -172,6 +172,7 @@ class HostVector(Protocol):
 
         Raises:
             ContractError: one environment failed too many times in a row.
+            NonFiniteError: a reward or an observation is not finite.
         """
         ...
 

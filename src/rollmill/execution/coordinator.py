@@ -3,19 +3,17 @@
     rows        metrics, iteration by iteration
     saved       the whole state, put together from the replicas' parts
     rewound     something was lost that the others cannot do without: all of them went back to the last state
+    started up  how long building and compiling took, as far as is known by then
     notice      what a user should know
 
 A lost actor or environment worker is replaced and the training goes on; a replica that others compute in step
-with takes all back to the last state that was put together. Both a bounded number of times.
+with takes all back to the last state that was put together. Both a bounded number of times (`losses`).
 """
 
-import itertools
-import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,48 +22,21 @@ import numpy as np
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.dataflow import Graph, Group, Partition, State, share, start, start_learner
 from rollmill.execution.common_end import CommonEnd
+from rollmill.execution.failure_log import FailureLog
 from rollmill.execution.groups import STRIDE, Part, assemble, share_of
+from rollmill.execution.losses import Losses, pause_before
+from rollmill.execution.reports import Notice, Report, Rewound, Row, Rows, Saved, StartedUp
+from rollmill.execution.start_up import StartUp
 from rollmill.execution.workers import ALL, Finished, Hung, Job, Lost, Message, Received, Started, Supervision
-
-Row = dict[str, Any]
 
 MARGIN_SECONDS = 0.5
 """How far ahead a checkpoint is announced, so that nobody has passed it already."""
 
-THREADS = "NPROC"
-"""The environment variable that tells XLA how many threads a program on a CPU may have."""
-
 MOST_RESTARTS = 5
-"""In a row, without an iteration between them that had not been done before."""
+"""Of a replica that steps no environments, in a row (`losses`)."""
 
-
-class Rows(NamedTuple):
-    """Metrics of the iterations that follow the first `first` ones."""
-
-    first: int
-    rows: list[Row]
-
-
-class Saved(NamedTuple):
-    """The state after so many iterations, on the host."""
-
-    iteration: int
-    state: State
-
-
-class Rewound(NamedTuple):
-    """All replicas begin again after so many iterations."""
-
-    iteration: int
-
-
-class Notice(NamedTuple):
-    """A line for the user."""
-
-    text: str
-
-
-Told: TypeAlias = Rows | Saved | Rewound | Notice
+SLOW_STOP_SECONDS = 2.0
+"""A training that has not stopped by then says what it waits for."""
 
 
 class LostWorker(RollmillError):
@@ -87,11 +58,21 @@ class Coordinator:
         blank: State,
         restored: bool,
         mesh: bool = False,
+        max_failures: int = 5,
+        hang_seconds: float = 120.0,
     ) -> None:
         """`workers` has a job for each replica; `blank` is a state at the beginning, on the host.
 
-        On a `mesh` all replicas are one program, and states can be had at multiples of a stride.
+        On a `mesh` all replicas are one program, and states can be had at multiples of a stride. A replica that
+        steps environments may be lost `max_failures` times in a row; one that has worked for `hang_seconds`
+        begins a new row.
         """
+        self._max_failures, self._losses = max_failures, Losses(hang_seconds)
+        self._due: dict[str, float] = {}
+        """When lost replicas, or `ALL`, are started again."""
+        self._failures = FailureLog()
+        self._stop_asked_at: float | None = None
+        self._slow_stop_told = False
         self._mesh = mesh
         self._meeting = free_address() if mesh else ""
         self._graph, self._partition, self._workers = graph, partition, workers
@@ -102,7 +83,6 @@ class Coordinator:
         self._generation = 1 if restored else 0
         self._epoch = 0
         self._attempts: dict[str, int] = {}
-        self._restarts: dict[str, int] = {}
         self._wanted: int | None = None
         self._parts: dict[int, dict[str, Part]] = {}
         self._finished: set[str] = set()
@@ -110,7 +90,7 @@ class Coordinator:
         self._row_at = time.monotonic()
         self._done = False
 
-    def run(self, stopping: Callable[[], bool] = lambda: False) -> Iterator[Told]:
+    def run(self, stopping: Callable[[], bool] = lambda: False) -> Iterator[Report]:
         """What happens, until the training ends; closing it early leaves the workers to their supervisor.
 
         Args:
@@ -118,17 +98,22 @@ class Coordinator:
 
         Raises:
             LostWorker: a worker was lost too many times in a row.
+            EnvironmentFailed: an environment failed too many times in a row.
+            NonFiniteError: an environment gave a number that is not finite.
         """
+        self._start_up = StartUp(time.monotonic())
         self._workers.start()
         for job in self._workers.jobs:
             self._begin(job)
         while not self._done:
-            events = self._workers.events(timeout=0.5)
+            events = self._next_events()
             self._heed(stopping)
             for event in events:
-                if event.job in self._workers.jobs:  # not of a worker that was replaced since
+                if event.job in self._workers.jobs and not self._is_due(event.job):  # of no earlier worker
                     yield from self._on(event)
                     self._heed(stopping)  # there may be many, and replicas go on until they are told
+            yield from self._start_due()
+            yield from self._tell_slow_stop()
             if self._end.settle(self._answering) and self._iteration == self.last:
                 self._end_update()  # which no row will tell it any more
             if not self._done:
@@ -148,7 +133,25 @@ class Coordinator:
 
     def _heed(self, stopping: Callable[[], bool]) -> None:
         if stopping():
+            self._stop_asked_at = self._stop_asked_at or time.monotonic()
             self.stop()
+
+    def _tell_slow_stop(self) -> Iterator[Notice]:
+        asked = self._stop_asked_at
+        if asked is None or self._done or self._slow_stop_told or time.monotonic() - asked < SLOW_STOP_SECONDS:
+            return
+        self._slow_stop_told = True
+        yield Notice(
+            f"stopping; still waiting for {self.waited_for}. Ctrl-C once more ends the run at once; it can be "
+            "resumed from its newest checkpoint"
+        )
+
+    @property
+    def waited_for(self) -> str:
+        """The replicas that have not ended yet and wait for no other, and what each of them does."""
+        doing = {name: what for name, what in self._workers.doing().items() if name not in self._finished}
+        busy = {name: what for name, what in doing.items() if not what.startswith("waiting")} or doing
+        return "; ".join(f"{name} ({what})" for name, what in busy.items()) or "workers to start"
 
     @property
     def last(self) -> int:
@@ -157,22 +160,26 @@ class Coordinator:
 
     # --- events --------------------------------------------------------------------------------------
 
-    def _on(self, event: Any) -> Iterator[Told]:
+    def _on(self, event: Any) -> Iterator[Report]:
         match event:
             case Started(job, seconds):
+                self._losses.started(job.name)
                 yield Notice(f"{job.name} started in {seconds:.1f} s")
             case Received(job, message):
+                yield from self._notice(job, message)
                 yield from self._receive(job, message)
             case Finished(job):
                 self._finished.add(job.name)  # its part of the state came before
                 self._end.finished(job)
             case Lost(job, reason):
+                if event.final is not None:
+                    raise type(event.final)(f"{job.name}: {event.final}")
                 yield Notice(f"{job.name} was lost: {reason}")
                 yield from self._recover(job, reason, event.details if event.raised else "")
             case Hung(job, seconds, where):
                 yield Notice(f"{job.name} hangs since {seconds:.0f} s {where}")
                 try:
-                    yield from self._recover(job, f"it hung {where}", "")
+                    yield from self._recover(job, f"it hung {where}", "", hung_seconds=seconds)
                 except UsageError as error:  # nobody can replace it
                     raise LostWorker(f"{job.name} hangs since {seconds:.0f} s {where}. {error}") from error
 
@@ -185,11 +192,19 @@ class Coordinator:
         if len(self._finished) == len(self._workers.jobs):
             raise LostWorker(f"all workers ended, but no whole state came after iteration {self._saved.iteration}")
 
-    def _receive(self, job: Job, message: Message) -> Iterator[Told]:
-        fields = message.fields
+    def _notice(self, job: Job, message: Message) -> Iterator[Report]:
+        """What is only passed on."""
         match message.kind:
             case "process":
-                yield Notice(f"{job.name} is process {fields['pid']}")
+                yield Notice(f"{job.name} is process {message.fields['pid']}")
+            case "failures":
+                yield from self._failures.add(job.name, message.fields["failures"])
+            case "started" if self._epoch == 0 and not self._attempts.get(job.name):
+                yield StartedUp(self._start_up.add(message.fields))
+
+    def _receive(self, job: Job, message: Message) -> Iterator[Report]:
+        fields = message.fields
+        match message.kind:
             case "row":
                 yield self._rows(fields["iteration"], [fields["metrics"]])
             case "rows":
@@ -201,8 +216,6 @@ class Coordinator:
                 self._end.hear(job, fields["begun"])
             case "missed" if fields["iteration"] == self._wanted:
                 self._wanted = None
-            case "failures":
-                yield from map(partial(_failed_environment, job), fields["failures"])
         yield from self._save_if_whole()
 
     def _rows(self, first: int, rows: list[Row]) -> Rows:
@@ -212,9 +225,10 @@ class Coordinator:
         self._iteration = first + len(rows)
         if self._iteration > self._furthest:  # what fails in one iteration does so each time that it is come to
             self._furthest = self._iteration
-            self._restarts.clear()
+            self._losses.advanced()
         if self._iteration == self.last:
             self._end_update()
+        rows = self._failures.add_to(rows)
         return Rows(first, [{name: np.float32(value) for name, value in row.items()} for row in rows])
 
     def _end_update(self) -> None:
@@ -223,7 +237,7 @@ class Coordinator:
         if update.fragments == ("update",):
             self._workers.send(update.name, "snapshot", {"iteration": self.last, "final": True})
 
-    def _save_if_whole(self) -> Iterator[Told]:
+    def _save_if_whole(self) -> Iterator[Report]:
         for iteration, parts in sorted(self._parts.items()):
             if not self._answering <= parts.keys():
                 continue
@@ -279,22 +293,68 @@ class Coordinator:
         self._end.tell(job)  # before it begins, so that it begins nothing that it must not
         self._workers.send(job, "begin", fields, arrays)
 
-    def _recover(self, job: Job, reason: str, details: str) -> Iterator[Told]:
-        self._restarts[job.name] = self._restarts.get(job.name, 0) + 1
-        if self._restarts[job.name] > MOST_RESTARTS:
-            raise LostWorker(
-                f"{job.name} was lost {MOST_RESTARTS + 1} times in a row: {reason}\n{details}".strip()
+    def _recover(self, job: Job, reason: str, details: str, *, hung_seconds: float = 0.0) -> Iterator[Report]:
+        group = self._group(job)
+        steps = group.has("environment")
+        count = self._losses.add(job.name, environments=steps, idle_seconds=hung_seconds)
+        limit = self._max_failures if steps else MOST_RESTARTS
+        if steps:
+            self._failures.lost()
+        if count > limit:
+            raise LostWorker("\n".join(filter(None, [self._lost_too_often(job, count, reason), details])))
+        alone, pause = replaceable(self._partition, group), pause_before(count)
+        if pause:
+            yield Notice(
+                f"{job.name} was lost {count} times in a row (more than {limit} end the run); "
+                f"it is started again in {pause:g} s"
             )
-        if replaceable(self._partition, self._group(job)):
-            self._attempts[job.name] = self._attempts.get(job.name, 0) + 1
-            self._begin(self._workers.replace(job))
-            if self._wanted is not None:
-                self._workers.send(job.name, "snapshot", {"iteration": self._wanted})
-            yield Notice(f"{job.name} was replaced; the training goes on")
-        else:
-            yield from self._begin_again()
+            self._workers.stop(job if alone else ALL, grace_seconds=0.0)
+        self._due = {**self._due, job.name: time.monotonic() + pause} if alone else {ALL: time.monotonic() + pause}
+        yield from self._start_due()
 
-    def _begin_again(self) -> Iterator[Told]:
+    def _lost_too_often(self, job: Job, count: int, reason: str) -> str:
+        text = f"{job.name} was lost {count} times in a row: {reason}"
+        group, host = self._group(job), self._graph.host is not None
+        if not (host and group.has("environment")):
+            return text
+        index = share(self._graph.loops.num_envs, group.replicas, job.replica)
+        return (
+            f"{text}\nIt steps environments {index[0]} to {index[-1]} of {self._graph.settings['environment']}.\n"
+            f"hint: mend the environment, or allow more losses in a row with --max-failures (now {count - 1})."
+        )
+
+    def _next_events(self) -> list[Any]:
+        if not self._due:
+            return self._workers.events(timeout=0.5)
+        timeout = min(max(min(self._due.values()) - time.monotonic(), 0.0), 0.5)
+        events = self._workers.events(timeout=timeout)
+        if not events:
+            time.sleep(min(timeout, 0.05))  # where all are stopped, nothing is waited for
+        return events
+
+    def _is_due(self, job: Job) -> bool:
+        return ALL in self._due or job.name in self._due
+
+    def _start_due(self) -> Iterator[Report]:
+        """Starts again those replicas whose pause is over."""
+        now = time.monotonic()
+        due = {name for name, start_at in self._due.items() if start_at <= now}
+        self._due = {name: start_at for name, start_at in self._due.items() if name not in due}
+        if ALL in due:
+            yield from self._begin_again()
+            return
+        for job in self._workers.jobs:
+            if job.name in due:
+                yield from self._replace(job)
+
+    def _replace(self, job: Job) -> Iterator[Report]:
+        self._attempts[job.name] = self._attempts.get(job.name, 0) + 1
+        self._begin(self._workers.replace(job))
+        if self._wanted is not None:
+            self._workers.send(job.name, "snapshot", {"iteration": self._wanted})
+        yield Notice(f"{job.name} was replaced; the training goes on")
+
+    def _begin_again(self) -> Iterator[Report]:
         self._epoch += 1
         self._meeting = free_address() if self._mesh else ""
         self._generation += 1
@@ -316,13 +376,6 @@ class Coordinator:
 
     def _group(self, job: Job) -> Group:
         return next(group for group in self._partition.groups if group.name == job.group)
-
-
-def _failed_environment(job: Job, failure: dict[str, Any]) -> Notice:
-    return Notice(
-        f"{job.name}: environment {failure['index']} failed in {failure['doing']}: "
-        f"{failure['error']}, at {failure['line']}; its episode was truncated"
-    )
 
 
 def free_address() -> str:
@@ -348,40 +401,3 @@ def host_blank(graph: Graph, shapes: State, key: Any) -> State:
     learner = jax.jit(lambda key: start_learner(graph, key))(key)
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.collector)
     return State(zeros, learner, key, jnp.int32(0))
-
-
-def jobs_of(
-    partition: Partition,
-    entry: str,
-    settings: dict[str, Any],
-    *,
-    processes: bool = True,
-    cores: int | None = None,
-    gpus: Sequence[str] = (),
-) -> Sequence[Job]:
-    """A job for each replica; processes on CPUs are kept off accelerators, others take turns on them.
-
-    Args:
-        partition: whose groups' replicas they are.
-        entry: what each of them calls.
-        settings: what each of them is told.
-        processes: whether they are processes, and no threads of one.
-        cores: of the host that all of them share, where they do: XLA starts as many threads in each as is its
-            part. With all cores in every worker, threads that wait for the others' work take turns on them.
-        gpus: of the host that all of them share, as CUDA_VISIBLE_DEVICES names them.
-    """
-    replicas = list(partition.replicas)
-    shared = {} if cores is None or THREADS in os.environ else {THREADS: str(max(1, cores // len(replicas)))}
-    turns = itertools.cycle(gpus) if len(gpus) > 1 else None
-
-    def environment(group: Group) -> dict[str, str]:
-        if not processes:
-            return shared
-        if group.device == "cpu":
-            return shared | {"JAX_PLATFORMS": "cpu"}
-        return shared if turns is None else shared | {"CUDA_VISIBLE_DEVICES": next(turns)}
-
-    return [
-        Job(f"{group.name}/{replica}", group.name, replica, entry, settings, environment(group))
-        for group, replica in replicas
-    ]

@@ -19,6 +19,9 @@ from rollmill.record import Checkpoints, Folder, read_json
 
 FAULT = "fault.json"
 
+MESSAGE = "message.json"
+"""File of what a run said that stopped at a number which is not finite, where nothing can be replayed."""
+
 REPLAYED_ROWS = 8
 """Rows of a minibatch that are replayed: enough to see, few enough to be quick op by op."""
 
@@ -42,7 +45,7 @@ def replay_fault(graph: Graph, directory: Folder) -> Replayed:
         CheckpointError: if the directory holds none.
     """
     if not has_fault(directory):
-        raise CheckpointError(f"{directory.root} has no fault to replay: all that it computed was finite.")
+        raise CheckpointError(_nothing_to_replay(directory))
     fault = _read_fault(graph, directory)
     with Checkpoints(directory, read_only=True) as checkpoints:
         restored = checkpoints.restore(state_shapes(graph))
@@ -92,6 +95,16 @@ def _read_fault(graph: Graph, directory: Folder) -> Fault:
     if fault.fragment in ("environment", "policy") and (fault.step is None or not fault.environments):
         raise CheckpointError(f"{where}: step or environments are missing.")
     return fault
+
+
+def _nothing_to_replay(directory: Folder) -> str:
+    if not directory.has(MESSAGE):
+        return f"{directory.root} has no fault to replay: no number that is not finite stopped it."
+    said = read_json(directory, MESSAGE)
+    return (
+        f"{directory.root} stopped at a number that is not finite. It ran in several processes and keeps no "
+        f"state to replay it from; it said: {said.get('message') if isinstance(said, dict) else said}"
+    )
 
 
 def _replay_step(graph: Graph, state: State, fault: Fault) -> Replayed:

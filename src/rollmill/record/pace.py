@@ -13,6 +13,11 @@ class Pace:
     def __init__(self) -> None:
         self._marks = deque([(time.perf_counter(), 0)])
 
+    def skip(self, seconds: float) -> None:
+        """Takes so much time, which has passed, out of all speeds to come."""
+        now = time.perf_counter()
+        self._marks = deque((min(at + seconds, now), done) for at, done in self._marks)
+
     def after(self, steps: int) -> float:
         """The speed after so many steps more."""
         now, done = time.perf_counter(), self._marks[-1][1] + steps

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,12 @@ class StopRequest:
     """Whether the process was asked to stop; the training loop looks after each iteration."""
 
     signal_number: int | None = None
+    came_at: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Since the signal came; 0 before any."""
+        return time.monotonic() - self.came_at if self.requested else 0.0
 
     @property
     def requested(self) -> bool:
@@ -62,7 +69,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
         if request.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         if not request.requested:
-            request.signal_number = int(number)
+            request.signal_number, request.came_at = int(number), time.monotonic()
 
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -70,7 +77,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     earlier = {number: signal.signal(number, handle) for number in CAUGHT}
     before = earlier[signal.SIGINT]
     if isinstance(before, Interruption) and before.asked:
-        request.signal_number = int(signal.SIGINT)
+        request.signal_number, request.came_at = int(signal.SIGINT), time.monotonic()
     try:
         yield request
     finally:

@@ -23,7 +23,9 @@ from rollmill.envs.host import (
     check_indices,
     copy_batch,
     environment_seed,
+    find_non_finite,
     fit_to_space,
+    non_finite_error,
     step_struct,
 )
 from rollmill.envs.options import unknown_option
@@ -57,7 +59,7 @@ def make(name: str, *, num_threads: int = 0, **options: Any) -> HostEnvironment:
     ) -> HostVector:
         check_indices(full_name, indices)
         seeds = tuple(environment_seed(seed, index, generation=generation) for index in indices)
-        return PoolVector(env, build, seeds, gamma)
+        return PoolVector(env, build, indices, seeds, gamma)
 
     env = HostEnvironment(full_name, start, _space(observation_space), _space(action_space))
     return env
@@ -72,8 +74,14 @@ class PoolVector:
     """
 
     def __init__(
-        self, env: HostEnvironment, build: Callable[..., Any], seeds: tuple[int, ...], gamma: float | None
+        self,
+        env: HostEnvironment,
+        build: Callable[..., Any],
+        indices: Sequence[int],
+        seeds: tuple[int, ...],
+        gamma: float | None,
     ) -> None:
+        self._name, self._indices = env.name, tuple(indices)
         self._observation_space, self._action_space = env.observation_space, env.action_space
         self._struct = step_struct(env, len(seeds), discounted=gamma is not None)
         self._sums = RunningSums(len(seeds), gamma)
@@ -97,6 +105,7 @@ class PoolVector:
         out = allocate(self._struct) if out is None else out
         first, _ = self._pool.reset()
         begin(self._observation_space, first, out)
+        self._check_finite(out.observation, None)
         self._sums.restart()
         return out
 
@@ -107,11 +116,13 @@ class PoolVector:
         fitting = fit_to_space(self._action_space, actions, self.num_envs)
         observation, out.reward[:], out.terminated[:], out.truncated[:], _ = self._pool.step(fitting)
         copy_batch(self._observation_space, observation, out.info["final_observation"])
+        self._check_finite(out.info["final_observation"], out.reward)
         copy_batch(self._observation_space, observation, out.observation)
         done = out.terminated | out.truncated
         if done.any():
             first, info = self._pool.reset(done.nonzero()[0].astype(np.int32))
             copy_batch(self._observation_space, first, out.observation, rows=info["env_id"])
+            self._check_finite(out.observation, None)
         self._sums.add(out, done)
         return out
 
@@ -123,6 +134,13 @@ class PoolVector:
         """Ends the pool's threads."""
         self._pool.close()
         del self._pool
+
+    def _check_finite(self, observation: PyTree[np.ndarray], reward: np.ndarray | None) -> None:
+        """Raises NonFiniteError where an environment gave such a number in this step, or in a reset."""
+        found = find_non_finite(self._observation_space, observation, reward)
+        if found is not None:
+            i, step = found.row, 0 if reward is None else self._sums.step_of(found.row) + 1
+            raise non_finite_error(self._name, found, index=self._indices[i], step=step, seed=self._seeds[i])
 
 
 def _import_envpool() -> ModuleType:

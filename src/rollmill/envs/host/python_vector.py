@@ -14,6 +14,7 @@ from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.own_line import own_line
 from rollmill.core.types import HostEnvironment, HostFailure, HostStep
 from rollmill.envs.host.actions import element_splitter, fit_to_space
+from rollmill.envs.host.finite import find_non_finite, non_finite_error
 from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
 from rollmill.envs.host.observations import writer
 from rollmill.envs.host.running_sums import RunningSums
@@ -71,6 +72,7 @@ class PythonVector:
         out = allocate(self._struct) if out is None else out
         for i in range(self.num_envs):
             self._begin_episode(i)
+        self._check_finite(None)
         self._begun = True
         begin(self._observation_space, self._current, out)
         self._copy_mask(out)
@@ -84,10 +86,13 @@ class PythonVector:
         out = allocate(self._struct) if out is None else out
         self._clock += 1
         self._step_each(fit_to_space(self._action_space, actions, self.num_envs), out)
+        self._check_finite(out)
         copy_batch(self._observation_space, self._current, out.info["final_observation"])
         done = out.terminated | out.truncated
         for i in done.nonzero()[0]:
             self._begin_episode(int(i))
+        if done.any():
+            self._check_finite(None)
         copy_batch(self._observation_space, self._current, out.observation)
         self._copy_mask(out)
         self._sums.add(out, done)
@@ -145,6 +150,13 @@ class PythonVector:
         self._strikes[i] = (self._clock, count)
         if count >= MAX_FAILURES:
             raise _given_up(self._name, failure, count) from error
+
+    def _check_finite(self, step: HostStep | None) -> None:
+        """Raises NonFiniteError where an environment gave such a number in this step, or in a reset."""
+        found = find_non_finite(self._observation_space, self._current, None if step is None else step.reward)
+        if found is not None:
+            i, number = found.row, 0 if step is None else self._sums.step_of(found.row) + 1
+            raise non_finite_error(self._name, found, index=self._indices[i], step=number, seed=self._seed(i))
 
     def _close(self, i: int) -> None:
         env, self._envs[i] = self._envs[i], None

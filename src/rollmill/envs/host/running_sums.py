@@ -15,6 +15,10 @@ class RunningSums:
         self._discounted = np.zeros(num_envs, np.float32)
         self._gamma = None if gamma is None else np.float32(gamma)
 
+    def step_of(self, i: int) -> int:
+        """The number of steps that the episode of environment `i` has so far."""
+        return int(self._lengths[i])
+
     def restart(self) -> None:
         """All episodes begin."""
         for sums in (self._returns, self._lengths, self._discounted):

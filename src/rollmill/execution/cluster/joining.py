@@ -4,7 +4,9 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import secrets
 import signal
+import socket
 import threading
 import warnings
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError
+from rollmill.execution.workers.process_tree import MARK, NOBODY, kill_family, start_guard
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 100_000_000
@@ -19,6 +22,14 @@ OBJECT_STORE_BYTES = 100_000_000
 
 ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable that, set to 0 before Ray is imported, has it listen on the loopback address alone."""
+
+CONNECT_SECONDS = 5.0
+"""How long an answer from a cluster's address is waited for."""
+
+WAYS_OUT = (
+    "`ray start --head` makes this machine the first node of a cluster; `ray stop` forgets one that is gone; with "
+    "neither, cluster=ray uses this machine alone."
+)
 
 NAMES = ("ray", "auto", "ray://auto")
 """Of the cluster that this machine belongs to."""
@@ -48,8 +59,18 @@ def check_cluster(name: str) -> None:
 
 
 def find_ray() -> Any:
-    """Ray's module."""
-    return importlib.import_module("ray")
+    """Ray's module.
+
+    Raises:
+        UsageError: it cannot be imported.
+    """
+    try:
+        return importlib.import_module("ray")
+    except Exception as error:  # a broken installation may raise anything
+        raise UsageError(
+            f"Ray is installed but cannot be imported: {type(error).__name__}: {error}\n"
+            "hint: pip install --force-reinstall 'rollmill[cluster]'"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -74,13 +95,16 @@ def joined(name: str, *, workers: int, host: str | None = None) -> Iterator[Clus
     if ray.is_initialized():
         yield Cluster(ray, host or _reachable_host(ray))
         return
-    with _keeping_signals(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "os.fork\\(\\) was called", RuntimeWarning)  # an exec follows at once
-        _start_alone(ray, workers) if alone else _connect(ray, name)
-    try:
-        yield Cluster(ray, host or _reachable_host(ray))
-    finally:
-        ray.shutdown()
+    with _guarded() if alone else contextlib.nullcontext("") as mark:
+        with _keeping_signals(), warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "os.fork\\(\\) was called", RuntimeWarning
+            )  # an exec follows at once
+            _start_alone(ray, workers, mark) if alone else _connect(ray, name)
+        try:
+            yield Cluster(ray, host or _reachable_host(ray))
+        finally:
+            ray.shutdown()
 
 
 def own_host(ray: Any, coordinator: str) -> str:
@@ -97,11 +121,43 @@ def _is_member() -> bool:
     """Whether this machine was made part of a cluster, or the user said where one is; by Ray's own rules."""
     if address := os.environ.get("RAY_ADDRESS"):
         return address != "local"
-    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").exists()
+    return _current_cluster().exists()
 
 
-def _start_alone(ray: Any, workers: int) -> None:
+def _current_cluster() -> Path:
+    """Where Ray notes the address of the cluster that this machine belongs to."""
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+
+
+@contextlib.contextmanager
+def _guarded() -> Iterator[str]:
+    """A mark; processes that carry it end with the context, or with this process, however that ends.
+
+    Agents of Ray's would look for the head of their cluster for a minute.
+    """
+    mark = secrets.token_hex(8)
+    guard = start_guard(mark, leader=NOBODY)
+    try:
+        yield mark
+    finally:
+        kill_family(NOBODY, mark)
+        if guard is not None:
+            guard.kill()
+            guard.wait()
+
+
+def _start_alone(ray: Any, workers: int, mark: str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    before = os.environ.get(MARK)
+    os.environ[MARK] = mark
+    try:
+        _init_alone(ray, workers)
+    finally:
+        os.environ.pop(MARK)
+        os.environ.update({} if before is None else {MARK: before})
+
+
+def _init_alone(ray: Any, workers: int) -> None:
     ray.init(
         address="local",
         num_cpus=max(os.cpu_count() or 1, workers),
@@ -114,13 +170,40 @@ def _start_alone(ray: Any, workers: int) -> None:
 
 def _connect(ray: Any, name: str) -> None:
     address = "auto" if name in NAMES else name
+    _check_reachable(name, _address_of(name))
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, ImportError, RuntimeError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UsageError(f"cluster={name!r} cannot be joined: {lines[0]} {WAYS_OUT}") from error
+
+
+def _address_of(name: str) -> str | None:
+    """HOST:PORT of a cluster, by Ray's own rules; None where Ray alone can tell."""
+    if name not in NAMES:
+        return name.removeprefix("ray://")
+    if address := os.environ.get("RAY_ADDRESS"):
+        return None if address in ("auto", "local") else address.removeprefix("ray://")
+    with contextlib.suppress(OSError):
+        return _current_cluster().read_text().strip()
+    return None
+
+
+def _check_reachable(name: str, address: str | None) -> None:
+    """Ray itself would look for a cluster for minutes, without a word.
+
+    Raises:
+        UsageError: nobody listens at this address.
+    """
+    host, _, port = (address or "").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS):
+            pass
+    except (OSError, OverflowError) as error:
         raise UsageError(
-            f"cluster={name!r} cannot be joined: {lines[0]} `ray start --head` makes this machine the first node "
-            "of a cluster; `ray stop` forgets one that is gone; with neither, cluster=ray uses this machine alone."
+            f"cluster={name!r} cannot be joined: nobody answers at {address} ({error}). {WAYS_OUT}"
         ) from error
 
 

@@ -33,7 +33,7 @@ class MeanOverReplicas:
         self._steps += 1
         self._seat.control.at("waiting for the mean over replicas")
         found = self._reductions[kind].mean(tree, step=self._steps)
-        self._seat.control.at("learning")
+        self._seat.control.work("learning")
         return found
 
     def _open(self, layout: Layout) -> Reduction:
@@ -103,5 +103,5 @@ class Parameters:
         self._seat.control.at("waiting for parameters")
         found = self._parameters.read(at_least=at_least)
         self._version = found.version
-        self._seat.control.at("learning")
+        self._seat.control.work("learning")
         return found.tree

@@ -5,6 +5,7 @@ step: where one is lost, all begin again.
 """
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from rollmill.execution.advance import Window, advance
 from rollmill.execution.groups.ending import Ending
 from rollmill.execution.groups.orders import Orders
 from rollmill.execution.one_program import Program, lower
+from rollmill.execution.start_up import CompileClock
 from rollmill.execution.workers import Control, Job, Message
 from rollmill.record import from_host, to_host
 
@@ -37,15 +39,21 @@ def run_on_mesh(job: Job, control: Control, *, graph: Callable[[], Graph], proce
     """
     control.send("process", {"pid": os.getpid()})
     begin = control.wait("begin")
-    control.at("joining the other processes", expect=300)
+    start_seconds = float(job.settings["start_seconds"])
+    control.at("joining the other processes", expect=start_seconds)
     _join(job, begin, processes)
-    control.at("compiling", expect=1800)
-    built = graph()
-    first, last = int(begin.fields["first"]), built.loops.iterations
+    control.at("compiling", expect=3 * start_seconds)  # kernels may be tuned
+    with CompileClock() as compiling:
+        built = graph()
+        program = lower(built, seeds=(job.settings["seed"],), devices=_devices(), unroll=job.settings["unroll"])
+        state = program.start() if not begin.arrays else _placed(program, begin)
+    control.send("started", compiling.report(time.monotonic()))
+    control.at("training", expect=start_seconds)
+    _train(job, control, program, state, int(begin.fields["first"]), built.loops.iterations)
+
+
+def _train(job: Job, control: Control, program: Program, state: State, first: int, last: int) -> None:
     orders, ending = Orders(control), Ending(control, begun=first, planned=last)
-    program = lower(built, seeds=(job.settings["seed"],), devices=_devices(), unroll=job.settings["unroll"])
-    state = program.start() if not begin.arrays else _placed(program, begin)
-    control.at("training", expect=300)
     for window in advance(program, state, first=first, until=last, stride=STRIDE, admit=ending.admit):
         control.at("training")
         _tell(job, control, window)

@@ -7,7 +7,6 @@ update alone         applies gradients that come (`updating`)
 """
 
 import contextlib
-import time
 from functools import partial
 from typing import NamedTuple
 
@@ -48,6 +47,7 @@ from rollmill.execution.groups.snapshots import (
     restored_collector,
     restored_learner,
 )
+from rollmill.execution.groups.start_report import StartReport
 from rollmill.execution.groups.stepping import DirectLane, DistantLane, Lane, start_environments
 from rollmill.execution.groups.updating import run_update
 
@@ -65,21 +65,13 @@ class _Weights(NamedTuple):
     version: int
 
 
-COMPILE_SECONDS = 600.0
-"""How long the first iterations, in which programs are compiled, may show no progress."""
-
-LONGER = 10.0
-"""How many times as long as the longest one before an iteration may show none, where that is above the limit."""
-
-
 class _Replica:
     """A replica that goes through iterations."""
 
     def __init__(self, seat: Seat) -> None:
         self._seat, self._orders = seat, Orders(seat.control)
-        self._longest, self._expected = 0.0, COMPILE_SECONDS
         group, apart = seat.group, seat.partition.apart
-        seat.control.at("starting", expect=600)
+        seat.control.start("starting")
         serves = group.has("environment") and not group.has("policy")
         self._serving = Serving(seat) if serves else None
         self._collects = _collecting(seat) if group.has("policy") else None
@@ -90,17 +82,15 @@ class _Replica:
 
     def run(self) -> None:
         """Until the training ends, or, where nobody is waited for, until it is ended."""
-        iteration = first = self._first
-        ending = Ending(self._seat.control, begun=first, planned=self._seat.graph.loops.iterations)
+        iteration = self._first
+        ending = Ending(self._seat.control, begun=iteration, planned=self._seat.graph.loops.iterations)
+        self._report = StartReport(self._seat)
         with contextlib.suppress(Over):
             while self._seat.endless or ending.admit(iteration):
                 if not self._seat.endless and self._orders.wants(iteration):
                     self._send_snapshot(iteration)
-                began = time.monotonic()
                 self._iterate(iteration)
-                if iteration > first:  # which compiles
-                    self._longest = max(self._longest, time.monotonic() - began)
-                    self._expected = LONGER * self._longest
+                self._report.send()
                 iteration += 1
         self._send_snapshot(iteration)
 
@@ -122,7 +112,7 @@ class _Replica:
         lags: list[int] | None = None
         if self._collects is not None:
             weights = self._weights(iteration)
-            control.at("collecting", expect=self._expected)
+            control.work("collecting")
             trajectory = self._collects(weights.tree, iteration)
             if self._outgoing is not None:
                 self._outgoing.send(trajectory, weights.version, iteration)
@@ -130,9 +120,11 @@ class _Replica:
             if self._incoming is not None:
                 control.at("waiting for trajectories")
                 trajectory, lags = self._incoming.take(iteration)
-            control.at("learning", expect=self._expected)
+            control.work("learning")
             assert trajectory is not None
-            self._learner.learn(trajectory, iteration, lags)
+            row = self._learner.learn(trajectory, iteration)
+            self._report.send()  # before the first row, whose speed it explains
+            self._learner.tell(row, iteration, lags)
 
     def _weights(self, iteration: int) -> _Weights:
         if self._learner is not None:
@@ -193,7 +185,7 @@ def _distant_lanes(seat: Seat, graph: Graph) -> tuple[list[Lane], list[Collector
             source,
         )
         lanes.append(lane)
-        seat.control.at("waiting for the first observations", expect=600)
+        seat.control.start("waiting for the first observations")
         collectors.append(
             opened(graph, index, lane.open()) if restored is None else reopened(restored, index - seat.index[0])
         )
@@ -315,13 +307,14 @@ class _Learner:
         if self._parameters is not None:
             self.learner = self._parameters.begin(self.learner, iteration)
 
-    def learn(self, trajectory: Trajectory, iteration: int, lags: list[int] | None) -> None:
-        """One iteration's learning."""
+    def learn(self, trajectory: Trajectory, iteration: int) -> Row:
+        """One iteration's learning; its metrics."""
         self.learner, row = self._learns(self.learner, trajectory, iteration)
         self._publish(iteration + 1)
-        self._tell(row, iteration, lags)
+        return row
 
-    def _tell(self, row: Row, iteration: int, lags: list[int] | None) -> None:
+    def tell(self, row: Row, iteration: int, lags: list[int] | None) -> None:
+        """Sends an iteration's metrics to where they are put together."""
         if self._parameters is not None and not self._seat.group.synchronous:
             self._parameters.end(row)  # the update's group tells
             return

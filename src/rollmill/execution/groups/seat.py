@@ -9,7 +9,8 @@ import numpy as np
 from rollmill.channels import Wire
 from rollmill.core.types import Key
 from rollmill.dataflow import Flow, Graph, Group, Partition, peers, share
-from rollmill.execution.workers import Control
+from rollmill.execution.groups.progress import ReplicaControl
+from rollmill.execution.start_up import CompileClock
 
 
 class Seat(NamedTuple):
@@ -21,7 +22,7 @@ class Seat(NamedTuple):
     group: Group
     replica: int
     wire: Wire
-    control: Control
+    control: ReplicaControl
     key: Key
     """The training's root key."""
     seed: int
@@ -38,6 +39,10 @@ class Seat(NamedTuple):
     """Whether environments begin with this beginning of the run, instead of going on."""
     checksums: bool = False
     """Whether packages carry a checksum."""
+    compiling: CompileClock | None = None
+    """Knows what this replica has compiled; left out, nobody is told."""
+    max_failures: int = 5
+    """How many times in a row one environment of Python may fail, with no whole episode in between."""
 
     @property
     def index(self) -> np.ndarray:

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from rollmill.channels import ChannelClosed, Receiver, Sender
-from rollmill.core.types import HostFailure
 from rollmill.dataflow import Collector, Turn
 from rollmill.execution.groups.seat import Seat
 from rollmill.execution.groups.shapes import (
@@ -96,7 +95,7 @@ class Serving:
                 request = message.copy()
         except ChannelClosed as closed:  # between hosts, a policy that has ended closes what it asked through
             raise Over from closed
-        control.at("stepping environments")
+        control.work("stepping environments")
         if self._restarted[n]:
             self._restart(n)
         else:
@@ -157,12 +156,9 @@ class Serving:
 def host_stepper(seat: Seat, index: Sequence[int]) -> HostStepper:
     """Environments that are Python objects, in this process."""
     generation = seat.generation + seat.attempt
-
-    def report(failures: Sequence[HostFailure]) -> None:
-        seat.control.send("failures", {"failures": [failure._asdict() for failure in failures]})
-
     assert seat.graph.host is not None
-    return HostStepper(seat.graph.host(index, seed=seat.seed, generation=generation), report)
+    vector = seat.graph.host(index, seed=seat.seed, generation=generation)
+    return HostStepper(vector, index, seat.control, max_failures=seat.max_failures)
 
 
 def _collector(seat: Seat) -> Collector | None:

@@ -4,7 +4,7 @@ A stepper holds some environments in this process. A lane is the way of a policy
 process, or through channels to another group. Requests and answers are batches, `[E, ...]`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -15,6 +15,8 @@ from jaxtyping import PyTree
 from rollmill.channels import Receiver, Sender
 from rollmill.core.types import HostStep, HostVector
 from rollmill.dataflow import Collector, Graph, Opening, Request, Turn, start_collector, turn_one
+from rollmill.execution.groups.failures import FailureStreaks
+from rollmill.execution.groups.progress import ReplicaControl
 
 RESTARTED = 1
 """Flag of an answer: these environments were lost, and others begin anew in their place."""
@@ -60,34 +62,56 @@ class CompiledStepper:
 
 
 class HostStepper:
-    """Environments that are Python objects; what they fail at is told through `report`.
+    """Environments that are Python objects.
 
     An answer is good until the one after the next: its arrays are written again then.
+
+    Args:
+        vector: steps them.
+        index: their numbers.
+        control: is told of their failures, and that it is they who are at work.
+        max_failures: how many times in a row one may fail, with no whole episode in between.
     """
 
-    def __init__(self, vector: HostVector, report: Callable[[Sequence[Any]], None]) -> None:
-        self._vector, self._report = vector, report
+    def __init__(
+        self, vector: HostVector, index: Sequence[int], control: ReplicaControl, *, max_failures: int
+    ) -> None:
+        self._vector, self._control = vector, control
+        self._streaks = FailureStreaks(index, max_failures)
         self._latest: HostStep | None = None
         self._spare: HostStep | None = None
 
     def open(self) -> Opening:
-        """First observations."""
-        first = self._vector.reset()
-        self._tell()
+        """First observations.
+
+        Raises:
+            EnvironmentFailed: one of them failed too many times in a row.
+        """
+        with self._control.stepping("making environments", starts=True):
+            first = self._vector.reset()
+        self._count_failures(None)
         return Opening(first.observation, first.info.get("action_mask", ()))
 
     def step(self, request: Request) -> Turn:
-        """What the actions lead to."""
-        done = self._vector.step(jax.tree.map(np.asarray, request.action), out=self._spare)
+        """What the actions lead to.
+
+        Raises:
+            EnvironmentFailed: one of them failed too many times in a row.
+        """
+        action = jax.tree.map(np.asarray, request.action)
+        with self._control.stepping("stepping environments"):
+            done = self._vector.step(action, out=self._spare)
         self._spare, self._latest = self._latest, done
-        self._tell()
+        self._count_failures(done)
         info = dict(done.info)
         mask = info.pop("action_mask", ())
         return Turn(done.observation, mask, done.reward, done.terminated, done.truncated, info)  # type: ignore[arg-type]
 
-    def _tell(self) -> None:
-        if failures := self._vector.drain_failures():
-            self._report(failures)
+    def _count_failures(self, step: HostStep | None) -> None:
+        failures = self._vector.drain_failures()
+        if failures:
+            self._control.send("failures", {"failures": [failure._asdict() for failure in failures]})
+        self._streaks.count(failures, None if step is None else step.terminated | step.truncated)
 
     def state(self) -> PyTree[Any]:
         """Nothing: Python objects are not saved, and begin new episodes when a run goes on."""

@@ -21,6 +21,7 @@ from rollmill.execution.groups.orders import Orders
 from rollmill.execution.groups.seat import Seat
 from rollmill.execution.groups.shapes import gradients_layout, parameters_layout
 from rollmill.execution.groups.snapshots import learner_part, restored_learner
+from rollmill.execution.groups.start_report import StartReport
 
 PATIENCE = 0.2
 """Seconds of waiting between two looks at the orders."""
@@ -40,12 +41,14 @@ def run_update(seat: Seat) -> None:
     )
     learner = restored_learner(seat, seat.flow.state.learner)
     updating = _Updating(seat, learner)
+    report = StartReport(seat)
     parameters.publish(updating.parameters, version=0)
     with contextlib.suppress(Ended):
         while True:
             seat.control.at("waiting for gradients")
             with _next(gradients, updating) as message:
                 updating.apply(message)
+            report.send()
             parameters.publish(updating.parameters, version=updating.version)
 
 
@@ -93,7 +96,7 @@ class _Updating:
         if self._whole and not self._ending.admit(self._iteration):
             self.look_around()  # workers go on sending until they are ended, and may leave no time to wait
             return
-        self._seat.control.at("updating")
+        self._seat.control.work("updating")
         if self._whole and self._orders.wants(self._iteration):
             self._send_snapshot()
         slopes, metrics = message.copy()

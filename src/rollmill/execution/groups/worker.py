@@ -9,31 +9,12 @@ import numpy as np
 
 from rollmill.channels import Wire
 from rollmill.dataflow import Flow, Graph, Partition
+from rollmill.execution.groups.progress import ReplicaControl
 from rollmill.execution.groups.replica import run
 from rollmill.execution.groups.seat import Seat
 from rollmill.execution.one_program import unroll_for
+from rollmill.execution.start_up import CompileClock
 from rollmill.execution.workers import Control, Job, Message
-from rollmill.execution.workers.messages import Seconds
-
-
-class WaitingIsProgress:
-    """A control whose worker is not hung while it waits in a channel: others are, if anybody is."""
-
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._note, self._expect = "working", 0.0
-        self.send, self.latest, self.wait = control.send, control.latest, control.wait
-        self.check, self.answer = control.check, control.answer
-
-    def at(self, note: str, *, expect: Seconds = 0.0) -> None:
-        """See `Control`."""
-        self._note, self._expect = note, expect
-        self._control.at(note, expect=expect)
-
-    def stopping(self) -> bool:
-        """Asked by channels while they wait."""
-        self._control.at(self._note, expect=self._expect)
-        return self._control.stopping()
 
 
 def serve_seat(
@@ -57,9 +38,9 @@ def serve_seat(
     """
     control.send("process", {"pid": os.getpid()})
     begin: Message = control.wait("begin")
-    patient = WaitingIsProgress(control)
-    opened = wire(patient.stopping, int(begin.fields["epoch"]))
     settings: Mapping[str, Any] = job.settings
+    patient = ReplicaControl(control, start_seconds=settings["start_seconds"])
+    opened = wire(patient.stopping, int(begin.fields["epoch"]))
     seat = Seat(
         graph=graph,
         flow=flow,
@@ -77,5 +58,7 @@ def serve_seat(
         opens=begin.fields["opens"],
         unroll=settings["unroll"] or unroll_for(jax.default_backend()),
         checksums=settings["checksums"],
+        max_failures=settings["max_failures"],
     )
-    run(seat)
+    with CompileClock() as compiling:
+        run(seat._replace(compiling=compiling))

@@ -2,8 +2,12 @@
 
 from typing import NamedTuple, TypeAlias
 
+from rollmill.core.errors import EnvironmentFailed, NonFiniteError, RollmillError
 from rollmill.execution.workers.jobs import Job
 from rollmill.execution.workers.messages import Message
+
+FINAL = (EnvironmentFailed, NonFiniteError)
+"""Errors that end a training: another attempt would meet them again."""
 
 
 class Started(NamedTuple):
@@ -39,6 +43,8 @@ class Lost(NamedTuple):
     """Whether the function raised an error, so that it may well raise it again."""
     details: str
     """The traceback where it raised, and the last lines that it wrote."""
+    final: RollmillError | None = None
+    """What it raised, where no other attempt would do better."""
 
 
 class Hung(NamedTuple):

@@ -36,7 +36,7 @@ class Launcher(Protocol):
         ...
 
     def condition(self, handle: Any) -> str:
-        """What the operating system says of the running process, such as "stopped by a signal"; may be empty."""
+        """Why the process cannot run, such as "stopped by a signal"; empty where it can or nobody knows."""
         ...
 
     def close(self) -> None:

@@ -21,6 +21,8 @@ MARK = "ROLLMILL_WORKER"
 ON_LINUX = sys.platform == "linux"
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 FAMILY_SECONDS = 1.0
+NOBODY = -1
+"""As the leader of a session: no process is."""
 
 
 def lead_session() -> None:
@@ -55,7 +57,7 @@ def kill_family(leader: int, mark: str) -> None:
     """Kills what a worker started, itself excepted, and waits for it to be gone (a second at most).
 
     Args:
-        leader: the worker's process id, which is its session's too. It need not exist any more.
+        leader: the worker's process id, which is its session's too, or `NOBODY`. It need not exist any more.
         mark: the worker's mark.
     """
     if not ON_LINUX:
@@ -72,13 +74,14 @@ def kill_family(leader: int, mark: str) -> None:
         time.sleep(0.005)
 
 
-def start_guard(mark: str) -> subprocess.Popen | None:
+def start_guard(mark: str, *, leader: int | None = None) -> subprocess.Popen | None:
     """Starts a process that ends, once this one is gone, what it has started and left behind.
 
     For workers whose parent does not, or dies with them. None where the system has no way to watch a process.
 
     Args:
-        mark: of this worker, in its environment from its beginning on.
+        mark: in the environment of what is ended, from its beginning on.
+        leader: of a session that is ended too: this process's own, or `NOBODY`'s.
     """
     try:
         watched = os.pidfd_open(os.getpid())
@@ -92,7 +95,7 @@ def start_guard(mark: str) -> subprocess.Popen | None:
                 "-S",
                 __file__,
                 str(watched),
-                str(os.getpid()),
+                str(os.getpid() if leader is None else leader),
                 mark,
             ],  # imports nothing of ours
             pass_fds=[watched],
@@ -123,9 +126,9 @@ def end_leader(pid: int) -> None:
 
 
 def condition_of(pid: int) -> str:
-    """What the kernel says of a process that does not answer; empty where it says nothing of use."""
+    """Why a process cannot run, as the kernel has it; empty where it can, or may again by itself."""
     state, _ = _read_stat(pid)
-    names = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a device", "Z": "dead"}
+    names = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "dead"}
     return names.get(state, "")
 
 

@@ -41,6 +41,10 @@ class Supervision(Protocol):
         """
         ...
 
+    def doing(self) -> dict[str, str]:
+        """What each worker that is not gone was last seen doing, by its job's name."""
+        ...
+
     def send(
         self,
         to: Job | str,

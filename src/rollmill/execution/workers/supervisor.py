@@ -73,7 +73,8 @@ class Supervisor:
         self._inbox: deque[tuple[Watched, Event]] = deque()
         self._changed = threading.Condition()
         self._token = secrets.token_bytes(32)
-        self._door = Door(address, self._token, self._admit, display, heartbeat_seconds=heartbeat_seconds)
+        told = {"heartbeat_seconds": heartbeat_seconds, "hang_seconds": hang_seconds}
+        self._door = Door(address, self._token, self._admit, display, **told)
         self._logs = LogReader()
 
     @property
@@ -100,6 +101,11 @@ class Supervisor:
                 self._changed.wait(min(LOOK_SECONDS, deadline - now))
                 self._look()
             return self._drain()
+
+    def doing(self) -> dict[str, str]:
+        """See `Supervision`."""
+        with self._changed:
+            return {name: worker.doing for name, worker in self._workers.items()}
 
     def send(
         self,

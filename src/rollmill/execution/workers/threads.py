@@ -13,7 +13,7 @@ import numpy as np
 from rollmill.channels import Abandoned
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.own_line import own_line
-from rollmill.execution.workers.events import Event, Finished, Hung, Received, Started
+from rollmill.execution.workers.events import FINAL, Event, Finished, Hung, Received, Started
 from rollmill.execution.workers.jobs import Job, function_of
 from rollmill.execution.workers.mailbox import Mailbox
 from rollmill.execution.workers.messages import NOTHING, Message, Seconds, outgoing, size_of, snapshot
@@ -132,6 +132,8 @@ class ThreadSupervisor:
 
         Raises:
             WorkerFailed: a job's function raised an error; all workers were stopped.
+        EnvironmentFailed: that error was one.
+        NonFiniteError: likewise.
         """
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
         with self._changed:
@@ -143,6 +145,11 @@ class ThreadSupervisor:
         if failed is not None and not events:
             self._fail(failed)
         return events
+
+    def doing(self) -> dict[str, str]:
+        """See `Supervision`."""
+        with self._changed:
+            return {name: str(worker.pulse.look()) for name, worker in self._workers.items()}
 
     def send(
         self,
@@ -268,6 +275,8 @@ class ThreadSupervisor:
     def _fail(self, failed: _Failed) -> None:
         self.close()
         job, error = failed
+        if isinstance(error, FINAL):
+            raise type(error)(f"{job.name}: {error}") from error
         first_line = str(error).strip().partition("\n")[0]
         text = f"{job.name} (group {job.group}, replica {job.replica}) raised {type(error).__name__}: {first_line}"
         raise WorkerFailed(f"{text}\n  at {own_line(error)}") from error

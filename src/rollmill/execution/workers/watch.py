@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from rollmill.execution.workers.connection import Connection
-from rollmill.execution.workers.events import Event, Finished, Hung, Lost, Received, Started
+from rollmill.execution.workers.events import FINAL, Event, Finished, Hung, Lost, Received, Started
 from rollmill.execution.workers.jobs import Job
 from rollmill.execution.workers.launchers import Exit, status_text
 from rollmill.execution.workers.logs import WorkerLog
@@ -13,7 +13,7 @@ from rollmill.execution.workers.messages import Message
 from rollmill.execution.workers.pulse import Beat
 
 MISSED_BEATS = 5
-"""A worker that was not heard for as many heartbeats is taken for hung."""
+"""A worker that was not heard for as many heartbeats is looked at more closely."""
 
 EXIT_SECONDS = 10.0
 """How long a process may take to end after its function has."""
@@ -88,8 +88,10 @@ class Watched:
             return Lost(self.job, self._reason(), status, raised=False, details=lines)
         if self._last.kind == ".finished":
             return Finished(self.job)
-        reason, details = (str(self._last.fields.get(name)) for name in ("reason", "details"))
-        return Lost(self.job, reason, status, raised=True, details=details)
+        fields = self._last.fields
+        reason, details, name, text = (str(fields.get(key)) for key in ("reason", "details", "final", "text"))
+        final = next((kind(text) for kind in FINAL if kind.__name__ == name), None)
+        return Lost(self.job, reason, status, raised=True, details=details, final=final)
 
     def overdue(self, now: float, patience: Patience) -> bool:
         """Whether it must be killed, because something that it has to do does not happen. Says so once."""
@@ -105,8 +107,17 @@ class Watched:
             self._doom = f"its function was not called within {patience.start_seconds:g} s{what}"
         return bool(self._doom)
 
+    @property
+    def doing(self) -> str:
+        """What it was last seen doing."""
+        return str(self._beat) if self._beat else "starting"
+
     def hung(self, now: float, patience: Patience, condition: Callable[[], str]) -> Hung | None:
-        """Whether it gives no sign of life, or makes no progress; told once until that changes.
+        """Whether it makes no progress, or cannot; told once until that changes.
+
+        Silence alone is no hang: a call into C that holds Python's interpreter silences a worker that is well, as
+        loading the assets of a simulator may. It may last as long as any other work. A process that the
+        operating system says cannot run is hung at once.
 
         Args:
             now: seconds of `time.monotonic`.
@@ -116,7 +127,7 @@ class Watched:
         if not self.connection.taken or self.connection.ended.is_set() or self._last is not None:
             return None
         if self._silent(now, patience):
-            return self._tell_silence(now, condition)
+            return self._tell_silence(now, patience, condition)
         idle = self._beat.hung_seconds(patience.hang_seconds) if self._beat and self._started else None
         if idle is None or self._beat is None:
             self._told = None
@@ -131,11 +142,21 @@ class Watched:
             return False
         return self._waited("silent", now) >= patience.heartbeat_seconds
 
-    def _tell_silence(self, now: float, condition: Callable[[], str]) -> Hung | None:
+    def _tell_silence(self, now: float, patience: Patience, condition: Callable[[], str]) -> Hung | None:
+        seconds, what = now - self.connection.last_heard, condition()
+        if not what and seconds <= self._silence_limit(patience):
+            return None
         stuck = _innermost(self.log.last_lines, "Thread 0x", "Current thread 0x")
-        what = condition() or f"a call keeps all of its threads from running{stuck}"
+        what = what or f"a call keeps all of its threads from running{stuck}"
         last = f"; last seen at: {self._beat}" if self._beat else ""
-        return self._tell("silent", now - self.connection.last_heard, what + last)
+        return self._tell("silent", seconds, what + last)
+
+    def _silence_limit(self, patience: Patience) -> float:
+        """Seconds; while it waits for its coordinator, it is not at work that could take longer."""
+        if not self._started:
+            return patience.start_seconds
+        expect = self._beat.expect if self._beat else 0.0
+        return max(patience.hang_seconds, expect if expect < float("inf") else 0.0)
 
     def _tell(self, what: object, seconds: float, where: str) -> Hung | None:
         if self._told == what:

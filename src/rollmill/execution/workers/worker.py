@@ -14,6 +14,7 @@ import numpy as np
 
 from rollmill.channels import Abandoned, Damaged
 from rollmill.core.own_line import own_line
+from rollmill.execution.workers.events import FINAL
 from rollmill.execution.workers.frames import encode, receive_frame, send_frame
 from rollmill.execution.workers.handshake import report
 from rollmill.execution.workers.jobs import Job, function_of
@@ -27,6 +28,7 @@ LEFT_ALONE = 3
 
 MOST_DETAILS = 20_000
 STUCK_BEATS = 4.0
+"""After as many heartbeats without one, and half of the time for a hang, a worker writes where it stands."""
 
 
 def serve(job: Job, address: str, token: bytes) -> int:
@@ -39,7 +41,8 @@ def serve(job: Job, address: str, token: bytes) -> int:
     peer, settings = report(address, token, job)
     control = SocketControl(peer)
     threading.Thread(target=control.listen, name="rollmill-listen", daemon=True).start()
-    with control.beating(float(settings["heartbeat_seconds"])):
+    beat, hang = float(settings["heartbeat_seconds"]), float(settings["hang_seconds"])
+    with control.beating(beat, stuck_seconds=max(STUCK_BEATS * beat, hang / 2)):
         last = _run(job, control)
     with contextlib.suppress(Abandoned):
         control.tell(last)
@@ -107,10 +110,11 @@ class SocketControl:
         _leave()
 
     @contextlib.contextmanager
-    def beating(self, seconds: float) -> Iterator[None]:
+    def beating(self, seconds: float, *, stuck_seconds: float) -> Iterator[None]:
         """Meanwhile, tells the coordinator every so many seconds what the calling thread is doing."""
         ended = threading.Event()
-        thread = threading.Thread(target=self._beat, args=(seconds, ended), name="rollmill-heartbeat", daemon=True)
+        arguments = (seconds, stuck_seconds, ended)
+        thread = threading.Thread(target=self._beat, args=arguments, name="rollmill-heartbeat", daemon=True)
         thread.start()
         try:
             yield
@@ -118,19 +122,19 @@ class SocketControl:
             ended.set()
             thread.join(seconds)
 
-    def _beat(self, seconds: float, ended: threading.Event) -> None:
+    def _beat(self, seconds: float, stuck_seconds: float, ended: threading.Event) -> None:
         with contextlib.suppress(Abandoned):
-            while not _slept(seconds, ended):
+            while not _slept(seconds, stuck_seconds, ended):
                 self.tell(Message(".beat", self._pulse.look()._asdict(), {}))
 
 
-def _slept(seconds: float, ended: threading.Event) -> bool:
+def _slept(seconds: float, stuck_seconds: float, ended: threading.Event) -> bool:
     """Sleeps between two beats; whether they are to end.
 
     Where a call holds Python's interpreter for long, no thread of Python can say so. One of C's can: it
     writes all threads' tracebacks to standard error.
     """
-    faulthandler.dump_traceback_later(STUCK_BEATS * seconds, file=sys.__stderr__ or 2)
+    faulthandler.dump_traceback_later(stuck_seconds, file=sys.__stderr__ or 2)
     try:
         return ended.wait(seconds)
     finally:
@@ -154,9 +158,13 @@ def _run(job: Job, control: SocketControl) -> Message:
 
 def _failure(error: BaseException) -> Message:
     details = "".join(traceback.format_exception(error))
-    print(details, file=sys.stderr, flush=True)
+    if not isinstance(error, FINAL):  # which the coordinator reports in a sentence
+        print(details, file=sys.stderr, flush=True)
     reason = f"{type(error).__name__}: {str(error).strip().partition(os.linesep)[0]} ({own_line(error)})"
-    return Message(".failed", {"reason": reason, "details": details[-MOST_DETAILS:]}, {})
+    fields = {"reason": reason, "details": details[-MOST_DETAILS:]}
+    if isinstance(error, FINAL):
+        fields |= {"final": type(error).__name__, "text": str(error)}
+    return Message(".failed", fields, {})
 
 
 def _leave() -> None:

@@ -1,0 +1,71 @@
+"""Finds numbers that are not finite where environments make them, before anything is learned from them.
+
+Shape letter: `n` environments.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Float, PyTree
+
+from rollmill.core.errors import NonFiniteError
+
+
+class NonFinite(NamedTuple):
+    """One such number."""
+
+    row: int
+    """Position of its environment in the batch."""
+    field: str
+    """Such as `reward`, or `observation['arm'][2]`."""
+    value: float
+
+
+def find_non_finite(
+    space: spaces.Space, observation: PyTree[np.ndarray], reward: Float[np.ndarray, " n"] | None = None
+) -> NonFinite | None:
+    """The first number of a batch that is not finite.
+
+    Args:
+        space: of one observation.
+        observation: leaves `[n, ...]`.
+        reward: of the same step; None after a reset.
+    """
+    fields = _leaves(space, observation, "observation")
+    for name, array in fields if reward is None else [("reward", reward), *fields]:
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            row, *where = (int(i) for i in np.argwhere(~np.isfinite(array))[0])
+            index = f"[{', '.join(map(str, where))}]" if where else ""
+            return NonFinite(row, name + index, float(array[row, *where]))
+    return None
+
+
+def non_finite_error(name: str, found: NonFinite, *, index: int, step: int, seed: int) -> NonFiniteError:
+    """The error that ends a run.
+
+    Args:
+        name: of the environment.
+        found: the number.
+        index: the environment's number in the training.
+        step: of the episode; 0 is its reset.
+        seed: that the environment was begun with.
+    """
+    when = f"at step {step} of its episode" if step else "when it was reset"
+    return NonFiniteError(
+        f"{name}: environment {index} gave {found.field} = {found.value} {when}; it was begun with seed {seed}.\n"
+        "hint: the number comes from the environment itself, in its reset or step; bound or terminate there."
+    )
+
+
+def _leaves(space: spaces.Space, value: PyTree[np.ndarray], name: str) -> Iterator[tuple[str, np.ndarray]]:
+    match space:
+        case spaces.Dict():
+            for key, part in space.spaces.items():
+                yield from _leaves(part, value[key], f"{name}[{key!r}]")
+        case spaces.Tuple():
+            for n, part in enumerate(space.spaces):
+                yield from _leaves(part, value[n], f"{name}[{n}]")
+        case _:
+            yield name, value
