@@ -1,15 +1,20 @@
 """Kills processes of trainings at random, and looks at what becomes of them.
 
-    python benchmarks/chaos.py --kills 50
+    python benchmarks/chaos.py --kills 200 --busy 4
 
-Distribution policies take turns, each with an environment of Gymnasium in worker processes and checksums on all
-packages. While a training runs, processes are killed with SIGKILL: actors, environment workers, learners, and the
-coordinator, after which the run is resumed. What must hold: the training ends with exit code 0 in bounded time,
-its metrics have every iteration once, no package was damaged or out of order (the run would have failed), and no
-process is left. Writes results/chaos.json.
+Distribution policies take turns, each with an environment of Gymnasium and checksums on all packages; on processes
+of this host, and every third time on a Ray cluster that the training starts. While a training runs, processes are
+killed with SIGKILL: actors, environment workers, learners, and the coordinator, after which the run is resumed.
+What must hold: the training ends with exit code 0 in bounded time, its metrics have every iteration once, no
+package was damaged or out of order (the run would have failed), and nothing is left: no process (Ray's included),
+no file in shared memory, no socket (those in Ray's session folder excepted, which Ray keeps). `--busy` keeps the
+machine busy with other work, `--side-by-side` trains several at once. Writes results/chaos.json.
 """
 
 import argparse
+import contextlib
+import glob
+import itertools
 import json
 import os
 import random
@@ -20,14 +25,21 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from measure import RESULTS, write_result
 
-ITERATIONS, ENVS, STEPS = 400, 8, 16
-HANG_SECONDS = 240
-ORPHAN_SECONDS = 5.0
-"""How long workers may live on after their coordinator."""
+ITERATIONS, ENVS, STEPS = 1000, 8, 16
+HANG_SECONDS = 300
+ORPHAN_SECONDS = 20.0
+"""How long workers may live on after their coordinator, on a machine that is busy with other work."""
+
+MAX_FAILURES = 50
+"""Of a worker in a row: kills come sooner one after the other than an environment that is well fails."""
+
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(10**6))"
+"""What keeps a core busy for as long as its parent lives."""
 
 POLICIES = {
     "multi-learner": ["--learners", "2"],
@@ -45,11 +57,11 @@ POLICIES = {
 class Training:
     """A training in processes, and what it says."""
 
-    def __init__(self, command: list[str], mark: str) -> None:
+    def __init__(self, command: list[str], mark: str, scratch: Path) -> None:
         self.workers: dict[str, int] = {}
         self.lines: list[str] = []
         self.mark = mark
-        environment = {**os.environ, "ROLLMILL_CHAOS": mark}
+        environment = {**os.environ, "ROLLMILL_CHAOS": mark, "TMPDIR": str(scratch)}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         )
@@ -103,6 +115,12 @@ def lines_of(run: Path) -> int:
     return sum(1 for _ in file.open()) if file.exists() else 0
 
 
+def iterations_of(run: Path) -> list[int]:
+    """What its metrics have."""
+    file = run / "metrics.jsonl"
+    return [json.loads(line)["iteration"] for line in file.read_text().splitlines()] if file.exists() else []
+
+
 def carries(pid: int, mark: str) -> bool:
     """Whether this process is of the training with that mark, and lives."""
     try:
@@ -122,16 +140,47 @@ def left_behind(mark: str) -> list[int]:
         time.sleep(0.05)
 
 
-def endure(policy: str, kills: int, rng: random.Random, folder: Path, number: int) -> dict:
-    run, mark = folder / f"run{number}", f"{os.getpid()}-{number}"
+def files_left(scratch: Path, shared_before: set[str]) -> list[str]:
+    """New files in shared memory that no process has open, and sockets in a training's own folder."""
+    suspects = set(glob.glob("/dev/shm/*")) - shared_before - files_in_use()
+    if suspects:
+        time.sleep(1.0)  # others on this machine come and go
+        suspects = suspects & set(glob.glob("/dev/shm/*")) - files_in_use()
+    sockets = [path for path in scratch.rglob("*") if path.is_socket() and "ray" not in path.parts]
+    return sorted(suspects) + [str(path) for path in sockets]
+
+
+def files_in_use() -> set[str]:
+    """Files that any process has open or mapped, so far as this user may know."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            maps = (folder / "maps").read_text().splitlines()
+            found |= {line.split()[-1] for line in maps if "/dev/shm/" in line}
+            found |= {os.readlink(descriptor) for descriptor in (folder / "fd").iterdir()}
+    return found
+
+
+def command_of(policy: str, place: str, run: Path, number: int) -> list[str]:
+    """The command of a training."""
     name, *_ = policy.split(",")
-    command = [sys.executable, "-m", "rollmill"]
-    train = [*command, "train", "ppo", "gymnasium:CartPole-v1", "--distribution", name, *POLICIES[policy]]
+    train = ["train", "ppo", "gymnasium:CartPole-v1", "--distribution", name, *POLICIES[policy]]
     train += ["--num-envs", str(ENVS), "--num-steps", str(STEPS), "--num-minibatches", "2", "--update-epochs", "1"]
     train += ["--total-timesteps", str(ITERATIONS * ENVS * STEPS), "--checkpoint-iterations", "20", "--checksums"]
     train += ["--run-dir", str(run), "--no-tensorboard", "--seed", str(number)]
+    train += ["--max-failures", str(MAX_FAILURES), *(["--cluster", "ray"] if place == "ray" else [])]
+    return train
+
+
+def endure(policy: str, place: str, kills: int, seed: int, folder: Path, number: int) -> dict:
+    """A training of 1,000 iterations while its processes are killed; what became of it."""
+    run, mark, rng = folder / f"run{number}", f"{os.getpid()}-{number}", random.Random(f"{seed}-{number}")
+    scratch, shared_before = folder / f"tmp{number}", set(glob.glob("/dev/shm/*"))
+    scratch.mkdir()
+    command = [sys.executable, "-m", "rollmill"]
+    train = [*command, *command_of(policy, place, run, number)]
     killed, faults, began = [], [], time.monotonic()
-    trainings = [training := Training(train, mark)]
+    trainings = [training := Training(train, mark, scratch)]
     while True:
         killed += kill_some(training, run, kills - len(killed), rng)
         try:
@@ -147,14 +196,17 @@ def endure(policy: str, kills: int, rng: random.Random, folder: Path, number: in
         if code != -signal.SIGKILL or killed[-1:] != ["coordinator"]:
             faults.append(f"exit code {code}: " + " | ".join(training.lines[-8:]))
             break
-        trainings.append(training := Training([*command, "resume", str(run)], mark))
+        trainings.append(training := Training([*command, "resume", str(run)], mark, scratch))
     if orphans := left_behind(mark):
         faults.append(f"left behind: {orphans}")
-    iterations = [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    if files := files_left(scratch, shared_before):
+        faults.append(f"files left behind: {files}")
+    iterations = iterations_of(run)
     if not faults and iterations != list(range(1, ITERATIONS + 1)):
         faults.append(f"metrics have {len(iterations)} lines, from {iterations[:1]} to {iterations[-1:]}")
     return {
         "policy": policy,
+        "place": place,
         "killed": killed,
         "resumed": len(trainings) - 1,
         "replaced": sum("was replaced" in line for each in trainings for line in each.lines),
@@ -167,21 +219,40 @@ def endure(policy: str, kills: int, rng: random.Random, folder: Path, number: in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50, help="processes to kill in all")
-    parser.add_argument("--each", type=int, default=5, help="at most so many in one training")
+    parser.add_argument("--each", type=int, default=10, help="at most so many in one training")
+    parser.add_argument("--busy", type=int, default=0, help="processes that keep the machine busy meanwhile")
+    parser.add_argument("--side-by-side", type=int, default=1, help="trainings at once")
+    parser.add_argument("--places", nargs="*", default=["processes", "processes", "ray"], help="take turns")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--policies", nargs="*", default=list(POLICIES))
     parser.add_argument("--output", type=Path, default=RESULTS)
     chosen = parser.parse_args()
-    rng, trainings, number = random.Random(chosen.seed), [], 0
-    with tempfile.TemporaryDirectory() as folder:
+    trainings, numbers, changing = [], itertools.count(), threading.Lock()
+
+    def go_on(folder: Path) -> None:
         while sum(len(training["killed"]) for training in trainings) < chosen.kills:
+            with changing:
+                number = next(numbers)
             policy = chosen.policies[number % len(chosen.policies)]
-            trainings.append(endure(policy, chosen.each, rng, Path(folder), number))
+            place = chosen.places[(number + number // len(chosen.policies)) % len(chosen.places)]
+            trainings.append(endure(policy, place, chosen.each, chosen.seed, folder, number))
             print(json.dumps(trainings[-1]), flush=True)
-            number += 1
+
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(chosen.busy)]
+    try:
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(chosen.side_by_side) as pool:
+            for done in [pool.submit(go_on, Path(folder)) for _ in range(chosen.side_by_side)]:
+                done.result()
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
     kills = sum(len(training["killed"]) for training in trainings)
     faults = [fault for training in trainings for fault in training["faults"]]
-    write_result("chaos", {"kills": kills, "faults": faults, "trainings": trainings}, directory=chosen.output)
+    setting = {"busy": chosen.busy, "side by side": chosen.side_by_side}
+    write_result(
+        "chaos", {"kills": kills, "faults": faults, **setting, "trainings": trainings}, directory=chosen.output
+    )
     sys.exit(1 if faults else 0)
 
 
