@@ -140,6 +140,12 @@ def left_behind(mark: str) -> list[int]:
         time.sleep(0.05)
 
 
+def what_is_left(mark: str, scratch: Path, shared_before: set[str]) -> list[str]:
+    """After the end of a training: faults."""
+    orphans, files = left_behind(mark), files_left(scratch, shared_before)
+    return [f"left behind: {found}" for found in (orphans, files) if found]
+
+
 def files_left(scratch: Path, shared_before: set[str]) -> list[str]:
     """New files in shared memory that no process has open, and sockets in a training's own folder."""
     suspects = set(glob.glob("/dev/shm/*")) - shared_before - files_in_use()
@@ -197,10 +203,7 @@ def endure(policy: str, place: str, kills: int, seed: int, folder: Path, number:
             faults.append(f"exit code {code}: " + " | ".join(training.lines[-8:]))
             break
         trainings.append(training := Training([*command, "resume", str(run)], mark, scratch))
-    if orphans := left_behind(mark):
-        faults.append(f"left behind: {orphans}")
-    if files := files_left(scratch, shared_before):
-        faults.append(f"files left behind: {files}")
+    faults += what_is_left(mark, scratch, shared_before)
     iterations = iterations_of(run)
     if not faults and iterations != list(range(1, ITERATIONS + 1)):
         faults.append(f"metrics have {len(iterations)} lines, from {iterations[:1]} to {iterations[-1:]}")
