@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from rollmill import envs
-from rollmill.core.errors import ContractError
+from rollmill.core.errors import ContractError, EnvironmentFailed, NonFiniteError
+from rollmill.core.types import HostFailure
 from rollmill.envs.host import environment_seed
+from rollmill.execution.groups.failures import FailureStreaks
 
 NO_OP = np.zeros(3, np.int32)
 
@@ -179,3 +181,88 @@ def test_what_is_no_timestep_is_a_failure():
     vector.reset()
     assert vector.step(NO_OP[:1]).truncated.all()
     assert "not enough values to unpack" in vector.drain_failures()[0].error
+
+
+# --- numbers that are not finite -----------------------------------------------------------------------
+
+
+class Dividing(host_cases.Script):
+    """Gives a number that is not finite, where `gives` says so: (episode, step, field)."""
+
+    gives = staticmethod(lambda env: None)
+
+    def reset(self, *, seed=None, options=None):
+        self.episode = getattr(self, "episode", -1) + 1
+        observation, info = super().reset(seed=seed)
+        return self.spoilt(observation), info
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return self.spoilt(observation), np.inf if self.gives(self) == "reward" else reward, *rest
+
+    def spoilt(self, observation):
+        if self.gives(self) == "observation":
+            observation = np.array(observation, np.float32)
+            observation[1] = np.nan
+        return observation
+
+
+@pytest.mark.parametrize(
+    ("field", "episode", "step", "said"),
+    [
+        ("observation", 0, 2, r"environment 8 gave observation\[1\] = nan at step 2 of its episode"),
+        ("reward", 0, 1, r"environment 8 gave reward = inf at step 1 of its episode"),
+        ("observation", 1, 0, r"environment 8 gave observation\[1\] = nan when it was reset"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_named_with_environment_step_and_field(field, episode, step, said):
+    def gives(env):
+        here = len(made) == 3 and env is made[1] and (env.episode, env.count) == (episode, step)
+        return field if here else None
+
+    made = []
+    env = envs.host_environment("Dividing", host_cases.keeping(made, Dividing, gives=gives))
+    made.clear()
+    vector = env.start([7, 8, 9], seed=1)
+    vector.reset()
+    action = np.full(3, host_cases.TERMINATE if episode else 1, np.int32)
+    with pytest.raises(NonFiniteError, match=rf"^Dividing: {said}; it was begun with seed {vector.seeds[1]}"):
+        for _ in range(3):
+            vector.step(action)
+
+
+# --- failures in a row ----------------------------------------------------------------------------------
+
+
+def failure(index, doing="step"):
+    return HostFailure(index, doing, "ValueError: no", "env.py:3: raise", 0)
+
+
+def test_failures_of_one_environment_with_no_whole_episode_in_between_are_too_many():
+    streaks, none = FailureStreaks([4, 5], 2), np.zeros(2, bool)
+    for _ in range(2):
+        streaks.count([failure(5)], np.array([False, True]))
+        streaks.count([failure(4)], np.array([True, False]))
+        streaks.count([], np.array([True, False]))  # a whole episode of the other
+        streaks.count([], none)
+    with pytest.raises(EnvironmentFailed) as caught:
+        streaks.count([failure(5)], np.array([False, True]))
+    assert str(caught.value) == (
+        "environment 5 failed 3 times with no whole episode in between, the last time in its step: "
+        "ValueError: no\n"
+        "  at env.py:3: raise\n"
+        "hint: mend the environment, or allow more failures in a row with --max-failures (now 2)."
+    )
+
+
+def test_a_reset_that_fails_after_a_whole_episode_is_the_first_in_a_row():
+    streaks = FailureStreaks([0], 1)
+    for _ in range(5):
+        streaks.count([failure(0, "reset")], np.array([True]))
+    with pytest.raises(EnvironmentFailed, match="failed 2 times with no whole episode in between.* in its reset"):
+        streaks.count([failure(0, "reset")], np.array([False]))
+
+
+def test_failures_of_the_first_reset_count():
+    with pytest.raises(EnvironmentFailed, match="environment 3 failed 1 times"):
+        FailureStreaks([3], 0).count([failure(3, "make")], None)
