@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -126,7 +127,8 @@ def _is_member() -> bool:
 
 def _current_cluster() -> Path:
     """Where Ray notes the address of the cluster that this machine belongs to."""
-    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")
+    folder = os.environ.get("RAY_TMPDIR") or (sys.platform == "linux" and os.environ.get("TMPDIR")) or "/tmp"
+    return Path(folder, "ray", "ray_current_cluster")
 
 
 @contextlib.contextmanager
