@@ -65,6 +65,15 @@ def open_wire(end: End) -> MemoryWire | TcpWire:
     return MemoryWire(broker) if end.transport == "memory" else TcpWire(broker, end.token)
 
 
+def is_open(end: End) -> bool:
+    """Whether the process has taken its end over; who has not can take it over after its own successor."""
+    return Path(end.folder, f"open-{end.process}").exists()
+
+
+def note_opening(end: End) -> None:
+    Path(end.folder, f"open-{end.process}").touch()
+
+
 def is_over(end: End) -> bool:
     return Path(end.folder, "over").exists()
 
@@ -92,6 +101,7 @@ def produce(end: End) -> None:
         capacity=end.capacity,
         route=least_filled,
     )
+    note_opening(end)
     try:
         while not is_over(end):
             try:
@@ -124,6 +134,7 @@ def consume(end: End) -> None:
         layout=layout_of(end.nbytes),
         capacity=end.capacity,
     )
+    note_opening(end)
     try:
         while True:
             try:

@@ -124,6 +124,8 @@ class Scene:
 
     def replace(self, place: tuple[str, int]) -> None:
         """The successor comes while the predecessor runs."""
+        if not ring_ends.is_open(self.holders[place].end):
+            return
         holder = self.holders.pop(place)
         holder.fenced_by = time.monotonic() + FENCE_SECONDS
         self.replaced.append(holder)
@@ -131,7 +133,7 @@ class Scene:
 
     def replace_stopped(self, place: tuple[str, int]) -> None:
         """The successor comes while the predecessor stands still, which wakes up later."""
-        if self.holders[place].stopped_until is None:
+        if self.holders[place].stopped_until is None and ring_ends.is_open(self.holders[place].end):
             self._stop(self.holders[place], self.rng.uniform(0.5, 5.0))
         self.replace(place)
 

@@ -23,7 +23,7 @@ from rollmill.channels import (
     new_token,
 )
 from rollmill.channels.connection import Connection
-from rollmill.channels.handshake import GREETING, admit, present
+from rollmill.channels.handshake import GREETING, admit, converse, present
 from rollmill.core.errors import RollmillError, UsageError
 
 
@@ -104,21 +104,30 @@ def test_the_token_does_not_travel(run_together):
     token, said = new_token(), {"admits": b"", "presents": b""}
     ends = dict(zip(said, socket.socketpair(), strict=True))
 
-    class Overheard(Connection):
-        def send(self, *parts, timeout=None):
-            said[self.side] += b"".join(parts)
-            Connection.send(self, *parts, timeout=timeout)
+    def overheard(side, dialogue):
+        step = next(dialogue)
+        while True:
+            said[side] += step[0]
+            try:
+                step = dialogue.send((yield step))
+            except StopIteration as end:
+                said[side] += getattr(end.value, "answer", b"")
+                return end.value
 
-    sides = {}
-    for side, sock in ends.items():
-        sides[side] = Overheard(sock)
-        sides[side].side = side
-    run_together(lambda: admit(sides["admits"], token), lambda: present(sides["presents"], token))
-    assert len(said["admits"]) == len(GREETING) + 64 and len(said["presents"]) == 64
+    def admits():
+        admission = converse(ends["admits"], overheard("admits", admit(token.encode())), timeout=5.0)
+        ends["admits"].sendall(admission.answer)
+        assert admission.claim == b"who I am"
+
+    def presents():
+        converse(ends["presents"], overheard("presents", present(token.encode(), b"who I am")), timeout=5.0)
+
+    run_together(admits, presents)
+    assert len(said["admits"]) == len(GREETING) + 32 + 33 and len(said["presents"]) == 66 + len(b"who I am")
     for words in said.values():
         assert token.encode() not in words and bytes.fromhex(token) not in words
-    for side in sides.values():
-        side.close()
+    for sock in ends.values():
+        sock.close()
 
 
 def test_a_proof_that_was_overheard_opens_nothing(coordinator):
@@ -126,7 +135,8 @@ def test_a_proof_that_was_overheard_opens_nothing(coordinator):
     host, port = coordinator.server.tcp_address.removeprefix("tcp:").split(":")
     with socket.create_connection((host, int(port)), timeout=5) as sock:
         words = sock.recv(1024)
-        sock.sendall((words[len(GREETING) :] + bytes(32))[:64])
+        sock.sendall((words[len(GREETING) :] + bytes(32))[:64] + bytes(2))
+        assert sock.recv(1024) == b"-" + bytes(32)
         assert sock.recv(1024) == b""
 
 
@@ -140,7 +150,11 @@ def test_what_is_no_request_gets_an_error_and_hurts_nobody(coordinator, request_
     connection.close()
 
 
-@pytest.mark.parametrize("words", [b"\xff\xff\xff\xff", b"\x04\x00\x00\x00nope", b"\x02\x00\x00\x00[]"])
+DEEP = (60_000).to_bytes(4, "little") + b'{"a":' * 12_000
+"""An object that Python's own parser follows until its stack ends."""
+
+
+@pytest.mark.parametrize("words", [b"\xff\xff\xff\xff", b"\x04\x00\x00\x00nope", b"\x02\x00\x00\x00[]", DEEP])
 def test_words_that_are_no_json_object_end_the_connection(coordinator, words):
     connection = connected(coordinator)
     connection.send(words, timeout=5.0)
@@ -152,9 +166,8 @@ def test_words_that_are_no_json_object_end_the_connection(coordinator, words):
 def connected(coordinator):
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(coordinator.server.address.removeprefix("unix:").replace("@", "\0"))
-    connection = Connection(sock)
-    present(connection, coordinator.token)
-    return connection
+    converse(sock, present(coordinator.token.encode()), timeout=5.0)
+    return Connection(sock)
 
 
 @pytest.mark.parametrize("address", ["unix:@rollmill-nobody", "unix:/nowhere/broker", "tcp:127.0.0.1:1"])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollmill.channels import ChannelClosed, Damaged, Doorbell, Header, Layout
-from rollmill.channels.memory import private_memory
+from rollmill.channels import ChannelClosed, Damaged, Doorbell, Header, Layout, LocalBroker
+from rollmill.channels.memory_wire import BrokerHolders
 from rollmill.channels.ring import Ring, RingReader, RingWriter, ring_bytes
 
 LAYOUT = Layout.of([np.zeros(3, np.int64)])
@@ -18,7 +18,7 @@ class Ends:
     """A ring and both its ends, each of which can be replaced by a new one on the same memory."""
 
     def __init__(self, capacity, *, checksum=False):
-        self.memory = private_memory(ring_bytes(LAYOUT, capacity))
+        self.broker = LocalBroker()
         self.capacity = capacity
         self.checksum = checksum
         self.bell = Doorbell.create()
@@ -26,7 +26,12 @@ class Ends:
         self.new_reader()
 
     def ring(self):
-        return Ring(self.memory, LAYOUT, self.capacity)
+        memory = self.broker.segment("ring", nbytes=ring_bytes(LAYOUT, self.capacity), digest="d")
+        return Ring(memory, LAYOUT, self.capacity, BrokerHolders(self.broker, "ring", "d"))
+
+    def close(self):
+        self.bell.close()
+        self.broker.close()
 
     def new_writer(self):
         self.writer = RingWriter(self.ring(), source=5, doorbell=self.bell, checksum=self.checksum, name="edge")
@@ -52,7 +57,7 @@ def make_ends():
 
     yield make
     for ends in made:
-        ends.bell.close()
+        ends.close()
 
 
 def value_of(message):
@@ -126,7 +131,7 @@ def test_the_ring_is_a_bounded_queue_that_outlives_its_ends(capacity, actions):
     for action in actions:
         action(model)
         model.check()
-    model.ends.bell.close()
+    model.ends.close()
 
 
 @given(st.permutations(range(4)))
@@ -141,7 +146,7 @@ def test_messages_released_in_any_order_free_their_slots_in_order(order):
         released = set(order[: count + 1])
         free = next((i for i in range(4) if i not in released), 4)
         assert ends.writer.occupied == 4 - free
-    ends.bell.close()
+    ends.close()
 
 
 def test_a_copy_outlives_the_slot_and_a_view_does_not(make_ends):
@@ -190,7 +195,7 @@ def test_a_payload_that_changed_is_damaged_and_then_passed_over(make_ends):
     ends = make_ends(3, checksum=True)
     for value in range(3):
         ends.send(value)
-    slot = ends.ring().slots[1]
+    slot = ends.ring().section(1).slots[1]
     slot.payload[8] ^= 1
     assert value_of(ends.reader.take()) == 0
     with pytest.raises(Damaged, match="message 1"):
@@ -201,7 +206,7 @@ def test_a_payload_that_changed_is_damaged_and_then_passed_over(make_ends):
 def test_a_slot_that_is_being_overwritten_is_damaged(make_ends):
     ends = make_ends(2)
     ends.send(0)
-    ends.ring().slots[0].stamp[0] = 0  # as a producer that was believed dead marks what it writes
+    ends.ring().section(1).slots[0].stamp[0] = 0  # as a producer that was believed dead marks what it writes
     with pytest.raises(Damaged):
         ends.reader.take()
     assert ends.writer.occupied == 0

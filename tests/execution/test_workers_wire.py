@@ -11,9 +11,10 @@ import pytest
 from worker_jobs import job, obeys
 
 from rollmill.channels import Abandoned, Damaged, Refused, TimedOut
+from rollmill.channels.handshake import GREETING
 from rollmill.core.errors import UsageError
 from rollmill.execution.workers import LocalLauncher, Message, Supervisor
-from rollmill.execution.workers.frames import MAGIC, PREFIX, Limits, encode, receive_frame, send_frame
+from rollmill.execution.workers.frames import MAGIC, PREFIX, Limits, encode, receive_frame
 from rollmill.execution.workers.handshake import listen, report
 from rollmill.execution.workers.jobs import Job
 from rollmill.execution.workers.launchers import status_text
@@ -109,15 +110,15 @@ def test_strangers_are_refused(refused):
         socket.create_connection((host, int(port))) as silent,
         socket.create_connection((host, int(port))) as loud,
     ):
-        loud.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        wait_for(lines, "starts with b'GET '")
-        with pytest.raises(Refused, match="the token is wrong"):
+        loud.sendall(b"GET / HTTP/1.1\r\n\r\n".ljust(66))
+        wait_for(lines, "claims to be somebody in 8,224 bytes")
+        with pytest.raises(Refused, match="the token is not that of the run"):
             report(supervisor.address, b"guess", job(obeys))
-        wait_for(lines, "'actor/0' does not know the token")
+        wait_for(lines, "does not know the run's token")
         with pytest.raises(Refused, match="no worker of that name and attempt"):
             report(supervisor.address, supervisor._token, job(obeys, 7))
         silent.close()
-        wait_for(lines, "reset by peer")  # it left the challenge unread
+        wait_for(lines, "reset by peer")  # it left the greeting unread
 
 
 def test_a_worker_refuses_a_coordinator_without_the_token():
@@ -126,13 +127,13 @@ def test_a_worker_refuses_a_coordinator_without_the_token():
     def pretend():
         peer, _ = listener.accept()
         with peer:
-            send_frame(peer, encode(Message(".challenge", {"nonce": "n"}, {})))
-            receive_frame(peer)
-            send_frame(peer, encode(Message(".proof", {"proof": "trust me"}, {})))
+            peer.sendall(GREETING + bytes(32))
+            peer.recv(4096)
+            peer.sendall(b"+" + b"trust me".ljust(32))
 
     thread = threading.Thread(target=pretend)
     thread.start()
-    with listener, pytest.raises(Refused, match="does not know the token"):
+    with listener, pytest.raises(Refused, match="does not know the run's token"):
         report(address, b"token", job(obeys))
     thread.join()
 

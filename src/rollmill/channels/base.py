@@ -365,11 +365,24 @@ class Broker(Protocol):
         """The doorbell of that name."""
         ...
 
-    def claim(self, name: str) -> int:
+    def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
         """Takes the end called `name` over: returns the caller's incarnation, 1 for the first holder.
 
         Incarnations of a name rise and are never handed out twice; whoever holds a lower one has been replaced.
+
+        Args:
+            name: of the end.
+            segment: shared memory that shows the incarnation from now on; None: it is not shown.
+            word: where, in words of 64 bits.
         """
+        ...
+
+    def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
+        """Shows in a segment that this incarnation is ready; does nothing where a later one claimed the end."""
+        ...
+
+    def drop(self, name: str) -> None:
+        """Nobody will ask for the segment of that name again; it stays while somebody uses it."""
         ...
 
     def holder(self, name: str) -> int:

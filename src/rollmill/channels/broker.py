@@ -4,6 +4,7 @@
 """
 
 import os
+import struct
 import threading
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from rollmill.channels.base import Address
 from rollmill.channels.doorbell import Doorbell
 from rollmill.channels.memory import create_memory, map_memory
 from rollmill.core.errors import UsageError
+
+WORD = struct.Struct("@q")
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,28 @@ class LocalBroker:
                 self._doorbells[name] = Doorbell.create()
             return self._doorbells[name]
 
-    def claim(self, name: str) -> int:
+    def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
         """Takes the end of that name over."""
         with self._lock:
             self._holders[name] = self._holders.get(name, 0) + 1
             self._addresses.pop(name, None)  # of the one before
+            if segment is not None:
+                self._show(segment, word, self._holders[name])
             return self._holders[name]
+
+    def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
+        """Shows that this incarnation is ready."""
+        with self._lock:
+            if incarnation == self._holders.get(name):
+                self._show(segment, word, incarnation)
+
+    def drop(self, name: str) -> None:
+        """Forgets the segment of that name."""
+        with self._lock:
+            self._mapped.pop(name, None)
+            self._digests.pop(name, None)
+            if (segment := self._segments.pop(name, None)) is not None:
+                os.close(segment.fd)
 
     def holder(self, name: str) -> int:
         """The incarnation that claimed the name last."""
@@ -91,6 +110,13 @@ class LocalBroker:
         """Where the holder listens."""
         with self._lock:
             return self._addresses.get(name)
+
+    def _show(self, segment: str, word: int, incarnation: int) -> None:
+        if segment not in self._segments:
+            raise UsageError(f"there is no segment {segment} to show who holds an end.")
+        if not 0 <= word < self._segments[segment].nbytes // WORD.size:
+            raise UsageError(f"{segment} has no word {word}.")
+        os.pwrite(self._segments[segment].fd, WORD.pack(incarnation), word * WORD.size)
 
     def close(self) -> None:
         """Gives file descriptors back; memory that is mapped stays."""

@@ -5,17 +5,21 @@ A request is a JSON object, and so is its answer, which carries "error" where so
     {"ask": "segment", "name": ..., "nbytes": ..., "digest": ...}   -> {} and one file descriptor
     {"ask": "doorbell", "name": ...}                                -> {} and one or two
     {"ask": "agree", "name": ..., "digest": ...}                    -> {}
-    {"ask": "claim", "name": ...}                                   -> {"incarnation": number}
+    {"ask": "claim", "name": ..., "segment": ..., "word": ...}      -> {"incarnation": number}
+    {"ask": "confirm", "name": ..., "incarnation": number, "segment": ..., "word": ...}    -> {}
+    {"ask": "drop", "name": ...}                                    -> {}
     {"ask": "holder", "name": ...}                                  -> {"incarnation": number}
     {"ask": "announce", "name": ..., "address": [host, port], "incarnation": number}       -> {}
     {"ask": "lookup", "name": ...}                                  -> {"address": [host, port] or null}
 """
 
+import socket
 from typing import Any
 
 from rollmill.channels.broker import LocalBroker
 from rollmill.channels.connection import Connection
 from rollmill.channels.errors import Refused
+from rollmill.channels.handshake import PATIENCE, Admission
 from rollmill.channels.listener import Listener, listen_in_host, listen_on_host
 from rollmill.core.errors import RollmillError
 
@@ -37,19 +41,25 @@ class BrokerServer:
         """For `RemoteBroker` in processes of this host."""
         self.tcp_address: str | None = None
         """For `RemoteBroker` in processes of other hosts, which get no shared memory."""
-        self._listeners = [Listener(sock, token, lambda connection: self._serve(connection, in_host=True))]
+        self._listeners = [self._listener(sock, token, in_host=True)]
         if host is not None:
             sock, (_, port) = listen_on_host(host, port)
             self.tcp_address = f"tcp:{host}:{port}"
-            self._listeners.append(
-                Listener(sock, token, lambda connection: self._serve(connection, in_host=False))
-            )
+            self._listeners.append(self._listener(sock, token, in_host=False))
 
     def close(self) -> None:
         """Ends all connections; the broker itself stays open."""
         for listener in self._listeners:
             listener.close()
         self._remove_path()
+
+    def _listener(self, sock: socket.socket, token: str, *, in_host: bool) -> Listener:
+        return Listener(sock, token.encode(), lambda peer, admission: self._begin(peer, admission, in_host))
+
+    def _begin(self, peer: socket.socket, admission: Admission, in_host: bool) -> None:
+        connection = Connection(peer)
+        connection.send(admission.answer, timeout=PATIENCE)
+        self._serve(connection, in_host=in_host)
 
     def _serve(self, connection: Connection, *, in_host: bool) -> None:
         while True:
@@ -81,7 +91,15 @@ class BrokerServer:
                 self._broker.agree(name, digest=str(request["digest"]))
                 return {}
             case "claim":
-                return {"incarnation": self._broker.claim(name)}
+                segment, word = request.get("segment"), int(request.get("word", 0))
+                return {"incarnation": self._broker.claim(name, segment=segment, word=word)}
+            case "confirm":
+                segment, word = str(request["segment"]), int(request["word"])
+                self._broker.confirm(name, int(request["incarnation"]), segment=segment, word=word)
+                return {}
+            case "drop":
+                self._broker.drop(name)
+                return {}
             case "holder":
                 return {"incarnation": self._broker.holder(name)}
             case "announce":

@@ -22,9 +22,18 @@ class Chapter:
         """See `Broker`."""
         return self._broker.doorbell(self._under(name))
 
-    def claim(self, name: str) -> int:
+    def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
         """See `Broker`."""
-        return self._broker.claim(self._under(name))
+        shown = None if segment is None else self._under(segment)
+        return self._broker.claim(self._under(name), segment=shown, word=word)
+
+    def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
+        """See `Broker`."""
+        self._broker.confirm(self._under(name), incarnation, segment=self._under(segment), word=word)
+
+    def drop(self, name: str) -> None:
+        """See `Broker`."""
+        self._broker.drop(self._under(name))
 
     def holder(self, name: str) -> int:
         """See `Broker`."""

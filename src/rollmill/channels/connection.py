@@ -13,6 +13,7 @@ from typing import Any
 
 from rollmill.channels.errors import ConnectionLost, Refused
 from rollmill.channels.waiting import Abandon, Deadline, check_waiting, never
+from rollmill.core.json_data import parse_object
 
 LENGTH = struct.Struct("<I")
 LONGEST_JSON = 1 << 16
@@ -109,13 +110,15 @@ class Connection:
         Raises:
             Refused: what came is no such object.
         """
-        first, descriptors = self._receive_descriptors(Deadline(timeout))
+        deadline = Deadline(timeout)
+        first, descriptors = self._receive_descriptors(deadline)
         try:
-            rest = self.receive(LENGTH.size - 1, timeout=timeout)
+            rest = self.receive(LENGTH.size - 1, timeout=deadline.seconds())
             (length,) = LENGTH.unpack(first + rest)
             if length > LONGEST_JSON:
                 raise Refused(f"{length} bytes of JSON were announced, at most {LONGEST_JSON} are taken.")
-            return _json_object(self.receive(length, timeout=timeout)), descriptors
+            text = self.receive(length, timeout=deadline.seconds())
+            return parse_object(text, where="a message", limit=LONGEST_JSON, error=Refused), descriptors
         except BaseException:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -186,13 +189,3 @@ def _descriptors(extras: list[tuple[int, int, bytes]]) -> list[int]:
     for descriptor in received:
         os.set_inheritable(descriptor, False)
     return list(received)
-
-
-def _json_object(text: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise Refused("what came is no JSON.") from error
-    if not isinstance(value, dict):
-        raise Refused(f"a JSON object was expected, a {type(value).__name__} came.")
-    return value

@@ -4,6 +4,7 @@ Which of the two is the broker's business: `LocalBroker` for threads and for the
 `RemoteBroker` for its workers.
 """
 
+import contextlib
 from collections.abc import Sequence
 
 from rollmill.channels.base import Broker, Route
@@ -11,10 +12,47 @@ from rollmill.channels.experience import RingReceiver, RingSender
 from rollmill.channels.layout import Layout
 from rollmill.channels.newest import Board, BoardReader, BoardWriter, board_bytes
 from rollmill.channels.reduction import MemoryReduction, reduction_bytes
-from rollmill.channels.ring import Ring, RingReader, RingWriter, ring_bytes
+from rollmill.channels.ring import CONSUMER, PRODUCER, Ring, RingReader, RingWriter, ring_bytes
 from rollmill.channels.routes import round_robin
 from rollmill.channels.waiting import Abandon, Waiter, never
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import RollmillError, UsageError
+
+SIDES = {PRODUCER: "producer", CONSUMER: "consumer"}
+
+
+class BrokerHolders:
+    """`Holders` of a ring, as the broker knows them.
+
+    Args:
+        broker: hands out memory and incarnations.
+        ring: name of its segment, which begins with its root.
+        digest: of the segment.
+    """
+
+    def __init__(self, broker: Broker, ring: str, digest: str) -> None:
+        self._broker = broker
+        self._ring = ring
+        self._digest = digest
+
+    def claim(self, word: int) -> int:
+        """See `Holders`."""
+        return self._broker.claim(f"{self._ring}/{SIDES[word]}", segment=self._ring, word=word)
+
+    def confirm(self, word: int, incarnation: int) -> None:
+        """See `Holders`."""
+        self._broker.confirm(f"{self._ring}/{SIDES[word]}", incarnation, segment=self._ring, word=word + 1)
+
+    def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
+        """See `Holders`."""
+        return self._broker.segment(self._of(word, incarnation), nbytes=nbytes, digest=self._digest)
+
+    def drop(self, word: int, incarnation: int) -> None:
+        """See `Holders`."""
+        with contextlib.suppress(RollmillError):  # without a broker nobody can ask for it
+            self._broker.drop(self._of(word, incarnation))
+
+    def _of(self, word: int, incarnation: int) -> str:
+        return f"{self._ring}/{SIDES[word]} {incarnation}"
 
 
 class MemoryWire:
@@ -99,10 +137,10 @@ class MemoryWire:
         """There is nothing to let go of: the memory goes with its last user."""
 
     def _ring(self, name: str, source: int, target: int, layout: Layout, capacity: int) -> Ring:
-        nbytes = ring_bytes(layout, capacity)
+        nbytes, ring = ring_bytes(layout, capacity), f"{name}/{source} to {target}"
         digest = f"ring of {capacity} of {layout.digest}"
-        memory = self._broker.segment(f"{name}/{source} to {target}", nbytes=nbytes, digest=digest)
-        return Ring(memory, layout, capacity)
+        memory = self._broker.segment(ring, nbytes=nbytes, digest=digest)
+        return Ring(memory, layout, capacity, BrokerHolders(self._broker, ring, digest))
 
     def _board(self, name: str, layout: Layout, readers: int) -> Board:
         digest = f"newest for {readers} of {layout.digest}"

@@ -7,9 +7,9 @@ from typing import Any
 
 from rollmill.channels.base import Address
 from rollmill.channels.connection import Connection
+from rollmill.channels.dialling import REACH_SECONDS, reach
 from rollmill.channels.doorbell import Doorbell
 from rollmill.channels.errors import ChannelClosed, ConnectionLost, TimedOut
-from rollmill.channels.handshake import present
 from rollmill.channels.memory import map_memory
 from rollmill.core.errors import UsageError
 
@@ -24,25 +24,19 @@ class RemoteBroker:
     Args:
         address: `BrokerServer.address` or `BrokerServer.tcp_address`.
         token: of the run.
+        patience: seconds for which it is tried to reach a broker that is slow.
 
     Raises:
         Refused: the token is not that of the run.
-        ChannelClosed: nobody listens at the address.
+        ChannelClosed: nobody listens at the address, or answers in time.
         UsageError: `address` is none.
     """
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, *, patience: float = REACH_SECONDS) -> None:
         self._lock = threading.Lock()
         self._mapped: dict[str, memoryview] = {}
         self._doorbells: dict[str, Doorbell] = {}
-        self._connection = Connection(_dial(address))
-        try:
-            present(self._connection, token)
-        except BaseException as error:
-            self._connection.close()
-            if isinstance(error, ConnectionLost):
-                raise ChannelClosed(f"the broker at {address} is gone.") from error
-            raise
+        self._connection = Connection(_reach(address, token.encode(), patience))
 
     def segment(self, name: str, *, nbytes: int, digest: str) -> memoryview:
         """The memory of that name, made of zeros when first asked for."""
@@ -68,11 +62,22 @@ class RemoteBroker:
                 self._doorbells[name] = Doorbell(descriptors[0], descriptors[-1])
             return self._doorbells[name]
 
-    def claim(self, name: str) -> int:
+    def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
         """Takes the end of that name over."""
         with self._lock:
-            answer, _ = self._ask(ask="claim", name=name)
+            answer, _ = self._ask(ask="claim", name=name, segment=segment, word=word)
         return int(answer["incarnation"])
+
+    def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
+        """Shows that this incarnation is ready."""
+        with self._lock:
+            self._ask(ask="confirm", name=name, incarnation=incarnation, segment=segment, word=word)
+
+    def drop(self, name: str) -> None:
+        """Forgets the segment of that name."""
+        with self._lock:
+            self._mapped.pop(name, None)
+            self._ask(ask="drop", name=name)
 
     def holder(self, name: str) -> int:
         """The incarnation that claimed the name last."""
@@ -112,16 +117,20 @@ class RemoteBroker:
         return answer, descriptors
 
 
+def _reach(address: str, token: bytes, patience: float) -> socket.socket:
+    try:
+        return reach(lambda: _dial(address), token, timeout=patience)
+    except (OSError, ConnectionLost, TimedOut) as error:
+        raise ChannelClosed(f"no broker answers at {address}: {str(error).removesuffix('.')}.") from error
+
+
 def _dial(address: str) -> socket.socket:
     kind, _, place = address.partition(":")
     host, _, port = place.rpartition(":")
-    try:
-        if kind == "unix" and place:
-            return _dial_in_host("\0" + place[1:] if place.startswith("@") else place)
-        if kind == "tcp" and port.isdecimal():
-            return socket.create_connection((host, int(port)), timeout=PATIENCE)
-    except OSError as error:
-        raise ChannelClosed(f"no broker answers at {address}: {error}.") from error
+    if kind == "unix" and place:
+        return _dial_in_host("\0" + place[1:] if place.startswith("@") else place)
+    if kind == "tcp" and port.isdecimal():
+        return socket.create_connection((host, int(port)), timeout=PATIENCE)
     raise UsageError(f"{address!r} is no address of a broker: unix:PATH or tcp:HOST:PORT.")
 
 

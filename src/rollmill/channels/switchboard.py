@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from rollmill.channels.base import Broker
 from rollmill.channels.connection import Connection
 from rollmill.channels.errors import Refused
-from rollmill.channels.handshake import PATIENCE, present
+from rollmill.channels.handshake import PATIENCE, Admission, converse, present
 from rollmill.channels.listener import Listener, listen_on_host
 from rollmill.core.errors import RollmillError
 
@@ -39,7 +39,7 @@ class Switchboard:
         self._lock = threading.Lock()
         self._ends: dict[str, Serve] = {}
         sock, self.address = listen_on_host(host, port)
-        self._listener = Listener(sock, token, self._connect)
+        self._listener = Listener(sock, token.encode(), self._connect)
 
     def claim(self, end: str) -> int:
         """Takes `end` over; see `Broker.claim`."""
@@ -67,12 +67,16 @@ class Switchboard:
             return None
         if sock is None:
             return None
-        connection = Connection(sock)
         try:
-            present(connection, self._token)
+            converse(sock, present(self._token.encode()), timeout=PATIENCE)
+            connection = Connection(sock)
+        except RollmillError:  # gone again, or another program has its port now
+            sock.close()
+            return None
+        try:
             connection.send_json({"to": end, **hello}, timeout=PATIENCE)
             answer, _ = connection.receive_json(timeout=PATIENCE)
-        except RollmillError:  # gone again, or another program has its port now
+        except RollmillError:
             connection.close()
             return None
         if "absent" in answer:
@@ -84,7 +88,9 @@ class Switchboard:
         """Ends the connections that others dialled."""
         self._listener.close()
 
-    def _connect(self, connection: Connection) -> None:
+    def _connect(self, peer: socket.socket, admission: Admission) -> None:
+        connection = Connection(peer)
+        connection.send(admission.answer, timeout=PATIENCE)
         hello, _ = connection.receive_json(timeout=PATIENCE)
         with self._lock:
             serve = self._ends.get(str(hello.get("to")))

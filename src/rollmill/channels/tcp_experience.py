@@ -18,7 +18,8 @@ message is known by the incarnation of its sender and its position there. Three 
     again. With another incarnation the pump goes on behind all that it ever sent: what was on its way is lost.
  2. An inlet listens to the latest incarnation of a sender that it or the broker knows, and counts arrivals of each
     sender apart; a pump never goes back to an earlier incarnation of the receiver. Whoever learns of its successor
-    closes its end: a pump is told when it dials, and an inlet asks the broker when its connection is lost.
+    closes its end: a pump is told when it dials; an inlet asks the broker when its connection is lost, and now
+    and then where it has none.
  3. Sequence numbers go on from whichever end knows how far they were, which is one that was not replaced since.
     Where both were, the broker hands out a range that was never used.
 
@@ -45,6 +46,9 @@ from rollmill.channels.waiting import NAP_MS, Abandon
 WORD = struct.Struct("<q")
 MESSAGE, END = 1, 2
 NOBODY = -(2**63)
+
+LOOK_SECONDS = 2.0
+"""How often an end asks the broker whether the other one, or itself, was replaced."""
 
 RANGE = 2**40
 """Sequence numbers of one range; see rule 3."""

@@ -1,6 +1,7 @@
 """The receiver's half of rings between hosts; see `tcp_experience` for the protocol."""
 
 import select
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from rollmill.channels.errors import ConnectionLost, Refused
 from rollmill.channels.handshake import PATIENCE
 from rollmill.channels.ring import CONSUMER, GONE, HEADER, Ring, RingWriter
 from rollmill.channels.switchboard import Switchboard, Turn
-from rollmill.channels.tcp_experience import END, NOBODY, RANGE, WORD, Earlier, RingEnds
+from rollmill.channels.tcp_experience import END, LOOK_SECONDS, NOBODY, RANGE, WORD, Earlier, RingEnds
 
 
 class Arrivals(NamedTuple):
@@ -50,6 +51,12 @@ class Inlet:
         self._switchboard = switchboard
         self._ends = ends
         self._name = name
+        self._writers = {
+            source: RingWriter(ring, source=source, doorbell=arrived, checksum=False, name=name)
+            for source, ring in rings.items()
+        }
+        self._connected: set[int] = set()
+        self._look_at = time.monotonic() + LOOK_SECONDS
         self._arrivals = dict.fromkeys(rings, Arrivals())
         self._turns = {source: Turn() for source in rings}
         self.earlier = {source: Earlier() for source in rings}
@@ -68,15 +75,24 @@ class Inlet:
         try:
             with self._turns[source].of(connection, sender) as is_newest:
                 if is_newest and not self._step_down(source):
+                    self._connected.add(source)
                     self._receive(connection, source, sender, hello["sequence"])
         finally:
+            self._connected.discard(source)
             self._step_down(source)
+
+    def look(self) -> None:
+        """Asks the broker now and then whether this receiver was replaced, where no pump has reached it."""
+        if time.monotonic() > self._look_at:
+            self._look_at = time.monotonic() + LOOK_SECONDS
+            for source in self._rings.keys() - self._connected:
+                self._step_down(source)
 
     def _step_down(self, source: int) -> bool:
         """Whether another receiver took this one's place: then this one notices when it looks for messages."""
         if not self._switchboard.is_replaced(self._ends[source].receiver, self.incarnations[source]):
             return False
-        self._rings[source].words[CONSUMER] += 1
+        self._rings[source].root[CONSUMER] += 1
         self._arrived.ring()
         return True
 
@@ -86,10 +102,11 @@ class Inlet:
 
     def _receive(self, connection: Connection, source: int, sender: int, sequence: int | None) -> None:
         ring, earlier = self._rings[source], self.earlier[source]
-        if ring.words[GONE]:
+        if ring.ledger(1).words[GONE]:
             connection.send_json({"gone": True}, timeout=PATIENCE)
             return
-        writer = RingWriter(ring, source=source, doorbell=self._arrived, checksum=False, name=self._name)
+        writer = self._writers[source]
+        writer.reopen()
         if sender > self._arrivals[source].sender:
             self._arrivals[source] = Arrivals(sender, writer.published)
         if not earlier.is_known:  # the sender does where it is older than this receiver; otherwise nobody does
@@ -150,7 +167,7 @@ class Stream:
                 self._tell()
 
     def _tell(self) -> None:
-        if self._ring.words[GONE]:
+        if self._ring.ledger(1).words[GONE]:
             self._connection.send(WORD.pack(NOBODY))
             raise ConnectionLost("the receiver was closed.")
         if self._writer.released > self._told:

@@ -12,11 +12,8 @@ from rollmill.channels.errors import Refused
 from rollmill.channels.handshake import PATIENCE
 from rollmill.channels.ring import ENDED, GONE, HEADER, LOST, PRODUCER, PUBLISHED, RELEASED, TAKEN, Ring
 from rollmill.channels.switchboard import Switchboard
-from rollmill.channels.tcp_experience import END, MESSAGE, NOBODY, WORD, Earlier, RingEnds
+from rollmill.channels.tcp_experience import END, LOOK_SECONDS, MESSAGE, NOBODY, WORD, Earlier, RingEnds
 from rollmill.core.errors import RollmillError
-
-LOOK_SECONDS = 2.0
-"""How often a pump asks the broker whether the receiver that it talks with was replaced."""
 
 
 class Pairing(NamedTuple):
@@ -51,7 +48,8 @@ class Pump:
         source: int,
     ) -> None:
         self._ring = ring
-        self._words = ring.words
+        self._section = ring.section(1)
+        self._producer, self._consumer = self._section.words, ring.ledger(1).words
         self._space = space
         self._published = published
         self._switchboard = switchboard
@@ -70,11 +68,11 @@ class Pump:
 
     def has_unsent(self) -> bool:
         """Whether something was published and not sent, and the receiver has not said that it wants no more."""
-        return self._words[TAKEN] < self._words[PUBLISHED] and self._thread.is_alive()
+        return self._consumer[TAKEN] < self._producer[PUBLISHED] and self._thread.is_alive()
 
     def has_something_to_send(self) -> bool:
         """Whether the sender was closed and what it left is still being sent."""
-        return bool(self._words[ENDED]) and self._thread.is_alive()
+        return bool(self._producer[ENDED]) and self._thread.is_alive()
 
     def close(self) -> None:
         """Stops, whether all was sent or not."""
@@ -86,8 +84,8 @@ class Pump:
 
     def _run(self) -> None:
         backoff = Backoff()
-        while not self._stop.is_set() and not self._words[GONE]:
-            sequence = self.earlier.sequence + self._words[TAKEN] if self.earlier.is_known else None
+        while not self._stop.is_set() and not self._consumer[GONE]:
+            sequence = self.earlier.sequence + self._consumer[TAKEN] if self.earlier.is_known else None
             hello = {"source": self._source, "sender": self._incarnation, "sequence": sequence}
             dialled = self._switchboard.dial(self._ends.receiver, **hello)
             if dialled is not None:
@@ -120,13 +118,13 @@ class Pump:
         receiver, arrived = int(answer["receiver"]), int(answer["arrived"])
         known = self._pairing
         if known is None or receiver > known.receiver:
-            known = self._pairing = Pairing(receiver, self._words[TAKEN])
-            self._words[LOST] += self._words[TAKEN] - self._words[RELEASED]
-            self._release(self._words[TAKEN])  # what was sent to the one before is not sent again
-        if receiver < known.receiver or not 0 <= arrived <= self._words[TAKEN] - known.start:
+            known = self._pairing = Pairing(receiver, self._consumer[TAKEN])
+            self._consumer[LOST] += self._consumer[TAKEN] - self._consumer[RELEASED]
+            self._release(self._consumer[TAKEN])  # what was sent to the one before is not sent again
+        if receiver < known.receiver or not 0 <= arrived <= self._consumer[TAKEN] - known.start:
             raise Refused(f"{self._ends.receiver}: a receiver that was replaced answered.")
-        self._words[TAKEN] = known.start + arrived  # what was lost on the way is still in its slot
-        self.earlier.learn(int(answer["sequence"]) - self._words[TAKEN])
+        self._consumer[TAKEN] = known.start + arrived  # what was lost on the way is still in its slot
+        self.earlier.learn(int(answer["sequence"]) - self._consumer[TAKEN])
         return int(answer["released"])
 
     def _send_all(self, connection: Connection, released: int) -> bool:
@@ -138,10 +136,10 @@ class Pump:
             released = incoming.newest(released)
             if released == NOBODY:
                 return self._give_up()
-            ended = self._words[ENDED]
+            ended = self._producer[ENDED]
             if self._send_next(connection, released):
                 continue
-            if ended and self._words[TAKEN] == self._words[PUBLISHED]:
+            if ended and self._consumer[TAKEN] == self._producer[PUBLISHED]:
                 connection.send(WORD.pack(END))
                 incoming.drain()
                 return True
@@ -161,31 +159,31 @@ class Pump:
     def _send_next(self, connection: Connection, released: int) -> bool:
         """Sends a message, where one is there and the receiver has a slot for it."""
         assert self._pairing is not None
-        capacity, position = self._ring.capacity, self._words[TAKEN]
+        capacity, position = self._ring.capacity, self._consumer[TAKEN]
         released += self._pairing.start
         self._release(min(position, released))
-        if position == self._words[PUBLISHED] or position - released >= capacity:
+        if position == self._producer[PUBLISHED] or position - released >= capacity:
             return False
-        slot = self._ring.slots[position % capacity]
+        slot = self._section.slots[position % capacity]
         sequence, *others = HEADER.unpack(slot.header)
         header = HEADER.pack(self.earlier.sequence + sequence, *others)
         connection.send(WORD.pack(MESSAGE) + header, slot.payload)
-        self._words[TAKEN] = position + 1
+        self._consumer[TAKEN] = position + 1
         return True
 
     def _release(self, position: int) -> None:
-        if position > self._words[RELEASED]:
-            self._words[RELEASED] = position
+        if position > self._consumer[RELEASED]:
+            self._consumer[RELEASED] = position
             self._space.ring()
 
     def _give_up(self) -> bool:
-        self._words[GONE] = 1
+        self._consumer[GONE] = 1
         self._space.ring()
         return True
 
     def _step_down(self) -> bool:
         """Another sender took this one's place: the sender finds it out when it asks for room."""
-        self._words[PRODUCER] += 1
+        self._ring.root[PRODUCER] += 1
         self._space.ring()
         return True
 

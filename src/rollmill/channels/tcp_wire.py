@@ -118,7 +118,7 @@ class TcpWire:
         )
         for source in sources:
             self._switchboard.announce(ends[source].receiver, inlet.serve, inlet.incarnations[source])
-        waiter = Waiter(arrived, self._abandon, f"receiving {described}")
+        waiter = Waiter(arrived, lambda: inlet.look() or self._abandon(), f"receiving {described}")
         count = lambda source: inlet.earlier[source].wait(self._abandon, described)
         return RingReceiver(readers, layout, waiter, described, earlier=count)
 

@@ -6,7 +6,6 @@ passed on through a pipe, which looks like that of a process of this host.
 """
 
 import contextlib
-import json
 import os
 import secrets
 import socket
@@ -15,12 +14,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from rollmill.channels import Damaged, Refused
-from rollmill.execution.workers.handshake import ask, listen, refuse, report, welcome
+from rollmill.channels import Damaged
+from rollmill.channels.handshake import Admission
+from rollmill.channels.listener import Listener
+from rollmill.execution.workers.handshake import Claim, claim_of, listen, refuse, report, welcome
 from rollmill.execution.workers.jobs import Job
 
 CHUNK = 1 << 16
-LONGEST_GREETING = 1024
 
 
 class Origin(NamedTuple):
@@ -81,12 +81,11 @@ class Exchange:
     """
 
     def __init__(self, host: str, arrived: Callable[[Line], None]) -> None:
-        self._listener, self.address = listen(f"tcp:{host}:0")
+        sock, self.address = listen(f"tcp:{host}:0")
         self.token = secrets.token_bytes(32)
         self._arrived = arrived
         self._expected: dict[tuple[str, int], Line] = {}
-        self._thread = threading.Thread(target=self._listen, name="rollmill-lines", daemon=True)
-        self._thread.start()
+        self._listener = Listener(sock, self.token, self._receive)
 
     def expect(self, job: Job) -> Line:
         """The line of a worker that is being started."""
@@ -95,33 +94,29 @@ class Exchange:
 
     def close(self) -> None:
         """Takes no more lines; those that are open go on."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
+        self._listener.stop()
 
-    def _listen(self) -> None:
-        while True:
-            try:
-                guest, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._receive, args=(guest,), name="rollmill-line", daemon=True).start()
+    def _receive(self, peer: socket.socket, admission: Admission) -> None:
+        claim = claim_of(admission)
+        origin = _origin_of(claim)
+        line = self._expected.pop((claim.name, claim.attempt), None)
+        if line is None:
+            refuse(peer, admission, "no worker of that name and attempt is expected")
+            return
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        welcome(peer, admission)
+        try:
+            line.origin = origin
+            self._arrived(line)
+        finally:
+            line.relay(peer)
 
-    def _receive(self, guest: socket.socket) -> None:
-        with guest, contextlib.suppress(OSError, Damaged, Refused, ValueError, KeyError):
-            claim = ask(guest, self.token)
-            line = self._expected.pop((claim.name, claim.attempt), None)
-            if line is None:
-                refuse(guest, "no worker of that name and attempt is expected")
-                return
-            guest.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            welcome(guest)
-            try:
-                line.origin = _read_origin(guest)
-                self._arrived(line)
-            finally:
-                line.relay(guest)
+
+def _origin_of(claim: Claim) -> Origin:
+    match claim.details:
+        case {"host": str(host), "pid": int(pid)}:
+            return Origin(host, pid)
+    raise Damaged("a worker's claim does not say where it runs.")
 
 
 def write_through(address: str, token: bytes, job: Job, host: str) -> None:
@@ -138,8 +133,7 @@ def write_through(address: str, token: bytes, job: Job, host: str) -> None:
         Damaged: somebody else listens there.
         OSError: nobody is there.
     """
-    peer, _ = report(address, token, job)
-    peer.sendall(json.dumps({"host": host, "pid": os.getpid()}).encode() + b"\n")
+    peer, _ = report(address, token, job, host=host, pid=os.getpid())
     for descriptor in (1, 2):
         os.dup2(peer.fileno(), descriptor)
     peer.close()
@@ -148,14 +142,3 @@ def write_through(address: str, token: bytes, job: Job, host: str) -> None:
 
 def _text_of(descriptor: int) -> Any:
     return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-
-
-def _read_origin(guest: socket.socket) -> Origin:
-    text = b""
-    while not text.endswith(b"\n") and len(text) < LONGEST_GREETING:
-        more = guest.recv(1)
-        if not more:
-            raise ConnectionError("a worker was gone before it had said where it is")
-        text += more
-    told = json.loads(text)
-    return Origin(str(told["host"]), int(told["pid"]))

@@ -8,13 +8,19 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from rollmill.channels import Damaged, Refused, TimedOut
+from rollmill.channels import Damaged, TimedOut
+from rollmill.channels.handshake import Admission
+from rollmill.channels.listener import Listener
 from rollmill.execution.workers.frames import receive_frame, send_frame
-from rollmill.execution.workers.handshake import Claim, ask, let_go, listen, refuse, welcome
+from rollmill.execution.workers.handshake import (
+    Claim,
+    claim_of,
+    listen,
+    refuse,
+    remove_socket_file,
+    welcome,
+)
 from rollmill.execution.workers.messages import Message
-
-MOST_STRANGERS = 64
-"""Connections that may be in the middle of the handshake."""
 
 MOST_UNSENT = 8 * 2**30
 SMALL = 2**16
@@ -103,73 +109,46 @@ class Door:
     def __init__(
         self, address: str, token: bytes, admit: Admit, show: Callable[[str], None], **settings: float
     ) -> None:
-        self._listener, self.address = listen(address)
-        self._token = token
+        sock, self.address = listen(address)
         self._admit = admit
         self._show = show
         self._settings = settings
-        self._open = True
-        self._strangers = threading.Semaphore(MOST_STRANGERS)
-        self._guests: set[socket.socket] = set()
-        self._thread = threading.Thread(target=self._listen, name="rollmill-door", daemon=True)
-        self._thread.start()
+        self._listener = Listener(sock, token, self._receive, self._tell)
 
     def close(self) -> None:
-        """Takes nobody in any more, and sends away whoever stands in the door."""
-        self._open = False
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        let_go(self.address)
-        self._thread.join()
-        for guest in list(self._guests):
-            with contextlib.suppress(OSError):
-                guest.shutdown(socket.SHUT_RDWR)
+        """Takes nobody in any more, and hangs up on all who are served."""
+        self._listener.stop()
+        remove_socket_file(self.address)
+        self._listener.end_served()
 
-    def _listen(self) -> None:
-        while self._open:
-            try:
-                guest, _ = self._listener.accept()
-            except OSError:  # closed, or out of file descriptors for now
-                time.sleep(0.05)
-                continue
-            if not self._strangers.acquire(blocking=False):
-                guest.close()
-                continue
-            self._guests.add(guest)
-            threading.Thread(target=self._receive, args=(guest,), name="rollmill-guest", daemon=True).start()
-
-    def _receive(self, guest: socket.socket) -> None:
-        connection = self._ask(guest)
+    def _receive(self, peer: socket.socket, admission: Admission) -> None:
         try:
-            if connection is not None:
-                welcome(guest, **self._settings)
-                connection.serve(guest)
-        except OSError as error:
-            self._tell(error)
-        finally:
-            self._guests.discard(guest)
-            guest.close()
-            if connection is not None:
-                connection.ended.set()
-
-    def _ask(self, guest: socket.socket) -> Connection | None:
+            connection = self._connection_of(peer, admission)
+        except (OSError, Damaged) as error:
+            self._tell(f"a connection was refused: {error}")
+            return
+        if connection is None:
+            return
         try:
-            claim = ask(guest, self._token)
-            admitted = self._admit(claim)
-            if isinstance(admitted, Connection):
-                return admitted
-            refuse(guest, admitted)
-            self._tell(f"{claim.name!r} was not expected: {admitted}")
-        except (OSError, Damaged, Refused, TypeError, ValueError) as error:  # a stranger may send anything
-            self._tell(error)
+            welcome(peer, admission, **self._settings)
+            connection.serve(peer)
+        except (OSError, RuntimeError) as error:  # the latter where no thread can be started
+            self._tell(f"a connection was lost: {error}")
         finally:
-            self._strangers.release()
+            connection.ended.set()
+
+    def _connection_of(self, peer: socket.socket, admission: Admission) -> Connection | None:
+        claim = claim_of(admission)
+        admitted = self._admit(claim)
+        if isinstance(admitted, Connection):
+            return admitted
+        refuse(peer, admission, admitted)
+        self._tell(f"a connection was refused: {claim.name!r} was not expected: {admitted}")
         return None
 
-    def _tell(self, what: str | Exception) -> None:
+    def _tell(self, line: str) -> None:
         with contextlib.suppress(Exception):
-            self._show(f"a connection to {self.address} was refused: {what}")
+            self._show(f"{self.address}: {line}")
 
 
 def _size(frame: Frame) -> int:

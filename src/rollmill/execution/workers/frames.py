@@ -35,8 +35,6 @@ class Limits(NamedTuple):
 
 
 LIMITS = Limits()
-STRANGERS = Limits(json_bytes=4096, array_bytes=0)
-"""For peers that have not shown the token yet."""
 
 
 class _Place(NamedTuple):

@@ -1,24 +1,26 @@
-"""How a worker and its coordinator find each other, and how each makes sure that the other knows the token.
+"""How a worker and its coordinator find each other, and how a worker says which one it is.
 
-Addresses are text: `unix:/path`, `unix:@name` (of Linux: a name without a file) or `tcp:host:port`. The token
-itself never travels: each side sends a nonce, and the other answers with its HMAC-SHA256 under the token.
+Addresses are text: `unix:/path`, `unix:@name` (of Linux: a name without a file) or `tcp:host:port`. That both know
+the token is proved by `channels.handshake`, in which the worker's claim travels: its name and attempt.
 """
 
-import hashlib
-import hmac
+import json
 import secrets
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rollmill.channels import Damaged, Refused
+from rollmill.channels import Damaged, Refused, TimedOut
+from rollmill.channels.dialling import reach
+from rollmill.channels.errors import ConnectionLost
+from rollmill.channels.handshake import PATIENCE, Admission
 from rollmill.core.errors import UsageError
-from rollmill.execution.workers.frames import STRANGERS, encode, receive_frame, send_frame
+from rollmill.core.json_data import parse_object
+from rollmill.execution.workers.frames import encode, receive_frame, send_frame
 from rollmill.execution.workers.jobs import Job
 from rollmill.execution.workers.messages import Message
 from rollmill.execution.workers.process_tree import ON_LINUX
-
-HANDSHAKE_SECONDS = 10.0
 
 
 class Claim(NamedTuple):
@@ -26,6 +28,8 @@ class Claim(NamedTuple):
 
     name: str
     attempt: int
+    details: Mapping[str, Any]
+    """All that it claims."""
 
 
 def listen(address: str) -> tuple[socket.socket, str]:
@@ -49,61 +53,58 @@ def listen(address: str) -> tuple[socket.socket, str]:
     return listener, address if family != socket.AF_INET else f"tcp:{where[0]}:{listener.getsockname()[1]}"
 
 
-def let_go(address: str) -> None:
+def remove_socket_file(address: str) -> None:
     """Removes the file of an address that nobody listens on any more."""
     _, _, path = address.partition("unix:/")
     if path:
         Path("/", path).unlink(missing_ok=True)
 
 
-def ask(peer: socket.socket, token: bytes) -> Claim:
-    """The coordinator's side: whom the peer claims to be, once it has shown that it knows the token.
+def claim_of(admission: Admission) -> Claim:
+    """Whom a peer that knows the token claims to be.
 
     Raises:
-        Refused: it does not know the token.
-        Damaged: it speaks another language.
-        OSError: it is gone, or too slow.
+        Damaged: its claim makes no sense.
     """
-    peer.settimeout(HANDSHAKE_SECONDS)
-    nonce = secrets.token_hex(16)
-    _say(peer, ".challenge", nonce=nonce)
-    match _hear(peer, ".answer"):
-        case {"name": str(name), "attempt": int(attempt), "nonce": str(theirs), "proof": str(proof)}:
-            if not hmac.compare_digest(proof, _prove(token, "worker", nonce, name, attempt)):
-                refuse(peer, "the token is wrong")
-                raise Refused(f"somebody who claims to be {name!r} does not know the token.")
-            _say(peer, ".proof", proof=_prove(token, "coordinator", theirs))
-            return Claim(name, attempt)
-    raise Damaged("an answer to the challenge lacks a name, an attempt, a nonce or a proof.")
+    fields = parse_object(admission.claim, where="a worker's claim", error=Damaged)
+    match fields:
+        case {"name": str(name), "attempt": int(attempt)}:
+            return Claim(name, attempt, fields)
+    raise Damaged("a worker's claim lacks its name or its attempt.")
 
 
-def welcome(peer: socket.socket, **settings: float) -> None:
-    """Takes the peer in; it is told these settings."""
-    _say(peer, ".welcome", **settings)
-    peer.settimeout(None)
+def welcome(peer: socket.socket, admission: Admission, **settings: float) -> None:
+    """Takes the peer in; it is sent these settings."""
+    _say(peer, admission, ".welcome", **settings)
 
 
-def refuse(peer: socket.socket, reason: str) -> None:
+def refuse(peer: socket.socket, admission: Admission, reason: str) -> None:
     """Tells the peer why it is not taken in."""
-    _say(peer, ".refused", reason=reason)
+    _say(peer, admission, ".refused", reason=reason)
 
 
-def report(address: str, token: bytes, job: Job) -> tuple[socket.socket, dict[str, Any]]:
-    """The worker's side: a connection on which it was welcomed as `job`, and the settings that it was told.
+def report(address: str, token: bytes, job: Job, **details: Any) -> tuple[socket.socket, dict[str, Any]]:
+    """The worker's side: a connection on which it was welcomed as `job`, and the settings that it was sent.
+
+    Args:
+        address: of the coordinator, which may be slow: see `reach`.
+        token: that both know.
+        job: the worker's.
+        details: are added to the claim.
 
     Raises:
         Refused: the coordinator does not take it, or does not know the token itself.
         Damaged: the other side speaks another language.
-        OSError: nobody is there.
+        OSError: nobody is there, or answers in time.
     """
     family, where = _parse(address)
-    peer = socket.socket(family)
+    claim = json.dumps({"name": job.name, "attempt": job.attempt, **details}).encode()
     try:
-        peer.settimeout(HANDSHAKE_SECONDS)
-        peer.connect(where)
-        if family == socket.AF_INET:
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        settings = _introduce(peer, token, job)
+        peer = reach(lambda: _connected(family, where), token, claim)
+    except (ConnectionLost, TimedOut) as error:
+        raise ConnectionError(f"{address} does not answer: {error}") from error
+    try:
+        settings = _hear_welcome(peer)
         peer.settimeout(None)
     except BaseException:
         peer.close()
@@ -111,14 +112,17 @@ def report(address: str, token: bytes, job: Job) -> tuple[socket.socket, dict[st
     return peer, settings
 
 
-def _introduce(peer: socket.socket, token: bytes, job: Job) -> dict[str, Any]:
-    challenge, nonce = _hear(peer, ".challenge"), secrets.token_hex(16)
-    proof = _prove(token, "worker", str(challenge.get("nonce")), job.name, job.attempt)
-    _say(peer, ".answer", name=job.name, attempt=job.attempt, nonce=nonce, proof=proof)
-    theirs = str(_hear(peer, ".proof").get("proof"))
-    if not hmac.compare_digest(theirs, _prove(token, "coordinator", nonce)):
-        raise Refused("whoever listens at this address does not know the token.")
-    return _hear(peer, ".welcome")
+def _connected(family: socket.AddressFamily, where: Any) -> socket.socket:
+    peer = socket.socket(family)
+    try:
+        peer.settimeout(PATIENCE)
+        peer.connect(where)
+        if family == socket.AF_INET:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        peer.close()
+        raise
+    return peer
 
 
 def _free_name() -> str:
@@ -137,20 +141,19 @@ def _parse(address: str) -> tuple[socket.AddressFamily, Any]:
     raise UsageError(f"address {address!r} is none: write tcp:host:port, unix:/path or unix:@name.")
 
 
-def _prove(token: bytes, *parts: str | int) -> str:
-    return hmac.new(token, "\n".join(map(str, parts)).encode(), hashlib.sha256).hexdigest()
+def _say(peer: socket.socket, admission: Admission, kind: str, **fields: Any) -> None:
+    peer.settimeout(PATIENCE)
+    send_frame(peer, [admission.answer, *encode(Message(kind, fields, {}))])
+    peer.settimeout(None)
 
 
-def _say(peer: socket.socket, kind: str, **fields: Any) -> None:
-    send_frame(peer, encode(Message(kind, fields, {}), STRANGERS))
-
-
-def _hear(peer: socket.socket, kind: str) -> dict[str, Any]:
-    message = receive_frame(peer, STRANGERS)
+def _hear_welcome(peer: socket.socket) -> dict[str, Any]:
+    peer.settimeout(PATIENCE)
+    message = receive_frame(peer)
     if message is None:
-        raise Damaged("the other side closed the connection before it was agreed on.")
+        raise Damaged("the coordinator closed the connection before it had taken this worker in.")
     if message.kind == ".refused":
         raise Refused(f"the coordinator refused this worker: {message.fields.get('reason')}.")
-    if message.kind != kind:
-        raise Damaged(f"{message.kind!r} came where {kind!r} belongs.")
+    if message.kind != ".welcome":
+        raise Damaged(f"{message.kind!r} came where a welcome belongs.")
     return message.fields

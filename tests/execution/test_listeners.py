@@ -1,0 +1,153 @@
+"""The doors of a run: the broker's, the supervisor's, and that of the lines of Ray's workers."""
+
+import contextlib
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from worker_jobs import job, obeys
+
+from rollmill.channels import BrokerServer, LocalBroker, RemoteBroker, listener
+from rollmill.channels.backoff import Backoff
+from rollmill.channels.dialling import reach
+from rollmill.channels.errors import ConnectionLost
+from rollmill.channels.handshake import NONCE_BYTES
+from rollmill.execution.cluster.lines import Exchange
+from rollmill.execution.workers.connection import Connection, Door
+from rollmill.execution.workers.handshake import report
+
+TOKEN = b"token"
+
+
+def broker_door():
+    broker = LocalBroker()
+    server = BrokerServer(broker, TOKEN.decode(), host="127.0.0.1")
+
+    def enter():
+        client = RemoteBroker(server.tcp_address, TOKEN.decode())
+        assert client.lookup("x") is None
+        return client
+
+    def close():
+        server.close()
+        broker.close()
+
+    return SimpleNamespace(address=server.tcp_address, enter=enter, close=close)
+
+
+def supervisor_door():
+    door = Door(
+        "tcp:127.0.0.1:0", TOKEN, lambda claim: Connection(print), lambda line: None, heartbeat_seconds=3.0
+    )
+
+    def enter():
+        peer, settings = report(door.address, TOKEN, job(obeys))
+        assert settings == {"heartbeat_seconds": 3.0}
+        return peer
+
+    return SimpleNamespace(address=door.address, token=TOKEN, enter=enter, close=door.close)
+
+
+def door_of_lines():
+    exchange = Exchange("127.0.0.1", lambda line: None)
+    lines = []
+
+    def enter():
+        lines.append(exchange.expect(job(obeys)))
+        peer, _ = report(exchange.address, exchange.token, job(obeys), host="here", pid=7)
+        return peer
+
+    def close():
+        exchange.close()
+        for line in lines:
+            line.cut()
+            assert line.ended.wait(5.0)
+
+    return SimpleNamespace(address=exchange.address, token=exchange.token, enter=enter, close=close)
+
+
+@pytest.fixture(params=[broker_door, supervisor_door, door_of_lines])
+def door(request):
+    door = request.param()
+    yield door
+    door.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "rollmill-listener"]
+
+
+def knock(door):
+    host, port = door.address.removeprefix("tcp:").split(":")
+    return socket.create_connection((host, int(port)), timeout=10.0)
+
+
+def enter(door):
+    with contextlib.closing(door.enter()):
+        pass
+
+
+def test_strangers_who_are_slow_keep_nobody_out(door):
+    """More than there is room for, each of whom has begun a handshake that it does not end."""
+    with contextlib.ExitStack() as strangers:
+        for _ in range(listener.MOST_HANDSHAKES + 16):
+            strangers.enter_context(knock(door)).sendall(b"x")
+        threads = threading.active_count()
+        enter(door)
+        assert threads < listener.MOST_HANDSHAKES // 2  # a stranger costs none
+
+
+def test_the_limit_of_time_is_that_of_the_whole_handshake(door, monkeypatch):
+    monkeypatch.setattr(listener, "HANDSHAKE_SECONDS", 0.5)
+    with knock(door) as stranger, pytest.raises(OSError):
+        for _ in range(60):  # seconds of a byte now and then
+            stranger.sendall(b"x")
+            time.sleep(0.1)
+    monkeypatch.undo()
+    enter(door)
+
+
+def test_a_listener_goes_on_where_no_thread_can_be_started(door, monkeypatch):
+    """The dialler has no answer yet, and tries again."""
+    refused, start = [], threading.Thread.start
+
+    def start_some(thread):
+        if thread.name == "rollmill-connection" and len(refused) < 3:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    enter(door)
+    assert len(refused) == 3
+
+
+@pytest.mark.parametrize("proof", [bytes(32), "ä".encode() * 16, b"\xff" * 32])
+@pytest.mark.parametrize("claim", [b"", b"[" * 4000, b"\xff" * 100])
+def test_what_makes_no_sense_is_refused_and_hurts_nobody(door, proof, claim):
+    with knock(door) as stranger:
+        stranger.sendall(bytes(NONCE_BYTES) + proof + len(claim).to_bytes(2, "little") + claim)
+        said = b""
+        while more := stranger.recv(1024):
+            said += more
+    assert said.endswith(b"-" + bytes(32))
+    enter(door)
+
+
+@pytest.mark.parametrize("claim", [b"", b"[" * 4000, b"{}", b'{"name": 3, "attempt": 0}', b'"\xff"'])
+@pytest.mark.parametrize("make", [supervisor_door, door_of_lines])
+def test_a_claim_that_makes_no_sense_ends_its_connection(make, claim):
+    door = make()
+    with pytest.raises(ConnectionLost, match="closed the connection"):
+        reach(lambda: knock(door), door.token, claim, timeout=0.3)
+    enter(door)
+    door.close()
+
+
+def test_waits_grow_and_are_spread_by_chance():
+    backoff = Backoff(0.1, 0.5)
+    waits = [backoff.seconds() for _ in range(6)]
+    for wait, limit in zip(waits, [0.1, 0.2, 0.4, 0.5, 0.5, 0.5], strict=True):
+        assert limit / 2 <= wait <= limit
+    assert len(set(waits)) == 6
+    backoff.reset()
+    assert backoff.seconds() <= 0.1
