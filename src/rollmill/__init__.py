@@ -15,7 +15,7 @@ from rollmill.algorithms import (
     mappo,
     ppo,
 )
-from rollmill.api import Policy, Run, RunOptions, evaluate, load, replay, resume, train
+from rollmill.api import Policy, Run, RunOptions, evaluate, load, register_algorithm, replay, resume, train
 from rollmill.core.errors import RollmillError
 from rollmill.core.types import Environment, HostEnvironment, Timestep
 from rollmill.envs import (
@@ -28,7 +28,7 @@ from rollmill.envs import (
     vary,
     vectorise,
 )
-from rollmill.networks import ActorCritic, NetworkConfig, Output, actor_critic
+from rollmill.networks import ActorCritic, NetworkConfig, Output, actor_critic, register_network
 
 __all__ = [
     "A3CConfig",
@@ -57,6 +57,8 @@ __all__ = [
     "mappo",
     "ppo",
     "register",
+    "register_algorithm",
+    "register_network",
     "registered",
     "replay",
     "resume",

@@ -10,8 +10,7 @@ import pytest
 from agents_envs import crafts, crowd, numbered, opposed
 
 import rollmill
-from rollmill.api import load_weights
-from rollmill.api.specification import find_algorithm, rebuild_graph
+from rollmill.api import find_algorithm, load_weights, rebuild_graph
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.recipes import RECIPES, tag
 

@@ -1,6 +1,7 @@
 """Graphs, one file each, and the returns and losses that they share."""
 
 from rollmill.algorithms.a3c import A3CConfig, a3c
+from rollmill.algorithms.building import settings_of
 from rollmill.algorithms.fragments import clip_to_space, environment_functions
 from rollmill.algorithms.impala import IMPALAConfig, impala
 from rollmill.algorithms.mappo import MAPPOConfig, ippo, mappo
@@ -22,5 +23,6 @@ __all__ = [
     "ippo",
     "mappo",
     "ppo",
+    "settings_of",
     "vtrace",
 ]

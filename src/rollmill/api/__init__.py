@@ -1,15 +1,13 @@
 """The Python way: train a graph, resume a run, load a policy, evaluate it."""
 
+from rollmill.api.algorithms import ALGORITHMS, Algorithm, find_algorithm, register_algorithm
 from rollmill.api.deployment import PATIENCE, PLACEMENT, choose_plan, prepare_devices
 from rollmill.api.diagnosis import replay
 from rollmill.api.options import RunOptions
 from rollmill.api.policies import Loaded, Policy, evaluate, evaluate_run, load, load_weights
 from rollmill.api.specification import (
-    ALGORITHMS,
-    Algorithm,
     build_graph,
     describe,
-    find_algorithm,
     import_modules,
     rebuild_graph,
 )
@@ -35,6 +33,7 @@ __all__ = [
     "load_weights",
     "prepare_devices",
     "rebuild_graph",
+    "register_algorithm",
     "reopen",
     "replay",
     "resume",

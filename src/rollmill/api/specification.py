@@ -1,62 +1,25 @@
-"""From names and JSON to graphs: the one place that knows every algorithm by its name."""
+"""From names and JSON to graphs, and from a graph to the names and the JSON that make it again."""
 
 import dataclasses
 import importlib
 import json
-import math
 import types
 import typing
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from rollmill.algorithms import (
-    A3CConfig,
-    IMPALAConfig,
-    MAPPOConfig,
-    PPOConfig,
-    a3c,
-    impala,
-    ippo,
-    mappo,
-    ppo,
-)
-from rollmill.core.errors import CheckpointError, RollmillError, UsageError, unknown_name
-from rollmill.core.json_data import parse_json
+from rollmill.api.algorithms import ALGORITHMS, BUILTIN, find_algorithm
+from rollmill.core.errors import CheckpointError, RollmillError, UsageError
+from rollmill.core.json_data import parse_json, writable
 from rollmill.core.own_line import own_line
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.dataflow import Graph, fingerprint, fragment_fingerprints
-from rollmill.envs import make
+from rollmill.envs import is_own_name, make
 from rollmill.record import plain
 
 
-class Algorithm(NamedTuple):
-    """An algorithm that the command line and saved runs can name."""
-
-    config: type
-    build: Callable[..., Graph]
-    summary: str
-
-
-ALGORITHMS = {
-    "ppo": Algorithm(PPOConfig, ppo, "proximal policy optimisation (Schulman et al., 2017)"),
-    "a3c": Algorithm(A3CConfig, a3c, "advantage actor-critic (Mnih et al., 2016)"),
-    "impala": Algorithm(IMPALAConfig, impala, "actor-critic with V-trace (Espeholt et al., 2018)"),
-    "mappo": Algorithm(MAPPOConfig, mappo, "PPO for several agents, with a centralised critic (Yu et al., 2022)"),
-    "ippo": Algorithm(
-        MAPPOConfig, ippo, "PPO for several agents, each with its own critic (de Witt et al., 2020)"
-    ),
-}
-
-
-def find_algorithm(name: str) -> Algorithm:
-    """The algorithm of that name, or an error with the nearest names."""
-    if name not in ALGORITHMS:
-        raise unknown_name("algorithm", name, ALGORITHMS)
-    return ALGORITHMS[name]
-
-
 def import_modules(names: Sequence[str]) -> None:
-    """Imports modules that register environments; only those that the user names at this call."""
+    """Imports modules that register environments, networks or algorithms; only those that the user names."""
     for name in names:
         try:
             importlib.import_module(name)
@@ -108,7 +71,11 @@ def describe(graph: Graph) -> dict[str, Any]:
     A part that was changed in Python, or has no name, is noticed by building the graph from its settings and
     comparing what the two compute. That traces both: describe a graph once, and pass the description on.
     """
-    settings = {**_writable(graph.settings), "fingerprint": fingerprint(graph)}
+    settings = {**writable(graph.settings), "fingerprint": fingerprint(graph)}
+    try:
+        plain(settings["config"])
+    except TypeError:
+        return {**settings, "config": {}, "custom": [*settings["custom"], "hyperparameters"]}
     return settings if settings["custom"] else {**settings, "custom": _changed(graph, settings)}
 
 
@@ -135,11 +102,26 @@ def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
     return [part for part in mine if mine[part] != named[part]] or ["algorithm"]
 
 
-def _writable(value: Any) -> Any:
-    """Infinities as text, because JSON has none: `max_grad_norm=inf` means no clipping."""
-    if isinstance(value, dict):
-        return {name: _writable(part) for name, part in value.items()}
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+def only_here(described: dict[str, Any], imports: Sequence[str]) -> list[str]:
+    """The parts of a described graph that other processes cannot make: custom ones, and names of this process.
+
+    Args:
+        described: what `describe` returned.
+        imports: modules that other processes import first, so that they know the names that these register.
+    """
+    return [*described["custom"], *(() if imports else _own_names(described))]
+
+
+def _own_names(described: dict[str, Any]) -> list[str]:
+    algorithm, environment = described["algorithm"], described["environment"]
+    config = described["config"]
+    networks = [config.get("network"), *(config.get("networks") or {}).values()]
+    names = sorted({network["name"] for network in networks if isinstance(network, dict) and network.get("name")})
+    return [
+        *([f"algorithm {algorithm}"] if ALGORITHMS.get(algorithm) is not BUILTIN.get(algorithm) else []),
+        *([f"environment {environment}"] if is_own_name(environment) else []),
+        *(f"network {name}" for name in names),
+    ]
 
 
 def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
@@ -148,7 +130,7 @@ def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
     Raises:
         UsageError: naming those that differ.
     """
-    given = plain(_writable(graph.settings))
+    given = plain(writable(graph.settings))
     for key, what in (("config", "hyperparameters"), ("environment_options", "options of its environment")):
         here, there = given.get(key, {}), settings.get(key, {})
         differ = [

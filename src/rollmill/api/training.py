@@ -16,6 +16,7 @@ from rollmill.api.specification import (
     config_from_json,
     describe,
     import_modules,
+    only_here,
     rebuild_graph,
 )
 from rollmill.core.errors import CheckpointError, UsageError
@@ -68,7 +69,7 @@ def train(
     if options.run_dir is not None:
         RunDirectory.refuse_occupied(Path(options.run_dir))
     described = describe(algorithm)
-    plan = choose_plan(algorithm, options, custom=described["custom"])
+    plan = choose_plan(algorithm, options, custom=only_here(described, imports))
     display = choose_display(quiet=options.quiet)
     if plan.place != "program":
         run = _create(described, options, imports, plan)
@@ -120,10 +121,9 @@ def resume(
     display = choose_display(quiet=quiet)
     if described["fingerprint"] != saved.get("fingerprint"):
         display.note("note: environment, network, algorithm or JAX are not what they were when this run started")
-    plan = None if placement else _saved_plan(run)
-    if plan is None:
-        plan = choose_plan(algorithm, options, custom=described["custom"])
-    refuse_custom(plan, described["custom"])
+    custom = only_here(described, imports)
+    plan = (None if placement else _saved_plan(run)) or choose_plan(algorithm, options, custom=custom)
+    refuse_custom(plan, custom)
     if plan.place != "program":
         return train_with_workers(run, algorithm, plan, options, display, described=described, imports=imports)
     launches = None if placement or fusion else run.read_config().get("launches")

@@ -7,15 +7,16 @@ import tyro
 from rollmill.api import ALGORITHMS, import_modules
 from rollmill.cli.train import Imports
 from rollmill.envs import registered
+from rollmill.networks import registered_networks
 from rollmill.recipes import RECIPES
 
 
 @dataclass(frozen=True)
 class List:
-    """List algorithms, environments and recipes."""
+    """List algorithms, environments, networks and recipes."""
 
     imports: Imports = ()
-    """Module to import first, because it registers environments."""
+    """Module to import first, because it registers environments, networks or algorithms."""
 
 
 def run(arguments: list[str]) -> int:
@@ -29,6 +30,8 @@ def run(arguments: list[str]) -> int:
     recipes = [(name, make().summary) for name, make in RECIPES.items()]
     _print("algorithms", [(name, algorithm.summary) for name, algorithm in ALGORITHMS.items()])
     _print("environments", [*registered(), *adapted])
+    networks = [("by --network.torso and its like", "MLP, CNN or GRU"), *registered_networks()]
+    _print("networks (--network NAME)", networks)
     _print("recipes (--recipe NAME)", recipes)
     return 0
 

@@ -26,7 +26,7 @@ COMMANDS = {
     "plan": Command("plan", "show where a training's parts run, and what passes between them"),
     "explain": Command("explain", "say whether an environment fuses into one kernel: explain fusion CartPole-v1"),
     "evaluate": Command("evaluate", "play episodes with a run's policy: rollmill evaluate RUN"),
-    "list": Command("listing", "list algorithms, environments and recipes"),
+    "list": Command("listing", "list algorithms, environments, networks and recipes"),
     "doctor": Command("doctor", "check the installation; doctor RUN replays where a run met a NaN"),
 }
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from rollmill.api import ALGORITHMS, RunOptions, build_graph, choose_plan, find_algorithm, import_modules
+from rollmill.api import ALGORITHMS, RunOptions, build_graph, choose_plan, import_modules
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
-from rollmill.cli.train import Imports
+from rollmill.cli.train import Imports, NetworkName, find_own_algorithm, with_network
 from rollmill.core.errors import UsageError
 from rollmill.planning import draw, list_distributions, write_plan
 
@@ -31,13 +31,14 @@ def run(arguments: list[str]) -> int:
         print(_usage())
         return 0
     name, *rest = arguments
-    find_algorithm(name)
+    find_own_algorithm(name, rest)
     chosen = tyro.cli(_arguments(name), prog=f"rollmill plan {name}", args=rest)
     if chosen.showing.rate <= 0:
         raise UsageError(f"rate={chosen.showing.rate} steps a second must be greater than 0.")
     import_modules(chosen.imports)
     options = parse_env_options(chosen.env_options)
-    graph = build_graph(name, chosen.environment, chosen.algorithm, options=options)
+    config = with_network(chosen.algorithm, chosen.network_name)
+    graph = build_graph(name, chosen.environment, config, options=options)
     plan = choose_plan(graph, chosen.run)
     if chosen.showing.show:
         print(draw(plan, graph, steps_per_second=chosen.showing.rate))
@@ -55,6 +56,7 @@ def _arguments(name: str) -> Any:
         [
             ("environment", Annotated[tyro.conf.Positional[str], environment]),
             ("env_options", EnvOptions, ()),
+            ("network_name", NetworkName, None),
             ("imports", Imports, ()),
             ("showing", Annotated[Showing, merged], Showing()),
             ("algorithm", Annotated[type(config), merged], config),

@@ -1,7 +1,7 @@
 """`rollmill train ALGORITHM ENVIRONMENT [OPTIONS]`."""
 
 import argparse
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from typing import Annotated, Any
 
 import tyro
@@ -10,10 +10,22 @@ from rollmill.api import ALGORITHMS, Run, RunOptions, build_graph, find_algorith
 from rollmill.api import train as train_run
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.envs import is_on_host
+from rollmill.networks import NetworkConfig, find_network
 from rollmill.recipes import RECIPES
 
 Imports = Annotated[tuple[str, ...], tyro.conf.arg(name="import", metavar="MODULE"), tyro.conf.UseAppendAction]
-"""Modules to import first, because they register environments."""
+"""Modules to import first, because they register environments, networks or algorithms."""
+
+NetworkName = Annotated[
+    str | None,
+    tyro.conf.arg(
+        name="network",
+        metavar="NAME",
+        help="Registered network instead of the one that --network.torso and its like describe; `rollmill list` "
+        "shows them.",
+    ),
+]
 
 
 def run(arguments: list[str]) -> int:
@@ -22,13 +34,50 @@ def run(arguments: list[str]) -> int:
         print(_usage())
         return 0 if arguments else 2
     name, *rest = arguments
-    find_algorithm(name)
+    find_own_algorithm(name, rest)
     chosen = tyro.cli(_arguments(name, rest), prog=f"rollmill train {name}", args=rest)
     prepare_devices(chosen.run, environment=chosen.environment)
     import_modules(chosen.imports)
     options = parse_env_options(chosen.env_options)
-    graph = build_graph(name, chosen.environment, chosen.algorithm, options=options)
+    config = with_network(chosen.algorithm, chosen.network_name)
+    graph = build_graph(name, chosen.environment, config, options=options)
     return report(train_run(graph, chosen.run, imports=chosen.imports))
+
+
+def find_own_algorithm(name: str, rest: list[str]) -> None:
+    """Makes sure that an algorithm is known, if by importing the modules of `--import` before anything else.
+
+    What these compute with JAX when they are imported has to find the devices that the options ask for.
+
+    Raises:
+        UsageError: no module registers it.
+    """
+    if name not in ALGORITHMS and (modules := _imports_of(rest)):
+        if not {"-h", "--help"} & set(rest):
+            options = tyro.cli(RunOptions, args=rest, return_unknown_args=True, add_help=False)[0]
+            prepare_devices(options, environment=next((text for text in rest if is_on_host(text)), ""))
+        import_modules(modules)
+    find_algorithm(name)
+
+
+def _imports_of(rest: list[str]) -> list[str]:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--import", dest="modules", action="append", default=[])
+    return parser.parse_known_args(rest)[0].modules
+
+
+def with_network(config: Any, name: str | None) -> Any:
+    """The hyperparameters with the registered network of that name, where one is given.
+
+    Raises:
+        UsageError: the algorithm has no setting for a network.
+    """
+    if name is None:
+        return config
+    find_network(name)
+    if not isinstance(getattr(config, "network", None), NetworkConfig):
+        raise UsageError(f"--network {name}: the hyperparameters of this algorithm have no network.")
+    return replace(config, network=replace(config.network, name=name))
 
 
 def report(run: Run) -> int:
@@ -58,6 +107,7 @@ def _arguments(name: str, rest: list[str]) -> type:
                 Annotated[tyro.conf.Positional[str], _ENVIRONMENT],
             ),
             ("env_options", EnvOptions, ()),
+            ("network_name", NetworkName, None),
             ("recipe", Annotated[str | None, tyro.conf.arg(help=_RECIPE, metavar="NAME")], None),
             ("imports", Annotated[Imports, tyro.conf.arg(help=_IMPORT)], ()),
             ("algorithm", Annotated[type(config), merged], config),
@@ -69,7 +119,7 @@ def _arguments(name: str, rest: list[str]) -> type:
 
 _ENVIRONMENT = tyro.conf.arg(metavar="ENVIRONMENT", help="Id of the environment; `rollmill list` shows them.")
 _RECIPE = "Start from the hyperparameters of a recipe; `rollmill list` shows them."
-_IMPORT = "Module to import first, because it registers the environment."
+_IMPORT = "Module to import first, because it registers the environment, the network or the algorithm."
 
 
 def _recipe_config(algorithm: str, rest: list[str]) -> Any:
@@ -87,7 +137,8 @@ def _recipe_config(algorithm: str, rest: list[str]) -> Any:
 
 
 def _usage() -> str:
-    lines = [f"  {name}  {algorithm.summary}" for name, algorithm in ALGORITHMS.items()]
+    width = max(map(len, ALGORITHMS))
+    lines = [f"  {name:<{width}}  {algorithm.summary}" for name, algorithm in ALGORITHMS.items()]
     head = ["usage: rollmill train ALGORITHM ENVIRONMENT [OPTIONS]", "", "algorithms:"]
     more = "`rollmill train ALGORITHM --help` lists its options; `rollmill list` the environments."
     return "\n".join([*head, *lines, "", more])

@@ -8,6 +8,7 @@ field and value.
 import dataclasses
 import functools
 import json
+import math
 import re
 import types
 import typing
@@ -120,6 +121,13 @@ def is_json(value: Any) -> bool:
         return parse_json(json.dumps(value, allow_nan=False), where="value") == value
     except (DataError, RecursionError, TypeError, ValueError):
         return False
+
+
+def writable(value: Any) -> Any:
+    """`value` with infinities as text, as `read_as` takes them: `max_grad_norm=inf` means no clipping."""
+    if isinstance(value, dict):
+        return {name: writable(part) for name, part in value.items()}
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def shown(value: Any) -> str:

@@ -12,7 +12,7 @@ from rollmill.envs.normalisation import (
     scale,
     update_statistics,
 )
-from rollmill.envs.registry import is_on_host, make, register, registered
+from rollmill.envs.registry import is_on_host, is_own_name, make, register, registered
 from rollmill.envs.transforms import auto_reset, time_limit, vary, vectorise, wrap
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "denormalise",
     "host_environment",
     "is_on_host",
+    "is_own_name",
     "initial_statistics",
     "joint_spaces",
     "make",

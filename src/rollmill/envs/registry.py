@@ -58,6 +58,9 @@ _factories: dict[str, Factory] = {
 }
 
 
+_builtin = dict(_factories)
+
+
 def register(name: str, factory: Factory, *, overwrite: bool = False) -> None:
     """Makes an environment known by a name.
 
@@ -105,6 +108,11 @@ def make(name: str, **options: Any) -> Environment | HostEnvironment:
 def registered() -> list[tuple[str, str]]:
     """The ids that `make` knows without a prefix, sorted, each with a line that describes it."""
     return [(name, _first_line(_factories[name])) for name in sorted(_factories)]
+
+
+def is_own_name(name: str) -> bool:
+    """Whether a name means what a user registered in this process, so that other processes may not know it."""
+    return _factories.get(name) is not _builtin.get(name)
 
 
 def is_on_host(name: str) -> bool:

@@ -18,6 +18,7 @@ from rollmill.networks.distributions import (
 from rollmill.networks.heads import ActionHead, action_head
 from rollmill.networks.layers import Convolution, GRUCell, Linear, convolution, gru_cell, linear
 from rollmill.networks.observations import flat_size, flatten
+from rollmill.networks.registry import NetworkFactory, find_network, register_network, registered_networks
 from rollmill.networks.torsos import (
     CNN,
     MLP,
@@ -47,6 +48,7 @@ __all__ = [
     "Linear",
     "MultiCategorical",
     "NetworkConfig",
+    "NetworkFactory",
     "Output",
     "RecurrentTorso",
     "SeparateActorCritic",
@@ -58,10 +60,13 @@ __all__ = [
     "cnn",
     "convolution",
     "feed_forward_torso",
+    "find_network",
     "flat_size",
     "flatten",
     "gru_cell",
     "linear",
     "mlp",
     "recurrent_torso",
+    "register_network",
+    "registered_networks",
 ]

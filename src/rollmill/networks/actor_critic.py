@@ -1,7 +1,7 @@
 """Actors and critics put together from torsos and heads, and the settings that choose between them."""
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -15,6 +15,7 @@ from rollmill.networks.base import Distribution, Output
 from rollmill.networks.heads import ActionHead, action_head
 from rollmill.networks.layers import Linear, linear
 from rollmill.networks.observations import leaves
+from rollmill.networks.registry import find_network
 from rollmill.networks.torsos import Torso, feed_forward_torso, recurrent_torso
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "swish": jax.nn.swish, "gelu": jax.nn.gelu}
@@ -52,6 +53,9 @@ class NetworkConfig:
 
     initial_log_std: float = 0.0
     """Where the log standard deviation of a continuous policy starts."""
+
+    name: str | None = None
+    """A registered network (`rollmill.register_network`), in the place of the one that is described above."""
 
 
 class SharedActorCritic(eqx.Module):
@@ -129,8 +133,8 @@ def actor_critic(
     config: NetworkConfig = NetworkConfig(),  # noqa: B008 - frozen
     *,
     critic_space: spaces.Space | None = None,
-) -> SharedActorCritic | SeparateActorCritic:
-    """The network that `config` describes, for one pair of spaces.
+) -> Any:
+    """The network that `config` describes, for one pair of spaces: an `ActorCritic`, by default one of the above.
 
     Args:
         key: random key of the weights.
@@ -144,6 +148,9 @@ def actor_critic(
         UsageError: if the settings or the spaces do not allow such a network.
     """
     check_config(config, observation_space)
+    if config.name is not None:
+        seen = () if critic_space is None else (critic_space,)
+        return find_network(config.name)(key, observation_space, action_space, *seen)
     torso_key, critic_torso_key, actor_key, critic_key = jax.random.split(key, 4)
     torso = _torso(torso_key, space=observation_space, config=config)
     actor = action_head(
@@ -165,6 +172,14 @@ def actor_critic(
 
 def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None:
     """Raises a `UsageError` that names the first setting that cannot be used."""
+    defaults = NetworkConfig(name=config.name)
+    if config.name is not None and config != defaults:
+        other = [
+            f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(defaults, f.name)
+        ]
+        raise UsageError(
+            f"{', '.join(other)} cannot be given with the network {config.name!r}, which its own function makes."
+        )
     if config.torso not in TORSOS:
         raise unknown_name("torso", config.torso, TORSOS)
     if config.activation not in ACTIVATIONS:

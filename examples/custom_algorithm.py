@@ -1,0 +1,58 @@
+r"""An algorithm, a network and an environment of your own, under names that every command and process knows.
+
+    PYTHONPATH=examples rollmill train decayed-ppo Reach-v0 --import custom_algorithm --network tiny \
+        --weight-decay 0.01 --env-option speed=0.3 --distribution single-learner-coarse
+
+`rollmill list --import custom_algorithm` shows them.
+"""
+
+from dataclasses import dataclass
+
+import custom_environment as line  # beside this file
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+
+import rollmill
+
+
+@dataclass(frozen=True)
+class DecayedPPOConfig(rollmill.PPOConfig):
+    """Hyperparameters of PPO, and one more; each is an option of the command."""
+
+    weight_decay: float = 1e-3
+    """Part of the weights that each update takes away."""
+
+
+def decayed_ppo(env, config):
+    """PPO whose weights decay."""
+    graph = rollmill.ppo(env, config)
+
+    def update(learner, gradients, *, share=1.0):
+        after = graph.update.function(learner, gradients, share=share)
+        network = jax.tree.map(lambda w: (1.0 - share * config.weight_decay) * w, after.weights.network)
+        return eqx.tree_at(lambda learner: learner.weights.network, after, network)
+
+    return graph._replace(update=graph.update._replace(function=update))
+
+
+def tiny(key, observation_space, action_space):
+    """A small network with a standard deviation of its own."""
+    return line.network(key, observation_space, action_space)
+
+
+def reach(speed: float = 0.2):
+    """A point on a line that has to reach another one."""
+    line_of, plane = (spaces.Box(-1.0, 1.0, (n,), np.float32) for n in (1, 2))
+    params = {"speed": jnp.float32(speed)}
+    return rollmill.time_limit(rollmill.Environment("Reach-v0", line.reset, line.step, plane, line_of, params), 20)
+
+
+make_graph = rollmill.register_algorithm("decayed-ppo", decayed_ppo, DecayedPPOConfig)
+rollmill.register_network("tiny", tiny)
+rollmill.register("Reach-v0", reach)
+
+if __name__ == "__main__":
+    rollmill.train(make_graph("Reach-v0", network=rollmill.NetworkConfig(name="tiny"), total_timesteps=200_000))

@@ -1,0 +1,134 @@
+"""Algorithms by name: those that come along, and those that a user registers."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, fields, is_dataclass, replace
+from typing import Any, NamedTuple
+
+from rollmill.algorithms import (
+    A3CConfig,
+    IMPALAConfig,
+    MAPPOConfig,
+    PPOConfig,
+    a3c,
+    impala,
+    ippo,
+    mappo,
+    ppo,
+    settings_of,
+)
+from rollmill.core.errors import RollmillError, UsageError, unknown_name
+from rollmill.core.json_data import read_as, writable
+from rollmill.core.own_line import blaming
+from rollmill.core.types import Environment, HostEnvironment
+from rollmill.dataflow import Graph
+from rollmill.envs import make
+from rollmill.record import plain
+
+
+class Algorithm(NamedTuple):
+    """An algorithm that the command line and saved runs can name."""
+
+    config: type
+    build: Callable[..., Graph]
+    summary: str
+
+
+BUILTIN = {
+    "ppo": Algorithm(PPOConfig, ppo, "proximal policy optimisation (Schulman et al., 2017)"),
+    "a3c": Algorithm(A3CConfig, a3c, "advantage actor-critic (Mnih et al., 2016)"),
+    "impala": Algorithm(IMPALAConfig, impala, "actor-critic with V-trace (Espeholt et al., 2018)"),
+    "mappo": Algorithm(MAPPOConfig, mappo, "PPO for several agents, with a centralised critic (Yu et al., 2022)"),
+    "ippo": Algorithm(
+        MAPPOConfig, ippo, "PPO for several agents, each with its own critic (de Witt et al., 2020)"
+    ),
+}
+ALGORITHMS = dict(BUILTIN)
+"""Those that come along, and those that were registered since."""
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """The algorithm of that name, or an error with the nearest names."""
+    if name not in ALGORITHMS:
+        hint = "One of your own: --import MODULE, of a module that calls rollmill.register_algorithm."
+        raise unknown_name("algorithm", name, ALGORITHMS, hint=hint)
+    return ALGORITHMS[name]
+
+
+def register_algorithm(
+    name: str,
+    build: Callable[[Environment | HostEnvironment, Any], Graph],
+    config: type,
+    *,
+    summary: str | None = None,
+    overwrite: bool = False,
+) -> Callable[..., Graph]:
+    """Makes an algorithm known by a name: to the command line, to runs, and to the processes that train it.
+
+    Args:
+        name: the name, for one `my-ppo`.
+        build: makes the graph from an environment and an instance of `config`. Other processes call it again, so
+            it has to return the same for the same arguments.
+        config: a frozen dataclass of hyperparameters with defaults, whose fields become options of the command.
+        summary: a line that describes it; the first of `build`'s docstring if left out.
+        overwrite: replace an algorithm that has the same name.
+
+    Returns:
+        A function like `rollmill.ppo`, `(environment, config=None, **overrides) -> Graph`, whose graphs carry
+        the name.
+
+    Raises:
+        UsageError: the name is taken or cannot be one, or `config` is no dataclass that a file can hold.
+    """
+    if not name or name.startswith("-") or any(character.isspace() for character in name):
+        raise UsageError(f"cannot register {name!r}: an algorithm's name is one word.")
+    if name in ALGORITHMS and not overwrite:
+        raise UsageError(f"an algorithm {name!r} is registered already; take another name or pass overwrite=True.")
+    _check_config(name, config)
+    named = functools.wraps(build)(functools.partial(_build, name, build, config))
+    line = (inspect.getdoc(build) or "").partition("\n")[0]
+    ALGORITHMS[name] = Algorithm(config, named, line if summary is None else summary)
+    return named
+
+
+def _build(
+    name: str,
+    build: Callable[..., Graph],
+    kind: type,
+    env: Environment | HostEnvironment | str,
+    config: Any = None,
+    **overrides: Any,
+) -> Graph:
+    """The graph of a registered algorithm, under its name."""
+    env = make(env) if isinstance(env, str) else env
+    known = [field.name for field in fields(kind)]
+    for option in overrides:
+        if option not in known:
+            raise unknown_name("hyperparameter", option, known)
+    config = replace(kind() if config is None else config, **overrides)
+    with blaming(f"the algorithm {name}"):
+        graph: Any = build(env, config)
+    if not isinstance(graph, Graph):
+        raise UsageError(
+            f"the algorithm {name} returned {type(graph).__name__}; it has to return a rollmill.dataflow.Graph."
+        )
+    return graph._replace(settings=settings_of(name, env, config))
+
+
+def _check_config(name: str, config: type) -> None:
+    if not (isinstance(config, type) and is_dataclass(config)):
+        raise UsageError(f"cannot register {name!r}: its config has to be a dataclass, {config!r} was given.")
+    try:
+        defaults = config()
+        same = read_as(config, plain(writable(asdict(defaults))), where=config.__name__) == defaults
+    except (RollmillError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"cannot register {name!r}: a file has to hold its config, which {config.__name__} does not allow "
+            f"({error}). hint: fields with defaults that are numbers, text, booleans, None, tuples of these, or "
+            "dataclasses."
+        ) from error
+    if not same:
+        raise UsageError(
+            f"cannot register {name!r}: the defaults of {config.__name__} do not come back from JSON."
+        )

@@ -1,0 +1,167 @@
+"""Algorithms and networks of one's own have names: runs record them, and other processes make them."""
+
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import rollmill
+from rollmill.api import algorithms, choose_plan, describe, rebuild_graph
+from rollmill.api.specification import only_here
+from rollmill.core.errors import ContractError, UsageError
+from rollmill.dataflow import fingerprint
+from rollmill.envs import registry as environment_registry
+from rollmill.networks import actor_critic, registry
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "execution"))
+import own_algorithm  # noqa: E402
+
+sys.path.pop(0)
+pytestmark = pytest.mark.usefixtures("fast_compilation", "own_names")
+
+SIZES = {"num_envs": 4, "num_steps": 4, "total_timesteps": 64, "num_minibatches": 2, "update_epochs": 2}
+
+
+@pytest.fixture
+def own_names(monkeypatch):
+    monkeypatch.setattr(algorithms, "ALGORITHMS", dict(algorithms.ALGORITHMS))
+    monkeypatch.setattr("rollmill.api.specification.ALGORITHMS", algorithms.ALGORITHMS)
+    monkeypatch.setattr(registry, "_factories", {})
+    monkeypatch.setattr(environment_registry, "_factories", dict(environment_registry._factories))
+
+
+@dataclass(frozen=True)
+class Config:
+    """Hyperparameters of the algorithm below."""
+
+    learning_rate: float = 0.1
+    sizes: tuple[int, ...] = (8, 8)
+    limit: float = float("inf")
+    iterations: int = 3
+
+
+def reinforce(env, config):
+    """REINFORCE with a baseline."""
+    num_envs, num_steps = config.sizes
+    rest = {"iterations": config.iterations, "learning_rate": config.learning_rate}
+    return own_algorithm.reinforce(env, num_envs=num_envs, num_steps=num_steps, **rest)
+
+
+def tiny(key, observation_space, action_space):
+    """A small network."""
+    return actor_critic(key, observation_space, action_space, rollmill.NetworkConfig(hidden_sizes=(3,)))
+
+
+def tiny_of_agents(key, observation_space, action_space, critic_space):
+    config = rollmill.NetworkConfig(hidden_sizes=(3,))
+    return actor_critic(key, observation_space, action_space, config, critic_space=critic_space)
+
+
+def test_a_registered_algorithm_is_recorded_trained_and_built_again(tmp_path):
+    make_graph = rollmill.register_algorithm("reinforce", reinforce, Config)
+    graph = make_graph("CartPole-v1", learning_rate=0.3, sizes=(4, 4))
+    described = describe(graph)
+    assert (described["algorithm"], described["custom"]) == ("reinforce", [])
+    assert described["config"]["learning_rate"] == 0.3 and described["config"]["limit"] == "inf"
+    assert fingerprint(rebuild_graph(described)) == described["fingerprint"]
+    run = rollmill.train(graph, run_dir=tmp_path / "run", quiet=True, tensorboard=False)
+    assert rollmill.evaluate(run.directory, episodes=2).returns.shape == (2,)
+
+
+def test_an_algorithm_without_a_name_is_told_from_its_environment():
+    settings = reinforce(rollmill.make("CartPole-v1"), Config()).settings
+    graph = reinforce(rollmill.make("CartPole-v1"), Config())._replace(settings={**settings, "custom": []})
+    assert describe(graph)["custom"] == ["algorithm"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("ppo", "'ppo' is registered already; .*overwrite=True"), ("", "is one word"), ("my algo", "is one word")],
+)
+def test_a_name_that_cannot_be_one_is_refused(name, message):
+    with pytest.raises(UsageError, match=message):
+        rollmill.register_algorithm(name, reinforce, Config)
+
+
+@dataclass(frozen=True)
+class NoDefault:
+    size: int
+
+
+@dataclass(frozen=True)
+class WithFunction:
+    activation: object = field(default=jnp.tanh)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (dict, "config has to be a dataclass"),
+        (NoDefault, "NoDefault does not allow .*missing 1 required"),
+        (WithFunction, "WithFunction does not allow .*has no JSON form"),
+    ],
+)
+def test_a_configuration_that_no_file_can_hold_is_refused(config, message):
+    with pytest.raises(UsageError, match=message):
+        rollmill.register_algorithm("mine", reinforce, config)
+
+
+def test_mistakes_of_a_builder_are_told_with_its_line():
+    make_graph = rollmill.register_algorithm("mine", lambda env, config: env.nothing, Config)
+    with pytest.raises(ContractError, match=r"(?s)the algorithm mine raised AttributeError.*test_own_names.py"):
+        make_graph("CartPole-v1")
+    make_graph = rollmill.register_algorithm("other", lambda env, config: 3, Config)
+    with pytest.raises(UsageError, match="the algorithm other returned int; it has to return"):
+        make_graph("CartPole-v1")
+    with pytest.raises(UsageError, match="unknown hyperparameter 'learning_rat'. Did you mean learning_rate?"):
+        make_graph("CartPole-v1", learning_rat=1)
+
+
+@pytest.mark.parametrize(
+    ("build", "environment", "factory"),
+    [
+        (partial(rollmill.ppo, **SIZES), "CartPole-v1", tiny),
+        (partial(rollmill.ippo, **SIZES), "TagGridWorld-Small-v0", tiny_of_agents),
+    ],
+)
+def test_a_registered_network_is_recorded_and_made_again(build, environment, factory):
+    rollmill.register_network("tiny", factory)
+    graph = build(rollmill.make(environment), network=rollmill.NetworkConfig(name="tiny"))
+    described = describe(graph)
+    assert described["custom"] == [] and described["config"]["network"]["name"] == "tiny"
+    shapes = [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(graph.start_learner, jax.random.key(0)))]
+    assert any(3 in shape for shape in shapes)
+    assert fingerprint(rebuild_graph(described)) == described["fingerprint"]
+
+
+def test_a_network_by_name_takes_no_settings_of_another():
+    rollmill.register_network("tiny", tiny)
+    with pytest.raises(UsageError, match="hidden_sizes cannot be given with the network 'tiny'"):
+        rollmill.ppo(rollmill.make("CartPole-v1"), network=rollmill.NetworkConfig(name="tiny", hidden_sizes=(5,)))
+    with pytest.raises(UsageError, match="unknown network 'tyny'. Did you mean tiny?"):
+        rollmill.ppo(rollmill.make("CartPole-v1"), network=rollmill.NetworkConfig(name="tyny"))
+    with pytest.raises(UsageError, match="'tiny' is registered already"):
+        rollmill.register_network("tiny", tiny)
+
+
+def test_names_of_this_process_alone_stay_in_it():
+    make_graph = rollmill.register_algorithm(
+        "mine", lambda env, config: rollmill.ppo(env, config), rollmill.PPOConfig
+    )
+    rollmill.register("Mine-v0", lambda: rollmill.make("gymnasium:CartPole-v1"))
+    rollmill.register_network("tiny", tiny)
+    graph = make_graph("Mine-v0", network=rollmill.NetworkConfig(name="tiny"), **SIZES)
+    described = describe(graph)
+    custom = only_here(described, [])
+    assert custom == ["algorithm mine", "environment Mine-v0", "network tiny"]
+    assert choose_plan(graph, rollmill.RunOptions(), custom=custom).place == "threads"
+    with pytest.raises(
+        UsageError, match=r"own algorithm mine and environment Mine-v0 and .* pass imports=\[module\]"
+    ):
+        choose_plan(graph, rollmill.RunOptions(place="processes"), custom=custom)
+    assert only_here(described, ["a_module"]) == []
+    assert choose_plan(graph, rollmill.RunOptions()).place == "processes"
