@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy import linalg
 
 E = 5
 lax = jax.lax
@@ -592,6 +593,151 @@ def wrappers(x):
     ]
 
 
+def positive(m):
+    return m @ m.T + 2.0 * jnp.eye(len(m), dtype=m.dtype)
+
+
+def linear_systems(m, b):
+    """Of matrices that need pivoting: `m` is `[4, 4]`, `b` is `[4]`."""
+    well = m + 4.0 * jnp.eye(4)[jnp.array([2, 0, 3, 1])]
+    definite, factors = positive(m), linalg.lu_factor(well)
+    sides = [(lower, turned, unit) for lower in (True, False) for turned in (0, 1) for unit in (True, False)]
+    pairs = well.reshape(2, 2, 4)[..., :2] + 3.0 * jnp.eye(2)[None]
+    return {
+        "solve": jnp.linalg.solve(well, b),
+        "several": jnp.linalg.solve(well, m),
+        "batched": jnp.linalg.solve(pairs, b.reshape(2, 2, 1)),
+        "inverse": jnp.linalg.inv(well),
+        "power": jnp.linalg.matrix_power(well, -1),
+        "determinants": [jnp.linalg.det(well), jnp.linalg.det(m[:3, :3]), jnp.linalg.det(m[:2, :2])],
+        "sign and logarithm": jnp.linalg.slogdet(well),
+        "roots": [jnp.linalg.cholesky(definite), jnp.linalg.cholesky(definite, upper=True)],
+        "by roots": linalg.cho_solve(linalg.cho_factor(definite), b),
+        "factors": linalg.lu(well),
+        "by factors": [linalg.lu_solve(factors, b), linalg.lu_solve(factors, b, trans=1)],
+        "triangles": [linalg.solve_triangular(well, b, lower=k, trans=t, unit_diagonal=u) for k, t, u in sides],
+        "on the right": [
+            lax.linalg.triangular_solve(definite, m, left_side=False, lower=lower, transpose_a=turned)
+            for lower in (True, False)
+            for turned in (True, False)
+        ],
+        "not square": [lax.linalg.lu(m[:2]), lax.linalg.lu(m[:, :3])],
+        "gradients": [
+            jax.grad(lambda a: jnp.linalg.solve(a, b).sum())(well),
+            jax.grad(jnp.linalg.det)(well),
+            jax.grad(lambda a: jnp.linalg.cholesky(positive(a)).sum())(m),
+        ],
+    }
+
+
+SINGULAR = jnp.asarray(
+    [
+        [[0, 0, 0], [0, 0, 0], [0, 0, 0]],
+        [[1, 2, 3], [2, 4, 6], [1, 0, 1]],
+        [[1, 1, 1], [1, 1, 1], [1, 1, 1]],
+        [[0, 1, 0], [1, 0, 0], [0, 0, 0]],
+        [[2, -2, 1], [-2, 2, 1], [1, 1, 1]],
+    ],
+    jnp.float32,
+)
+"""Whose factors are exact; the last is regular, but not positive definite."""
+
+
+def singular(m):
+    b = jnp.array([1.0, 0.0, 2.0])
+    indefinite = jnp.linalg.cholesky(m)
+    solved = [jnp.linalg.solve(m, b), jnp.linalg.inv(m), linalg.solve_triangular(m, b)]
+    return [*solved, jnp.linalg.det(m), jnp.linalg.slogdet(m), lax.linalg.lu(m), indefinite]
+
+
+def pooled(x, n, h):
+    m, r = x.reshape(3, 4), h.reshape(2, 2, 40)
+    pool = lambda a, first, op, size, steps, edge="VALID", **how: lax.reduce_window(
+        a, first, op, size, steps, edge, **how
+    )
+    return [
+        pool(m, -jnp.inf, lax.max, (2, 2), (1, 1)),
+        pool(m, jnp.inf, lax.min, (2, 2), (2, 2), "SAME"),
+        pool(m, 0.0, lax.add, (2, 3), (1, 2), ((1, 2), (0, 1))),
+        pool(m, -jnp.inf, lax.max, (2, 2), (1, 1), "SAME", base_dilation=(2, 1), window_dilation=(1, 2)),
+        pool(m, -jnp.inf, lax.max, (5, 5), (1, 1)),
+        pool(x, 0.0, lax.add, (3,), (1,), ((2, 0),)),
+        pool(n, 0, lax.add, (2,), (2,)),
+        pool(n, np.iinfo(np.int32).min, lax.max, (3,), (1,), "SAME"),
+        pool(m, 1.0, lax.mul, (2, 2), (1, 1), "SAME"),
+        pool((m, -m), (0.0, 1.0), lambda a, b: (a[0] + b[0], a[1] * b[1]), (2, 2), (1, 1)),
+        jax.grad(lambda v: pool(v, 0.0, lax.add, (2, 2), (2, 2), "SAME").sum() ** 2)(m),
+        pool(r, -jnp.inf, lax.max, (2, 2, 1), (1, 1, 1)),
+        pool(r, 0.0, lax.add, (1, 2, 1), (1, 1, 1), "SAME"),
+    ]
+
+
+def convolve(image, kernel, steps=(1, 1), edge="VALID", layout=("NHWC", "HWIO", "NHWC"), **how):
+    return lax.conv_general_dilated(image, kernel, steps, edge, dimension_numbers=layout, **how)
+
+
+FILTER = np.linspace(-1.0, 1.0, 72, dtype=np.float32).reshape(3, 3, 2, 4)
+
+
+def convolutions(weights, x, y, h):
+    """Of images `[1, 4, 5, 2]` with weights that are known, shared, and the environment's own."""
+    image, own, r = x.reshape(1, 4, 5, 2), y.reshape(2, 2, 2, 1), h.reshape(1, 2, 2, 40)
+    first_channels = (jnp.moveaxis(image, 3, 1), jnp.moveaxis(weights["many"], (2, 3), (1, 0)))
+    return {
+        "of vectors": [
+            jnp.convolve(y, jnp.array([1.0, 2.0, 1.0])),
+            jnp.convolve(y, x[:3], mode="same"),
+            jnp.convolve(jnp.array([1.0, -1.0]), y, mode="valid"),
+            jnp.correlate(y, y[:2]),
+        ],
+        "of planes": jax.scipy.signal.convolve2d(image[0, ..., 0], x[:4].reshape(2, 2), mode="same"),
+        "few channels": [convolve(image, weights["few"]), convolve(image, weights["few"], edge="SAME")],
+        "many channels": [convolve(image, weights["many"]), convolve(image, weights["many"], edge="SAME")],
+        "known": convolve(image, jnp.asarray(FILTER), (2, 1), "SAME"),
+        "own": convolve(image, own),
+        "dilated": [
+            convolve(image, own, (1, 2), ((1, 0), (0, 2)), lhs_dilation=(2, 1), rhs_dilation=(1, 2)),
+            convolve(image, weights["many"], (1, 1), ((2, 1), (0, 1)), lhs_dilation=(1, 2), rhs_dilation=(2, 1)),
+        ],
+        "channels first": convolve(*first_channels, layout=("NCHW", "OIHW", "NCHW")),
+        "in groups": [
+            convolve(image, weights["depth"], feature_group_count=2),
+            convolve(image, weights["groups"], feature_group_count=2),
+            convolve(image, own.reshape(2, 2, 1, 2), feature_group_count=2),
+        ],
+        "layers": convolve(jax.nn.relu(convolve(image, weights["many"])), weights["second"]),
+        "to a vector": convolve(
+            jax.nn.relu(convolve(image, weights["wide"])), weights["third"], edge="SAME"
+        ).reshape(-1)
+        @ weights["flat"],
+        "of rows": convolve(r, weights["rows"], edge="SAME"),
+        "whole numbers": convolve(image.astype(jnp.int32), jnp.asarray(FILTER * 5).astype(jnp.int32)),
+        "gradients": [
+            jax.grad(lambda v: convolve(v, weights["few"]).sum() ** 2)(image),
+            jax.grad(lambda k: convolve(image, k).sum() ** 2)(own),
+        ],
+        "transposed": lax.conv_transpose(image, weights["few"], (2, 2), "SAME"),
+        "of two": convolve(jnp.concatenate([image, -image]), own),
+        "shared": convolve(weights["few"][None, :, :, :, 0], own),
+    }
+
+
+def convolution_weights():
+    shapes = {
+        "few": (2, 2, 2, 3),
+        "many": (3, 3, 2, 12),
+        "depth": (2, 2, 1, 2),
+        "groups": (2, 2, 1, 24),
+        "second": (2, 2, 12, 9),
+        "wide": (2, 2, 2, 40),
+        "third": (2, 2, 40, 3),
+        "flat": (36, 5),
+        "rows": (2, 2, 40, 16),
+    }
+    rng = np.random.default_rng(5)
+    return {name: jnp.asarray(rng.normal(size=shape) * 0.3, jnp.float32) for name, shape in shapes.items()}
+
+
 FUNCTIONS = {
     "smooth": (smooth, (), (floats((3,)),)),
     "edges": (edges, (), (SPECIAL,)),
@@ -611,6 +757,14 @@ FUNCTIONS = {
     "not_numbers": (not_numbers, (), (SPECIAL,)),
     "sorts": (sorts, (), (floats((6,)), integers((6,), 0, 5))),
     "products": (products, (weights(),), (floats((12,)), floats((4,), 1))),
+    "linear_systems": (linear_systems, (), (floats((4, 4)), floats((4,), 1))),
+    "singular": (singular, (), (SINGULAR,)),
+    "pooled": (pooled, (), (floats((12,)), integers((6,), -5, 5), floats((160,), 1))),
+    "convolutions": (
+        convolutions,
+        (convolution_weights(),),
+        (floats((40,), scale=1.0), floats((8,), 1, 1.0), floats((160,), 2, 1.0)),
+    ),
     "rows": (rows, (row_weights(),), (floats((40,)), floats((3,), 1), booleans(()))),
     "short_floats": (short_floats, (row_weights(),), (floats((40,)), floats((3,), 1))),
     "deep_rows": (deep_rows, (row_weights(),), (floats((40,)),)),

@@ -9,7 +9,7 @@ from rollmill.fusion import CannotFuse, scalarise
 from rollmill.fusion.values import MOST_SCALARS
 
 VECTOR = jax.ShapeDtypeStruct((4,), jnp.float32)
-IMAGE = jax.ShapeDtypeStruct((8, 8, 3), jnp.float32)
+IMAGE = jax.ShapeDtypeStruct((16, 16, 3), jnp.float32)
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 
 
@@ -33,9 +33,26 @@ def convolve(x):
     return jax.lax.conv_general_dilated(x[None], kernel, (1, 1), "VALID", dimension_numbers=layout)  # convolves
 
 
-def solve(x):
-    matrix = jnp.eye(4, dtype=jnp.float32) + x[:, None] * x[None]
-    return jnp.linalg.cholesky(matrix)  # factorises
+def convolve_many_channels(x):
+    kernel = jnp.ones((3, 3, 3, 24), jnp.float32)
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x[None], kernel, (1, 1), "SAME", dimension_numbers=layout)  # convolves
+
+
+def pool(x):
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (5, 5, 1), (1, 1, 1), "SAME")  # pools
+
+
+def invert(x):
+    return jnp.linalg.inv(jnp.eye(20, dtype=jnp.float32) + x[0])  # inverts
+
+
+def factorise(x):
+    return jnp.linalg.cholesky(jnp.broadcast_to(x[0] * jnp.eye(7), (18, 7, 7)))  # factorises
+
+
+def decompose(x):
+    return jnp.linalg.eigh(x[:, None] * x[None])[0]  # decomposes
 
 
 def transform(x):
@@ -67,8 +84,12 @@ CASES = {
     "pure_callback": (call_back, VECTOR, "pure_callback", "# calls Python", "jax.numpy"),
     "io_callback": (call_back_in_order, VECTOR, "io_callback", "# calls Python", "cannot call Python"),
     "debug_print": (print_something, VECTOR, "debug_", "# calls Python", "debugging"),
-    "convolution": (convolve, IMAGE, "conv_general_dilated", "# convolves", "kernels of their own"),
-    "cholesky": (solve, VECTOR, "cholesky", "# factorises", "nothing like it"),
+    "convolution": (convolve, IMAGE, "conv_general_dilated", "# convolves", "10,584 multiplications"),
+    "channels": (convolve_many_channels, IMAGE, "conv_general_dilated", "# convolves", "at most 128"),
+    "pooling": (pool, IMAGE, "reduce_window_max", "# pools", "768 windows of 25 numbers"),
+    "inverse": (invert, VECTOR, "lu", "# inverts", "a matrix of 20 x 20"),
+    "factors": (factorise, VECTOR, "cholesky", "# factorises", "18 matrices of 7 x 7"),
+    "eigenvalues": (decompose, VECTOR, "eigh", "# decomposes", "nothing like it"),
     "fft": (transform, VECTOR, "convert_element_type", "# transforms", "complex64"),
     "gamma": (draw_gamma, VECTOR, "random_gamma", "# draws", "nothing like it"),
     "rbg": (use_other_generator, VECTOR, "random_seed", "# makes a key", "threefry2x32"),

@@ -23,7 +23,7 @@ from rollmill.fusion.values import NARROW, Known, Scalars, Uniform, Value, is_sh
 MOST_MULTIPLIED = 4096
 """Multiplications of one convolution that is written out number by number."""
 
-MOST_PRODUCTS = 256
+MOST_PRODUCTS = 128
 """Places of a kernel with many channels, each of them a matrix product."""
 
 

@@ -139,7 +139,7 @@ def _root(making: Making, matrix: NodeArray) -> NodeArray:
     return root
 
 
-def _less_products(making: Making, number: Node, one: Sequence[Node], other: Sequence[Node]) -> Node:
+def _less_products(making: Making, number: Node, one: NodeArray, other: NodeArray) -> Node:
     """A number less the products of two vectors, one after the other."""
     for a, b in zip(one, other, strict=True):
         number = making.apply("sub", number, making.apply("mul", a, b))
