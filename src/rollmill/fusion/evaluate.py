@@ -36,13 +36,29 @@ def evaluate(
 
 def _value(node: Node, operands: list[Any], inputs: Sequence[Array], uniforms: Sequence[Array], precision: Any):
     if node.op in OPERATIONS:
-        return OPERATIONS[node.op](*_alike(node, operands))
+        return _operation(node, _alike(node, operands))
     if node.op in TYPED:
         convert = jax.lax.convert_element_type if node.op == "convert" else jax.lax.bitcast_convert_type
-        return convert(_alike(node, operands)[0], node.dtype)
+        return _rounded(convert(_alike(node, operands)[0], node.dtype))
     if node.op in ROWS:
         return _row_value(node, operands, uniforms, precision)
     return _structural_value(node, operands, inputs, uniforms, precision)
+
+
+def _operation(node: Node, operands: list[Any]) -> Array:
+    """Floats of 16 bits are computed with in float32, and rounded after each operation, as in kernels."""
+    if node.op == "select" or not any(x.dtype.name in SHORT_FLOATS for x in operands):
+        return OPERATIONS[node.op](*operands)
+    found = OPERATIONS[node.op](*(x.astype(jnp.float32) for x in operands))
+    return _rounded(found.astype(node.dtype))
+
+
+SHORT_FLOATS = ("float16", "bfloat16")
+
+
+def _rounded(x: Array) -> Array:
+    """A barrier behind floats of 16 bits: XLA may otherwise leave out the rounding between two operations."""
+    return jax.lax.optimization_barrier(x) if x.dtype.name in SHORT_FLOATS else x
 
 
 def _structural_value(

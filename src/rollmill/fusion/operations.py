@@ -25,7 +25,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "max": lax.max,
     "min": lax.min,
     "pow": lax.pow,
-    "nextafter": lax.nextafter,
     # rounding
     "floor": lax.floor,
     "ceil": lax.ceil,

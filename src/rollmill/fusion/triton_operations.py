@@ -27,7 +27,6 @@ OF_ALL = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
-    "neg": "-{0}",
     "eq": "{0} == {1}",
     "ne": "{0} != {1}",
     "lt": "{0} < {1}",
@@ -39,8 +38,11 @@ OF_ALL = {
 }
 
 OF_INTEGERS = {
-    "div": "{0} // {1}",
-    "rem": "{0} % {1}",
+    "neg": "-{0}",
+    "div": "quotient({0}, {1}, {is_signed})",
+    "rem": "remainder({0}, {1}, {is_signed})",
+    "div_by": "{0} // {1}",
+    "rem_by": "{0} % {1}",
     "max": "tl.maximum({0}, {1})",
     "min": "tl.minimum({0}, {1})",
     "sign": "tl.where({0} > 0, 1, tl.where({0} < 0, -1, 0)).to({type})",
@@ -56,19 +58,25 @@ OF_INTEGERS = {
     "shift_right_logical_by": "({0}.to({unsigned}, bitcast=True) >> {1}.to({unsigned}, bitcast=True))"
     ".to({type}, bitcast=True)",
     "shift_right_arithmetic_by": "{0}.to({signed}, bitcast=True) >> {1}",
-    "population_count": "libdevice.popc({0}.to(tl.int32, bitcast=True)).to({type})",
-    "clz": "libdevice.clz({0}.to(tl.int32, bitcast=True)).to({type})",
+    "population_count": "libdevice.popc({0}.to({unsigned}, bitcast=True).to(tl.int32)).to({type})",
+    "clz": "(libdevice.clz({0}.to({unsigned}, bitcast=True).to(tl.int32)) - {missing_bits}).to({type})",
 }
-"""Booleans are integers of one bit. What ends in `_by` is for shifts by fewer than all bits: see `by_constant`."""
+"""Booleans are integers of one bit.
+
+The operations that end in `_by` are for a second operand that is known and needs no check: see `by_constant`.
+"""
+
+TINY = "1.1754943508222875e-38"
+"""The smallest normal number: some functions of CUDA's give garbage below it."""
 
 OF_FLOATS = {
+    "neg": "{0} * -1.0",  # Triton's own negation is `0 - x`, which has the wrong sign at zero
     "div": "tl.div_rn({0}, {1})",
     "rem": "libdevice.fmod({0}, {1})",
     "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0}))",
     "max": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "min": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
-    "pow": "libdevice.pow({0}, {1})",
-    "nextafter": "libdevice.nextafter({0}, {1})",
+    "pow": f"libdevice.pow(tl.where(tl.abs({{0}}) < {TINY}, {{0}} * 0.0, {{0}}), {{1}})",
     "floor": "tl.floor({0})",
     "ceil": "tl.ceil({0})",
     "round_away": "libdevice.round({0})",
@@ -80,7 +88,7 @@ OF_FLOATS = {
     "log1p": "libdevice.log1p({0})",
     "sqrt": "tl.sqrt_rn({0})",
     "rsqrt": "tl.div_rn(1.0, tl.sqrt_rn({0}))",
-    "cbrt": "libdevice.cbrt({0})",
+    "cbrt": f"tl.where(tl.abs({{0}}) < {TINY}, {{0}}, libdevice.cbrt({{0}}))",
     "sin": "libdevice.sin({0})",
     "cos": "libdevice.cos({0})",
     "tan": "libdevice.tan({0})",
@@ -117,13 +125,51 @@ HELPERS = """\
 def fast_tanh(x):
     text: tl.constexpr = "tanh.approx.f32 $0, $1;"
     return tl.inline_asm_elementwise(text, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+@triton.jit
+def divisor(y, is_signed: tl.constexpr):
+    unsafe = (y == 0) | (y == -1) if is_signed else y == 0
+    return tl.where(unsafe, 1, y)
+
+@triton.jit
+def quotient(x, y, is_signed: tl.constexpr):
+    whole = x // divisor(y, is_signed)
+    if is_signed:
+        whole = tl.where(y == -1, -x, whole)
+    return tl.where(y == 0, ~tl.zeros_like(x), whole).to(x.dtype)
+
+@triton.jit
+def remainder(x, y, is_signed: tl.constexpr):
+    return tl.where(y == 0, x, x % divisor(y, is_signed)).to(x.dtype)
+
+@triton.jit
+def greater(x, y):
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+@triton.jit
+def lesser(x, y):
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
 """
-"""Functions that expressions call."""
+"""Functions that expressions call.
+
+Division is XLA's where a processor leaves it undefined: by zero, and of the least number by -1.
+"""
+
+
+SHORT_FLOATS = ("float16", "bfloat16")
+"""Types that are computed with in float32, and rounded after each operation."""
+
+KNOWN = "_by"
+"""The end of an operation's name whose second operand is known."""
 
 
 def by_constant(op: str, dtype: np.dtype, amount: object) -> str:
-    """The name of an operation whose second operand is known, or None where it is not."""
-    return f"{op}_by" if op.startswith("shift") and isinstance(amount, int) and amount < dtype.itemsize * 8 else op
+    """The name of an operation of integers, without checks that a known second operand makes needless."""
+    if not isinstance(amount, int) or isinstance(amount, bool) or dtype.kind not in "iu":
+        return op
+    if op.startswith("shift"):
+        return op + KNOWN if 0 <= amount < dtype.itemsize * 8 else op
+    return op + KNOWN if op in ("div", "rem") and amount not in (0, -1) else op
 
 
 def expression(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str], *, fast: bool) -> str:
@@ -140,12 +186,45 @@ def expression(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str]
         KeyError: no such operation on this type.
     """
     if op == "convert":
-        return f"{names[0]} != 0" if dtype == np.bool_ else f"{names[0]}.to({TYPES[dtype.name]})"
+        return _converted(names[0], operand, dtype)
     if op == "bitcast":
         return f"{names[0]}.to({TYPES[dtype.name]}, bitcast=True)"
+    if operand.name in SHORT_FLOATS and op != "select":
+        wide = _operation(
+            op, np.dtype(np.float32), np.dtype(np.float32), [_wide(name) for name in names], fast=fast
+        )
+        return f"({wide}).to({TYPES[dtype.name]})" if dtype.name in SHORT_FLOATS else wide
+    return _operation(op, dtype, operand, names, fast=fast)
+
+
+def _wide(name: str) -> str:
+    return f"{name}.to(tl.float32)"
+
+
+def _converted(name: str, before: np.dtype, after: np.dtype) -> str:
+    """A number in another type; floats become the nearest integers towards zero, within the bounds of the type.
+
+    Triton's own conversion leaves it to the compiler what becomes of NaN and of numbers outside of these bounds.
+    """
+    if after == np.bool_:
+        return f"{name} != 0"
+    if before.kind in "iub" or after.kind not in "iu":
+        return f"{name}.to({TYPES[after.name]})"
+    wide = name if before == np.float32 else _wide(name)
+    if after == np.uint32:
+        return f"libdevice.float2uint_rz({wide}).to(tl.uint32, bitcast=True)"
+    whole = f"libdevice.float2int_rz({wide})"
+    if after == np.int32:
+        return whole
+    limits = np.iinfo(after)
+    return f"tl.minimum(tl.maximum({whole}, {limits.min}), {limits.max}).to({TYPES[after.name]})"
+
+
+def _operation(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str], *, fast: bool) -> str:
     bits = 1 if operand == np.bool_ else operand.itemsize * 8
-    kinds = {"bits": bits, "unsigned": f"tl.uint{bits}", "signed": f"tl.int{bits}", "type": TYPES[dtype.name]}
-    return _template(op, operand, fast=fast).format(*names, **kinds)
+    of_bits = {"bits": bits, "missing_bits": 32 - bits, "unsigned": f"tl.uint{bits}", "signed": f"tl.int{bits}"}
+    of_type = {"type": TYPES[dtype.name], "is_signed": operand.kind == "i"}
+    return _template(op, operand, fast=fast).format(*names, **of_bits, **of_type)
 
 
 def _template(op: str, operand: np.dtype, *, fast: bool) -> str:

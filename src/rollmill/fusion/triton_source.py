@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rollmill.fusion.beside import LEFT, ONE, ZERO, Apart, joined, side_by_side
+from rollmill.fusion.folding import is_float
 from rollmill.fusion.ir import Loop, Node, Program
 from rollmill.fusion.narrow import MOST, Head, Narrow, find_narrow, is_stacked_product
 from rollmill.fusion.prelude import Numerics, Prelude, as_taken, columns
@@ -154,15 +155,18 @@ class Writer:
                 return f"tl.broadcast_to({self._repeated(first, operands[0])}, {self.shape(node)})"
             case "column":
                 column = self.before.columns(first.width or 0)
-                chosen = f"tl.where({column}[None, :] == {node.attributes[0]}, {operands[0]}, 0)"
+                nothing = "-0.0" if is_float(node.dtype) else "0"  # added to -0 it leaves the sign
+                chosen = f"tl.where({column}[None, :] == {node.attributes[0]}, {operands[0]}, {nothing})"
                 return self._apart.scalar(f"tl.sum({chosen}, axis=1)")
             case "row_sum":
                 return self._apart.scalar(f"tl.sum({self.masked(first, operands[0], '0.0')}, axis=1)")
             case "row_max":
-                return self._apart.scalar(f"tl.max({self.masked(first, operands[0], self._least(first))}, axis=1)")
+                return self._apart.scalar(
+                    f"tl.reduce({self.masked(first, operands[0], _least(first))}, 1, greater)"
+                )
             case "row_min":
                 return self._apart.scalar(
-                    f"tl.min({self.masked(first, operands[0], self._greatest(first))}, axis=1)"
+                    f"tl.reduce({self.masked(first, operands[0], _greatest(first))}, 1, lesser)"
                 )
         if node.width is not None:
             pairs = zip(node.operands, operands, strict=True)
@@ -179,6 +183,8 @@ class Writer:
         number = node.value
         if isinstance(number, float) and not math.isfinite(number):
             number = f'float("{number}")'
+        if is_float(node.dtype) and number == 0 and math.copysign(1, node.value) < 0:
+            return f"(tl.full([BLOCK], 0.0, {TYPES[node.dtype.name]}) * -1.0)"  # `full` drops the sign
         return f"tl.full([BLOCK], {number}, {TYPES[node.dtype.name]})"
 
     # --- rows ------------------------------------------------------------------------------------------
@@ -200,12 +206,6 @@ class Writer:
     def _beside_others(self, scalar: Node, name: str) -> str:
         """A scalar where it goes into rows; what is the same for all environments lies anywhere."""
         return name if scalar.op in ("constant", "uniform") else self._apart.into(name)
-
-    def _least(self, row: Node) -> str:
-        return 'float("-inf")' if row.dtype.kind == "f" else str(np.iinfo(row.dtype).min)
-
-    def _greatest(self, row: Node) -> str:
-        return 'float("inf")' if row.dtype.kind == "f" else str(np.iinfo(row.dtype).max)
 
     def _stack(self, node: Node, operands: list[str]) -> str:
         if node in self._scattered:
@@ -293,7 +293,7 @@ class Writer:
             whole = name if node.width is None else f"tl.broadcast_to({name}, {self.shape(node)})"
             carried.append(
                 self._assign(
-                    f"{whole} + tl.zeros({self.shape(node)}, {TYPES[node.dtype.name]})"
+                    f"{whole} - tl.zeros({self.shape(node)}, {TYPES[node.dtype.name]})"
                     if node.dtype != np.bool_
                     else f"{whole} & tl.full({self.shape(node)}, 1, tl.int1)"
                 )
@@ -326,3 +326,11 @@ class Writer:
                 condition = going if loop.body.outputs[n].width is None else f"{going}[:, None]"
                 new = f"tl.where({condition}, {new}, {name})"
             self.line(f"{name} = {new}")
+
+
+def _least(row: Node) -> str:
+    return 'float("-inf")' if is_float(row.dtype) else str(np.iinfo(row.dtype).min)
+
+
+def _greatest(row: Node) -> str:
+    return 'float("inf")' if is_float(row.dtype) else str(np.iinfo(row.dtype).max)

@@ -6,7 +6,7 @@ import numpy as np
 from llvmlite import ir
 
 from rollmill.fusion.native import functions
-from rollmill.fusion.native.emitter import FLOAT32, Emitter, Value, number_type
+from rollmill.fusion.native.emitter import FLOAT32, Emitter, Value, is_short_float, number_type
 from rollmill.fusion.refusals import CannotFuse
 
 COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -16,7 +16,7 @@ OF_FLOATS: dict[str, Callable[..., Value]] = {
     "sub": Emitter.subtract,
     "mul": Emitter.multiply,
     "div": lambda emit, x, y: emit.builder.fdiv(x, y),
-    "rem": lambda emit, x, y: emit.each_lane("fmodf", x, y),
+    "rem": lambda emit, x, y: emit.each_lane("fmodf", x, _without_denormals(emit, y)),
     "neg": lambda emit, x: emit.builder.fneg(x),
     "abs": lambda emit, x: emit.intrinsic("fabs", x),
     "sign": lambda emit, x: _sign_of_float(emit, x),
@@ -44,7 +44,6 @@ OF_FLOATS: dict[str, Callable[..., Value]] = {
 
 OF_C = {
     "pow": "powf",
-    "nextafter": "nextafterf",
     "cbrt": "cbrtf",
     "asin": "asinf",
     "acos": "acosf",
@@ -94,13 +93,32 @@ def applied(
     Raises:
         CannotFuse: for dtypes that have no code.
     """
-    builder, dtype = emit.builder, dtypes[-1]
     if op == "select":
-        return builder.select(*operands)
-    if op == "convert":
-        return _converted(emit, operands[0], dtype, result)
+        return emit.builder.select(*operands)
     if op == "bitcast":
-        return builder.bitcast(operands[0], emit.vector(result))
+        return _bits_read_anew(emit, operands[0], dtypes[0], result)
+    if op == "convert":
+        found = _converted(emit, operands[0], _in_registers(dtypes[0]), _in_registers(result))
+    else:
+        found = _arithmetic(emit, op, operands, _in_registers(dtypes[-1]))
+    return emit.rounded(found, result) if is_short_float(result) else found
+
+
+def _in_registers(dtype: np.dtype) -> np.dtype:
+    """The type that numbers are computed in: floats of 16 bits in float32, rounded after each operation."""
+    return FLOAT32 if is_short_float(dtype) else dtype
+
+
+def _bits_read_anew(emit: Emitter, x: Value, before: np.dtype, after: np.dtype) -> Value:
+    bits = emit.bits_of_short(x, before) if is_short_float(before) else x
+    return (
+        emit.short_of_bits(bits, after)
+        if is_short_float(after)
+        else emit.builder.bitcast(bits, emit.vector(after))
+    )
+
+
+def _arithmetic(emit: Emitter, op: str, operands: Sequence[Value], dtype: np.dtype) -> Value:
     if op in COMPARED:
         return _compared(emit, COMPARED[op], operands, dtype)
     if dtype.kind == "f":
@@ -188,7 +206,14 @@ def _sign_of_float(emit: Emitter, x: Value) -> Value:
     """-1, 0 with its sign, or 1; what is not a number stays so."""
     builder = emit.builder
     decided = builder.fcmp_ordered("!=", x, emit.constant(0.0))
-    return builder.select(decided, emit.intrinsic("copysign", emit.constant(1.0), x), x)
+    return builder.select(decided, emit.intrinsic("copysign", emit.constant(1.0), x), _without_denormals(emit, x))
+
+
+def _without_denormals(emit: Emitter, x: Value) -> Value:
+    """Zero instead of what is smaller than any normal number, as XLA's programs read it on CPUs."""
+    builder = emit.builder
+    tiny = builder.fcmp_ordered("<", emit.intrinsic("fabs", x), emit.constant(2.0**-126))
+    return builder.select(tiny, emit.intrinsic("copysign", emit.constant(0.0), x), x)
 
 
 def _converted(emit: Emitter, x: Value, before: np.dtype, after: np.dtype) -> Value:

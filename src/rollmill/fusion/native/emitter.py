@@ -19,6 +19,9 @@ FLOAT32 = np.dtype(np.float32)
 
 FLOATS = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
 
+SHORT_FLOATS = ("float16", "bfloat16")
+"""Types of 16 bits in memory. In registers they are float32 numbers that the type can represent."""
+
 CONTRACTED = ("contract",)
 """A product and a sum may be one instruction, rounded once."""
 
@@ -127,9 +130,11 @@ class Emitter:
 
     def store(self, vector: Value, pointer: Value, dtype: np.dtype) -> None:
         """Writes a vector, or a single number."""
-        kind = memory_type(dtype)
-        kind = ir.VectorType(kind, vector.type.count) if isinstance(vector.type, ir.VectorType) else kind
-        whole = self.builder.zext(vector, kind) if dtype == np.bool_ else vector
+        whole = vector
+        if dtype == np.bool_:
+            whole = self.builder.zext(vector, _with_element(vector.type, memory_type(dtype)))
+        elif is_short_float(dtype):
+            whole = self.bits_of_short(vector, dtype)
         self.builder.store(whole, pointer, align=np.dtype(dtype).itemsize)
 
     def gather(self, pointer: Value, places: Value, dtype: np.dtype) -> Value:
@@ -144,10 +149,40 @@ class Emitter:
         return self._from_memory(found, dtype)
 
     def _from_memory(self, stored: Value, dtype: np.dtype) -> Value:
+        if is_short_float(dtype):
+            return self.short_of_bits(stored, dtype)
         if dtype != np.bool_:
             return stored
         zero = ir.Constant(stored.type, [0] * self.lanes if isinstance(stored.type, ir.VectorType) else 0)
         return self.builder.icmp_unsigned("!=", stored, zero)
+
+    # --- floats of 16 bits ----------------------------------------------------------------------------------
+
+    def rounded(self, x: Value, dtype: np.dtype) -> Value:
+        """The nearest number of a type of 16 bits; ties go to even."""
+        return self.short_of_bits(self.bits_of_short(x, dtype), dtype)
+
+    def short_of_bits(self, bits: Value, dtype: np.dtype) -> Value:
+        """The float32 number that 16 bits stand for."""
+        builder, wide = self.builder, _with_element(bits.type, FLOATS["float32"])
+        if dtype.name == "float16":
+            return builder.fpext(builder.bitcast(bits, _with_element(bits.type, ir.HalfType())), wide)
+        words = builder.zext(bits, _with_element(bits.type, INT32))
+        return builder.bitcast(builder.shl(words, _constant_like(words, 16)), wide)
+
+    def bits_of_short(self, x: Value, dtype: np.dtype) -> Value:
+        """The 16 bits of the nearest number of a type."""
+        builder, short = self.builder, _with_element(x.type, ir.IntType(16))
+        if dtype.name == "float16":
+            return builder.bitcast(builder.fptrunc(x, _with_element(x.type, ir.HalfType())), short)
+        words = builder.bitcast(x, _with_element(x.type, INT32))
+        number = lambda n: _constant_like(words, n)
+        # half a unit of the last bit that stays, less one where that bit is even; NaN could overflow into infinity
+        last = builder.and_(builder.lshr(words, number(16)), number(1))
+        nearest = builder.add(words, builder.add(last, number(0x7FFF)))
+        quiet = builder.or_(words, number(0x0040_0000))
+        nearest = builder.select(builder.fcmp_unordered("uno", x, x), quiet, nearest)
+        return builder.trunc(builder.lshr(nearest, number(16)), short)
 
     # --- control ------------------------------------------------------------------------------------------
 
@@ -229,16 +264,34 @@ def read(builder: ir.IRBuilder, pointer: Value, offset: int, kind: Any = POINTER
     return builder.load(byte(builder, pointer, offset), typ=kind)
 
 
+def is_short_float(dtype: Any) -> bool:
+    """Whether a type is a float of 16 bits."""
+    return np.dtype(dtype).name in SHORT_FLOATS
+
+
 def number_type(dtype: Any) -> Any:
     """The type of a number in a register."""
-    dtype = np.dtype(dtype)
+    dtype = FLOAT32 if is_short_float(dtype) else np.dtype(dtype)
     return ir.IntType(1) if dtype == np.bool_ else _type_of(dtype)
 
 
 def memory_type(dtype: Any) -> Any:
     """The type of a number in memory."""
     dtype = np.dtype(dtype)
+    if is_short_float(dtype):
+        return ir.IntType(16)
     return BYTE if dtype == np.bool_ else _type_of(dtype)
+
+
+def _with_element(kind: Any, element: Any) -> Any:
+    """A type of as many elements as another one, or of a single number as that is."""
+    return ir.VectorType(element, kind.count) if isinstance(kind, ir.VectorType) else element
+
+
+def _constant_like(value: Value, number: int) -> Value:
+    """A number in all elements of a value's type."""
+    count = value.type.count if isinstance(value.type, ir.VectorType) else None
+    return ir.Constant(value.type, number if count is None else [number] * count)
 
 
 @functools.cache
@@ -261,6 +314,6 @@ def suffix_of(kind: Any) -> str:
 
 def _literal(number: Any, dtype: np.dtype) -> Any:
     dtype = np.dtype(dtype)
-    if dtype.kind == "f":
+    if dtype.kind == "f" or is_short_float(dtype):
         return float(dtype.type(number))
     return int(number)

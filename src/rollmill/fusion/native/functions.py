@@ -43,7 +43,7 @@ def expm1(emit: Emitter, x: Value) -> Value:
     # 2^n (1 + s) - 1, halved so that the power does not overflow
     half = _power_of_two(emit, emit.builder.sub(whole, emit.constant(1, INT32)))
     rest = emit.subtract(half, emit.constant(0.5))
-    return emit.multiply(emit.fma(half, small, rest), emit.constant(2.0))
+    return _signed_zero(emit, x, emit.multiply(emit.fma(half, small, rest), emit.constant(2.0)))
 
 
 def tanh(emit: Emitter, x: Value) -> Value:
@@ -52,7 +52,7 @@ def tanh(emit: Emitter, x: Value) -> Value:
     whole, small = _expm1_parts(emit, emit.add(inside, inside))
     power = _power_of_two(emit, whole)
     grown = emit.fma(power, small, emit.subtract(power, emit.constant(1.0)))
-    return emit.builder.fdiv(grown, emit.add(grown, emit.constant(2.0)))
+    return _signed_zero(emit, x, emit.builder.fdiv(grown, emit.add(grown, emit.constant(2.0))))
 
 
 def logistic(emit: Emitter, x: Value) -> Value:
@@ -100,13 +100,13 @@ def log1p(emit: Emitter, x: Value) -> Value:
 
 
 def sin(emit: Emitter, x: Value) -> Value:
-    """Of any angle in radians, by reduction in double precision."""
-    return _circular(emit, x, quarter=0)
+    """The sine of any angle in radians."""
+    return _signed_zero(emit, x, _any_angle(emit, x, "sinf", quarter=0))
 
 
 def cos(emit: Emitter, x: Value) -> Value:
-    """As `sin`."""
-    return _circular(emit, x, quarter=1)
+    """The cosine of any angle in radians."""
+    return _any_angle(emit, x, "cosf", quarter=1)
 
 
 def tan(emit: Emitter, x: Value) -> Value:
@@ -173,6 +173,26 @@ def _expm1_series(emit: Emitter, r: Value) -> Value:
     """Of `|r| <= log(2) / 2`."""
     tail = _polynomial(emit, r, [1 / math.factorial(n) for n in range(2, 8)])
     return emit.fma(emit.multiply(r, r), tail, r)
+
+
+MOST_REDUCED = 2.0**48
+"""Up to here an angle's quarter turns are counted exactly in double precision."""
+
+
+def _any_angle(emit: Emitter, x: Value, by_c: str, *, quarter: int) -> Value:
+    """By `_circular`; where a lane holds a greater angle, that one by C's function, behind a branch that is rare."""
+    builder = emit.builder
+    found = emit.slot(x.type)
+    builder.store(_circular(emit, x, quarter=quarter), found)
+    great = builder.fcmp_ordered(">", emit.intrinsic("fabs", x), emit.constant(MOST_REDUCED))
+    with builder.if_then(emit.any(great), likely=False):
+        builder.store(builder.select(great, emit.each_lane(by_c, x), builder.load(found, typ=x.type)), found)
+    return builder.load(found, typ=x.type)
+
+
+def _signed_zero(emit: Emitter, x: Value, value: Value) -> Value:
+    """The value of an odd function, which is `x` itself where that is zero."""
+    return emit.builder.select(emit.builder.fcmp_ordered("==", x, emit.constant(0.0)), x, value)
 
 
 def _circular(emit: Emitter, x: Value, *, quarter: int) -> Value:

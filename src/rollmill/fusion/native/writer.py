@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rollmill.fusion.folding import is_float
 from rollmill.fusion.guards import Guard, guards
 from rollmill.fusion.ir import Node, Program, operands_first
 from rollmill.fusion.native.arithmetic import applied
@@ -269,7 +270,7 @@ class Writer:
         """The sum or extreme of the lanes of a vector, always in the same order."""
         kind, operation = vector.type.element, COMBINED[op]
         named = lambda own: f"llvm.vector.reduce.{own}.{suffix_of(vector.type)}"
-        if dtype.kind != "f":
+        if not is_float(dtype):
             sign = "" if operation == "add" else "s" if dtype.kind == "i" else "u"
             return self.emit.call(named(f"{sign}{operation}"), vector, result=kind)
         if operation != "add":
@@ -344,7 +345,7 @@ def _neutral(op: str, dtype: np.dtype) -> Any:
     """What changes no sum, or no extreme."""
     if op == "row_sum":
         return 0
-    least, most = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    least, most = (-np.inf, np.inf) if is_float(dtype) else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return least if op == "row_max" else most
 
 

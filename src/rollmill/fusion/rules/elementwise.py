@@ -129,13 +129,52 @@ def _bitcast(making: Making, equation: Equation, x: Node) -> Node:
 
 
 def _reduce_precision(making: Making, equation: Equation, x: Node) -> Node:
-    bits = equation.params["exponent_bits"], equation.params["mantissa_bits"]
-    kept = {(8, 23): "float32", (8, 7): "bfloat16", (5, 10): "float16"}.get(bits)
-    if kept is None:
-        raise NotLowered(f"there is no type with {bits[0]} bits of exponent and {bits[1]} of mantissa")
-    if kept == "float32" or x.dtype.name == kept:
+    """Rounds to a float with fewer bits, in the bits of a float32: overflow is infinite, and denormals are zero."""
+    exponent_bits, mantissa_bits = equation.params["exponent_bits"], equation.params["mantissa_bits"]
+    if mantissa_bits >= 23 and exponent_bits >= 8:
         return x
-    return converted(making, converted(making, x, jax.numpy.dtype(kept)), x.dtype)
+    if x.dtype != np.float32:
+        wide = _reduce_precision(making, equation, converted(making, x, np.float32))
+        return converted(making, wide, x.dtype)
+    word = lambda number: making.constant(number, np.uint32)
+    both = lambda op, a, b: making.apply(op, a, b)
+    bits = making.apply("bitcast", x, dtype=np.uint32)
+    sign = both("and", bits, word(0x8000_0000))
+    if mantissa_bits < 23:  # to nearest, ties to even: half a unit, less one where the last bit that stays is even
+        dropped = 23 - mantissa_bits
+        last = both("and", both("shift_right_logical", bits, word(dropped)), word(1))
+        rounding = both("add", last, word((1 << (dropped - 1)) - 1))
+        bits = both("and", both("add", bits, rounding), word(0xFFFF_FFFF ^ ((1 << dropped) - 1)))
+    if exponent_bits < 8:
+        # biased exponents of the least and the greatest normal number, at the place of a float32's exponent
+        bias = (1 << (exponent_bits - 1)) - 1
+        exponent = both("and", bits, word(0x7F80_0000))
+        too_large = both("gt", exponent, word((127 + bias) << 23))
+        too_small = both("le", exponent, word((127 - bias) << 23))
+        bits = making.apply("select", too_large, both("or", sign, word(0x7F80_0000)), bits)
+        bits = making.apply("select", too_small, sign, bits)
+    rounded = making.apply("bitcast", bits, dtype=np.float32)
+    return making.apply("select", making.apply("ne", x, x), x, rounded)
+
+
+def _nextafter(making: Making, equation: Equation, x: Node, y: Node) -> Node:
+    """The neighbour of `x` towards `y`: one more or one less in the bits of its magnitude."""
+    kind = np.dtype(f"int{x.dtype.itemsize * 8}")
+    limits = np.iinfo(kind)
+    number = lambda n: making.constant(n, kind)
+    both = lambda op, a, b: making.apply(op, a, b)
+    bits, goal = (making.apply("bitcast", node, dtype=kind) for node in (x, y))
+    size, goal_size = (both("and", node, number(limits.max)) for node in (bits, goal))
+    goal_sign = both("and", goal, number(limits.min))
+    same_sign = both("ge", both("xor", bits, goal), number(0))
+    grows = both("and", same_sign, both("lt", size, goal_size))
+    neighbour = both("add", bits, making.apply("select", grows, number(1), number(-1)))
+    is_zero, goal_is_zero = (both("eq", node, number(0)) for node in (size, goal_size))
+    neighbour = making.apply("select", is_zero, both("or", goal_sign, number(1)), neighbour)
+    is_there = both("or", both("eq", bits, goal), both("and", is_zero, goal_is_zero))
+    found = making.apply("bitcast", making.apply("select", is_there, goal, neighbour), dtype=x.dtype)
+    is_nan = both("or", both("ne", x, x), both("ne", y, y))
+    return making.apply("select", is_nan, making.constant(math.nan, x.dtype), found)
 
 
 def _square(making: Making, equation: Equation, x: Node) -> Node:
@@ -149,6 +188,13 @@ def _one_minus_square(making: Making, equation: Equation, x: Node) -> Node:
 
 def _log2(making: Making, equation: Equation, x: Node) -> Node:
     return making.apply("mul", making.apply("log", x), making.constant(math.log2(math.e), x.dtype))
+
+
+def _exp2(making: Making, equation: Equation, x: Node) -> Node:
+    """Of floats of 16 bits as JAX lowers it, whose rounding of `x log 2` is seen in the result."""
+    if x.dtype == np.float32:
+        return making.apply("exp2", x)
+    return making.apply("exp", making.apply("mul", x, making.constant(math.log(2), x.dtype)))
 
 
 def _polynomial(making: Making, equation: Equation, x: Node, *coefficients: Node) -> Node:
@@ -245,8 +291,10 @@ RULES: dict[str, Rule] = {
     "convert_element_type": _by_nodes(_convert),
     "bitcast_convert_type": _by_nodes(_bitcast),
     "reduce_precision": _by_nodes(_reduce_precision),
+    "nextafter": _by_nodes(_nextafter),
     "square": _by_nodes(_square),
     "one_minus_square": _by_nodes(_one_minus_square),
+    "exp2": _by_nodes(_exp2),
     "log2": _by_nodes(_log2),
     "polynomial": _by_nodes(_polynomial),
     "integer_pow": _by_nodes(_integer_pow),

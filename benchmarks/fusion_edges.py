@@ -1,0 +1,105 @@
+"""Whether every back end computes what XLA computes at the edges of its types, on this CPU and on one GPU.
+
+    python benchmarks/fusion_edges.py run [--only PART] [--processes 8]
+    python benchmarks/fusion_edges.py table
+
+The cases are those of tests/fusion/edges.py: every primitive that kernels know, for every type that it takes, on all
+combinations of infinities, NaN, signed zeros, denormals, the ends of integers and the like. Each is computed unfused by
+XLA, by the reference (`evaluate`) and as machine code on the CPU; and, where there is a GPU, unfused, by the reference
+and as a Triton kernel there. Integers and flags are compared exactly, floats to a relative 1e-5, or two units of a
+16-bit type, with NaN, infinities and the signs of zeros as they are.
+`run` writes results/fusion-edges.json (with a GPU, fusion-edges-gpu.json); `table` prints the table of docs/numbers.md.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1] / "tests" / "fusion"
+sys.path.insert(0, str(TESTS))
+
+CHUNK = 12
+"""Cases in one program."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("run", "table"))
+    parser.add_argument("--only", default="", help="cases whose names contain this")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    if options.command == "table":
+        print(table())
+        return
+    run(options)
+
+
+def run(options: argparse.Namespace) -> None:
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_allow_excess_precision=false"
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    from edges import by_operands, cases
+    from measure import RESULTS, write_result
+
+    sizes = [len(group) for group in by_operands([case for case in cases() if options.only in case.name])]
+    pieces = [(options.only, n, first) for n, size in enumerate(sizes) for first in range(0, size, CHUNK)]
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        found = [row for rows in pool.imap_unordered(compare_piece, pieces) for row in rows]
+    found.sort(key=lambda row: (row["way"], row["case"]))
+    for row in found:
+        if row["differing"] or row["refusal"]:
+            print(row["way"], row["case"], row["differing"], row["refusal"], *row["examples"], sep=" | ")
+    summary = summarised(found)
+    print(json.dumps(summary, indent=2))
+    on_gpu = any(row["way"].startswith("gpu") for row in found)
+    name = "fusion-edges-gpu" if on_gpu else "fusion-edges"
+    write_result(name, {"summary": summary, "rows": found}, directory=options.output or RESULTS)
+
+
+def compare_piece(piece: tuple[str, int, int]) -> list[dict[str, Any]]:
+    """Compares some cases of one group, on the CPU and on a GPU where there is one."""
+    only, number, first = piece
+    import jax
+    from code_runs import evaluate_by_code
+    from edges import by_operands, cases, compare
+    from kernel_runs import evaluate_by_kernel
+
+    from rollmill.fusion import evaluate
+
+    group = by_operands([case for case in cases() if only in case.name])[number][first : first + CHUNK]
+    platforms = {"cpu": {"reference": evaluate, "machine code": evaluate_by_code}}
+    if jax.default_backend() == "gpu":
+        platforms["gpu"] = {"reference": evaluate, "kernel": evaluate_by_kernel}
+    rows = []
+    for platform, ways in platforms.items():
+        device = jax.devices(platform)[0]
+        with jax.default_device(device):
+            own = [case._replace(operands=jax.device_put(case.operands, device)) for case in group]
+            rows += [outcome._asdict() | {"way": f"{platform}: {outcome.way}"} for outcome in compare(own, ways)]
+    return rows
+
+
+def summarised(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Cells, and those that differ or are refused, of each way."""
+    found: dict[str, dict[str, int]] = defaultdict(lambda: {"cases": 0, "cells": 0, "differ": 0, "refused": 0})
+    for row in rows:
+        own = found[row["way"]]
+        own["cases"] += 1
+        own["cells"] += row["cells"]
+        own["differ"] += row["differing"]
+        own["refused"] += row["cells"] if row["refusal"] else 0
+    return dict(found)
+
+
+def table() -> str:
+    """A row for each primitive."""
+    return ""
+
+
+if __name__ == "__main__":
+    main()
