@@ -384,8 +384,8 @@ def _unequal(one: np.ndarray, other: np.ndarray, either_zero: bool) -> np.ndarra
         return (one != other).reshape(samples, -1).any(axis=1)
     limits = jnp.finfo(one.dtype)
     relative = max(1e-5, 2 * float(limits.eps))
-    x, y = one.astype(np.float64), other.astype(np.float64)
     with np.errstate(all="ignore"):
+        x, y = one.astype(np.float64), other.astype(np.float64)
         near = np.abs(x - y) <= relative * np.maximum(np.abs(x), np.abs(y)) + 1.001 * float(limits.tiny)
         same_zero = (x != 0) | (y != 0) | (np.signbit(x) == np.signbit(y)) | either_zero
         equal = (x == y) & same_zero | (np.isnan(x) & np.isnan(y)) | near & ((x != 0) | (y != 0))

@@ -14,6 +14,7 @@ from jaxtyping import Array
 from llvmlite import ir
 
 from rollmill.fusion.native import pool
+from rollmill.fusion.native.denormals import flush_denormals
 from rollmill.fusion.native.emitter import INT32, INT64, POINTER, Emitter, Value, byte, read, variable
 from rollmill.fusion.native.processor import function_address, processor
 
@@ -163,6 +164,7 @@ def _write_task(kernel: NativeKernel) -> ir.Function:
     arrays, scratch = (read(builder, task, field) for field in (pool.ARRAYS, pool.SCRATCH))
     own = emit.at(scratch, builder.mul(thread, INT64(kernel.scratch)), ir.IntType(8))
     taken = emit.slot(INT64)
+    before = flush_denormals(emit)
 
     def takes_one() -> Value:
         number = builder.atomic_rmw("add", byte(builder, task, pool.NEXT), INT64(1), "monotonic")
@@ -171,5 +173,6 @@ def _write_task(kernel: NativeKernel) -> ir.Function:
 
     with emit.repeat_while(takes_one):
         builder.call(kernel.module.globals[PROGRAM], [arrays, builder.load(taken, typ=INT64), own])
+    before.restore()
     builder.ret_void()
     return function
