@@ -11,7 +11,6 @@ from rollmill.fusion.native.places import load_leaf, store_leaf
 from rollmill.fusion.native.processor import processor
 from rollmill.fusion.native.writer import Writer
 
-
 MOST_SAMPLES = 64
 """Samples of a block; what is done with them is written out, vector by vector."""
 

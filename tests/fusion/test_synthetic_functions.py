@@ -4,7 +4,7 @@ import pytest
 from code_runs import evaluate_by_code
 from fused_runs import assert_same, both
 from kernel_runs import zeros_by_kernel
-from synthetic_functions import FUNCTIONS, floats, short_conversions
+from synthetic_functions import FUNCTIONS
 
 from rollmill.fusion import CannotFuse
 
@@ -17,15 +17,16 @@ def test_as_under_vmap(name):
     assert_same(*both(function, each, uniform))
 
 
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.startswith("short")])
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "short_floats"])
 def test_machine_code_as_under_vmap(name):
     function, uniform, each = FUNCTIONS[name]
     assert_same(*both(function, each, uniform, evaluate=evaluate_by_code))
 
 
 def test_machine_code_says_what_it_lacks():
-    with pytest.raises(CannotFuse, match="no machine code for bfloat16"):
-        both(short_conversions, (floats((3,)),), evaluate=evaluate_by_code)
+    function, uniform, each = FUNCTIONS["short_floats"]
+    with pytest.raises(CannotFuse, match="no machine code for matrices of bfloat16"):
+        both(function, each, uniform, evaluate=evaluate_by_code)
 
 
 @pytest.mark.slow

@@ -10,6 +10,13 @@ UNREADABLE_ENTRY = "Error reading persistent compilation cache entry"
 """How JAX's warning begins."""
 
 
+EXACT_PRECISION = {"xla_allow_excess_precision": False}
+"""Compiler options: floats of 16 bits are rounded after each operation, as kernels round them.
+
+By default XLA may keep more digits between two operations, where it likes.
+"""
+
+
 def cache_directory() -> Path:
     """`$ROLLMILL_CACHE_DIR`, or `rollmill/` in the user's cache folder; one folder a JAX version."""
     cache_home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))

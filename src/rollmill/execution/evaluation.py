@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.types import HostEnvironment, HostVector, Key, Memory
 from rollmill.dataflow import Collector, Graph, Weights, step_one
+from rollmill.execution.compilation import EXACT_PRECISION
 
 MAX_STEPS = 100_000
 """An evaluation gives up on an episode that is longer than this."""
@@ -55,7 +56,7 @@ def evaluate(
     """
     _check_numbers(episodes, seed)
     policy = graph.policy if stochastic else graph.policy._replace(function=graph.greedy)
-    play = jax.jit(partial(_play, graph._replace(policy=policy), episodes))
+    play = jax.jit(partial(_play, graph._replace(policy=policy), episodes), compiler_options=EXACT_PRECISION)
     returns, lengths, done = jax.device_get(play(weights, jax.random.key(seed)))
     if not done.all():
         raise _never_ends(int((~done).sum()), episodes)

@@ -36,6 +36,7 @@ from rollmill.dataflow import (
     taker,
 )
 from rollmill.execution.advance import Window
+from rollmill.execution.compilation import EXACT_PRECISION
 from rollmill.execution.one_program import Program
 from rollmill.record import Checkpoints, Folder, write_json
 
@@ -136,7 +137,7 @@ def find_fault(graph: Graph, state: State) -> Fault:
 def roll_out(graph: Graph, state: State) -> Trajectory:
     """The trajectory of the iteration that starts from `state`."""
     weights, key = graph.weights(state.learner), iteration_key(state.key, int(state.iteration), COLLECT)
-    return jax.jit(partial(collect, graph))(weights, state.collector, key)[1]
+    return jax.jit(partial(collect, graph), compiler_options=EXACT_PRECISION)(weights, state.collector, key)[1]
 
 
 class LearningStep(NamedTuple):

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, PyTree
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import keep_freed_memory
 from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, num_shards_for, start
+from rollmill.execution.compilation import EXACT_PRECISION
 from rollmill.execution.fusing import Fusion, Launches, Ways, choose_ways, without_kernels
 from rollmill.fusion import CannotFuse, Numerics
 
@@ -101,14 +102,16 @@ def lower(
     shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
     metrics = jax.eval_shape(_over_seeds(partial(iterate, graph), seeds), shapes)[1]
     names = tuple(sorted(metrics))
-    compiled_start = jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile()
+    compiled_start = (
+        jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile(EXACT_PRECISION)
+    )
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     step = partial(_step, graph, seeds, names, mesh, specs)
     try:
-        compiled_step = jax.jit(step(ways)).lower(placed).compile()
+        compiled_step = jax.jit(step(ways)).lower(placed).compile(EXACT_PRECISION)
     except CannotFuse as reason:
         ways = without_kernels(fusion, unroll, reason)
-        compiled_step = jax.jit(step(ways)).lower(placed).compile()
+        compiled_step = jax.jit(step(ways)).lower(placed).compile(EXACT_PRECISION)
     seconds = time.perf_counter() - began
     return Program(compiled_start, compiled_step, names, seconds, shardings, shapes, ways.notes, ways.launches)
 

@@ -8,6 +8,7 @@ from jax.extend import core
 from jaxtyping import PyTree
 
 from rollmill.dataflow import Cut, Handlers, Piece, drive, walk, walk_leaves
+from rollmill.execution.compilation import EXACT_PRECISION
 
 
 class Pieces:
@@ -15,7 +16,10 @@ class Pieces:
 
     def __init__(self, program: Cut) -> None:
         self._program = program
-        self._compiled = {id(piece): jax.jit(core.jaxpr_as_fun(piece.program)) for piece in program.pieces}
+        self._compiled = {
+            id(piece): jax.jit(core.jaxpr_as_fun(piece.program), compiler_options=EXACT_PRECISION)
+            for piece in program.pieces
+        }
 
     def walk(self, *arguments: PyTree):
         """Yields at each crossing its name and operands; see `dataflow.walk`."""

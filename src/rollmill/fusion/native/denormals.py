@@ -36,7 +36,9 @@ def flush_denormals(emit: Emitter) -> Mode:
 
 def _flush_on_x86(emit: Emitter) -> Mode:
     builder, before, flushing = emit.builder, emit.slot(INT32), emit.slot(INT32)
-    get, set_ = (emit.declared(f"llvm.x86.sse.{name}", ir.VoidType(), [POINTER]) for name in ("stmxcsr", "ldmxcsr"))
+    get, set_ = (
+        emit.declared(f"llvm.x86.sse.{name}", ir.VoidType(), [POINTER]) for name in ("stmxcsr", "ldmxcsr")
+    )
     builder.call(get, [before])
     builder.store(builder.or_(builder.load(before, typ=INT32), INT32(X86_FLUSH)), flushing)
     builder.call(set_, [flushing])

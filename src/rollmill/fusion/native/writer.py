@@ -206,8 +206,9 @@ class Writer:
         return held if held.is_contiguous else side_by_side(self.emit, self.scratch, held, self.block)
 
     def _dot(self, node: Node) -> Placed:
-        if node.dtype != FLOAT32:
-            raise CannotFuse(f"there is no machine code for matrices of {node.dtype.name}.")
+        for dtype in (node.dtype, node.operands[0].dtype):
+            if dtype != FLOAT32:
+                raise CannotFuse(f"there is no machine code for matrices of {dtype.name}.", advice="float32")
         slot, rows, columns, start, transposed = node.attributes
         width = node.width or 0
         strides, first = ((1, rows), start * rows) if transposed else ((columns, 1), start)
