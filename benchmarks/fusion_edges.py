@@ -3,12 +3,14 @@
     python benchmarks/fusion_edges.py run [--only PART] [--processes 8]
     python benchmarks/fusion_edges.py table
 
-The cases are those of tests/fusion/edges.py: every primitive that kernels know, for every type that it takes, on all
-combinations of infinities, NaN, signed zeros, denormals, the ends of integers and the like. Each is computed unfused by
-XLA, by the reference (`evaluate`) and as machine code on the CPU; and, where there is a GPU, unfused, by the reference
-and as a Triton kernel there. Integers and flags are compared exactly, floats to a relative 1e-5, or two units of a
-16-bit type, with NaN, infinities and the signs of zeros as they are.
-`run` writes results/fusion-edges.json (with a GPU, fusion-edges-gpu.json); `table` prints the table of docs/numbers.md.
+The cases are those of tests/fusion/edges.py: every primitive that kernels know, for every type that it takes, on
+all combinations of infinities, NaN, signed zeros, denormals, the ends of integers and the like. Each is computed
+unfused by XLA, by the reference (`evaluate`) and as machine code on the CPU; and, where there is a GPU, unfused,
+by the reference and as a Triton kernel there. Integers and flags are compared exactly, floats to a relative 1e-5,
+or two units of a 16-bit type, with NaN, infinities and the signs of zeros as they are; docs/numbers.md says where
+either sign or either reading of a denormal is right.
+`run` writes results/fusion-edges.json (with a GPU, fusion-edges-gpu.json); `table` prints the tables of
+docs/numbers.md from these.
 """
 
 import argparse
@@ -41,7 +43,6 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_allow_excess_precision=false"
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     from edges import by_operands, cases
     from measure import RESULTS, write_result
@@ -80,7 +81,10 @@ def compare_piece(piece: tuple[str, int, int]) -> list[dict[str, Any]]:
         device = jax.devices(platform)[0]
         with jax.default_device(device):
             own = [case._replace(operands=jax.device_put(case.operands, device)) for case in group]
-            rows += [outcome._asdict() | {"way": f"{platform}: {outcome.way}"} for outcome in compare(own, ways)]
+            primitives = {case.name: case.primitive for case in group}
+            for outcome in compare(own, ways):
+                names = {"way": f"{platform}: {outcome.way}", "primitive": primitives[outcome.case]}
+                rows.append(outcome._asdict() | names)
     return rows
 
 
@@ -97,8 +101,40 @@ def summarised(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def table() -> str:
-    """A row for each primitive."""
-    return ""
+    """The newest results as Markdown: a row for each way, and one for each primitive."""
+    from measure import RESULTS
+
+    result = json.loads((RESULTS / "fusion-edges-gpu.json").read_text())["result"]
+    ways = list(result["summary"])
+    lines = ["| way | cases | cells | differ | refused |", "|---|--:|--:|--:|--:|"]
+    for way, own in result["summary"].items():
+        lines.append(f"| {way} | " + " | ".join(f"{own[name]:,}" for name in own) + " |")
+    lines += ["", f"| primitive | types | cells | {' | '.join(ways)} |", "|---|---|--:|" + "---|" * len(ways)]
+    for primitive, rows in sorted(_by_primitive(result["rows"]).items()):
+        types = ", ".join(dict.fromkeys(row["case"].removeprefix(primitive).strip() for row in rows))
+        cells = sum(row["cells"] for row in rows if row["way"] == ways[0])
+        lines.append(
+            f"| `{primitive}` | {types} | {cells:,} | {' | '.join(_verdict(rows, way) for way in ways)} |"
+        )
+    return "\n".join(lines)
+
+
+def _by_primitive(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        found[row["primitive"]].append(row)
+    return found
+
+
+def _verdict(rows: list[dict[str, Any]], way: str) -> str:
+    own = [row for row in rows if row["way"] == way]
+    refused = [row for row in own if row["refusal"]]
+    differing = sum(row["differing"] for row in own)
+    if len(refused) == len(own):
+        return "refused"
+    return (
+        f"{differing:,} differ" if differing else f"as XLA, {len(refused)} types refused" if refused else "as XLA"
+    )
 
 
 if __name__ == "__main__":

@@ -23,6 +23,9 @@ TYPES = {
 }
 """Triton's types by the names of NumPy's."""
 
+TINY = "1.1754943508222875e-38"
+"""The smallest normal number: some functions of CUDA's give garbage below it."""
+
 OF_ALL = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
@@ -66,9 +69,6 @@ OF_INTEGERS = {
 The operations that end in `_by` are for a second operand that is known and needs no check: see `by_constant`.
 """
 
-TINY = "1.1754943508222875e-38"
-"""The smallest normal number: some functions of CUDA's give garbage below it."""
-
 OF_FLOATS = {
     "neg": "{0} * -1.0",  # Triton's own negation is `0 - x`, which has the wrong sign at zero
     "div": "tl.div_rn({0}, {1})",
@@ -76,7 +76,7 @@ OF_FLOATS = {
     "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0}))",
     "max": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "min": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
-    "pow": f"libdevice.pow(tl.where(tl.abs({{0}}) < {TINY}, {{0}} * 0.0, {{0}}), {{1}})",
+    "pow": "libdevice.pow(normal({0}), normal({1}))",
     "floor": "tl.floor({0})",
     "ceil": "tl.ceil({0})",
     "round_away": "libdevice.round({0})",
@@ -120,11 +120,17 @@ FAST = {
     "logistic": "0.5 * fast_tanh(0.5 * {0}) + 0.5",
 }
 
-HELPERS = """\
+HELPERS = f"""\
+TINY = tl.constexpr({TINY})
+
 @triton.jit
 def fast_tanh(x):
     text: tl.constexpr = "tanh.approx.f32 $0, $1;"
     return tl.inline_asm_elementwise(text, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+@triton.jit
+def normal(x):
+    return tl.where(tl.abs(x) < TINY, x * 0.0, x)
 
 @triton.jit
 def divisor(y, is_signed: tl.constexpr):

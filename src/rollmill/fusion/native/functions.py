@@ -180,7 +180,7 @@ MOST_REDUCED = 2.0**48
 
 
 def _any_angle(emit: Emitter, x: Value, by_c: str, *, quarter: int) -> Value:
-    """By `_circular`; where a lane holds a greater angle, that one by C's function, behind a branch that is rare."""
+    """By `_circular`; where a lane holds a greater angle, by C's function, behind a branch that is rare."""
     builder = emit.builder
     found = emit.slot(x.type)
     builder.store(_circular(emit, x, quarter=quarter), found)

@@ -129,7 +129,7 @@ def _bitcast(making: Making, equation: Equation, x: Node) -> Node:
 
 
 def _reduce_precision(making: Making, equation: Equation, x: Node) -> Node:
-    """Rounds to a float with fewer bits, in the bits of a float32: overflow is infinite, and denormals are zero."""
+    """Rounds to a float with fewer bits, in the bits of a float32: overflow is infinite, denormals are zero."""
     exponent_bits, mantissa_bits = equation.params["exponent_bits"], equation.params["mantissa_bits"]
     if mantissa_bits >= 23 and exponent_bits >= 8:
         return x
