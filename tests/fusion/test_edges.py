@@ -64,7 +64,7 @@ MOVES = {  # fmt: skip
     "unstack",
     "while",
 }
-"""Primitives that move numbers, call functions or draw random bits: tests/fusion/synthetic_functions.py has them."""
+"""Primitives that move numbers, call functions or draw random bits, as synthetic_functions.py has them."""
 
 SAME_RULE = {
     "add_any": "add",
