@@ -10,7 +10,7 @@ UNREADABLE_ENTRY = "Error reading persistent compilation cache entry"
 """How JAX's warning begins."""
 
 
-EXACT_PRECISION = {"xla_allow_excess_precision": False}
+EXACT_PRECISION: dict[str, str | bool] = {"xla_allow_excess_precision": False}
 """Compiler options: floats of 16 bits are rounded after each operation, as kernels round them.
 
 By default XLA may keep more digits between two operations, where it likes.

@@ -21,7 +21,7 @@ ARM_FLUSH = 1 << 24
 class Mode(NamedTuple):
     """How the thread treated denormals before."""
 
-    restore: Callable[[], None]
+    restore: Callable[[], object]
     """Writes the instructions that set it again."""
 
 
