@@ -30,9 +30,9 @@ from pathlib import Path
 
 from measure import RESULTS, write_result
 
-ITERATIONS, ENVS, STEPS = 1000, 8, 16
-HANG_SECONDS = 300
-ORPHAN_SECONDS = 20.0
+ITERATIONS, ENVS, STEPS = 300, 8, 16
+HANG_SECONDS = 900
+ORPHAN_SECONDS = 30.0
 """How long workers may live on after their coordinator, on a machine that is busy with other work."""
 
 MAX_FAILURES = 50
@@ -174,12 +174,18 @@ def command_of(policy: str, place: str, run: Path, number: int) -> list[str]:
     train += ["--num-envs", str(ENVS), "--num-steps", str(STEPS), "--num-minibatches", "2", "--update-epochs", "1"]
     train += ["--total-timesteps", str(ITERATIONS * ENVS * STEPS), "--checkpoint-iterations", "20", "--checksums"]
     train += ["--run-dir", str(run), "--no-tensorboard", "--seed", str(number)]
-    train += ["--max-failures", str(MAX_FAILURES), *(["--cluster", "ray"] if place == "ray" else [])]
+    train += [
+        "--max-failures",
+        str(MAX_FAILURES),
+        "--start-seconds",
+        "1800",
+        *(["--cluster", "ray"] if place == "ray" else []),
+    ]
     return train
 
 
 def endure(policy: str, place: str, kills: int, seed: int, folder: Path, number: int) -> dict:
-    """A training of 1,000 iterations while its processes are killed; what became of it."""
+    """A training while its processes are killed; what became of it."""
     run, mark, rng = folder / f"run{number}", f"{os.getpid()}-{number}", random.Random(f"{seed}-{number}")
     scratch, shared_before = folder / f"tmp{number}", set(glob.glob("/dev/shm/*"))
     scratch.mkdir()

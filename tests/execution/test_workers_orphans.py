@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import worker_jobs
-from worker_jobs import gone_within, job, until
+from worker_jobs import gone_within, job, scaled, until
 
 from rollmill.execution.workers import LocalLauncher, Lost, Started, Supervisor
 
@@ -42,13 +42,13 @@ def test_kill_9_of_the_coordinator_leaves_nothing_running(coordinator):
     assert len(pids) == 9  # a fork server, two workers, three children of each
     os.kill(pids[1], signal.SIGSTOP)  # one that cannot hear that its coordinator is gone
     process.kill()
-    assert gone_within(pids, 2.0)
+    assert gone_within(pids, scaled(2.0))
 
 
 def test_ctrl_c_reaches_the_coordinator_alone_which_closes_in_order(coordinator):
     process, pids = coordinator
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=scaled(20))
     assert output.split() == ["closed"]
     assert process.returncode == 0
     assert gone_within(pids, 0.0)
@@ -59,7 +59,7 @@ def test_workers_die_with_their_fork_server_and_come_back_with_another(launcher)
         supervisor.start()
         children = until(supervisor, "children").fields
         os.kill(launcher.servers[0].pid, signal.SIGKILL)
-        lost = until(supervisor, Lost, seconds=2.0)
+        lost = until(supervisor, Lost, seconds=scaled(2.0))
         assert "fork server" in lost.reason
         assert "SIGKILL" in lost.reason
         assert gone_within([children["pid"], *children["pids"]], 0.0)
@@ -99,12 +99,35 @@ def test_thirty_kills_leave_no_process_no_thread_and_no_file_descriptor(launcher
                 time.sleep(0.001)
             pids.add(worker.handle.pid)
             os.kill(worker.handle.pid, chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV]))
-            lost = until(supervisor, Lost, seconds=5.0)
+            lost = until(supervisor, Lost, seconds=scaled(5.0))
             assert lost.job.name == worker.job.name
             supervisor.replace(lost.job)
     assert len(pids) == 30
     assert gone_within(pids, 0.0)
     assert _leftovers(launcher) == before
+
+
+def test_a_daemon_that_a_worker_left_behind_ends_with_the_run():
+    """It cannot be found by its mark: its environment is still that of the process that forked all workers."""
+    with (
+        LocalLauncher() as launcher,
+        Supervisor([job(worker_jobs.leaves_a_daemon)], launcher=launcher) as supervisor,
+    ):
+        supervisor.start()
+        pid = until(supervisor, "daemon").fields["pid"]
+        assert worker_jobs.alive(pid)
+        servers = [server.pid for server in launcher.servers]
+    assert gone_within([pid, *servers], scaled(5.0))
+
+
+def test_a_worker_closes_its_sockets(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONWARNINGS", "default::ResourceWarning")
+    lines = []
+    jobs = [job(worker_jobs.greet)]
+    with LocalLauncher() as launcher, Supervisor(jobs, launcher=launcher, display=lines.append) as supervisor:
+        supervisor.start()
+        worker_jobs.all_events(supervisor)
+    assert lines == ["[actor/0] hello from actor/0"]
 
 
 def _leftovers(launcher):

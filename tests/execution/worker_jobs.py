@@ -14,6 +14,12 @@ import numpy as np
 from rollmill.execution.workers import ALL, Finished, Job, LocalLauncher, Received, Supervisor
 from rollmill.record import stop_on_signals
 
+IDLE_SECONDS = 0.05
+"""How long an interpreter takes to come and go on an idle machine, at most."""
+
+LONG_SECONDS = 240.0
+"""How long a test waits for what takes a second on an idle machine: only one that fails waits so long."""
+
 
 def job(function, replica=0, *, group="actor", settings=None, environment=None):
     entry = f"worker_jobs:{function.__name__}"
@@ -155,6 +161,19 @@ def has_children(job, control):
     obeys(job, control)
 
 
+def leaves_a_daemon(job, control):
+    """As daemons are made: in a session of its own, its parent gone; it has executed no program since."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(write, str(os.getpid()).encode())
+            time.sleep(1000)
+        os._exit(0)
+    os.wait()
+    control.send("daemon", {"pid": int(os.read(read, 20))})
+
+
 def coordinate():
     """A coordinator for tests to kill: prints the process ids of all that it has started, then waits."""
     jobs = [job(has_children, replica) for replica in range(2)]
@@ -170,7 +189,7 @@ def coordinate():
     print("closed", flush=True)
 
 
-def several(supervisor, wanted, count, seconds=20.0):
+def several(supervisor, wanted, count, seconds=LONG_SECONDS):
     """Reads events until as many of the wanted type came, or messages of the wanted kind; drops the others."""
     deadline, found, others = time.monotonic() + seconds, [], []
     while len(found) < count:
@@ -181,7 +200,7 @@ def several(supervisor, wanted, count, seconds=20.0):
     return [event.message if isinstance(event, Received) else event for event in found]
 
 
-def until(supervisor, wanted, seconds=20.0):
+def until(supervisor, wanted, seconds=LONG_SECONDS):
     """The first such event or message; see `several`."""
     return several(supervisor, wanted, 1, seconds)[0]
 
@@ -189,7 +208,7 @@ def until(supervisor, wanted, seconds=20.0):
 def all_events(supervisor):
     """Everything until all workers are gone."""
     events = []
-    while new := supervisor.events(20.0):
+    while new := supervisor.events(LONG_SECONDS):
         events += new
     return events
 
@@ -201,6 +220,16 @@ def alive(pid):
     except OSError:
         return False
     return state not in "ZX"
+
+
+def scaled(seconds):
+    """A limit for this machine as it is just now: as much longer as an interpreter takes longer to come and go.
+
+    On an idle machine that is as it stands; beside other work everything takes longer, what is tested too.
+    """
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)
+    return seconds * max(1.0, (time.monotonic() - began) / IDLE_SECONDS)
 
 
 def gone_within(pids, seconds):

@@ -36,6 +36,7 @@ from rollmill.execution.workers.process_tree import (
     adopt_orphans,
     count_threads,
     die_with,
+    kill_children,
     kill_family,
     lead_session,
 )
@@ -68,7 +69,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # what is there now is shared with the workers as long as nobody writes to it
     tell(line, {"ready": True, "forks": may_fork, "threads": count_threads()})
-    told = ForkServer(line, coordinator, may_fork).serve()
+    with line:
+        told = ForkServer(line, coordinator, may_fork).serve()
     if told is not None:
         sys.exit(become_worker(told))
 
@@ -162,6 +164,7 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)
         for pid, child in self._children.items():
             kill_family(pid, child.mark)
+        kill_children()  # daemons in sessions of their own, which were adopted and whose environment has no mark
 
 
 def tell(line: socket.socket, fields: dict[str, Any]) -> None:

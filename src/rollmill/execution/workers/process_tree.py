@@ -74,6 +74,20 @@ def kill_family(leader: int, mark: str) -> None:
         time.sleep(0.005)
 
 
+def kill_children() -> None:
+    """Kills all children of this process, and those that it adopts by that, and reaps them (two seconds at most)."""
+    deadline = time.monotonic() + 2 * FAMILY_SECONDS
+    while time.monotonic() < deadline:
+        for pid in _children_of(os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.005)
+        except ChildProcessError:
+            return
+
+
 def start_guard(mark: str, *, leader: int | None = None) -> subprocess.Popen | None:
     """Starts a process that ends, once this one is gone, what it has started and left behind.
 
@@ -145,6 +159,16 @@ def _family(leader: int, mark: str) -> Iterator[int]:
         state, session = _read_stat(int(name))
         if state not in ("", "Z", "X") and (session == leader or entry in _read_environment(int(name))):
             yield int(name)
+
+
+def _children_of(parent: int) -> Iterator[int]:
+    if not ON_LINUX:
+        return
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[1]) == parent:
+                yield int(name)
 
 
 def _is_leader(pid: int) -> bool:

@@ -27,6 +27,9 @@ LEFT_ALONE = 3
 """Exit code of a worker whose coordinator is gone."""
 
 MOST_DETAILS = 20_000
+HANG_UP_SECONDS = 1.0
+"""How long a worker waits until the coordinator has read its last message and closes the connection."""
+
 STUCK_BEATS = 4.0
 """After as many heartbeats without one, and half of the time for a hang, a worker writes where it stands."""
 
@@ -40,12 +43,16 @@ def serve(job: Job, address: str, token: bytes) -> int:
     """
     peer, settings = report(address, token, job)
     control = SocketControl(peer)
-    threading.Thread(target=control.listen, name="rollmill-listen", daemon=True).start()
+    listening = threading.Thread(target=control.listen, name="rollmill-listen", daemon=True)
+    listening.start()
     beat, hang = float(settings["heartbeat_seconds"]), float(settings["hang_seconds"])
     with control.beating(beat, stuck_seconds=max(STUCK_BEATS * beat, hang / 2)):
         last = _run(job, control)
     with contextlib.suppress(Abandoned):
         control.tell(last)
+    control.hang_up()
+    listening.join(HANG_UP_SECONDS)
+    peer.close()
     return 1 if last.kind == ".failed" else 0
 
 
@@ -53,7 +60,7 @@ class SocketControl:
     """`Control` of a process."""
 
     def __init__(self, peer: socket.socket) -> None:
-        self._peer = peer
+        self._peer, self._hung_up = peer, False
         self._sending = threading.Lock()
         self._mailbox = Mailbox()
         self._pulse = Pulse(threading.get_ident())
@@ -99,6 +106,12 @@ class SocketControl:
         except OSError as error:
             raise Abandoned("the coordinator has closed the connection.") from error
 
+    def hang_up(self) -> None:
+        """Nothing more will be sent; the end of what the coordinator sends does not end this process any more."""
+        self._hung_up = True
+        with contextlib.suppress(OSError):
+            self._peer.shutdown(socket.SHUT_WR)
+
     def listen(self) -> None:
         """Takes what the coordinator sends; ends this process once it is gone."""
         with contextlib.suppress(OSError, Damaged, Abandoned):
@@ -107,7 +120,8 @@ class SocketControl:
                     self._mailbox.stop()
                 else:
                     self._mailbox.put(message)
-        _leave()
+        if not self._hung_up:
+            _leave()
 
     @contextlib.contextmanager
     def beating(self, seconds: float, *, stuck_seconds: float) -> Iterator[None]:
