@@ -75,7 +75,7 @@ def kill_family(leader: int, mark: str) -> None:
 
 
 def kill_children() -> None:
-    """Kills all children of this process, and those that it adopts by that, and reaps them (two seconds at most)."""
+    """Kills and reaps all children of this process, and those that it adopts by that; two seconds at most."""
     deadline = time.monotonic() + 2 * FAMILY_SECONDS
     while time.monotonic() < deadline:
         for pid in _children_of(os.getpid()):
