@@ -8,8 +8,9 @@ import time
 import numpy as np
 import pytest
 import worker_jobs
-from worker_jobs import all_events, assert_answered, assert_newest_and_oldest, gone_within, job, scaled, until
+from worker_jobs import all_events, assert_answered, assert_newest_and_oldest, gone_within, job, until
 
+from busy_machine import scaled
 from rollmill.channels import Refused
 from rollmill.core.errors import UsageError
 from rollmill.execution.workers import ALL, Finished, Hung, Job, LocalLauncher, Lost, Received, Started, Supervisor

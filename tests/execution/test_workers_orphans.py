@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import worker_jobs
-from worker_jobs import gone_within, job, scaled, until
+from worker_jobs import gone_within, job, until
 
+from busy_machine import scaled
 from rollmill.execution.workers import LocalLauncher, Lost, Started, Supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")

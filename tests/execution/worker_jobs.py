@@ -14,9 +14,6 @@ import numpy as np
 from rollmill.execution.workers import ALL, Finished, Job, LocalLauncher, Received, Supervisor
 from rollmill.record import stop_on_signals
 
-IDLE_SECONDS = 0.05
-"""How long an interpreter takes to come and go on an idle machine, at most."""
-
 LONG_SECONDS = 240.0
 """How long a test waits for what takes a second on an idle machine: only one that fails waits so long."""
 
@@ -220,16 +217,6 @@ def alive(pid):
     except OSError:
         return False
     return state not in "ZX"
-
-
-def scaled(seconds):
-    """A limit for this machine as it is just now: as much longer as an interpreter takes longer to come and go.
-
-    On an idle machine that is as it stands; beside other work everything takes longer, what is tested too.
-    """
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)
-    return seconds * max(1.0, (time.monotonic() - began) / IDLE_SECONDS)
 
 
 def gone_within(pids, seconds):

@@ -1,0 +1,48 @@
+"""Environments of Gymnasium that fail in ways of their own, each of them in every episode."""
+
+import os
+import time
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Walk(gymnasium.Env):
+    """Ten steps to the end."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 5:
+            self.fail()
+        return np.full(2, 0.1, np.float32), 1.0, self.steps == 10, False, {}
+
+    def fail(self):
+        """Does nothing here."""
+
+
+class Raising(Walk):
+    def fail(self):
+        raise RuntimeError("the arm fell off")
+
+
+class Exiting(Walk):
+    def fail(self):
+        os._exit(0)
+
+
+class Hanging(Walk):
+    def fail(self):
+        time.sleep(10**6)  # it hangs here
+
+
+for kind in (Walk, Raising, Exiting, Hanging):
+    gymnasium.register(f"Failing-{kind.__name__}-v0", kind)

@@ -1,0 +1,91 @@
+"""Trainings on environments that fail in every episode: they end by a rule, and name what failed."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import failing  # noqa: F401
+import pytest
+
+import rollmill
+from rollmill.api.following import StopOverdue
+from rollmill.core.errors import EnvironmentFailed
+from rollmill.execution.coordinator import LostWorker
+from rollmill.record import read_metrics
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+SIZES = {"num_envs": 2, "num_steps": 8, "num_minibatches": 1, "update_epochs": 1}
+TINY = rollmill.NetworkConfig(hidden_sizes=(4,))
+
+
+def train(folder, kind, *, iterations=100, **options):
+    env = rollmill.make(f"gymnasium:Failing-{kind}-v0")
+    graph = rollmill.ppo(env, **SIZES, network=TINY, total_timesteps=16 * iterations)
+    options = {"distribution": "single-learner-coarse", "actors": 1, "tensorboard": False, "quiet": True} | options
+    return rollmill.train(graph, run_dir=folder / "run", imports=["failing"], **options)
+
+
+def test_one_that_raises_in_every_episode_ends_the_run(tmp_path):
+    message = r"actor/0: environment \d failed 4 times with no whole .*the arm fell off\n.*failing\.py:\d+: raise"
+    with pytest.raises(EnvironmentFailed, match=message) as caught:
+        train(tmp_path, "Raising", place="threads", max_failures=3)
+    assert caught.value.exit_code == 1
+
+
+def test_a_run_in_which_every_episode_failed_does_not_succeed(tmp_path):
+    """Though it comes to its end, because as many failures are allowed."""
+    run = train(tmp_path, "Raising", iterations=4, place="threads", max_failures=100)
+    assert (run.summary["status"], run.exit_code) == ("finished", 1)
+    failed = [line["episode/failed"] for line in read_metrics(run.directory / "metrics.jsonl")]
+    ended = [line["episode/ended"] for line in read_metrics(run.directory / "metrics.jsonl")]
+    assert run.summary["failures"] == sum(failed) == sum(ended) > 0
+
+
+def test_a_run_without_failures_counts_none(tmp_path):
+    run = train(tmp_path, "Walk", iterations=4, place="threads")
+    assert (run.exit_code, run.summary["failures"]) == (0, 0)
+    lines = read_metrics(run.directory / "metrics.jsonl")
+    assert [line["episode/failed"] for line in lines] == [0.0] * 4
+    assert run.summary["compile_seconds"] > 0
+    assert 0 <= lines[0]["seconds"] <= lines[-1]["seconds"] == pytest.approx(run.summary["seconds"], abs=60)
+
+
+def test_one_that_hangs_in_a_thread_ends_the_run_by_the_limit_of_the_user_from_the_first_iteration_on(tmp_path):
+    began = time.monotonic()
+    with pytest.raises(LostWorker, match=r"stepping environments; .*failing\.py:\d+ in fail: time\.sleep"):
+        train(tmp_path, "Hanging", place="threads", hang_seconds=1.0)
+    assert time.monotonic() - began < 300  # and not ten minutes
+
+
+def test_sigterm_ends_a_run_whose_environment_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr("rollmill.api.following.TERMINATE_SECONDS", 1.0)
+    monkeypatch.setattr("rollmill.execution.coordinator.SLOW_STOP_SECONDS", 0.0)
+    run = tmp_path / "run"
+
+    def terminate():
+        while not (run / "checkpoints").exists() or not is_hanging():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate, daemon=True).start()
+    message = r"SIGTERM came \d+ s ago, and this is still at work: actor/0 \(stepping environments; .*failing\.py"
+    with pytest.raises(StopOverdue, match=message) as caught:
+        train(tmp_path, "Hanging", place="threads")
+    assert caught.value.exit_code == 143
+
+
+def is_hanging():
+    frames = sys._current_frames().values()
+    return any(frame.f_code.co_name == "fail" for frame in frames)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "how"), [("Exiting", "exit code 0"), ("Hanging", r"it hung stepping .*failing\.py")]
+)
+def test_one_that_ends_its_process_or_hangs_each_time_ends_the_run(tmp_path, kind, how):
+    message = rf"actor/0 was lost 3 times in a row: {how}(.|\n)*environments 0 to 1 of gymnasium:Failing-{kind}-v0"
+    with pytest.raises(LostWorker, match=message):
+        train(tmp_path, kind, max_failures=2, hang_seconds=2.0)
