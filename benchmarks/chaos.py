@@ -50,7 +50,7 @@ POLICIES = {
     "single-learner-coarse, asynchronous": ["--asynchronous"],
     "environments, asynchronous": ["--asynchronous"],
     "central, asynchronous": ["--asynchronous"],
-    "gpu-only": ["--learners", "2", "--place", "processes"],
+    "gpu-only": ["--learners", "2"],
 }
 
 
@@ -170,7 +170,8 @@ def files_in_use() -> set[str]:
 def command_of(policy: str, place: str, run: Path, number: int) -> list[str]:
     """The command of a training."""
     name, *_ = policy.split(",")
-    train = ["train", "ppo", "gymnasium:CartPole-v1", "--distribution", name, *POLICIES[policy]]
+    where = ["--cluster", "ray"] if place == "ray" else ["--place", "processes"]
+    train = ["train", "ppo", "gymnasium:CartPole-v1", "--distribution", name, *POLICIES[policy], *where]
     train += ["--num-envs", str(ENVS), "--num-steps", str(STEPS), "--num-minibatches", "2", "--update-epochs", "1"]
     train += ["--total-timesteps", str(ITERATIONS * ENVS * STEPS), "--checkpoint-iterations", "20", "--checksums"]
     train += ["--run-dir", str(run), "--no-tensorboard", "--seed", str(number)]

@@ -154,6 +154,12 @@ def _start_alone(ray: Any, workers: int, mark: str) -> None:
     os.environ[MARK] = mark
     try:
         _init_alone(ray, workers)
+    except Exception as error:  # Ray raises bare ones
+        raise UsageError(
+            f"cluster=ray: Ray could not be started on this machine: {str(error).strip() or type(error).__name__}\n"
+            "hint: on a machine that is busy with other work it may be too slow to start; try again, or use "
+            "place=processes."
+        ) from error
     finally:
         os.environ.pop(MARK)
         os.environ.update({} if before is None else {MARK: before})
