@@ -175,13 +175,7 @@ def command_of(policy: str, place: str, run: Path, number: int) -> list[str]:
     train += ["--num-envs", str(ENVS), "--num-steps", str(STEPS), "--num-minibatches", "2", "--update-epochs", "1"]
     train += ["--total-timesteps", str(ITERATIONS * ENVS * STEPS), "--checkpoint-iterations", "20", "--checksums"]
     train += ["--run-dir", str(run), "--no-tensorboard", "--seed", str(number)]
-    train += [
-        "--max-failures",
-        str(MAX_FAILURES),
-        "--start-seconds",
-        "1800",
-        *(["--cluster", "ray"] if place == "ray" else []),
-    ]
+    train += ["--max-failures", str(MAX_FAILURES), "--start-seconds", "1800"]
     return train
 
 

@@ -156,7 +156,7 @@ def _start_alone(ray: Any, workers: int, mark: str) -> None:
         _init_alone(ray, workers)
     except Exception as error:  # Ray raises bare ones
         raise UsageError(
-            f"cluster=ray: Ray could not be started on this machine: {str(error).strip() or type(error).__name__}\n"
+            f"cluster=ray: Ray cannot be started on this machine: {str(error).strip() or type(error).__name__}\n"
             "hint: on a machine that is busy with other work it may be too slow to start; try again, or use "
             "place=processes."
         ) from error
