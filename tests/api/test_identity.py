@@ -141,6 +141,16 @@ def test_a_run_does_not_go_on_in_processes_with_a_graph_that_was_changed(tmp_pat
         rollmill.resume(run.directory, algorithm=frozen(small()), place="processes", quiet=True)
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "message"),
+    [("foo", "unknown checkpoint 'foo'. Known: best, last"), ("best", "no best checkpoint")],
+)
+def test_a_checkpoint_that_is_not_there_is_not_replaced_by_the_last(checkpoint, message, tmp_path):
+    run = rollmill.train(small(), run_dir=tmp_path / "run", **QUIET)
+    with pytest.raises(UsageError, match=message):
+        rollmill.load(run.directory, checkpoint=checkpoint)
+
+
 def test_options_of_an_environment_are_part_of_the_run():
     short = describe(small(rollmill.make("CartPole-v1", max_steps=3)))
     assert (short["environment"], short["environment_options"]) == ("CartPole-v1", {"max_steps": 3})

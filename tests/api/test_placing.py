@@ -6,6 +6,7 @@ import rollmill
 from rollmill.api import RunOptions, choose_plan
 from rollmill.api.training import placed_anew
 from rollmill.core.errors import UsageError
+from rollmill.planning import write_plan
 
 SIZES = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "total_timesteps": 64}
 
@@ -24,10 +25,43 @@ def test_what_does_not_go_together_is_refused(environment, options, message):
         choose_plan(graph, RunOptions(**options))
 
 
+@pytest.mark.parametrize(
+    ("environment", "options", "message"),
+    [
+        (
+            "CartPole-v1",
+            {"actors": 4},
+            r"actors=4 has no effect: the distribution policy gpu-only .*reads learners",
+        ),
+        ("gymnasium:CartPole-v1", {"workers": 16}, "workers=16 has no effect: the distribution policy gpu-only"),
+        ("CartPole-v1", {"distribution": "single-learner-coarse", "learners": 1}, "learners=1 has no effect"),
+        ("CartPole-v1", {"distribution": "multi-learner", "actors": 2}, "actors=2 has no effect"),
+        ("CartPole-v1", {"distribution": "central", "workers": 2}, "workers=2 has no effect"),
+        ("CartPole-v1", {"host": "10.0.0.1"}, "host=10.0.0.1 has no effect with place=program"),
+        ("CartPole-v1", {"host": "h", "place": "processes"}, "host=h has no effect with place=processes"),
+        ("CartPole-v1", {"checksums": True}, "checksums has no effect with place=program"),
+    ],
+)
+def test_an_option_without_effect_is_refused(environment, options, message):
+    graph = rollmill.ppo(rollmill.make(environment), **SIZES)
+    with pytest.raises(UsageError, match=message):
+        choose_plan(graph, RunOptions(**options))
+
+
+@pytest.mark.parametrize("options", [{"actors": 4}, {"place": "threads"}, {"distribution": "central"}])
+def test_beside_a_plan_nothing_else_says_where_a_group_runs(options, tmp_path):
+    graph = rollmill.ppo(rollmill.make("CartPole-v1"), **SIZES)
+    write_plan(choose_plan(graph, RunOptions()), tmp_path / "plan.json")
+    assert choose_plan(graph, RunOptions(plan=tmp_path / "plan.json")).place == "program"
+    with pytest.raises(UsageError, match="has no effect beside plan="):
+        choose_plan(graph, RunOptions(plan=tmp_path / "plan.json", **options))
+
+
 def test_of_another_policy_nothing_is_kept_that_was_said_of_the_old_one():
-    voided = {"place": None, "cluster": None, "asynchronous": False}
-    assert placed_anew({"distribution": "gpu-only"}) == {"distribution": "gpu-only"} | voided
-    asked = {"distribution": "central", "asynchronous": True, "place": "threads"}
-    assert placed_anew(asked) == asked | {"cluster": None}
-    assert placed_anew({"cluster": "ray"}) == {"cluster": "ray", "place": None}
+    of_old = {"workers", "actors", "learners", "asynchronous", "place", "cluster", "host", "plan", "distribution"}
+    new = placed_anew({"distribution": "central"})
+    assert new.keys() == of_old and [name for name, value in new.items() if value] == ["distribution"]
+    asked = {"distribution": "central", "asynchronous": True, "place": "threads", "actors": 3}
+    assert asked.items() <= placed_anew(asked).items()
+    assert placed_anew({"cluster": "ray"}) == {"cluster": "ray", "place": None, "host": None}
     assert placed_anew({"actors": 3}) == {"actors": 3}

@@ -1,10 +1,12 @@
 """What the command line says of placements that cannot be: one message, exit code 2, and nothing was written."""
 
 import json
+import re
 
 import pytest
 
 import rollmill
+from rollmill.api import PLACEMENT
 from rollmill.cli.main import main
 
 SIZES = ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "640", "--run-dir", "run"]
@@ -50,6 +52,12 @@ def refused(tmp_path, monkeypatch, capsys):
             "multiple of the other",
         ),
         (["--distribution", "central", "--workers", "0"], "workers=0 must be at least 1."),
+        (["--workers", "16"], "rollmill: workers=16 has no effect: the distribution policy gpu-only has no such"),
+        (["--host", "10.0.0.1"], "rollmill: host=10.0.0.1 has no effect with place=program"),
+        (["--clip-coef", "-1"], "rollmill: clip_coef=-1.0 must be greater than 0 and finite."),
+        (["--ent-coef", "nan"], "rollmill: ent_coef=nan must be at least 0 and finite."),
+        (["--learning-rate", "inf"], "rollmill: learning_rate=inf must be at least 0 and finite."),
+        (["--target-kl", "-1"], "rollmill: target_kl=-1.0 must be greater than 0 and finite."),
         (["--asynchronous"], "rollmill: gpu-only has no asynchronous form"),
         (
             ["--distribution", "multi-learner", "--asynchronous"],
@@ -111,7 +119,19 @@ def test_a_run_goes_on_only_where_it_can(refused, tmp_path, monkeypatch):
     assert "rollmill: unknown distribution policy 'centrl'. Did you mean central" in said
     said = refused("resume", "run", "--distribution", "central", "--actors", "5", leaves=["run"])
     assert "replicas=5, which cannot hold equal shares of num_shards=8; nearest that can: 4 or 8." in said
+    said = refused("resume", "run", "--asynchronous", leaves=["run"])
+    assert "rollmill: gpu-only has no asynchronous form" in said
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_resume_takes_every_option_of_placement_as_train_does(capsys):
+    flags = {}
+    for command in (["resume"], ["train", "ppo"]):
+        with pytest.raises(SystemExit):
+            main([*command, "--help"])
+        flags[command[0]] = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    wanted = {f"--{name.replace('_', '-')}" for name in PLACEMENT} | {"--no-asynchronous"}
+    assert wanted <= flags["resume"] and wanted <= flags["train"]
 
 
 @pytest.mark.parametrize("rate", ["0", "-1"])

@@ -10,7 +10,7 @@ the rollout; and truncated episodes are bootstrapped from their final observatio
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import optax
 from jaxtyping import Array, Float
@@ -21,6 +21,7 @@ from rollmill.algorithms.losses import policy_gradient_loss, squared_value_loss
 from rollmill.algorithms.on_policy import Samples, mean_gradients, prepare
 from rollmill.algorithms.optimisers import clipped_descent, planned_updates
 from rollmill.algorithms.sizes import check_fractions
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
 from rollmill.core.types import Environment, HostEnvironment, Params
 from rollmill.dataflow import Graph, Metrics
 from rollmill.networks import NetworkConfig, Output
@@ -30,38 +31,41 @@ from rollmill.networks import NetworkConfig, Output
 class A3CConfig:
     """Hyperparameters of A3C, under the field's names."""
 
-    total_timesteps: int = 500_000
+    total_timesteps: Count = 500_000
     """Environment steps of the whole training, over all environments."""
-    num_envs: int = 16
+    num_envs: Count = 16
     """Environments that run side by side, over all workers."""
-    num_steps: int = 16
+    num_steps: Count = 16
     """Steps of each environment between updates (the paper's t_max)."""
-    learning_rate: float = 3e-3
+    learning_rate: NonNegative = 3e-3
     """Step size of RMSProp, at the start where it is annealed."""
     anneal_lr: bool = True
     """Let the step size fall linearly, to zero after the last of all planned updates."""
-    rms_decay: float = 0.99
+    rms_decay: Fraction = 0.99
     """Decay of RMSProp's running mean of squared gradients."""
-    rms_eps: float = 1e-5
+    rms_eps: Positive = 1e-5
     """Added to that mean before its root is divided by; the paper's 0.1 belongs to sums over samples."""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount factor."""
-    gae_lambda: float = 1.0
+    gae_lambda: Fraction = 1.0
     """Decay of generalised advantage estimation; 1, as published, sums rewards up to the rollout's end."""
-    ent_coef: float = 0.01
+    ent_coef: NonNegative = 0.01
     """Weight of the entropy bonus."""
-    vf_coef: float = 0.5
+    vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Annotated[float, Range(0, finite=False)] = 0.5
     """Gradients are scaled down to this global norm."""
     normalize_observations: bool = False
     """Standardise observations by running statistics, which are part of the training state."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
-    num_shards: int | None = None
+    num_shards: Count | None = None
     """Logical shards that the environments are kept in, a multiple of the device count; chosen if left out."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """The actor-critic network."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 def a3c(

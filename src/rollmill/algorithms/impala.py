@@ -13,7 +13,7 @@ Shape letters: `T` steps, `E` environments held here, `N` sequences of a minibat
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from rollmill.algorithms.on_policy import ActorCriticLearner, beginnings, take_i
 from rollmill.algorithms.optimisers import clipped_descent, planned_updates
 from rollmill.algorithms.returns import Advantages, bootstrap_values, vtrace
 from rollmill.algorithms.sizes import check_fractions
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import Environment, HostEnvironment, Memory, Observation, Params
 from rollmill.dataflow import Batch, Graph, Metrics, Reduce, Trajectory
@@ -39,48 +40,51 @@ OPTIMIZERS = ("rmsprop", "adam")
 class IMPALAConfig:
     """Hyperparameters of IMPALA, under the field's names."""
 
-    total_timesteps: int = 500_000
+    total_timesteps: Count = 500_000
     """Environment steps of the whole training, over all environments."""
-    num_envs: int = 16
+    num_envs: Count = 16
     """Environments that run side by side, over all actors."""
-    num_steps: int = 16
+    num_steps: Count = 16
     """Steps of a sequence (the paper's unroll length)."""
-    update_epochs: int = 1
+    update_epochs: Count = 1
     """Passes over the batch in one iteration; V-trace corrects for those after the first."""
-    num_minibatches: int = 1
+    num_minibatches: Count = 1
     """Minibatches of one pass, cut between environments."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """RMSProp, as published, or Adam."""
-    learning_rate: float = 3e-3
+    learning_rate: NonNegative = 3e-3
     """Step size, at the start where it is annealed."""
     anneal_lr: bool = True
     """Let the step size fall linearly, to zero after the last of all planned updates."""
-    rms_decay: float = 0.99
+    rms_decay: Fraction = 0.99
     """Decay of RMSProp's running mean of squared gradients."""
-    rms_eps: float = 1e-5
+    rms_eps: Positive = 1e-5
     """Added to that mean before its root is divided by; the paper's 0.1 belongs to sums over samples."""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount factor."""
-    clip_rho: float = 1.0
+    clip_rho: Annotated[float, Range(0, exclusive=True, finite=False)] = 1.0
     """Bound on the ratio that weighs a step's error, and the policy's gradient (rho-bar)."""
-    clip_c: float = 1.0
+    clip_c: Annotated[float, Range(0, exclusive=True, finite=False)] = 1.0
     """Bound on the ratios that carry errors back in time (c-bar)."""
-    vtrace_lambda: float = 1.0
+    vtrace_lambda: Fraction = 1.0
     """Decay of what is carried back; 1 as published."""
-    ent_coef: float = 0.01
+    ent_coef: NonNegative = 0.01
     """Weight of the entropy bonus."""
-    vf_coef: float = 0.5
+    vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Annotated[float, Range(0, finite=False)] = 0.5
     """Gradients are scaled down to this global norm; the paper's 40 belongs to sums over samples."""
     normalize_observations: bool = False
     """Standardise observations by running statistics, which are part of the training state."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
-    num_shards: int | None = None
+    num_shards: Count | None = None
     """Logical shards that shuffling stays inside, a multiple of the device count; chosen if left out."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """The actor-critic network."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 class Steps(NamedTuple):

@@ -12,7 +12,7 @@ each other's step sizes. With a single agent IPPO is PPO.
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import optax
@@ -34,6 +34,7 @@ from rollmill.algorithms.optimisers import clipped_descent, planned_updates
 from rollmill.algorithms.ppo import sample_loss
 from rollmill.algorithms.sharing import ParameterSet, parameter_sets
 from rollmill.algorithms.sizes import check_fractions
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
 from rollmill.core.errors import unknown_name
 from rollmill.core.types import Environment, HostEnvironment, Key, Params
 from rollmill.dataflow import Fragment, Graph, Loops, Metrics
@@ -44,37 +45,37 @@ from rollmill.networks import AgentNetwork, NetworkConfig, actor_critic
 class MAPPOConfig:
     """Hyperparameters of MAPPO and IPPO, under the field's names."""
 
-    total_timesteps: int = 1_000_000
+    total_timesteps: Count = 1_000_000
     """Environment steps of the whole training, over all environments; a step of all agents counts once."""
-    num_envs: int = 64
+    num_envs: Count = 64
     """Environments that run side by side."""
-    num_steps: int = 64
+    num_steps: Count = 64
     """Steps of each environment in one iteration."""
-    update_epochs: int = 4
+    update_epochs: Count = 4
     """Passes over the batch in one iteration."""
-    num_minibatches: int = 4
+    num_minibatches: Count = 4
     """Minibatches of one pass, cut between environment steps: all agents of a step stay together."""
-    learning_rate: float = 1e-3
+    learning_rate: NonNegative = 1e-3
     """Step size of Adam, at the start where it is annealed."""
     anneal_lr: bool = True
     """Let the step size fall linearly, to zero after the last of all planned updates."""
-    gamma: float = 0.99
+    gamma: Fraction = 0.99
     """Discount factor."""
-    gae_lambda: float = 0.95
+    gae_lambda: Fraction = 0.95
     """Decay of generalised advantage estimation: 0 is one-step, 1 is Monte Carlo."""
-    clip_coef: float = 0.2
+    clip_coef: Positive = 0.2
     """How far the policy's ratio, and the value where it is clipped, may move from the old one."""
     clip_vloss: bool = True
     """Clip the value loss as the policy's is clipped."""
     norm_adv: bool = True
     """Standardise the advantages of each minibatch, for each kind over its active agents."""
-    ent_coef: float = 0.01
+    ent_coef: NonNegative = 0.01
     """Weight of the entropy bonus."""
-    vf_coef: float = 0.5
+    vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Annotated[float, Range(0, finite=False)] = 0.5
     """Gradients of each parameter set are scaled down to this global norm."""
-    target_kl: float | None = None
+    target_kl: Positive | None = None
     """End an iteration's learning after an epoch whose last minibatch exceeds this KL divergence in any set."""
     normalize_observations: bool = False
     """Standardise observations, and central features, by running statistics."""
@@ -84,12 +85,15 @@ class MAPPOConfig:
     """Kind to the name of its parameter set, or "independent": weights for each agent; else a set a kind."""
     agent_ids: bool = False
     """Show each network a one-hot of the agent's number among those that share its parameters."""
-    num_shards: int | None = None
+    num_shards: Count | None = None
     """Logical shards that shuffling stays inside, a multiple of the device count; chosen if left out."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """The network of every parameter set."""
     networks: dict[str, NetworkConfig] = field(default_factory=dict)
     """Parameter set to its network, where that is another one."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 def mappo(

@@ -1,9 +1,9 @@
 """The Python way: train a graph, resume a run, load a policy, evaluate it."""
 
 from rollmill.api.algorithms import ALGORITHMS, Algorithm, find_algorithm, register_algorithm
-from rollmill.api.deployment import PATIENCE, PLACEMENT, choose_plan, prepare_devices
+from rollmill.api.deployment import PATIENCE, choose_plan, prepare_devices
 from rollmill.api.diagnosis import replay
-from rollmill.api.options import RunOptions
+from rollmill.api.options import PLACEMENT, PlacementOptions, RunOptions
 from rollmill.api.policies import Loaded, Policy, evaluate, evaluate_run, load, load_weights
 from rollmill.api.specification import (
     build_graph,
@@ -11,7 +11,7 @@ from rollmill.api.specification import (
     import_modules,
     rebuild_graph,
 )
-from rollmill.api.training import Run, reopen, resume, train
+from rollmill.api.training import Run, read_options, reopen, resume, train
 
 __all__ = [
     "ALGORITHMS",
@@ -19,6 +19,7 @@ __all__ = [
     "PLACEMENT",
     "Algorithm",
     "Loaded",
+    "PlacementOptions",
     "Policy",
     "Run",
     "RunOptions",
@@ -32,6 +33,7 @@ __all__ = [
     "load",
     "load_weights",
     "prepare_devices",
+    "read_options",
     "rebuild_graph",
     "register_algorithm",
     "reopen",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from rollmill.api.options import RunOptions
+from rollmill.api.options import PlacementOptions, RunOptions
 from rollmill.api.specification import import_modules, rebuild_graph
 from rollmill.channels import (
     BrokerServer,
@@ -25,7 +25,7 @@ from rollmill.channels import (
 )
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import usable_cores, visible_gpus
-from rollmill.dataflow import Flow, Graph, State, flow
+from rollmill.dataflow import Flow, Graph, Partition, State, flow
 from rollmill.envs import is_on_host
 from rollmill.execution import enable_compilation_cache, take_devices
 from rollmill.execution.cluster import RayLauncher, check_cluster, demands_of, find_ray, joined, own_host
@@ -33,14 +33,8 @@ from rollmill.execution.coordinator import Coordinator, Saved, host_blank
 from rollmill.execution.groups import run_on_mesh, serve_seat
 from rollmill.execution.job_list import jobs_of
 from rollmill.execution.workers import Control, Job, Supervision, Supervisor, ThreadSupervisor
-from rollmill.planning import Counts, Place, Plan, find_distribution, read_plan
+from rollmill.planning import COUNTS, Place, Plan, RecordedCounts, find_distribution, read_plan
 from rollmill.record import Display, RunDirectory
-
-PLACEMENT = (
-    *("devices", "distribution", "place", "workers", "actors", "learners", "asynchronous", "plan"),
-    *("cluster", "host"),
-)
-"""Fields of `RunOptions` that say where a training runs, and nothing else."""
 
 PATIENCE = ("hang_seconds", "start_seconds", "max_failures")
 """Fields of `RunOptions` that say what workers may do before they are replaced, or end the run."""
@@ -62,7 +56,7 @@ def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | 
     if is_on_host(environment) or (_has_workers(options) if plan is None else plan.place != "program"):
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         return
-    replicas = options.learners if plan is None else plan.partition.groups[0].replicas
+    replicas = options.learners or 1 if plan is None else plan.partition.groups[0].replicas
     take_devices(max(options.devices, replicas) if options.devices else 0)
 
 
@@ -95,19 +89,64 @@ def choose_plan(graph: Graph, options: RunOptions, *, custom: Sequence[str] = ()
         UsageError: if it does not fit the graph or the options.
     """
     if options.plan is not None:
+        _refuse_beside_plan(options)
         plan = read_plan(options.plan)
         plan = plan if options.cluster is None else Plan(plan.partition, "ray")
     else:
-        counts = Counts(options.workers, options.actors, options.learners, options.asynchronous)
-        partition = find_distribution(options.distribution)(counts)
+        partition = _partition(options)
         whole = len(partition.groups) == 1 and graph.host is None
         alone = "program" if whole else _apart(custom)
         plan = Plan(partition, options.place or (alone if options.cluster is None else "ray"))
     if plan.place == "program" and graph.host is not None:
         plan = Plan(plan.partition, _apart(custom))
     plan.check(graph.loops)
+    _refuse_without_effect(plan, options)
     _check(plan, graph, options, custom)
     return plan
+
+
+def _partition(options: RunOptions) -> Partition:
+    """The distribution policy's partition, for the counts that it has groups for.
+
+    Raises:
+        UsageError: a count was given for which it has none.
+    """
+    given = {name: getattr(options, name) for name in COUNTS if getattr(options, name) not in (None, False)}
+    counts = RecordedCounts(**given)
+    counts.read.clear()
+    partition = find_distribution(options.distribution)(counts)
+    for name in given:
+        if name not in counts.read:
+            used = ", ".join(count for count in COUNTS if count in counts.read) or "no count"
+            raise UsageError(
+                f"{name}={given[name]} has no effect: the distribution policy {options.distribution} has no such "
+                f"groups (it reads {used}). hint: leave it out, or choose another policy of `rollmill plan`."
+            )
+    return partition
+
+
+def _refuse_beside_plan(options: RunOptions) -> None:
+    """A plan's file says all that these options say."""
+    default = PlacementOptions()
+    for name in ("distribution", "place", *COUNTS):
+        if getattr(options, name) != getattr(default, name):
+            raise UsageError(
+                f"{name}={getattr(options, name)} has no effect beside plan={options.plan}, which says where each "
+                "group runs. hint: leave one of the two out."
+            )
+
+
+def _refuse_without_effect(plan: Plan, options: RunOptions) -> None:
+    """Options that are read in other places alone."""
+    if options.host is not None and plan.place != "ray":
+        raise UsageError(
+            f"host={options.host} has no effect with place={plan.place}: only workers that Ray places connect to "
+            "it. hint: leave it out, or give cluster=ray."
+        )
+    if options.checksums and plan.place in ("program", "mesh"):
+        raise UsageError(
+            f"checksums has no effect with place={plan.place}: nothing is sent between groups. hint: leave it out."
+        )
 
 
 def _apart(custom: Sequence[str]) -> Place:

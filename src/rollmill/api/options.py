@@ -1,64 +1,33 @@
 """How a training is run, as opposed to what is trained."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
+from rollmill.core.bounds import Count, Range, check_bounds
 from rollmill.core.errors import UsageError
 from rollmill.execution import Fusion
 from rollmill.fusion import Numerics
 from rollmill.planning import Place
 
-LEAST = {
-    "seed": 0,
-    "num_seeds": 1,
-    "devices": 0,
-    "checkpoint_seconds": 0,
-    "checkpoint_iterations": 1,
-    "keep_last": 1,
-    "keep_best": 0,
-    "unroll": 1,
-    "workers": 1,
-    "actors": 1,
-    "learners": 1,
-    "hang_seconds": 1,
-    "start_seconds": 1,
-    "max_failures": 0,
-}
-
 
 @dataclass(frozen=True)
-class RunOptions:
-    """How a training is run and recorded; nothing here changes what one seed learns, but for rounding."""
+class PlacementOptions:
+    """Where a training runs."""
 
-    seed: int = 0
-    """Seed of everything random."""
-    num_seeds: int = 1
-    """Train this many seeds side by side in one program: seed, seed + 1, ..."""
-    devices: int = 1
+    devices: Annotated[int, Range(0, finite=False)] = 1
     """Devices that share the environments; 0 takes all there are."""
-    run_dir: Path | None = None
-    """Where the run is recorded; named by algorithm, environment, seed and time under runs/ if left out."""
-    checkpoint_seconds: float = 30.0
-    """Time between two checkpoints; one is always saved at the end."""
-    checkpoint_iterations: int | None = None
-    """Save a checkpoint every so many iterations, instead of by time."""
-    keep_last: int = 3
-    """Checkpoints kept, the newest ones."""
-    keep_best: int = 1
-    """Checkpoints kept besides, those with the best return."""
-    tensorboard: bool = True
-    """Write TensorBoard events beside metrics.jsonl."""
     distribution: str = "gpu-only"
     """Distribution policy: which fragments of the algorithm are placed together; `rollmill plan` lists them."""
     place: Place | None = None
     """What carries the groups: one program, threads of this process, processes of this host, a mesh over several
     processes, or a Ray cluster; one program where it can be, and processes otherwise, if left out."""
-    workers: int = 2
-    """Replicas of groups that hold the environment alone."""
-    actors: int = 2
-    """Replicas of groups that hold the policy, but not the update."""
-    learners: int = 1
-    """Replicas of groups that hold gradients and update together."""
+    workers: Count | None = None
+    """Replicas of groups that hold the environment alone; 2 if left out."""
+    actors: Count | None = None
+    """Replicas of groups that hold the policy, but not the update; 2 if left out."""
+    learners: Count | None = None
+    """Replicas of groups that hold gradients and update together; 1 if left out."""
     asynchronous: bool = False
     """Let actors go on with the newest weights there are, instead of waiting for those of their iteration."""
     plan: Path | None = None
@@ -68,16 +37,45 @@ class RunOptions:
     `auto` or `HOST:PORT` only on such a cluster; `ray://HOST:PORT` through the client server of another."""
     host: str | None = None
     """This machine's address as workers on other hosts reach it; found out if left out."""
-    hang_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+PLACEMENT = tuple(field.name for field in fields(PlacementOptions))
+"""Options that say where a training runs, and nothing else."""
+
+
+@dataclass(frozen=True)
+class RunOptions(PlacementOptions):
+    """How a training is run and recorded; nothing here changes what one seed learns, but for rounding."""
+
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
+    """Seed of everything random."""
+    num_seeds: Count = 1
+    """Train this many seeds side by side in one program: seed, seed + 1, ..."""
+    run_dir: Path | None = None
+    """Where the run is recorded; named by algorithm, environment, seed and time under runs/ if left out."""
+    checkpoint_seconds: Annotated[float, Range(0, finite=False)] = 30.0
+    """Time between two checkpoints; one is always saved at the end."""
+    checkpoint_iterations: Count | None = None
+    """Save a checkpoint every so many iterations, instead of by time."""
+    keep_last: Count = 3
+    """Checkpoints kept, the newest ones."""
+    keep_best: Annotated[int, Range(0, finite=False)] = 1
+    """Checkpoints kept besides, those with the best return."""
+    tensorboard: bool = True
+    """Write TensorBoard events beside metrics.jsonl."""
+    hang_seconds: Annotated[float, Range(1, finite=False)] = 120.0
     """Time without progress after which a worker counts as hung, and is replaced where it is a process."""
-    start_seconds: float = 600.0
+    start_seconds: Annotated[float, Range(1, finite=False)] = 600.0
     """The same while a worker starts: while it imports, builds its environments and compiles its programs."""
-    max_failures: int = 5
+    max_failures: Annotated[int, Range(0, finite=False)] = 5
     """How many times in a row an environment of Python may fail with no whole episode in between, or a worker
     that steps environments be lost without having worked for `hang_seconds`; one more ends the run."""
     checksums: bool = False
     """Let packages between groups carry a checksum, which their receivers check."""
-    unroll: int | None = None
+    unroll: Count | None = None
     """Steps of the environment loop that are compiled as one; chosen by platform if left out."""
     fusion: Fusion = "auto"
     """What becomes one kernel: `rollout`, policy and environment; `full`, gradients too; `auto`, each where it
@@ -88,10 +86,7 @@ class RunOptions:
     """Show nothing while training."""
 
     def __post_init__(self) -> None:
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"{name}={value} must be at least {least}.")
+        super().__post_init__()
         if self.cluster is not None and self.place not in (None, "ray"):
             raise UsageError(
                 f"cluster={self.cluster} has Ray place the workers, not place={self.place}; leave one of them out."

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 from rollmill.algorithms import clip_to_space, environment_functions
 from rollmill.api.specification import import_modules
 from rollmill.api.training import reopen
-from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.errors import CheckpointError, UsageError, unknown_name
 from rollmill.core.spaces import struct
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Memory, Observation, Options
 from rollmill.dataflow import Graph, Weights
@@ -109,6 +109,8 @@ def load_weights(
         CheckpointError: if the directory is no run, or has no whole checkpoint.
         UsageError: if that seed was not trained.
     """
+    if checkpoint not in get_args(Choice):
+        raise unknown_name("checkpoint", str(checkpoint), get_args(Choice))
     run = RunDirectory.open(Path(run_dir))
     graph, options = reopen(run, algorithm=algorithm, imports=imports)
     if seed is not None and seed not in options.seeds:
@@ -116,7 +118,7 @@ def load_weights(
             f"seed={seed} was not trained in {run.root}; there: {', '.join(map(str, options.seeds))}."
         )
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
-        chosen = checkpoints.best() if checkpoint == "best" else None
+        chosen = _best(run, checkpoints) if checkpoint == "best" else None
         restored = checkpoints.restore(state_shapes(graph, options.seeds), iteration=chosen)
     if restored is None:
         raise CheckpointError(f"{run.root} has no checkpoint yet; `rollmill resume {run.root}` starts it over.")
@@ -125,6 +127,17 @@ def load_weights(
         index = 0 if seed is None else options.seeds.index(seed)
         weights = jax.tree.map(lambda leaf: leaf[index], weights)
     return Loaded(graph, weights, restored.iteration)
+
+
+def _best(run: RunDirectory, checkpoints: Checkpoints) -> int:
+    """The iteration of the checkpoint with the best return."""
+    best = checkpoints.best()
+    if best is None:
+        raise UsageError(
+            f"{run.root} has no best checkpoint: none was saved after as many episodes as its mean return is of "
+            "(and none is kept with keep_best=0). hint: take the last one."
+        )
+    return best
 
 
 def evaluate(

@@ -7,9 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rollmill.api.deployment import PATIENCE, PLACEMENT, choose_plan, prepare_devices, refuse_custom
+from rollmill.api.deployment import PATIENCE, choose_plan, prepare_devices, refuse_custom
 from rollmill.api.following import train_with_workers
-from rollmill.api.options import RunOptions
+from rollmill.api.options import PLACEMENT, PlacementOptions, RunOptions
 from rollmill.api.recorder import Recorder, Run, open_checkpoints
 from rollmill.api.specification import (
     check_same_config,
@@ -133,10 +133,11 @@ def resume(
 
 def placed_anew(placement: dict[str, Any]) -> dict[str, Any]:
     """Where a run goes on: what is asked for, and what that makes void of where it ran before."""
-    if placement.keys() & {"distribution", "plan"}:
-        return {"place": None, "cluster": None, "asynchronous": False, **placement}
+    default = asdict(PlacementOptions())
+    if placement.keys() & {"distribution", "plan"}:  # what was said of the old policy is not said of this one
+        return {**{name: value for name, value in default.items() if name != "devices"}, **placement}
     if placement.keys() & {"place", "cluster"}:  # one of them replaces both
-        return {"place": None, "cluster": None, **placement}
+        return {"place": None, "cluster": None, "host": None, **placement}
     return placement
 
 

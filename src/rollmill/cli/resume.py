@@ -1,15 +1,18 @@
 """`rollmill resume RUN`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeAlias
 
 import tyro
 
-from rollmill.api import PATIENCE, PLACEMENT, resume
+from rollmill.api import PATIENCE, PLACEMENT, PlacementOptions, read_options, resume
 from rollmill.cli.train import Imports, report
+from rollmill.core.errors import RollmillError
 from rollmill.execution import Fusion
-from rollmill.planning import Place
+from rollmill.record import RunDirectory
+
+_MERGED: TypeAlias = Annotated[PlacementOptions, tyro.conf.arg(name="")]
 
 
 @dataclass(frozen=True)
@@ -22,26 +25,6 @@ class Resume:
     """Module to import first, because it registers the environment."""
     fusion: Fusion | None = None
     """What becomes one kernel, if otherwise than before; numbers then differ by rounding."""
-    devices: int | None = None
-    """Devices that share the environments; as many as before if left out."""
-    distribution: str | None = None
-    """Another distribution policy than before; the options below belong to it."""
-    place: Place | None = None
-    """What carries the groups."""
-    workers: int | None = None
-    """Replicas of groups that hold the environment alone."""
-    actors: int | None = None
-    """Replicas of groups that hold the policy, but not the update."""
-    learners: int | None = None
-    """Replicas of groups that hold gradients and update together."""
-    asynchronous: bool | None = None
-    """Let actors go on with the newest weights there are."""
-    plan: Path | None = None
-    """File of a plan."""
-    cluster: str | None = None
-    """Let Ray place the workers: ray, ray://HOST:PORT, auto or HOST:PORT."""
-    host: str | None = None
-    """This machine's address as workers on other hosts reach it."""
     hang_seconds: float | None = None
     """Time without progress after which a worker counts as hung; as before if left out."""
     start_seconds: float | None = None
@@ -50,12 +33,33 @@ class Resume:
     """How many times in a row an environment may fail, or its worker be lost; one more ends the run."""
     quiet: bool = False
     """Show nothing while training."""
+    placement: _MERGED = PlacementOptions()  # noqa: RUF009 - frozen
 
 
 def run(arguments: list[str]) -> int:
     """Goes on with a run, and says where it is."""
-    chosen = tyro.cli(Resume, prog="rollmill resume", args=arguments)
-    given = {name: getattr(chosen, name) for name in (*PLACEMENT, *PATIENCE)}
-    placement = {name: value for name, value in given.items() if value is not None}
+    before = _placement_before(arguments)
+    command = make_dataclass("Resume", [("placement", _MERGED, before)], bases=(Resume,), frozen=True)
+    command.__doc__ = Resume.__doc__
+    chosen = tyro.cli(command, prog="rollmill resume", args=arguments)
+    patience = {name: getattr(chosen, name) for name in PATIENCE if getattr(chosen, name) is not None}
     how = {"imports": chosen.imports, "quiet": chosen.quiet, "fusion": chosen.fusion}
-    return report(resume(chosen.run, **how, **placement))
+    return report(resume(chosen.run, **how, **patience, **_changes(before, chosen.placement)))
+
+
+def _placement_before(arguments: list[str]) -> PlacementOptions:
+    """Where the run was placed, for defaults that are as before; `resume` itself tells of a run that is none."""
+    folders = (Path(text) for text in arguments if not text.startswith("-"))
+    run = next((folder for folder in folders if (folder / "config.json").is_file()), None)
+    if run is None:
+        return PlacementOptions()
+    try:
+        options = read_options(RunDirectory.open(run))
+    except RollmillError:
+        return PlacementOptions()
+    return PlacementOptions(**{name: getattr(options, name) for name in PLACEMENT})
+
+
+def _changes(before: PlacementOptions, after: PlacementOptions) -> dict[str, Any]:
+    values = ((name, getattr(before, name), getattr(after, name)) for name in PLACEMENT)
+    return {name: new for name, old, new in values if new != old}

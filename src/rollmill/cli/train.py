@@ -1,6 +1,7 @@
 """`rollmill train ALGORITHM ENVIRONMENT [OPTIONS]`."""
 
 import argparse
+import sys
 from dataclasses import make_dataclass, replace
 from typing import Annotated, Any
 
@@ -38,6 +39,7 @@ def run(arguments: list[str]) -> int:
     chosen = tyro.cli(_arguments(name, rest), prog=f"rollmill train {name}", args=rest)
     prepare_devices(chosen.run, environment=chosen.environment)
     import_modules(chosen.imports)
+    _note_recipe(chosen.recipe, chosen.environment)
     options = parse_env_options(chosen.env_options)
     config = with_network(chosen.algorithm, chosen.network_name)
     graph = build_graph(name, chosen.environment, config, options=options)
@@ -134,6 +136,12 @@ def _recipe_config(algorithm: str, rest: list[str]) -> Any:
     if recipe.algorithm != algorithm:
         raise UsageError(f"recipe {name!r} is for {recipe.algorithm}, not for {algorithm}.")
     return recipe.config
+
+
+def _note_recipe(name: str | None, environment: str) -> None:
+    """Says so where the hyperparameters of a recipe were chosen for another environment."""
+    if name is not None and (meant := RECIPES[name]().environment) != environment:
+        print(f"note: the recipe {name} was made for {meant}, not for {environment}", file=sys.stderr)
 
 
 def _usage() -> str:

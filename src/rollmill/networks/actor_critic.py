@@ -1,7 +1,7 @@
 """Actors and critics put together from torsos and heads, and the settings that choose between them."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float
 
+from rollmill.core.bounds import Count, Range, check_bounds
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import Key, Memory, Observation
 from rollmill.networks.base import Distribution, Output
@@ -30,19 +31,19 @@ class NetworkConfig:
     """`auto` convolves images and flattens the rest; `mlp` flattens all; `cnn` insists on an image; `gru` is
     `auto` followed by a recurrent unit."""
 
-    hidden_sizes: tuple[int, ...] = (64, 64)
+    hidden_sizes: tuple[Count, ...] = (64, 64)
     """Widths of the fully connected layers: after the convolutions, before the recurrent unit."""
 
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
     """Nonlinearity of the fully connected layers; convolutions have ReLU."""
 
-    convolutions: tuple[tuple[int, int, int], ...] = ()
+    convolutions: tuple[tuple[Count, Count, Count], ...] = ()
     """Channels, kernel size and stride of each convolution; empty chooses by the size of the image."""
 
     shared_torso: bool = False
     """One torso for the actor and the critic, instead of one for each."""
 
-    gru_size: int = 64
+    gru_size: Count = 64
     """Width of the recurrent unit."""
 
     state_dependent_std: bool = False
@@ -51,11 +52,14 @@ class NetworkConfig:
     squash_actions: bool = False
     """Continuous actions pass through a tanh into the bounds of their space."""
 
-    initial_log_std: float = 0.0
+    initial_log_std: Annotated[float, Range()] = 0.0
     """Where the log standard deviation of a continuous policy starts."""
 
     name: str | None = None
     """A registered network (`rollmill.register_network`), in the place of the one that is described above."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
 
 
 class SharedActorCritic(eqx.Module):

@@ -1,22 +1,41 @@
 """How many replicas a distribution policy is asked for; each policy uses those that it has groups for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from rollmill.core.bounds import Count, check_bounds
 from rollmill.core.errors import UsageError
+
+COUNTS = ("workers", "actors", "learners", "asynchronous")
 
 
 @dataclass(frozen=True)
 class Counts:
     """Replicas by what they do."""
 
-    workers: int = 2
+    workers: Count = 2
     """Of groups that hold the environment alone."""
-    actors: int = 2
+    actors: Count = 2
     """Of groups that hold the policy, but not the update."""
-    learners: int = 1
+    learners: Count = 1
     """Of groups that hold gradients and update together."""
     asynchronous: bool = False
     """Let actors go on with the newest weights there are, instead of waiting for those of their iteration."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True)
+class RecordedCounts(Counts):
+    """Counts that note which of them a distribution policy asks for: the others have no effect."""
+
+    read: set[str] = field(default_factory=set, compare=False, repr=False)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in COUNTS:
+            object.__getattribute__(self, "read").add(name)
+        return object.__getattribute__(self, name)
 
 
 def only_synchronous(counts: Counts, name: str) -> None:

@@ -1,0 +1,75 @@
+"""Bounds of numbers, written beside the fields of a dataclass: `gamma: Annotated[float, Range(0, 1)] = 0.99`."""
+
+import dataclasses
+import math
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any, TypeAlias
+
+from rollmill.core.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that a field may hold, or each entry of a tuple; NaN is never one of them."""
+
+    least: int | float = -math.inf
+    most: int | float = math.inf
+    exclusive: bool = False
+    """Whether `least` itself is outside."""
+    finite: bool = True
+    """Whether infinity is outside."""
+
+    def holds(self, number: int | float) -> bool:
+        """Whether a number lies inside."""
+        if math.isnan(number) or (self.finite and math.isinf(number)):
+            return False
+        return self.least <= number <= self.most and not (self.exclusive and number == self.least)
+
+    def __str__(self) -> str:
+        if math.isfinite(self.least) and math.isfinite(self.most):
+            return f"lie between {self.least} and {self.most}"
+        finite = " and finite" if self.finite else ""
+        if not math.isfinite(self.least):
+            return "be finite" if self.finite else "be a number"
+        return f"be greater than {self.least}{finite}" if self.exclusive else f"be at least {self.least}{finite}"
+
+
+Count: TypeAlias = Annotated[int, Range(1, finite=False)]
+Fraction: TypeAlias = Annotated[float, Range(0, 1)]
+NonNegative: TypeAlias = Annotated[float, Range(0)]
+Positive: TypeAlias = Annotated[float, Range(0, exclusive=True)]
+
+
+def bounds_of(config: type) -> dict[str, Range]:
+    """The bounds of a dataclass's fields, by name; of those that have any."""
+    hints = typing.get_type_hints(config, include_extras=True)
+    found = {field.name: _range_in(hints[field.name]) for field in dataclasses.fields(config)}
+    return {name: bounds for name, bounds in found.items() if bounds is not None}
+
+
+def check_bounds(values: Any) -> None:
+    """Every number of an instance of a dataclass lies within the bounds of its field.
+
+    Raises:
+        UsageError: naming the first one that does not.
+    """
+    for name, bounds in bounds_of(type(values)).items():
+        for number in _numbers(getattr(values, name)):
+            if not bounds.holds(number):
+                raise UsageError(f"{name}={number} must {bounds}.")
+
+
+def _range_in(hint: Any) -> Range | None:
+    """The bounds in an annotation, such as `Annotated[int, Range(1)] | None`."""
+    own = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Range)]
+    inner = [found for part in typing.get_args(hint) if (found := _range_in(part)) is not None]
+    return next(iter([*own, *inner]), None)
+
+
+def _numbers(value: Any) -> Iterator[int | float]:
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _numbers(part)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
