@@ -298,8 +298,8 @@ def test_trajectories_of_old_weights_need_the_correction(algorithm):
     ("settings", "message"),
     [
         ({"vtrace_lambda": 1.5}, r"vtrace_lambda=1\.5 must lie between 0 and 1\."),
-        ({"clip_rho": 0.0}, r"clip_rho=0\.0 must be positive"),
-        ({"clip_c": -1.0}, r"clip_c=-1\.0 must be positive"),
+        ({"clip_rho": 0.0}, r"clip_rho=0\.0 must be greater than 0\."),
+        ({"clip_c": -1.0}, r"clip_c=-1\.0 must be greater than 0\."),
         ({"num_minibatches": 3}, r"16 sequences \(num_envs\) .* num_minibatches=3 equal parts"),
     ],
 )

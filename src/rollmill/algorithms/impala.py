@@ -28,7 +28,7 @@ from rollmill.algorithms.optimisers import clipped_descent, planned_updates
 from rollmill.algorithms.returns import Advantages, bootstrap_values, vtrace
 from rollmill.algorithms.sizes import check_fractions
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
-from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.errors import unknown_name
 from rollmill.core.types import Environment, HostEnvironment, Memory, Observation, Params
 from rollmill.dataflow import Batch, Graph, Metrics, Reduce, Trajectory
 from rollmill.networks import NetworkConfig
@@ -147,7 +147,6 @@ def impala(
     check_fractions({name: getattr(config, name) for name in ("gamma", "vtrace_lambda", "rms_decay")})
     parts = parts_of(env, config, params=params, network=make_network)
     loops = loops_of(config, by_sequence=True, epochs=config.update_epochs, num_minibatches=config.num_minibatches)
-    _check_clips(config)
     optimiser = clipped_descent(
         _scaling(config),
         learning_rate=config.learning_rate,
@@ -163,12 +162,6 @@ def impala(
         prepare=partial(prepare, parts.policy),
         gradients=partial(gradients, parts.policy, config),
     )
-
-
-def _check_clips(config: IMPALAConfig) -> None:
-    for name in ("clip_rho", "clip_c"):
-        if not getattr(config, name) > 0:
-            raise UsageError(f"{name}={getattr(config, name)} must be positive; inf does not clip.")
 
 
 def _scaling(config: IMPALAConfig) -> optax.GradientTransformation:
