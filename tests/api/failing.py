@@ -44,5 +44,11 @@ class Hanging(Walk):
         time.sleep(10**6)  # it hangs here
 
 
-for kind in (Walk, Raising, Exiting, Hanging):
+class Dividing(Walk):
+    def step(self, action):
+        observation, *rest = super().step(action)
+        return observation * (np.nan if self.steps == 3 else 1.0), *rest
+
+
+for kind in (Walk, Raising, Exiting, Hanging, Dividing):
     gymnasium.register(f"Failing-{kind.__name__}-v0", kind)

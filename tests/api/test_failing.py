@@ -11,7 +11,7 @@ import pytest
 
 import rollmill
 from rollmill.api.following import StopOverdue
-from rollmill.core.errors import EnvironmentFailed
+from rollmill.core.errors import CheckpointError, EnvironmentFailed, NonFiniteError
 from rollmill.execution.coordinator import LostWorker
 from rollmill.record import read_metrics
 
@@ -43,6 +43,14 @@ def test_a_run_in_which_every_episode_failed_does_not_succeed(tmp_path):
     assert run.summary["failures"] == sum(failed) == sum(ended) > 0
 
 
+def test_a_number_that_is_not_finite_is_named_and_the_doctor_repeats_it(tmp_path):
+    name = r"actor/0: gymnasium:Failing-Dividing-v0: environment 0 gave observation\[0\] = nan at step 3 of"
+    with pytest.raises(NonFiniteError, match=name):
+        train(tmp_path, "Dividing", place="threads")
+    with pytest.raises(CheckpointError, match=rf"keeps no state to replay it from; it said: {name}"):
+        rollmill.api.replay(tmp_path / "run", imports=["failing"])
+
+
 def test_a_run_without_failures_counts_none(tmp_path):
     run = train(tmp_path, "Walk", iterations=4, place="threads")
     assert (run.exit_code, run.summary["failures"]) == (0, 0)
@@ -62,10 +70,10 @@ def test_one_that_hangs_in_a_thread_ends_the_run_by_the_limit_of_the_user_from_t
 def test_sigterm_ends_a_run_whose_environment_hangs(tmp_path, monkeypatch):
     monkeypatch.setattr("rollmill.api.following.TERMINATE_SECONDS", 1.0)
     monkeypatch.setattr("rollmill.execution.coordinator.SLOW_STOP_SECONDS", 0.0)
-    run = tmp_path / "run"
+    before = count_hanging()  # threads of other tests, which nobody can end
 
     def terminate():
-        while not (run / "checkpoints").exists() or not is_hanging():
+        while count_hanging() == before:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -76,9 +84,8 @@ def test_sigterm_ends_a_run_whose_environment_hangs(tmp_path, monkeypatch):
     assert caught.value.exit_code == 143
 
 
-def is_hanging():
-    frames = sys._current_frames().values()
-    return any(frame.f_code.co_name == "fail" for frame in frames)
+def count_hanging():
+    return sum(frame.f_code.co_name == "fail" for frame in sys._current_frames().values())
 
 
 @pytest.mark.slow
