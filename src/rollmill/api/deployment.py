@@ -356,7 +356,8 @@ def work_in_thread(job: Job, control: Control) -> None:
 def work_in_process(job: Job, control: Control) -> None:
     """A worker that is a process of its own."""
     graph, broker = _rebuild(job, control)
-    _work(job, control, graph, flow(graph), lambda stop, epoch: _wire(broker, stop, epoch))
+    with contextlib.closing(broker):
+        _work(job, control, graph, flow(graph), lambda stop, epoch: _wire(broker, stop, epoch))
 
 
 def work_on_cluster(job: Job, control: Control) -> None:
@@ -368,9 +369,10 @@ def work_on_cluster(job: Job, control: Control) -> None:
         wires.append(TcpWire(Chapter(broker, str(epoch)), token, host=host, abandon=stop))
         return wires[-1]
 
-    _work(job, control, graph, flow(graph), wire)
-    for opened in wires:
-        opened.finish()
+    with contextlib.closing(broker):
+        _work(job, control, graph, flow(graph), wire)
+        for opened in wires:
+            opened.finish()
 
 
 def _rebuild(job: Job, control: Control) -> tuple[Graph, RemoteBroker]:
