@@ -206,8 +206,9 @@ def test_recurrent_networks_learn_from_sequences_unfused():
     network = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), gru_size=8)
     env = rollmill.make("CartPole-v1")
     graph = rollmill.ppo(env, **SIZES, total_timesteps=8 * 16, network=network)
-    with pytest.raises(UsageError, match="fusion=full is not possible; .* whole sequences are learned from"):
+    with pytest.raises(UsageError, match="fusion=full is not .* whole sequences are learned from") as refusal:
         lower(graph, fusion="full")
+    assert "hint: fusion=rollout is possible" in str(refusal.value)
 
 
 def test_a_state_that_is_too_large_says_so(rollouts_alone):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from rollmill.fusion import Pressure, pressure_of, scalarise
-from rollmill.fusion.backends import CACHED, LONGEST, hopeless_on_gpu, machine_code
+from rollmill.fusion.backends import CACHED, LONGEST, MOST_PRODUCTS, hopeless_on_gpu, machine_code
 from rollmill.fusion.rollout import MOST_REGISTERS
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
@@ -69,13 +69,25 @@ def test_instructions_behind_branches_are_counted_apart():
     ],
 )
 def test_hopeless_is_what_fits_neither_registers_nor_the_instruction_cache(held, instructions, hopeless):
-    reason = hopeless_on_gpu(Pressure(1_000, held, instructions, 0))
+    reason = hopeless_on_gpu(Pressure(1_000, held, instructions, 0, 0))
     assert (reason is not None) == hopeless
-    assert machine_code().hopeless(Pressure(1_000, held, instructions, 0)) is None
+    assert machine_code().hopeless(Pressure(1_000, held, instructions, 0, 0)) is None
     if reason:
         assert f"{held:,} numbers" in reason and f"{instructions:,} instructions" in reason
 
 
 def test_what_compiles_for_minutes_is_hopeless():
-    assert hopeless_on_gpu(Pressure(LONGEST, 1, LONGEST, 0)) is None
-    assert "compiles for minutes" in str(hopeless_on_gpu(Pressure(LONGEST + 1, 1, 1, 0)))
+    assert hopeless_on_gpu(Pressure(LONGEST, 1, LONGEST, 0, 0)) is None
+    assert "compiles for minutes" in str(hopeless_on_gpu(Pressure(LONGEST + 1, 1, 1, 0, 0)))
+
+
+def test_very_many_products_are_hopeless_everywhere():
+    weights = jnp.ones((3, 3, 4, 16), jnp.float32)
+    layout = ("NHWC", "HWIO", "NHWC")
+    convolve = lambda w, x: jax.lax.conv_general_dilated(x[None], w, (1, 1), "VALID", dimension_numbers=layout)
+    image = jax.ShapeDtypeStruct((10, 10, 4), jnp.float32)
+    found = pressure(convolve, image, uniform=(weights,))
+    assert found.products == 64 <= MOST_PRODUCTS
+    for hopeless in (hopeless_on_gpu, machine_code().hopeless):
+        assert hopeless(Pressure(1_000, 1, 1_000, MOST_PRODUCTS, 0)) is None
+        assert "matrix products" in str(hopeless(Pressure(1_000, 1, 1_000, MOST_PRODUCTS + 1, 0)))

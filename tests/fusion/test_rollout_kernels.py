@@ -84,7 +84,7 @@ def kernel_of(graph, numerics, launch):
 def kernels_of_this_test(tmp_path, monkeypatch):
     """Their folder; what needs Triton is passed over where it is missing."""
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
 
 
 def by_triton(test):

@@ -35,6 +35,6 @@ def test_machine_code_says_what_it_lacks():
 def test_kernels_compile_for_a_gpu_that_is_not_here(name, tmp_path, monkeypatch):
     """Whether they compute the same is asked of a GPU by benchmarks/fusion_functions.py."""
     pytest.importorskip("triton", reason="Triton is not installed: pip install 'rollmill[fusion]'")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
     function, uniform, each = FUNCTIONS[name]
     both(function, each, uniform, evaluate=zeros_by_kernel)

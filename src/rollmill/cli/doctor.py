@@ -10,15 +10,16 @@ import tyro
 
 from rollmill.api import replay
 from rollmill.cli.train import Imports
+from rollmill.core.installation import install_command
 from rollmill.core.machine import hardware, versions
 from rollmill.execution import Replayed, cache_directory
 
 EXTRAS = {
-    "llvmlite": ("kernels on CPUs", "pip install 'rollmill[fusion]'"),
-    "triton": ("kernels on NVIDIA's GPUs", "pip install 'rollmill[fusion]'"),
-    "ray": ("clusters", "pip install 'rollmill[cluster]'"),
-    "mujoco": ("Gymnasium's MuJoCo environments", "pip install 'rollmill[mujoco]'"),
-    "gymnax": ("gymnax:... environments", "pip install 'rollmill[gymnax]'"),
+    "llvmlite": ("kernels on CPUs", install_command("fusion")),
+    "triton": ("kernels on NVIDIA's GPUs", install_command("fusion")),
+    "ray": ("clusters", install_command("cluster")),
+    "mujoco": ("Gymnasium's MuJoCo environments", install_command("mujoco")),
+    "gymnax": ("gymnax:... environments", install_command("gymnax")),
     "tensorboard": ("looking at runs/*/tensorboard", "pip install tensorboard"),
 }
 
@@ -58,7 +59,7 @@ def _installation() -> int:
         what, command = EXTRAS[name]
         print(f"missing: {name}, for {what}: {command}")
     if _has_idle_gpu(machine):
-        print("missing: JAX's CUDA plugin, though there is an NVIDIA GPU: pip install 'rollmill[cuda]'")
+        print(f"missing: JAX's CUDA plugin, though there is an NVIDIA GPU: {install_command('cuda')}")
     return 0
 
 

@@ -11,6 +11,7 @@ from rollmill.api import import_modules
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
 from rollmill.cli.train import Imports
 from rollmill.core.errors import UsageError
+from rollmill.core.installation import install_command
 from rollmill.core.types import Environment, HostEnvironment
 from rollmill.dataflow import Graph
 from rollmill.envs import make
@@ -137,7 +138,7 @@ def _code() -> str:
 
 def _kernel(found: Explanation) -> list[str]:
     if found.resources is None:
-        return [_line("kernel", "not compiled: pip install 'rollmill[fusion]'")]
+        return [_line("kernel", f"not compiled: {install_command('fusion')}")]
     registers, spilled, shared, code = found.resources
     block, warps = found.launch.block, found.launch.num_warps
     of_each = f"{registers * warps * 32 / block:,.0f} registers and {shared / block:,.0f} B on chip an environment"

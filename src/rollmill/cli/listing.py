@@ -6,6 +6,7 @@ import tyro
 
 from rollmill.api import ALGORITHMS, import_modules
 from rollmill.cli.train import Imports
+from rollmill.core.installation import install_command
 from rollmill.envs import registered
 from rollmill.networks import registered_networks
 from rollmill.recipes import RECIPES
@@ -23,9 +24,9 @@ def run(arguments: list[str]) -> int:
     """Prints what can be trained."""
     import_modules(tyro.cli(List, prog="rollmill list", args=arguments).imports)
     adapted = [
-        ("gymnax:ID", "environments of gymnax, with `pip install 'rollmill[gymnax]'`"),
+        ("gymnax:ID", f"environments of gymnax, with `{install_command('gymnax')}`"),
         ("gymnasium:ID", "environments of Gymnasium, on the host CPU"),
-        ("envpool:ID", "environments of EnvPool, on the host CPU, with `pip install 'rollmill[envpool]'`"),
+        ("envpool:ID", f"environments of EnvPool, on the host CPU, with `{install_command('envpool')}`"),
     ]
     recipes = [(name, make().summary) for name, make in RECIPES.items()]
     _print("algorithms", [(name, algorithm.summary) for name, algorithm in ALGORITHMS.items()])

@@ -1,10 +1,11 @@
 """The persistent compilation cache: a program that was compiled once starts at once the next time."""
 
-import os
 import warnings
 from pathlib import Path
 
 import jax
+
+from rollmill.core.installation import cache_root
 
 UNREADABLE_ENTRY = "Error reading persistent compilation cache entry"
 """How JAX's warning begins."""
@@ -19,9 +20,7 @@ By default XLA may keep more digits between two operations, where it likes.
 
 def cache_directory() -> Path:
     """`$ROLLMILL_CACHE_DIR`, or `rollmill/` in the user's cache folder; one folder a JAX version."""
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    root = Path(os.environ.get("ROLLMILL_CACHE_DIR", cache_home / "rollmill"))
-    return root / f"jax-{jax.__version__}"
+    return cache_root() / f"jax-{jax.__version__}"
 
 
 def enable_compilation_cache() -> None:

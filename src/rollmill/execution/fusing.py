@@ -140,7 +140,11 @@ def choose_ways(
     rollouts = choice.way("rollouts", plain.rollouts, choice.rollouts, needed=fusion in ("rollout", "full"))
     if fusion == "rollout":
         return plain._replace(rollouts=rollouts)
-    gradients = choice.way("gradients", plain.gradients, choice.gradients, needed=fusion == "full")
+    try:
+        gradients = choice.way("gradients", plain.gradients, choice.gradients, needed=fusion == "full")
+    except UsageError as reason:
+        hint = "hint: fusion=rollout is possible: policy and environment are one kernel"
+        raise UsageError(f"{reason}\n  {hint}") from reason
     return plain._replace(rollouts=rollouts, gradients=gradients)
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rollmill.core.errors import UsageError
+from rollmill.core.installation import install_command
 from rollmill.fusion import gradients, rollout
 from rollmill.fusion.gradients import GradientLaunch, GradientStep, Minibatch
 from rollmill.fusion.native import CodeLaunch, describe_processor, usable_cores
@@ -68,7 +69,7 @@ def check_package(backend: Backend) -> None:
         UsageError: if it is not, with the command that installs it.
     """
     if importlib.util.find_spec(backend.package) is None:
-        raise UsageError(f"kernels need {backend.package}, which is missing: pip install 'rollmill[fusion]'")
+        raise UsageError(f"kernels need {backend.package}, which is missing: {install_command('fusion')}")
 
 
 # --- NVIDIA's GPUs ---------------------------------------------------------------------------------------------
@@ -83,7 +84,9 @@ ROLLOUTS = (
 LONG_ROLLOUT = Launch(16, 1)
 """The fastest of five for TagContinuous-Small-v0; each compiled for minutes."""
 LONGEST = 15_000
-"""Nodes of a step whose kernel compiles in two minutes or less."""
+"""Nodes of a step whose kernel compiles in two minutes or less, on one core."""
+MOST_PRODUCTS = 100
+"""Of a step. 323, as the policy and its values in MinAtar's games have, compile for many minutes."""
 CACHED = 8_192
 """Instructions that the instruction cache of a multiprocessor holds: 128 KiB, 16 bytes each."""
 EXACT_ROLLOUTS = (Launch(16, 2), Launch(32, 4), Launch(16, 4), Launch(64, 4))
@@ -122,6 +125,8 @@ def hopeless_on_gpu(pressure: Pressure) -> str | None:
         return (
             f"a step is {pressure.operations:,} operations; a kernel of more than {LONGEST:,} compiles for minutes"
         )
+    if (reason := many_products(pressure)) is not None:
+        return reason
     if pressure.live > rollout.MOST_REGISTERS and pressure.instructions > CACHED:
         return (
             f"a step holds up to {pressure.live:,} numbers at a time, and a thread has {rollout.MOST_REGISTERS} "
@@ -129,6 +134,16 @@ def hopeless_on_gpu(pressure: Pressure) -> str | None:
             "such a kernel is slower than XLA"
         )
     return None
+
+
+def many_products(pressure: Pressure) -> str | None:
+    """Why a program compiles for minutes, on a CPU as for a GPU; None where it does not."""
+    if pressure.products <= MOST_PRODUCTS:
+        return None
+    return (
+        f"a step is {pressure.products} matrix products, as convolutions are at each place of an image; with more "
+        f"than {MOST_PRODUCTS}, it compiles for minutes"
+    )
 
 
 def _check_chip(device: Any) -> None:
@@ -186,7 +201,7 @@ def machine_code() -> Backend:
         device=lambda device: describe_processor(),
         check=lambda device: None,
         rollout_launches=_blocks,
-        hopeless=lambda pressure: None,
+        hopeless=many_products,
         rollouts=lambda launch: partial(run_rollout_code, launch=CodeLaunch(*launch)),
         rollout_text=lambda launch, *task: _code_text(_rollout_code(CodeLaunch(*launch), *task)),
         gradient_launches=_parts,

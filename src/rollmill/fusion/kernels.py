@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array
 
+from rollmill.core.installation import cache_root
 from rollmill.fusion import triton_memory, triton_operations
 from rollmill.fusion.refusals import CannotFuse
 
@@ -135,8 +136,8 @@ _TYPES = {
 
 
 def cache_folder() -> Path:
-    """Where kernels are kept, and what was found out about them: in `$XDG_CACHE_HOME` or `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "rollmill")
+    """Where kernels are kept, and what was found out about them: `kernels/` and `launches/` are in it."""
+    return cache_root()
 
 
 @functools.lru_cache(maxsize=256)
@@ -148,7 +149,8 @@ def _module(source: str) -> ModuleType:
     try:
         keep(file, text)
     except OSError as error:
-        raise CannotFuse(f"{file} cannot be written: {error}; XDG_CACHE_HOME can name another folder.") from error
+        advice = "ROLLMILL_CACHE_DIR can name another folder"
+        raise CannotFuse(f"{file} cannot be written: {error}.", advice=advice) from error
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -28,6 +28,8 @@ class Pressure(NamedTuple):
     """Registers that hold what is still read, where they are most."""
     instructions: int
     """Of every step; loops count once."""
+    products: int
+    """Matrix products with rows, which take compilers longest."""
     guarded: int
     """Instructions behind branches that a block takes where one of its environments needs it."""
 
@@ -37,7 +39,7 @@ def pressure_of(program: Program) -> Pressure:
     nodes = [node for stretch in stretches(program.nodes()) for node in stretch.nodes]
     guarded = {node for guard in guards(nodes, program.outputs) for node in guard.nodes}
     total, rare = sum(map(_instructions, nodes)), sum(map(_instructions, guarded))
-    return Pressure(len(nodes), _peak(nodes, program.outputs), total - rare, rare)
+    return Pressure(len(nodes), _peak(nodes, program.outputs), total - rare, _products(nodes), rare)
 
 
 def _peak(nodes: Sequence[Node], outputs: Sequence[Node]) -> int:
@@ -55,6 +57,12 @@ def _peak(nodes: Sequence[Node], outputs: Sequence[Node]) -> int:
         most = max(most, live + _inside(node))
         live -= sum(map(_registers, freed[at]))
     return most
+
+
+def _products(nodes: Sequence[Node]) -> int:
+    """Those in loops once."""
+    bodies = [node.attributes[0].body.nodes() for node in nodes if node.op == "loop"]
+    return sum(node.op == "dot" for node in nodes) + sum(map(_products, bodies))
 
 
 def _registers(node: Node) -> int:

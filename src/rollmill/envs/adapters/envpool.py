@@ -15,6 +15,7 @@ from gymnasium import spaces
 from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.installation import install_command
 from rollmill.core.types import HostEnvironment, HostFailure, HostStep, HostVector
 from rollmill.envs.host import (
     RunningSums,
@@ -148,7 +149,7 @@ def _import_envpool() -> ModuleType:
         return importlib.import_module("envpool")
     except ImportError as error:
         raise UsageError(
-            f"EnvPool's environments need a package that is missing ({error}): pip install 'rollmill[envpool]'"
+            f"EnvPool's environments need a package that is missing ({error}): {install_command('envpool')}"
         ) from None
 
 

@@ -20,6 +20,7 @@ from gymnasium import spaces
 from jaxtyping import Array, PyTree
 
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.installation import install_command
 from rollmill.core.spaces import struct
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
 from rollmill.envs.options import keyword_names, unknown_option
@@ -98,7 +99,7 @@ def _import_gymnax() -> ModuleType:
         return importlib.import_module("gymnax")
     except ImportError as error:
         raise UsageError(
-            f"gymnax environments need a package that is missing ({error}): pip install 'rollmill[gymnax]'"
+            f"gymnax environments need a package that is missing ({error}): {install_command('gymnax')}"
         ) from None
 
 

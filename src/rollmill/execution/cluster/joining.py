@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError
+from rollmill.core.installation import install_command
 from rollmill.execution.workers.process_tree import MARK, NOBODY, kill_family, start_guard
 
 LOOPBACK = "127.0.0.1"
@@ -54,9 +55,7 @@ def check_cluster(name: str) -> None:
     if name not in NAMES and ":" not in name:
         raise UsageError(f"cluster={name!r} is none: write ray, auto, ray://HOST:PORT or HOST:PORT.")
     if importlib.util.find_spec("ray") is None:
-        raise UsageError(
-            "placing workers with Ray needs a package that is missing: pip install 'rollmill[cluster]'"
-        )
+        raise UsageError(f"placing workers with Ray needs a package that is missing: {install_command('cluster')}")
 
 
 def find_ray() -> Any:
@@ -70,7 +69,7 @@ def find_ray() -> Any:
     except Exception as error:  # a broken installation may raise anything
         raise UsageError(
             f"Ray is installed but cannot be imported: {type(error).__name__}: {error}\n"
-            "hint: pip install --force-reinstall 'rollmill[cluster]'"
+            f"hint: {install_command('cluster')} --force-reinstall"
         ) from error
 
 

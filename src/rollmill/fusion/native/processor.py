@@ -5,6 +5,7 @@ import ctypes.util
 import functools
 from typing import Any, NamedTuple
 
+from rollmill.core.installation import install_command
 from rollmill.core.machine import usable_cores
 from rollmill.fusion.refusals import CannotFuse
 
@@ -83,7 +84,7 @@ def _binding() -> Any:
         import llvmlite.binding as binding
     except ImportError as error:
         raise CannotFuse(
-            "machine code needs a package that is missing", advice="pip install 'rollmill[fusion]'"
+            "machine code needs a package that is missing", advice=install_command("fusion")
         ) from error
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()

@@ -1,0 +1,45 @@
+"""What is missing is installed from where Rollmill is, and what can be made again is kept where the user says."""
+
+from pathlib import Path
+
+import pytest
+
+from rollmill.core import installation
+from rollmill.core.installation import cache_root, install_command
+from rollmill.execution import cache_directory
+from rollmill.fusion import CannotFuse
+from rollmill.fusion.kernels import _module, cache_folder
+
+
+def test_a_clone_is_installed_by_its_path(monkeypatch, tmp_path):
+    clone = tmp_path / "a clone"
+    (clone / "src" / "rollmill").mkdir(parents=True)
+    (clone / "pyproject.toml").touch()
+    monkeypatch.setattr(installation, "PROJECT", clone)
+    assert install_command("fusion") == f"pip install -e '{clone}[fusion]'"
+    (clone / "pyproject.toml").unlink()
+    assert install_command("fusion") == "pip install 'rollmill[fusion]'"
+
+
+@pytest.mark.parametrize(
+    ("own", "home", "root"),
+    [
+        ("/fast/cache", "/xdg", "/fast/cache"),
+        (None, "/xdg", "/xdg/rollmill"),
+        ("", "", str(Path.home() / ".cache" / "rollmill")),
+    ],
+)
+def test_all_caches_are_in_one_folder(monkeypatch, own, home, root):
+    for name, value in (("ROLLMILL_CACHE_DIR", own), ("XDG_CACHE_HOME", home)):
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    assert cache_root() == cache_folder() == Path(root)
+    assert cache_directory().parent == Path(root)
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_setting(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(
+        CannotFuse, match="file/kernels/kernel_.* cannot be written(.|\n)*ROLLMILL_CACHE_DIR can name"
+    ):
+        _module("kernel = None")
