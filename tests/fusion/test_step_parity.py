@@ -1,15 +1,19 @@
 """Fused steps of policy and environment, each from where the ordinary ones have come, over whole episodes."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
+from code_runs import evaluate_by_code
+from edge_environments import ENVIRONMENTS
 from fused_runs import assert_same, by_program
 
 from rollmill.algorithms import mappo, ppo
 from rollmill.dataflow import Graph, start, step_one
 from rollmill.envs import auto_reset, make
+from rollmill.fusion import evaluate
 from rollmill.networks import NetworkConfig
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
@@ -24,7 +28,9 @@ NETWORKS = {
 }
 
 
-def assert_steps_as_unfused(graph: Graph, steps: int = STEPS, *, compiled: bool = True) -> None:
+def assert_steps_as_unfused(
+    graph: Graph, steps: int = STEPS, *, compiled: bool = True, evaluate: Callable = evaluate
+) -> None:
     state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(ENVS))
     weights = graph.weights(state.learner)
 
@@ -38,7 +44,7 @@ def assert_steps_as_unfused(graph: Graph, steps: int = STEPS, *, compiled: bool 
     )
     flat = lambda tree: jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
     one = lambda weights, collector, key: step_one(graph, weights, collector, key, 5)
-    fused = lambda w, c, k: by_program(one, (c, k), (w,), carried=True)
+    fused = lambda w, c, k: by_program(one, (c, k), (w,), carried=True, evaluate=evaluate)
     run = jax.jit(fused) if compiled else fused
     assert_same(run(weights, flat(before), flat(keys)), flat(expected))
 
@@ -63,6 +69,13 @@ def test_classic_environments(name, network):
 def test_probes(name):
     graph = ppo(make(name), num_envs=ENVS, num_steps=8, network=NETWORKS["separate"])
     assert_steps_as_unfused(graph, steps=30, compiled=False)
+
+
+@pytest.mark.parametrize("way", [evaluate, evaluate_by_code])
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_environments_on_the_edges_of_their_types(name, way):
+    graph = ppo(make(name), num_envs=ENVS, num_steps=8, network=NETWORKS["separate"])
+    assert_steps_as_unfused(graph, evaluate=way)
 
 
 @pytest.mark.slow
