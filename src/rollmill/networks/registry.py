@@ -14,7 +14,7 @@ _factories: dict[str, NetworkFactory] = {}
 
 
 def register_network(name: str, factory: NetworkFactory, *, overwrite: bool = False) -> None:
-    """Makes a network known by a name, as `network="my-net"` and `--network my-net` select it.
+    """Makes a network known by a name, as `NetworkConfig(name="my-net")` and `--network my-net` select it.
 
     Args:
         name: the name, for one `my-net`.
