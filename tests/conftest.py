@@ -1,8 +1,10 @@
 """Strict JAX while testing: no silent promotion, shapes checked at public boundaries."""
 
 import os
+import tempfile
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+os.environ.setdefault("ROLLMILL_STATE_DIR", tempfile.mkdtemp(prefix="rollmill-tests-"))  # not the user's own
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -77,29 +77,29 @@ def without(name):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([], "a plan is an object with version, distribution, place, groups; list was given."),
-        (None, "a plan is an object with version, distribution, place, groups; NoneType was given."),
-        (without("groups"), "a plan lacks groups."),
-        ({}, "a plan lacks distribution, groups, place, version."),
+        ([], "the plan: the document is [], and has to be an object."),
+        (None, "the plan: the document is null, and has to be an object."),
+        (without("groups"), "the plan: groups is missing."),
+        ({}, "the plan: version is missing."),
         (plan_json(version=2), "the plan is of version 2; this Rollmill reads 1."),
-        (plan_json(version="1"), "a plan: version='1' has to be of type int."),
-        (plan_json(version=True), "a plan: version=True has to be of type int."),
-        (plan_json(distribution=None), "a plan: distribution=None has to be of type str."),
-        (plan_json(plaec="program"), "unknown field of a plan 'plaec'. Did you mean place?"),
+        (plan_json(version="1"), "the plan: version is \"1\", and has to be an integer."),
+        (plan_json(version=True), "the plan: version is true, and has to be an integer."),
+        (plan_json(distribution=None), "the plan: distribution is null, and has to be text."),
+        (plan_json(plaec="program"), "the plan: plaec is unknown; did you mean place?"),
         (plan_json(place="thread"), "unknown place 'thread'. Did you mean threads?"),
-        (plan_json(groups={}), "a plan: groups={} has to be of type list."),
+        (plan_json(groups={}), "the plan: groups is {}, and has to be a list."),
         (plan_json(groups=[]), "mine: a partition needs at least one group."),
-        (plan_json(groups=["actor"]), "a group is an object with name, fragments, replicas, device, synchronous; "
-         "str was given."),
-        (with_group(replica=3), "unknown field of a group 'replica'. Did you mean replicas?"),
-        (with_group(replicas=2.0), "a group: replicas=2.0 has to be of type int."),
-        (with_group(replicas="2"), "a group: replicas='2' has to be of type int."),
+        (plan_json(groups=["actor"]), "the plan: groups[0] is \"actor\", and has to be an object."),
+        (with_group(replica=3), "the plan: groups[0].replica is unknown; did you mean replicas?"),
+        (with_group(replicas=2.0), "the plan: groups[0].replicas is 2.0, and has to be an integer."),
+        (with_group(replicas="2"), "the plan: groups[0].replicas is \"2\", and has to be an integer."),
         (with_group(replicas=-1), "mine: group 'actor' has replicas=-1; the least is 1."),
-        (with_group(synchronous=0), "a group: synchronous=0 has to be of type bool."),
-        (with_group(device="tpu"), "unknown kind of device 'tpu'. Did you mean gpu or cpu?"),
-        (with_group(fragments="environment"), "a group: fragments='environment' has to be of type list."),
-        (with_group(fragments=["environment", 1]), "group 'actor': fragments are names, ['environment', 1] was "
-         "given."),
+        (with_group(synchronous=0), "the plan: groups[0].synchronous is 0, and has to be true or false."),
+        (with_group(device="tpu"), "the plan: groups[0].device is \"tpu\", and has to be 'any' or 'cpu' or "
+         "'gpu'."),
+        (with_group(fragments="environment"), "the plan: groups[0].fragments is \"environment\", and has to be a "
+         "list."),
+        (with_group(fragments=["environment", 1]), "the plan: groups[0].fragments[1] is 1, and has to be text."),
         (with_group(fragments=["environment"]), "mine: no group holds policy."),
         (plan_json(place="program"), "mine has 2 groups, which one program cannot hold; use place=processes, "
          "threads or ray."),
@@ -117,9 +117,11 @@ def test_a_malformed_plan_is_refused_by_name(value, message, tmp_path):
     ("content", "message"),
     [
         (None, "cannot be read: No such file or directory"),
-        (b"", "is no JSON: Expecting value"),
-        (b"{", "is no JSON"),
-        (b"\xff\xfe", "is no JSON: 'utf-8' codec"),
+        (b"", r"cannot be read: it is no JSON \(input data was truncated\)"),
+        (b"{", "cannot be read: it is no JSON"),
+        (b"\xff\xfe", r"cannot be read: JSON is malformed: invalid character \(byte 0\)"),
+        (b"[" * 100_000, "cannot be read: it is nested deeper than 32 levels"),
+        (b" " * (2**20 + 1), "cannot be read: it has 1,048,577 bytes, and at most 1,048,576 are read"),
     ],
 )
 def test_a_file_that_is_no_plan(content, message, tmp_path):

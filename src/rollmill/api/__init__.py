@@ -1,23 +1,27 @@
 """The Python way: train a graph, resume a run, load a policy, evaluate it."""
 
 from rollmill.api.algorithms import ALGORITHMS, Algorithm, find_algorithm, register_algorithm
+from rollmill.api.changes import parse_assignments
 from rollmill.api.deployment import PATIENCE, choose_plan, prepare_devices
-from rollmill.api.diagnosis import replay
+from rollmill.api.diagnosis import Examined, examine, kept_fault, replay
 from rollmill.api.options import PLACEMENT, PlacementOptions, RunOptions
 from rollmill.api.policies import Loaded, Policy, evaluate, evaluate_run, load, load_weights
+from rollmill.api.reopening import reopen
+from rollmill.api.saved_run import read_options
 from rollmill.api.specification import (
     build_graph,
     describe,
     import_modules,
     rebuild_graph,
 )
-from rollmill.api.training import Run, read_options, reopen, resume, train
+from rollmill.api.training import Run, resume, train
 
 __all__ = [
     "ALGORITHMS",
     "PATIENCE",
     "PLACEMENT",
     "Algorithm",
+    "Examined",
     "Loaded",
     "PlacementOptions",
     "Policy",
@@ -28,10 +32,13 @@ __all__ = [
     "describe",
     "evaluate",
     "evaluate_run",
+    "examine",
     "find_algorithm",
     "import_modules",
+    "kept_fault",
     "load",
     "load_weights",
+    "parse_assignments",
     "prepare_devices",
     "read_options",
     "rebuild_graph",

@@ -8,15 +8,24 @@ from typing import Any
 
 from rollmill.api.deployment import deployed
 from rollmill.api.options import RunOptions
-from rollmill.api.recorder import Recorder, Run, open_checkpoints
+from rollmill.api.recorder import Recorder, Run
 from rollmill.core.errors import NonFiniteError, RollmillError
 from rollmill.dataflow import Graph
-from rollmill.execution import is_finite, state_shapes
+from rollmill.execution import is_finite
 from rollmill.execution.coordinator import Coordinator
 from rollmill.execution.replay import MESSAGE
 from rollmill.execution.reports import Notice, Rewound, Rows, Saved, StartedUp
 from rollmill.planning import Plan
-from rollmill.record import Display, MetricsLog, RunDirectory, StopRequest, stop_on_signals, write_json
+from rollmill.record import (
+    Checkpoints,
+    Display,
+    MetricsLog,
+    Restored,
+    RunDirectory,
+    StopRequest,
+    stop_on_signals,
+    write_json,
+)
 
 TERMINATE_SECONDS = 20.0
 """How long the end of a training is waited for after a SIGTERM. Who sends it often sends SIGKILL after 30."""
@@ -34,11 +43,13 @@ def train_with_workers(
     plan: Plan,
     options: RunOptions,
     display: Display,
+    checkpoints: Checkpoints,
+    restored: Restored | None,
     *,
     described: dict[str, Any],
     imports: Sequence[str],
 ) -> Run:
-    """Trains from the newest checkpoint, or from the beginning.
+    """Trains from the checkpoint that was restored, or from the beginning; the caller holds the run.
 
     Raises:
         LostWorker: a worker was lost too many times in a row.
@@ -46,17 +57,8 @@ def train_with_workers(
         NonFiniteError: a number of an iteration is not finite.
         StopOverdue: a SIGTERM came, and a worker does not end its iteration.
     """
-    with (
-        contextlib.closing(display),
-        run.lock(),
-        stop_on_signals() as stop,
-        open_checkpoints(run, options) as checkpoints,
-    ):
-        restored = checkpoints.restore(state_shapes(algorithm))
-        first = restored.iteration if restored else 0
-        if first >= algorithm.loops.iterations and run.read_summary() is not None:
-            display.note("this run is finished already; nothing was changed")
-            return Run(run.root, run.read_summary() or {}, 0)
+    first = restored.iteration if restored else 0
+    with stop_on_signals() as stop:
         with (
             deployed(
                 algorithm,
@@ -125,11 +127,12 @@ def _is_stopping(stop: StopRequest, coordinator: Coordinator, run: RunDirectory)
     """Whether the training is to stop.
 
     Raises:
-        StopOverdue: it was, by a SIGTERM, and does not come to an end.
+        StopOverdue: it was, by a SIGTERM or SIGHUP, and does not come to an end.
     """
-    if stop.signal_name == "SIGTERM" and stop.seconds > TERMINATE_SECONDS:
+    if stop.signal_name in ("SIGTERM", "SIGHUP") and stop.seconds > TERMINATE_SECONDS:
         raise StopOverdue(
-            f"SIGTERM came {stop.seconds:.0f} s ago, and this is still at work: {coordinator.waited_for}\n"
+            f"{stop.signal_name} came {stop.seconds:.0f} s ago, and this is still at work: "
+            f"{coordinator.waited_for}\n"
             f"The run ends with its newest checkpoint; go on with\n  rollmill resume {shlex.quote(str(run.root))}"
         )
     return stop.requested

@@ -10,6 +10,19 @@ from rollmill.execution import Fusion
 from rollmill.fusion import Numerics
 from rollmill.planning import Place
 
+MOST = {
+    "num_seeds": 2**14,
+    "devices": 2**14,
+    "workers": 2**14,
+    "actors": 2**14,
+    "learners": 2**14,
+    "unroll": 2**10,
+    "keep_last": 2**31,
+    "keep_best": 2**31,
+    "checkpoint_iterations": 2**53,
+}
+"""Limits beyond what any machine does: larger numbers are slips, or a stranger's attempt to use up memory."""
+
 
 @dataclass(frozen=True)
 class PlacementOptions:
@@ -87,6 +100,10 @@ class RunOptions(PlacementOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise UsageError(f"{name}={value} must be at most {most}.")
         if self.cluster is not None and self.place not in (None, "ray"):
             raise UsageError(
                 f"cluster={self.cluster} has Ray place the workers, not place={self.place}; leave one of them out."

@@ -11,8 +11,9 @@ from gymnasium import spaces
 from jaxtyping import Array, PyTree
 
 from rollmill.algorithms import clip_to_space, environment_functions
+from rollmill.api.reopening import reopen
+from rollmill.api.saved_run import check_identity
 from rollmill.api.specification import import_modules
-from rollmill.api.training import reopen
 from rollmill.core.errors import CheckpointError, UsageError, unknown_name
 from rollmill.core.spaces import struct
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Memory, Observation, Options
@@ -81,6 +82,7 @@ def load(
     seed: int | None = None,
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
+    trust: bool = False,
 ) -> Policy:
     """The policy of a run: `policy = rollmill.load(run)`, `action = policy(observation)`.
 
@@ -90,8 +92,12 @@ def load(
         seed: which one, of a run that trained several; the first if left out.
         algorithm: the graph again, where the run was made with parts that only Python has.
         imports: modules to import first, because they register the environment.
+        trust: let this directory's run import the modules that it names, now and later; a run that was made here
+            may do so without.
     """
-    loaded = load_weights(run_dir, checkpoint=checkpoint, seed=seed, algorithm=algorithm, imports=imports)
+    loaded = load_weights(
+        run_dir, checkpoint=checkpoint, seed=seed, algorithm=algorithm, imports=imports, trust=trust
+    )
     return Policy(loaded.graph, loaded.weights)
 
 
@@ -102,6 +108,7 @@ def load_weights(
     seed: int | None = None,
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
+    trust: bool = False,
 ) -> Loaded:
     """The graph of a run and its policy's weights; arguments are those of `load`.
 
@@ -112,14 +119,15 @@ def load_weights(
     if checkpoint not in get_args(Choice):
         raise unknown_name("checkpoint", str(checkpoint), get_args(Choice))
     run = RunDirectory.open(Path(run_dir))
-    graph, options = reopen(run, algorithm=algorithm, imports=imports)
+    graph, options = reopen(run, algorithm=algorithm, imports=imports, trust=trust)
     if seed is not None and seed not in options.seeds:
         raise UsageError(
             f"seed={seed} was not trained in {run.root}; there: {', '.join(map(str, options.seeds))}."
         )
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         chosen = _best(run, checkpoints) if checkpoint == "best" else None
-        restored = checkpoints.restore(state_shapes(graph, options.seeds), iteration=chosen)
+        check = lambda iteration, metadata: check_identity(run, metadata, iteration)
+        restored = checkpoints.restore(state_shapes(graph, options.seeds), iteration=chosen, check=check)
     if restored is None:
         raise CheckpointError(f"{run.root} has no checkpoint yet; `rollmill resume {run.root}` starts it over.")
     weights = graph.weights(restored.state.learner)
@@ -152,12 +160,15 @@ def evaluate(
     stochastic: bool = False,
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
+    trust: bool = False,
 ) -> Episodes:
     """Plays whole episodes with the policy of a run; `episodes.returns.mean()` is the usual number.
 
     `train_seed` is the `seed` of `load`; the other arguments are those of `load` and `evaluate_run`.
     """
-    loaded = load_weights(run_dir, checkpoint=checkpoint, seed=train_seed, algorithm=algorithm, imports=imports)
+    loaded = load_weights(
+        run_dir, checkpoint=checkpoint, seed=train_seed, algorithm=algorithm, imports=imports, trust=trust
+    )
     return evaluate_run(
         loaded,
         env=env,

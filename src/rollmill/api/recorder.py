@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +10,9 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from rollmill.api.options import RunOptions
+from rollmill.api.saved_run import IDENTITY, identity_of
+from rollmill.core.errors import CheckpointError
+from rollmill.core.json_data import read_as
 from rollmill.dataflow import Graph
 from rollmill.execution import is_finite
 from rollmill.record import (
@@ -42,12 +46,46 @@ class Run(NamedTuple):
     directory: Path
     summary: dict[str, Any]
     exit_code: int
-    """0 where it finished, 1 where every episode failed, 130 or 143 where a signal stopped it."""
+    """0 where it finished, 1 where every episode failed; 129, 130 or 143 after SIGHUP, SIGINT or SIGTERM."""
 
 
 def open_checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
     """The checkpoints of a run, kept as the options say."""
     return Checkpoints(run.checkpoints, keep_last=options.keep_last, keep_best=options.keep_best)
+
+
+@dataclass(frozen=True)
+class SavedWindow:
+    """Recent episodes of one seed, as `EpisodeWindow.to_json` writes them."""
+
+    recent: tuple[tuple[float, float, float], ...]
+    best_return: float | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The recorder's part of a checkpoint's metadata."""
+
+    seconds: float
+    episodes: tuple[SavedWindow, ...]
+    failures: tuple[float, float] = (0.0, 0.0)
+    """Episodes that ended, and those of them that failed."""
+
+
+def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> Progress:
+    """The progress that a checkpoint carries.
+
+    Raises:
+        CheckpointError: naming the field, if it is not what a recorder writes.
+    """
+    where = f"checkpoint {restored.iteration} in {run.checkpoints.path}"
+    entries = {
+        name: part for name, part in restored.metadata.items() if name in ("seconds", "episodes", "failures")
+    }
+    progress = read_as(Progress, entries, where=where, field="metadata", error=CheckpointError)
+    if len(progress.episodes) != seeds:
+        raise CheckpointError(f"{where}: metadata.episodes are of {len(progress.episodes)} seeds, not of {seeds}.")
+    return progress
 
 
 class Recorder:
@@ -63,6 +101,7 @@ class Recorder:
         log: MetricsLog,
         display: Display,
     ) -> None:
+        self._identity = identity_of(run.read_config())
         self._run, self._algorithm, self._options = run, algorithm, options
         self._loops = algorithm.loops
         self._compile_seconds = compile_seconds
@@ -84,10 +123,11 @@ class Recorder:
             self._save(0, state)
             return
         self._iteration = self._saved_iteration = restored.iteration
-        self._earlier_seconds = restored.metadata["seconds"]
-        self._saved_windows = restored.metadata["episodes"]
+        progress = read_progress(self._run, restored, seeds=len(self._windows))
+        self._earlier_seconds = progress.seconds
+        self._saved_windows = [asdict(window) for window in progress.episodes]
         self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
-        self._episodes = self._saved_episodes = Episodes(*restored.metadata.get("failures", (0.0, 0.0)))
+        self._episodes = self._saved_episodes = Episodes(*progress.failures)
         self._display.note(f"resumed from iteration {restored.iteration}")
 
     def started_up(self, compile_seconds: float, seconds: float) -> None:
@@ -172,6 +212,7 @@ class Recorder:
             "seconds": self._seconds,
             "episodes": self._saved_windows,
             "failures": list(self._episodes),
+            IDENTITY: self._identity,
         }
         self._saved_episodes = self._episodes
         full = all(window.full for window in self._windows)  # the mean of one episode is no score

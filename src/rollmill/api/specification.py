@@ -1,16 +1,13 @@
 """From names and JSON to graphs, and from a graph to the names and the JSON that make it again."""
 
-import dataclasses
 import importlib
 import json
-import types
-import typing
 from collections.abc import Sequence
 from typing import Any
 
 from rollmill.api.algorithms import ALGORITHMS, BUILTIN, find_algorithm
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError
-from rollmill.core.json_data import parse_json, writable
+from rollmill.core.json_data import parse_json, read_as, writable
 from rollmill.core.own_line import own_line
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.dataflow import Graph, fingerprint, fragment_fingerprints
@@ -62,7 +59,7 @@ def _environment_of(settings: dict[str, Any]) -> Environment | HostEnvironment:
 
 def _graph_on(env: Environment | HostEnvironment, settings: dict[str, Any]) -> Graph:
     algorithm = find_algorithm(settings["algorithm"])
-    return algorithm.build(env, config_from_json(algorithm.config, settings["config"]))
+    return algorithm.build(env, config_from_json(algorithm.config, settings["config"], field="graph.config"))
 
 
 def describe(graph: Graph) -> dict[str, Any]:
@@ -142,27 +139,18 @@ def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:
             raise UsageError(f"the algorithm has other {what} than the run: {', '.join(differ)}.")
 
 
-def config_from_json(config: type, values: dict[str, Any]) -> Any:
+def config_from_json(
+    config: type, values: dict[str, Any], *, where: str = "the run's configuration", field: str = ""
+) -> Any:
     """A configuration dataclass from its JSON form.
 
+    Args:
+        config: the dataclass.
+        values: its fields.
+        where: the file they come from, for messages.
+        field: the entry of the file that they are.
+
     Raises:
-        CheckpointError: if it has fields that this version does not know.
+        CheckpointError: naming a field that this version does not know, or that has another type.
     """
-    hints = typing.get_type_hints(config)
-    if unknown := values.keys() - hints.keys():
-        raise CheckpointError(
-            f"the run's configuration has {', '.join(sorted(unknown))}, which this version of Rollmill does not "
-            "know; resume it with the version in its versions.json."
-        )
-    return config(**{name: _from_json(hints[name], value) for name, value in values.items()})
-
-
-def _from_json(hint: Any, value: Any) -> Any:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return config_from_json(hint, value)
-    if typing.get_origin(hint) is dict:
-        return {name: _from_json(typing.get_args(hint)[1], part) for name, part in value.items()}
-    if isinstance(value, list):
-        return tuple(_from_json(None, item) for item in value)
-    number_is_float = hint is float or (isinstance(hint, types.UnionType) and float in hint.__args__)
-    return float(value) if number_is_float and value is not None else value
+    return read_as(config, values, where=where, field=field, error=CheckpointError)

@@ -1,24 +1,22 @@
 """Trains a graph into a run directory, and goes on where a run stopped."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollmill.api.changes import changed_settings, check_end, note_changes
 from rollmill.api.deployment import PATIENCE, choose_plan, prepare_devices, refuse_custom
 from rollmill.api.following import train_with_workers
 from rollmill.api.options import PLACEMENT, PlacementOptions, RunOptions
 from rollmill.api.recorder import Recorder, Run, open_checkpoints
-from rollmill.api.specification import (
-    check_same_config,
-    config_from_json,
-    describe,
-    import_modules,
-    only_here,
-    rebuild_graph,
-)
+from rollmill.api.reopening import open_graph
+from rollmill.api.saved_run import check_identity, read_options, read_saved, read_summary
+from rollmill.api.specification import describe, import_modules, only_here
+from rollmill.api.trust import approved_imports, named_modules, remember
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.machine import git_commit, hardware, versions
 from rollmill.dataflow import Graph, fingerprint
@@ -30,14 +28,17 @@ from rollmill.execution import (
     advance,
     enable_compilation_cache,
     lower,
+    state_shapes,
     stop_at_fault,
     take_devices,
     telling_memory,
 )
 from rollmill.planning import Plan
 from rollmill.record import (
+    Checkpoints,
     Display,
     MetricsLog,
+    Restored,
     RunDirectory,
     StopRequest,
     choose_display,
@@ -70,15 +71,17 @@ def train(
         RunDirectory.refuse_occupied(Path(options.run_dir))
     described = describe(algorithm)
     plan = choose_plan(algorithm, options, custom=only_here(described, imports))
+    RunDirectory.check_parent(_root(described, options))
     display = choose_display(quiet=options.quiet)
-    if plan.place != "program":
-        run = _create(described, options, imports, plan)
-        display.note(f"run {run.root}")
-        return train_with_workers(run, algorithm, plan, options, display, described=described, imports=imports)
-    program = _compile(algorithm, plan, options, display)
-    run = _create(described, options, imports, plan, launches=program.launches)
+    program = _compile(algorithm, plan, options, display) if plan.place == "program" else None
+    run = _create(described, options, imports, plan, launches=program.launches if program else None)
     display.note(f"run {run.root}")
-    return _train(run, algorithm, program, options, display)
+    with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
+        if program is not None:
+            return _train(run, algorithm, program, options, display, checkpoints, None)
+        return train_with_workers(
+            run, algorithm, plan, options, display, checkpoints, None, described=described, imports=imports
+        )
 
 
 def resume(
@@ -86,8 +89,10 @@ def resume(
     *,
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
+    trust: bool = False,
     quiet: bool = False,
     fusion: Fusion | None = None,
+    changes: Mapping[str, Any] | None = None,
     **placement: Any,
 ) -> Run:
     """Goes on with a run from its newest whole checkpoint; the result is that of a run never stopped.
@@ -96,15 +101,20 @@ def resume(
         run_dir: the run's directory.
         algorithm: the graph again, where the run was made with parts that only Python has.
         imports: modules to import first, because they register the environment.
+        trust: let this directory's run import the modules that it names, now and later; a run that was made here
+            may do so without.
         quiet: show nothing while training.
         fusion: fuse otherwise than before, as where kernels cannot be made; numbers then differ by rounding.
+        changes: hyperparameters that have other values from now on, such as `{"learning_rate": 1e-4}`, or a later
+            `total_timesteps`; they are written down in the run's config.json.
         **placement: fields of `RunOptions` that say where to run, instead of where it ran before: devices,
             distribution, place, workers, actors, learners, asynchronous, plan, cluster, host; or how patiently:
             hang_seconds, start_seconds, max_failures.
 
     Raises:
-        CheckpointError: if the directory is no run, or no checkpoint is whole.
-        UsageError: if the algorithm has other hyperparameters than the run.
+        CheckpointError: if the directory is no run, no checkpoint is whole, or the newest was made with another
+            configuration.
+        UsageError: if the algorithm has other hyperparameters than the run, or a change cannot be made.
     """
     run = RunDirectory.open(Path(run_dir))
     if unknown := placement.keys() - {*PLACEMENT, *PATIENCE}:
@@ -114,21 +124,51 @@ def resume(
     patience = {name: placement.pop(name) for name in PATIENCE if name in placement}
     before = replace(read_options(run), **patience)
     options = replace(before, quiet=quiet, fusion=fusion or before.fusion, **placed_anew(placement))
-    prepare_devices(options, plan=None if placement else _saved_plan(run))
-    passed, saved = algorithm, run.read_config()["graph"]
-    algorithm, _ = reopen(run, algorithm=algorithm, imports=imports)
-    described = {**saved, "fingerprint": fingerprint(algorithm)} if passed is None else describe(algorithm)
+    plan = None if placement else _saved_plan(run)
+    prepare_devices(options, plan=plan)
+    saved, modules = read_saved(run), imports
+    if algorithm is None:
+        asks_policy = plan is None and not placement.keys() & {"distribution", "plan"}
+        modules = approved_imports(run, saved, imports=imports, trust=trust, distribution=asks_policy)
+    import_modules(modules)
+    settings, values = changed_settings(saved.graph, changes or {}, where=str(run.config_file))
+    graph = open_graph(settings, saved.imports, algorithm=algorithm, modules=modules)
     display = choose_display(quiet=quiet)
-    if described["fingerprint"] != saved.get("fingerprint"):
+    with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
+        check = partial(_check_checkpoint, run, graph, values)
+        restored = checkpoints.restore(state_shapes(graph, options.seeds), check=check)
+        if restored and restored.iteration >= graph.loops.iterations and (summary := read_summary(run)):
+            display.note("this run is finished already; nothing was changed")
+            return Run(run.root, summary, 0)
+        described = _described(saved.graph, settings, graph, passed=algorithm is not None, display=display)
+        note_changes(run, described, graph, values, restored, display)
+        custom = only_here(described, modules)
+        plan = plan or choose_plan(graph, options, custom=custom)
+        refuse_custom(plan, custom)
+        if plan.place != "program":
+            return train_with_workers(
+                run, graph, plan, options, display, checkpoints, restored, described=described, imports=modules
+            )
+        launches = None if placement or fusion else run.read_config().get("launches")
+        program = _compile(graph, plan, options, display, launches=launches)
+        return _train(run, graph, program, options, display, checkpoints, restored)
+
+
+def _check_checkpoint(
+    run: RunDirectory, graph: Graph, values: dict[str, Any], iteration: int, metadata: dict[str, Any]
+) -> None:
+    check_identity(run, metadata, iteration, given=values)
+    check_end(graph.loops, iteration, values)
+
+
+def _described(
+    saved: dict[str, Any], settings: dict[str, Any], graph: Graph, *, passed: bool, display: Display
+) -> dict[str, Any]:
+    """The graph as workers build it and the configuration records it; says where it is another than before."""
+    described = describe(graph) if passed else {**settings, "fingerprint": fingerprint(graph)}
+    if settings["config"] == saved["config"] and described["fingerprint"] != saved.get("fingerprint"):
         display.note("note: environment, network, algorithm or JAX are not what they were when this run started")
-    custom = only_here(described, imports)
-    plan = (None if placement else _saved_plan(run)) or choose_plan(algorithm, options, custom=custom)
-    refuse_custom(plan, custom)
-    if plan.place != "program":
-        return train_with_workers(run, algorithm, plan, options, display, described=described, imports=imports)
-    launches = None if placement or fusion else run.read_config().get("launches")
-    program = _compile(algorithm, plan, options, display, launches=launches)
-    return _train(run, algorithm, program, options, display)
+    return {"custom": [], **described}
 
 
 def placed_anew(placement: dict[str, Any]) -> dict[str, Any]:
@@ -141,34 +181,6 @@ def placed_anew(placement: dict[str, Any]) -> dict[str, Any]:
     return placement
 
 
-def reopen(
-    run: RunDirectory, *, algorithm: Graph | None = None, imports: Sequence[str] = ()
-) -> tuple[Graph, RunOptions]:
-    """The algorithm and the options that a run was started with.
-
-    Raises:
-        UsageError: if `algorithm` has other hyperparameters.
-    """
-    config, options = run.read_config(), read_options(run)
-    import_modules(imports)
-    if algorithm is None:
-        return rebuild_graph(config["graph"], imported=config["imports"]), options
-    check_same_config(algorithm, config["graph"])
-    return algorithm, options
-
-
-def read_options(run: RunDirectory) -> RunOptions:
-    """The options that a run was started with.
-
-    Raises:
-        CheckpointError: if its configuration is not one of this version.
-    """
-    config = run.read_config()
-    if missing := {"graph", "options", "imports"} - config.keys():
-        raise CheckpointError(f"{run.config_file} has no {', '.join(sorted(missing))}; is it a run of Rollmill?")
-    return replace(config_from_json(RunOptions, config["options"]), run_dir=run.root)
-
-
 def _create(
     described: dict[str, Any],
     options: RunOptions,
@@ -179,13 +191,22 @@ def _create(
 ) -> RunDirectory:
     """The run's directory; a name that the user did not choose gives way to one that exists."""
     config, provenance = _config(described, options, imports, plan, launches), _provenance()
-    if options.run_dir is not None:
-        return RunDirectory.create(Path(options.run_dir), config=config, versions=provenance)
-    root = name_run(described["algorithm"], described["environment"], seed=options.seed, now=datetime.now())
-    for name in (root.name, *(f"{root.name}-{n}" for n in range(2, 100))):
+    root = _root(described, options)
+    names = (root.name, *(f"{root.name}-{n}" for n in range(2, 100))) if options.run_dir is None else ()
+    run = None
+    for name in names:
         with contextlib.suppress(UsageError):
-            return RunDirectory.create(root.with_name(name), config=config, versions=provenance)
-    return RunDirectory.create(root, config=config, versions=provenance)
+            run = RunDirectory.create(root.with_name(name), config=config, versions=provenance)
+            break
+    run = run or RunDirectory.create(root, config=config, versions=provenance)
+    remember(run, [named.module for named in named_modules(read_saved(run), distribution=True)])
+    return run
+
+
+def _root(described: dict[str, Any], options: RunOptions) -> Path:
+    if options.run_dir is not None:
+        return Path(options.run_dir)
+    return name_run(described["algorithm"], described["environment"], seed=options.seed, now=datetime.now())
 
 
 def _config(
@@ -202,8 +223,13 @@ def _config(
 
 
 def _saved_plan(run: RunDirectory) -> Plan | None:
-    saved = run.read_config().get("plan")
-    return None if saved is None else Plan.from_json(saved)
+    saved = read_saved(run).plan
+    if saved is None:
+        return None
+    try:
+        return Plan.from_json(saved)
+    except UsageError as error:
+        raise CheckpointError(f"{run.config_file}: plan: {error}") from error
 
 
 def _provenance() -> dict[str, Any]:
@@ -234,19 +260,17 @@ def _compile(
     return program
 
 
-def _train(run: RunDirectory, algorithm: Graph, program: Program, options: RunOptions, display: Display) -> Run:
-    with (
-        contextlib.closing(display),
-        telling_memory(algorithm.loops),
-        run.lock(),
-        stop_on_signals() as stop,
-        open_checkpoints(run, options) as checkpoints,
-    ):
-        restored = checkpoints.restore(program.state)
-        first = restored.iteration if restored else 0
-        if first >= algorithm.loops.iterations and run.read_summary() is not None:
-            display.note("this run is finished already; nothing was changed")
-            return Run(run.root, run.read_summary() or {}, 0)
+def _train(
+    run: RunDirectory,
+    algorithm: Graph,
+    program: Program,
+    options: RunOptions,
+    display: Display,
+    checkpoints: Checkpoints,
+    restored: Restored | None,
+) -> Run:
+    first = restored.iteration if restored else 0
+    with telling_memory(algorithm.loops), stop_on_signals() as stop:
         state = program.place(restored.state) if restored else program.start()
         with MetricsLog(run, tensorboard=options.tensorboard, resume_from=first) as log:
             recorder = Recorder(run, algorithm, options, program.compile_seconds, checkpoints, log, display)

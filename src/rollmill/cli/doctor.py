@@ -1,5 +1,6 @@
 """`rollmill doctor [RUN]`."""
 
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,8 +9,8 @@ import jax
 import numpy as np
 import tyro
 
-from rollmill.api import replay
-from rollmill.cli.train import Imports
+from rollmill.api import examine, kept_fault, replay
+from rollmill.cli.train import Imports, Trust
 from rollmill.core.installation import install_command
 from rollmill.core.machine import hardware, versions
 from rollmill.execution import Replayed, cache_directory
@@ -26,10 +27,12 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Doctor:
-    """Check the installation; with a run, replay where it met a NaN or an infinity."""
+    """Check the installation; with a run, check its files, and replay where it met a NaN or an infinity."""
 
     run: tyro.conf.Positional[Path | None] = None
-    """Directory of a run that stopped at a non-finite number."""
+    """Directory of a run."""
+    trust: Trust = False
+    """Let this directory's run import the modules that it names, now and later."""
     imports: Imports = ()
     """Module to import first, because it registers the environment."""
 
@@ -39,8 +42,16 @@ def run(arguments: list[str]) -> int:
     chosen = tyro.cli(Doctor, prog="rollmill doctor", args=arguments)
     if chosen.run is None:
         return _installation()
-    _show(replay(chosen.run, imports=chosen.imports))
-    return 0
+    if kept_fault(chosen.run):
+        _show(replay(chosen.run, imports=chosen.imports, trust=chosen.trust))
+        return 0
+    examined = examine(chosen.run)
+    print(f"run: {chosen.run}", *(f"  {note}" for note in examined.notes), sep="\n")
+    for complaint in examined.complaints:
+        print(f"rollmill: {complaint}", file=sys.stderr)
+    if not examined.complaints:
+        print("  no fault to replay: all that it computed was finite, and its files are whole")
+    return 2 if examined.complaints else 0
 
 
 def _installation() -> int:

@@ -10,7 +10,7 @@ import tyro
 
 from rollmill.api import evaluate_run, load_weights
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
-from rollmill.cli.train import Imports
+from rollmill.cli.train import Imports, Trust
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Evaluate:
     """Draw actions as in training, instead of taking the most likely one."""
     json: bool = False
     """Print the result as JSON."""
+    trust: Trust = False
+    """Let this directory's run import the modules that it names, now and later; one made here does so anyway."""
     imports: Imports = ()
     """Module to import first, because it registers the environment."""
 
@@ -41,7 +43,13 @@ class Evaluate:
 def run(arguments: list[str]) -> int:
     """Evaluates, and prints the mean return."""
     chosen = tyro.cli(Evaluate, prog="rollmill evaluate", args=arguments)
-    loaded = load_weights(chosen.run, checkpoint=chosen.checkpoint, seed=chosen.train_seed, imports=chosen.imports)
+    loaded = load_weights(
+        chosen.run,
+        checkpoint=chosen.checkpoint,
+        seed=chosen.train_seed,
+        imports=chosen.imports,
+        trust=chosen.trust,
+    )
     episodes = evaluate_run(
         loaded,
         env=chosen.env,

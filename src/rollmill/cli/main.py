@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple, NoReturn
 
+from rollmill.cli.output import code_after_output, open_streams
 from rollmill.core.errors import RollmillError, unknown_name
 from rollmill.core.machine import versions
 from rollmill.record import Interruption
@@ -18,11 +19,15 @@ class Command(NamedTuple):
 
     module: str
     summary: str
+    records: bool = False
+    """Whether its result is a run's directory, and what it prints may get lost."""
 
 
 COMMANDS = {
-    "train": Command("train", "train an algorithm on an environment: rollmill train ppo CartPole-v1"),
-    "resume": Command("resume", "go on with a run that stopped: rollmill resume RUN"),
+    "train": Command(
+        "train", "train an algorithm on an environment: rollmill train ppo CartPole-v1", records=True
+    ),
+    "resume": Command("resume", "go on with a run that stopped: rollmill resume RUN", records=True),
     "plan": Command("plan", "show where a training's parts run, and what passes between them"),
     "explain": Command("explain", "say whether an environment fuses into one kernel: explain fusion CartPole-v1"),
     "evaluate": Command("evaluate", "play episodes with a run's policy: rollmill evaluate RUN"),
@@ -33,11 +38,15 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits: 0 on success, 2 where something must be mended, 130 or 143 on a signal."""
+    output, _ = open_streams()
     interruption = Interruption()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as in the background
         signal.signal(signal.SIGINT, interruption)
     try:
-        code = _exit_code(sys.argv[1:] if arguments is None else list(arguments))
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        code = _exit_code(given)
+        if not (given and given[0] in COMMANDS and COMMANDS[given[0]].records):
+            code = code_after_output(code, output)
     except BaseException as error:
         if not (interruption.asked or isinstance(error, KeyboardInterrupt)):
             raise

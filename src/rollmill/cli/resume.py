@@ -6,8 +6,8 @@ from typing import Annotated, Any, TypeAlias
 
 import tyro
 
-from rollmill.api import PATIENCE, PLACEMENT, PlacementOptions, read_options, resume
-from rollmill.cli.train import Imports, report
+from rollmill.api import PATIENCE, PLACEMENT, PlacementOptions, parse_assignments, read_options, resume
+from rollmill.cli.train import Imports, Trust, report
 from rollmill.core.errors import RollmillError
 from rollmill.execution import Fusion
 from rollmill.record import RunDirectory
@@ -23,6 +23,12 @@ class Resume:
     """Directory of the run."""
     imports: Imports = ()
     """Module to import first, because it registers the environment."""
+    trust: Trust = False
+    """Let this directory's run import the modules that it names, now and later; one made here does so anyway."""
+    changes: Annotated[
+        tuple[str, ...], tyro.conf.arg(name="set", metavar="NAME=VALUE"), tyro.conf.UseAppendAction
+    ] = ()
+    """Give a hyperparameter another value from now on, such as learning_rate=1e-4 or a later total_timesteps."""
     fusion: Fusion | None = None
     """What becomes one kernel, if otherwise than before; numbers then differ by rounding."""
     hang_seconds: float | None = None
@@ -43,7 +49,8 @@ def run(arguments: list[str]) -> int:
     command.__doc__ = Resume.__doc__
     chosen = tyro.cli(command, prog="rollmill resume", args=arguments)
     patience = {name: getattr(chosen, name) for name in PATIENCE if getattr(chosen, name) is not None}
-    how = {"imports": chosen.imports, "quiet": chosen.quiet, "fusion": chosen.fusion}
+    how = {"imports": chosen.imports, "quiet": chosen.quiet, "fusion": chosen.fusion, "trust": chosen.trust}
+    how["changes"] = parse_assignments(chosen.changes)
     return report(resume(chosen.run, **how, **patience, **_changes(before, chosen.placement)))
 
 

@@ -28,6 +28,9 @@ NetworkName = Annotated[
     ),
 ]
 
+Trust = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+"""Whether a run may import the modules that it names."""
+
 
 def run(arguments: list[str]) -> int:
     """Trains, and says where the run is."""

@@ -6,6 +6,7 @@ field and value.
 """
 
 import dataclasses
+import difflib
 import functools
 import json
 import math
@@ -108,7 +109,9 @@ def read_as(kind: type[T], value: Any, *, where: str, field: str = "", error: ty
         DataError: or `error`, if a field is unknown, missing or of another type.
     """
     for path, known in _unknown_fields(kind, value, field):
-        raise error(f"{where}: {path} is unknown; known here: {', '.join(known)}.")
+        near = difflib.get_close_matches(path.rpartition(".")[2], known, n=1)
+        offer = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}."
+        raise error(f"{where}: {path} is unknown; {offer}")
     try:
         return msgspec.convert(_with_infinities(kind, value), kind)
     except msgspec.ValidationError as problem:

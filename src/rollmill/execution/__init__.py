@@ -7,7 +7,7 @@ from rollmill.execution.evaluation import Episodes, evaluate, evaluate_on_host
 from rollmill.execution.faults import Fault, find_fault, is_finite, stop_at_fault
 from rollmill.execution.fusing import Fusion, Launches
 from rollmill.execution.one_program import Program, lower, state_shapes
-from rollmill.execution.replay import Replayed, replay_fault
+from rollmill.execution.replay import Replayed, has_fault, has_message, replay_fault
 
 __all__ = [
     "Episodes",
@@ -25,6 +25,8 @@ __all__ = [
     "find_fault",
     "is_finite",
     "lower",
+    "has_fault",
+    "has_message",
     "replay_fault",
     "state_shapes",
     "stop_at_fault",

@@ -61,8 +61,13 @@ def replay_fault(graph: Graph, directory: Folder) -> Replayed:
 
 
 def has_fault(directory: Folder) -> bool:
-    """Whether a fault was kept in the folder."""
+    """Whether a fault that can be replayed was kept in the folder."""
     return directory.has(FAULT)
+
+
+def has_message(directory: Folder) -> bool:
+    """Whether a run noted there what it said when it stopped at a number that is not finite."""
+    return directory.has(MESSAGE)
 
 
 @dataclass(frozen=True)
@@ -100,10 +105,11 @@ def _read_fault(graph: Graph, directory: Folder) -> Fault:
 def _nothing_to_replay(directory: Folder) -> str:
     if not directory.has(MESSAGE):
         return f"{directory.root} has no fault to replay: no number that is not finite stopped it."
-    said = read_json(directory, MESSAGE)
+    message = str(read_json(directory, MESSAGE).get("message"))
+    said = "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in message)
     return (
         f"{directory.root} stopped at a number that is not finite. It ran in several processes and keeps no "
-        f"state to replay it from; it said: {said.get('message') if isinstance(said, dict) else said}"
+        f"state to replay it from; it said: {said}"
     )
 
 

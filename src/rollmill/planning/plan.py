@@ -1,18 +1,40 @@
 """A plan: where each group of a training runs. A frozen value that reads and writes JSON."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.json_data import parse_json, read_as
 from rollmill.dataflow import Group, Loops, Partition, check_partition
 
 Place = Literal["program", "threads", "processes", "mesh", "ray"]
 PLACES: tuple[str, ...] = get_args(Place)
 
 VERSION = 1
+MAX_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class SavedGroup:
+    """A group as JSON holds it."""
+
+    name: str
+    fragments: tuple[str, ...]
+    replicas: int = 1
+    device: Literal["any", "cpu", "gpu"] = "any"
+    synchronous: bool = True
+
+
+@dataclass(frozen=True)
+class SavedPlan:
+    """A plan as JSON holds it."""
+
+    version: int
+    distribution: str
+    place: str
+    groups: tuple[SavedGroup, ...]
 
 
 @dataclass(frozen=True)
@@ -52,12 +74,12 @@ class Plan:
         Raises:
             UsageError: naming the field that is missing, unknown, of another type, or does not fit.
         """
-        _fields(value, "a plan", {"version": int, "distribution": str, "place": str, "groups": list})
-        if value["version"] != VERSION:
-            raise UsageError(f"the plan is of version {value['version']}; this Rollmill reads {VERSION}.")
-        _check_place(value["place"])
-        groups = tuple(_group(group) for group in value["groups"])
-        plan = Plan(Partition(value["distribution"], groups), value["place"])
+        saved = read_as(SavedPlan, value, where="the plan", error=UsageError)
+        if saved.version != VERSION:
+            raise UsageError(f"the plan is of version {saved.version}; this Rollmill reads {VERSION}.")
+        _check_place(saved.place)
+        groups = tuple(Group(**vars(group)) for group in saved.groups)
+        plan = Plan(Partition(saved.distribution, groups), cast(Place, saved.place))
         plan.check()
         return plan
 
@@ -69,11 +91,11 @@ def read_plan(path: Path) -> Plan:
         UsageError: if there is none, or it is no plan.
     """
     try:
-        value = json.loads(path.read_text())
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"the plan {path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise UsageError(f"the plan {path} is no JSON: {error}.") from error
+    value = parse_json(text, where=f"the plan {path}", limit=MAX_BYTES, error=UsageError)
     try:
         return Plan.from_json(value)
     except UsageError as error:
@@ -95,26 +117,3 @@ def write_plan(plan: Plan, path: Path) -> None:
 def _check_place(place: str) -> None:
     if place not in PLACES:
         raise unknown_name("place", place, PLACES)
-
-
-def _group(value: Any) -> Group:
-    optional = {"replicas": int, "device": str, "synchronous": bool}
-    _fields(value, "a group", {"name": str, "fragments": list}, optional)
-    if not all(isinstance(fragment, str) for fragment in value["fragments"]):
-        raise UsageError(f"group {value['name']!r}: fragments are names, {value['fragments']} was given.")
-    return Group(**{**value, "fragments": tuple(value["fragments"])})
-
-
-def _fields(
-    value: Any, what: str, required: Mapping[str, type], optional: Mapping[str, type] | None = None
-) -> None:
-    known = {**required, **(optional or {})}
-    if not isinstance(value, dict):
-        raise UsageError(f"{what} is an object with {', '.join(known)}; {type(value).__name__} was given.")
-    for name, found in value.items():
-        if name not in known:
-            raise unknown_name(f"field of {what}", name, known)
-        if not isinstance(found, known[name]) or (known[name] is int and isinstance(found, bool)):
-            raise UsageError(f"{what}: {name}={found!r} has to be of type {known[name].__name__}.")
-    if missing := required.keys() - value.keys():
-        raise UsageError(f"{what} lacks {', '.join(sorted(missing))}.")

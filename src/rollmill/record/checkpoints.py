@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -140,7 +140,13 @@ class Checkpoints:
         }
         self._pending = self._worker.submit(self._write, record, types, arrays, needed)
 
-    def restore(self, abstract_state: PyTree, *, iteration: int | None = None) -> Restored | None:
+    def restore(
+        self,
+        abstract_state: PyTree,
+        *,
+        iteration: int | None = None,
+        check: Callable[[int, dict[str, Any]], None] | None = None,
+    ) -> Restored | None:
         """The newest whole checkpoint, or that of `iteration`; None where there is none at all.
 
         A damaged checkpoint is named in a `CheckpointWarning` and the one before it is used. Bits,
@@ -150,6 +156,7 @@ class Checkpoints:
             abstract_state: a tree like the one saved, of arrays or `jax.ShapeDtypeStruct`; leaves
                 with a sharding (and committed arrays) say where the restored ones go.
             iteration: one of `iterations()`, for instance `best()`; no other is tried.
+            check: called with a checkpoint's iteration and metadata before its arrays are looked at; it may raise.
 
         Raises:
             CheckpointError: no checkpoint is whole, `iteration` is not there or damaged, or the
@@ -164,7 +171,7 @@ class Checkpoints:
         reasons = []
         for candidate in reversed(present) if iteration is None else [iteration]:
             try:
-                return self._load(candidate, abstract_state)
+                return self._load(candidate, abstract_state, check)
             except (DamageError, ForeignFileError, DataError, OSError) as damage:
                 reasons.append(f"checkpoint {candidate} in {self.directory} is damaged ({_reason(damage)})")
             if iteration is None:
@@ -240,11 +247,18 @@ class Checkpoints:
         with self._folder.opened() as descriptor:
             os.fsync(descriptor)
 
-    def _load(self, iteration: int, abstract_state: PyTree) -> Restored:
+    def _load(
+        self,
+        iteration: int,
+        abstract_state: PyTree,
+        check: Callable[[int, dict[str, Any]], None] | None,
+    ) -> Restored:
         folder = self._folder.inner(str(iteration))
         record = read_record(folder)
         if record.iteration != iteration:
             raise self._misplaced(iteration, record)
+        if check is not None:
+            check(iteration, record.metadata)
         if lines := differences(record.types, leaf_types(abstract_state)):
             raise self._other_state(iteration, record.metadata, lines)
         arrays = read_arrays(folder, record.types)
@@ -283,6 +297,17 @@ class Checkpoints:
         except (DamageError, CheckpointError, DataError, OSError):
             return False
         return iteration in self._scores and existing.record_sha256 == record["record_sha256"]
+
+    def metadata(self, iteration: int) -> dict[str, Any]:
+        """The caller's entries of a whole checkpoint.
+
+        Raises:
+            CheckpointError: its record is damaged.
+        """
+        try:
+            return read_record(self._folder.inner(str(iteration))).metadata
+        except (DamageError, DataError, OSError) as damage:
+            raise CheckpointError(f"checkpoint {iteration} in {self.directory}: {_reason(damage)}.") from damage
 
     def check(self, iteration: int) -> str | None:
         """The damage of a checkpoint; None where it is whole. Its arrays pass by in pieces."""

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from rich.console import Console
@@ -50,9 +51,34 @@ class Display(Protocol):
 
 def choose_display(*, quiet: bool) -> Display:
     """A bar on a terminal, plain lines elsewhere, nothing when quiet."""
-    if quiet:
+    if quiet or sys.stderr is None:
         return Quiet()
-    return Bar() if sys.stderr.isatty() else Lines()
+    return Tolerant(Bar() if sys.stderr.isatty() else Lines())
+
+
+class Tolerant:
+    """A display that goes silent once it cannot be shown: a reader that went away must not end a training."""
+
+    def __init__(self, shown: Display) -> None:
+        self._shown = shown
+
+    def note(self, text: str) -> None:
+        """Shows the line while anybody reads."""
+        self._try(lambda: self._shown.note(text))
+
+    def update(self, status: Status) -> None:
+        """Shows the status while anybody reads."""
+        self._try(lambda: self._shown.update(status))
+
+    def close(self) -> None:
+        """Leaves the last status standing."""
+        self._try(self._shown.close)
+
+    def _try(self, show: Callable[[], None]) -> None:
+        try:
+            show()
+        except (OSError, ValueError):  # a broken pipe, a terminal that hung up, a closed file
+            self._shown = Quiet()
 
 
 class Quiet:

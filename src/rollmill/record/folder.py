@@ -127,14 +127,13 @@ class Folder:
         """The content of a plain file.
 
         Raises:
-            CheckpointError: it has more than `limit` bytes.
-            ForeignFileError: it is a link, a folder, a pipe or a device.
+            ForeignFileError: it is a link, a folder, a pipe or a device, or has more than `limit` bytes.
             OSError: it does not exist, or cannot be read.
         """
         with self.reading(name) as file:
             size = os.fstat(file.fileno()).st_size
             if size > limit:
-                raise CheckpointError(
+                raise ForeignFileError(
                     f"{self.path / name} cannot be read: it has {size:,} bytes, and at most {limit:,} are read."
                 )
             return file.read(limit)

@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,6 +77,21 @@ class RunDirectory:
             raise UsageError(f"{root} is not empty and holds no run. Choose another --run-dir.")
         if root.exists() and not root.is_dir():
             raise UsageError(f"{root} is a file. Choose another --run-dir.")
+
+    @staticmethod
+    def check_parent(root: Path) -> None:
+        """Tries whether a run can be made in `root`, in the nearest folder that exists; leaves nothing there.
+
+        Raises:
+            UsageError: the folder cannot be written, or `root` is taken.
+        """
+        RunDirectory.refuse_occupied(root)
+        parent = next(folder for folder in root.absolute().parents if os.path.lexists(folder))
+        try:
+            with tempfile.TemporaryDirectory(prefix=".rollmill-", dir=parent):
+                pass
+        except OSError as error:
+            raise UsageError(f"{root} cannot be made: {error}. hint: choose another --run-dir.") from error
 
     @classmethod
     def create(cls, root: Path, *, config: Mapping[str, Any], versions: Mapping[str, Any]) -> "RunDirectory":

@@ -1,4 +1,4 @@
-"""Stopping on Ctrl-C or `kill` without tearing an iteration."""
+"""Stopping on Ctrl-C, `kill` or a closed terminal without tearing an iteration."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-CAUGHT = (signal.SIGINT, signal.SIGTERM)
+CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -30,12 +30,12 @@ class StopRequest:
 
     @property
     def signal_name(self) -> str | None:
-        """`SIGINT` or `SIGTERM`; None before any."""
+        """`SIGINT`, `SIGTERM` or `SIGHUP`; None before any."""
         return None if self.signal_number is None else signal.Signals(self.signal_number).name
 
     @property
     def exit_code(self) -> int:
-        """What the process should exit with: 130 after SIGINT, 143 after SIGTERM, 0 before any."""
+        """The exit code of the process: 130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, 0 before any."""
         return 0 if self.signal_number is None else 128 + self.signal_number
 
 
@@ -57,11 +57,11 @@ class Interruption:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turns the first SIGINT or SIGTERM into a `StopRequest` for as long as the context lasts.
+    """Turns the first SIGINT, SIGTERM or SIGHUP into a `StopRequest` for as long as the context lasts.
 
-    A SIGINT after that raises KeyboardInterrupt at once, a SIGTERM after that changes nothing. The
-    earlier handlers come back at the end. Outside of the main thread, where Python cannot set
-    handlers, nothing is caught.
+    A SIGINT after that raises KeyboardInterrupt at once, another signal after that changes nothing. SIGHUP, which
+    a terminal sends when it is closed, stays ignored where it was, as under `nohup`. The earlier handlers come
+    back at the end. Outside of the main thread, where Python cannot set handlers, nothing is caught.
     """
     request = StopRequest()
 
@@ -74,7 +74,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    earlier = {number: signal.signal(number, handle) for number in CAUGHT}
+    caught = [n for n in CAUGHT if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    earlier = {number: signal.signal(number, handle) for number in caught}
     before = earlier[signal.SIGINT]
     if isinstance(before, Interruption) and before.asked:
         request.signal_number, request.came_at = int(signal.SIGINT), time.monotonic()

@@ -1,0 +1,176 @@
+"""Hyperparameters that may change when a run goes on: those that do not change the shapes of its state."""
+
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import msgspec
+
+from rollmill.api.saved_run import CHANGEABLE, IDENTITY, Change, changed_config, identity_of, read_saved
+from rollmill.api.specification import config_from_json, find_algorithm
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.json_data import read_as, shown
+from rollmill.dataflow import Graph, Loops
+from rollmill.record import Display, Restored, RunDirectory, plain
+
+COUNTED = ("update_epochs", "num_minibatches")
+"""An annealed learning rate counts updates, of which there are so many an iteration."""
+
+
+def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
+    """`name=value` of the command line.
+
+    Raises:
+        UsageError: a text is none, or a name comes twice.
+    """
+    values: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--set {text}: a name and a value are needed. hint: --set learning_rate=1e-4")
+        if name in values:
+            raise UsageError(f"--set {name} is given twice.")
+        values[name.replace("-", "_")] = value
+    return values
+
+
+def changed_settings(
+    settings: Mapping[str, Any], changes: Mapping[str, Any], *, where: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of a graph with other hyperparameters, and these as they are written down.
+
+    Args:
+        settings: of the graph, from config.json.
+        changes: values by name; text is read as the hyperparameter's type.
+        where: the file of the settings, for messages.
+
+    Raises:
+        UsageError: a name is unknown or not changeable, or a value does not fit.
+    """
+    if not changes:
+        return dict(settings), {}
+    kind = find_algorithm(settings["algorithm"]).config
+    config = config_from_json(kind, settings["config"], where=where, field="graph.config")
+    known = {field.name for field in fields(kind)}
+    for name in changes:
+        if name not in known:
+            raise unknown_name("hyperparameter", name, [n for n in CHANGEABLE if n in known])
+        if name not in CHANGEABLE:
+            able = ", ".join(n for n in CHANGEABLE if n in known)
+            raise UsageError(
+                f"{name} cannot be changed when a run goes on, because its state depends on it. What can: {able}. "
+                "hint: start another run with it."
+            )
+    hints = typing.get_type_hints(kind)
+    values = {name: _value(name, hints[name], value) for name, value in changes.items()}
+    if getattr(config, "anneal_lr", False) and (counted := [name for name in COUNTED if name in values]):
+        raise UsageError(
+            f"{' and '.join(counted)} cannot be changed while anneal_lr is on: the learning rate falls with the "
+            "number of updates, and would jump. hint: start another run with it."
+        )
+    changed = replace(config, **values)
+    written = plain({name: _written(value) for name, value in values.items()})
+    return {**settings, "config": {**settings["config"], **written}}, {
+        name: getattr(changed, name) for name in values
+    }
+
+
+def check_end(loops: Loops, iteration: int, values: Mapping[str, Any]) -> None:
+    """Refuses an end of the training that lies behind it.
+
+    Raises:
+        UsageError: naming the steps that are done.
+    """
+    if "total_timesteps" in values and loops.iterations < iteration:
+        done = iteration * loops.batch_size
+        raise UsageError(
+            f"total_timesteps={values['total_timesteps']} lies behind: {done} steps are done. hint: give more."
+        )
+
+
+def note_changes(
+    run: RunDirectory,
+    described: Mapping[str, Any],
+    graph: Graph,
+    values: Mapping[str, Any],
+    restored: Restored | None,
+    display: Display,
+) -> None:
+    """Writes down hyperparameters that are other from now on, and says so; what stays as it is changes nothing.
+
+    Args:
+        run: the run, which the caller holds.
+        described: the changed graph, as `describe` says.
+        graph: the changed graph.
+        values: the hyperparameters that were given.
+        restored: the checkpoint that the run goes on from.
+        display: is told.
+    """
+    if restored:
+        _note_earlier_start(run, restored, display)
+    if not values:
+        return
+    config, done = run.read_config(), restored.iteration if restored else 0
+    identity = restored.metadata[IDENTITY] if restored else identity_of(config)
+    old = {name: identity.get(f"config.{name}") for name in values}
+    new = {name: described["config"][name] for name in values}
+    changed = {name: value for name, value in plain(new).items() if value != old[name]}
+    if not changed:
+        display.note("the run has these hyperparameters already; nothing is changed")
+        return
+    change = Change(done, {name: old[name] for name in changed}, changed)
+    run.write_config(changed_config(config, described, change))
+    lines = [f"{name} {shown(old[name])} -> {shown(value)}" for name, value in changed.items()]
+    display.note(f"changed after iteration {done}: {', '.join(lines)}")
+    earlier = {**described["config"], **change.before}
+    if note := _annealing_note(earlier, described["config"], graph.loops, done):
+        display.note(note)
+
+
+def _note_earlier_start(run: RunDirectory, restored: Restored, display: Display) -> None:
+    """Says that the run goes on from before a change, whose own checkpoints are not whole any more."""
+    config, changes = run.read_config(), read_saved(run).changes
+    late = [change for change in changes if change.iteration > restored.iteration]
+    if not late:
+        return
+    for change in late:
+        display.note(
+            f"note: {', '.join(change.after)} changed after iteration {change.iteration}; no checkpoint from then "
+            f"on is left, so it changes after iteration {restored.iteration} instead"
+        )
+    moved = [replace(change, iteration=min(change.iteration, restored.iteration)) for change in changes]
+    run.write_config({**config, "changes": [asdict(change) for change in moved]})
+
+
+def _annealing_note(before: Mapping[str, Any], after: Mapping[str, Any], loops: Loops, done: int) -> str | None:
+    """The jump of an annealed learning rate, where its schedule begins or ends elsewhere than before."""
+    ends = [-(-config["total_timesteps"] // loops.batch_size) for config in (before, after)]
+    starts = [config["learning_rate"] for config in (before, after)]
+    if not after.get("anneal_lr") or (ends[0], starts[0]) == (ends[1], starts[1]):
+        return None
+    rates = [start * max(0.0, 1 - done / end) for start, end in zip(starts, ends, strict=True)]
+    return (
+        f"note: the learning rate is annealed over total_timesteps: it goes on at {rates[1]:.4g} instead of "
+        f"{rates[0]:.4g}, and falls to 0 after iteration {ends[1]}"
+    )
+
+
+def _value(name: str, hint: Any, value: Any) -> Any:
+    if not isinstance(value, str):
+        whole = isinstance(value, float) and value.is_integer() and hint is int
+        return read_as(hint, int(value) if whole else value, where="changes", field=name, error=UsageError)
+    if value.lower() in ("none", "null") and type(None) in typing.get_args(hint):
+        return None
+    try:
+        number = float(value) if hint is int else None
+        text = str(int(number)) if number is not None and number.is_integer() else value
+        return msgspec.convert(text, hint, strict=False)
+    except (msgspec.ValidationError, ValueError, OverflowError) as error:
+        expected = {int: "an integer", float: "a number", bool: "true or false"}.get(hint, "a number or none")
+        raise UsageError(f"{name}={value!r} has to be {expected}.") from error
+
+
+def _written(value: Any) -> Any:
+    infinite = isinstance(value, float) and value in (float("inf"), -float("inf"))
+    return str(value) if infinite else value

@@ -1,0 +1,31 @@
+"""Runs and plans of strangers end in one sentence: a sample in the suite, the whole corpus as a slow test."""
+
+from pathlib import Path
+
+import pytest
+from hostile_runs import Case, cases, faults, healthy
+
+pytestmark = pytest.mark.usefixtures("fast_compilation")
+
+ALL = list(cases())
+KINDS = {case.kind: case for case in reversed(ALL)}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    return healthy(tmp_path_factory.mktemp("runs"))
+
+
+def test_there_are_enough_cases():
+    assert len(ALL) >= 200 and len({(case.kind, case.name) for case in ALL}) == len(ALL)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_of_each_kind_ends_in_its_sentence(kind, source, tmp_path):
+    assert faults(KINDS[kind], source, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL, ids=lambda case: f"{case.kind}: {case.name}")
+def test_every_case_ends_in_its_sentence(case: Case, source, tmp_path):
+    assert faults(case, source, tmp_path) == []
