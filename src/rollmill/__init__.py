@@ -4,31 +4,36 @@ An environment and an algorithm are written once, as pure functions that name no
 decides how they run, runs them, and records what happened.
 """
 
-from rollmill.algorithms import (
-    A3CConfig,
-    IMPALAConfig,
-    MAPPOConfig,
-    PPOConfig,
-    a3c,
-    impala,
-    ippo,
-    mappo,
-    ppo,
-)
-from rollmill.api import Policy, Run, RunOptions, evaluate, load, register_algorithm, replay, resume, train
-from rollmill.core.errors import RollmillError
-from rollmill.core.types import Environment, HostEnvironment, Timestep
-from rollmill.envs import (
-    auto_reset,
-    check_environment,
-    make,
-    register,
-    registered,
-    time_limit,
-    vary,
-    vectorise,
-)
-from rollmill.networks import ActorCritic, NetworkConfig, Output, actor_critic, register_network
+# Names are imported when they are first used: `import rollmill` and the command line's help do not wait for JAX.
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollmill.algorithms import (
+        A3CConfig,
+        IMPALAConfig,
+        MAPPOConfig,
+        PPOConfig,
+        a3c,
+        impala,
+        ippo,
+        mappo,
+        ppo,
+    )
+    from rollmill.api import Policy, Run, RunOptions, evaluate, load, register_algorithm, replay, resume, train
+    from rollmill.core.errors import RollmillError
+    from rollmill.core.types import Environment, HostEnvironment, Timestep
+    from rollmill.envs import (
+        auto_reset,
+        check_environment,
+        make,
+        register,
+        registered,
+        time_limit,
+        vary,
+        vectorise,
+    )
+    from rollmill.networks import ActorCritic, NetworkConfig, Output, actor_critic, register_network
 
 __all__ = [
     "A3CConfig",
@@ -67,3 +72,70 @@ __all__ = [
     "vary",
     "vectorise",
 ]
+
+
+_MODULES = {
+    "rollmill.algorithms": (
+        "A3CConfig",
+        "IMPALAConfig",
+        "MAPPOConfig",
+        "PPOConfig",
+        "a3c",
+        "impala",
+        "ippo",
+        "mappo",
+        "ppo",
+    ),
+    "rollmill.api": (
+        "Policy",
+        "Run",
+        "RunOptions",
+        "evaluate",
+        "load",
+        "register_algorithm",
+        "replay",
+        "resume",
+        "train",
+    ),
+    "rollmill.core.errors": ("RollmillError",),
+    "rollmill.core.types": ("Environment", "HostEnvironment", "Timestep"),
+    "rollmill.envs": (
+        "auto_reset",
+        "check_environment",
+        "make",
+        "register",
+        "registered",
+        "time_limit",
+        "vary",
+        "vectorise",
+    ),
+    "rollmill.networks": ("ActorCritic", "NetworkConfig", "Output", "actor_critic", "register_network"),
+}
+_ORIGIN = {name: module for module, names in _MODULES.items() for name in names}
+_PACKAGES = (
+    "algorithms",
+    "api",
+    "channels",
+    "core",
+    "dataflow",
+    "envs",
+    "execution",
+    "fusion",
+    "networks",
+    "planning",
+    "recipes",
+    "record",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"rollmill.{name}")
+    if name not in _ORIGIN:
+        raise AttributeError(f"module 'rollmill' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_ORIGIN[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})

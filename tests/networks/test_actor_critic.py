@@ -19,7 +19,9 @@ from rollmill.networks import (
     TanhGaussian,
     action_head,
     actor_critic,
+    resolve_layout,
 )
+from rollmill.networks.observations import has_channels_first
 
 KEY = jax.random.key(0)
 VECTOR = spaces.Box(-1.0, 1.0, (3,))
@@ -290,3 +292,64 @@ class TestErrors:
                 object.__setattr__(config, name, value)  # past the type check that only tests have
             with pytest.raises(UsageError, match=message):
                 actor_critic(KEY, VECTOR, spaces.Discrete(2), config)
+
+
+# --- which axis of an image holds its channels --------------------------------------------------------
+
+
+@pytest.mark.parametrize("torso", ["auto", "gru"])
+def test_images_with_channels_first_are_seen_as_their_transposes_are(torso):
+    last = spaces.Box(0, 255, (20, 24, 3), np.uint8)
+    first = spaces.Box(0, 255, (3, 20, 24), np.uint8)
+    config = NetworkConfig(**SMALL, torso=torso)
+    image = sample(jax.random.key(1), last)
+    answers = []
+    for space, seen in ((last, image), (first, jnp.moveaxis(image, -1, 0))):
+        network = actor_critic(KEY, space, spaces.Discrete(4), config)
+        answers.append((network, network(seen, network.initial_memory())))
+    (own, (distribution, value, memory)), (other, seen_first) = answers
+    weights = [jax.tree.leaves(eqx.filter(network, eqx.is_inexact_array)) for network in (own, other)]
+    jax.tree.map(np.testing.assert_array_equal, *weights)
+    np.testing.assert_array_equal(distribution.logits, seen_first.distribution.logits)
+    np.testing.assert_array_equal(value, seen_first.value)
+    jax.tree.map(np.testing.assert_array_equal, memory, seen_first.memory)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels_first"),
+    [
+        ((4, 84, 84), True),
+        ((1, 84, 84), True),
+        ((3, 210, 160), True),
+        ((16, 17, 18), True),
+        ((3, 8, 8), True),
+        ((84, 84, 4), False),
+        ((210, 160, 3), False),
+        ((10, 10, 4), False),
+        ((10, 10, 16), False),  # as many planes as MinAtar's games may have
+        ((7, 7, 3), False),
+        ((4, 12, 3), False),
+        ((5, 9, 12), False),
+        ((64, 64, 64), False),
+    ],
+)
+def test_the_axis_of_channels_is_told_by_its_size(shape, channels_first):
+    space = spaces.Dict({"image": spaces.Box(0, 255, shape, np.uint8)})
+    assert has_channels_first(shape) == channels_first
+    assert resolve_layout(space, "auto") == ("channels_first" if channels_first else "channels_last")
+    for layout in ("channels_first", "channels_last"):
+        assert resolve_layout(space, layout) == layout
+        assert has_channels_first(shape, layout) == (layout == "channels_first")
+
+
+def test_the_axis_of_channels_can_be_said():
+    space = spaces.Box(0, 255, (20, 24, 3), np.uint8)
+    config = NetworkConfig(**SMALL, image_layout="channels_first", convolutions=((4, 3, 1),))
+    network = actor_critic(KEY, space, spaces.Discrete(4), config)
+    assert network.actor_torso.cnns[0].layers[0].kernel.shape == (3, 3, 20, 4)
+
+
+def test_spaces_without_one_layout_leave_it_open():
+    both = {"a": spaces.Box(0, 255, (4, 84, 84), np.uint8), "b": spaces.Box(0, 255, (84, 84, 4), np.uint8)}
+    assert resolve_layout(spaces.Dict(both), "auto") == "auto"
+    assert resolve_layout(VECTOR, "auto") == "auto"

@@ -8,18 +8,19 @@ Two departures from the paper: the loss is a mean over samples, not a sum, so th
 the rollout; and truncated episodes are bootstrapped from their final observation.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
+import gymnasium
 import optax
 from jaxtyping import Array, Float
 
-from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
+from rollmill.algorithms.building import configured, graph_of, loops_of, optimiser_of, parts_of
 from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import policy_gradient_loss, squared_value_loss
 from rollmill.algorithms.on_policy import Samples, mean_gradients, prepare
-from rollmill.algorithms.optimisers import clipped_descent, planned_updates
 from rollmill.algorithms.sizes import check_fractions
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
 from rollmill.core.types import Environment, HostEnvironment, Params
@@ -69,44 +70,39 @@ class A3CConfig:
 
 
 def a3c(
-    env: Environment | HostEnvironment,
-    config: A3CConfig | None = None,
+    env: Environment | HostEnvironment | gymnasium.Env | str,
+    config: A3CConfig | Mapping[str, Any] | None = None,
     *,
     params: Params | None = None,
-    network: MakeNetwork | NetworkConfig | None = None,
+    network: MakeNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
     """A3C on an environment, as a graph.
 
     Args:
-        env: what `rollmill.make` returns, or an `Environment` of your own.
+        env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
         config: hyperparameters; single ones can be given as keywords instead: `a3c(env, num_envs=8)`.
         params: parameters of the environment instead of its own; a leaf with one more axis,
             `[num_envs, ...]`, differs from environment to environment.
-        network: a `NetworkConfig` instead of `config.network`; or your own, as the function that makes
-            it, `(key, observation_space, action_space) -> ActorCritic`.
-        **overrides: fields of `A3CConfig` to replace.
+        network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or your own, as the
+            function that makes it, `(key, observation_space, action_space) -> ActorCritic`.
+        **overrides: fields of `A3CConfig` to replace. `learning_rate` may be a schedule of Optax, which
+            gives the step size after a number of updates, in the place of annealing.
 
     Raises:
-        UsageError: for sizes that do not fit together, spaces that A3C cannot handle, and environments
-            that live on the host.
+        UsageError: for names, types and sizes that cannot be used, spaces that A3C cannot handle, and environments
+            of several agents.
     """
-    config, make_network = configured(config or A3CConfig(), network, overrides)
+    config, choices = configured(A3CConfig, config, network, overrides)
     check_fractions({name: getattr(config, name) for name in ("gamma", "gae_lambda", "rms_decay")})
-    parts = parts_of(env, config, params=params, network=make_network)
+    parts = parts_of(env, choices, params=params)
     loops = loops_of(config, by_sequence=parts.policy.recurrent)
-    optimiser = clipped_descent(
-        optax.scale_by_rms(decay=config.rms_decay, eps=config.rms_eps),
-        learning_rate=config.learning_rate,
-        max_grad_norm=config.max_grad_norm,
-        anneal_over=planned_updates(loops) if config.anneal_lr else None,
-    )
     return graph_of(
         "a3c",
         parts,
         config,
         loops,
-        optimiser=optimiser,
+        optimiser=optimiser_of(choices, optax.scale_by_rms(decay=config.rms_decay, eps=config.rms_eps), loops),
         prepare=partial(prepare, parts.policy, gamma=config.gamma, gae_lambda=config.gae_lambda),
         appraise=parts.policy.appraisal,
         gradients=mean_gradients(parts.policy, partial(sample_loss, config)),

@@ -1,30 +1,50 @@
 """From an environment, hyperparameters and a network to a graph: what actor-critics have in common."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import gymnasium
 import optax
 
 from rollmill.algorithms.fragments import (
     EnvironmentFunctions,
-    MakeNetwork,
     NetworkPolicy,
     environment_functions,
     host_functions,
     network_policy,
 )
 from rollmill.algorithms.on_policy import start_learner, unconditioned, update
+from rollmill.algorithms.optimisers import clipped_descent, planned_updates
 from rollmill.algorithms.sizes import check_positive, check_shards, iterations_for
 from rollmill.core.errors import UsageError
+from rollmill.core.fields import check_names, fit, fitted
+from rollmill.core.jax_settings import check_jax
 from rollmill.core.json_data import is_json
 from rollmill.core.types import Environment, HostEnvironment, Params, StartHost
 from rollmill.dataflow import ElementwiseUpdate, Fragment, Graph, Loops, choose_num_shards
-from rollmill.networks import NetworkConfig, actor_critic
+from rollmill.envs import as_environment
+from rollmill.networks import TORSOS, NetworkConfig, actor_critic, registered_networks, resolve_layout
 
 Config = TypeVar("Config")
-Make = TypeVar("Make")
+
+NOT_HERE = "Options of the run, such as seed and run_dir, go to rollmill.train."
+
+
+class Choices(NamedTuple):
+    """Hyperparameters as a user chose them."""
+
+    config: Any
+    network: Callable[..., Any] | None
+    """The function that makes the network, where it is not of `config.network`."""
+    schedule: Callable[..., Any] | None
+    """The learning rate by updates, where it is not that of `config`."""
+
+    def made_in_python(self, **others: Any) -> list[str]:
+        """Names of the parts that no file can hold: of these choices, and of the others that are not None."""
+        parts = {**others, "network": self.network, "learning_rate": self.schedule}
+        return [name for name, part in parts.items() if part is not None]
 
 
 class Parts(NamedTuple):
@@ -35,35 +55,109 @@ class Parts(NamedTuple):
     host: StartHost | None
     """Starts environments that live on the host."""
     policy: NetworkPolicy
+    config: Any
+    """The hyperparameters, in which what is chosen by the environment's spaces is resolved."""
     custom: list[str]
     """What was made in Python, and no file can hold."""
 
 
 def configured(
-    config: Config, network: Make | NetworkConfig | None, overrides: dict[str, Any]
-) -> tuple[Config, Make | None]:
-    """The hyperparameters with single ones replaced, and the network where it is made by a function."""
+    kind: type[Config],
+    config: Config | Mapping[str, Any] | None,
+    network: Callable[..., Any] | NetworkConfig | Mapping[str, Any] | str | None,
+    overrides: dict[str, Any],
+) -> tuple[Config, Choices]:
+    """The hyperparameters with single ones replaced, each of the type that its field has; and all choices.
+
+    Args:
+        kind: the dataclass of the algorithm's hyperparameters.
+        config: an instance of it, or a dictionary of some of its fields; the defaults if left out.
+        network: settings of the network, or the name of a torso or of a registered one, or the
+            function that makes it.
+        overrides: fields to replace. A `learning_rate` may be a schedule of Optax, from the number of updates.
+
+    Raises:
+        UsageError: for names and values that are none of these.
+    """
+    check_jax()
+    if isinstance(config, Mapping):
+        config, overrides = None, {**config, **overrides}
+    if not isinstance(config, kind | None):
+        raise UsageError(_other_config(kind, config))
+    check_names(kind, overrides, what="hyperparameter", hint=NOT_HERE)
+    settings, make_network = _network_of(network)
+    chosen: Any = replace(kind() if config is None else config, **overrides, **settings)  # pyright: ignore
+    rate: Any = chosen.learning_rate
+    schedule = rate if callable(rate) else None
+    chosen = fitted(replace(chosen, learning_rate=_first_rate(schedule)) if schedule else chosen)
+    return chosen, Choices(chosen, make_network, schedule)
+
+
+def _network_of(network: Any) -> tuple[dict[str, NetworkConfig], Any]:
+    """The field of the hyperparameters, or the function that makes the network; neither where it is None."""
+    if isinstance(network, str):
+        network = {"name" if network in dict(registered_networks()) else "torso": network}
+    if isinstance(network, Mapping):
+        network = fit("network", NetworkConfig, network)
     if isinstance(network, NetworkConfig):
-        overrides, network = {**overrides, "network": network}, None
-    if overrides:
-        config = replace(config, **overrides)  # pyright: ignore[reportArgumentType] - a dataclass
-    return config, network
+        return {"network": network}, None
+    if network is not None and not callable(network):
+        raise UsageError(
+            f"network is a {type(network).__name__}. hint: give rollmill.NetworkConfig(...), the name of a torso "
+            f"({', '.join(TORSOS)}), or a function that makes a network from a key and two spaces."
+        )
+    return {}, network
+
+
+def _other_config(kind: type, config: Any) -> str:
+    name = config.__name__ if isinstance(config, type) else type(config).__name__
+    if config is kind:
+        return f"config is the class {name}. hint: give an instance, {name}(...)."
+    algorithm = name.removesuffix("Config").lower()
+    others = f", or rollmill.{algorithm}(env, config)" if name.endswith("Config") and name != kind.__name__ else ""
+    return f"config is a {name}, expected a {kind.__name__}. hint: rollmill.{kind.__name__}(...){others}."
+
+
+def _first_rate(schedule: Callable[[int], Any]) -> float:
+    try:
+        return float(schedule(0))
+    except Exception as error:  # whatever the user's function does
+        raise UsageError(
+            f"learning_rate is a function that does not return a number for 0 updates ({type(error).__name__}: "
+            f"{error}). hint: give a number, or a schedule as optax.linear_schedule makes one."
+        ) from error
+
+
+def optimiser_of(
+    choices: Choices, scaling: optax.GradientTransformation, loops: Loops
+) -> optax.GradientTransformation:
+    """The descent of these hyperparameters; a schedule takes the place of annealing."""
+    config = choices.config
+    return clipped_descent(
+        scaling,
+        learning_rate=choices.schedule or config.learning_rate,
+        max_grad_norm=config.max_grad_norm,
+        anneal_over=planned_updates(loops) if config.anneal_lr else None,
+    )
 
 
 def parts_of(
-    env: Environment | HostEnvironment, config: Any, *, params: Params | None, network: MakeNetwork | None
+    env: Environment | HostEnvironment | gymnasium.Env | str,
+    choices: Choices,
+    *,
+    params: Params | None,
 ) -> Parts:
     """Checks what a user handed over.
 
     Args:
-        env: the environment.
-        config: hyperparameters; of them `num_envs`, `gamma`, `network` and the normalisations are read.
+        env: the environment, or what stands for one.
+        choices: of its hyperparameters `num_envs`, `gamma`, `network` and the normalisations are read.
         params: parameters of the environment instead of its own.
-        network: the function that makes the network, instead of `config.network`.
 
     Raises:
         UsageError: for spaces that have no policy, and environments that have several agents.
     """
+    env, config = as_environment(env), choices.config
     if isinstance(env, Environment) and env.agents:
         kinds = ", ".join(kind.name for kind in env.agents)
         raise UsageError(f"{env.name} has several agents ({kinds}); train it with mappo or ippo.")
@@ -74,10 +168,11 @@ def parts_of(
     else:
         environment = environment_functions(env, params=params, num_envs=config.num_envs, gamma=recorded)
         host = None
-    make_network = network or partial(actor_critic, config=config.network)
+    layout = resolve_layout(env.observation_space, config.network.image_layout)
+    config = replace(config, network=replace(config.network, image_layout=layout))
+    make_network = choices.network or partial(actor_critic, config=config.network)
     policy = network_policy(env, make_network, normalise_observations=config.normalize_observations)
-    custom = [name for name, given in (("params", params), ("network", network)) if given is not None]
-    return Parts(env, environment, host, policy, custom)
+    return Parts(env, environment, host, policy, config, choices.made_in_python(params=params))
 
 
 def _refuse_params(env: HostEnvironment, params: Params | None) -> None:
@@ -149,7 +244,7 @@ def graph_of(
     """The graph of an actor-critic: its fragments, around what makes it special."""
     policy, environment = parts.policy, parts.environment
     return Graph(
-        settings=settings_of(name, parts.env, config, custom=parts.custom),
+        settings=settings_of(name, parts.env, parts.config, custom=parts.custom),
         observation_space=parts.env.observation_space,
         action_space=parts.env.action_space,
         loops=loops,

@@ -33,6 +33,7 @@ from rollmill.envs import (
     record_discounted_returns,
     record_episodes,
     step_struct,
+    strongly_typed,
 )
 from rollmill.networks import ActorCritic, Output
 
@@ -70,10 +71,12 @@ def environment_functions(
         gamma: where given, the discounted return is recorded, for reward normalisation.
         view: a transform around the environment, inside of auto-reset: what the algorithm sees of it.
     """
+    env = strongly_typed(env)
     check_types(env)
     env = record_episodes(auto_reset(view(env)))
     env = env if gamma is None else record_discounted_returns(env, gamma)
     own = partial(_own_params, env.params, env.params if params is None else params, num_envs)
+    jax.eval_shape(own, jnp.int32(0))  # refuses params that do not fit
     name = env.name
 
     def start(key, index):

@@ -11,20 +11,21 @@ batch; and truncated episodes are bootstrapped from their final observation.
 Shape letters: `T` steps, `E` environments held here, `N` sequences of a minibatch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
+from rollmill.algorithms.building import configured, graph_of, loops_of, optimiser_of, parts_of
 from rollmill.algorithms.fragments import MakeNetwork, NetworkPolicy, PolicyWeights
 from rollmill.algorithms.losses import approximate_kl, policy_gradient_loss, squared_value_loss
 from rollmill.algorithms.on_policy import ActorCriticLearner, beginnings, take_in
-from rollmill.algorithms.optimisers import clipped_descent, planned_updates
 from rollmill.algorithms.returns import Advantages, bootstrap_values, vtrace
 from rollmill.algorithms.sizes import check_fractions
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
@@ -121,44 +122,39 @@ class Said(NamedTuple):
 
 
 def impala(
-    env: Environment | HostEnvironment,
-    config: IMPALAConfig | None = None,
+    env: Environment | HostEnvironment | gymnasium.Env | str,
+    config: IMPALAConfig | Mapping[str, Any] | None = None,
     *,
     params: Params | None = None,
-    network: MakeNetwork | NetworkConfig | None = None,
+    network: MakeNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
     """IMPALA on an environment, as a graph.
 
     Args:
-        env: what `rollmill.make` returns, or an `Environment` of your own.
+        env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
         config: hyperparameters; single ones can be given as keywords instead: `impala(env, num_envs=8)`.
         params: parameters of the environment instead of its own; a leaf with one more axis,
             `[num_envs, ...]`, differs from environment to environment.
-        network: a `NetworkConfig` instead of `config.network`; or your own, as the function that makes
-            it, `(key, observation_space, action_space) -> ActorCritic`.
-        **overrides: fields of `IMPALAConfig` to replace.
+        network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or your own, as the
+            function that makes it, `(key, observation_space, action_space) -> ActorCritic`.
+        **overrides: fields of `IMPALAConfig` to replace. `learning_rate` may be a schedule of Optax, which
+            gives the step size after a number of updates, in the place of annealing.
 
     Raises:
-        UsageError: for sizes that do not fit together, spaces that IMPALA cannot handle, and environments
-            that live on the host.
+        UsageError: for names, types and sizes that cannot be used, spaces that IMPALA cannot handle, and
+            environments of several agents.
     """
-    config, make_network = configured(config or IMPALAConfig(), network, overrides)
+    config, choices = configured(IMPALAConfig, config, network, overrides)
     check_fractions({name: getattr(config, name) for name in ("gamma", "vtrace_lambda", "rms_decay")})
-    parts = parts_of(env, config, params=params, network=make_network)
+    parts = parts_of(env, choices, params=params)
     loops = loops_of(config, by_sequence=True, epochs=config.update_epochs, num_minibatches=config.num_minibatches)
-    optimiser = clipped_descent(
-        _scaling(config),
-        learning_rate=config.learning_rate,
-        max_grad_norm=config.max_grad_norm,
-        anneal_over=planned_updates(loops) if config.anneal_lr else None,
-    )
     return graph_of(
         "impala",
         parts,
         config,
         loops,
-        optimiser=optimiser,
+        optimiser=optimiser_of(choices, _scaling(config), loops),
         prepare=partial(prepare, parts.policy),
         gradients=partial(gradients, parts.policy, config),
     )

@@ -10,10 +10,12 @@ does: gradients are clipped and stepped by themselves, so that kinds of agents w
 each other's step sizes. With a single agent IPPO is PPO.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
+import gymnasium
 import jax.numpy as jnp
 import optax
 from gymnasium import spaces
@@ -27,10 +29,9 @@ from rollmill.algorithms.agents import (
     several_agents,
     view_agents,
 )
-from rollmill.algorithms.building import configured, loops_of, settings_of
+from rollmill.algorithms.building import configured, loops_of, optimiser_of, settings_of
 from rollmill.algorithms.fragments import EnvironmentFunctions, compilable, environment_functions
 from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, start_learner, update
-from rollmill.algorithms.optimisers import clipped_descent, planned_updates
 from rollmill.algorithms.ppo import sample_loss
 from rollmill.algorithms.sharing import ParameterSet, parameter_sets
 from rollmill.algorithms.sizes import check_fractions
@@ -38,6 +39,7 @@ from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, 
 from rollmill.core.errors import unknown_name
 from rollmill.core.types import Environment, HostEnvironment, Key, Params
 from rollmill.dataflow import Fragment, Graph, Loops, Metrics
+from rollmill.envs import as_environment
 from rollmill.networks import AgentNetwork, NetworkConfig, actor_critic
 
 
@@ -97,37 +99,38 @@ class MAPPOConfig:
 
 
 def mappo(
-    env: Environment | HostEnvironment,
-    config: MAPPOConfig | None = None,
+    env: Environment | HostEnvironment | gymnasium.Env | str,
+    config: MAPPOConfig | Mapping[str, Any] | None = None,
     *,
     params: Params | None = None,
-    network: MakeAgentNetwork | NetworkConfig | None = None,
+    network: MakeAgentNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
     """MAPPO on an environment of several agents, as a graph.
 
     Args:
-        env: what `rollmill.make` returns, or an `Environment` of your own that lists its `agents`.
+        env: what `rollmill.make` returns, an id, or an `Environment` of your own that lists its `agents`.
         config: hyperparameters; single ones can be given as keywords instead: `mappo(env, num_envs=8)`.
         params: parameters of the environment instead of its own; a leaf with one more axis,
             `[num_envs, ...]`, differs from environment to environment.
         network: a `NetworkConfig` instead of `config.network`; or your own, as the function that makes that
             of a parameter set, `(key, observation_space, action_space, critic_space) -> AgentNetwork`.
-        **overrides: fields of `MAPPOConfig` to replace.
+        **overrides: fields of `MAPPOConfig` to replace. `learning_rate` may be a schedule of Optax, which
+            gives the step size after a number of updates, in the place of annealing.
 
     Raises:
-        UsageError: for sizes that do not fit together, agents that share parameters but not their spaces,
-            recurrent networks, and environments that have one agent or live on the host.
+        UsageError: for names, types and sizes that cannot be used, agents that share parameters but not their
+            spaces, recurrent networks, and environments that have one agent or live on the host.
     """
     return _graph("mappo", env, config, params, network, overrides, critic="central")
 
 
 def ippo(
-    env: Environment | HostEnvironment,
-    config: MAPPOConfig | None = None,
+    env: Environment | HostEnvironment | gymnasium.Env | str,
+    config: MAPPOConfig | Mapping[str, Any] | None = None,
     *,
     params: Params | None = None,
-    network: MakeAgentNetwork | NetworkConfig | None = None,
+    network: MakeAgentNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
     """IPPO on an environment of several agents, as a graph: critics see their agent's observation alone.
@@ -139,17 +142,18 @@ def ippo(
 
 def _graph(
     name: str,
-    env: Environment | HostEnvironment,
-    config: MAPPOConfig | None,
+    env: Environment | HostEnvironment | gymnasium.Env | str,
+    config: MAPPOConfig | Mapping[str, Any] | None,
     params: Params | None,
-    network: MakeAgentNetwork | NetworkConfig | None,
+    network: MakeAgentNetwork | NetworkConfig | str | None,
     overrides: dict[str, Any],
     *,
     critic: CriticSees,
 ) -> Graph:
-    config, make_network = configured(config or MAPPOConfig(), network, overrides)
+    config, choices = configured(MAPPOConfig, config, network, overrides)
+    make_network = choices.network
     check_fractions({"gamma": config.gamma, "gae_lambda": config.gae_lambda})
-    env = several_agents(compilable(env), name)
+    env = several_agents(compilable(as_environment(env)), name)
     view = partial(view_agents, critic=critic)
     environment = environment_functions(env, params=params, num_envs=config.num_envs, view=view)
     sets = parameter_sets(env.agents, config.sharing)
@@ -164,9 +168,9 @@ def _graph(
     loops = loops_of(
         config, by_sequence=False, epochs=config.update_epochs, num_minibatches=config.num_minibatches
     )
-    custom = [part for part, given in (("params", params), ("network", make_network)) if given is not None]
-    settings = settings_of(name, env, config, custom=custom)
-    return _assemble(settings, env, environment, policy, config, loops)
+    settings = settings_of(name, env, config, custom=choices.made_in_python(params=params))
+    optimiser = optimiser_of(choices, optax.scale_by_adam(eps=1e-5), loops)
+    return _assemble(settings, env, environment, policy, config, loops, optimiser)
 
 
 def _assemble(
@@ -176,13 +180,8 @@ def _assemble(
     policy: AgentPolicy,
     config: MAPPOConfig,
     loops: Loops,
+    optimiser: optax.GradientTransformation,
 ) -> Graph:
-    optimiser = clipped_descent(
-        optax.scale_by_adam(eps=1e-5),
-        learning_rate=config.learning_rate,
-        max_grad_norm=config.max_grad_norm,
-        anneal_over=planned_updates(loops) if config.anneal_lr else None,
-    )
     return Graph(
         settings=settings,
         observation_space=env.observation_space,

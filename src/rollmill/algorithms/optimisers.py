@@ -30,7 +30,7 @@ def planned_updates(loops: Loops) -> int:
 def clipped_descent(
     scaling: optax.GradientTransformation,
     *,
-    learning_rate: float,
+    learning_rate: float | optax.Schedule,
     max_grad_norm: float,
     anneal_over: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -40,17 +40,23 @@ def clipped_descent(
 
     Args:
         scaling: what is special about the optimiser, such as `optax.scale_by_adam()`.
-        learning_rate: step size, at the start where it is annealed.
+        learning_rate: step size, at the start where it is annealed; or the step size by the number of updates.
         max_grad_norm: gradients are scaled down to this global norm.
-        anneal_over: planned updates over which the step size falls linearly to zero.
+        anneal_over: planned updates over which a step size that is a number falls linearly to zero.
 
     Raises:
         UsageError: for a step size or a norm below zero.
     """
-    for name, number in {"learning_rate": learning_rate, "max_grad_norm": max_grad_norm}.items():
+    first = learning_rate(0) if callable(learning_rate) else learning_rate
+    for name, number in {"learning_rate": first, "max_grad_norm": max_grad_norm}.items():
         if not number >= 0:
             raise UsageError(f"{name}={number} must be at least 0.")
-    step = optax.scale(-learning_rate) if anneal_over is None else _annealed(learning_rate, anneal_over)
+    if callable(learning_rate):
+        step = _scheduled(learning_rate)
+    elif anneal_over is None:
+        step = optax.scale(-learning_rate)
+    else:
+        step = _scheduled(optax.linear_schedule(learning_rate, 0.0, anneal_over))
     return optax.flatten(optax.chain(optax.clip_by_global_norm(max_grad_norm), scaling, step))
 
 
@@ -77,9 +83,8 @@ def descend(
     return optax.apply_updates(weights, steps), state
 
 
-def _annealed(learning_rate: float, planned: int) -> optax.GradientTransformationExtraArgs:
-    """Steps downhill at a rate that falls linearly to zero after the last of the planned updates."""
-    rate = optax.linear_schedule(learning_rate, 0.0, planned)
+def _scheduled(rate: optax.Schedule) -> optax.GradientTransformationExtraArgs:
+    """Steps downhill at a rate that depends on how many updates were made."""
 
     def init(params: PyTree[Array]) -> Annealing:
         return Annealing(jnp.int32(0), jnp.float32(0))

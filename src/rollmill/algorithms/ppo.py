@@ -7,15 +7,17 @@ statistics of observations stay as they are within an iteration.
 Shape letters: `T` steps, `E` environments held here, `N` samples, or sequences, of a minibatch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
+import gymnasium
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
-from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
+from rollmill.algorithms.building import configured, graph_of, loops_of, optimiser_of, parts_of
 from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import (
     approximate_kl,
@@ -30,7 +32,6 @@ from rollmill.algorithms.on_policy import (
     standardise_advantages,
     unconditioned,
 )
-from rollmill.algorithms.optimisers import clipped_descent, planned_updates
 from rollmill.algorithms.sizes import check_fractions
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
 from rollmill.core.types import Environment, HostEnvironment, Params
@@ -88,49 +89,44 @@ class PPOConfig:
 
 
 def ppo(
-    env: Environment | HostEnvironment,
-    config: PPOConfig | None = None,
+    env: Environment | HostEnvironment | gymnasium.Env | str,
+    config: PPOConfig | Mapping[str, Any] | None = None,
     *,
     params: Params | None = None,
-    network: MakeNetwork | NetworkConfig | None = None,
+    network: MakeNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
     """PPO on an environment, as a graph.
 
     Args:
-        env: what `rollmill.make` returns, or an `Environment` of your own.
+        env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
         config: hyperparameters; single ones can be given as keywords instead: `ppo(env, num_envs=8)`.
         params: parameters of the environment instead of its own; a leaf with one more axis,
             `[num_envs, ...]`, differs from environment to environment.
-        network: a `NetworkConfig` instead of `config.network`; or your own, as the function that makes
-            it, `(key, observation_space, action_space) -> ActorCritic`.
-        **overrides: fields of `PPOConfig` to replace.
+        network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or your own, as the
+            function that makes it, `(key, observation_space, action_space) -> ActorCritic`.
+        **overrides: fields of `PPOConfig` to replace. `learning_rate` may be a schedule of Optax, which
+            gives the step size after a number of updates, in the place of annealing.
 
     Raises:
-        UsageError: for sizes that do not fit together, spaces that PPO cannot handle, and environments
-            that live on the host.
+        UsageError: for names, types and sizes that cannot be used, spaces that PPO cannot handle, and environments
+            of several agents.
     """
-    config, make_network = configured(config or PPOConfig(), network, overrides)
+    config, choices = configured(PPOConfig, config, network, overrides)
     check_fractions({"gamma": config.gamma, "gae_lambda": config.gae_lambda})
-    parts = parts_of(env, config, params=params, network=make_network)
+    parts = parts_of(env, choices, params=params)
     loops = loops_of(
         config,
         by_sequence=parts.policy.recurrent,
         epochs=config.update_epochs,
         num_minibatches=config.num_minibatches,
     )
-    optimiser = clipped_descent(
-        optax.scale_by_adam(eps=1e-5),
-        learning_rate=config.learning_rate,
-        max_grad_norm=config.max_grad_norm,
-        anneal_over=planned_updates(loops) if config.anneal_lr else None,
-    )
     return graph_of(
         "ppo",
         parts,
         config,
         loops,
-        optimiser=optimiser,
+        optimiser=optimiser_of(choices, optax.scale_by_adam(eps=1e-5), loops),
         prepare=partial(prepare, parts.policy, gamma=config.gamma, gae_lambda=config.gae_lambda),
         appraise=parts.policy.appraisal,
         gradients=mean_gradients(parts.policy, partial(sample_loss, config)),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from rollmill.api.reopening import reopen
 from rollmill.api.saved_run import check_identity, read_options, read_saved, read_summary
 from rollmill.core.errors import CheckpointError, RollmillError
+from rollmill.core.fields import fit
 from rollmill.dataflow import Graph
 from rollmill.execution import Replayed, has_fault, has_message, replay_fault
 from rollmill.record import Checkpoints, RunDirectory, check_metrics
@@ -38,7 +39,7 @@ def replay(
     Raises:
         CheckpointError: if the directory is no run, or holds no fault that can be replayed.
     """
-    run = RunDirectory.open(Path(run_dir))
+    run = RunDirectory.open(fit("run_dir", Path, run_dir))
     graph, _ = reopen(run, algorithm=algorithm, imports=imports, trust=trust)
     return replay_fault(graph, run.fault)
 

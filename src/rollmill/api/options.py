@@ -6,6 +6,7 @@ from typing import Annotated
 
 from rollmill.core.bounds import Count, Range, check_bounds
 from rollmill.core.errors import UsageError
+from rollmill.core.fields import changed_by_fitting
 from rollmill.execution import Fusion
 from rollmill.fusion import Numerics
 from rollmill.planning import Place
@@ -99,6 +100,8 @@ class RunOptions(PlacementOptions):
     """Show nothing while training."""
 
     def __post_init__(self) -> None:
+        for name, value in changed_by_fitting(self).items():
+            object.__setattr__(self, name, value)
         super().__post_init__()
         for name, most in MOST.items():
             value = getattr(self, name)

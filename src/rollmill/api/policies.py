@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,10 +16,11 @@ from rollmill.api.reopening import reopen
 from rollmill.api.saved_run import check_identity
 from rollmill.api.specification import import_modules
 from rollmill.core.errors import CheckpointError, UsageError, unknown_name
+from rollmill.core.fields import fit
 from rollmill.core.spaces import struct
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Memory, Observation, Options
 from rollmill.dataflow import Graph, Weights
-from rollmill.envs import make
+from rollmill.envs import as_environment
 from rollmill.execution import Episodes, evaluate_on_host, state_shapes
 from rollmill.execution import evaluate as evaluate_graph
 from rollmill.record import Checkpoints, RunDirectory
@@ -118,7 +120,7 @@ def load_weights(
     """
     if checkpoint not in get_args(Choice):
         raise unknown_name("checkpoint", str(checkpoint), get_args(Choice))
-    run = RunDirectory.open(Path(run_dir))
+    run = RunDirectory.open(fit("run_dir", Path, run_dir))
     graph, options = reopen(run, algorithm=algorithm, imports=imports, trust=trust)
     if seed is not None and seed not in options.seeds:
         raise UsageError(
@@ -129,7 +131,7 @@ def load_weights(
         check = lambda iteration, metadata: check_identity(run, metadata, iteration)
         restored = checkpoints.restore(state_shapes(graph, options.seeds), iteration=chosen, check=check)
     if restored is None:
-        raise CheckpointError(f"{run.root} has no checkpoint yet; `rollmill resume {run.root}` starts it over.")
+        raise CheckpointError(f"{run.root} has no checkpoint yet; `{run.command('resume')}` starts it over.")
     weights = graph.weights(restored.state.learner)
     if len(options.seeds) > 1:
         index = 0 if seed is None else options.seeds.index(seed)
@@ -151,7 +153,7 @@ def _best(run: RunDirectory, checkpoints: Checkpoints) -> int:
 def evaluate(
     run_dir: str | Path,
     *,
-    env: str | None = None,
+    env: Environment | HostEnvironment | gymnasium.Env | str | None = None,
     env_options: Options = NO_OPTIONS,
     episodes: int = 100,
     checkpoint: Choice = "last",
@@ -183,7 +185,7 @@ def evaluate(
 def evaluate_run(
     loaded: Loaded,
     *,
-    env: str | None = None,
+    env: Environment | HostEnvironment | gymnasium.Env | str | None = None,
     env_options: Options = NO_OPTIONS,
     episodes: int = 100,
     seed: int = 0,
@@ -194,8 +196,9 @@ def evaluate_run(
 
     Args:
         loaded: from `load_weights`.
-        env: id of another environment, `gymnasium:CartPole-v1` for one.
-        env_options: options of that environment; the run's own has those that it was trained with.
+        env: another environment, or its id, `gymnasium:CartPole-v1` for one.
+        env_options: options of an environment that is given by its id; the run's own has those that it was trained
+            with.
         episodes: how many.
         seed: of the environments and, where it is stochastic, of the policy.
         stochastic: draw actions instead of taking the most likely one.
@@ -210,7 +213,7 @@ def evaluate_run(
             )
         return _evaluate_on_own(loaded, **play)
     import_modules(imports)
-    other = make(env, **env_options)
+    other = as_environment(env, env_options)
     _check_same_spaces(loaded.graph, other)
     if isinstance(other, HostEnvironment):
         return evaluate_on_host(loaded.graph, loaded.weights, other, **play)

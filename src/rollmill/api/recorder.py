@@ -48,6 +48,10 @@ class Run(NamedTuple):
     exit_code: int
     """0 where it finished, 1 where every episode failed; 129, 130 or 143 after SIGHUP, SIGINT or SIGTERM."""
 
+    def __fspath__(self) -> str:
+        """The directory: a run can be given wherever one is expected."""
+        return str(self.directory)
+
 
 def open_checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
     """The checkpoints of a run, kept as the options say."""
@@ -186,7 +190,7 @@ class Recorder:
         self._display.close()
         if not finished:
             self._display.note(f"stopped by {stopped_by} after iteration {self._iteration}; go on with")
-            self._display.note(f"  rollmill resume {self._run.root}")
+            self._display.note(f"  {self._run.command('resume')}")
         return summary
 
     # --- parts ---------------------------------------------------------------------------------------
@@ -260,7 +264,7 @@ class Recorder:
 
     def _summary(self, status: str) -> dict[str, Any]:
         weights = self._algorithm.weights(self._state.learner)
-        best = [window.best_return for window in self._windows]
+        best = [window.best for window in self._windows]
         return {
             "status": status,
             "iterations": self._iteration,
@@ -277,14 +281,14 @@ class Recorder:
         }
 
     def _over_seeds(self, best: list[float | None]) -> dict[str, Any]:
-        final = [np.nan if value is None else value for value in self._returns]
+        known = [value for value in self._returns if value is not None]
         return {
             "seeds": list(self._options.seeds),
-            "final_return_per_seed": final,
+            "final_return_per_seed": self._returns,
             "best_return_per_seed": best,
-            "final_return_std": float(np.std(final)),
-            "final_return_min": float(np.min(final)),
-            "final_return_max": float(np.max(final)),
+            "final_return_std": float(np.std(known)) if known else None,
+            "final_return_min": min(known, default=None),
+            "final_return_max": max(known, default=None),
         }
 
 

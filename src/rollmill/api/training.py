@@ -15,9 +15,11 @@ from rollmill.api.options import PLACEMENT, PlacementOptions, RunOptions
 from rollmill.api.recorder import Recorder, Run, open_checkpoints
 from rollmill.api.reopening import open_graph
 from rollmill.api.saved_run import check_identity, read_options, read_saved, read_summary
-from rollmill.api.specification import describe, import_modules, only_here
+from rollmill.api.specification import ALGORITHMS, describe, import_modules, only_here
 from rollmill.api.trust import approved_imports, named_modules, remember
 from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.fields import check_names, fit
+from rollmill.core.jax_settings import check_compiled
 from rollmill.core.machine import git_commit, hardware, versions
 from rollmill.dataflow import Graph, fingerprint
 from rollmill.execution import (
@@ -48,7 +50,11 @@ from rollmill.record import (
 
 
 def train(
-    algorithm: Graph, options: RunOptions | None = None, *, imports: Sequence[str] = (), **overrides: Any
+    algorithm: Graph,
+    options: RunOptions | Mapping[str, Any] | None = None,
+    *,
+    imports: Sequence[str] = (),
+    **overrides: Any,
 ) -> Run:
     """Trains an algorithm and records the run.
 
@@ -66,7 +72,9 @@ def train(
         NonFiniteError: if a loss, gradient, weight, observation or reward is not finite.
         StorageError: if the run cannot be written any further; it can be resumed.
     """
-    options = replace(options or RunOptions(), **overrides)
+    check_compiled()
+    check_algorithm(algorithm)
+    options = chosen_options(options, overrides)
     if options.run_dir is not None:
         RunDirectory.refuse_occupied(Path(options.run_dir))
     described = describe(algorithm)
@@ -116,7 +124,8 @@ def resume(
             configuration.
         UsageError: if the algorithm has other hyperparameters than the run, or a change cannot be made.
     """
-    run = RunDirectory.open(Path(run_dir))
+    check_compiled()
+    run = RunDirectory.open(fit("run_dir", Path, run_dir))
     if unknown := placement.keys() - {*PLACEMENT, *PATIENCE}:
         raise UsageError(
             f"{', '.join(sorted(unknown))} cannot be changed when a run goes on; what can: {PLACEMENT + PATIENCE}."
@@ -169,6 +178,37 @@ def _described(
     if settings["config"] == saved["config"] and described["fingerprint"] != saved.get("fingerprint"):
         display.note("note: environment, network, algorithm or JAX are not what they were when this run started")
     return {"custom": [], **described}
+
+
+def chosen_options(options: RunOptions | Mapping[str, Any] | None, overrides: dict[str, Any]) -> RunOptions:
+    """The options with single ones replaced.
+
+    Raises:
+        UsageError: for names and values that are none.
+    """
+    hint = "Hyperparameters go to the algorithm: rollmill.ppo(env, num_envs=8)."
+    if isinstance(options, Mapping):
+        return chosen_options(None, {**options, **overrides})
+    if not isinstance(options, RunOptions | None):
+        raise UsageError(f"options is a {type(options).__name__}. hint: give rollmill.RunOptions(...). {hint}")
+    check_names(RunOptions, overrides, what="option of train", hint=hint)
+    return replace(options or RunOptions(), **overrides)
+
+
+def check_algorithm(algorithm: Any) -> None:
+    """Refuses what is not an algorithm on an environment.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if isinstance(algorithm, Graph):
+        return
+    name = algorithm if isinstance(algorithm, str) else getattr(algorithm, "__name__", "")
+    name = name if name in ALGORITHMS else "ppo"
+    raise UsageError(
+        f"expected an algorithm on an environment, got {algorithm!r:.60}. "
+        f'hint: rollmill.{name}("CartPole-v1") makes one.'
+    )
 
 
 def placed_anew(placement: dict[str, Any]) -> dict[str, Any]:

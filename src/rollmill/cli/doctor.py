@@ -4,14 +4,17 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import jax
 import numpy as np
 import tyro
 
 from rollmill.api import examine, kept_fault, replay
+from rollmill.cli.parsing import parse
 from rollmill.cli.train import Imports, Trust
 from rollmill.core.installation import install_command
+from rollmill.core.jax_settings import check_platform
 from rollmill.core.machine import hardware, versions
 from rollmill.execution import Replayed, cache_directory
 
@@ -19,6 +22,7 @@ EXTRAS = {
     "llvmlite": ("kernels on CPUs", install_command("fusion")),
     "triton": ("kernels on NVIDIA's GPUs", install_command("fusion")),
     "ray": ("clusters", install_command("cluster")),
+    "envpool": ("envpool:... environments", install_command("envpool")),
     "mujoco": ("Gymnasium's MuJoCo environments", install_command("mujoco")),
     "gymnax": ("gymnax:... environments", install_command("gymnax")),
     "tensorboard": ("looking at runs/*/tensorboard", "pip install tensorboard"),
@@ -29,7 +33,7 @@ EXTRAS = {
 class Doctor:
     """Check the installation; with a run, check its files, and replay where it met a NaN or an infinity."""
 
-    run: tyro.conf.Positional[Path | None] = None
+    run: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[RUN]")] = None
     """Directory of a run."""
     trust: Trust = False
     """Let this directory's run import the modules that it names, now and later."""
@@ -39,7 +43,7 @@ class Doctor:
 
 def run(arguments: list[str]) -> int:
     """Prints a report."""
-    chosen = tyro.cli(Doctor, prog="rollmill doctor", args=arguments)
+    chosen = parse(Doctor, arguments, prog="rollmill doctor")
     if chosen.run is None:
         return _installation()
     if kept_fault(chosen.run):
@@ -55,6 +59,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _installation() -> int:
+    check_platform()
     machine = hardware()
     print("versions:", *(f"  {name} {version or 'missing'}" for name, version in versions().items()), sep="\n")
     print(f"machine: {machine['cpu']}, {machine['cores']} cores, {_gibibytes(machine['memory_bytes'])}")

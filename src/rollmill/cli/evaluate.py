@@ -10,6 +10,7 @@ import tyro
 
 from rollmill.api import evaluate_run, load_weights
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
+from rollmill.cli.parsing import parse
 from rollmill.cli.train import Imports, Trust
 
 
@@ -42,7 +43,7 @@ class Evaluate:
 
 def run(arguments: list[str]) -> int:
     """Evaluates, and prints the mean return."""
-    chosen = tyro.cli(Evaluate, prog="rollmill evaluate", args=arguments)
+    chosen = parse(Evaluate, arguments, prog="rollmill evaluate")
     loaded = load_weights(
         chosen.run,
         checkpoint=chosen.checkpoint,

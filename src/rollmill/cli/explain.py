@@ -9,6 +9,7 @@ import tyro
 from rollmill.algorithms import PPOConfig, mappo, ppo
 from rollmill.api import import_modules
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
+from rollmill.cli.parsing import parse
 from rollmill.cli.train import Imports
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
@@ -37,7 +38,7 @@ LITTLE = 64
 class Explain:
     """Whether policy and environment become one kernel, what it needs, and how fast it could be at best."""
 
-    environment: tyro.conf.Positional[str]
+    environment: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENVIRONMENT")]
     """Id of the environment."""
     env_options: EnvOptions = ()
     imports: Imports = ()
@@ -63,7 +64,7 @@ def run(arguments: list[str]) -> int:
     subject, *rest = arguments
     if subject not in SUBJECTS:
         raise UsageError(f"there is nothing to explain about {subject!r}; there is about {', '.join(SUBJECTS)}.")
-    chosen = tyro.cli(Explain, prog="rollmill explain fusion", args=rest)
+    chosen = parse(Explain, rest, prog="rollmill explain fusion")
     _check_power_of_two("block", chosen.block, 16, 256)
     _check_power_of_two("num_warps", chosen.num_warps, 1, 16)
     import_modules(chosen.imports)

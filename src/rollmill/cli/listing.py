@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-import tyro
-
 from rollmill.api import ALGORITHMS, import_modules
+from rollmill.cli.parsing import parse
 from rollmill.cli.train import Imports
 from rollmill.core.installation import install_command
 from rollmill.envs import registered
@@ -22,7 +21,7 @@ class List:
 
 def run(arguments: list[str]) -> int:
     """Prints what can be trained."""
-    import_modules(tyro.cli(List, prog="rollmill list", args=arguments).imports)
+    import_modules(parse(List, arguments, prog="rollmill list").imports)
     adapted = [
         ("gymnax:ID", f"environments of gymnax, with `{install_command('gymnax')}`"),
         ("gymnasium:ID", "environments of Gymnasium, on the host CPU"),

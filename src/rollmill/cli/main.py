@@ -1,6 +1,7 @@
 """Dispatches `rollmill COMMAND ...` and turns errors into one message and an exit code."""
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -8,10 +9,11 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple, NoReturn
 
+# Nothing that takes time: Ctrl-C is listened to before JAX is imported.
 from rollmill.cli.output import code_after_output, open_streams
 from rollmill.core.errors import RollmillError, unknown_name
+from rollmill.core.interruption import Interruption
 from rollmill.core.machine import versions
-from rollmill.record import Interruption
 
 
 class Command(NamedTuple):
@@ -42,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     interruption = Interruption()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as in the background
         signal.signal(signal.SIGINT, interruption)
+    for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode shows question marks in its place
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         given = sys.argv[1:] if arguments is None else list(arguments)
         code = _exit_code(given)

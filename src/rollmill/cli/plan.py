@@ -8,6 +8,7 @@ import tyro
 
 from rollmill.api import ALGORITHMS, RunOptions, build_graph, choose_plan, import_modules
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
+from rollmill.cli.parsing import parse
 from rollmill.cli.train import Imports, NetworkName, find_own_algorithm, with_network
 from rollmill.core.errors import UsageError
 from rollmill.planning import draw, list_distributions, write_plan
@@ -32,7 +33,7 @@ def run(arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     find_own_algorithm(name, rest)
-    chosen = tyro.cli(_arguments(name), prog=f"rollmill plan {name}", args=rest)
+    chosen = parse(_arguments(name), rest, prog=f"rollmill plan {name}")
     if chosen.showing.rate <= 0:
         raise UsageError(f"rate={chosen.showing.rate} steps a second must be greater than 0.")
     import_modules(chosen.imports)

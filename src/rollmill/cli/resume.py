@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeAlias
 import tyro
 
 from rollmill.api import PATIENCE, PLACEMENT, PlacementOptions, parse_assignments, read_options, resume
+from rollmill.cli.parsing import parse
 from rollmill.cli.train import Imports, Trust, report
 from rollmill.core.errors import RollmillError
 from rollmill.execution import Fusion
@@ -47,7 +48,7 @@ def run(arguments: list[str]) -> int:
     before = _placement_before(arguments)
     command = make_dataclass("Resume", [("placement", _MERGED, before)], bases=(Resume,), frozen=True)
     command.__doc__ = Resume.__doc__
-    chosen = tyro.cli(command, prog="rollmill resume", args=arguments)
+    chosen = parse(command, arguments, prog="rollmill resume")
     patience = {name: getattr(chosen, name) for name in PATIENCE if getattr(chosen, name) is not None}
     how = {"imports": chosen.imports, "quiet": chosen.quiet, "fusion": chosen.fusion, "trust": chosen.trust}
     how["changes"] = parse_assignments(chosen.changes)

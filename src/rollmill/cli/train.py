@@ -10,10 +10,12 @@ import tyro
 from rollmill.api import ALGORITHMS, Run, RunOptions, build_graph, find_algorithm, import_modules, prepare_devices
 from rollmill.api import train as train_run
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
+from rollmill.cli.parsing import parse
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.envs import is_on_host
 from rollmill.networks import NetworkConfig, find_network
 from rollmill.recipes import RECIPES
+from rollmill.record import RunDirectory
 
 Imports = Annotated[tuple[str, ...], tyro.conf.arg(name="import", metavar="MODULE"), tyro.conf.UseAppendAction]
 """Modules to import first, because they register environments, networks or algorithms."""
@@ -39,7 +41,7 @@ def run(arguments: list[str]) -> int:
         return 0 if arguments else 2
     name, *rest = arguments
     find_own_algorithm(name, rest)
-    chosen = tyro.cli(_arguments(name, rest), prog=f"rollmill train {name}", args=rest)
+    chosen = parse(_arguments(name, rest), rest, prog=f"rollmill train {name}")
     prepare_devices(chosen.run, environment=chosen.environment)
     import_modules(chosen.imports)
     _note_recipe(chosen.recipe, chosen.environment)
@@ -96,7 +98,7 @@ def report(run: Run) -> int:
             f"{'no episode ended' if final is None else f'final return {final:.4g}'}"
         )
         print(f"run: {run.directory}")
-        print(f"evaluate it: rollmill evaluate {run.directory}")
+        print(f"evaluate it: {RunDirectory(run.directory).command('evaluate')}")
     return run.exit_code
 
 

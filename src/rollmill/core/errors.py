@@ -44,9 +44,11 @@ class EnvironmentFailed(RollmillError):
     exit_code = 1
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> UsageError:
-    """A `UsageError` that offers the known names nearest to the one that was given."""
+def unknown_name(
+    kind: str, name: str, known: Iterable[str], *, hint: str = "", meant: str | None = None
+) -> UsageError:
+    """A `UsageError` that offers `meant`, or else the known names nearest to the one that was given."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    near = [meant] if meant else difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     offer = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}."
     return UsageError(f"unknown {kind} {name!r}. {offer}{' ' + hint if hint else ''}")

@@ -217,8 +217,3 @@ class Graph(NamedTuple):
     """Asked with the metrics of an epoch's last minibatch; False ends the iteration's learning."""
     appraise: Callable[[Weights, Step], Step] | None = None
     """What a rollout in one kernel adds to each step, and takes away: what `prepare` would compute from it."""
-
-    @property
-    def fragments(self) -> tuple[Fragment, ...]:
-        """The four fragments in the order in which data passes them."""
-        return (self.environment, self.policy, self.gradients, self.update)

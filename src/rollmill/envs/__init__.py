@@ -12,12 +12,14 @@ from rollmill.envs.normalisation import (
     scale,
     update_statistics,
 )
-from rollmill.envs.registry import is_on_host, is_own_name, make, register, registered
+from rollmill.envs.registry import as_environment, is_on_host, is_own_name, make, register, registered
+from rollmill.envs.strong_types import strongly_typed
 from rollmill.envs.transforms import auto_reset, time_limit, vary, vectorise, wrap
 
 __all__ = [
     "Statistics",
     "active_agents",
+    "as_environment",
     "auto_reset",
     "check_environment",
     "check_types",
@@ -35,6 +37,7 @@ __all__ = [
     "registered",
     "scale",
     "step_struct",
+    "strongly_typed",
     "time_limit",
     "update_statistics",
     "vary",

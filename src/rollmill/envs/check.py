@@ -1,9 +1,13 @@
 """`check_environment`: the contract of an environment, checked before hours of training depend on it."""
 
-from rollmill.core.errors import ContractError
+import gymnasium
+import numpy as np
+
+from rollmill.core.jax_settings import check_jax
 from rollmill.core.types import Environment, HostEnvironment
-from rollmill.envs.check_host import check_host
+from rollmill.envs.check_host import NUM_COPIES, check_host
 from rollmill.envs.check_run import (
+    Rollout,
     check_bounds,
     check_finite,
     check_legal_actions,
@@ -25,41 +29,50 @@ from rollmill.envs.check_trace import (
     check_same_types,
     trace_environment,
     warn_of_promotion,
+    warn_of_weak_types,
 )
+from rollmill.envs.registry import as_environment
+from rollmill.envs.strong_types import strongly_typed
 
 
-def check_environment(env: Environment | HostEnvironment, *, seed: int = 0, num_steps: int = 100) -> None:
-    """Checks that an environment keeps the contract of `rollmill.Environment`.
+def check_environment(
+    env: Environment | HostEnvironment | gymnasium.Env | str, *, seed: int = 0, num_steps: int = 100
+) -> None:
+    """Checks that an environment keeps the contract of `rollmill.Environment`, and prints a line where it does.
 
     First what tracing alone can tell (types, structures, spaces, side effects), then a rollout of random
-    actions. A `HostEnvironment` is tried as two copies, which are closed again.
+    actions. An environment on the host is tried as two copies, which are closed again.
 
     Args:
-        env: one environment, unbatched, without auto-reset.
+        env: one environment, unbatched, without auto-reset; an id or a `gymnasium.Env` as well.
         seed: of the random keys and actions.
         num_steps: how many random actions are tried.
 
     Raises:
         ContractError: what was found, what was expected, and the way out; of an error that the
             environment's own code raised, also its line.
+        UsageError: `env` is no environment.
 
     Warns:
-        UserWarning: reset or step relies on implicit dtype promotion.
+        UserWarning: reset or step relies on implicit dtype promotion, or returns weakly typed values.
     """
+    check_jax()
+    env = as_environment(env)
     if isinstance(env, HostEnvironment):
-        return check_host(env, seed=seed, num_steps=num_steps)
-    if not isinstance(env, Environment):
-        raise ContractError(
-            f"check_environment got a {type(env).__name__}, expected a rollmill Environment or "
-            "HostEnvironment: make one with rollmill.envs.make or rollmill.Environment(...)."
-        )
-    _check_by_tracing(env)
-    _check_by_running(env, seed, num_steps)
-    return None
+        check_host(env, seed=seed, num_steps=num_steps)
+        print(f"{env.name} keeps the contract: {num_steps} random steps of {NUM_COPIES} copies.")
+        return
+    strong = strongly_typed(env)
+    _check_by_tracing(strong)
+    warn_of_weak_types(env)
+    record = _check_by_running(strong, seed, num_steps)
+    print(f"{env.name} keeps the contract: {num_steps} random steps, {_count_episodes(record)} episodes ended.")
 
 
 def check_types(env: Environment) -> Traced:
     """The part of `check_environment` that takes no time: what reset and step return, by type alone.
+
+    Weak types do not matter here: see `strongly_typed`.
 
     Raises:
         ContractError: as `check_environment`.
@@ -83,10 +96,16 @@ def _check_by_tracing(env: Environment) -> None:
     warn_of_promotion(env, traced)
 
 
-def _check_by_running(env: Environment, seed: int, num_steps: int) -> None:
+def _check_by_running(env: Environment, seed: int, num_steps: int) -> Rollout:
     record = rollout(env, seed, num_steps)
     check_finite(env, record)
     check_bounds(env, record)
     check_legal_actions(env, record)
     check_no_auto_reset(env, record)
     check_vmapped(env, record)
+    return record
+
+
+def _count_episodes(record: Rollout) -> int:
+    steps = record.steps.timestep
+    return int(np.sum(np.asarray(steps.terminated | steps.truncated)))

@@ -63,7 +63,7 @@ def check_params(env: Environment) -> None:
 
 
 def check_same_types(env: Environment, traced: Traced) -> None:
-    """Reset and step return states and observations of one structure, with the same, strong types."""
+    """Reset and step return states and observations of one structure, with the same types."""
     pairs = {
         "state": (traced.reset_state, traced.timestep.state),
         "observation": (traced.reset_observation, traced.timestep.observation),
@@ -227,6 +227,31 @@ def warn_of_promotion(env: Environment, traced: Traced) -> None:
             warnings.warn(f"{env.name}: {what} mixes dtypes, which JAX promotes silently: {line}", stacklevel=4)
 
 
+def warn_of_weak_types(env: Environment) -> None:
+    """Advises on values that come from Python numbers, which are cast where the environment is used."""
+    traced = trace_environment(env)
+    parts = {
+        "the state after reset": traced.reset_state,
+        "the observation after reset": traced.reset_observation,
+        "the state after step": traced.timestep.state,
+        "the observation after step": traced.timestep.observation,
+        "the reward": traced.timestep.reward,
+    }
+    weak = [
+        f"{what}{jax.tree_util.keystr(path)}"
+        for what, tree in parts.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if leaf.weak_type
+    ]
+    if weak:
+        warnings.warn(
+            f"{env.name}: weakly typed, because they come from Python numbers: {', '.join(weak)}. They are cast "
+            "to fixed dtypes, and training works; write jnp.asarray(value, jnp.float32), or of another dtype, to "
+            "choose it yourself.",
+            stacklevel=4,
+        )
+
+
 def _trace(env: Environment, what: str, function: Callable, *args: Any) -> tuple[Any, Any]:
     """The program of a function and the types of what it returns; traced anew in every call."""
     with blaming(f"{env.name}: {what}"):
@@ -262,15 +287,14 @@ def _check_same_leaf(name: str, where: str, before: Any, after: Any) -> None:
     if (before.shape, before.dtype) != (after.shape, after.dtype):
         raise ContractError(
             f"{name}: {where} is {_type(before)} after reset and {_type(after)} after step, expected the "
-            "same: make step keep the shape, and cast with .astype."
+            f"same: {_advice(before, after)}."
         )
-    if before.weak_type or after.weak_type:
-        kind = np.dtype(before.dtype).name
-        raise ContractError(
-            f"{name}: {where} is weakly typed after {'reset' if before.weak_type else 'step'} (it comes from "
-            f"a Python number), so its dtype may change in arithmetic; expected a strong {kind}: "
-            f"write jnp.asarray(value, jnp.{kind})."
-        )
+
+
+def _advice(before: Any, after: Any) -> str:
+    if before.shape == after.shape:
+        return f"return jnp.asarray(value, jnp.{after.dtype}) from reset, or cast with .astype in step"
+    return "make step keep the shape"
 
 
 def _paired_leaves(first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:

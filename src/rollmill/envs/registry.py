@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import gymnasium
+
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.types import Environment, HostEnvironment, HostVector, Options
+from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, HostVector, Options
 from rollmill.envs import probes
 from rollmill.envs.acrobot import acrobot
 from rollmill.envs.cartpole import cartpole
@@ -103,6 +105,46 @@ def make(name: str, **options: Any) -> Environment | HostEnvironment:
     factory = _factories[name]
     _check_options(name, factory, options)
     return _named(factory(**options), name, options)
+
+
+def as_environment(
+    env: Environment | HostEnvironment | gymnasium.Env | str, options: Options = NO_OPTIONS
+) -> Environment | HostEnvironment:
+    """The environment that a user means by an id, by what `gymnasium.make` returns, or by an environment itself.
+
+    Args:
+        env: any of these.
+        options: for the factory of an id; the others were made already.
+
+    Raises:
+        UsageError: it is none of these, or a `gymnasium.Env` that cannot be made again from its id; or it takes no
+            options.
+    """
+    if isinstance(env, str):
+        return make(env, **options)
+    if options:
+        raise UsageError(
+            f"the options {', '.join(options)} are for an environment that is given by its id, not for a "
+            f"{type(env).__name__}."
+        )
+    match env:
+        case Environment() | HostEnvironment():
+            return env
+        case gymnasium.Env():
+            name, own_options = importlib.import_module(_ADAPTERS["gymnasium"]).recipe_of(env)
+            return make(f"gymnasium:{name}", **own_options)
+    raise UsageError(
+        f"expected an environment, got {_described(env)}. hint: give an id (rollmill.registered() lists them; "
+        f"{_prefixes()}), what rollmill.make returns, a rollmill.Environment or a gymnasium.Env."
+    )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, gymnasium.vector.VectorEnv):
+        return "a gymnasium VectorEnv (copies are made by num_envs: give the id of one)"
+    return f"a {type(value).__name__}"
 
 
 def registered() -> list[tuple[str, str]]:

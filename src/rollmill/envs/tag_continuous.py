@@ -284,7 +284,7 @@ def _rewards(
     stays = (after.time == rules.max_steps) & after.in_game[count:]
     fate = jnp.where(tagged, params.tag_penalty_for_runner, 0)
     fate = fate + jnp.where(stays, params.end_of_game_reward_for_runner, 0)
-    return {"tagger": each[:count] + catch, "runner": each[count:] + fate}
+    return {"tagger": each[:count] + catch, "runner": (each[count:] + fate).astype(jnp.float32)}
 
 
 # --- what is seen -------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from jaxtyping import Array, Bool, Int, PyTree
 from jaxtyping import Key as KeyArray
 
 from rollmill.core.errors import UsageError
-from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
+from rollmill.core.fields import fit
+from rollmill.core.types import Action, Environment, HostEnvironment, Key, Observation, Params, State, Timestep
 
 OF_THE_STEP = 0x5354_4550
 """What makes the key of a step that may be followed by a reset; no draw of a reset counts as far."""
@@ -53,6 +54,8 @@ def time_limit(env: Environment, max_steps: int) -> Environment:
     Raises:
         UsageError: `max_steps` is below 1.
     """
+    _check_compiled("time_limit", env, 'rollmill.make("{}", max_episode_steps=N)')
+    max_steps = fit("max_steps", int, max_steps)
     if max_steps < 1:
         raise UsageError(f"time_limit({env.name}, {max_steps}): max_steps must be at least 1.")
 
@@ -85,6 +88,7 @@ def auto_reset(env: Environment) -> Environment:
     Returns:
         The environment, whose `step` never returns a finished state.
     """
+    _check_compiled("auto_reset", env, "use it as it is; it resets itself")
 
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
         timestep = env.step(jax.random.fold_in(key, OF_THE_STEP), state, action, params)
@@ -112,6 +116,7 @@ def vary(env: Environment, sample: Callable[[Key, Params], Params]) -> Environme
     Returns:
         The environment with a `VariedState`; `step` uses the parameters that `reset` drew.
     """
+    _check_compiled("vary", env, "draw what varies in the environment's own reset")
 
     def reset(key: Key, params: Params) -> tuple[Observation, VariedState]:
         sample_key, reset_key = jax.random.split(key)
@@ -144,6 +149,7 @@ def vectorise(env: Environment, num_envs: int) -> Environment:
         UsageError: `num_envs` is below 1; or, from the batched functions, a leaf of `params` has
             neither shape, or `params` has another structure than `env.params`.
     """
+    _check_compiled("vectorise", env, "start(range(n), seed=0) of the environment starts n copies")
     if num_envs < 1:
         raise UsageError(f"vectorise({env.name}, {num_envs}): num_envs must be at least 1.")
 
@@ -166,6 +172,24 @@ def vectorise(env: Environment, num_envs: int) -> Environment:
         return lambda state, params: batched(function, state, params=params)
 
     return env._replace(reset=reset, step=step, **_functions_of_state(env, over_copies))
+
+
+def _check_compiled(transform: str, env: Any, otherwise: str) -> None:
+    """Refuses environments that are not made of JAX functions.
+
+    Raises:
+        UsageError: with what to do `otherwise`, in which the environment's name takes the place of braces.
+    """
+    if isinstance(env, HostEnvironment):
+        raise UsageError(
+            f"{transform} takes an environment of JAX functions; {env.name} is stepped by Python on the host. "
+            f"hint: {otherwise.format(env.name)}."
+        )
+    if not isinstance(env, Environment):
+        raise UsageError(
+            f"{transform} takes an environment, got a {type(env).__name__}. "
+            "hint: rollmill.make makes one from an id."
+        )
 
 
 def _inner(state: Any, params: Params) -> tuple[State, Params]:

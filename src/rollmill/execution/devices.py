@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from rollmill.core.errors import UsageError
+from rollmill.core.jax_settings import check_platform
 from rollmill.dataflow import Loops
 
 
@@ -20,6 +21,7 @@ def take_devices(count: int) -> list[Any]:
     """
     if count > 1:
         _divide_cpu(count)
+    check_platform()
     devices = jax.devices()
     if count > len(devices):
         platform = devices[0].platform

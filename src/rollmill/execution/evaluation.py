@@ -13,12 +13,23 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.fields import fit
+from rollmill.core.jax_settings import check_compiled
 from rollmill.core.types import HostEnvironment, HostVector, Key, Memory
 from rollmill.dataflow import Collector, Graph, Weights, step_one
-from rollmill.execution.compilation import EXACT_PRECISION
+from rollmill.execution.compilation import EXACT_PRECISION, enable_compilation_cache
 
 MAX_STEPS = 100_000
 """An evaluation gives up on an episode that is longer than this."""
+
+MAX_EPISODES = 10_000_000
+"""More say nothing that these do not."""
+
+BATCH_BYTES = 2**28
+"""Of the states of environments that play side by side; a step holds a few times as much."""
+
+MAX_AT_ONCE = 2**16
+"""Environments that play side by side at most."""
 
 MAX_COPIES = 8
 """Copies of a host environment that play side by side."""
@@ -44,6 +55,9 @@ def evaluate(
 ) -> Episodes:
     """Plays whole episodes, one in each of as many environments, so that short ones do not count twice.
 
+    As many are played at once as `BATCH_BYTES` hold. Programs are kept in the compilation cache, so that another
+    evaluation of the same graph compiles nothing.
+
     Args:
         graph: the algorithm with its environment.
         weights: of the policy, as `graph.weights` gives them.
@@ -54,20 +68,40 @@ def evaluate(
     Raises:
         UsageError: if an episode does not end within `MAX_STEPS` steps.
     """
-    _check_numbers(episodes, seed)
+    episodes, seed = _check_numbers(episodes, seed)
     policy = graph.policy if stochastic else graph.policy._replace(function=graph.greedy)
-    play = jax.jit(partial(_play, graph._replace(policy=policy), episodes), compiler_options=EXACT_PRECISION)
-    returns, lengths, done = jax.device_get(play(weights, jax.random.key(seed)))
-    if not done.all():
-        raise _never_ends(int((~done).sum()), episodes)
+    enable_compilation_cache()
+    batch = min(episodes, _most_at_once(graph))
+    play = jax.jit(partial(_play, graph._replace(policy=policy), batch), compiler_options=EXACT_PRECISION)
+    key, played = jax.random.key(seed), []
+    for first in range(0, episodes, batch):
+        own_key = jax.random.fold_in(key, first) if first else key
+        returns, lengths, done = jax.device_get(play(weights, own_key, np.int32(first % graph.loops.num_envs)))
+        if not done.all():
+            raise _never_ends(int((~done).sum()), batch)
+        played.append((returns, lengths))
+    returns, lengths = (np.concatenate(parts)[:episodes] for parts in zip(*played, strict=True))
     return Episodes(returns, lengths)
 
 
-def _check_numbers(episodes: int, seed: int) -> None:
+def _most_at_once(graph: Graph) -> int:
+    """Episodes whose states fit into `BATCH_BYTES`."""
+    one = jax.eval_shape(partial(_begin, graph, 1), jax.random.key(0), np.int32(0))
+    sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one)]
+    return int(np.clip(BATCH_BYTES // sum(sizes), 1, MAX_AT_ONCE))
+
+
+def _check_numbers(episodes: int, seed: int) -> tuple[int, int]:
+    """Both as whole numbers."""
+    check_compiled()
+    episodes, seed = fit("episodes", int, episodes), fit("seed", int, seed)
     if episodes < 1:
         raise UsageError(f"episodes={episodes} must be at least 1.")
+    if episodes > MAX_EPISODES:
+        raise UsageError(f"episodes={episodes} is more than {MAX_EPISODES}. hint: 100 to 10,000 give a mean.")
     if not 0 <= seed < 2**32:
         raise UsageError(f"seed={seed} must lie between 0 and 2**32 - 1.")
+    return episodes, seed
 
 
 def _never_ends(count: int, episodes: int) -> UsageError:
@@ -77,7 +111,9 @@ def _never_ends(count: int, episodes: int) -> UsageError:
     )
 
 
-def _play(graph: Graph, episodes: int, weights: Weights, key: Key) -> tuple[Array, Array, Array]:
+def _play(
+    graph: Graph, episodes: int, weights: Weights, key: Key, first: Int[Array, ""]
+) -> tuple[Array, Array, Array]:
     start_key, run_key = jax.random.split(key)
     step = jax.vmap(partial(step_one, graph, weights), in_axes=(0, 0, None))
     keys = jax.random.split(run_key, episodes)
@@ -90,13 +126,13 @@ def _play(graph: Graph, episodes: int, weights: Weights, key: Key) -> tuple[Arra
         return _Playing(collector, returns, lengths, now.done | ends, now.t + 1)
 
     end = jax.lax.while_loop(
-        lambda now: ~jnp.all(now.done) & (now.t < MAX_STEPS), body, _begin(graph, episodes, start_key)
+        lambda now: ~jnp.all(now.done) & (now.t < MAX_STEPS), body, _begin(graph, episodes, start_key, first)
     )
     return end.returns, end.lengths, end.done
 
 
-def _begin(graph: Graph, episodes: int, key: Key) -> _Playing:
-    index = jnp.arange(episodes, dtype=jnp.int32)
+def _begin(graph: Graph, episodes: int, key: Key, first: Int[Array, ""]) -> _Playing:
+    index = first + jnp.arange(episodes, dtype=jnp.int32)
     start = jax.vmap(graph.start_environment)
     state, observation = start(jax.random.split(key, episodes), index % graph.loops.num_envs)
     mask = jax.vmap(graph.action_mask)(state)
@@ -135,7 +171,7 @@ def evaluate_on_host(
         UsageError: if an episode does not end within `MAX_STEPS` steps.
         ContractError: if the environment raises; its line is shown.
     """
-    _check_numbers(episodes, seed)
+    episodes, seed = _check_numbers(episodes, seed)
     num_envs = min(episodes, MAX_COPIES)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
     decide = jax.jit(jax.vmap(graph.policy.function if stochastic else graph.greedy, in_axes=(None, 0, 0, 0, 0)))

@@ -38,7 +38,7 @@ from rollmill.dataflow import (
 from rollmill.execution.advance import Window
 from rollmill.execution.compilation import EXACT_PRECISION
 from rollmill.execution.one_program import Program
-from rollmill.record import Checkpoints, Folder, write_json
+from rollmill.record import Checkpoints, Folder, RunDirectory, write_json
 
 SHOWN_ENVIRONMENTS = 8
 
@@ -96,9 +96,10 @@ def stop_at_fault(graph: Graph, program: Program, window: Window, directory: Fol
         _save(directory, fault, state)
     except (StorageError, CheckpointError) as error:
         raise NonFiniteError(f"{message} The inputs of the step could not be kept: {error}") from error
+    command = RunDirectory(directory.root).command("doctor")
     raise NonFiniteError(
-        f"{message} `rollmill doctor {directory.root}`, or `rollmill.replay` from Python, replays the step "
-        "un-jitted and shows where it happens."
+        f"{message} `{command}`, or `rollmill.replay` from Python, replays the step un-jitted and shows where it "
+        "happens."
     )
 
 

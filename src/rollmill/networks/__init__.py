@@ -1,6 +1,7 @@
 """Networks: distributions, torsos and heads, and the actor-critics made of them."""
 
 from rollmill.networks.actor_critic import (
+    TORSOS,
     NetworkConfig,
     SeparateActorCritic,
     SharedActorCritic,
@@ -17,7 +18,7 @@ from rollmill.networks.distributions import (
 )
 from rollmill.networks.heads import ActionHead, action_head
 from rollmill.networks.layers import Convolution, GRUCell, Linear, convolution, gru_cell, linear
-from rollmill.networks.observations import flat_size, flatten
+from rollmill.networks.observations import flat_size, flatten, resolve_layout
 from rollmill.networks.registry import NetworkFactory, find_network, register_network, registered_networks
 from rollmill.networks.torsos import (
     CNN,
@@ -35,6 +36,7 @@ __all__ = [
     "CNN",
     "MASKED_LOGIT",
     "MLP",
+    "TORSOS",
     "ActionHead",
     "ActorCritic",
     "AgentNetwork",
@@ -69,4 +71,5 @@ __all__ = [
     "recurrent_torso",
     "register_network",
     "registered_networks",
+    "resolve_layout",
 ]

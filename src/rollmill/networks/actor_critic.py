@@ -20,6 +20,7 @@ from rollmill.networks.registry import find_network
 from rollmill.networks.torsos import Torso, feed_forward_torso, recurrent_torso
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "swish": jax.nn.swish, "gelu": jax.nn.gelu}
+LAYOUTS = ("auto", "channels_first", "channels_last")
 TORSOS = ("auto", "mlp", "cnn", "gru")
 
 
@@ -39,6 +40,10 @@ class NetworkConfig:
 
     convolutions: tuple[tuple[Count, Count, Count], ...] = ()
     """Channels, kernel size and stride of each convolution; empty chooses by the size of the image."""
+
+    image_layout: Literal["auto", "channels_first", "channels_last"] = "auto"
+    """Which axis of an image holds its channels; `auto` takes a short first axis before two longer ones for it,
+    as in (4, 84, 84), and the last axis otherwise."""
 
     shared_torso: bool = False
     """One torso for the actor and the critic, instead of one for each."""
@@ -186,6 +191,8 @@ def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None
         )
     if config.torso not in TORSOS:
         raise unknown_name("torso", config.torso, TORSOS)
+    if config.image_layout not in LAYOUTS:
+        raise unknown_name("image_layout", config.image_layout, LAYOUTS)
     if config.activation not in ACTIVATIONS:
         raise unknown_name("activation", config.activation, ACTIVATIONS)
     sizes = (*config.hidden_sizes, config.gru_size, *(n for layer in config.convolutions for n in layer))
@@ -193,7 +200,7 @@ def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None
         raise UsageError(f"the sizes of a network must be at least 1; got {min(sizes)} in {config}.")
     if config.torso == "cnn" and not any(leaf.image for leaf in leaves(observation_space)):
         raise UsageError(
-            f"torso='cnn' needs a Box of rank 3 (height, width, channels); the observation space is "
+            f"torso='cnn' needs a Box of rank 3 (an image); the observation space is "
             f"{observation_space}. Use torso='auto'."
         )
 
@@ -207,6 +214,7 @@ def _torso(key: Key, *, space: spaces.Space, config: NetworkConfig) -> Torso:
         activation=ACTIVATIONS[config.activation],
         convolutions=config.convolutions,
         convolve=config.torso != "mlp",
+        image_layout=config.image_layout,
     )
     return recurrent_torso(cell_key, encoder, size=config.gru_size) if config.torso == "gru" else encoder
 

@@ -3,7 +3,7 @@
 import functools
 import math
 import operator
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,12 +13,18 @@ from jaxtyping import Array, Bool, Float
 from rollmill.core.spaces import unsupported
 from rollmill.core.types import Observation
 
+ImageLayout: TypeAlias = Literal["auto", "channels_first", "channels_last"]
+
+MOST_CHANNELS = 16
+"""A first axis that is longer than this is a height."""
+
 
 class Leaf(NamedTuple):
     """How one leaf of an observation is encoded; hashable, so that a network can hold it statically.
 
     `path` leads to the leaf through dictionaries and tuples. `categories` and `starts` have one entry
     for each element of a categorical leaf and are empty for numbers, which are multiplied by `scale`.
+    `channels_first` says of an image that its axes are (channels, height, width).
     """
 
     path: tuple[str | int, ...]
@@ -27,11 +33,18 @@ class Leaf(NamedTuple):
     starts: tuple[int, ...] = ()
     scale: float = 1.0
     image: bool = False
+    channels_first: bool = False
 
     @property
     def size(self) -> int:
         """How many numbers the encoded leaf has."""
         return sum(self.categories) if self.categories else math.prod(self.shape)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of an image."""
+        first, second, third = self.shape
+        return (second, third, first) if self.channels_first else (first, second, third)
 
 
 def leaves(space: spaces.Space, path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
@@ -55,6 +68,42 @@ def leaves(space: spaces.Space, path: tuple[str | int, ...] = ()) -> tuple[Leaf,
         case spaces.Box():
             return (Leaf(path, space.shape, scale=_scale(space), image=len(space.shape) == 3),)
     raise unsupported(space)
+
+
+def images(space: spaces.Space, layout: ImageLayout = "auto") -> tuple[Leaf, ...]:
+    """The leaves that can be convolved, each with the axis of its channels decided."""
+    parts = [leaf for leaf in leaves(space) if leaf.image]
+    return tuple(leaf._replace(channels_first=has_channels_first(leaf.shape, layout)) for leaf in parts)
+
+
+def resolve_layout(space: spaces.Space, layout: ImageLayout) -> ImageLayout:
+    """The layout that `auto` means for all images of a space; as it is where there are none, or they differ."""
+    decided = {leaf.channels_first for leaf in images(space, layout)}
+    if layout != "auto" or len(decided) != 1:
+        return layout
+    return "channels_first" if decided.pop() else "channels_last"
+
+
+def has_channels_first(shape: tuple[int, ...], layout: ImageLayout = "auto") -> bool:
+    """Whether axis 0 of an image holds its channels, as in stacked frames of EnvPool and Gymnasium.
+
+    `auto` takes it for that where it is at most 16 and smaller than the two others, and these are equal or both
+    above 16: (4, 84, 84) and (3, 210, 160) have their channels first, (84, 84, 4) and (10, 10, 16) last.
+    """
+    if layout != "auto":
+        return layout == "channels_first"
+    channels, height, width = shape
+    return (
+        channels <= MOST_CHANNELS
+        and channels < min(height, width)
+        and (height == width or min(height, width) > MOST_CHANNELS)
+    )
+
+
+def as_image(leaf: Leaf, observation: Observation) -> Float[Array, "height width channels"]:
+    """The leaf's part of an observation in float32, its channels last."""
+    image = encode(leaf, observation)
+    return jnp.moveaxis(image, 0, -1) if leaf.channels_first else image
 
 
 def flatten(space: spaces.Space, observation: Observation) -> Float[Array, " size"]:

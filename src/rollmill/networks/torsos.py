@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Key, Memory, Observation
 from rollmill.networks.layers import Convolution, GRUCell, Linear, convolution, gru_cell, linear
-from rollmill.networks.observations import Leaf, encode, join, leaves
+from rollmill.networks.observations import ImageLayout, Leaf, as_image, images, join, leaves
 
 Activation: TypeAlias = Callable[[Array], Array]
 ConvolutionSizes: TypeAlias = tuple[tuple[int, int, int], ...]
@@ -77,7 +77,7 @@ class FeedForwardTorso(eqx.Module):
 
     def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
         """The features of one observation; `memory` passes through."""
-        seen = [cnn(encode(leaf, observation)) for cnn, leaf in zip(self.cnns, self.images, strict=True)]
+        seen = [cnn(as_image(leaf, observation)) for cnn, leaf in zip(self.cnns, self.images, strict=True)]
         return self.mlp(jnp.concatenate([*seen, join(self.vectors, observation)])), memory
 
 
@@ -143,20 +143,20 @@ def feed_forward_torso(
     activation: Activation,
     convolutions: ConvolutionSizes = (),
     convolve: bool = True,
+    image_layout: ImageLayout = "auto",
 ) -> FeedForwardTorso:
     """A torso for observations of `space`; with `convolve`, its `Box` leaves of rank 3 are images."""
     mlp_key, cnn_key = jax.random.split(key)
-    parts = leaves(space)
-    images = tuple(leaf for leaf in parts if convolve and leaf.image)
-    vectors = tuple(leaf for leaf in parts if leaf not in images)
-    keys = jax.random.split(cnn_key, max(len(images), 1))
-    built = [cnn(k, leaf.shape, convolutions) for k, leaf in zip(keys, images, strict=False)]
+    seen = images(space, image_layout) if convolve else ()
+    vectors = tuple(leaf for leaf in leaves(space) if not (convolve and leaf.image))
+    keys = jax.random.split(cnn_key, max(len(seen), 1))
+    built = [cnn(k, leaf.image_shape, convolutions) for k, leaf in zip(keys, seen, strict=False)]
     in_features = sum(size for _, size in built) + sum(leaf.size for leaf in vectors)
     top = mlp(mlp_key, in_features, hidden_sizes, activation=activation)
     return FeedForwardTorso(
         cnns=tuple(stack for stack, _ in built),
         mlp=top,
-        images=images,
+        images=seen,
         vectors=vectors,
         out_features=(in_features, *hidden_sizes)[-1],
     )

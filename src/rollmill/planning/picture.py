@@ -20,7 +20,7 @@ def draw(plan: Plan, graph: Graph, *, steps_per_second: float) -> str:
     lines.append(f"at {steps_per_second:,.0f} steps/s, {rate:,.2f} iterations/s:")
     lines += [_edge(partition, found[edge.name], rate) for edge in partition.channels]
     lines += _reductions(partition, found["gradients"], rate)
-    if not partition.channels and len(lines) and partition.groups[0].replicas == 1:
+    if not partition.channels and partition.groups[0].replicas == 1:
         lines.append("  nothing leaves the program")
     return "\n".join(lines)
 

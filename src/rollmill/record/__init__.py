@@ -4,6 +4,7 @@ Nothing here knows of algorithms, networks, environments or execution: a state i
 a configuration is JSON.
 """
 
+from rollmill.core.interruption import Interruption
 from rollmill.record.checkpoints import Checkpoints, CheckpointWarning, Restored
 from rollmill.record.display import Display, Status, choose_display
 from rollmill.record.episode_window import EpisodeWindow
@@ -13,7 +14,7 @@ from rollmill.record.leaves import from_host, to_host, tree_digest
 from rollmill.record.metrics import MetricsLog, MetricsWarning, check_metrics, read_metrics
 from rollmill.record.pace import Pace
 from rollmill.record.run_directory import RunDirectory, name_run
-from rollmill.record.signals import Interruption, StopRequest, stop_on_signals
+from rollmill.record.signals import StopRequest, stop_on_signals
 
 __all__ = [
     "CheckpointWarning",

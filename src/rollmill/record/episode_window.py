@@ -14,7 +14,11 @@ class _Ended(NamedTuple):
 
 
 class EpisodeWindow:
-    """Mean return and length over recent episodes, and the best that the mean return ever was."""
+    """Mean return and length over recent episodes, and the best that the mean return ever was.
+
+    `best_return` is that of full windows alone: the mean of a few early episodes is no record. `best` is defined
+    wherever `mean_return` is, and never below it, so that means of the two over several trainings can be compared.
+    """
 
     def __init__(self) -> None:
         self._recent: deque[_Ended] = deque()
@@ -46,6 +50,11 @@ class EpisodeWindow:
     def full(self) -> bool:
         """Whether the means are over as many episodes as they should be."""
         return sum(e.count for e in self._recent) >= EPISODES
+
+    @property
+    def best(self) -> float | None:
+        """The best mean return; that of the present where there were never enough episodes for a full window."""
+        return self.mean_return if self.best_return is None else self.best_return
 
     @property
     def mean_return(self) -> float | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
+from rollmill.core.shell import command
 from rollmill.record.folder import Folder
 from rollmill.record.json_files import plain, read_json, write_json
 from rollmill.record.storage import disk_is_full, write_failure
@@ -72,7 +73,8 @@ class RunDirectory:
     def refuse_occupied(root: Path) -> None:
         """Raises a UsageError where `root` is a run, a file, or a directory with other files."""
         if (root / CONFIG).exists():
-            raise UsageError(f"{root} already holds a run: `rollmill resume {root}`, or choose another --run-dir.")
+            again = RunDirectory(root).command("resume")
+            raise UsageError(f"{root} already holds a run: `{again}`, or choose another --run-dir.")
         if root.is_dir() and any(root.iterdir()):
             raise UsageError(f"{root} is not empty and holds no run. Choose another --run-dir.")
         if root.exists() and not root.is_dir():
@@ -157,6 +159,20 @@ class RunDirectory:
             CheckpointError: it is damaged.
         """
         return read_json(self.folder, SUMMARY) if self.folder.has(SUMMARY) else None
+
+    def command(self, name: str, *words: str) -> str:
+        """A command on this run as a shell reads it, with the modules that the run was started with.
+
+        Args:
+            name: such as `resume`.
+            *words: that follow the directory.
+        """
+        try:
+            imports = self.read_config().get("imports", [])
+        except CheckpointError:
+            imports = []
+        modules = [module for module in imports if isinstance(module, str)] if isinstance(imports, list) else []
+        return command(name, self.root, *words, imports=modules)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes or replaces the summary atomically.

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from rollmill.core.interruption import Interruption
+
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -37,22 +39,6 @@ class StopRequest:
     def exit_code(self) -> int:
         """The exit code of the process: 130 after SIGINT, 143 after SIGTERM, 129 after SIGHUP, 0 before any."""
         return 0 if self.signal_number is None else 128 + self.signal_number
-
-
-@dataclass
-class Interruption:
-    """What Ctrl-C does before a training listens: `signal.signal(signal.SIGINT, Interruption())`.
-
-    It raises KeyboardInterrupt. Where that comes up in a finaliser or a callback, Python prints it and goes on; a
-    training that begins after that stops at its first chance.
-    """
-
-    asked: bool = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handles the signal."""
-        self.asked = True
-        raise KeyboardInterrupt
 
 
 @contextmanager

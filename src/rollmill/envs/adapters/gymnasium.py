@@ -35,6 +35,31 @@ def make(name: str, **options: Any) -> HostEnvironment:
     return host_environment(f"gymnasium:{name}", functools.partial(_make_one, name, spec, options))
 
 
+def recipe_of(env: gymnasium.Env) -> tuple[str, dict[str, Any]]:
+    """The id and the options from which `make` makes another environment like this one.
+
+    Raises:
+        UsageError: it was not made by `gymnasium.make`, or was wrapped afterwards.
+    """
+    spec = env.spec
+    if spec is None:
+        raise UsageError(
+            f"{type(env.unwrapped).__name__} has no id to make copies from. hint: gymnasium.register it and give "
+            "gymnasium:MODULE:ID, or rollmill.envs.host_environment(name, function that makes one)."
+        )
+    if spec.additional_wrappers:
+        wrappers = ", ".join(wrapper.name for wrapper in spec.additional_wrappers)
+        raise UsageError(
+            f"{spec.id} was wrapped after it was made ({wrappers}), which its id does not say. hint: "
+            "gymnasium.register a function that makes and wraps it, and give gymnasium:MODULE:ID."
+        )
+    options = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    registered = gymnasium.registry.get(spec.id)
+    if registered is None or spec.max_episode_steps != registered.max_episode_steps:
+        options["max_episode_steps"] = spec.max_episode_steps
+    return spec.id, options
+
+
 def _spec(name: str) -> EnvSpec:
     module, _, plain = name.rpartition(":")
     if module:

@@ -64,7 +64,13 @@ def make(name: str, **options: Any) -> Environment:
 
 def _make(gymnax: ModuleType, name: str, options: dict[str, Any]) -> tuple[Any, Any]:
     """Gymnax's environment and its parameters, those that are given put in."""
-    source, params = gymnax.make(name)
+    try:
+        source, params = gymnax.make(name)
+    except OSError as error:  # such as urllib's, where its data cannot be downloaded
+        raise UsageError(
+            f"gymnax:{name} needs data that could not be read or downloaded: {type(error).__name__}: {error}. "
+            "hint: connect this machine to the network once; gymnax keeps what it has downloaded."
+        ) from error
     defaults = {entry.name: getattr(params, entry.name) for entry in dataclasses.fields(params)}
     others = {option: value for option, value in options.items() if option not in defaults}
     known = [*keyword_names(type(source)), *defaults]

@@ -1,0 +1,104 @@
+"""Options of the commands: read by tyro, listed in groups by `--help`, and answered by name where unknown."""
+
+import argparse
+import copy
+import os
+import warnings
+from collections.abc import Sequence
+from shutil import get_terminal_size
+from typing import Any
+
+os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False" if os.environ.get("NO_COLOR") else "True")
+
+import tyro  # noqa: E402 - reads the setting above when it is imported
+
+from rollmill.core.errors import UsageError
+from rollmill.core.fields import named_like
+
+RECORDING = {
+    "run-dir",
+    "log-every",
+    "checkpoint-seconds",
+    "checkpoint-iterations",
+    "keep-last",
+    "keep-best",
+    "tensorboard",
+    "quiet",
+}
+FUSION = {"fusion", "numerics", "unroll"}
+RUN = {"seed", "num-seeds"}
+GROUPS = ("environment", "algorithm", "network", "run", "recording", "placement", "fusion", "options")
+"""In the order in which they are listed."""
+
+
+def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
+    """An instance of `kind` with the options of a command; `--help` lists them and exits.
+
+    Raises:
+        UsageError: an option is unknown here that other libraries have under another name.
+        SystemExit: after help, or where the options cannot be read.
+    """
+    parser = _parser(kind, prog)
+    known = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
+    for word in arguments:
+        option = word.partition("=")[0]
+        if option.startswith("--") and option[2:].replace("_", "-") not in known:
+            meant = named_like(option, {name.replace("-", "_") for name in known})
+            if meant is not None:
+                raise UsageError(f"unknown option {option}. Did you mean --{meant.replace('_', '-')}?")
+    if any(word in ("-h", "--help") for word in arguments):
+        print(_help(parser, prog, kind))
+        raise SystemExit(0)
+    return tyro.cli(kind, prog=prog, args=list(arguments))
+
+
+def _parser(kind: Any, prog: str) -> Any:
+    """Tyro's parser: its actions are like those of argparse, which lists them."""
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        return tyro.extras.get_parser(kind, prog=prog)
+
+
+def _help(parser: Any, prog: str, kind: Any) -> str:
+    """The options in groups, in plain text."""
+    formatter = argparse.HelpFormatter(prog, max_help_position=30, width=min(get_terminal_size().columns, 110))
+    positional = " ".join(str(a.metavar) for a in parser._actions if not a.option_strings)
+    formatter.add_usage(f"%(prog)s {positional} [OPTIONS]", [], [])
+    if kind.__module__ != "types" and parser.description:
+        formatter.add_text(parser.description.replace("%", "%%"))
+    by_group: dict[str, list[Any]] = {name: [] for name in GROUPS}
+    has_algorithm = any(action.dest.startswith("algorithm.") for action in parser._actions)
+    for action in parser._actions:
+        by_group[_group(action) if has_algorithm else "options"].append(_plain(action))
+    for name, actions in by_group.items():
+        if actions:
+            formatter.start_section(name)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+    return formatter.format_help().rstrip()
+
+
+def _group(action: Any) -> str:
+    """The group of an option; those of a command's own are told by where its dataclass holds them."""
+    holder, _, name = action.dest.rpartition(".")
+    if action.dest in ("environment", "env-options", "imports"):
+        return "environment"
+    if "network" in holder or action.dest == "network-name":
+        return "network"
+    if holder == "algorithm" or action.dest == "recipe":
+        return "algorithm"
+    if holder != "run":
+        return "options"
+    return next((group for group, names in _OF_RUNS.items() if name in names), "placement")
+
+
+_OF_RUNS = {"run": RUN, "recording": RECORDING, "fusion": FUSION}
+
+
+def _plain(action: Any) -> Any:
+    """The option as argparse shows it, without tyro's marks of what may be None."""
+    shown = copy.copy(action)
+    if isinstance(shown.metavar, str):
+        shown.metavar = shown.metavar.replace("{None}|", "")
+    text = " ".join((shown.help or "").replace(" (required)", "").split())
+    shown.help = text.replace("(default: None)", "(default: none)").replace("%", "%%")
+    return shown

@@ -1,0 +1,52 @@
+"""Settings of JAX under which nothing can be trained, found before anything is traced."""
+
+import os
+
+import jax
+
+from rollmill.core.errors import UsageError
+
+
+def check_jax() -> None:
+    """Refuses 64-bit numbers, and platforms that JAX cannot use; starts JAX's backend.
+
+    Raises:
+        UsageError: either.
+    """
+    if jax.config.values["jax_enable_x64"]:
+        raise UsageError(
+            "JAX computes in 64 bits here (JAX_ENABLE_X64, or jax_enable_x64), and Rollmill trains in 32. "
+            "hint: unset JAX_ENABLE_X64, or jax.config.update('jax_enable_x64', False)."
+        )
+    check_platform()
+
+
+def check_platform() -> None:
+    """Starts JAX's backend.
+
+    Raises:
+        UsageError: JAX was told to use a platform that it does not have.
+    """
+    try:
+        jax.default_backend()
+    except RuntimeError as error:
+        chosen = jax.config.values["jax_platforms"]
+        name = "JAX_PLATFORMS" if chosen == os.environ.get("JAX_PLATFORMS") else "jax_platforms"
+        said = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"JAX cannot start with {name}={chosen}: {said} hint: unset it, or set it to cpu; for NVIDIA's GPUs "
+            "install JAX's CUDA packages, `pip install -e '.[cuda]'`."
+        ) from error
+
+
+def check_compiled() -> None:
+    """Refuses JAX_DISABLE_JIT, under which every operation of a training would be interpreted.
+
+    Raises:
+        UsageError: it is set.
+    """
+    if jax.config.values["jax_disable_jit"]:
+        raise UsageError(
+            "JAX_DISABLE_JIT is set, so that each operation would run by itself, thousands of times slower. "
+            "hint: unset it; rollmill.check_environment and `rollmill doctor RUN` find the line of a fault."
+        )

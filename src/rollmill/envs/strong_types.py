@@ -1,0 +1,87 @@
+"""Python numbers and weakly typed arrays that an environment returns, as arrays of one fixed dtype.
+
+`x * 0.5`, `reward=1.0` and `{"steps": 0}` are weakly typed in JAX: their dtype gives way to that of whatever they
+meet next, so they cannot be carried by a loop as they are. `jax.lax.scan` leaves the cast to its callers; here it
+is done once, where an environment enters.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import PyTree
+
+from rollmill.core.errors import UsageError
+from rollmill.core.spaces import struct
+from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
+from rollmill.envs.agents import reward_struct
+
+FLAG = jax.ShapeDtypeStruct((), jnp.bool_)
+
+
+def strongly_typed(env: Environment) -> Environment:
+    """The environment, with arrays of fixed dtypes for all weakly typed leaves that reset and step return.
+
+    A weak observation gets the dtype of its space, a weak reward float32, and a weak leaf of the state the dtype
+    that it had before the step, where that loses nothing (integers become floats, never the reverse); otherwise a
+    leaf keeps its own dtype. Strongly typed leaves and results of another structure stay as they are, for
+    `check_types` to judge.
+    """
+    observation_like, reward_like = _struct(env.observation_space), reward_struct(env)
+
+    def reset(key: Key, params: Params) -> tuple[Observation, State]:
+        returned = env.reset(key, params)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            return returned
+        observation, state = returned
+        return _strong(observation, observation_like), _strong(state)
+
+    def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
+        timestep = env.step(key, state, action, params)
+        if not isinstance(timestep, Timestep):
+            return timestep
+        return timestep._replace(
+            observation=_strong(timestep.observation, observation_like),
+            state=_strong(timestep.state, state),
+            reward=_strong(timestep.reward, reward_like),
+            terminated=_strong(timestep.terminated, FLAG),
+            truncated=_strong(timestep.truncated, FLAG),
+        )
+
+    return env._replace(reset=reset, step=step)
+
+
+def _struct(space: spaces.Space) -> PyTree:
+    """Types of an observation; None for a space without any, which `check_types` reports."""
+    try:
+        return struct(space)
+    except UsageError:
+        return None
+
+
+def _strong(tree: PyTree, like: PyTree | None = None) -> PyTree:
+    """Casts the weak leaves to the dtypes of `like` where that loses nothing, and to their own elsewhere."""
+    leaves, structure = jax.tree.flatten(tree)
+    wanted = jax.tree.leaves(like) if jax.tree.structure(like) == structure else leaves
+    return jax.tree.unflatten(structure, [_strong_leaf(a, b) for a, b in zip(leaves, wanted, strict=True)])
+
+
+def _strong_leaf(leaf: Any, like: Any) -> Any:
+    if not is_weak(leaf):
+        return leaf
+    own, wanted = jnp.result_type(leaf), jnp.result_type(like)
+    return jax.lax.convert_element_type(leaf, wanted if _widens(own, wanted) else own)
+
+
+def is_weak(leaf: Any) -> bool:
+    """Whether JAX would let the dtype of this leaf give way in arithmetic."""
+    return isinstance(leaf, bool | int | float) or bool(getattr(leaf, "weak_type", False))
+
+
+def _widens(own: np.dtype, wanted: Any) -> bool:
+    """Whether numbers of the kind of `own` are numbers of the kind of `wanted`."""
+    if jnp.issubdtype(own, jnp.integer):
+        return jnp.issubdtype(wanted, jnp.integer) or jnp.issubdtype(wanted, jnp.floating)
+    return jnp.issubdtype(own, jnp.floating) and jnp.issubdtype(wanted, jnp.floating)

@@ -1,0 +1,165 @@
+"""Mistakes with the Python API end in a sentence with a way out, and what was meant works where it is plain.
+
+They are made as a user makes them: in a process of their own, without the tests' strict settings.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PREAMBLE = """
+import gymnasium as gym, jax, jax.numpy as jnp, numpy as np, optax, rollmill
+from gymnasium import spaces
+env = rollmill.make("CartPole-v1")
+host = rollmill.make("gymnasium:CartPole-v1")
+small = {"num_envs": 4, "num_steps": 8, "total_timesteps": 64}
+config = lambda graph: graph.settings["config"]
+"""
+
+WORKS = {
+    'rollmill.ppo("CartPole-v1").settings["environment"]': "CartPole-v1",
+    'rollmill.a3c("CartPole-v1").settings["environment"]': "CartPole-v1",
+    'rollmill.impala("Pendulum-v1").settings["environment"]': "Pendulum-v1",
+    'rollmill.mappo("TagGridWorld-Small-v0").settings["environment"]': "TagGridWorld-Small-v0",
+    'rollmill.ippo("TagGridWorld-Small-v0").settings["environment"]': "TagGridWorld-Small-v0",
+    'rollmill.ppo(gym.make("CartPole-v1")).settings["environment"]': "gymnasium:CartPole-v1",
+    "config(rollmill.ppo(env, total_timesteps=1e6))['total_timesteps']": 1_000_000,
+    "config(rollmill.ppo(env, total_timesteps=np.float64(1e6)))['total_timesteps']": 1_000_000,
+    "config(rollmill.ppo(env, num_envs=np.int64(8)))['num_envs']": 8,
+    "config(rollmill.ppo(env, gamma=jnp.float32(1)))['gamma']": 1.0,
+    "config(rollmill.ppo(env, gamma=1))['gamma']": 1.0,
+    "config(rollmill.ppo(env, rollmill.PPOConfig(total_timesteps=1e6)))['total_timesteps']": 1_000_000,
+    "config(rollmill.ppo(env, {'num_envs': 8}))['num_envs']": 8,
+    "config(rollmill.ppo(env, {'num_envs': 8}, num_envs=16))['num_envs']": 16,
+    "config(rollmill.ppo(env, network='mlp'))['network']['torso']": "mlp",
+    "config(rollmill.ppo(env, network={'hidden_sizes': [32]}))['network']['hidden_sizes']": [32],
+    "config(rollmill.ppo(env, learning_rate=optax.linear_schedule(0.25, 0, 9)))['learning_rate']": 0.25,
+    "rollmill.ppo(env, learning_rate=optax.linear_schedule(1e-3, 0, 9)).settings['custom']": ["learning_rate"],
+    "rollmill.RunOptions(seed=1e3).seed": 1000,
+    "str(rollmill.RunOptions(run_dir='somewhere').run_dir)": "somewhere",
+    "rollmill.check_environment('CartPole-v1')": None,
+}
+
+FAILS = {
+    'rollmill.ppo("CartPole-v2")': "unknown environment 'CartPole-v2'. Did you mean CartPole-v1",
+    'rollmill.ppo("gym:CartPole-v1")': "unknown environment prefix 'gym:'",
+    "rollmill.ppo(3)": "expected an environment, got a int. hint:",
+    "rollmill.ppo(None)": "expected an environment, got a NoneType",
+    "rollmill.ppo(gym.make_vec('CartPole-v1', 2))": "got a gymnasium VectorEnv (copies are made by num_envs",
+    "rollmill.ppo(gym.wrappers.NormalizeObservation(gym.make('CartPole-v1')))": "was wrapped after it was made",
+    "rollmill.check_environment(3)": "expected an environment, got a int",
+    "rollmill.ppo(env, lr=1e-3)": "unknown hyperparameter 'lr'. Did you mean learning_rate?",
+    "rollmill.ppo(env, n_envs=8)": "Did you mean num_envs?",
+    "rollmill.ppo(env, n_steps=8)": "Did you mean num_steps?",
+    "rollmill.ppo(env, batch_size=64)": "Did you mean num_minibatches?",
+    "rollmill.ppo(env, clip_range=0.2)": "Did you mean clip_coef?",
+    "rollmill.ppo(env, n_epochs=4)": "Did you mean update_epochs?",
+    "rollmill.ppo(env, timesteps=100)": "Did you mean total_timesteps?",
+    "rollmill.ppo(env, nmu_envs=8)": "Did you mean num_envs",
+    "rollmill.ppo(env, seed=1)": "Options of the run, such as seed and run_dir, go to rollmill.train.",
+    "rollmill.ppo(env, {'lr': 1e-3})": "Did you mean learning_rate?",
+    "rollmill.ppo(env, num_envs=1.5)": "num_envs=1.5 must be a whole number, not a float.",
+    "rollmill.ppo(env, num_envs='8')": "num_envs='8' must be a whole number, not a str.",
+    "rollmill.ppo(env, num_envs=True)": "num_envs=True must be a whole number, not a bool.",
+    "rollmill.ppo(env, num_envs=None)": "num_envs=None must be a whole number, not a NoneType.",
+    "rollmill.ppo(env, num_envs=[8])": "num_envs=[8] must be a whole number, not a list.",
+    "rollmill.ppo(env, num_envs=float('inf'))": "num_envs=inf must be a whole number",
+    "rollmill.ppo(env, num_envs=np.array([1, 2]))": "must be a whole number, not a ndarray",
+    "rollmill.ppo(env, num_envs=0)": "num_envs=0 must be at least 1",
+    "rollmill.ppo(env, total_timesteps=-5)": "total_timesteps=-5 must be at least 1",
+    "rollmill.ppo(env, total_timesteps=10)": "total_timesteps=10 is less than one iteration",
+    "rollmill.ppo(env, learning_rate='fast')": "learning_rate='fast' must be a number, not a str.",
+    "rollmill.ppo(env, learning_rate=1j)": "learning_rate=1j must be a number, not a complex.",
+    "rollmill.ppo(env, learning_rate=lambda: 1)": "learning_rate is a function that does not return a number",
+    "rollmill.ppo(env, learning_rate=lambda n: 'x')": "learning_rate is a function that does not return a number",
+    "rollmill.ppo(env, gamma=1.5)": "gamma=1.5 must lie between 0 and 1",
+    "rollmill.ppo(env, gamma='high')": "gamma='high' must be a number",
+    "rollmill.ppo(env, anneal_lr='no')": "anneal_lr='no' must be True or False, not a str.",
+    "rollmill.ppo(env, anneal_lr=1)": "anneal_lr=1 must be True or False, not a int.",
+    "rollmill.ppo(env, target_kl='x')": "target_kl='x' must be a number",
+    "rollmill.ppo(env, num_minibatches=7)": "num_minibatches=7",
+    "rollmill.ppo(env, rollmill.A3CConfig())": "config is a A3CConfig, expected a PPOConfig. hint:",
+    "rollmill.a3c(env, rollmill.PPOConfig())": "or rollmill.ppo(env, config).",
+    "rollmill.ppo(env, rollmill.PPOConfig)": "config is the class PPOConfig. hint: give an instance",
+    "rollmill.ppo(env, 'cartpole')": "config is a str, expected a PPOConfig",
+    "rollmill.ppo(env, rollmill.RunOptions())": "config is a RunOptions, expected a PPOConfig",
+    "rollmill.ppo(env, network=3)": "network is a int. hint: give rollmill.NetworkConfig",
+    "rollmill.ppo(env, network='transformer')": "unknown torso 'transformer'. Known: auto, cnn, gru, mlp",
+    "rollmill.ppo(env, network=rollmill.NetworkConfig(hidden_sizes=64))": "hidden_sizes=64 must be a tuple",
+    "rollmill.ppo(env, network=rollmill.NetworkConfig(activation='rellu'))": "Did you mean relu",
+    "rollmill.ppo(env, network={'width': 3})": "unknown setting of network 'width'",
+    "rollmill.ppo(env, network=lambda: None)": "making the network raised TypeError",
+    "rollmill.ppo(env, params=3)": "params has the structure",
+    "rollmill.ppo(host, params={})": "lives on the host and takes no params",
+    "rollmill.ppo('TagGridWorld-Small-v0')": "train it with mappo or ippo",
+    "rollmill.mappo(env)": "has one agent; mappo is for environments with several",
+    "rollmill.mappo(host)": "lives on the host",
+    "rollmill.time_limit(host, 5)": 'hint: rollmill.make("gymnasium:CartPole-v1", max_episode_steps=N).',
+    "rollmill.vary(host, lambda k, p: p)": "vary takes an environment of JAX functions; gymnasium:CartPole-v1 is",
+    "rollmill.vectorise(host, 2)": "vectorise takes an environment of JAX functions",
+    "rollmill.auto_reset(host)": "it resets itself",
+    "rollmill.time_limit('CartPole-v1', 5)": "time_limit takes an environment, got a str. hint: rollmill.make",
+    "rollmill.time_limit(env, 5.5)": "max_steps=5.5 must be a whole number",
+    "rollmill.make('CartPole-v1', gravity=3)": "its options:",
+    "rollmill.make('')": "unknown environment ''",
+    "rollmill.train('ppo')": 'hint: rollmill.ppo("CartPole-v1") makes one.',
+    "rollmill.train(rollmill.a3c)": 'hint: rollmill.a3c("CartPole-v1") makes one.',
+    "rollmill.train(env)": "expected an algorithm on an environment, got Environment(",
+    "rollmill.train(rollmill.ppo(env), seed=1.5)": "seed=1.5 must be a whole number, not a float.",
+    "rollmill.train(rollmill.ppo(env), seed='1')": "seed='1' must be a whole number",
+    "rollmill.train(rollmill.ppo(env), sed=1)": "unknown option of train 'sed'. Did you mean seed",
+    "rollmill.train(rollmill.ppo(env), num_envs=8)": "Hyperparameters go to the algorithm",
+    "rollmill.train(rollmill.ppo(env), log_dir='x')": "Did you mean run_dir?",
+    "rollmill.train(rollmill.ppo(env), run_dir=3)": "run_dir=3 must be a path, not a int.",
+    "rollmill.train(rollmill.ppo(env), fusion='yes')": "unknown fusion 'yes'",
+    "rollmill.train(rollmill.ppo(env), quiet='yes')": "quiet='yes' must be True or False",
+    "rollmill.train(rollmill.ppo(env), rollmill.PPOConfig())": "options is a PPOConfig. hint: give",
+    "rollmill.load(3)": "run_dir=3 must be a path, not a int.",
+    "rollmill.load('nowhere')": "nowhere does not exist",
+    "rollmill.evaluate(None)": "run_dir=None must be a path",
+    "rollmill.resume('nowhere')": "nowhere does not exist",
+    "rollmill.resume('nowhere', learning_rate=1)": "nowhere does not exist",
+}
+
+SCRIPT = """
+import json, sys
+exec({preamble!r})
+answers = {{}}
+for code in json.load(sys.stdin):
+    try:
+        answers[code] = ["returned", json.loads(json.dumps(eval(code), default=str))]
+    except rollmill.RollmillError as error:
+        answers[code] = ["RollmillError", str(error)]
+    except Exception as error:
+        answers[code] = ["a raw error", f"{{type(error).__name__}}: {{error}}"]
+json.dump(answers, open(sys.argv[1], "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    file = tmp_path_factory.mktemp("mistakes") / "answers.json"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(preamble=PREAMBLE), str(file)],
+        input=json.dumps([*WORKS, *FAILS]),
+        capture_output=True,
+        text=True,
+        cwd=file.parent,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(file.read_text())
+
+
+@pytest.mark.parametrize("code", WORKS)
+def test_what_is_plain_works(answers, code):
+    assert answers[code] == ["returned", WORKS[code]]
+
+
+@pytest.mark.parametrize("code", FAILS)
+def test_mistakes_end_in_a_sentence(answers, code):
+    kind, said = answers[code]
+    assert kind == "RollmillError" and FAILS[code] in said

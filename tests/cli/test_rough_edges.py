@@ -1,0 +1,110 @@
+"""The command under unusual settings of the terminal and of JAX, and under wrong options."""
+
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from rollmill.core.shell import command
+from rollmill.record import RunDirectory
+
+SETTINGS = {
+    "a platform that is none": ({"JAX_PLATFORMS": "foo"}, "JAX cannot start with JAX_PLATFORMS=foo"),
+    "a platform that is not here": ({"JAX_PLATFORMS": "tpu"}, "JAX cannot start with JAX_PLATFORMS=tpu"),
+    "64 bits": ({"JAX_ENABLE_X64": "1"}, "JAX computes in 64 bits here"),
+    "no compilation": ({"JAX_DISABLE_JIT": "1"}, "JAX_DISABLE_JIT is set"),
+}
+OPTIONS = {
+    "--lr": "--learning-rate",
+    "--n-envs": "--num-envs",
+    "--n_steps": "--num-steps",
+    "--batch-size=3": "--num-minibatches",
+    "--clip-range": "--clip-coef",
+    "--log-dir": "--run-dir",
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_jax_that_cannot_train_are_named(rollmill, name):
+    env, message = SETTINGS[name]
+    done = rollmill("train", "ppo", "CartPole-v1", "--total-timesteps", 4096, env=env)
+    assert done.returncode == 2 and message in done.stderr and "hint: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_names_a_platform_that_is_none(rollmill):
+    done = rollmill("doctor", env={"JAX_PLATFORMS": "foo"})
+    assert done.returncode == 2 and "JAX_PLATFORMS=foo" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_terminal_without_unicode_gets_the_list(rollmill):
+    done = rollmill("list", env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0 and "CartPole-v1" in done.stdout and done.stdout.isascii()
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_names_of_other_libraries_lead_to_those_here(option):
+    from rollmill.cli.train import run
+    from rollmill.core.errors import UsageError
+
+    with pytest.raises(UsageError, match=f"Did you mean {OPTIONS[option]}?"):
+        run.__wrapped__(["ppo", "CartPole-v1", option, "3"])
+
+
+def test_help_is_in_groups_without_marks_of_types(capsys):
+    from rollmill.cli.train import run
+
+    with pytest.raises(SystemExit) as ended:
+        run(["ppo", "--help"])
+    text = capsys.readouterr().out
+    titles = ["environment:", "algorithm:", "network:", "run:", "recording:", "placement:", "fusion:", "options:"]
+    positions = [text.index(f"\n{title}\n") for title in titles]
+    assert ended.value.code == 0 and positions == sorted(positions)
+    placement = text[positions[5] : positions[6]]
+    assert "--distribution STR" in placement and "--actors INT" in placement and "--gamma" not in placement
+    assert "{None}" not in text and "\x1b" not in text
+
+
+def test_the_command_listens_to_interrupts_before_it_imports_jax(tmp_path):
+    """A package named jax that interrupts the process while it is imported stands for a slow import."""
+    slow = tmp_path / "jax"
+    slow.mkdir()
+    (slow / "__init__.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "rollmill", "list"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "rollmill: interrupted\n")
+
+
+def test_names_are_imported_when_they_are_first_used():
+    code = """
+import sys, rollmill, rollmill.cli.main
+assert "jax" not in sys.modules
+assert all(getattr(rollmill, name) is not None for name in rollmill.__all__)
+assert set(rollmill.__all__) == set(rollmill._ORIGIN) and callable(rollmill.ppo) and callable(rollmill.envs.make)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+def test_printed_commands_can_be_copied(tmp_path):
+    assert shlex.split(command("resume", "my run", imports=["a"])) == [
+        "rollmill",
+        "resume",
+        "my run",
+        "--import",
+        "a",
+    ]
+    run = RunDirectory.create(tmp_path / "it's a run", config={"imports": ["mine", "yours"]}, versions={})
+    words = shlex.split(run.command("resume", "--distribution", "gpu-only"))
+    expected = ["rollmill", "resume", str(run.root), "--distribution", "gpu-only"]
+    assert words == [*expected, "--import", "mine", "--import", "yours"]
