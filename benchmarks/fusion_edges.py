@@ -59,7 +59,8 @@ def run(options: argparse.Namespace) -> None:
     print(json.dumps(summary, indent=2))
     on_gpu = any(row["way"].startswith("gpu") for row in found)
     name = "fusion-edges-gpu" if on_gpu else "fusion-edges"
-    write_result(name, {"summary": summary, "rows": found}, directory=options.output or RESULTS)
+    rows = [{key: value for key, value in row.items() if value not in ("", ())} for row in found]
+    write_result(name, {"summary": summary, "rows": rows}, directory=options.output or RESULTS)
 
 
 def compare_piece(piece: tuple[str, int, int]) -> list[dict[str, Any]]:
@@ -128,7 +129,7 @@ def _by_primitive(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
 
 def _verdict(rows: list[dict[str, Any]], way: str) -> str:
     own = [row for row in rows if row["way"] == way]
-    refused = [row for row in own if row["refusal"]]
+    refused = [row for row in own if row.get("refusal")]
     differing = sum(row["differing"] for row in own)
     if len(refused) == len(own):
         return "refused"

@@ -163,7 +163,7 @@ def test_kernels_of_very_many_operations_have_to_be_asked_for(monkeypatch, rollo
 def test_kernels_that_fit_neither_registers_nor_the_instruction_cache_have_to_be_asked_for(
     monkeypatch, rollouts_alone
 ):
-    monkeypatch.setattr(backends.rollout, "MOST_REGISTERS", 16)
+    monkeypatch.setattr(backends, "ROOM", 16)
     monkeypatch.setattr(backends, "CACHED", 100)
     tuned = []
     monkeypatch.setattr(fusing._Choice, "_tune_rollouts", lambda *_: tuned.append(1) or fusing.Tuned((32, 1)))
@@ -171,8 +171,8 @@ def test_kernels_that_fit_neither_registers_nor_the_instruction_cache_have_to_be
     way = choose_ways(graph, fusion="auto", **CHOICE).rollouts
     pressure = pressure_of_rollout(graph)
     assert not way.fused and not tuned, "nothing is compiled"
-    assert f"holds up to {pressure.live} numbers at a time, and a thread has 16 registers" in way.note
-    assert f"about {pressure.instructions:,} instructions" in way.note
+    assert f"holds up to {pressure.live} numbers at a time, and registers have room for about 16" in way.note
+    assert f"about {pressure.instructions + pressure.guarded:,} instructions" in way.note
     assert "fusion=rollout makes one all the same" in way.note
     assert choose_ways(graph, fusion="rollout", **CHOICE).rollouts.fused
 

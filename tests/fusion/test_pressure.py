@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from rollmill.fusion import Pressure, pressure_of, scalarise
-from rollmill.fusion.backends import CACHED, LONGEST, MOST_PRODUCTS, hopeless_on_gpu, machine_code
-from rollmill.fusion.rollout import MOST_REGISTERS
+from rollmill.fusion.backends import CACHED, LONGEST, MOST_PRODUCTS, ROOM, hopeless_on_gpu, machine_code
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 VECTOR = jax.ShapeDtypeStruct((24,), jnp.float32)
@@ -63,9 +62,9 @@ def test_instructions_behind_branches_are_counted_apart():
 @pytest.mark.parametrize(
     ("held", "instructions", "hopeless"),
     [
-        (MOST_REGISTERS, 10 * CACHED, False),
-        (10 * MOST_REGISTERS, CACHED, False),
-        (MOST_REGISTERS + 1, CACHED + 1, True),
+        (ROOM, 10 * CACHED, False),
+        (10 * ROOM, CACHED, False),
+        (ROOM + 1, CACHED + 1, True),
     ],
 )
 def test_hopeless_is_what_fits_neither_registers_nor_the_instruction_cache(held, instructions, hopeless):
