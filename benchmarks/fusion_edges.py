@@ -59,8 +59,15 @@ def run(options: argparse.Namespace) -> None:
     print(json.dumps(summary, indent=2))
     on_gpu = any(row["way"].startswith("gpu") for row in found)
     name = "fusion-edges-gpu" if on_gpu else "fusion-edges"
-    rows = [{key: value for key, value in row.items() if value not in ("", ())} for row in found]
-    write_result(name, {"summary": summary, "rows": rows}, directory=options.output or RESULTS)
+    write_result(name, {"summary": summary, **compact(found)}, directory=options.output or RESULTS)
+
+
+def compact(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The cells of each primitive's types, which are the same in all ways, and the rows that say more."""
+    cells: dict[str, dict[str, int]] = defaultdict(dict)
+    for row in rows:
+        cells[row["primitive"]][row["case"].removeprefix(row["primitive"]).strip()] = row["cells"]
+    return {"cells": cells, "exceptions": [row for row in rows if row["differing"] or row["refusal"]]}
 
 
 def compare_piece(piece: tuple[str, int, int]) -> list[dict[str, Any]]:
@@ -111,31 +118,19 @@ def table() -> str:
     for way, own in result["summary"].items():
         lines.append(f"| {way} | " + " | ".join(f"{own[name]:,}" for name in own) + " |")
     lines += ["", f"| primitive | types | cells | {' | '.join(ways)} |", "|---|---|--:|" + "---|" * len(ways)]
-    for primitive, rows in sorted(_by_primitive(result["rows"]).items()):
-        types = ", ".join(dict.fromkeys(row["case"].removeprefix(primitive).strip() for row in rows))
-        cells = sum(row["cells"] for row in rows if row["way"] == ways[0])
-        lines.append(
-            f"| `{primitive}` | {types} | {cells:,} | {' | '.join(_verdict(rows, way) for way in ways)} |"
-        )
+    for primitive, types in sorted(result["cells"].items()):
+        own = [row for row in result["exceptions"] if row["primitive"] == primitive]
+        verdicts = " | ".join(_verdict([row for row in own if row["way"] == way], len(types)) for way in ways)
+        lines.append(f"| `{primitive}` | {', '.join(types)} | {sum(types.values()):,} | {verdicts} |")
     return "\n".join(lines)
 
 
-def _by_primitive(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        found[row["primitive"]].append(row)
-    return found
-
-
-def _verdict(rows: list[dict[str, Any]], way: str) -> str:
-    own = [row for row in rows if row["way"] == way]
-    refused = [row for row in own if row.get("refusal")]
-    differing = sum(row["differing"] for row in own)
-    if len(refused) == len(own):
+def _verdict(exceptions: list[dict[str, Any]], types: int) -> str:
+    refused = sum(bool(row["refusal"]) for row in exceptions)
+    if refused == types:
         return "refused"
-    return (
-        f"{differing:,} differ" if differing else f"as XLA, {len(refused)} types refused" if refused else "as XLA"
-    )
+    differing = sum(row["differing"] for row in exceptions)
+    return f"{differing:,} differ" if differing else f"as XLA, {refused} refused" if refused else "as XLA"
 
 
 if __name__ == "__main__":
