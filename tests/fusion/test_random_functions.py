@@ -1,12 +1,14 @@
 """Functions put together at random from what environments do, against the same functions under `vmap`.
 
-Floats hold small whole numbers, on which arithmetic is exact, so that results are equal and not only near.
+Floats hold small whole numbers, on which arithmetic is exact, so that results are equal and not only near; or NaN,
+infinities, zeros of both signs and the like.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from code_runs import evaluate_by_code
 from fused_runs import assert_same, both
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -99,3 +101,22 @@ def test_functions_at_random(instructions, seed):
     n = jnp.asarray(rng.integers(-9, 10, size=(E, N)), jnp.int32)
     b = jnp.asarray(rng.random((E, N)) < 0.5)
     assert_same(*both(assembled(instructions), (x, n, b)), rtol=0, atol=0)
+
+
+EDGES = st.sampled_from([0.0, -0.0, np.nan, np.inf, -np.inf, 1.0, -1.0, 2.5, -0.5, 2.0**31, -(2.0**31), 300.0])
+LIMITS = st.sampled_from([0, 1, -1, 7, 31, 32, 33, 2**31 - 1, -(2**31), -9])
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    instructions=INSTRUCTIONS,
+    floats=st.lists(EDGES, min_size=E * N, max_size=E * N),
+    integers=st.lists(LIMITS, min_size=E * N, max_size=E * N),
+    booleans=st.lists(st.booleans(), min_size=E * N, max_size=E * N),
+)
+def test_functions_at_random_on_edges(instructions, floats, integers, booleans):
+    x = jnp.asarray(floats, jnp.float32).reshape(E, N)
+    n = jnp.asarray(integers, jnp.int32).reshape(E, N)
+    b = jnp.asarray(booleans).reshape(E, N)
+    assert_same(*both(assembled(instructions), (x, n, b)), rtol=0, atol=0)
+    assert_same(*both(assembled(instructions), (x, n, b), evaluate=evaluate_by_code), rtol=0, atol=0)
