@@ -146,7 +146,8 @@ def test_a_run_does_not_go_on_in_processes_with_a_graph_that_was_changed(tmp_pat
     [("foo", "unknown checkpoint 'foo'. Known: best, last"), ("best", "no best checkpoint")],
 )
 def test_a_checkpoint_that_is_not_there_is_not_replaced_by_the_last(checkpoint, message, tmp_path):
-    run = rollmill.train(small(), run_dir=tmp_path / "run", **QUIET)
+    endless = rollmill.make("MountainCar-v0", max_steps=10_000)
+    run = rollmill.train(small(endless), run_dir=tmp_path / "run", **QUIET)
     with pytest.raises(UsageError, match=message):
         rollmill.load(run.directory, checkpoint=checkpoint)
 

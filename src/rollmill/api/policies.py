@@ -80,7 +80,7 @@ class Policy:
 def load(
     run_dir: str | Path,
     *,
-    checkpoint: Choice = "last",
+    checkpoint: str = "last",
     seed: int | None = None,
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
@@ -106,7 +106,7 @@ def load(
 def load_weights(
     run_dir: str | Path,
     *,
-    checkpoint: Choice = "last",
+    checkpoint: str = "last",
     seed: int | None = None,
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
@@ -156,7 +156,7 @@ def evaluate(
     env: Environment | HostEnvironment | gymnasium.Env | str | None = None,
     env_options: Options = NO_OPTIONS,
     episodes: int = 100,
-    checkpoint: Choice = "last",
+    checkpoint: str = "last",
     seed: int = 0,
     train_seed: int | None = None,
     stochastic: bool = False,

@@ -102,10 +102,10 @@ class Checkpoints:
         )
 
     def best(self) -> int | None:
-        """The iteration with the highest score (the newest of equals); None without any checkpoint."""
+        """The iteration with the highest score (the newest of equals); None where no checkpoint has a score."""
         self.wait()
         ranked = self._ranked(self.iterations())
-        return ranked[0] if ranked else None
+        return ranked[0] if ranked and self._scores[ranked[0]] > -math.inf else None
 
     def save(
         self, iteration: int, state: PyTree, *, metadata: Mapping[str, Any], score: float | None = None
