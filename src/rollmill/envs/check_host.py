@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from jaxtyping import PyTree
 
-from rollmill.core.errors import ContractError
+from rollmill.core.errors import ContractError, NonFiniteError
 from rollmill.core.spaces import contains, struct
 from rollmill.core.types import HostEnvironment, HostStep, HostVector
 from rollmill.envs.host import step_struct
@@ -33,6 +33,8 @@ def check_host(env: HostEnvironment, *, seed: int, num_steps: int) -> None:
     vector = env.start(range(NUM_COPIES), seed=seed)
     try:
         _check_run(env, vector, seed, num_steps)
+    except NonFiniteError as error:
+        raise ContractError(str(error)) from error
     finally:
         vector.close()
 

@@ -107,9 +107,7 @@ def make(name: str, **options: Any) -> Environment | HostEnvironment:
     return _named(factory(**options), name, options)
 
 
-def as_environment(
-    env: Environment | HostEnvironment | gymnasium.Env | str, options: Options = NO_OPTIONS
-) -> Environment | HostEnvironment:
+def as_environment(env: object, options: Options = NO_OPTIONS) -> Environment | HostEnvironment:
     """The environment that a user means by an id, by what `gymnasium.make` returns, or by an environment itself.
 
     Args:

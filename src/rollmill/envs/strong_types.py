@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.core.spaces import struct
-from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
+from rollmill.core.types import Action, Environment, Key, Params, State, Timestep
 from rollmill.envs.agents import reward_struct
 
 FLAG = jax.ShapeDtypeStruct((), jnp.bool_)
@@ -31,14 +31,14 @@ def strongly_typed(env: Environment) -> Environment:
     """
     observation_like, reward_like = _struct(env.observation_space), reward_struct(env)
 
-    def reset(key: Key, params: Params) -> tuple[Observation, State]:
+    def reset(key: Key, params: Params) -> Any:
         returned = env.reset(key, params)
         if not isinstance(returned, tuple) or len(returned) != 2:
             return returned
         observation, state = returned
         return _strong(observation, observation_like), _strong(state)
 
-    def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
+    def step(key: Key, state: State, action: Action, params: Params) -> Any:
         timestep = env.step(key, state, action, params)
         if not isinstance(timestep, Timestep):
             return timestep
