@@ -1,6 +1,7 @@
 """The command line: what it prints, where it writes, and what it says of bad input."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -151,8 +152,6 @@ def test_an_occupied_run_directory_is_left_as_it_was(trained, rollmill):
 
 
 def test_a_damaged_configuration_is_told(trained, rollmill, tmp_path):
-    import shutil
-
     shutil.copytree(trained[0], tmp_path / "damaged")
     (tmp_path / "damaged/config.json").write_text("{")
     before = files_under(tmp_path)
@@ -162,16 +161,14 @@ def test_a_damaged_configuration_is_told(trained, rollmill, tmp_path):
 
 
 def test_a_checkpoint_of_another_network_is_refused(trained, rollmill, tmp_path):
-    import shutil
-
     shutil.copytree(trained[0], tmp_path / "other")
     config = json.loads((tmp_path / "other/config.json").read_text())
     config["graph"]["config"]["network"]["hidden_sizes"] = [32, 32]
     (tmp_path / "other/config.json").write_text(json.dumps(config))
     before = files_under(tmp_path / "other/checkpoints")
     done = rollmill("resume", "other")
-    assert done.returncode == 2 and "another algorithm or network" in done.stderr
-    assert "float32[4,64]" in done.stderr.replace(" ", "") or "[4, 64]" in done.stderr
+    assert done.returncode == 2 and "is not the configuration of checkpoint" in done.stderr
+    assert "config.network.hidden_sizes is [32, 32], and was [64, 64]" in done.stderr
     assert files_under(tmp_path / "other/checkpoints") == before
 
 
@@ -207,8 +204,13 @@ def test_an_own_environment_by_its_name(rollmill, tmp_path):
     assert rollmill(*train, **here).returncode == 0
     evaluated = rollmill("evaluate", "run", "--import", "corridors", "--json", **here)
     assert json.loads(evaluated.stdout)["mean_return"] == 5
-    forgotten = rollmill("evaluate", "run", **here)
-    assert forgotten.returncode == 2 and "The run was started with --import corridors" in forgotten.stderr
+    own = rollmill("evaluate", "run", "--json", **here)
+    assert own.returncode == 0, "the modules of a run that was made here are imported again"
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    foreign = rollmill("evaluate", "copy", **here)
+    assert foreign.returncode == 2 and "--import corridors" in foreign.stderr
+    assert rollmill("evaluate", "copy", "--trust", **here).returncode == 0
+    assert rollmill("evaluate", "copy", **here).returncode == 0, "trust is remembered"
 
 
 def test_an_environment_that_raises_shows_its_own_line(rollmill, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 
 import pytest
 
@@ -98,7 +99,7 @@ def test_devices_belong_to_one_program(refused):
         ({"version": 7}, "the plan is of version 7; this Rollmill reads 1."),
         ({"groups": []}, "mine: a partition needs at least one group."),
         ({"place": "clouds"}, "unknown place 'clouds'."),
-        ({"grups": []}, "unknown field of a plan 'grups'. Did you mean groups?"),
+        ({"grups": []}, "the plan: grups is unknown; did you mean groups?"),
     ],
 )
 def test_a_plan_that_is_wrong(refused, tmp_path, change, message):
@@ -115,11 +116,12 @@ def test_a_run_goes_on_only_where_it_can(refused, tmp_path, monkeypatch):
     graph = rollmill.ppo(rollmill.make("CartPole-v1"), num_envs=8, num_steps=8, total_timesteps=64)
     rollmill.train(graph, run_dir=tmp_path / "run", quiet=True, tensorboard=False)
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    said = refused("resume", "run", "--distribution", "centrl", leaves=["run"])
+    refused = partial(refused, "resume", "run", "--set", "total_timesteps=128", leaves=["run"])
+    said = refused("--distribution", "centrl")
     assert "rollmill: unknown distribution policy 'centrl'. Did you mean central" in said
-    said = refused("resume", "run", "--distribution", "central", "--actors", "5", leaves=["run"])
+    said = refused("--distribution", "central", "--actors", "5")
     assert "replicas=5, which cannot hold equal shares of num_shards=8; nearest that can: 4 or 8." in said
-    said = refused("resume", "run", "--asynchronous", leaves=["run"])
+    said = refused("--asynchronous")
     assert "rollmill: gpu-only has no asynchronous form" in said
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 

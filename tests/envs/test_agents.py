@@ -223,7 +223,7 @@ def test_random_actions_of_several_agents_are_legal():
     def step(key, state, action, params):
         timestep = pets().step(key, state, action, params)
         obeyed = legal[jnp.arange(2), action["cat"]]
-        return timestep._replace(reward={**timestep.reward, "cat": jnp.where(obeyed, 1.0, jnp.nan)})
+        return timestep._replace(reward={**timestep.reward, "cat": jnp.where(obeyed, jnp.float32(1), jnp.nan)})
 
     env = pets(step=step, action_mask=lambda state, params: {"cat": legal})
     envs.check_environment(env, num_steps=20)

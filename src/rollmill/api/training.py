@@ -150,17 +150,19 @@ def resume(
             display.note("this run is finished already; nothing was changed")
             return Run(run.root, summary, 0)
         described = _described(saved.graph, settings, graph, passed=algorithm is not None, display=display)
-        note_changes(run, described, graph, values, restored, display)
         custom = only_here(described, modules)
         plan = plan or choose_plan(graph, options, custom=custom)
         refuse_custom(plan, custom)
-        if plan.place != "program":
-            return train_with_workers(
-                run, graph, plan, options, display, checkpoints, restored, described=described, imports=modules
-            )
-        launches = None if placement or fusion else run.read_config().get("launches")
-        program = _compile(graph, plan, options, display, launches=launches)
-        return _train(run, graph, program, options, display, checkpoints, restored)
+        program = None
+        if plan.place == "program":
+            launches = None if placement or fusion else run.read_config().get("launches")
+            program = _compile(graph, plan, options, display, launches=launches)
+        note_changes(run, described, graph, values, restored, display)  # now that nothing can be refused any more
+        if program is not None:
+            return _train(run, graph, program, options, display, checkpoints, restored)
+        return train_with_workers(
+            run, graph, plan, options, display, checkpoints, restored, described=described, imports=modules
+        )
 
 
 def _check_checkpoint(
