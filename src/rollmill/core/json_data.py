@@ -14,13 +14,11 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from rollmill.core.errors import DataError
-
-T = TypeVar("T")
 
 MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 32
@@ -92,14 +90,14 @@ def parse_object(
     return value
 
 
-def read_as(kind: type[T], value: Any, *, where: str, field: str = "", error: type[Exception] = DataError) -> T:
+def read_as(kind: Any, value: Any, *, where: str, field: str = "", error: type[Exception] = DataError) -> Any:
     """`value` as an instance of a dataclass, or of any type that msgspec knows.
 
     Types are checked strictly: 8.0 and "8" are no integers; "inf" is taken where a number is expected. Fields with
     a default may be missing, unknown ones are refused. The dataclass's own checks run too.
 
     Args:
-        kind: the schema.
+        kind: the schema: a class, or a generic type such as `list[Entry]`.
         value: from `parse_json`.
         where: the document's source, with which a message begins.
         field: where `value` lies in the document, such as `graph.config`.
