@@ -58,7 +58,7 @@ def refused(tmp_path, monkeypatch, capsys):
         (["--clip-coef", "-1"], "rollmill: clip_coef=-1.0 must be greater than 0 and finite."),
         (["--ent-coef", "nan"], "rollmill: ent_coef=nan must be at least 0 and finite."),
         (["--learning-rate", "inf"], "rollmill: learning_rate=inf must be at least 0 and finite."),
-        (["--target-kl", "-1"], "rollmill: target_kl=-1.0 must be greater than 0 and finite."),
+        (["--target-kl", "-1"], "rollmill: target_kl=-1.0 must be at least 0 and finite."),
         (["--asynchronous"], "rollmill: gpu-only has no asynchronous form"),
         (
             ["--distribution", "multi-learner", "--asynchronous"],

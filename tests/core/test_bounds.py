@@ -49,7 +49,7 @@ def test_no_number_may_be_nan_and_only_limits_infinite(config):
         (rollmill.PPOConfig, {"clip_coef": 0.0}, "clip_coef=0.0 must be greater than 0 and finite."),
         (rollmill.PPOConfig, {"ent_coef": math.nan}, "ent_coef=nan must be at least 0 and finite."),
         (rollmill.PPOConfig, {"learning_rate": math.inf}, "learning_rate=inf must be at least 0 and finite."),
-        (rollmill.PPOConfig, {"target_kl": -1.0}, "target_kl=-1.0 must be greater than 0 and finite."),
+        (rollmill.PPOConfig, {"target_kl": -1.0}, "target_kl=-1.0 must be at least 0 and finite."),
         (rollmill.PPOConfig, {"max_grad_norm": -0.5}, "max_grad_norm=-0.5 must be at least 0."),
         (rollmill.A3CConfig, {"rms_decay": 1.5}, "rms_decay=1.5 must lie between 0 and 1."),
         (rollmill.A3CConfig, {"rms_eps": 0.0}, "rms_eps=0.0 must be greater than 0 and finite."),

@@ -77,7 +77,7 @@ class MAPPOConfig:
     """Weight of the value loss."""
     max_grad_norm: Annotated[float, Range(0, finite=False)] = 0.5
     """Gradients of each parameter set are scaled down to this global norm."""
-    target_kl: Positive | None = None
+    target_kl: NonNegative | None = None
     """End an iteration's learning after an epoch whose last minibatch exceeds this KL divergence in any set."""
     normalize_observations: bool = False
     """Standardise observations, and central features, by running statistics."""

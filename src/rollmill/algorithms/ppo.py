@@ -73,7 +73,7 @@ class PPOConfig:
     """Weight of the value loss."""
     max_grad_norm: Annotated[float, Range(0, finite=False)] = 0.5
     """Gradients are scaled down to this global norm."""
-    target_kl: Positive | None = None
+    target_kl: NonNegative | None = None
     """End an iteration's learning after an epoch whose last minibatch exceeds this KL divergence."""
     normalize_observations: bool = False
     """Standardise observations by running statistics, which are part of the training state."""
