@@ -240,15 +240,19 @@ def _indexing() -> Iterator[Case]:
 
 
 def _conversions() -> Iterator[Case]:
-    for before, after in itertools.product(TYPES, TYPES):
-        if before != after:
+    for before in TYPES:
+        operands = combined([before])
+        normal = kept(operands, is_normal)
+        for after in TYPES:
+            if before == after:
+                continue
+            name = f"{before} to {after}"
             convert = lambda x, t=after: lax.convert_element_type(x, t)
-            operands = kept(combined([before]), is_normal) if after == "bool" else combined([before])
-            yield Case("convert_element_type", f"{before} to {after}", convert, operands)
-        same = jnp.dtype(before).itemsize == jnp.dtype(after).itemsize
-        if before != after and same and "bool" not in (before, after):
-            cast = lambda x, t=after: lax.bitcast_convert_type(x, t)
-            yield Case("bitcast_convert_type", f"{before} to {after}", cast, combined([before]))
+            yield Case("convert_element_type", name, convert, normal if after == "bool" else operands)
+            same = jnp.dtype(before).itemsize == jnp.dtype(after).itemsize
+            if same and "bool" not in (before, after):
+                cast = lambda x, t=after: lax.bitcast_convert_type(x, t)
+                yield Case("bitcast_convert_type", name, cast, operands)
 
 
 def cases() -> Iterator[Case]:

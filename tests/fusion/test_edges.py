@@ -107,7 +107,8 @@ def chunks() -> list[list[Case]]:
 
 
 def is_ordinary(group: list[Case]) -> bool:
-    return group[0].types in ORDINARY or group[0].primitive in ("gather", "scatter", "dynamic_slice")
+    types = group[0].types.partition(" to ")[0]
+    return types in ORDINARY or group[0].primitive in ("gather", "scatter", "dynamic_slice")
 
 
 def parameters() -> list:
