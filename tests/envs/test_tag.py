@@ -194,5 +194,5 @@ def equations(jaxpr):
     ],
 )
 def test_sizes_that_cannot_be_are_refused(name, options, message):
-    with pytest.raises(UsageError, match=f"{name}: .*{message}"):
+    with pytest.raises(UsageError, match=f"{name}.*{message}"):
         envs.make(name, **options)
