@@ -111,7 +111,7 @@ def test_spaces_are_in_32_bits_and_unbounded_ones_infinite(tmp_path, monkeypatch
     ("name", "options", "message"),
     [
         ("CartPole-v11", {}, "unknown EnvPool environment 'CartPole-v11'. Did you mean CartPole-v1"),
-        ("CartPole-v1", {"length": 2}, "envpool:CartPole-v1: .*unexpected keyword argument 'length'"),
+        ("CartPole-v1", {"length": 2}, "envpool:CartPole-v1 has no option 'length'"),
         ("CartPole-v1", {"batch_size": 2}, "batch_size cannot be given as an option"),
         ("KuhnPoker-v1", {}, "KuhnPoker-v1 has up to 2 players; environments of one are supported"),
     ],

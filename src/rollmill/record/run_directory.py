@@ -85,9 +85,8 @@ class RunDirectory:
         """Tries whether a run can be made in `root`, in the nearest folder that exists; leaves nothing there.
 
         Raises:
-            UsageError: the folder cannot be written, or `root` is taken.
+            UsageError: the folder cannot be written.
         """
-        RunDirectory.refuse_occupied(root)
         parent = next(folder for folder in root.absolute().parents if os.path.lexists(folder))
         try:
             with tempfile.TemporaryDirectory(prefix=".rollmill-", dir=parent):
