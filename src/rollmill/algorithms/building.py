@@ -86,7 +86,9 @@ def configured(
         raise UsageError(_other_config(kind, config))
     check_names(kind, overrides, what="hyperparameter", hint=NOT_HERE)
     settings, make_network = _network_of(network)
-    chosen: Any = replace(kind() if config is None else config, **overrides, **settings)  # pyright: ignore
+    chosen: Any = kind() if config is None else config
+    if changes := {**overrides, **settings}:
+        chosen = replace(chosen, **changes)
     rate: Any = chosen.learning_rate
     schedule = rate if callable(rate) else None
     chosen = fitted(replace(chosen, learning_rate=_first_rate(schedule)) if schedule else chosen)
@@ -209,7 +211,7 @@ def loops_of(config: Any, *, by_sequence: bool, epochs: int = 1, num_minibatches
 def settings_of(
     name: str, env: Environment | HostEnvironment, config: Any, *, custom: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What a graph is built again from: names, options and hyperparameters, as JSON.
+    """The settings that a graph is rebuilt from: names, options and hyperparameters, as JSON.
 
     Args:
         name: the algorithm's.

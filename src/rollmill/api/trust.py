@@ -1,4 +1,4 @@
-"""Whose code a run may have imported: what the user names at this call, and what the user's own runs name.
+"""Modules that a run may import: those that the user names at this call, and those that the user's own runs name.
 
 A configuration that was read from a directory is data. Modules that it names are imported if the user names them
 too, or if this user made the run in that very directory, or once said `--trust` of it. That is remembered in a

@@ -37,7 +37,7 @@ PATIENCE = 10.0
 """Seconds within which the other end must have said what is asked of it."""
 
 Step: TypeAlias = tuple[bytes, int]
-"""What to send, and the number of bytes to receive then."""
+"""Bytes to send, and the number of bytes to receive afterwards."""
 
 Dialogue: TypeAlias = Generator[Step, bytes, T]
 

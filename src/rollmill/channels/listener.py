@@ -49,12 +49,12 @@ class Handshake:
         self._unsent, self._wanted = next(dialogue)
 
     def fileno(self) -> int:
-        """Of the socket."""
+        """The socket's file descriptor."""
         return self.sock.fileno()
 
     @property
     def events(self) -> int:
-        """Of the socket, for which it waits."""
+        """The socket events that the peer waits for, as `selectors` names them."""
         return selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
 
     def advance(self) -> Admission | None:

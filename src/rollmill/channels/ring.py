@@ -102,7 +102,7 @@ class Holders(Protocol):
         ...
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
-        """Of an incarnation of the side that `word` names."""
+        """The shared memory of one incarnation of the side that `word` names."""
         ...
 
     def drop(self, word: int, incarnation: int) -> None:
@@ -153,7 +153,7 @@ class Ring:
         self._sections = {1: Section(memory[2 * LINE :], layout, capacity, 1)}
 
     def section(self, incarnation: int) -> Section:
-        """Of that producer."""
+        """The section that an incarnation of the producer writes."""
         if incarnation not in self._sections:
             nbytes = section_bytes(self.layout, self.capacity)
             memory = self.holders.memory(PRODUCER, incarnation, nbytes)
@@ -161,7 +161,7 @@ class Ring:
         return self._sections[incarnation]
 
     def ledger(self, incarnation: int) -> Ledger:
-        """Of that consumer."""
+        """The ledger that an incarnation of the consumer writes."""
         if incarnation not in self._ledgers:
             self._ledgers[incarnation] = Ledger(self.holders.memory(CONSUMER, incarnation, LINE))
         return self._ledgers[incarnation]
@@ -330,7 +330,7 @@ class RingWriter:
         return self._section.slots[self._words[PUBLISHED] % self._ring.capacity]
 
     def _reader(self) -> Ledger:
-        """Of the consumer that is ready; it may be replaced, but what it has released stays so."""
+        """The ledger of the consumer that is ready; slots it released stay released after its replacement."""
         if (ready := self._ring.root[CONSUMER_READY]) != self._consumer:
             self._ledger, before = self._ring.ledger(ready), self._consumer
             self._consumer = ready
@@ -492,7 +492,7 @@ class RingReader:
         self._doorbell.ring()
 
     def _take_over(self, before: memoryview) -> None:
-        """What the one before held is given back: it may have used it or not."""
+        """Gives back the messages that the replaced consumer held, whether or not it had used them."""
         taken = before[TAKEN]
         self._words[LOST] = before[LOST] + taken - before[RELEASED]
         self._words[CONSUMER_WAITED] = before[CONSUMER_WAITED]

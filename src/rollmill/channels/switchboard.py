@@ -104,7 +104,7 @@ class Switchboard:
 
 
 class Turn:
-    """Of several connections to one end, lets only the newest speak: those before it are ended.
+    """Lets only the newest of several connections to one end speak: those before it are ended.
 
     Connections of a later incarnation of the peer are newer than all those of earlier ones.
     """

@@ -62,7 +62,7 @@ class RingEnds(NamedTuple):
 
     @property
     def ranges(self) -> str:
-        """What is claimed to get a range of sequence numbers."""
+        """The name under which a range of sequence numbers is claimed."""
         return f"{self.receiver}/ranges"
 
 
@@ -71,7 +71,7 @@ class Earlier:
 
     def __init__(self) -> None:
         self.sequence = 0
-        """Of the first message of this end's ring."""
+        """Sequence number of the first message of this end's ring."""
         self._known = threading.Event()
 
     @property

@@ -15,7 +15,7 @@ from rollmill.channels.tcp_experience import END, LOOK_SECONDS, NOBODY, RANGE, W
 
 
 class Arrivals(NamedTuple):
-    """What came from the latest sender of one source."""
+    """Messages that have arrived from the latest sender of one source."""
 
     sender: int = 0
     """Its incarnation."""

@@ -6,7 +6,7 @@ from types import FrameType
 
 @dataclass
 class Interruption:
-    """What Ctrl-C does before a training listens: `signal.signal(signal.SIGINT, Interruption())`.
+    """The handler of Ctrl-C before a training installs its own: `signal.signal(signal.SIGINT, Interruption())`.
 
     It raises KeyboardInterrupt. Where that comes up in a finaliser or a callback, Python prints it and goes on; a
     training that begins after that stops at its first chance.

@@ -33,7 +33,7 @@ MARGIN_SECONDS = 0.5
 """How far ahead a checkpoint is announced, so that nobody has passed it already."""
 
 MOST_RESTARTS = 5
-"""Of a replica that steps no environments, in a row (`losses`)."""
+"""Consecutive losses of a replica that steps no environments after which a run ends (`losses`)."""
 
 SLOW_STOP_SECONDS = 2.0
 """A training that has not stopped by then says what it waits for."""
@@ -193,7 +193,7 @@ class Coordinator:
             raise LostWorker(f"all workers ended, but no whole state came after iteration {self._saved.iteration}")
 
     def _notice(self, job: Job, message: Message) -> Iterator[Report]:
-        """What is only passed on."""
+        """Reports of messages that the coordinator only passes on."""
         match message.kind:
             case "process":
                 yield Notice(f"{job.name} is process {message.fields['pid']}")

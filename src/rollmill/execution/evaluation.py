@@ -26,7 +26,7 @@ MAX_EPISODES = 10_000_000
 """More say nothing that these do not."""
 
 BATCH_BYTES = 2**28
-"""Of the states of environments that play side by side; a step holds a few times as much."""
+"""Bytes of environment states that one batch of episodes may hold; a step needs a few times as much."""
 
 MAX_AT_ONCE = 2**16
 """Environments that play side by side at most."""

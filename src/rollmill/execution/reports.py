@@ -39,7 +39,7 @@ class StartedUp(NamedTuple):
     """A replica has reported its first iteration."""
 
     so_far: Durations
-    """Of all replicas that have."""
+    """Durations over all replicas that have started."""
 
 
 Report: TypeAlias = Rows | Saved | Rewound | StartedUp | Notice

@@ -39,7 +39,7 @@ class CompileClock:
         jax.monitoring.unregister_event_duration_listener(self._hear)
 
     def report(self, iterating_since: float) -> dict[str, Any]:
-        """What a worker tells after its first iteration: ages in seconds, for clocks of hosts differ.
+        """A worker's message after its first iteration: ages in seconds, because the clocks of hosts differ.
 
         Args:
             iterating_since: when that iteration began, by `time.monotonic`.
@@ -57,7 +57,7 @@ class CompileClock:
 
 
 class Durations(NamedTuple):
-    """Of the start of a training, in seconds."""
+    """Durations of a training's start, in seconds."""
 
     compiling: float
     """While at least one worker compiled."""
@@ -78,7 +78,7 @@ class StartUp:
         self._built = began
 
     def add(self, report: Mapping[str, Any]) -> Durations:
-        """What is known with one more report, which has just come."""
+        """The durations, including a report that has just arrived."""
         now = time.monotonic()
         self._compiled += [(now - begin, now - end) for begin, end in report["compiled"]]
         self._built = max(self._built, now - report["built"])

@@ -86,7 +86,7 @@ LONG_ROLLOUT = Launch(16, 1)
 LONGEST = 15_000
 """Nodes of a step whose kernel compiles in two minutes or less, on one core."""
 MOST_PRODUCTS = 100
-"""Of a step. 323, as the policy and its values in MinAtar's games have, compile for many minutes."""
+"""Matrix products of a step; with 323, as in policies for MinAtar, kernels compile for many minutes."""
 ROOM = 160
 """Numbers of a step at a time that find registers beside the network's and the addresses, about."""
 CACHED = 8_192

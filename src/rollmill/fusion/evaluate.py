@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from rollmill.fusion.folding import is_short_float
 from rollmill.fusion.ir import Loop, Node, Program
 from rollmill.fusion.operations import OPERATIONS, ROWS, TYPED
 
@@ -47,18 +48,15 @@ def _value(node: Node, operands: list[Any], inputs: Sequence[Array], uniforms: S
 
 def _operation(node: Node, operands: list[Any]) -> Array:
     """Floats of 16 bits are computed with in float32, and rounded after each operation, as in kernels."""
-    if node.op == "select" or not any(x.dtype.name in SHORT_FLOATS for x in operands):
+    if node.op == "select" or not any(is_short_float(x.dtype) for x in operands):
         return OPERATIONS[node.op](*operands)
     found = OPERATIONS[node.op](*(x.astype(jnp.float32) for x in operands))
     return _rounded(found.astype(node.dtype))
 
 
-SHORT_FLOATS = ("float16", "bfloat16")
-
-
 def _rounded(x: Array) -> Array:
     """A barrier behind floats of 16 bits: XLA may otherwise leave out the rounding between two operations."""
-    return jax.lax.optimization_barrier(x) if x.dtype.name in SHORT_FLOATS else x
+    return jax.lax.optimization_barrier(x) if is_short_float(x.dtype) else x
 
 
 def _structural_value(

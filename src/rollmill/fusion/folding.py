@@ -193,6 +193,11 @@ def is_float(dtype: np.dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
 
+def is_short_float(dtype: np.dtype) -> bool:
+    """Whether a type is a float of 16 bits; such numbers are computed with in float32 and then rounded."""
+    return is_float(dtype) and dtype.itemsize == 2
+
+
 def _computed(region: "Region", op: str, operands: tuple["Node", ...], dtype: np.dtype) -> "Node":
     arrays = [np.asarray(operand.value, operand.dtype) for operand in operands]
     if op in EXACT:

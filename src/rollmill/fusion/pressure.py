@@ -27,7 +27,7 @@ class Pressure(NamedTuple):
     live: int
     """Registers that hold what is still read, where they are most."""
     instructions: int
-    """Of every step; loops count once."""
+    """Instructions that every step executes; the body of a loop counts once."""
     products: int
     """Matrix products with rows, which take compilers longest."""
     guarded: int
@@ -66,7 +66,7 @@ def _products(nodes: Sequence[Node]) -> int:
 
 
 def _registers(node: Node) -> int:
-    """Of what a node becomes; a loop's are those of the numbers that it carries."""
+    """Registers of a node's result; a loop's are those of the numbers that it carries."""
     if node.op in IN_MEMORY or node.op == "item":
         return 0
     if node.op == "loop":

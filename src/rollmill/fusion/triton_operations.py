@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rollmill.fusion.folding import is_short_float
+
 TYPES = {
     "bool": "tl.int1",
     "int8": "tl.int8",
@@ -162,9 +164,6 @@ Division is XLA's where a processor leaves it undefined: by zero, and of the lea
 """
 
 
-SHORT_FLOATS = ("float16", "bfloat16")
-"""Types that are computed with in float32, and rounded after each operation."""
-
 KNOWN = "_by"
 """The end of an operation's name whose second operand is known."""
 
@@ -195,11 +194,11 @@ def expression(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str]
         return _converted(names[0], operand, dtype)
     if op == "bitcast":
         return f"{names[0]}.to({TYPES[dtype.name]}, bitcast=True)"
-    if operand.name in SHORT_FLOATS and op != "select":
+    if is_short_float(operand) and op != "select":
         wide = _operation(
             op, np.dtype(np.float32), np.dtype(np.float32), [_wide(name) for name in names], fast=fast
         )
-        return f"({wide}).to({TYPES[dtype.name]})" if dtype.name in SHORT_FLOATS else wide
+        return f"({wide}).to({TYPES[dtype.name]})" if is_short_float(dtype) else wide
     return _operation(op, dtype, operand, names, fast=fast)
 
 

@@ -31,7 +31,7 @@ class Stepper(Protocol):
         ...
 
     def step(self, request: Request) -> Turn:
-        """What the actions lead to."""
+        """The timesteps that follow the actions."""
         ...
 
     def state(self) -> PyTree[Any]:
@@ -52,7 +52,7 @@ class CompiledStepper:
         return Opening(self._start.observation, self._start.action_mask)
 
     def step(self, request: Request) -> Turn:
-        """What the actions lead to."""
+        """The timesteps that follow the actions."""
         self._state, turn = self._step(self._state, request)
         return turn
 
@@ -93,7 +93,7 @@ class HostStepper:
         return Opening(first.observation, first.info.get("action_mask", ()))
 
     def step(self, request: Request) -> Turn:
-        """What the actions lead to.
+        """The timesteps that follow the actions.
 
         Raises:
             EnvironmentFailed: one of them failed too many times in a row.

@@ -44,7 +44,7 @@ class Lost(NamedTuple):
     details: str
     """The traceback where it raised, and the last lines that it wrote."""
     final: RollmillError | None = None
-    """What it raised, where no other attempt would do better."""
+    """The error that the worker raised, if no further attempt could succeed."""
 
 
 class Hung(NamedTuple):

@@ -61,7 +61,7 @@ def remove_socket_file(address: str) -> None:
 
 
 def claim_of(admission: Admission) -> Claim:
-    """Whom a peer that knows the token claims to be.
+    """The identity that a peer that knows the token claims.
 
     Raises:
         Damaged: its claim makes no sense.

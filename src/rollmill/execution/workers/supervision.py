@@ -42,7 +42,7 @@ class Supervision(Protocol):
         ...
 
     def doing(self) -> dict[str, str]:
-        """What each worker that is not gone was last seen doing, by its job's name."""
+        """The last known activity of each remaining worker, by its job's name."""
         ...
 
     def send(

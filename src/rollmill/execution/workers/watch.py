@@ -109,7 +109,7 @@ class Watched:
 
     @property
     def doing(self) -> str:
-        """What it was last seen doing."""
+        """The worker's last known activity."""
         return str(self._beat) if self._beat else "starting"
 
     def hung(self, now: float, patience: Patience, condition: Callable[[], str]) -> Hung | None:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from llvmlite import ir
 
+from rollmill.fusion.folding import is_short_float
 from rollmill.fusion.native import functions
-from rollmill.fusion.native.emitter import FLOAT32, Emitter, Value, is_short_float, number_type
+from rollmill.fusion.native.emitter import FLOAT32, Emitter, Value, number_type
 from rollmill.fusion.refusals import CannotFuse
 
 COMPARED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}

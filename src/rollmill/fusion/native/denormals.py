@@ -13,9 +13,9 @@ from llvmlite import ir
 from rollmill.fusion.native.emitter import INT32, INT64, POINTER, Emitter
 
 X86_FLUSH = 1 << 15 | 1 << 6
-"""Of MXCSR: results that are denormal become zero, and operands are read as zero."""
+"""Bits of MXCSR: denormal results become zero, and denormal operands are read as zero."""
 ARM_FLUSH = 1 << 24
-"""The bit of FPCR for both."""
+"""Bit of FPCR: denormal results become zero, and denormal operands are read as zero."""
 
 
 class Mode(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from llvmlite import ir
 
+from rollmill.fusion.folding import is_short_float
 from rollmill.fusion.refusals import CannotFuse
 
 Value: TypeAlias = Any
@@ -18,9 +19,6 @@ BYTE, INT32, INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOAT32 = np.dtype(np.float32)
 
 FLOATS = {"float32": ir.FloatType(), "float64": ir.DoubleType()}
-
-SHORT_FLOATS = ("float16", "bfloat16")
-"""Types of 16 bits in memory. In registers they are float32 numbers that the type can represent."""
 
 CONTRACTED = ("contract",)
 """A product and a sum may be one instruction, rounded once."""
@@ -264,14 +262,10 @@ def read(builder: ir.IRBuilder, pointer: Value, offset: int, kind: Any = POINTER
     return builder.load(byte(builder, pointer, offset), typ=kind)
 
 
-def is_short_float(dtype: Any) -> bool:
-    """Whether a type is a float of 16 bits."""
-    return np.dtype(dtype).name in SHORT_FLOATS
-
-
 def number_type(dtype: Any) -> Any:
-    """The type of a number in a register."""
-    dtype = FLOAT32 if is_short_float(dtype) else np.dtype(dtype)
+    """The type of a number in a register; floats of 16 bits are float32 numbers that they can represent."""
+    dtype = np.dtype(dtype)
+    dtype = FLOAT32 if is_short_float(dtype) else dtype
     return ir.IntType(1) if dtype == np.bool_ else _type_of(dtype)
 
 

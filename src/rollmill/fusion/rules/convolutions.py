@@ -58,7 +58,7 @@ def _axes_of(spec: Sequence[int]) -> tuple[int, ...]:
 
 
 def _taps(params: dict[str, Any], image: tuple[int, ...], weights: tuple[int, ...], group: int) -> _Taps:
-    """Of one group of channels."""
+    """The taps of one group of channels."""
     (batch, channels, *spatial), (out, into, *kernel), _ = params["dimension_numbers"]
     pixels = positions(image).transpose((batch, channels, *spatial))
     filters = positions(weights).transpose((*kernel, into, out))

@@ -191,7 +191,7 @@ def _log2(making: Making, equation: Equation, x: Node) -> Node:
 
 
 def _exp2(making: Making, equation: Equation, x: Node) -> Node:
-    """Of floats of 16 bits as JAX lowers it, whose rounding of `x log 2` is seen in the result."""
+    """`2^x`; for floats of 16 bits `exp(x log 2)`, as JAX lowers it: the rounded product shows in the result."""
     if x.dtype == np.float32:
         return making.apply("exp2", x)
     return making.apply("exp", making.apply("mul", x, making.constant(math.log(2), x.dtype)))

@@ -26,7 +26,7 @@ MOST_COMBINED = 4096
 def windows(
     places: np.ndarray, sizes: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
 ) -> np.ndarray:
-    """What lies under each window: `[*outputs, *sizes]` of places with as many axes as a window."""
+    """The places under each window, `[*outputs, *sizes]`."""
     reach = [(size - 1) * step + 1 for size, step in zip(sizes, dilation, strict=True)]
     if any(span > size for span, size in zip(reach, places.shape, strict=True)):
         counts = [max(0, size - span + 1) for span, size in zip(reach, places.shape, strict=True)]
