@@ -12,6 +12,7 @@ from gymnasium import spaces
 import rollmill
 from rollmill.core.errors import NonFiniteError
 from rollmill.execution.replay import replay_fault
+from rollmill.record import Folder
 
 OPTIONS = {"quiet": True, "tensorboard": False, "checkpoint_iterations": 1}
 
@@ -114,4 +115,4 @@ def test_finite_runs_leave_no_fault(tmp_path):
     assert run.summary["status"] == "finished"
     assert not (tmp_path / "run/fault").exists()
     with pytest.raises(rollmill.RollmillError, match="no fault to replay"):
-        replay_fault(algorithm(lambda age, params: jnp.float32(0)), tmp_path / "run/fault")
+        replay_fault(algorithm(lambda age, params: jnp.float32(0)), Folder(tmp_path / "run", ("fault",)))
