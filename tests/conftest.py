@@ -1,10 +1,15 @@
 """Strict JAX while testing: no silent promotion, shapes checked at public boundaries."""
 
+import atexit
 import os
+import shutil
 import tempfile
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
-os.environ.setdefault("ROLLMILL_STATE_DIR", tempfile.mkdtemp(prefix="rollmill-tests-"))  # not the user's own
+if "ROLLMILL_STATE_DIR" not in os.environ:  # not the user's own; one for all processes of a test run
+    OWN = tempfile.mkdtemp(prefix="rollmill-tests-")
+    os.environ |= {"ROLLMILL_STATE_DIR": OWN, "ROLLMILL_CACHE_DIR": f"{OWN}/cache"}
+    atexit.register(shutil.rmtree, OWN, ignore_errors=True)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -13,6 +18,10 @@ from jaxtyping import install_import_hook  # noqa: E402
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 install_import_hook("rollmill", "beartype.beartype")
+
+from rollmill.execution import enable_compilation_cache  # noqa: E402 - after the hook
+
+enable_compilation_cache()  # tests compile many of the same programs, in several processes
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import pytest
 
 import rollmill
 from rollmill.api import RunOptions, choose_plan
+from rollmill.api.deployment import refuse_unread
 from rollmill.api.training import placed_anew
 from rollmill.core.errors import UsageError
 from rollmill.planning import write_plan
@@ -40,12 +41,15 @@ def test_what_does_not_go_together_is_refused(environment, options, message):
         ("CartPole-v1", {"host": "10.0.0.1"}, "host=10.0.0.1 has no effect with place=program"),
         ("CartPole-v1", {"host": "h", "place": "processes"}, "host=h has no effect with place=processes"),
         ("CartPole-v1", {"checksums": True}, "checksums has no effect with place=program"),
+        ("CartPole-v1", {"hang_seconds": 5.0}, r"hang_seconds=5\.0 has no effect with place=program"),
+        ("CartPole-v1", {"max_failures": 9}, "max_failures=9 has no effect with place=program"),
+        ("CartPole-v1", {"fusion": "off", "numerics": "float32"}, "numerics=float32 has no effect with fusion"),
     ],
 )
 def test_an_option_without_effect_is_refused(environment, options, message):
     graph = rollmill.ppo(rollmill.make(environment), **SIZES)
     with pytest.raises(UsageError, match=message):
-        choose_plan(graph, RunOptions(**options))
+        refuse_unread(choose_plan(graph, RunOptions(**options)), RunOptions(**options))
 
 
 @pytest.mark.parametrize("options", [{"actors": 4}, {"place": "threads"}, {"distribution": "central"}])

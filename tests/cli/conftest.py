@@ -9,10 +9,9 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def environment_variables(tmp_path_factory):
-    """As a user's, but for a compilation cache of this session's own."""
-    kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return kept | {"ROLLMILL_CACHE_DIR": str(tmp_path_factory.getbasetemp() / "cache")}
+def environment_variables():
+    """As a user's, but for caches of this test run's own."""
+    return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
 """The command under unusual settings of the terminal and of JAX, and under wrong options."""
 
+import contextlib
 import os
+import pty
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -82,6 +85,7 @@ def test_the_command_listens_to_interrupts_before_it_imports_jax(tmp_path):
         text=True,
         timeout=120,
         check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs in the background ignore it
     )
     assert (done.returncode, done.stderr) == (130, "rollmill: interrupted\n")
 
@@ -94,6 +98,22 @@ assert all(getattr(rollmill, name) is not None for name in rollmill.__all__)
 assert set(rollmill.__all__) == set(rollmill._ORIGIN) and callable(rollmill.ppo) and callable(rollmill.envs.make)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+@pytest.mark.parametrize(("env", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_no_color_is_heeded_on_a_terminal(rollmill, env, coloured):
+    terminal, theirs = pty.openpty()
+    with os.fdopen(terminal, "rb", buffering=0) as screen:
+        both = {"stdout": theirs, "stderr": theirs, "env": {"TERM": "xterm-256color", **env}}
+        process = rollmill.start("plan", "ppo", "CartPole-v1", "--rate", "many", **both)
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the terminal is gone with its last writer
+            while text := screen.read(4096):
+                shown += text
+    process.communicate()
+    assert process.returncode == 2 and b"many" in shown
+    assert (b"\x1b[" in shown) == coloured
 
 
 def test_printed_commands_can_be_copied(tmp_path):

@@ -4,6 +4,7 @@ import builtins
 import importlib
 import importlib.metadata
 import sys
+import urllib.error
 
 import equinox as eqx
 import gymnasium
@@ -94,6 +95,15 @@ def test_gymnax_params_vary_per_replica():
 def test_gymnax_unknown_id_offers_the_nearest():
     with pytest.raises(UsageError, match="unknown gymnax environment 'CartPole-v0'. Did you mean CartPole-v1"):
         envs.make("gymnax:CartPole-v0")
+
+
+def test_gymnax_without_its_data_is_explained(monkeypatch):
+    def offline(name):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr("gymnax.make", offline)
+    with pytest.raises(UsageError, match=r"gymnax:MNISTBandit-bsuite needs data .* URLError: .*no network"):
+        envs.make("gymnax:MNISTBandit-bsuite")
 
 
 def test_missing_gymnax_names_the_extra(monkeypatch):

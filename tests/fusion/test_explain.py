@@ -54,8 +54,10 @@ def test_an_environment_that_does_not(capsys):
 
 
 @pytest.mark.slow
-def test_environments_of_several_agents_are_those_of_mappo(capsys):
-    command.run(["fusion", "TagGridWorld-Small-v0"])
+def test_environments_of_several_agents_need_an_algorithm_for_them(capsys):
+    with pytest.raises(UsageError, match=r"has several agents .* train it with mappo or ippo"):
+        command.run(["fusion", "TagGridWorld-Small-v0"])
+    command.run(["fusion", "TagGridWorld-Small-v0", "--algorithm", "mappo", "--no-norm-adv"])
     printed = capsys.readouterr().out
     assert (
         "TagGridWorld-Small-v0 fuses" in printed and "the gradients of mappo are no mean over samples" in printed
@@ -67,5 +69,7 @@ def test_what_is_wrong_is_said():
         command.run(["fusion", "CartPole-v1", "--chip", "H20"])
     with pytest.raises(UsageError, match="nothing to explain about 'fission'"):
         command.run(["fission", "CartPole-v1"])
+    with pytest.raises(UsageError, match=r"unknown algorithm 'mapo'.*mappo"):
+        command.run(["fusion", "CartPole-v1", "--algorithm", "mapo"])
     with pytest.raises(UsageError, match="block=48"):
         command.run(["fusion", "CartPole-v1", "--block", "48"])

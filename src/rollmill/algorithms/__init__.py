@@ -6,9 +6,11 @@ from rollmill.algorithms.fragments import clip_to_space, environment_functions
 from rollmill.algorithms.impala import IMPALAConfig, impala
 from rollmill.algorithms.mappo import MAPPOConfig, ippo, mappo
 from rollmill.algorithms.ppo import PPOConfig, ppo
+from rollmill.algorithms.reports import MOMENTS, explained_variance
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages, vtrace
 
 __all__ = [
+    "MOMENTS",
     "A3CConfig",
     "Advantages",
     "IMPALAConfig",
@@ -18,6 +20,7 @@ __all__ = [
     "bootstrap_values",
     "clip_to_space",
     "environment_functions",
+    "explained_variance",
     "generalised_advantages",
     "impala",
     "ippo",

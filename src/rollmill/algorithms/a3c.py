@@ -17,7 +17,7 @@ import gymnasium
 import optax
 from jaxtyping import Array, Float
 
-from rollmill.algorithms.building import configured, graph_of, loops_of, optimiser_of, parts_of
+from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
 from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import policy_gradient_loss, squared_value_loss
 from rollmill.algorithms.on_policy import Samples, mean_gradients, prepare
@@ -100,9 +100,9 @@ def a3c(
     return graph_of(
         "a3c",
         parts,
-        config,
+        choices,
         loops,
-        optimiser=optimiser_of(choices, optax.scale_by_rms(decay=config.rms_decay, eps=config.rms_eps), loops),
+        scaling=optax.scale_by_rms(decay=config.rms_decay, eps=config.rms_eps),
         prepare=partial(prepare, parts.policy, gamma=config.gamma, gae_lambda=config.gae_lambda),
         appraise=parts.policy.appraisal,
         gradients=mean_gradients(parts.policy, partial(sample_loss, config)),

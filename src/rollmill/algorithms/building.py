@@ -15,8 +15,8 @@ from rollmill.algorithms.fragments import (
     host_functions,
     network_policy,
 )
-from rollmill.algorithms.on_policy import start_learner, unconditioned, update
-from rollmill.algorithms.optimisers import clipped_descent, planned_updates
+from rollmill.algorithms.on_policy import report, start_learner, unconditioned, update
+from rollmill.algorithms.optimisers import clipped_descent, planned_updates, rate_schedule
 from rollmill.algorithms.sizes import check_positive, check_shards, iterations_for
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import check_names, fit, fitted
@@ -134,13 +134,23 @@ def optimiser_of(
     choices: Choices, scaling: optax.GradientTransformation, loops: Loops
 ) -> optax.GradientTransformation:
     """The descent of these hyperparameters; a schedule takes the place of annealing."""
-    config = choices.config
     return clipped_descent(
         scaling,
-        learning_rate=choices.schedule or config.learning_rate,
-        max_grad_norm=config.max_grad_norm,
-        anneal_over=planned_updates(loops) if config.anneal_lr else None,
+        learning_rate=choices.schedule or choices.config.learning_rate,
+        max_grad_norm=choices.config.max_grad_norm,
+        anneal_over=_anneal_over(choices, loops),
     )
+
+
+def schedule_of(choices: Choices, loops: Loops) -> optax.Schedule:
+    """The learning rate of these hyperparameters by the number of updates."""
+    return rate_schedule(
+        choices.schedule or choices.config.learning_rate, anneal_over=_anneal_over(choices, loops)
+    )
+
+
+def _anneal_over(choices: Choices, loops: Loops) -> int | None:
+    return planned_updates(loops) if choices.config.anneal_lr else None
 
 
 def parts_of(
@@ -233,18 +243,32 @@ def settings_of(
 def graph_of(
     name: str,
     parts: Parts,
-    config: Any,
+    choices: Choices,
     loops: Loops,
     *,
-    optimiser: optax.GradientTransformation,
+    scaling: optax.GradientTransformation,
     prepare: Any,
     gradients: Any,
     condition: Any = unconditioned,
     keep_learning: Any = None,
     appraise: Any = None,
 ) -> Graph:
-    """The graph of an actor-critic: its fragments, around what makes it special."""
+    """The graph of an actor-critic: its fragments, around what makes it special.
+
+    Args:
+        name: the algorithm's.
+        parts: what the user handed over.
+        choices: the hyperparameters.
+        loops: their sizes.
+        scaling: what is special about the optimiser, such as `optax.scale_by_adam()`.
+        prepare: a field of `Graph`, as those that follow.
+        gradients: of the fragment.
+        condition: a field of `Graph`.
+        keep_learning: likewise.
+        appraise: likewise.
+    """
     policy, environment = parts.policy, parts.environment
+    optimiser, rewards = optimiser_of(choices, scaling, loops), choices.config.normalize_rewards
     return Graph(
         settings=settings_of(name, parts.env, parts.config, custom=parts.custom),
         observation_space=parts.env.observation_space,
@@ -256,7 +280,7 @@ def graph_of(
         update=Fragment("update", ElementwiseUpdate(partial(update, optimiser))),
         start_environment=environment.start,
         start_memory=policy.start_memory,
-        start_learner=partial(start_learner, policy, optimiser, normalise_rewards=config.normalize_rewards),
+        start_learner=partial(start_learner, policy, optimiser, normalise_rewards=rewards),
         action_mask=environment.action_mask,
         weights=lambda learner: learner.weights,
         prepare=prepare,
@@ -265,4 +289,5 @@ def graph_of(
         host=parts.host,
         keep_learning=keep_learning,
         appraise=appraise,
+        report=partial(report, schedule_of(choices, loops)),
     )

@@ -22,10 +22,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from rollmill.algorithms.building import configured, graph_of, loops_of, optimiser_of, parts_of
+from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
 from rollmill.algorithms.fragments import MakeNetwork, NetworkPolicy, PolicyWeights
 from rollmill.algorithms.losses import approximate_kl, policy_gradient_loss, squared_value_loss
 from rollmill.algorithms.on_policy import ActorCriticLearner, beginnings, take_in
+from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, vtrace
 from rollmill.algorithms.sizes import check_fractions
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
@@ -152,9 +153,9 @@ def impala(
     return graph_of(
         "impala",
         parts,
-        config,
+        choices,
         loops,
-        optimiser=optimiser_of(choices, _scaling(config), loops),
+        scaling=_scaling(config),
         prepare=partial(prepare, parts.policy),
         gradients=partial(gradients, parts.policy, config),
     )
@@ -204,7 +205,8 @@ def gradients(
         losses = jax.vmap(jax.vmap(partial(_loss, config)))(
             said.log_prob, said.entropy, said.value, minibatch.samples.log_prob, learned
         )
-        return jax.tree.map(jnp.mean, losses)
+        loss, metrics = jax.tree.map(jnp.mean, losses)
+        return loss, {**metrics, **value_moments(jax.lax.stop_gradient(said.value), learned.target)}
 
     (total, metrics), slopes = jax.value_and_grad(mean_loss, has_aux=True)(learner.weights.network)
     return slopes, {"losses/total": total, **metrics}

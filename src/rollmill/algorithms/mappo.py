@@ -29,9 +29,9 @@ from rollmill.algorithms.agents import (
     several_agents,
     view_agents,
 )
-from rollmill.algorithms.building import configured, loops_of, optimiser_of, settings_of
+from rollmill.algorithms.building import configured, loops_of, optimiser_of, schedule_of, settings_of
 from rollmill.algorithms.fragments import EnvironmentFunctions, compilable, environment_functions
-from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, start_learner, update
+from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, report, start_learner, update
 from rollmill.algorithms.ppo import sample_loss
 from rollmill.algorithms.sharing import ParameterSet, parameter_sets
 from rollmill.algorithms.sizes import check_fractions
@@ -170,7 +170,8 @@ def _graph(
     )
     settings = settings_of(name, env, config, custom=choices.made_in_python(params=params))
     optimiser = optimiser_of(choices, optax.scale_by_adam(eps=1e-5), loops)
-    return _assemble(settings, env, environment, policy, config, loops, optimiser)
+    graph = _assemble(settings, env, environment, policy, config, loops, optimiser)
+    return graph._replace(report=partial(report, schedule_of(choices, loops)))
 
 
 def _assemble(

@@ -23,7 +23,8 @@ from jaxtyping import Array, Float, PyTree
 
 from rollmill.algorithms.agents import AgentPolicy, AgentView, AgentWeights
 from rollmill.algorithms.on_policy import SampleLoss, Samples
-from rollmill.algorithms.optimisers import descend
+from rollmill.algorithms.optimisers import descend, rate_now
+from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages
 from rollmill.algorithms.sharing import ParameterSet, set_of
 from rollmill.core.types import Key
@@ -195,6 +196,22 @@ def _over_columns(function: Any, in_axes: Any) -> Any:
     """Lifts a function of `[T]` to `[T, E, A]`."""
     lift = partial(jax.vmap, in_axes=in_axes, out_axes=1)
     return lift(lift(function))
+
+
+def report(schedule: optax.Schedule, learner: AgentLearner, batch: Batch) -> Metrics:
+    """The learning rate that an iteration begins with, and moments of the values of active agents of all kinds."""
+    rows: Rows = batch.samples
+    together = lambda leaves: jnp.concatenate([leaf.ravel() for leaf in leaves])
+    value, target, weight = map(
+        together,
+        (
+            [samples.value for samples in rows.agents.values()],
+            [samples.target for samples in rows.agents.values()],
+            [rows.weight[name] for name in rows.agents],
+        ),
+    )
+    optimiser = next(iter(learner.optimisers.values()))
+    return {"learning_rate": rate_now(schedule, optimiser), **value_moments(value, target, weight)}
 
 
 # --- a minibatch --------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.fragments import NetworkPolicy, PolicyWeights
-from rollmill.algorithms.optimisers import descend
+from rollmill.algorithms.optimisers import descend, rate_now
+from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import bootstrap_values, generalised_advantages
 from rollmill.core.types import Key, Memory
 from rollmill.dataflow import Batch, MeanGradients, Metrics, Reduce, Step, Trajectory
@@ -138,6 +139,13 @@ def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajector
 
 def _is_missing(value: PyTree[Array]) -> bool:
     return isinstance(value, tuple)
+
+
+def report(schedule: optax.Schedule, learner: ActorCriticLearner, batch: Batch) -> Metrics:
+    """The learning rate that an iteration begins with, and moments of values where the batch has them."""
+    rate = {"learning_rate": rate_now(schedule, learner.optimiser)}
+    samples = batch.samples
+    return {**rate, **value_moments(samples.value, samples.target)} if isinstance(samples, Samples) else rate
 
 
 # --- a minibatch --------------------------------------------------------------------------------------

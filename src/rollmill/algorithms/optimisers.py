@@ -51,13 +51,33 @@ def clipped_descent(
     for name, number in {"learning_rate": first, "max_grad_norm": max_grad_norm}.items():
         if not number >= 0:
             raise UsageError(f"{name}={number} must be at least 0.")
-    if callable(learning_rate):
-        step = _scheduled(learning_rate)
-    elif anneal_over is None:
+    if anneal_over is None and not callable(learning_rate):
         step = optax.scale(-learning_rate)
     else:
-        step = _scheduled(optax.linear_schedule(learning_rate, 0.0, anneal_over))
+        step = _scheduled(rate_schedule(learning_rate, anneal_over=anneal_over))
     return optax.flatten(optax.chain(optax.clip_by_global_norm(max_grad_norm), scaling, step))
+
+
+def rate_schedule(learning_rate: float | optax.Schedule, *, anneal_over: int | None = None) -> optax.Schedule:
+    """The step size by the number of updates; arguments are those of `clipped_descent`."""
+    if callable(learning_rate):
+        return learning_rate
+    if anneal_over is None:
+        return optax.constant_schedule(learning_rate)
+    return optax.linear_schedule(learning_rate, 0.0, anneal_over)
+
+
+def rate_now(schedule: optax.Schedule, state: PyTree[Array]) -> Float[Array, ""]:
+    """The step size of the next update; where optimisers are stacked, the mean of theirs.
+
+    Args:
+        schedule: of the optimiser, as `rate_schedule` gives it.
+        state: of the optimiser.
+    """
+    is_annealing = lambda node: isinstance(node, Annealing)
+    counts = [node for node in jax.tree.leaves(state, is_leaf=is_annealing) if is_annealing(node)]
+    updates = counts[0].whole.astype(jnp.float32) + counts[0].part if counts else jnp.float32(0)
+    return jnp.mean(jnp.asarray(schedule(updates), jnp.float32))
 
 
 def descend(

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
-from rollmill.algorithms.building import configured, graph_of, loops_of, optimiser_of, parts_of
+from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
 from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import (
     approximate_kl,
@@ -124,9 +124,9 @@ def ppo(
     return graph_of(
         "ppo",
         parts,
-        config,
+        choices,
         loops,
-        optimiser=optimiser_of(choices, optax.scale_by_adam(eps=1e-5), loops),
+        scaling=optax.scale_by_adam(eps=1e-5),
         prepare=partial(prepare, parts.policy, gamma=config.gamma, gae_lambda=config.gae_lambda),
         appraise=parts.policy.appraisal,
         gradients=mean_gradients(parts.policy, partial(sample_loss, config)),

@@ -149,6 +149,26 @@ def _refuse_without_effect(plan: Plan, options: RunOptions) -> None:
         )
 
 
+def refuse_unread(plan: Plan, options: RunOptions) -> None:
+    """Refuses options of a new run that nothing reads; a run that goes on elsewhere may keep those that it had.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    default = RunOptions()
+    for name in PATIENCE if plan.place == "program" else ():
+        if getattr(options, name) != getattr(default, name):
+            raise UsageError(
+                f"{name}={getattr(options, name)} has no effect with place=program: there are no workers to wait "
+                "for or to replace. hint: leave it out."
+            )
+    if options.fusion == "off" and options.numerics != default.numerics:
+        raise UsageError(
+            f"numerics={options.numerics} has no effect with fusion=off: it is of kernels. hint: leave one of the "
+            "two out."
+        )
+
+
 def _apart(custom: Sequence[str]) -> Place:
     """Where several programs run by default."""
     return "threads" if custom else "processes"

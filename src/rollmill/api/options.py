@@ -21,6 +21,7 @@ MOST = {
     "keep_last": 2**31,
     "keep_best": 2**31,
     "checkpoint_iterations": 2**53,
+    "log_every": 2**53,
 }
 """Limits beyond what any machine does: larger numbers are slips, or a stranger's attempt to use up memory."""
 
@@ -78,6 +79,8 @@ class RunOptions(PlacementOptions):
     """Checkpoints kept, the newest ones."""
     keep_best: Annotated[int, Range(0, finite=False)] = 1
     """Checkpoints kept besides, those with the best return."""
+    log_every: Count | None = None
+    """Iterations that one line of metrics.jsonl is of; such that there are 10,000 lines at most, if left out."""
     tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl."""
     hang_seconds: Annotated[float, Range(1, finite=False)] = 120.0

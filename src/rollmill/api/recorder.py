@@ -1,14 +1,16 @@
 """Turns the metrics of iterations into log lines, progress, checkpoints and a summary."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from rollmill.algorithms import MOMENTS, explained_variance
 from rollmill.api.options import RunOptions
 from rollmill.api.saved_run import IDENTITY, identity_of
 from rollmill.core.errors import CheckpointError
@@ -22,13 +24,22 @@ from rollmill.record import (
     MetricsLog,
     Pace,
     Restored,
+    RowSums,
     RunDirectory,
+    SavedSums,
     Status,
     tree_digest,
 )
 
 Row = Mapping[str, Any]
 """Metrics of one iteration; each a scalar, or `[seed]`."""
+
+MOST_LINES = 10_000
+"""Lines of metrics that a training writes where nobody says."""
+
+ENDED, FAILED = "episodes/ended", "episodes/failed"
+HIDDEN = ("episodes/", "finite/", MOMENTS)
+"""How metrics begin that are not logged as they are."""
 
 
 class Episodes(NamedTuple):
@@ -74,6 +85,11 @@ class Progress:
     episodes: tuple[SavedWindow, ...]
     failures: tuple[float, float] = (0.0, 0.0)
     """Episodes that ended, and those of them that failed."""
+    unwritten: SavedSums = field(default_factory=SavedSums)
+    """Metrics of iterations whose line is not complete yet."""
+
+
+PROGRESS = tuple(entry.name for entry in fields(Progress))
 
 
 def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> Progress:
@@ -83,13 +99,22 @@ def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> Progr
         CheckpointError: naming the field, if it is not what a recorder writes.
     """
     where = f"checkpoint {restored.iteration} in {run.checkpoints.path}"
-    entries = {
-        name: part for name, part in restored.metadata.items() if name in ("seconds", "episodes", "failures")
-    }
+    entries = {name: part for name, part in restored.metadata.items() if name in PROGRESS}
     progress = read_as(Progress, entries, where=where, field="metadata", error=CheckpointError)
     if len(progress.episodes) != seeds:
         raise CheckpointError(f"{where}: metadata.episodes are of {len(progress.episodes)} seeds, not of {seeds}.")
+    _check_sums(progress.unwritten, where=where, seeds=seeds)
     return progress
+
+
+def _check_sums(saved: SavedSums, *, where: str, seeds: int) -> None:
+    if saved.iterations < 0:
+        raise CheckpointError(f"{where}: metadata.unwritten.iterations={saved.iterations} must be at least 0.")
+    for name, numbers in saved.sums.items():
+        if len(numbers) not in (1, seeds):
+            raise CheckpointError(
+                f"{where}: metadata.unwritten.sums[{name!r:.60}] is of {len(numbers)} seeds, not of {seeds}."
+            )
 
 
 class Recorder:
@@ -119,6 +144,9 @@ class Recorder:
         self._pace = Pace()
         self._start_seconds = 0.0
         self._episodes = self._saved_episodes = Episodes()
+        self._each_line = options.log_every or math.ceil(self._loops.iterations / MOST_LINES)
+        self._sums = RowSums()
+        self._saved_sums = self._sums.to_json()
 
     def begin(self, restored: Restored | None, state: PyTree[Array | np.ndarray]) -> None:
         """Goes on from a checkpoint, or saves the first one."""
@@ -132,6 +160,8 @@ class Recorder:
         self._saved_windows = [asdict(window) for window in progress.episodes]
         self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
         self._episodes = self._saved_episodes = Episodes(*progress.failures)
+        self._saved_sums = asdict(progress.unwritten)
+        self._sums = RowSums(progress.unwritten)
         self._display.note(f"resumed from iteration {restored.iteration}")
 
     def started_up(self, compile_seconds: float, seconds: float) -> None:
@@ -154,10 +184,14 @@ class Recorder:
         speed = self._pace.after(len(rows) * self._steps_each)
         for offset, row in enumerate(rows):
             if not is_finite(row):
+                if self._sums.iterations:
+                    self._write_line(speed)
                 return
             self._iteration = first + offset + 1
             self._count_episodes(row)
-            self._log.write(self._iteration, self._env_steps, self._line(row, speed))
+            self._sums.add(row)
+            if self._iteration % self._each_line == 0 or self._iteration == self._loops.iterations:
+                self._write_line(speed)
         self._display.update(self._status(speed))
 
     def is_due(self, iteration: int) -> bool:
@@ -181,6 +215,7 @@ class Recorder:
         self._iteration = iteration
         self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
         self._episodes = self._saved_episodes
+        self._sums = RowSums(SavedSums(**self._saved_sums))
 
     def finish(self, *, stopped_by: str | None) -> dict[str, Any]:
         """Writes the summary and says where the run is."""
@@ -211,11 +246,13 @@ class Recorder:
 
     def _save(self, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
         self._saved_windows = [window.to_json() for window in self._windows]
+        self._saved_sums = self._sums.to_json()
         metadata = {
             "env_steps": iteration * self._loops.batch_size,
             "seconds": self._seconds,
             "episodes": self._saved_windows,
             "failures": list(self._episodes),
+            "unwritten": self._saved_sums,
             IDENTITY: self._identity,
         }
         self._saved_episodes = self._episodes
@@ -225,9 +262,9 @@ class Recorder:
         self._saved_at, self._saved_iteration = time.perf_counter(), iteration
 
     def _count_episodes(self, row: Row) -> None:
-        ended, failed = float(np.sum(row["episodes/ended"])), float(row.get("episodes/failed", 0.0))
+        ended, failed = float(np.sum(row[ENDED])), float(row.get(FAILED, 0.0))
         self._episodes = Episodes(self._episodes.ended + ended, self._episodes.failed + failed)
-        names = ("episodes/ended", "episodes/return_sum", "episodes/length_sum")
+        names = (ENDED, "episodes/return_sum", "episodes/length_sum")
         for window, sums in zip(
             self._windows, zip(*(np.ravel(row[name]) for name in names), strict=True), strict=True
         ):
@@ -237,19 +274,25 @@ class Recorder:
     def _returns(self) -> list[float | None]:
         return [window.mean_return for window in self._windows]
 
-    def _line(self, row: Row, speed: float) -> dict[str, Any]:
-        hidden = ("episodes/", "finite/")
-        metrics = {name: float(np.mean(value)) for name, value in row.items() if not name.startswith(hidden)}
+    def _write_line(self, speed: float) -> None:
+        self._log.write(self._iteration, self._env_steps, self._line(speed))
+        self._sums = RowSums()
+
+    def _line(self, speed: float) -> dict[str, Any]:
+        """The line of the iterations since the last one: episodes are counted, other metrics are means."""
+        totals, means = self._sums.totals(), self._sums.means()
+        metrics = {name: float(np.mean(value)) for name, value in means.items() if not name.startswith(HIDDEN)}
         each = {f"episode/return_seed{s}": r for s, r in zip(self._options.seeds, self._returns, strict=True)}
         return {
             "seconds": self._seconds,
             "steps_per_second": speed,
             "episode/return": _mean(self._returns),
             "episode/length": _mean([window.mean_length for window in self._windows]),
-            "episode/ended": float(np.sum(row["episodes/ended"])),
-            "episode/failed": float(row.get("episodes/failed", 0.0)),
+            "episode/ended": totals[ENDED],
+            "episode/failed": totals.get(FAILED, 0.0),
             **(each if len(each) > 1 else {}),
             **metrics,
+            "losses/explained_variance": explained_variance(means),
         }
 
     def _status(self, speed: float) -> Status:

@@ -1,6 +1,7 @@
 """Trains a graph into a run directory, and goes on where a run stopped."""
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.api.changes import changed_settings, check_end, note_changes
-from rollmill.api.deployment import PATIENCE, choose_plan, prepare_devices, refuse_custom
+from rollmill.api.deployment import PATIENCE, choose_plan, prepare_devices, refuse_custom, refuse_unread
 from rollmill.api.following import train_with_workers
 from rollmill.api.options import PLACEMENT, PlacementOptions, RunOptions
 from rollmill.api.recorder import Recorder, Run, open_checkpoints
@@ -20,7 +21,7 @@ from rollmill.api.trust import approved_imports, named_modules, remember
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.fields import check_names, fit
 from rollmill.core.jax_settings import check_compiled
-from rollmill.core.machine import git_commit, hardware, versions
+from rollmill.core.machine import git_commit, hardware, own_commit, versions
 from rollmill.dataflow import Graph, fingerprint
 from rollmill.execution import (
     Fusion,
@@ -54,6 +55,7 @@ def train(
     options: RunOptions | Mapping[str, Any] | None = None,
     *,
     imports: Sequence[str] = (),
+    recipe: str | None = None,
     **overrides: Any,
 ) -> Run:
     """Trains an algorithm and records the run.
@@ -62,6 +64,7 @@ def train(
         algorithm: a graph, such as `rollmill.ppo(env)`.
         options: how to run it; single ones can be given as keywords: `train(algorithm, seed=3)`.
         imports: modules that registered the environment, noted for whoever resumes the run.
+        recipe: name of the recipe that the hyperparameters come from, noted for readers of the run.
         **overrides: fields of `RunOptions` to replace.
 
     Returns:
@@ -79,10 +82,12 @@ def train(
         RunDirectory.refuse_occupied(Path(options.run_dir))
     described = describe(algorithm)
     plan = choose_plan(algorithm, options, custom=only_here(described, imports))
+    refuse_unread(plan, options)
     RunDirectory.check_parent(_root(described, options))
     display = choose_display(quiet=options.quiet)
     program = _compile(algorithm, plan, options, display) if plan.place == "program" else None
-    run = _create(described, options, imports, plan, launches=program.launches if program else None)
+    config = _config(described, options, imports, plan, program.launches if program else None, recipe)
+    run = _create(config, options)
     display.note(f"run {run.root}")
     with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
         if program is not None:
@@ -223,17 +228,9 @@ def placed_anew(placement: dict[str, Any]) -> dict[str, Any]:
     return placement
 
 
-def _create(
-    described: dict[str, Any],
-    options: RunOptions,
-    imports: Sequence[str],
-    plan: Plan,
-    *,
-    launches: Launches | None = None,
-) -> RunDirectory:
+def _create(config: dict[str, Any], options: RunOptions) -> RunDirectory:
     """The run's directory; a name that the user did not choose gives way to one that exists."""
-    config, provenance = _config(described, options, imports, plan, launches), _provenance()
-    root = _root(described, options)
+    root, provenance = _root(config["graph"], options), _provenance()
     names = (root.name, *(f"{root.name}-{n}" for n in range(2, 100))) if options.run_dir is None else ()
     run = None
     for name in names:
@@ -252,7 +249,12 @@ def _root(described: dict[str, Any], options: RunOptions) -> Path:
 
 
 def _config(
-    described: dict[str, Any], options: RunOptions, imports: Sequence[str], plan: Plan, launches: Launches | None
+    described: dict[str, Any],
+    options: RunOptions,
+    imports: Sequence[str],
+    plan: Plan,
+    launches: Launches | None,
+    recipe: str | None,
 ) -> dict[str, Any]:
     kept = {name: value for name, value in asdict(options).items() if name not in ("run_dir", "quiet", "plan")}
     return {
@@ -261,6 +263,8 @@ def _config(
         "imports": list(imports),
         "plan": plan.to_json(),
         "launches": launches,
+        "recipe": recipe,
+        "command": sys.argv,
     }
 
 
@@ -275,7 +279,8 @@ def _saved_plan(run: RunDirectory) -> Plan | None:
 
 
 def _provenance() -> dict[str, Any]:
-    return {"versions": versions(), "hardware": hardware(), "commit": git_commit()}
+    commits = {"rollmill": own_commit(), "working_directory": git_commit()}
+    return {"versions": versions(), "hardware": hardware(), "commits": commits}
 
 
 def _compile(

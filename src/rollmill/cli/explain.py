@@ -1,21 +1,18 @@
 """`rollmill explain fusion ENVIRONMENT [OPTIONS]`."""
 
+import argparse
 import sys
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, make_dataclass
+from typing import Annotated, Any
 
 import tyro
 
-from rollmill.algorithms import PPOConfig, mappo, ppo
-from rollmill.api import import_modules
+from rollmill.api import ALGORITHMS, build_graph, import_modules
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
 from rollmill.cli.parsing import parse
-from rollmill.cli.train import Imports
+from rollmill.cli.train import Imports, NetworkName, find_own_algorithm, with_network
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
-from rollmill.core.types import Environment, HostEnvironment
-from rollmill.dataflow import Graph
-from rollmill.envs import make
 from rollmill.fusion import (
     CannotFuse,
     Explanation,
@@ -34,15 +31,13 @@ LITTLE = 64
 """Bytes of a thread's own memory that calls within a kernel may take."""
 
 
-@dataclass(frozen=True)
-class Explain:
-    """Whether policy and environment become one kernel, what it needs, and how fast it could be at best."""
+DEFAULT_ALGORITHM = "ppo"
 
-    environment: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ENVIRONMENT")]
-    """Id of the environment."""
-    env_options: EnvOptions = ()
-    imports: Imports = ()
-    """Module to import first, because it registers environments."""
+
+@dataclass(frozen=True)
+class Kernel:
+    """The kernel to explain."""
+
     chip: str | None = None
     """GPU to compute bounds for; the one that is here if left out, or an H200."""
     numerics: Numerics = "tf32"
@@ -51,7 +46,6 @@ class Explain:
     """Environments of one program of the kernel."""
     num_warps: int = 4
     """Warps of one program."""
-    algorithm: Annotated[PPOConfig, tyro.conf.arg(name="")] = PPOConfig()  # noqa: RUF009 - frozen
 
 
 def run(arguments: list[str]) -> int:
@@ -64,19 +58,22 @@ def run(arguments: list[str]) -> int:
     subject, *rest = arguments
     if subject not in SUBJECTS:
         raise UsageError(f"there is nothing to explain about {subject!r}; there is about {', '.join(SUBJECTS)}.")
-    chosen = parse(Explain, rest, prog="rollmill explain fusion")
-    _check_power_of_two("block", chosen.block, 16, 256)
-    _check_power_of_two("num_warps", chosen.num_warps, 1, 16)
+    algorithm = _algorithm_of(rest)
+    find_own_algorithm(algorithm, rest)
+    chosen = parse(_arguments(algorithm), rest, prog="rollmill explain fusion")
+    kernel: Kernel = chosen.kernel
+    _check_power_of_two("block", kernel.block, 16, 256)
+    _check_power_of_two("num_warps", kernel.num_warps, 1, 16)
     import_modules(chosen.imports)
-    name, chip = find_chip(chosen.chip)
-    env = make(chosen.environment, **parse_env_options(chosen.env_options))
-    if isinstance(env, HostEnvironment):
-        print(f"{env.name} does not fuse: its environments are stepped by Python on the host.")
+    name, chip = find_chip(kernel.chip)
+    config = with_network(chosen.hyperparameters, chosen.network_name)
+    graph = build_graph(algorithm, chosen.environment, config, options=parse_env_options(chosen.env_options))
+    if graph.host is not None:
+        print(f"{chosen.environment} does not fuse: its environments are stepped by Python on the host.")
         return 0
     print("compiling ...", file=sys.stderr)
-    graph = _graph(env, chosen.algorithm)
     try:
-        found = explain(graph, chip, chosen.numerics, Launch(chosen.block, chosen.num_warps))
+        found = explain(graph, chip, kernel.numerics, Launch(kernel.block, kernel.num_warps))
     except CannotFuse as reason:
         print(
             f"{chosen.environment} does not fuse: {reason}", "It trains all the same, compiled by XLA.", sep="\n"
@@ -87,11 +84,36 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _graph(env: Environment, config: PPOConfig) -> Graph:
-    """PPO's, or MAPPO's of the same size where there are several agents."""
-    if not env.agents:
-        return ppo(env, config)
-    return mappo(env, num_envs=config.num_envs, num_steps=config.num_steps)
+def _algorithm_of(rest: list[str]) -> str:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--algorithm", nargs="?", default=DEFAULT_ALGORITHM)
+    return parser.parse_known_args(rest)[0].algorithm or DEFAULT_ALGORITHM
+
+
+def _arguments(algorithm: str) -> Any:
+    """The command's options, of which many are the algorithm's."""
+    config, merged = ALGORITHMS[algorithm].config(), tyro.conf.arg(name="")
+    environment = tyro.conf.arg(metavar="ENVIRONMENT", help="Id of the environment.")
+    named = tyro.conf.arg(
+        metavar="NAME",
+        help="Algorithm whose policy and gradients are meant: mappo or ippo where there are agents.",
+    )
+    arguments = make_dataclass(
+        "Explain",
+        [
+            ("environment", Annotated[tyro.conf.Positional[str], environment]),
+            ("algorithm", Annotated[str, named], DEFAULT_ALGORITHM),
+            ("env_options", EnvOptions, ()),
+            ("network_name", NetworkName, None),
+            ("imports", Imports, ()),
+            ("kernel", Annotated[Kernel, merged], Kernel()),
+            ("hyperparameters", Annotated[type(config), merged], config),
+        ],
+        frozen=True,
+    )
+    arguments.__module__ = __name__
+    arguments.__doc__ = "Whether policy and environment become one kernel, its needs, and its speed at best."
+    return arguments
 
 
 def _check_power_of_two(name: str, value: int, least: int, most: int) -> None:

@@ -2,15 +2,12 @@
 
 import argparse
 import copy
-import os
 import warnings
 from collections.abc import Sequence
 from shutil import get_terminal_size
 from typing import Any
 
-os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False" if os.environ.get("NO_COLOR") else "True")
-
-import tyro  # noqa: E402 - reads the setting above when it is imported
+import tyro
 
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import named_like
@@ -66,7 +63,7 @@ def _help(parser: Any, prog: str, kind: Any) -> str:
     if kind.__module__ != "types" and parser.description:
         formatter.add_text(parser.description.replace("%", "%%"))
     by_group: dict[str, list[Any]] = {name: [] for name in GROUPS}
-    has_algorithm = any(action.dest.startswith("algorithm.") for action in parser._actions)
+    has_algorithm = any(action.dest.startswith("hyperparameters.") for action in parser._actions)
     for action in parser._actions:
         by_group[_group(action) if has_algorithm else "options"].append(_plain(action))
     for name, actions in by_group.items():
@@ -84,7 +81,7 @@ def _group(action: Any) -> str:
         return "environment"
     if "network" in holder or action.dest == "network-name":
         return "network"
-    if holder == "algorithm" or action.dest == "recipe":
+    if holder == "hyperparameters" or action.dest in ("algorithm", "recipe"):
         return "algorithm"
     if holder != "run":
         return "options"

@@ -38,7 +38,7 @@ def run(arguments: list[str]) -> int:
         raise UsageError(f"rate={chosen.showing.rate} steps a second must be greater than 0.")
     import_modules(chosen.imports)
     options = parse_env_options(chosen.env_options)
-    config = with_network(chosen.algorithm, chosen.network_name)
+    config = with_network(chosen.hyperparameters, chosen.network_name)
     graph = build_graph(name, chosen.environment, config, options=options)
     plan = choose_plan(graph, chosen.run)
     if chosen.showing.show:
@@ -60,7 +60,7 @@ def _arguments(name: str) -> Any:
             ("network_name", NetworkName, None),
             ("imports", Imports, ()),
             ("showing", Annotated[Showing, merged], Showing()),
-            ("algorithm", Annotated[type(config), merged], config),
+            ("hyperparameters", Annotated[type(config), merged], config),
             ("run", Annotated[RunOptions, merged], RunOptions()),
         ],
         frozen=True,

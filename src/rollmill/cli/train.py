@@ -17,8 +17,15 @@ from rollmill.networks import NetworkConfig, find_network
 from rollmill.recipes import RECIPES
 from rollmill.record import RunDirectory
 
-Imports = Annotated[tuple[str, ...], tyro.conf.arg(name="import", metavar="MODULE"), tyro.conf.UseAppendAction]
-"""Modules to import first, because they register environments, networks or algorithms."""
+Imports = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        name="import",
+        metavar="MODULE",
+        help="Module to import first, because it registers the environment, the network or the algorithm.",
+    ),
+    tyro.conf.UseAppendAction,
+]
 
 NetworkName = Annotated[
     str | None,
@@ -46,9 +53,9 @@ def run(arguments: list[str]) -> int:
     import_modules(chosen.imports)
     _note_recipe(chosen.recipe, chosen.environment)
     options = parse_env_options(chosen.env_options)
-    config = with_network(chosen.algorithm, chosen.network_name)
+    config = with_network(chosen.hyperparameters, chosen.network_name)
     graph = build_graph(name, chosen.environment, config, options=options)
-    return report(train_run(graph, chosen.run, imports=chosen.imports))
+    return report(train_run(graph, chosen.run, imports=chosen.imports, recipe=chosen.recipe))
 
 
 def find_own_algorithm(name: str, rest: list[str]) -> None:
@@ -116,8 +123,8 @@ def _arguments(name: str, rest: list[str]) -> type:
             ("env_options", EnvOptions, ()),
             ("network_name", NetworkName, None),
             ("recipe", Annotated[str | None, tyro.conf.arg(help=_RECIPE, metavar="NAME")], None),
-            ("imports", Annotated[Imports, tyro.conf.arg(help=_IMPORT)], ()),
-            ("algorithm", Annotated[type(config), merged], config),
+            ("imports", Imports, ()),
+            ("hyperparameters", Annotated[type(config), merged], config),
             ("run", Annotated[RunOptions, merged], RunOptions()),
         ],
         frozen=True,
@@ -126,7 +133,6 @@ def _arguments(name: str, rest: list[str]) -> type:
 
 _ENVIRONMENT = tyro.conf.arg(metavar="ENVIRONMENT", help="Id of the environment; `rollmill list` shows them.")
 _RECIPE = "Start from the hyperparameters of a recipe; `rollmill list` shows them."
-_IMPORT = "Module to import first, because it registers the environment, the network or the algorithm."
 
 
 def _recipe_config(algorithm: str, rest: list[str]) -> Any:

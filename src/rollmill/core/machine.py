@@ -1,6 +1,7 @@
 """What a result depends on besides its configuration: versions, hardware, the user's commit."""
 
 import ctypes
+import json
 import os
 import platform
 import subprocess
@@ -44,14 +45,34 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def git_commit() -> str | None:
-    """Commit of the repository around the working directory, with `-dirty` where tracked files differ.
+def git_commit(folder: Path | None = None) -> str | None:
+    """Commit of the repository around a folder, with `-dirty` where tracked files differ.
 
     None outside of a repository, without a commit, or without git.
+
+    Args:
+        folder: the working directory if left out.
     """
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*", folder=folder)
+
+
+def own_commit() -> str | None:
+    """Commit of Rollmill itself, where it runs from a checkout or was installed from one by its address."""
+    folder = Path(__file__).parent
+    if _git("ls-files", "--error-unmatch", Path(__file__).name, folder=folder):
+        return git_commit(folder)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        origin = json.loads(metadata.distribution("rollmill").read_text("direct_url.json") or "{}")
+        return str(origin["vcs_info"]["commit_id"])
+    except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _git(*arguments: str, folder: Path | None) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None

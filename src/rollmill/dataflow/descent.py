@@ -73,7 +73,14 @@ def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..
 def _descended(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
     with jax.named_scope("update"):
         advanced = graph.update.function(learner, gradients)
-    return advanced, {**metrics, "finite/gradients": all_finite((gradients, metrics))}
+    return advanced, {**metrics, **gradient_metrics(gradients, metrics)}
+
+
+def gradient_metrics(gradients: Weights, metrics: Metrics) -> Metrics:
+    """Metrics of a minibatch beside its own: the norm of its gradients, and whether all is finite."""
+    squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(gradients)]
+    norm = jnp.sqrt(sum(squares, start=jnp.float32(0)))
+    return {"losses/gradient_norm": norm, "finite/gradients": all_finite((gradients, metrics))}
 
 
 def all_finite(tree: PyTree[Array]) -> Float[Array, ""]:

@@ -17,8 +17,11 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.core.types import Action, Observation
 from rollmill.dataflow.graph import Graph, State, Trajectory, Weights
-from rollmill.dataflow.loops import collect, collection_metrics, identity, prepare, start
+from rollmill.dataflow.loops import collect, collection_metrics, identity, prepare, report, start
 from rollmill.dataflow.minibatches import taker
+
+LEARNED = ("finite/gradients", "losses/gradient_norm", "epochs")
+"""Metrics of learning that no fragment names: those of `gradient_metrics`, and how many epochs there were."""
 
 
 class Request(NamedTuple):
@@ -85,13 +88,14 @@ def flow(graph: Graph) -> Flow:
     rows = loops.num_envs * loops.rows_each // loops.num_minibatches
     minibatch = jax.eval_shape(lambda b: taker(b, loops)(jnp.zeros(rows, jnp.uint32)), batch)
     conditioned = jax.eval_shape(lambda batch: graph.condition(batch, identity), minibatch)
+    report_program, reported = _traced(partial(report, graph), state.learner, batch)
     gradients_program, (gradients, learned) = _traced(graph.gradients.function, state.learner, conditioned)
     update_program, _ = _traced(graph.update.function, state.learner, gradients)
     collected = jax.eval_shape(partial(collection_metrics, graph), trajectory, weights, index)
     count = len(jax.tree.leaves(state.learner))
     batch_program = prepare_program.replace(outvars=prepare_program.outvars[count:])
     read = frozenset[int]().union(
-        *(_read(program, count) for program in (batch_program, gradients_program, weights_program))
+        *(_read(program, count) for program in (batch_program, gradients_program, weights_program, report_program))
     )
     updated = _written(update_program, count)
     return Flow(
@@ -103,7 +107,7 @@ def flow(graph: Graph) -> Flow:
         turn=_turn(trajectory),
         gradients=gradients,
         weights=weights,
-        metric_names=tuple(sorted({*collected, *learned, "finite/gradients", "epochs"})),
+        metric_names=tuple(sorted({*collected, *reported, *learned, *LEARNED})),
         updated=updated,
         prepared=_written(prepare_program, count),
         parameters=tuple(sorted(updated & read)),

@@ -217,3 +217,6 @@ class Graph(NamedTuple):
     """Asked with the metrics of an epoch's last minibatch; False ends the iteration's learning."""
     appraise: Callable[[Weights, Step], Step] | None = None
     """What a rollout in one kernel adds to each step, and takes away: what `prepare` would compute from it."""
+    report: Callable[[Learner, Batch], Metrics] | None = None
+    """Further metrics of an iteration, from what `prepare` returns; like all, their mean over replicas is that of
+    the whole."""

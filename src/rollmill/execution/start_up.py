@@ -97,4 +97,4 @@ def union(intervals: Iterable[Interval], close: float = 0.0) -> Sequence[Interva
 
 
 def _length(intervals: Iterable[Interval]) -> float:
-    return sum(end - begin for begin, end in union(intervals))
+    return sum((end - begin for begin, end in union(intervals)), start=0.0)

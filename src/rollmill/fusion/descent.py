@@ -22,7 +22,7 @@ from rollmill.dataflow import (
     Learner,
     Metrics,
     Reduce,
-    all_finite,
+    gradient_metrics,
     plain_descent,
 )
 from rollmill.fusion.gradients import Run, Samples, Shuffled, fused_gradients
@@ -70,7 +70,7 @@ class _OneVector:
                 gradients, metrics = self.samples.results(learner, step, means)
             with jax.named_scope("update"):
                 advanced = self._graph.update.function(flat, as_vector(gradients))
-            metrics = {**metrics, "finite/gradients": all_finite((gradients, metrics))}
+            metrics = {**metrics, **gradient_metrics(gradients, metrics)}
             names[:] = metrics
             return advanced, jnp.stack(list(metrics.values()))
 

@@ -37,6 +37,7 @@ from rollmill.dataflow import (
     over_epochs,
     prepare,
     reduce_elsewhere,
+    report,
     shuffled_rows,
     taker,
     with_update_elsewhere,
@@ -95,7 +96,8 @@ class LearningInPieces:
         """Learns from a trajectory."""
         graph, loops = self._graph, self._graph.loops
         mean = identity if self._reduce is None else reduce_elsewhere
-        learner, batch = self._run("prepare", partial(_prepare, graph, mean, self._index), learner, trajectory)
+        prepared = self._run("prepare", partial(_prepare, graph, mean, self._index), learner, trajectory)
+        learner, batch, reported = prepared
         leaves, structure = jax.tree.flatten(learner)  # and not at every minibatch
         step = partial(_learn_one, graph, mean, structure)
         metrics, learned, found = [], [], {}
@@ -111,7 +113,7 @@ class LearningInPieces:
         learner = jax.tree.unflatten(structure, leaves)
         collected = self._run("collected", partial(_collected, graph, mean, self._index), trajectory, learner)
         summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.asarray(learned, np.float32))
-        return learner, {**_row(collected), **_row(summary)}
+        return learner, {**_row(collected), **_row(reported), **_row(summary)}
 
     def _run(self, name: str, function: Callable[..., Any], *arguments: PyTree, last: bool = False) -> PyTree:
         if name not in self._programs:
@@ -125,7 +127,8 @@ class LearningInPieces:
 
 
 def _prepare(graph: Graph, mean: Reduce, index: np.ndarray, learner: Learner, trajectory: Trajectory):
-    return prepare(graph, learner, trajectory, jnp.asarray(index), reduce=mean)
+    learner, batch = prepare(graph, learner, trajectory, jnp.asarray(index), reduce=mean)
+    return learner, batch, mean(report(graph, learner, batch))
 
 
 def _minibatches(loops: Loops, key: Key, index: np.ndarray, batch: Batch, iteration: Any, epoch: Any) -> Batch:

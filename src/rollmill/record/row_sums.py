@@ -1,0 +1,44 @@
+"""Metrics of several iterations, gathered into one line of the log."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class SavedSums:
+    """Sums that a checkpoint carries, of the iterations since the last line."""
+
+    iterations: int = 0
+    sums: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Metric to one number a seed."""
+
+
+class RowSums:
+    """Sums of metrics over iterations; metrics are scalars or `[seed]`, and all finite."""
+
+    def __init__(self, saved: SavedSums | None = None) -> None:
+        saved = saved or SavedSums()
+        self.iterations = saved.iterations
+        self._sums = {name: np.asarray(numbers) for name, numbers in saved.sums.items()}
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Adds the metrics of one iteration."""
+        self.iterations += 1
+        for name, value in row.items():
+            numbers = np.atleast_1d(np.asarray(value, np.float64))
+            self._sums[name] = self._sums[name] + numbers if name in self._sums else numbers
+
+    def totals(self) -> dict[str, float]:
+        """Sums over iterations and seeds."""
+        return {name: float(np.sum(numbers)) for name, numbers in self._sums.items()}
+
+    def means(self) -> dict[str, np.ndarray]:
+        """Means over iterations, one number a seed."""
+        return {name: numbers / self.iterations for name, numbers in self._sums.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as `SavedSums` in JSON."""
+        return {"iterations": self.iterations, "sums": {name: x.tolist() for name, x in self._sums.items()}}
