@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,12 @@ OBJECT_STORE_BYTES = 100_000_000
 
 ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable that, set to 0 before Ray is imported, has it listen on the loopback address alone."""
+
+STARTS = 4
+"""How often Ray is started at most, where it takes too long."""
+
+SLOW_SECONDS = 20.0
+"""After which a start that fails is one that took too long: Ray's own limit for its node is 30."""
 
 CONNECT_SECONDS = 5.0
 """How long an answer from a cluster's address is waited for."""
@@ -152,7 +159,7 @@ def _start_alone(ray: Any, workers: int, mark: str) -> None:
     before = os.environ.get(MARK)
     os.environ[MARK] = mark
     try:
-        _init_alone(ray, workers)
+        _start_patiently(ray, workers, mark)
     except Exception as error:  # Ray raises bare ones
         raise UsageError(
             f"cluster=ray: Ray cannot be started on this machine: {str(error).strip() or type(error).__name__}\n"
@@ -162,6 +169,20 @@ def _start_alone(ray: Any, workers: int, mark: str) -> None:
     finally:
         os.environ.pop(MARK)
         os.environ.update({} if before is None else {MARK: before})
+
+
+def _start_patiently(ray: Any, workers: int, mark: str) -> None:
+    """Starts Ray, once more where it was too slow for limits of its own, which cannot be set."""
+    for tries_left in reversed(range(STARTS)):
+        began = time.monotonic()
+        try:
+            _init_alone(ray, workers)
+            break
+        except Exception:
+            if not tries_left or time.monotonic() - began < SLOW_SECONDS:
+                raise
+            ray.shutdown()
+            kill_family(NOBODY, mark)
 
 
 def _init_alone(ray: Any, workers: int) -> None:
