@@ -1,10 +1,16 @@
 """Strict JAX while testing: no silent promotion, shapes checked at public boundaries."""
 
 import atexit
+import ctypes
+import gc
 import os
 import shutil
+import sys
 import tempfile
+from pathlib import Path
 
+# Small programs that run for a moment cost less where XLA does not optimise them, in the tests' own processes too.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 if "ROLLMILL_STATE_DIR" not in os.environ:  # not the user's own; one for all processes of a test run
     OWN = tempfile.mkdtemp(prefix="rollmill-tests-")
@@ -22,6 +28,25 @@ install_import_hook("rollmill", "beartype.beartype")
 from rollmill.execution import enable_compilation_cache  # noqa: E402 - after the hook
 
 enable_compilation_cache()  # tests compile many of the same programs, in several processes
+
+
+MOST_RESIDENT_BYTES = 2 * 2**30
+"""Memory of one process above which programs that earlier modules compiled are let go."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory():
+    """Compiled programs would add up to several gigabytes for each process of a test run."""
+    yield
+    if sys.platform == "linux" and resident_bytes() > MOST_RESIDENT_BYTES:
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds; Linux only."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="module")

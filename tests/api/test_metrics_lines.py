@@ -94,7 +94,7 @@ def test_a_process_reports_what_one_program_reports(tmp_path):
 
 
 def test_explained_variance_of_parts_is_that_of_the_whole():
-    value, target = np.random.default_rng(0).normal(size=(2, 4, 50)) * [[[3.0]], [[5.0]]] + 100.0
+    value, target = np.random.default_rng(0).normal(size=(2, 4, 50)) * [[[3.0]], [[5.0]]] + 10.0
     weight = (np.random.default_rng(1).random((4, 50)) < 0.7).astype(np.float32)
     counted = weight > 0
     expected = 1 - np.var((target - value)[counted]) / np.var(target[counted])
@@ -102,8 +102,9 @@ def test_explained_variance_of_parts_is_that_of_the_whole():
     row = {name: np.mean([part[name] for part in parts]) for name in parts[0]}
     assert recorder.explained_variance(row) == pytest.approx(expected, abs=1e-4)
     assert recorder.explained_variance({}) is None
-    flat = jax.device_get(moments(np.zeros(5), np.ones(5), np.ones(5)))
-    assert recorder.explained_variance(flat) is None
+    for level in (0.0, 1.0, 1234.5678):
+        flat = jax.device_get(moments(np.zeros(5), np.full(5, level), np.ones(5)))
+        assert recorder.explained_variance(flat) is None
 
 
 def moments(*arrays):

@@ -11,6 +11,7 @@ import pytest
 
 SIZES = ["--num-envs", 16, "--num-steps", 16, "--total-timesteps", 16 * 16 * 60, "--learning-rate", 1e-3]
 ENDLESS = [*SIZES, "--total-timesteps", 10**8, "--fusion", "off"]  # a run of that length would tune kernels first
+RUN = ["--run-dir", "run", "--no-tensorboard", "--log-every", 1]
 ALWAYS = ["--checkpoint-iterations", 1, "--no-tensorboard"]
 
 VARIANTS = {
@@ -72,7 +73,7 @@ def test_killed_and_resumed_is_never_stopped(rollmill, tmp_path, variant):
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_ends_the_iteration_saves_and_says_how_to_go_on(rollmill, tmp_path, name, code):
-    process = rollmill.start("train", "ppo", "CartPole-v1", *ENDLESS, "--run-dir", "run", "--no-tensorboard")
+    process = rollmill.start("train", "ppo", "CartPole-v1", *ENDLESS, *RUN)
     wait_for_checkpoint(tmp_path / "run", 0, process)
     time.sleep(0.5)
     process.send_signal(getattr(signal, name))

@@ -1,6 +1,7 @@
 """Metrics of an iteration beside its losses: the learning rate, and how much of the returns critics explain."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,13 +13,16 @@ MOMENTS = "values/"
 """Begins the names of metrics that only `explained_variance` reads."""
 
 
+RESOLUTION = 1e-6
+"""Of a sum in 32 bits: variances that are a smaller part of a mean's square than this are not known."""
+
+
 def value_moments(
     value: Float[Array, "..."], target: Float[Array, "..."], weight: Float[Array, "..."] | None = None
 ) -> Metrics:
-    """Moments of targets and of critics' errors, from which the mean over equal parts makes those of the whole.
+    """First and second moments of targets and of critics' errors.
 
-    As in Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979: the
-    variance of the whole is the mean of the parts' variances and the variance of their means.
+    Like all metrics they are means over samples, so that the mean over equal parts is that of the whole.
 
     Args:
         value: a critic's.
@@ -26,36 +30,36 @@ def value_moments(
         weight: 0 for samples that do not count, 1 for others; all count if left out.
     """
     weight = jnp.ones_like(target) if weight is None else weight
-    share = jnp.maximum(jnp.mean(weight), 1e-9)
-    moments: dict[str, Float[Array, ""]] = {f"{MOMENTS}share": share}
+    moments = {f"{MOMENTS}share": jnp.mean(weight)}
     for name, x in {"target": target, "error": target - value}.items():
-        mean = jnp.mean(weight * x) / share
-        moments[f"{MOMENTS}{name}"] = share * mean
-        moments[f"{MOMENTS}{name}_mean_square"] = share * jnp.square(mean)
-        moments[f"{MOMENTS}{name}_variance"] = jnp.mean(weight * jnp.square(x - mean))
+        moments[f"{MOMENTS}{name}"] = jnp.mean(weight * x)
+        moments[f"{MOMENTS}{name}_square"] = jnp.mean(weight * jnp.square(x))
     return moments
 
 
-def explained_variance(row: Mapping[str, np.ndarray | float]) -> float | None:
+def explained_variance(row: Mapping[str, Any]) -> float | None:
     """`1 - Var[target - value] / Var[target]`: 1 for a perfect critic, 0 for one that knows only the mean.
 
     Args:
         row: metrics of an iteration, with the means of `value_moments`; each a scalar, or `[seed]`.
 
     Returns:
-        The mean over seeds; None where there are no moments, or all targets are alike.
+        The mean over seeds; None where there are no moments, or all targets are nearly alike.
     """
     if f"{MOMENTS}share" not in row:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        explained = 1 - _variance(row, "error") / _variance(row, "target")
+        explained = 1 - np.maximum(_variance(row, "error"), 0) / _variance(row, "target")
     known = explained[np.isfinite(explained)]
     return float(known.mean()) if known.size else None
 
 
-def _variance(row: Mapping[str, np.ndarray | float], name: str) -> np.ndarray:
-    share, mean, square, variance = (
+def _variance(row: Mapping[str, Any], name: str) -> np.ndarray:
+    """NaN where rounding may have made it."""
+    share, mean, square = (
         np.atleast_1d(np.asarray(row[f"{MOMENTS}{moment}"], np.float64))
-        for moment in ("share", name, f"{name}_mean_square", f"{name}_variance")
+        for moment in ("share", name, f"{name}_square")
     )
-    return variance / share + np.maximum(square / share - np.square(mean / share), 0)
+    variance = square / share - np.square(mean / share)
+    known = (variance > RESOLUTION * square / share) | (name == "error")
+    return np.where(known, variance, np.nan)
