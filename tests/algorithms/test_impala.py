@@ -142,7 +142,7 @@ def test_the_mean_over_equal_parts_is_the_gradient_of_the_whole(rollout):
     assert_close(mean, run(rollout.minibatch), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ["mlp", pytest.param("gru", marks=pytest.mark.slow)])
 def test_executed_synchronously_all_ratios_are_one(network):
     """In the first pass over the first minibatch; not after an update."""
     config = configure(network, update_epochs=2, learning_rate=0.05)
@@ -158,7 +158,7 @@ def test_executed_synchronously_all_ratios_are_one(network):
     assert 0 <= once["losses/approx_kl"] < 1e-9 < 1e-4 < twice["losses/approx_kl"]
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ["mlp", pytest.param("gru", marks=pytest.mark.slow)])
 def test_executed_synchronously_it_is_a3c(network):
     """The same weights after every iteration: V-trace with ratios of one, and returns up to the rollout's end."""
     sizes = {"num_envs": E, "num_steps": T, "total_timesteps": 10 * E * T, "normalize_rewards": True}

@@ -256,6 +256,7 @@ def test_unequal_parts_of_a_minibatch_make_the_whole(rollout):
     assert_close(jax.tree.map(lambda leaf: leaf[0], parts), together, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_devices_give_the_numbers_of_one():
     graph = rollmill.mappo(crowd(), **SMALL, network=NETWORK, normalize_observations=True)
     (one, rows_one), (two, rows_two) = (run(graph, devices=n) for n in (1, 2))

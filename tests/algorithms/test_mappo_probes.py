@@ -39,6 +39,7 @@ def returns(metrics):
     return {name.removeprefix("returns/"): float(x) for name, x in metrics.items() if name.startswith("returns/")}
 
 
+@pytest.mark.slow
 def test_kinds_with_their_own_spaces_learn_their_own_actions():
     graph, learner, metrics = learn(crafts())
     found = returns(metrics)
@@ -57,6 +58,7 @@ def test_kinds_with_their_own_spaces_learn_their_own_actions():
     np.testing.assert_allclose(decided.action["painter"], [[0.5]], atol=0.2)
 
 
+@pytest.mark.slow
 def test_kinds_that_share_parameters_act_alike_unless_they_are_numbered():
     how = {"iterations": 60, "sharing": {"left": "both", "right": "both"}, "algorithm": rollmill.ippo}
     alike, told = (returns(learn(opposed(), agent_ids=ids, **how)[2]) for ids in (False, True))

@@ -132,6 +132,7 @@ def test_recipes_fit_their_environments(name):
 # --- runs ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_loaded_resumed_and_evaluated(tmp_path):
     rollmill.register("Crafts", crafts, overwrite=True)
     graph = rollmill.mappo(crafts(), **SMALL, network=NETWORK, normalize_observations=True)

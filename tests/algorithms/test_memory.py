@@ -13,7 +13,7 @@ ONE_PASS = {"num_steps": 16, "learning_rate": 5e-3}
     [
         pytest.param("ppo", "gru", {"num_steps": 32, "learning_rate": 2e-3}, marks=pytest.mark.slow),
         pytest.param("ppo", "mlp", {"num_steps": 32, "learning_rate": 2e-3}, marks=pytest.mark.slow),
-        ("a3c", "gru", ONE_PASS),
+        pytest.param("a3c", "gru", ONE_PASS, marks=pytest.mark.slow),
         ("impala", "gru", ONE_PASS),
         pytest.param("impala", "mlp", ONE_PASS, marks=pytest.mark.slow),
     ],

@@ -115,8 +115,7 @@ def test_action_observation(algorithm):
     ("algorithm", "torso"),
     [
         *itertools.product(ALGORITHMS, ["mlp"]),
-        ("ppo", "gru"),
-        *(pytest.param(name, "gru", marks=pytest.mark.slow) for name in ALGORITHMS if name != "ppo"),
+        *(pytest.param(name, "gru", marks=pytest.mark.slow) for name in ALGORITHMS),
     ],
 )
 def test_truncation_bootstraps_from_where_the_episode_was_cut(algorithm, torso):
@@ -149,7 +148,7 @@ def test_wrong_bootstraps_would_be_noticed():
     np.testing.assert_allclose(solve(0.0, 1.0), 10.0)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("impala", marks=pytest.mark.slow)])
 def test_continuous_action(algorithm):
     policy, weights, rows = learn("Probe-ContinuousAction-v0", algorithm=algorithm, iterations=400)
     seen = np.linspace(-0.9, 0.9, 7)[:, None]
@@ -157,7 +156,7 @@ def test_continuous_action(algorithm):
     assert mean_return(rows) > 0.9 > mean_return(rows[:1], 1)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "impala"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("impala", marks=pytest.mark.slow)])
 def test_action_mask(algorithm):
     """An illegal action pays -1: the return of every episode of the training is 1."""
     policy, weights, rows = learn("Probe-ActionMask-v0", algorithm=algorithm, iterations=30, ent_coef=0.01)

@@ -225,7 +225,7 @@ def test_what_collects_is_replaced_and_the_training_goes_on(tmp_path, watched, p
 @pytest.mark.parametrize(
     ("policy", "name"),
     [
-        (COARSE, "learner/0"),
+        pytest.param(COARSE, "learner/0", marks=pytest.mark.slow),
         pytest.param("gpu-only", "all/1", marks=pytest.mark.slow),
         pytest.param("multi-learner", "learner/1", marks=pytest.mark.slow),
         pytest.param("environments", "policy/0", marks=pytest.mark.slow),

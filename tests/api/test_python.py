@@ -47,6 +47,7 @@ def test_actions_lie_inside_the_bounds(tmp_path):
     assert actions.shape == (50, 1) and np.abs(actions).max() == 2.0 and len(np.unique(actions)) > 2
 
 
+@pytest.mark.slow
 def test_a_recurrent_policy_remembers_until_reset(tmp_path):
     run = rollmill.train(
         small("TMaze-v0", network=rollmill.NetworkConfig(torso="gru"), ent_coef=0.0),
@@ -129,6 +130,7 @@ def test_a_custom_network_must_be_passed_again(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_with_a_clear_error_and_can_be_resumed(tmp_path, monkeypatch):
     algorithm = small(total_timesteps=8 * 8 * 40)
     whole = rollmill.train(algorithm, run_dir=tmp_path / "whole", checkpoint_iterations=2, **QUIET)
@@ -150,6 +152,7 @@ def test_options_that_make_no_sense():
         rollmill.RunOptions(seed=2**32 - 1, num_seeds=2)
 
 
+@pytest.mark.slow
 def test_the_example_trains(tmp_path):
     example = Path(__file__).parents[2] / "examples/custom_environment.py"
     assert len(example.read_text().splitlines()) < 60

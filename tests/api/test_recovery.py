@@ -20,6 +20,7 @@ def small(**config):
     return rollmill.ppo(rollmill.make("CartPole-v1"), **(sizes | config))
 
 
+@pytest.mark.slow
 def test_a_run_of_two_devices_is_loaded_and_resumed_on_one(tmp_path):
     run = rollmill.train(small(), run_dir=tmp_path / "run", devices=2, **QUIET)
     assert rollmill.load(run.directory)(np.zeros(4)) in (0, 1)
@@ -30,6 +31,7 @@ def test_a_run_of_two_devices_is_loaded_and_resumed_on_one(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_infinite_settings_survive(tmp_path):
     run = rollmill.train(small(max_grad_norm=float("inf")), run_dir=tmp_path / "run", **QUIET)
     saved = json.loads((run.directory / "config.json").read_text())["graph"]["config"]["max_grad_norm"]
@@ -77,6 +79,7 @@ def test_a_configuration_of_another_version_is_told(tmp_path):
         rollmill.resume(run.directory, quiet=True)
 
 
+@pytest.mark.slow
 def test_flags_of_many_minibatches_are_not_rounded_into_a_fault(tmp_path):
     algorithm = small(
         num_envs=41, num_minibatches=41, total_timesteps=41 * 8

@@ -198,6 +198,7 @@ def write_module(tmp_path, *, line="pass", space="spaces.Discrete(2)"):
     return ["train", "ppo", "Corridor-v0", "--import", "corridors", *QUICK, "--run-dir", "run", "--no-tensorboard"]
 
 
+@pytest.mark.slow
 def test_an_own_environment_by_its_name(rollmill, tmp_path):
     train = write_module(tmp_path)
     here = {"env": {"PYTHONPATH": str(tmp_path)}}

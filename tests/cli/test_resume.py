@@ -96,7 +96,8 @@ def test_ctrl_c_while_it_compiles_ends_it(rollmill):
     _, errors = process.communicate(timeout=LONG_SECONDS)
     assert process.returncode == 130, errors
     lost = "stopped by SIGINT after iteration"  # in a finaliser, where Python lets nothing out
-    assert errors == "rollmill: interrupted\n" or lost in errors
+    twice = "compiling ...\n"  # where the signal came while Python cleared the buffer that it had written
+    assert errors.removeprefix(twice) == "rollmill: interrupted\n" or lost in errors
 
 
 def kill_at_random_moments(rollmill, tmp_path, times: int, seed: int) -> None:

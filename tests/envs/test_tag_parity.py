@@ -230,6 +230,7 @@ def test_small_games_agree_over_a_hundred_episodes(options, rules):
     assert steps > 0.98 and rows > 0.999
 
 
+@pytest.mark.slow
 def test_games_of_the_published_size_agree():
     steps, rows = check_continuous([0], {"max_steps": 500}, PAID | {"grid_length": 20.0, "tagging_distance": 0.02})
     assert steps > 0.9 and rows > 0.999

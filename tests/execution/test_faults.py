@@ -96,6 +96,7 @@ def test_an_infinite_reward_that_only_the_gradients_see(tmp_path):
     assert not np.isfinite(shown.outputs["losses/value"])
 
 
+@pytest.mark.slow
 def test_an_update_that_overflows(tmp_path):
     none = lambda age, params: jnp.float32(0)
     graph = algorithm(none, learning_rate=1e38, anneal_lr=False)

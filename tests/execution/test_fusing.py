@@ -52,7 +52,9 @@ def trained(graph, **options):
     return to_host(last.after)
 
 
-@pytest.mark.parametrize("fusion", [pytest.param("rollout", marks=pytest.mark.slow), "full"])
+@pytest.mark.parametrize(
+    "fusion", [pytest.param(fusion, marks=pytest.mark.slow) for fusion in ("rollout", "full")]
+)
 def test_fused_trainings_learn_as_others_do(fusion):
     graph = graph_on(rollmill.make("CartPole-v1"))
     fused, plain = trained(graph, fusion=fusion), trained(graph)

@@ -84,7 +84,6 @@ ALGORITHMS = {
 FAST = {
     *itertools.product(["ppo"], POLICIES),
     ("impala", "single-learner-coarse"),
-    ("one's own", "environments"),
 }
 TABLE = [
     pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
@@ -182,6 +181,7 @@ def test_a_policy_of_ones_own_needs_no_change_in_an_algorithm():
     assert_the_same_training(trained, "ppo", policy_lag=True)
 
 
+@pytest.mark.slow
 def test_an_algorithm_of_ones_own_needs_no_policy():
     trained = train(graph_of("one's own"), crosswise(Counts(workers=4)))
     assert_the_same_training(trained, "one's own", policy_lag=True)
@@ -244,7 +244,12 @@ def test_a_training_goes_on_under_another_policy():
 
 
 @pytest.mark.parametrize(
-    ("policy", "stop_at"), [("environments", 7), ("central", 7), ("single-learner-coarse", ITERATIONS - 1)]
+    ("policy", "stop_at"),
+    [
+        pytest.param("environments", 7, marks=pytest.mark.slow),
+        ("central", 7),
+        ("single-learner-coarse", ITERATIONS - 1),
+    ],
 )
 def test_a_training_that_is_stopped_has_the_state_of_its_last_row(policy, stop_at):
     def on_told(coordinator, told):
@@ -273,7 +278,8 @@ def test_a_training_that_is_stopped_at_once_is_whole():
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "policy"), [(rollmill.a3c, "central"), (rollmill.impala, "single-learner-coarse")]
+    ("algorithm", "policy"),
+    [pytest.param(rollmill.a3c, "central", marks=pytest.mark.slow), (rollmill.impala, "single-learner-coarse")],
 )
 def test_asynchronous_trainings_end_tell_their_lag_and_learn(algorithm, policy):
     iterations = 150

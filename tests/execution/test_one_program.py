@@ -83,6 +83,7 @@ def test_several_recurrent_seeds_start():
     assert all(np.isfinite(leaf).all() for leaf in weights(state))
 
 
+@pytest.mark.slow
 def test_different_seeds_differ():
     first, second = (run(lower(graph(), seeds=(seed,)), iterations=1)[0] for seed in (0, 1))
     assert any(not np.array_equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))

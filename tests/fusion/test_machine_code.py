@@ -133,6 +133,7 @@ def test_threads_may_make_the_same_code_at_a_time():
     np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_sum_is_the_same_however_many_cores_make_it(monkeypatch):
     graph = ppo(make("CartPole-v1"), num_envs=8, num_steps=64, network=NetworkConfig(hidden_sizes=(16,)))
 

@@ -10,6 +10,13 @@ from rollmill.fusion import CannotFuse
 
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
+LONG = ("convolutions", "deep_rows")
+CODED = [
+    pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
+    for name in FUNCTIONS
+    if name != "short_floats"
+]
+
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_as_under_vmap(name):
@@ -17,7 +24,7 @@ def test_as_under_vmap(name):
     assert_same(*both(function, each, uniform))
 
 
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "short_floats"])
+@pytest.mark.parametrize("name", CODED)
 def test_machine_code_as_under_vmap(name):
     function, uniform, each = FUNCTIONS[name]
     assert_same(*both(function, each, uniform, evaluate=evaluate_by_code))
