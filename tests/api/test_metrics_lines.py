@@ -15,7 +15,9 @@ from rollmill.api import recorder
 from rollmill.core.errors import CheckpointError
 from rollmill.record import RowSums, SavedSums, read_metrics
 
-SIZES = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "update_epochs": 1}
+SMALL = rollmill.NetworkConfig(hidden_sizes=(8,))
+SIZES = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "update_epochs": 1, "network": SMALL}
+SLOW = pytest.mark.slow
 pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 QUIET = {"quiet": True, "tensorboard": False}
@@ -71,8 +73,8 @@ def test_the_learning_rate_is_that_of_the_iteration(tmp_path):
     ("algorithm", "env", "config"),
     [
         ("impala", "CartPole-v1", {}),
-        ("a3c", "CartPole-v1", {"num_minibatches": None, "update_epochs": None}),
-        ("mappo", "TagGridWorld-v0", {}),
+        pytest.param("a3c", "CartPole-v1", {"num_minibatches": None, "update_epochs": None}, marks=SLOW),
+        pytest.param("mappo", "TagGridWorld-v0", {}, marks=SLOW),
     ],
 )
 def test_every_algorithm_reports_its_rate_its_gradients_and_its_critic(tmp_path, algorithm, env, config):
@@ -85,6 +87,7 @@ def test_every_algorithm_reports_its_rate_its_gradients_and_its_critic(tmp_path,
         assert not [name for name in line if name.startswith("values/")]
 
 
+@pytest.mark.slow
 def test_a_process_reports_what_one_program_reports(tmp_path):
     names = ("learning_rate", "losses/gradient_norm", "losses/explained_variance")
     one = trained(tmp_path, "one", iterations=2)
