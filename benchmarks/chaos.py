@@ -8,7 +8,8 @@ killed with SIGKILL: actors, environment workers, learners, and the coordinator,
 What must hold: the training ends with exit code 0 in bounded time, its metrics have every iteration once, no
 package was damaged or out of order (the run would have failed), and nothing is left: no process (Ray's included),
 no file in shared memory, no socket (those in Ray's session folder excepted, which Ray keeps). `--busy` keeps the
-machine busy with other work, `--side-by-side` trains several at once. Writes results/chaos.json.
+machine busy with other work, `--side-by-side` trains several at once. Ctrl-C begins no further training, and waits
+for those under way. Writes results/chaos.json, or chaos_busy.json.
 """
 
 import argparse
@@ -231,10 +232,12 @@ def main() -> None:
     parser.add_argument("--policies", nargs="*", default=list(POLICIES))
     parser.add_argument("--output", type=Path, default=RESULTS)
     chosen = parser.parse_args()
-    trainings, numbers, changing = [], itertools.count(), threading.Lock()
+    trainings, numbers, changing, stopping = [], itertools.count(), threading.Lock(), threading.Event()
+    kills = lambda: sum(len(training["killed"]) for training in trainings)
+    signal.signal(signal.SIGINT, lambda *_: stopping.set())
 
     def go_on(folder: Path) -> None:
-        while sum(len(training["killed"]) for training in trainings) < chosen.kills:
+        while not stopping.is_set() and kills() < chosen.kills:
             with changing:
                 number = next(numbers)
             policy = chosen.policies[number % len(chosen.policies)]
@@ -251,11 +254,12 @@ def main() -> None:
         for process in busy:
             process.kill()
             process.wait()
-    kills = sum(len(training["killed"]) for training in trainings)
     faults = [fault for training in trainings for fault in training["faults"]]
     setting = {"busy": chosen.busy, "side by side": chosen.side_by_side}
     write_result(
-        "chaos", {"kills": kills, "faults": faults, **setting, "trainings": trainings}, directory=chosen.output
+        "chaos_busy" if chosen.busy else "chaos",
+        {"kills": kills(), "faults": faults, **setting, "trainings": trainings},
+        directory=chosen.output,
     )
     sys.exit(1 if faults else 0)
 

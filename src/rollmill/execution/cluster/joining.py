@@ -32,6 +32,10 @@ STARTS = 4
 SLOW_SECONDS = 20.0
 """After which a start that fails is one that took too long: Ray's own limit for its node is 30."""
 
+NICENESS = "RAY_worker_niceness"
+"""Ray's variable for the scheduling priority of its workers. By default they give way to everything else on the
+machine, and hardly train beside other work."""
+
 CONNECT_SECONDS = 5.0
 """How long an answer from a cluster's address is waited for."""
 
@@ -156,6 +160,7 @@ def _guarded() -> Iterator[str]:
 
 def _start_alone(ray: Any, workers: int, mark: str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault(NICENESS, "0")
     before = os.environ.get(MARK)
     os.environ[MARK] = mark
     try:
