@@ -1,5 +1,6 @@
 """Starting Ray on a machine that is too slow for Ray's own limits."""
 
+import os
 import types
 
 import pytest
@@ -36,6 +37,15 @@ def test_a_start_that_was_too_slow_is_tried_again(clock):
     ray = FakeRay(clock, failures=2, seconds=30.0)
     joining._start_alone(ray, 2, "mark")
     assert (ray.started, ray.shut_down) == (1, 2)
+
+
+@pytest.mark.parametrize(("theirs", "niceness"), [(None, "0"), ("7", "7")])
+def test_workers_do_not_give_way_to_everything_else_unless_the_user_says_so(clock, monkeypatch, theirs, niceness):
+    monkeypatch.setenv(joining.NICENESS, theirs or "to be put back")
+    if theirs is None:
+        monkeypatch.delenv(joining.NICENESS)
+    joining._start_alone(FakeRay(clock, failures=0, seconds=1.0), 2, "mark")
+    assert os.environ[joining.NICENESS] == niceness
 
 
 @pytest.mark.parametrize(("seconds", "starts"), [(30.0, joining.STARTS), (1.0, 1)])
