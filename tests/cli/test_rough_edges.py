@@ -70,6 +70,18 @@ def test_help_is_in_groups_without_marks_of_types(capsys):
     assert "{None}" not in text and "\x1b" not in text
 
 
+@pytest.mark.parametrize(("environment", "noted"), [("Acrobot-v1", True), ("CartPole-v1", False)])
+def test_a_recipe_for_another_environment_is_noted_and_recorded(monkeypatch, capsys, environment, noted):
+    from rollmill.cli import train
+
+    given = {}
+    monkeypatch.setattr(train, "train_run", lambda graph, options, **more: given.update(more, graph=graph))
+    monkeypatch.setattr(train, "report", lambda run: 0)
+    train.run(["ppo", environment, "--recipe", "cartpole-two-cores"])
+    assert ("note: the recipe cartpole-two-cores was made for CartPole-v1" in capsys.readouterr().err) == noted
+    assert given["recipe"] == "cartpole-two-cores"
+
+
 def test_the_command_listens_to_interrupts_before_it_imports_jax(tmp_path):
     """A package named jax that interrupts the process while it is imported stands for a slow import."""
     slow = tmp_path / "jax"
