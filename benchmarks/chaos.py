@@ -130,15 +130,22 @@ def carries(pid: int, mark: str) -> bool:
         return False
 
 
-def left_behind(mark: str) -> list[int]:
-    """Processes of a training that are still there some seconds after their coordinator."""
+def left_behind(mark: str) -> list[str]:
+    """Processes of a training that are still there some seconds after their coordinator: numbers and commands."""
     deadline = time.monotonic() + ORPHAN_SECONDS
     while True:
         pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
         left = [pid for pid in pids if carries(pid, mark)]
         if not left or time.monotonic() > deadline:
-            return left
+            return [f"{pid} {command_line(pid)}" for pid in left]
         time.sleep(0.05)
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+    except OSError:
+        return ""
 
 
 def what_is_left(mark: str, scratch: Path, shared_before: set[str]) -> list[str]:

@@ -21,6 +21,10 @@ MARK = "ROLLMILL_WORKER"
 ON_LINUX = sys.platform == "linux"
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 FAMILY_SECONDS = 1.0
+LATE_LOOKS, LOOK_SECONDS = 10, 0.2
+"""How often a guard looks again: a process carries no mark while it begins to execute a program, and on a machine
+that is busy this may take a while."""
+
 NOBODY = -1
 """As the leader of a session: no process is."""
 
@@ -128,6 +132,9 @@ def guard(watched: int, leader: int, mark: str) -> None:
     poll.register(watched, select.POLLIN)
     poll.poll()
     kill_family(leader, mark)
+    for _ in range(LATE_LOOKS):
+        time.sleep(LOOK_SECONDS)
+        kill_family(leader, mark)
 
 
 def end_leader(pid: int) -> None:
