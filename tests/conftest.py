@@ -47,15 +47,3 @@ def bounded_memory():
 def resident_bytes() -> int:
     """Memory that this process holds; Linux only."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.fixture(scope="module")
-def fast_compilation():
-    """For modules that compile much and run little: `pytestmark = pytest.mark.usefixtures(...)`.
-
-    Small programs that run for a moment cost less where XLA does not optimise them.
-    """
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)

@@ -16,7 +16,6 @@ from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner
 from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, iterate, start, taker
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 E, T = 16, 5
 NETWORKS = {
     "mlp": rollmill.NetworkConfig(hidden_sizes=(6, 5)),

@@ -18,7 +18,6 @@ from rollmill.algorithms.on_policy import ActorCriticLearner
 from rollmill.api.specification import describe, rebuild_graph
 from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, iterate, learn, start, taker
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 E, T = 16, 5
 NETWORKS = {
     "mlp": rollmill.NetworkConfig(hidden_sizes=(6, 5)),
@@ -269,13 +268,13 @@ def test_a_bandits_value_is_that_of_the_policy_in_between(clip_rho, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["impala", "a3c"])
 def test_trajectories_of_old_weights_need_the_correction(algorithm):
-    """CartPole from weights 8 iterations old: V-trace learns; A3C, uncorrected, falls to random or less."""
-    lag = 8
+    """CartPole from weights 8 iterations old: with V-trace all seeds learn; without it, many end below random."""
+    lag, seeds = 8, jnp.arange(8)
     graph = getattr(rollmill, algorithm)(rollmill.make("CartPole-v1"), total_timesteps=400_000)
 
-    def iteration(carry, i):
+    def iteration(seed, carry, i):
         learner, collector, ring = carry
-        key, slot = jax.random.fold_in(jax.random.key(0), i), i % (lag + 1)
+        key, slot = jax.random.fold_in(jax.random.key(seed), i), i % (lag + 1)
         old = jax.tree.map(lambda weights: weights[slot], ring)
         collector, trajectory = collect(graph, old, collector, key)
         learner, batch = graph.prepare(learner, trajectory, reduce=identity, replicas=1)
@@ -284,14 +283,17 @@ def test_trajectories_of_old_weights_need_the_correction(algorithm):
         ended = (trajectory.steps.terminated | trajectory.steps.truncated).astype(jnp.float32)
         return (learner, collector, ring), (jnp.sum(ended * trajectory.steps.info["episode_return"]), ended.sum())
 
-    begin = start(graph, jax.random.key(0), jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
-    weights = graph.weights(begin.learner)
-    ring = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], lag + 1, axis=0), weights)
-    count = jnp.arange(graph.loops.iterations)
-    run = eqx.filter_jit(lambda: jax.lax.scan(iteration, (begin.learner, begin.collector, ring), count))
-    _, (returns, ended) = run()
-    mean_return = returns[-200:].sum() / ended[-200:].sum()
-    assert mean_return > 300 if algorithm == "impala" else mean_return < 50
+    @jax.jit
+    def final_return(seed):
+        begin = start(graph, jax.random.key(seed), jnp.arange(graph.loops.num_envs, dtype=jnp.int32))
+        weights = graph.weights(begin.learner)
+        ring = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], lag + 1, axis=0), weights)
+        count = jnp.arange(graph.loops.iterations)
+        _, (returns, ended) = jax.lax.scan(partial(iteration, seed), (begin.learner, begin.collector, ring), count)
+        return returns[-200:].sum() / ended[-200:].sum()
+
+    found = np.sort([final_return(seed) for seed in seeds])
+    assert found[0] > 300 if algorithm == "impala" else found[2] < 20, found
 
 
 # --- settings -----------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from rollmill.algorithms.multi_agent import AgentLearner, condition
 from rollmill.dataflow import Batch, Graph, State, Trajectory, collect, identity, iterate, start, taker
 from rollmill.execution import advance, lower
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 E, T = 16, 6
 SMALL = {
     "num_envs": E,

@@ -12,8 +12,6 @@ from rollmill.algorithms.agents import view_agents
 from rollmill.envs import denormalise
 from rollmill.execution import advance, lower
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 
 def learn(env, *, algorithm=rollmill.mappo, iterations=80, **overrides):
     """The graph and the learner after a short training, and the last metrics."""

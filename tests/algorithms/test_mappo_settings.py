@@ -14,7 +14,6 @@ from rollmill.api import find_algorithm, load_weights, rebuild_graph
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.recipes import RECIPES, tag
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 SMALL = {"num_envs": 8, "num_steps": 4, "total_timesteps": 8 * 4 * 6, "num_minibatches": 2}
 NETWORK = rollmill.NetworkConfig(hidden_sizes=(6,))
 QUIET = {"quiet": True, "tensorboard": False}

@@ -20,7 +20,6 @@ from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner, Samples, standardise_advantages
 from rollmill.dataflow import Batch, Graph, State, Trajectory, collect, identity, iterate, start, taker
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 E, T = 16, 5
 NETWORKS = {
     "mlp": rollmill.NetworkConfig(hidden_sizes=(6, 5)),

@@ -16,7 +16,6 @@ from rollmill.core.errors import UsageError
 from rollmill.dataflow import collect, start
 from rollmill.envs.cartpole import CartPoleState, step
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 CARTPOLE = rollmill.make("CartPole-v1")
 
 

@@ -16,7 +16,6 @@ import rollmill
 from rollmill.algorithms.fragments import network_policy
 from rollmill.execution import advance, lower
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 NETWORK = rollmill.NetworkConfig(hidden_sizes=(16,))
 ALGORITHMS = {
     "ppo": (rollmill.PPOConfig, rollmill.ppo, {"num_minibatches": 2}),

@@ -13,8 +13,6 @@ QUIET = {"quiet": True, "tensorboard": False}
 SIZES = {"num_envs": 8, "num_steps": 8, "network": rollmill.NetworkConfig(hidden_sizes=(8,))}
 STEPS = 8 * 8
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:

@@ -27,7 +27,7 @@ from rollmill.record import read_metrics
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc"),
-    pytest.mark.usefixtures("fast_compilation", "nothing_left_running"),
+    pytest.mark.usefixtures("nothing_left_running"),
 ]
 
 QUIET = {"quiet": True, "tensorboard": False}

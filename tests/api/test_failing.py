@@ -15,7 +15,6 @@ from rollmill.core.errors import CheckpointError, EnvironmentFailed, NonFiniteEr
 from rollmill.execution.coordinator import LostWorker
 from rollmill.record import read_metrics
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 SIZES = {"num_envs": 2, "num_steps": 8, "num_minibatches": 1, "update_epochs": 1}
 TINY = rollmill.NetworkConfig(hidden_sizes=(4,))
 

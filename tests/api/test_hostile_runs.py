@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from hostile_runs import Case, cases, faults, healthy
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 ALL = list(cases())
 KINDS = {case.kind: case for case in reversed(ALL)}
 

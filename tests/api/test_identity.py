@@ -15,8 +15,6 @@ from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.dataflow import ElementwiseUpdate, fingerprint
 from rollmill.envs import host_environment, registry
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 QUIET = {"quiet": True, "tensorboard": False}
 SIZES = {"num_envs": 4, "num_steps": 4, "total_timesteps": 64, "num_minibatches": 2, "update_epochs": 2}
 TINY = rollmill.NetworkConfig(hidden_sizes=(4,))

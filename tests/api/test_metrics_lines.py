@@ -18,7 +18,6 @@ from rollmill.record import RowSums, SavedSums, read_metrics
 SMALL = rollmill.NetworkConfig(hidden_sizes=(8,))
 SIZES = {"num_envs": 4, "num_steps": 16, "num_minibatches": 2, "update_epochs": 1, "network": SMALL}
 SLOW = pytest.mark.slow
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 QUIET = {"quiet": True, "tensorboard": False}
 

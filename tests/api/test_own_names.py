@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "execution"))
 import own_algorithm  # noqa: E402
 
 sys.path.pop(0)
-pytestmark = pytest.mark.usefixtures("fast_compilation", "own_names")
+pytestmark = pytest.mark.usefixtures("own_names")
 
 SIZES = {"num_envs": 4, "num_steps": 4, "total_timesteps": 64, "num_minibatches": 2, "update_epochs": 2}
 

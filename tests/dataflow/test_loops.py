@@ -11,7 +11,6 @@ from counting_graph import FIRST_MEMORY, counting_graph, episode_length
 
 from rollmill.dataflow import COLLECT, State, collect, iterate, iteration_key, learn, start
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 GRAPH = counting_graph()
 NUM_STEPS = GRAPH.loops.num_steps
 

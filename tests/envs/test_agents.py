@@ -12,8 +12,6 @@ from rollmill.core.spaces import contains, repeated, sample, struct
 from rollmill.core.types import AgentKind, Environment, Timestep
 from rollmill.envs.agents import active_agents, joint_spaces
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 LEVEL = spaces.Box(0.0, 100.0, (1,))
 KINDS = (AgentKind("cat", 2, LEVEL, spaces.Discrete(3)), AgentKind("dog", 3, LEVEL, spaces.Box(-1.0, 1.0, (2,))))
 

@@ -8,8 +8,6 @@ import pytest
 from rollmill.envs import nearest as module
 from rollmill.envs.nearest import nearest
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 
 def expected(places, points, where, exclude, count):
     distance = ((points[:, None].astype(np.float64) - places[:, :, None]) ** 2).sum(axis=0)

@@ -14,8 +14,6 @@ from rollmill.core.errors import UsageError
 from rollmill.core.spaces import sample
 from rollmill.envs.tag_gridworld import TagGridWorldState
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 GRID, FIELD = "TagGridWorld-v0", "TagContinuous-v0"
 STAY, RIGHT, LEFT, UP, DOWN = range(5)
 

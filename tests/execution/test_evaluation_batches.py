@@ -8,8 +8,6 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.execution import evaluate, evaluation
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 
 @pytest.fixture(scope="module")
 def trained():

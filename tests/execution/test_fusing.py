@@ -15,7 +15,6 @@ from rollmill.fusion import CannotFuse, backends, pressure_of_rollout
 from rollmill.fusion.native import describe_processor
 from rollmill.record import to_host
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 SIZES = {"num_envs": 8, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
 GPU = SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="H200")
 CHOICE = {"numerics": "tf32", "unroll": 1, "devices": [GPU], "num_seeds": 1}

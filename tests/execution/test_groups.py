@@ -92,7 +92,7 @@ TABLE = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once(fast_compilation, tmp_path_factory):
+def compiled_once(tmp_path_factory):
     """Replicas and policies have programs in common, which are compiled once."""
     settings = {
         "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("cache")),

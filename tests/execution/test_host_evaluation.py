@@ -11,8 +11,6 @@ from rollmill import envs
 from rollmill.core.errors import ContractError
 from rollmill.execution import evaluate_on_host
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 
 class Countdown(gymnasium.Env):
     """Ends after a drawn number of steps; the reward is 2 for the only legal action and -100 for others."""

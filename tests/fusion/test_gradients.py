@@ -26,7 +26,6 @@ from rollmill.fusion.passes import passes_of
 from rollmill.fusion.scalarise import scalarise
 from rollmill.fusion.sums import sums_of
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 SHARED = rollmill.NetworkConfig(shared_torso=True)
 SEPARATE = rollmill.NetworkConfig(hidden_sizes=(40, 33), activation="relu")
 LINEAR = rollmill.NetworkConfig(hidden_sizes=())

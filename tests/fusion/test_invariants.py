@@ -19,8 +19,6 @@ from rollmill.fusion.leaves import each_struct
 from rollmill.fusion.rollout import MOST_READINGS
 from rollmill.fusion.values import Known, Rows, Scalars
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 NUM_ENVS, NUM_STEPS = 32, 24
 
 

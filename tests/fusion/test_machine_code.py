@@ -23,8 +23,6 @@ from rollmill.fusion.native.handler import NativeKernel, call, new_program
 from rollmill.fusion.native.processor import processor
 from rollmill.record import to_host
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 COUNT = 1 << 14
 BY_C = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, -1e-30, 3e38, 88.8, -88.0, 1.0, -1.0, 0.5, 2.0, -20.0, 1e4]
 

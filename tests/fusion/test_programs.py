@@ -17,8 +17,6 @@ from rollmill.fusion import Region, evaluate, scalarise
 from rollmill.fusion.values import Known, Rows, Scalars, Uniform
 from rollmill.networks import NetworkConfig
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 COUNT = jax.ShapeDtypeStruct((), jnp.int32)
 ROW = jax.ShapeDtypeStruct((40,), jnp.float32)

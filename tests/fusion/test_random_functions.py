@@ -7,13 +7,10 @@ infinities, zeros of both signs and the like.
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from code_runs import evaluate_by_code
 from fused_runs import assert_same, both
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytestmark = pytest.mark.usefixtures("fast_compilation")
 
 E, N = 6, 4
 

@@ -16,8 +16,6 @@ from rollmill.envs import auto_reset, make
 from rollmill.fusion import evaluate
 from rollmill.networks import NetworkConfig
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 ENVS, STEPS = 4, 200
 
 SMALL = {"hidden_sizes": (16, 16)}

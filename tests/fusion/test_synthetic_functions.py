@@ -8,8 +8,6 @@ from synthetic_functions import FUNCTIONS
 
 from rollmill.fusion import CannotFuse
 
-pytestmark = pytest.mark.usefixtures("fast_compilation")
-
 LONG = ("convolutions", "deep_rows")
 CODED = [
     pytest.param(name, marks=pytest.mark.slow if name in LONG else ())

@@ -134,23 +134,21 @@ def optimiser_of(
     choices: Choices, scaling: optax.GradientTransformation, loops: Loops
 ) -> optax.GradientTransformation:
     """The descent of these hyperparameters; a schedule takes the place of annealing."""
-    return clipped_descent(
-        scaling,
-        learning_rate=choices.schedule or choices.config.learning_rate,
-        max_grad_norm=choices.config.max_grad_norm,
-        anneal_over=_anneal_over(choices, loops),
-    )
+    return clipped_descent(scaling, max_grad_norm=choices.config.max_grad_norm, **_learning_rate(choices, loops))
 
 
 def schedule_of(choices: Choices, loops: Loops) -> optax.Schedule:
     """The learning rate of these hyperparameters by the number of updates."""
-    return rate_schedule(
-        choices.schedule or choices.config.learning_rate, anneal_over=_anneal_over(choices, loops)
-    )
+    return rate_schedule(**_learning_rate(choices, loops))
 
 
-def _anneal_over(choices: Choices, loops: Loops) -> int | None:
-    return planned_updates(loops) if choices.config.anneal_lr else None
+def _learning_rate(choices: Choices, loops: Loops) -> dict[str, Any]:
+    """The arguments that `clipped_descent` and `rate_schedule` have in common."""
+    config = choices.config
+    return {
+        "learning_rate": choices.schedule or config.learning_rate,
+        "anneal_over": planned_updates(loops) if config.anneal_lr else None,
+    }
 
 
 def parts_of(
@@ -261,11 +259,11 @@ def graph_of(
         choices: the hyperparameters.
         loops: their sizes.
         scaling: what is special about the optimiser, such as `optax.scale_by_adam()`.
-        prepare: a field of `Graph`, as those that follow.
-        gradients: of the fragment.
-        condition: a field of `Graph`.
-        keep_learning: likewise.
-        appraise: likewise.
+        prepare: see `Graph.prepare`.
+        gradients: the function of the fragment `Graph.gradients`.
+        condition: see `Graph.condition`.
+        keep_learning: see `Graph.keep_learning`.
+        appraise: see `Graph.appraise`.
     """
     policy, environment = parts.policy, parts.environment
     optimiser, rewards = optimiser_of(choices, scaling, loops), choices.config.normalize_rewards

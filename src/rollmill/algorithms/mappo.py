@@ -29,7 +29,7 @@ from rollmill.algorithms.agents import (
     several_agents,
     view_agents,
 )
-from rollmill.algorithms.building import configured, loops_of, optimiser_of, schedule_of, settings_of
+from rollmill.algorithms.building import Choices, configured, loops_of, optimiser_of, schedule_of, settings_of
 from rollmill.algorithms.fragments import EnvironmentFunctions, compilable, environment_functions
 from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, report, start_learner, update
 from rollmill.algorithms.ppo import sample_loss
@@ -169,9 +169,7 @@ def _graph(
         config, by_sequence=False, epochs=config.update_epochs, num_minibatches=config.num_minibatches
     )
     settings = settings_of(name, env, config, custom=choices.made_in_python(params=params))
-    optimiser = optimiser_of(choices, optax.scale_by_adam(eps=1e-5), loops)
-    graph = _assemble(settings, env, environment, policy, config, loops, optimiser)
-    return graph._replace(report=partial(report, schedule_of(choices, loops)))
+    return _assemble(settings, env, environment, policy, choices, loops)
 
 
 def _assemble(
@@ -179,10 +177,11 @@ def _assemble(
     env: Environment,
     environment: EnvironmentFunctions,
     policy: AgentPolicy,
-    config: MAPPOConfig,
+    choices: Choices,
     loops: Loops,
-    optimiser: optax.GradientTransformation,
 ) -> Graph:
+    config: MAPPOConfig = choices.config
+    optimiser = optimiser_of(choices, optax.scale_by_adam(eps=1e-5), loops)
     return Graph(
         settings=settings,
         observation_space=env.observation_space,
@@ -201,6 +200,7 @@ def _assemble(
         condition=partial(condition, policy.sets, standardise=config.norm_adv),
         greedy=policy.greedy,
         keep_learning=None if config.target_kl is None else partial(_all_below, config.target_kl),
+        report=partial(report, schedule_of(choices, loops)),
     )
 
 

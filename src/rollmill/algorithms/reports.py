@@ -14,7 +14,7 @@ MOMENTS = "values/"
 
 
 RESOLUTION = 1e-6
-"""Of a sum in 32 bits: variances that are a smaller part of a mean's square than this are not known."""
+"""The smallest variance that float32 sums resolve, as a part of the mean square."""
 
 
 def value_moments(
@@ -25,8 +25,8 @@ def value_moments(
     Like all metrics they are means over samples, so that the mean over equal parts is that of the whole.
 
     Args:
-        value: a critic's.
-        target: what it should have been.
+        value: what a critic predicted.
+        target: the returns that it is trained on.
         weight: 0 for samples that do not count, 1 for others; all count if left out.
     """
     weight = jnp.ones_like(target) if weight is None else weight
@@ -55,7 +55,7 @@ def explained_variance(row: Mapping[str, Any]) -> float | None:
 
 
 def _variance(row: Mapping[str, Any], name: str) -> np.ndarray:
-    """NaN where rounding may have made it."""
+    """The variance of targets or errors by their moments; NaN where it may be nothing but rounding."""
     share, mean, square = (
         np.atleast_1d(np.asarray(row[f"{MOMENTS}{moment}"], np.float64))
         for moment in ("share", name, f"{name}_square")

@@ -1,6 +1,5 @@
 """`rollmill explain fusion ENVIRONMENT [OPTIONS]`."""
 
-import argparse
 import sys
 from dataclasses import dataclass, make_dataclass
 from typing import Annotated, Any
@@ -9,7 +8,7 @@ import tyro
 
 from rollmill.api import ALGORITHMS, build_graph, import_modules
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
-from rollmill.cli.parsing import parse
+from rollmill.cli.parsing import parse, values_of
 from rollmill.cli.train import Imports, NetworkName, find_own_algorithm, with_network
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
@@ -35,13 +34,13 @@ DEFAULT_ALGORITHM = "ppo"
 
 
 @dataclass(frozen=True)
-class Kernel:
+class KernelOptions:
     """The kernel to explain."""
 
     chip: str | None = None
     """GPU to compute bounds for; the one that is here if left out, or an H200."""
     numerics: Numerics = "tf32"
-    """Of matrix products in the kernel."""
+    """Precision of matrix products in the kernel."""
     block: int = 64
     """Environments of one program of the kernel."""
     num_warps: int = 4
@@ -58,10 +57,10 @@ def run(arguments: list[str]) -> int:
     subject, *rest = arguments
     if subject not in SUBJECTS:
         raise UsageError(f"there is nothing to explain about {subject!r}; there is about {', '.join(SUBJECTS)}.")
-    algorithm = _algorithm_of(rest)
+    algorithm = [DEFAULT_ALGORITHM, *values_of("--algorithm", rest)][-1]
     find_own_algorithm(algorithm, rest)
     chosen = parse(_arguments(algorithm), rest, prog="rollmill explain fusion")
-    kernel: Kernel = chosen.kernel
+    kernel: KernelOptions = chosen.kernel
     _check_power_of_two("block", kernel.block, 16, 256)
     _check_power_of_two("num_warps", kernel.num_warps, 1, 16)
     import_modules(chosen.imports)
@@ -84,12 +83,6 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _algorithm_of(rest: list[str]) -> str:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--algorithm", nargs="?", default=DEFAULT_ALGORITHM)
-    return parser.parse_known_args(rest)[0].algorithm or DEFAULT_ALGORITHM
-
-
 def _arguments(algorithm: str) -> Any:
     """The command's options, of which many are the algorithm's."""
     config, merged = ALGORITHMS[algorithm].config(), tyro.conf.arg(name="")
@@ -106,7 +99,7 @@ def _arguments(algorithm: str) -> Any:
             ("env_options", EnvOptions, ()),
             ("network_name", NetworkName, None),
             ("imports", Imports, ()),
-            ("kernel", Annotated[Kernel, merged], Kernel()),
+            ("kernel", Annotated[KernelOptions, merged], KernelOptions()),
             ("hyperparameters", Annotated[type(config), merged], config),
         ],
         frozen=True,

@@ -49,6 +49,13 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
     return tyro.cli(kind, prog=prog, args=list(arguments))
 
 
+def values_of(option: str, arguments: Sequence[str]) -> list[str]:
+    """All values that an option is given, read before the other options are known."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(option, dest="values", nargs="?", action="append", default=[])
+    return [value for value in parser.parse_known_args(list(arguments))[0].values if value is not None]
+
+
 def _parser(kind: Any, prog: str) -> Any:
     """Tyro's parser: its actions are like those of argparse, which lists them."""
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):

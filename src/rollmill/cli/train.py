@@ -1,6 +1,5 @@
 """`rollmill train ALGORITHM ENVIRONMENT [OPTIONS]`."""
 
-import argparse
 import sys
 from dataclasses import make_dataclass, replace
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ import tyro
 from rollmill.api import ALGORITHMS, Run, RunOptions, build_graph, find_algorithm, import_modules, prepare_devices
 from rollmill.api import train as train_run
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
-from rollmill.cli.parsing import parse
+from rollmill.cli.parsing import parse, values_of
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.envs import is_on_host
 from rollmill.networks import NetworkConfig, find_network
@@ -66,18 +65,12 @@ def find_own_algorithm(name: str, rest: list[str]) -> None:
     Raises:
         UsageError: no module registers it.
     """
-    if name not in ALGORITHMS and (modules := _imports_of(rest)):
+    if name not in ALGORITHMS and (modules := values_of("--import", rest)):
         if not {"-h", "--help"} & set(rest):
             options = tyro.cli(RunOptions, args=rest, return_unknown_args=True, add_help=False)[0]
             prepare_devices(options, environment=next((text for text in rest if is_on_host(text)), ""))
         import_modules(modules)
     find_algorithm(name)
-
-
-def _imports_of(rest: list[str]) -> list[str]:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--import", dest="modules", action="append", default=[])
-    return parser.parse_known_args(rest)[0].modules
 
 
 def with_network(config: Any, name: str | None) -> Any:
@@ -136,11 +129,9 @@ _RECIPE = "Start from the hyperparameters of a recipe; `rollmill list` shows the
 
 
 def _recipe_config(algorithm: str, rest: list[str]) -> Any:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--recipe", nargs="?")
-    name = parser.parse_known_args(rest)[0].recipe
-    if name is None:
+    if not (names := values_of("--recipe", rest)):
         return None
+    name = names[-1]
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
     recipe = RECIPES[name]()

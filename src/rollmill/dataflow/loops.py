@@ -185,10 +185,10 @@ def learn_from(
     """The learning half of an iteration: prepare once, then learn; metrics are those of the whole iteration."""
     with jax.named_scope("prepare"):
         learner, batch = prepare(graph, learner, trajectory, index, reduce=reduce)
-        reported = reduce(report(graph, learner, batch))
+        reported = report(graph, learner, batch)
     learner, learned = learn(graph, learner, batch, key, index, reduce=reduce, descents=descents)
     collected = collection_metrics(graph, trajectory, graph.weights(learner), index)
-    return learner, {**reduce(collected), **reported, **learned}
+    return learner, {**reduce({**collected, **reported}), **learned}
 
 
 def prepare(
@@ -199,7 +199,7 @@ def prepare(
 
 
 def report(graph: Graph, learner: Learner, batch: Batch) -> Metrics:
-    """The algorithm's own metrics of the environments held here, of what `prepare` returned."""
+    """The algorithm's own metrics of the learner and the batch that `prepare` returned, not yet reduced."""
     return {} if graph.report is None else graph.report(learner, batch)
 
 

@@ -67,9 +67,10 @@ class _OneVector:
             with jax.named_scope("gradients"):
                 step, minibatch = self.samples.task(learner, shuffled, number, vector)
                 means = self._reduce(self._run(step, minibatch))
-                gradients, metrics = self.samples.results(learner, step, means)
+                found, metrics = self.samples.results(learner, step, means)
+                gradients = as_vector(found)
             with jax.named_scope("update"):
-                advanced = self._graph.update.function(flat, as_vector(gradients))
+                advanced = self._graph.update.function(flat, gradients)
             metrics = {**metrics, **gradient_metrics(gradients, metrics)}
             names[:] = metrics
             return advanced, jnp.stack(list(metrics.values()))

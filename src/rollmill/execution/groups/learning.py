@@ -26,6 +26,7 @@ from rollmill.dataflow import (
     Graph,
     Learner,
     Loops,
+    Metrics,
     Reduce,
     Trajectory,
     collection_metrics,
@@ -111,9 +112,10 @@ class LearningInPieces:
             if graph.keep_learning is not None and not graph.keep_learning(jax.tree.map(jnp.asarray, found)):
                 break
         learner = jax.tree.unflatten(structure, leaves)
-        collected = self._run("collected", partial(_collected, graph, mean, self._index), trajectory, learner)
+        collect = partial(_collected, graph, mean, self._index)
+        collected = self._run("collected", collect, trajectory, learner, reported)
         summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.asarray(learned, np.float32))
-        return learner, {**_row(collected), **_row(reported), **_row(summary)}
+        return learner, {**_row(collected), **_row(summary)}
 
     def _run(self, name: str, function: Callable[..., Any], *arguments: PyTree, last: bool = False) -> PyTree:
         if name not in self._programs:
@@ -128,7 +130,7 @@ class LearningInPieces:
 
 def _prepare(graph: Graph, mean: Reduce, index: np.ndarray, learner: Learner, trajectory: Trajectory):
     learner, batch = prepare(graph, learner, trajectory, jnp.asarray(index), reduce=mean)
-    return learner, batch, mean(report(graph, learner, batch))
+    return learner, batch, report(graph, learner, batch)
 
 
 def _minibatches(loops: Loops, key: Key, index: np.ndarray, batch: Batch, iteration: Any, epoch: Any) -> Batch:
@@ -144,8 +146,12 @@ def _learn_one(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], mi
     return jax.tree.leaves(learner), metrics
 
 
-def _collected(graph: Graph, mean: Reduce, index: np.ndarray, trajectory: Trajectory, learner: Learner):
-    return mean(collection_metrics(graph, trajectory, graph.weights(learner), jnp.asarray(index)))
+def _collected(
+    graph: Graph, mean: Reduce, index: np.ndarray, trajectory: Trajectory, learner: Learner, reported: Metrics
+):
+    """Metrics of an iteration beside those of its minibatches, reduced together."""
+    collected = collection_metrics(graph, trajectory, graph.weights(learner), jnp.asarray(index))
+    return mean({**collected, **reported})
 
 
 def _stacked(metrics: list[Mapping[str, float]], num_minibatches: int) -> dict[str, np.ndarray]:
