@@ -25,8 +25,9 @@ from measure import RESULTS, write_result
 import rollmill
 from rollmill.dataflow import collect, start, step_all
 from rollmill.execution import advance, lower
-from rollmill.fusion import Launch, fused_collect, run_kernel, stretches
-from rollmill.fusion.backends import machine_code
+from rollmill.fusion import Launch, fused_collect, run_kernel
+from rollmill.fusion.backends.cpu.launches import machine_code
+from rollmill.fusion.opt import segments
 from rollmill.record import to_host
 
 ENVS, STEPS = 64, 200
@@ -129,7 +130,7 @@ def main() -> None:
         found["steps"][name] = steps(name)
         print(name, "differs in", found["steps"][name] or "nothing", flush=True)
         write_result(options.name, found, directory=options.output)
-    stretches.MOST_NODES = 0
+    segments.MOST_NODES = 0
     for name in options.as_long:
         found["as_long"][name] = steps(name, network=GRU)
         print(name, "as a long program, differs in", found["as_long"][name] or "nothing", flush=True)

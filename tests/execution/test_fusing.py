@@ -11,8 +11,10 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.execution import advance, fusing, lower
 from rollmill.execution.fusing import choose_ways
-from rollmill.fusion import CannotFuse, backends, pressure_of_rollout
-from rollmill.fusion.native import describe_processor
+from rollmill.fusion import CannotFuse, pressure_of_rollout
+from rollmill.fusion.backends.cpu import launches as code_launches
+from rollmill.fusion.backends.cpu.launch import describe_processor
+from rollmill.fusion.backends.triton import launches as kernel_launches
 from rollmill.record import to_host
 
 SIZES = {"num_envs": 8, "num_steps": 16, "num_minibatches": 2, "update_epochs": 2}
@@ -23,8 +25,8 @@ CHOICE = {"numerics": "tf32", "unroll": 1, "devices": [GPU], "num_seeds": 1}
 @pytest.fixture
 def rollouts_alone(monkeypatch):
     """Gradients are left as they are: there is no GPU to time their kernel on; no training is too short."""
-    monkeypatch.setattr(fusing, "WORTH_TUNING", {"gpu": 0, "cpu": 0})
-    monkeypatch.setattr(fusing._Choice, "gradients", lambda self, plain: plain)
+    monkeypatch.setattr(fusing, "MIN_STEPS_TO_TUNE", {"gpu": 0, "cpu": 0})
+    monkeypatch.setattr(fusing._Chooser, "gradients", lambda self, plain: plain)
 
 
 def graph_on(env, iterations=4):
@@ -118,7 +120,7 @@ def test_what_turns_out_impossible_at_the_end_is_left_to_xla_unless_it_was_asked
     def refuse(*task, launch):
         raise CannotFuse("sinc cannot be fused.")
 
-    monkeypatch.setattr(backends, "run_rollout_code", refuse)
+    monkeypatch.setattr(code_launches, "run_rollout_code", refuse)
     graph = graph_on(rollmill.make("CartPole-v1"))
     begun = {"device": describe_processor(), "rollouts": (8,), "gradients": None}
     if fusion == "rollout":
@@ -145,15 +147,15 @@ def test_what_triton_cannot_compile_is_left_to_xla(monkeypatch, rollouts_alone):
     def refuse(*_, **__):
         raise CannotFuse("Triton cannot compile the kernel: no")
 
-    monkeypatch.setattr(fusing._Choice, "_tune_rollouts", refuse)
+    monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", refuse)
     ways = choose_ways(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **CHOICE)
     assert not ways.rollouts.fused and "Triton cannot compile the kernel" in ways.rollouts.note
 
 
 @pytest.mark.parametrize(("longest", "fused"), [(10_000, True), (100, False)])
 def test_kernels_of_very_many_operations_have_to_be_asked_for(monkeypatch, rollouts_alone, longest, fused):
-    monkeypatch.setattr(backends, "LONGEST", longest)
-    monkeypatch.setattr(fusing._Choice, "_tune_rollouts", lambda *_: fusing.Tuned((32, 1), 1.0, 2.0))
+    monkeypatch.setattr(kernel_launches, "MAX_NODES", longest)
+    monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", lambda *_: fusing.Tuned((32, 1), 1.0, 2.0))
     graph = graph_on(rollmill.make("CartPole-v1"))
     way = choose_ways(graph, fusion="auto", **CHOICE).rollouts
     assert way.fused == fused
@@ -164,10 +166,10 @@ def test_kernels_of_very_many_operations_have_to_be_asked_for(monkeypatch, rollo
 def test_kernels_that_fit_neither_registers_nor_the_instruction_cache_have_to_be_asked_for(
     monkeypatch, rollouts_alone
 ):
-    monkeypatch.setattr(backends, "ROOM", 16)
-    monkeypatch.setattr(backends, "CACHED", 100)
+    monkeypatch.setattr(kernel_launches, "REGISTER_ROOM", 16)
+    monkeypatch.setattr(kernel_launches, "INSTRUCTION_CACHE", 100)
     tuned = []
-    monkeypatch.setattr(fusing._Choice, "_tune_rollouts", lambda *_: tuned.append(1) or fusing.Tuned((32, 1)))
+    monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", lambda *_: tuned.append(1) or fusing.Tuned((32, 1)))
     graph = graph_on(rollmill.make("CartPole-v1"))
     way = choose_ways(graph, fusion="auto", **CHOICE).rollouts
     pressure = pressure_of_rollout(graph)
@@ -195,7 +197,7 @@ def test_two_devices_descend_as_one():
 
 
 def test_several_seeds_are_not_fused(monkeypatch):
-    monkeypatch.setattr(fusing, "WORTH_TUNING", {"gpu": 0})
+    monkeypatch.setattr(fusing, "MIN_STEPS_TO_TUNE", {"gpu": 0})
     graph = graph_on(rollmill.make("CartPole-v1"), iterations=1)
     with pytest.raises(UsageError, match="num_seeds=2 trains several seeds in one program"):
         lower(graph, fusion="rollout", seeds=(0, 1))

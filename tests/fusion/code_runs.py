@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rollmill.fusion.leaves import Leaf
-from rollmill.fusion.native.handler import NativeKernel, call, new_program
-from rollmill.fusion.native.memory import ALIGNMENT, Scratch
-from rollmill.fusion.native.places import load_leaf, store_leaf
-from rollmill.fusion.native.processor import processor
-from rollmill.fusion.native.writer import Writer
+from rollmill.fusion.backends.cpu.codegen import CodeWriter
+from rollmill.fusion.backends.cpu.ffi import NativeKernel, call, new_program
+from rollmill.fusion.backends.cpu.leaf_io import load_leaf, store_leaf
+from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Scratch
+from rollmill.fusion.backends.cpu.target import processor
+from rollmill.fusion.kernels.leaves import Leaf
 
 MOST_SAMPLES = 64
 """Samples of a block; what is done with them is written out, vector by vector."""
@@ -23,7 +23,7 @@ def evaluate_by_code(program, inputs, uniforms, *, block):
     arrays = [*repeated, *uniforms]
     emit, pointers, number, memory = new_program(lanes, len(arrays) + len(program.outputs))
     own, scratch = processor().accumulators, Scratch(emit, memory)
-    writer = Writer(emit, scratch, pointers[len(inputs) : len(arrays)], block=part, room=own)
+    writer = CodeWriter(emit, scratch, pointers[len(inputs) : len(arrays)], block=part, room=own)
     leaf = lambda node, place: Leaf(() if node.width is None else (node.width,), node.dtype, (place,), node.width)
     first = emit.builder.mul(number, emit.integer(part))
     read = {node for node in program.nodes() if node.op == "input"}

@@ -15,7 +15,7 @@ import numpy as np
 from fused_runs import by_program, by_vmap
 
 from rollmill.fusion import CannotFuse
-from rollmill.fusion.refusals import NotLowered
+from rollmill.fusion.errors import LoweringError
 
 lax = jax.lax
 
@@ -344,7 +344,7 @@ class Outcome(NamedTuple):
 
 
 Evaluate = Callable[..., list[Any]]
-"""Runs a program: see `rollmill.fusion.evaluate`."""
+"""Runs a program: see `rollmill.fusion.ir.interpret`."""
 
 
 def compare(group: Sequence[Case], ways: dict[str, Evaluate]) -> list[Outcome]:
@@ -368,7 +368,7 @@ def _compare_way(way: str, run: Evaluate, group: Sequence[Case], expected: dict[
     operands = group[0].operands
     try:
         found = jax.jit(lambda *own: [by_program(case.function, own, evaluate=run) for case in group])(*operands)
-    except (CannotFuse, NotLowered) as refusal:
+    except (CannotFuse, LoweringError) as refusal:
         if len(group) == 1:
             (case,), cells = group, operands[0].shape[0]
             return [Outcome(case.name, way, cells, refusal=str(refusal).splitlines()[0])]

@@ -9,9 +9,9 @@ import numpy as np
 from program_rules import check_program
 
 from rollmill.fusion import evaluate, scalarise
-from rollmill.fusion.values import KeyPair, Known, Rows, Scalars, Uniform
+from rollmill.fusion.lower.values import Const, KeyPair, Rows, Scalars, Uniform
 
-VALUES = (Known, Uniform, Scalars, Rows)
+VALUES = (Const, Uniform, Scalars, Rows)
 
 
 def is_key(leaf: Any) -> bool:
@@ -31,7 +31,7 @@ def split(value: Scalars | Rows, array: Any) -> list[Any]:
 
 def join(value: Any, found: list[Any], block: int) -> Any:
     """A value of one environment as an array [E, ...]; takes its outputs from the front of `found`."""
-    if isinstance(value, Known | Uniform):
+    if isinstance(value, Const | Uniform):
         return jnp.broadcast_to(jnp.asarray(value.array), (block, *value.shape))
     pairs = bool(value.nodes.size) and isinstance(value.nodes.flat[0], KeyPair)
     count = value.nodes.size * (2 if pairs else 1)

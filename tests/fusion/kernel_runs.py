@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from rollmill.fusion.kernels import Kernel, call, compiled
-from rollmill.fusion.leaves import Leaf
-from rollmill.fusion.triton_places import Places
-from rollmill.fusion.triton_source import Writer
+from rollmill.fusion.backends.triton.codegen import TritonWriter
+from rollmill.fusion.backends.triton.compile import Kernel, call, compiled
+from rollmill.fusion.backends.triton.leaf_io import LeafIO
+from rollmill.fusion.backends.triton.source import Source
+from rollmill.fusion.kernels.leaves import Leaf
 
 BLOCK = 16
 
@@ -14,10 +15,11 @@ BLOCK = 16
 def kernel_of(program, num_inputs, num_uniforms, block):
     """A kernel whose arrays are the inputs of a program, then what all samples have in common."""
     uniform = [f"uniform{n}" for n in range(num_uniforms)]
-    writer = Writer("float32", uniform)
+    source = Source("float32", uniform)
+    writer = TritonWriter(source)
     leaf = lambda node, place: Leaf(() if node.width is None else (node.width,), node.dtype, (place,), node.width)
     taken = {node.attributes[0]: node for node in program.nodes() if node.op == "input"}
-    places = Places(writer, "here")
+    places = LeafIO(source, "here")
     load = lambda n: places.load(f"in{n}", "env", leaf(taken[n], 0))[0]
     names = [load(n) if n in taken else "" for n in range(num_inputs)]
     found = writer.write(program, names)
@@ -34,10 +36,10 @@ def kernel_of(program, num_inputs, num_uniforms, block):
         "    env = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
         "    here = env < N",
     ]
-    source = "\n".join([*head, *writer.before.lines, *writer.lines]) + "\n"
+    text = "\n".join([*head, *source.before.lines, *source.lines]) + "\n"
     shape = lambda node: (block,) if node.width is None else (block, node.width)
     outputs = tuple(jax.ShapeDtypeStruct(shape(node), node.dtype) for node in program.outputs)
-    return Kernel(source, -(-block // BLOCK), outputs, {"N": block, "BLOCK": BLOCK}, 1, num_uniforms)
+    return Kernel(text, -(-block // BLOCK), outputs, {"N": block, "BLOCK": BLOCK}, 1, num_uniforms)
 
 
 def evaluate_by_kernel(program, inputs, uniforms, *, block):

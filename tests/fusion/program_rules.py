@@ -1,8 +1,7 @@
 """What holds of every program, and what a kernel's source may rely on."""
 
 from rollmill.fusion import Program
-from rollmill.fusion.ir import STRUCTURAL, Node
-from rollmill.fusion.operations import OPERATIONS, ROWS, TYPED
+from rollmill.fusion.ir import OPERATIONS, ROWS, STRUCTURAL, TYPED, Node
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "is_finite")
 

@@ -8,7 +8,7 @@ from code_runs import evaluate_by_code
 from edges import Case, by_operands, cases, compare
 
 from rollmill.fusion import evaluate
-from rollmill.fusion.rules import RULES
+from rollmill.fusion.lower.rules import RULES
 
 WAYS = {"reference": evaluate, "machine code": evaluate_by_code}
 CHUNK = 12

@@ -9,7 +9,7 @@ import pytest
 from rollmill.cli import explain as command
 from rollmill.core.errors import UsageError
 from rollmill.fusion import CHIPS, scalarise
-from rollmill.fusion.cost import Cost, costs_of
+from rollmill.fusion.estimate.cost import Cost, costs_of
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 LENGTH = jax.ShapeDtypeStruct((64,), jnp.float32)

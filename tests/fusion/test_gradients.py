@@ -17,14 +17,15 @@ from rollmill.fusion import (
     fused_gradients,
     run_gradients_reference,
 )
-from rollmill.fusion.accumulators import accumulators_of
-from rollmill.fusion.backends import machine_code
-from rollmill.fusion.gradients import GradientStep, Minibatch, Samples, Shuffled, gradient_kernel
-from rollmill.fusion.kernels import compiled
-from rollmill.fusion.leaves import input_leaves
-from rollmill.fusion.passes import passes_of
-from rollmill.fusion.scalarise import scalarise
-from rollmill.fusion.sums import sums_of
+from rollmill.fusion.backends.cpu.launches import machine_code
+from rollmill.fusion.backends.triton.compile import compiled
+from rollmill.fusion.backends.triton.gradients import gradient_kernel
+from rollmill.fusion.kernels.accumulators import accumulators_of
+from rollmill.fusion.kernels.gradients import GradientStep, Minibatch, Samples, Shuffled
+from rollmill.fusion.kernels.leaves import input_leaves
+from rollmill.fusion.kernels.loop_fission import plan_sweeps
+from rollmill.fusion.kernels.sums import sums_of
+from rollmill.fusion.lower.scalarise import scalarise
 
 SHARED = rollmill.NetworkConfig(shared_torso=True)
 SEPARATE = rollmill.NetworkConfig(hidden_sizes=(40, 33), activation="relu")
@@ -213,7 +214,7 @@ def kernel_of_loss(loss, weights, width):
         kernel, arrays = gradient_kernel(step, minibatch, launch=GradientLaunch(2, 32, 2), numerics="tf32")
         kept = accumulators_of(step.sums, scalarised.program.outputs)
         structs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-        found.append((kernel, structs, kept, passes_of(kept, scalarised.program)))
+        found.append((kernel, structs, kept, plan_sweeps(kept, scalarised.program)))
         return ()
 
     shapes = jax.ShapeDtypeStruct((64, width), jnp.float32), jax.ShapeDtypeStruct((1, 64), jnp.uint32)

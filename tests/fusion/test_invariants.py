@@ -14,10 +14,10 @@ import rollmill
 from rollmill.core.types import Environment, Timestep
 from rollmill.dataflow import collect, start
 from rollmill.fusion import backend_of, evaluate, fused_collect, rollout_step, run_reference, scalarise
-from rollmill.fusion.invariants import Fixed, kept, labels_of
-from rollmill.fusion.leaves import each_struct
-from rollmill.fusion.rollout import MOST_READINGS
-from rollmill.fusion.values import Known, Rows, Scalars
+from rollmill.fusion.kernels.leaves import each_struct
+from rollmill.fusion.kernels.rollout import MOST_READINGS
+from rollmill.fusion.lower.invariants import ConstLabel, labels_of, meet
+from rollmill.fusion.lower.values import Const, Rows, Scalars
 
 NUM_ENVS, NUM_STEPS = 32, 24
 
@@ -116,8 +116,8 @@ def test_only_what_may_change_by_itself_is_carried():
 
 def test_numbers_of_two_types_are_never_one():
     """Also where no select between a step and a new episode's beginning keeps them apart."""
-    begin = labels_of([Known(np.int8([0])), Known(np.uint32([0])), Known(np.int8([0]))])
-    (one,), (other,), (again,) = kept(begin, [Known(np.int8([1])), Known(np.uint32([1])), Known(np.int8([1]))])
+    begin = labels_of([Const(np.int8([0])), Const(np.uint32([0])), Const(np.int8([0]))])
+    (one,), (other,), (again,) = meet(begin, [Const(np.int8([1])), Const(np.uint32([1])), Const(np.int8([1]))])
     assert one == again != other
 
 
@@ -169,7 +169,7 @@ def values_of(function, count):
 
 
 def fixed(number, dtype=np.float32):
-    return Fixed(number, np.dtype(dtype))
+    return ConstLabel(number, np.dtype(dtype))
 
 
 def test_equal_numbers_have_one_label_and_known_ones_say_so():
@@ -187,12 +187,12 @@ def test_an_assumption_loses_what_a_step_does_not_keep():
     node = lambda: scalarise(lambda x: x, [jax.ShapeDtypeStruct((), jnp.float32)]).outputs.nodes[()]
     one, two = node(), node()
     scalars = lambda *nodes: Scalars(np.array(nodes, object), np.dtype(np.float32))
-    before = labels_of([scalars(one, one, one, two), Known(np.float32([4, 5]))])
-    assert kept(before, [scalars(one, one, two, two), Known(np.float32([4, 5]))]) == ((0, 0, 1, 2), before[1])
-    (_, known) = kept(before, [scalars(one, one, one, two), Known(np.float32([4, 6]))])
-    assert known[0] == fixed(4.0) and not isinstance(known[1], Fixed)
+    before = labels_of([scalars(one, one, one, two), Const(np.float32([4, 5]))])
+    assert meet(before, [scalars(one, one, two, two), Const(np.float32([4, 5]))]) == ((0, 0, 1, 2), before[1])
+    (_, known) = meet(before, [scalars(one, one, one, two), Const(np.float32([4, 6]))])
+    assert known[0] == fixed(4.0) and not isinstance(known[1], ConstLabel)
     rows = Rows(scalars(one).nodes, 2, np.dtype(np.float32))
-    assert kept(before, [rows, Known(np.float32([4, 5]))])[0] is None
+    assert meet(before, [rows, Const(np.float32([4, 5]))])[0] is None
 
 
 # --- products of what is partly known -------------------------------------------------------------------------

@@ -15,12 +15,13 @@ from rollmill.core.errors import UsageError
 from rollmill.dataflow import identity, start
 from rollmill.execution import lower
 from rollmill.fusion import CannotFuse, first_batch, fused_collect, run_reference
-from rollmill.fusion.backends import machine_code
-from rollmill.fusion.gradients import fused_gradients
-from rollmill.fusion.native import describe_processor, functions, handler
-from rollmill.fusion.native.emitter import FLOAT32, number_type
-from rollmill.fusion.native.handler import NativeKernel, call, new_program
-from rollmill.fusion.native.processor import processor
+from rollmill.fusion.backends.cpu import ffi, functions
+from rollmill.fusion.backends.cpu.builder import FLOAT32, number_type
+from rollmill.fusion.backends.cpu.ffi import NativeKernel, call, new_program
+from rollmill.fusion.backends.cpu.launch import describe_processor
+from rollmill.fusion.backends.cpu.launches import machine_code
+from rollmill.fusion.backends.cpu.target import processor
+from rollmill.fusion.kernels.gradients import fused_gradients
 from rollmill.record import to_host
 
 COUNT = 1 << 14
@@ -141,7 +142,7 @@ def test_a_sum_is_the_same_however_many_cores_make_it(monkeypatch):
 
     two = trained()
     one_core = processor()._replace(cores=1)
-    monkeypatch.setattr(handler, "processor", lambda: one_core)
+    monkeypatch.setattr(ffi, "processor", lambda: one_core)
     one = trained()
     for name in two:
         np.testing.assert_array_equal(one[name], two[name], err_msg=name)

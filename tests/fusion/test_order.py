@@ -8,11 +8,12 @@ import pytest
 
 import rollmill
 from rollmill.dataflow import start
-from rollmill.fusion import rollout_step, stretches
-from rollmill.fusion.guards import guards
+from rollmill.fusion import rollout_step
 from rollmill.fusion.ir import ANYWHERE
-from rollmill.fusion.leaves import each_struct
-from rollmill.fusion.tracing import traced
+from rollmill.fusion.kernels.leaves import each_struct
+from rollmill.fusion.kernels.tracing import trace_abstractly
+from rollmill.fusion.opt import segments
+from rollmill.fusion.opt.branches import guarded_regions
 
 ENVIRONMENTS = ["CartPole-v1", "TMaze-v0"]
 
@@ -22,7 +23,7 @@ def program_of(environment):
     graph = rollmill.ppo(rollmill.make(environment), num_envs=1, num_steps=8, num_minibatches=1, network=network)
     state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((1,), jnp.int32))
     step = lambda state: rollout_step(graph, graph.weights(state.learner), each_struct(state.collector))
-    return traced(step, state).scalarised.program
+    return trace_abstractly(step, state).scalarised.program
 
 
 def read_by(nodes):
@@ -42,7 +43,7 @@ def test_a_guard_has_all_that_nothing_needs_where_its_condition_fails(environmen
     program = program_of(environment)
     nodes = program.nodes()
     users, taken = read_by(nodes), set(program.outputs)
-    found = guards(nodes, program.outputs)
+    found = guarded_regions(nodes, program.outputs)
     assert found
     for guard in found:
         chosen = partial(chooses, guard.condition)
@@ -64,9 +65,9 @@ def test_a_guard_has_all_that_nothing_needs_where_its_condition_fails(environmen
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_a_long_program_takes_turns_between_rows_and_scalars(monkeypatch, environment):
     nodes = program_of(environment).nodes()
-    assert [stretch.nodes for stretch in stretches.stretches(nodes)] == [nodes]  # it is short
-    monkeypatch.setattr(stretches, "MOST_NODES", len(nodes) - 1)
-    found = stretches.stretches(nodes)
+    assert [stretch.nodes for stretch in segments.segments_of(nodes)] == [nodes]  # it is short
+    monkeypatch.setattr(segments, "MOST_NODES", len(nodes) - 1)
+    found = segments.segments_of(nodes)
     assert 2 <= len(found) <= 5
     written = set()
     for stretch in found:

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 from rollmill.fusion import Pressure, pressure_of, scalarise
-from rollmill.fusion.backends import CACHED, LONGEST, MOST_PRODUCTS, ROOM, hopeless_on_gpu, machine_code
+from rollmill.fusion.backends.base import MAX_PRODUCTS
+from rollmill.fusion.backends.cpu.launches import machine_code
+from rollmill.fusion.backends.triton.launches import INSTRUCTION_CACHE, MAX_NODES, REGISTER_ROOM, hopeless_on_gpu
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 VECTOR = jax.ShapeDtypeStruct((24,), jnp.float32)
@@ -62,9 +64,9 @@ def test_instructions_behind_branches_are_counted_apart():
 @pytest.mark.parametrize(
     ("held", "instructions", "hopeless"),
     [
-        (ROOM, 10 * CACHED, False),
-        (10 * ROOM, CACHED, False),
-        (ROOM + 1, CACHED + 1, True),
+        (REGISTER_ROOM, 10 * INSTRUCTION_CACHE, False),
+        (10 * REGISTER_ROOM, INSTRUCTION_CACHE, False),
+        (REGISTER_ROOM + 1, INSTRUCTION_CACHE + 1, True),
     ],
 )
 def test_hopeless_is_what_fits_neither_registers_nor_the_instruction_cache(held, instructions, hopeless):
@@ -76,8 +78,8 @@ def test_hopeless_is_what_fits_neither_registers_nor_the_instruction_cache(held,
 
 
 def test_what_compiles_for_minutes_is_hopeless():
-    assert hopeless_on_gpu(Pressure(LONGEST, 1, LONGEST, 0, 0)) is None
-    assert "compiles for minutes" in str(hopeless_on_gpu(Pressure(LONGEST + 1, 1, 1, 0, 0)))
+    assert hopeless_on_gpu(Pressure(MAX_NODES, 1, MAX_NODES, 0, 0)) is None
+    assert "compiles for minutes" in str(hopeless_on_gpu(Pressure(MAX_NODES + 1, 1, 1, 0, 0)))
 
 
 def test_very_many_products_are_hopeless_everywhere():
@@ -86,7 +88,7 @@ def test_very_many_products_are_hopeless_everywhere():
     convolve = lambda w, x: jax.lax.conv_general_dilated(x[None], w, (1, 1), "VALID", dimension_numbers=layout)
     image = jax.ShapeDtypeStruct((10, 10, 4), jnp.float32)
     found = pressure(convolve, image, uniform=(weights,))
-    assert found.products == 64 <= MOST_PRODUCTS
+    assert found.products == 64 <= MAX_PRODUCTS
     for hopeless in (hopeless_on_gpu, machine_code().hopeless):
-        assert hopeless(Pressure(1_000, 1, 1_000, MOST_PRODUCTS, 0)) is None
-        assert "matrix products" in str(hopeless(Pressure(1_000, 1, 1_000, MOST_PRODUCTS + 1, 0)))
+        assert hopeless(Pressure(1_000, 1, 1_000, MAX_PRODUCTS, 0)) is None
+        assert "matrix products" in str(hopeless(Pressure(1_000, 1, 1_000, MAX_PRODUCTS + 1, 0)))

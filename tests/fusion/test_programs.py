@@ -14,7 +14,7 @@ from rollmill.algorithms import ppo
 from rollmill.dataflow import start_learner, start_one, step_one
 from rollmill.envs import make
 from rollmill.fusion import Region, evaluate, scalarise
-from rollmill.fusion.values import Known, Rows, Scalars, Uniform
+from rollmill.fusion.lower.values import Const, Rows, Scalars, Uniform
 from rollmill.networks import NetworkConfig
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
@@ -89,7 +89,7 @@ def test_what_does_not_differ_is_not_computed():
     found = []
     total = jax.jit(trace)(jnp.arange(4.0))
     kinds = [type(value) for value in found[0].outputs]
-    assert kinds == [Uniform, Known, Scalars, Uniform] and float(total) == 12.0
+    assert kinds == [Uniform, Const, Scalars, Uniform] and float(total) == 12.0
     assert operations(found[0]) == {"input": 1} and found[0].uniforms == []
 
 
@@ -134,7 +134,7 @@ def test_what_a_loop_does_not_change_stays_outside():
     body = Counter(node.op for node in loop.attributes[0].body.nodes())
     assert body == {"add": 2, "input": 3, "constant": 1}
     assert operations(scalarised)["sin"] == 1
-    assert isinstance(scalarised.outputs[2], Known)
+    assert isinstance(scalarised.outputs[2], Const)
 
 
 def test_environments_leave_a_loop_one_by_one():

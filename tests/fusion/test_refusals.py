@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollmill.fusion import CannotFuse, scalarise
-from rollmill.fusion.values import MOST_SCALARS
+from rollmill.fusion.lower.values import MOST_SCALARS
 
 VECTOR = jax.ShapeDtypeStruct((4,), jnp.float32)
 IMAGE = jax.ShapeDtypeStruct((16, 16, 3), jnp.float32)

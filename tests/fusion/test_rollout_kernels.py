@@ -12,13 +12,13 @@ from gymnasium import spaces
 import rollmill
 from rollmill.dataflow import collect, prepare, start
 from rollmill.envs import registered
-from rollmill.fusion import Launch, fused_collect, rollout_step, run_reference, stretches
-from rollmill.fusion.kernels import compiled
-from rollmill.fusion.leaves import each_struct, to_raw
-from rollmill.fusion.prelude import Prelude, as_taken
-from rollmill.fusion.rollout import rollout_kernel
-from rollmill.fusion.rollout_source import rollout_source
-from rollmill.fusion.triton_order import ALWAYS
+from rollmill.fusion import Launch, fused_collect, rollout_step, run_reference
+from rollmill.fusion.backends.triton.compile import compiled
+from rollmill.fusion.backends.triton.hoist import Hoisted, permute_to_mma_order
+from rollmill.fusion.backends.triton.order import ALWAYS
+from rollmill.fusion.backends.triton.rollout import rollout_kernel, rollout_source
+from rollmill.fusion.kernels.leaves import each_struct, to_raw
+from rollmill.fusion.opt import segments
 
 GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(32,), gru_size=32)
 SHARED = rollmill.NetworkConfig(hidden_sizes=(64, 64), shared_torso=True)
@@ -162,7 +162,7 @@ def test_the_numbers_of_a_long_leaf_leave_side_by_side(num_envs, condition):
 @by_triton
 def test_in_long_programs_triton_places_nothing_and_products_stand_apart(monkeypatch):
     """As a program of one node more than a long one is written; the branch is not there in the end."""
-    monkeypatch.setattr(stretches, "MOST_NODES", 0)
+    monkeypatch.setattr(segments, "MOST_NODES", 0)
     kernel, arrays = kernel_of(graph_on("Acrobot-v1", GRU, num_envs=40), "tf32", Launch(32, 1))
     assert "tl.load(" not in kernel.source and "tl.store(" not in kernel.source
     assert kernel.source.count(f"if {ALWAYS}:") == 1
@@ -209,10 +209,10 @@ def test_scalars_are_gathered_before_exact_sums_repeat_them_in_rows():
 
 
 def test_products_take_columns_and_rows_of_a_matrix_in_one_order():
-    prelude = Prelude("tf32", [], iter(["column", "taken"]).__next__)
-    assert prelude.taken(32) == "taken"
+    prelude = Hoisted("tf32", [], iter(["column", "taken"]).__next__)
+    assert prelude.mma_order(32) == "taken"
     formula = prelude.lines[1].partition(" = ")[2]
-    row = as_taken("row", 32, "tf32")
+    row = permute_to_mma_order("row", 32, "tf32")
     assert row == "tl.reshape(tl.permute(tl.reshape(row, [BLOCK, 4, 4, 2]), (0, 1, 3, 2)), [BLOCK, 32])"
     of_rows = eval(formula, {"column": np.arange(32)})  # noqa: S307 - our own text
     np.testing.assert_array_equal(of_rows, np.arange(32).reshape(4, 4, 2).transpose(0, 2, 1).reshape(32))

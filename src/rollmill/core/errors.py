@@ -1,4 +1,4 @@
-"""Errors that a user can mend: each message names the value, the limit and the way out."""
+"""Errors that the user can fix: each message names the value, the limit and what to do."""
 
 import difflib
 from collections.abc import Iterable

@@ -62,7 +62,7 @@ def blaming(what: str) -> Iterator[None]:
     except Exception as error:
         hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), None)
         lines = [f"{what} raised {type(error).__name__}: {_first_line(error)}", f"at {own_line(error)}"]
-        raise ContractError("\n  ".join(lines + ([f"way out: {hint}"] if hint else []))) from error
+        raise ContractError("\n  ".join(lines + ([f"hint: {hint}"] if hint else []))) from error
 
 
 def own_line_of(equation: jax.extend.core.JaxprEqn) -> str:

@@ -49,7 +49,7 @@ def check_environment(
         num_steps: how many random actions are tried.
 
     Raises:
-        ContractError: what was found, what was expected, and the way out; of an error that the
+        ContractError: what was found, what was expected, and a hint; of an error that the
             environment's own code raised, also its line.
         UsageError: `env` is no environment.
 

@@ -25,7 +25,7 @@ def check_host(env: HostEnvironment, *, seed: int, num_steps: int) -> None:
     """Checks spaces, observations, rewards, flags and counts of a few copies under random actions.
 
     Raises:
-        ContractError: what was found, what was expected, and the way out; of an environment that raised,
+        ContractError: what was found, what was expected, and a hint; of an environment that raised,
             also its line.
     """
     struct(env.observation_space)

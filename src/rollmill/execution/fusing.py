@@ -48,7 +48,7 @@ Collect: TypeAlias = Callable[[Graph, Weights, Collector, Key], tuple[Collector,
 """What `dataflow.collect` is."""
 
 
-class Way(NamedTuple):
+class Implementation(NamedTuple):
     """How one part of an iteration is computed."""
 
     function: Any
@@ -62,16 +62,16 @@ class Way(NamedTuple):
 Launches: TypeAlias = Mapping[str, Any]
 """Of the kernels for `rollouts` and `gradients`, None where there is none, on a `device` of this kind."""
 
-WORTH_TUNING = {"gpu": 100_000_000, "cpu": 10_000_000}
+MIN_STEPS_TO_TUNE = {"gpu": 100_000_000, "cpu": 10_000_000}
 """Environment steps of a training from which on it pays to make kernels and to time them, by what computes it."""
 
 
-class Ways(NamedTuple):
+class KernelChoice(NamedTuple):
     """How an iteration is computed."""
 
-    rollouts: Way
+    rollouts: Implementation
     """A `Collect`."""
-    gradients: Way
+    gradients: Implementation
     """A `ManyDescents`."""
     device: str | None = None
     """What kernels were looked for on."""
@@ -88,7 +88,7 @@ class Ways(NamedTuple):
             return None
         return {"device": self.device, "rollouts": self.rollouts.launch, "gradients": self.gradients.launch}
 
-    def told(self, note: str) -> "Ways":
+    def told(self, note: str) -> "KernelChoice":
         """The same ways, with something to tell the user."""
         return self._replace(rollouts=self.rollouts._replace(note=note))
 
@@ -102,7 +102,7 @@ def choose_ways(
     devices: Sequence[Any],
     num_seeds: int,
     launches: Launches | None = None,
-) -> Ways:
+) -> KernelChoice:
     """How the rollouts and the gradients of a graph are computed on these devices.
 
     Args:
@@ -120,17 +120,17 @@ def choose_ways(
         UsageError: if a kernel was asked for and cannot be had.
     """
     plain = _plain(unroll)
-    if fusion == "off" or (fusion == "auto" and devices[0].platform not in WORTH_TUNING):
+    if fusion == "off" or (fusion == "auto" and devices[0].platform not in MIN_STEPS_TO_TUNE):
         return plain
     device, steps = devices[0], graph.loops.iterations * graph.loops.batch_size
     backend = backend_of(device, numerics)
     plain = plain._replace(device=backend.device(device))
     if launches is not None and launches.get("device") != plain.device:
         launches = None
-    if fusion == "auto" and launches is None and steps < WORTH_TUNING[device.platform]:
+    if fusion == "auto" and launches is None and steps < MIN_STEPS_TO_TUNE[device.platform]:
         note = f"nothing is fused: for {steps:,} environment steps it does not pay to find the fastest kernels"
         return plain if device.platform == "cpu" else plain.told(f"{note}; fusion=full does so all the same")
-    choice = _Choice(graph, fusion, backend, unroll, devices, launches)
+    choice = _Chooser(graph, fusion, backend, unroll, devices, launches)
     try:
         choice.check(num_seeds)
     except UsageError as reason:
@@ -148,7 +148,7 @@ def choose_ways(
     return plain._replace(rollouts=rollouts, gradients=gradients)
 
 
-def without_kernels(fusion: Fusion, unroll: int, reason: CannotFuse) -> Ways:
+def without_kernels(fusion: Fusion, unroll: int, reason: CannotFuse) -> KernelChoice:
     """What remains where a kernel turns out impossible once the program is made for its devices.
 
     Raises:
@@ -159,8 +159,10 @@ def without_kernels(fusion: Fusion, unroll: int, reason: CannotFuse) -> Ways:
     return _plain(unroll).told(f"nothing is fused: {reason}")
 
 
-def _plain(unroll: int) -> Ways:
-    return Ways(Way(partial(collect, unroll=unroll), fused=False), Way(plain_descent, fused=False))
+def _plain(unroll: int) -> KernelChoice:
+    return KernelChoice(
+        Implementation(partial(collect, unroll=unroll), fused=False), Implementation(plain_descent, fused=False)
+    )
 
 
 def _impossible(fusion: Fusion, reason: Exception) -> UsageError:
@@ -168,7 +170,7 @@ def _impossible(fusion: Fusion, reason: Exception) -> UsageError:
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _Chooser:
     """What was asked for, and where."""
 
     graph: Graph
@@ -185,7 +187,9 @@ class _Choice:
         self.backend.check(self.devices[0])
         check_package(self.backend)
 
-    def way(self, what: str, plain: Way, fused: Callable[[Way], Way], *, needed: bool) -> Way:
+    def way(
+        self, what: str, plain: Implementation, fused: Callable[[Implementation], Implementation], *, needed: bool
+    ) -> Implementation:
         """The fused way, or the plain one with the reason why."""
         if self.launches is not None and self.launches[what] is None and not needed:
             return plain
@@ -196,14 +200,14 @@ class _Choice:
                 raise _impossible(self.fusion, reason) from reason
             return plain._replace(note=f"{what} are not fused: {reason}")
 
-    def rollouts(self, plain: Way) -> Way:
+    def rollouts(self, plain: Implementation) -> Implementation:
         pressure = pressure_of_rollout(self.graph)
         self._check_pressure(pressure)
         launches = self.backend.rollout_launches(self._share, pressure.operations)
         found = self._launch("rollouts", launches, self._tune_rollouts)
         function = partial(fused_collect, run=self.backend.rollouts(found.launch))
-        where = self.backend.said("rollouts", found.launch)
-        return self._faster("rollouts", found, plain, Way(function, True, where, found.launch))
+        where = self.backend.describe("rollouts", found.launch)
+        return self._faster("rollouts", found, plain, Implementation(function, True, where, found.launch))
 
     def _check_pressure(self, pressure: Pressure) -> None:
         """Whether a step is worth compiling as a kernel.
@@ -223,13 +227,13 @@ class _Choice:
         task = self.graph, weights, state.collector, state.key
         return tune_rollout(*task, self.backend, launches, unroll=self.unroll)
 
-    def gradients(self, plain: Way) -> Way:
+    def gradients(self, plain: Implementation) -> Implementation:
         check_gradients(self.graph)
         launches = self.backend.gradient_launches(self._minibatch, self.devices[0])
         found = self._launch("gradients", launches, self._tune_gradients)
         function = partial(fused_descent, run=self.backend.gradients(found.launch))
-        where = self.backend.said("gradients", found.launch)
-        return self._faster("gradients", found, plain, Way(function, True, where, found.launch))
+        where = self.backend.describe("gradients", found.launch)
+        return self._faster("gradients", found, plain, Implementation(function, True, where, found.launch))
 
     def _tune_gradients(self, launches: Sequence[tuple[int, ...]]) -> Tuned:
         with jax.default_device(self.devices[0]):
@@ -248,7 +252,7 @@ class _Choice:
             return Tuned(tuple(kept))
         return Tuned(tuple(launches[0])) if self.fusion != "auto" and len(launches) == 1 else tune(launches)
 
-    def _faster(self, what: str, found: Tuned, plain: Way, fused: Way) -> Way:
+    def _faster(self, what: str, found: Tuned, plain: Implementation, fused: Implementation) -> Implementation:
         """The fused way, but for `auto` where it is slower."""
         if found.gain is None:
             began = ", as when this run began" if self.launches is not None else ""

@@ -20,7 +20,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.machine import keep_freed_memory
 from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, num_shards_for, start
 from rollmill.execution.compilation import EXACT_PRECISION
-from rollmill.execution.fusing import Fusion, Launches, Ways, choose_ways, without_kernels
+from rollmill.execution.fusing import Fusion, KernelChoice, Launches, choose_ways, without_kernels
 from rollmill.fusion import CannotFuse, Numerics
 
 AXIS = "device"
@@ -167,7 +167,7 @@ def _step(
     names: tuple[str, ...],
     mesh: Mesh,
     specs: PyTree[PartitionSpec],
-    ways: Ways,
+    ways: KernelChoice,
 ) -> Callable[[State], tuple[State, Array]]:
     """One iteration, on each device of the mesh."""
     step = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), ways), seeds)
@@ -177,7 +177,7 @@ def _step(
 
 
 def _iterate_packed(
-    graph: Graph, names: tuple[str, ...], reduce: Reduce, ways: Ways, state: State
+    graph: Graph, names: tuple[str, ...], reduce: Reduce, ways: KernelChoice, state: State
 ) -> tuple[State, Float[Array, " metric"]]:
     rollouts, descents = ways.rollouts.function, ways.gradients.function
     state, metrics = iterate(graph, state, reduce=reduce, rollouts=rollouts, descents=descents)

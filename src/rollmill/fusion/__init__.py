@@ -5,35 +5,34 @@ environment of a block (`scalarise`). The program that comes out is run by JAX's
 is the reference on any device.
 """
 
-from rollmill.fusion.backends import Backend, backend_of, check_package, machine_code
-from rollmill.fusion.chips import CHIPS, Chip, find_chip
-from rollmill.fusion.descent import fused_descent
-from rollmill.fusion.evaluate import evaluate
+from rollmill.fusion.backends import backend_of
+from rollmill.fusion.backends.base import Backend, check_package
+from rollmill.fusion.backends.cpu.launches import machine_code
+from rollmill.fusion.backends.triton.gradients import GradientLaunch, run_gradients_kernel
+from rollmill.fusion.backends.triton.rollout import Launch, run_kernel
+from rollmill.fusion.errors import CannotFuse
+from rollmill.fusion.estimate.chips import CHIPS, Chip, find_chip
+from rollmill.fusion.estimate.pressure import Pressure, pressure_of
 from rollmill.fusion.explain import Explanation, explain
-from rollmill.fusion.gradients import (
-    GradientLaunch,
+from rollmill.fusion.ir import Loop, Node, Program, Region, evaluate
+from rollmill.fusion.kernels.descent import fused_descent
+from rollmill.fusion.kernels.gradients import (
     check_gradients,
     first_batch,
     fused_gradients,
-    run_gradients_kernel,
     run_gradients_reference,
 )
-from rollmill.fusion.ir import Loop, Node, Program, Region
-from rollmill.fusion.prelude import Numerics
-from rollmill.fusion.pressure import Pressure, pressure_of
-from rollmill.fusion.refusals import CannotFuse
-from rollmill.fusion.rollout import (
-    Launch,
+from rollmill.fusion.kernels.rollout import (
     RolloutStep,
     fused_collect,
     pressure_of_rollout,
     rollout_step,
-    run_kernel,
     run_reference,
 )
-from rollmill.fusion.scalarise import Scalarised, scalarise
-from rollmill.fusion.timing import Tuned
-from rollmill.fusion.tuning import rollouts_in_a_row, tune_descent, tune_rollout
+from rollmill.fusion.lower.scalarise import Scalarised, scalarise
+from rollmill.fusion.numerics import Numerics
+from rollmill.fusion.tune.search import rollouts_in_a_row, tune_descent, tune_rollout
+from rollmill.fusion.tune.timing import Tuned
 
 __all__ = [
     "CHIPS",

@@ -11,15 +11,16 @@ import jax
 import jax.numpy as jnp
 
 from rollmill.dataflow import Graph, State, start
-from rollmill.fusion.backends import hopeless_on_gpu
-from rollmill.fusion.chips import Chip
-from rollmill.fusion.cost import Costs, bytes_of, costs_of
-from rollmill.fusion.kernels import Kernel, compiled
-from rollmill.fusion.leaves import each_struct, to_raw
-from rollmill.fusion.prelude import Numerics
-from rollmill.fusion.pressure import Pressure, pressure_of
-from rollmill.fusion.rollout import Launch, RolloutStep, rollout_kernel, rollout_step
-from rollmill.fusion.tracing import traced
+from rollmill.fusion.backends.triton.compile import Kernel, compiled
+from rollmill.fusion.backends.triton.launches import hopeless_on_gpu
+from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel
+from rollmill.fusion.estimate.chips import Chip
+from rollmill.fusion.estimate.cost import Costs, bytes_of, costs_of
+from rollmill.fusion.estimate.pressure import Pressure, pressure_of
+from rollmill.fusion.kernels.leaves import each_struct, to_raw
+from rollmill.fusion.kernels.rollout import RolloutStep, rollout_step
+from rollmill.fusion.kernels.tracing import trace_abstractly
+from rollmill.fusion.numerics import Numerics
 
 WARP = 32
 REGISTERS = 65536
@@ -86,7 +87,7 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
         return step, kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
 
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
-    step, kernel, arrays = traced(made, jax.eval_shape(partial(start, graph), jax.random.key(0), index))
+    step, kernel, arrays = trace_abstractly(made, jax.eval_shape(partial(start, graph), jax.random.key(0), index))
     program = step.scalarised.program
     costs, written = costs_of(program), bytes_of([(leaf.shape, leaf.dtype) for leaf in step.step if leaf.places])
     return Explanation(

@@ -20,7 +20,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def write_failure(path: Path, error: BaseException) -> StorageError:
-    """The `StorageError` for `path`, which names the way out; raise it `from error`."""
+    """The `StorageError` for `path`, with a hint; raise it `from error`."""
     if disk_is_full(error):
         return StorageError(f"{path} cannot be written: the disk is full. Free some space and resume the run.")
     return StorageError(f"{path} cannot be written: {error}.")

@@ -1,0 +1,1 @@
+"""Kernels for CPUs: machine code by LLVM."""

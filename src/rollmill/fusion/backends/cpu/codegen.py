@@ -1,0 +1,363 @@
+"""Writes programs as machine code for blocks of samples: single numbers as vectors of lanes, rows in memory.
+
+A block is a few vectors. What a row's elements are made of is computed where it is read, in one loop over the
+samples of a block; what is read more than once, or by a product, is kept in memory.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollmill.fusion.backends.cpu.builder import FLOAT32, Emitter, Value, memory_type, suffix_of
+from rollmill.fusion.backends.cpu.control import BlockValue, Vectors, assign, new_variable, read, write_loop
+from rollmill.fusion.backends.cpu.memory import Matrix, Placed, Scratch, pack, padded, product, side_by_side
+from rollmill.fusion.backends.cpu.operations import applied
+from rollmill.fusion.errors import CannotFuse
+from rollmill.fusion.ir import OPERATIONS, TYPED, Node, Program, is_float, toposort
+from rollmill.fusion.opt.branches import GuardedRegion, guarded_regions
+
+STORED = ("dot", "column", "loop", "item", "stack")
+"""Operations that read rows from memory."""
+
+COMBINED = {"row_sum": "add", "row_max": "max", "row_min": "min"}
+
+
+class CodeWriter:
+    """Writes programs into a function."""
+
+    def __init__(self, emit: Emitter, scratch: Scratch, slots: Sequence[Value], *, block: int, room: int) -> None:
+        """Writes nothing yet.
+
+        Args:
+            emit: of the function.
+            scratch: its memory.
+            slots: pointers to uniform arrays.
+            block: samples; a power of two, at least as many as there are lanes.
+            room: vectors that a product may hold in registers.
+        """
+        self.emit, self.scratch, self.block, self.room = emit, scratch, block, room
+        self.groups = block // emit.lanes
+        self._slots = slots
+        self._uniform: dict[Any, Any] = {}  # what is read once
+        self._held: dict[Node, BlockValue] = {}
+        self._beside: dict[Node, Placed] = {}  # single numbers as they lie in memory
+        self._stored: set[Node] = set()
+
+    def write(
+        self, program: Program, inputs: Sequence[BlockValue], *, then: Callable[[], None] | None = None
+    ) -> list[BlockValue]:
+        """Writes a program; returns what its outputs have become, rows in memory.
+
+        `then` is called after each node.
+        """
+        nodes = program.nodes()
+        before = self._held, self._beside, self._stored
+        self._held, self._beside, self._stored = {}, {}, _stored(nodes, program.outputs)
+        for node in nodes:
+            if node.op == "input":
+                self._held[node] = inputs[int(node.attributes[0])]
+        waiting = {node: guard for guard in guarded_regions(nodes, program.outputs) for node in guard.nodes}
+        for node in nodes:
+            self._write_once(node, waiting)
+            if then is not None:
+                then()
+        found = [self.in_memory(node) if node.width is not None else self._held[node] for node in program.outputs]
+        self._held, self._beside, self._stored = before
+        return found
+
+    # --- what only some samples need -----------------------------------------------------------------------
+
+    def _write_once(self, root: Node, waiting: dict[Node, GuardedRegion]) -> None:
+        """Writes a node, and its guard where it has one, once everything that they read is written."""
+        if root in self._held or root in waiting:
+            return
+        for guard in dict.fromkeys(waiting[operand] for operand in root.operands if operand in waiting):
+            self._write_guard(guard, waiting)
+        self._held[root] = self._node(root)
+
+    def _write_guard(self, guard: GuardedRegion, waiting: dict[Node, GuardedRegion]) -> None:
+        if guard.results[0] in self._held:
+            return
+        own = set(guard.nodes)
+        outside = [operand for node in guard.nodes for operand in node.operands if operand not in own]
+        for node in dict.fromkeys([*outside, guard.condition]):
+            for each in list(toposort([node], self._held)):
+                if each in waiting:
+                    self._write_guard(waiting[each], waiting)
+                self._write_once(each, waiting)
+        results = {node: new_variable(self, node) for node in guard.results}
+        needed = self.anywhere(self.vectors(guard.condition))
+        held, beside = dict(self._held), dict(self._beside)
+        with self.emit.builder.if_then(needed):
+            for node in guard.nodes:
+                self._held[node] = self._node(node)
+            for node, variable in results.items():
+                assign(self, variable, self.value(node))
+        self._held, self._beside = held, beside
+        for node, variable in results.items():
+            self._held[node] = read(self, variable)
+
+    def anywhere(self, condition: Vectors) -> Value:
+        """Whether a boolean holds for any sample of the block."""
+        return self.emit.any(functools.reduce(self.emit.builder.or_, condition))
+
+    # --- one node ------------------------------------------------------------------------------------------
+
+    def value(self, node: Node) -> BlockValue:
+        """What a node has become; a row, in memory."""
+        return self._held[node] if node.width is None else self.in_memory(node)
+
+    def _node(self, node: Node) -> BlockValue:
+        if node.op in SPECIAL:
+            return SPECIAL[node.op](self, node)
+        if node.width is None:
+            return self._numbers(node)
+        self._ready(node)
+        return self._computed_rows(node) if node in self._stored else None
+
+    def _constant(self, node: Node) -> Vectors:
+        return [self.emit.constant(node.value, node.dtype)] * self.groups
+
+    def _from_table(self, node: Node) -> Vectors:
+        pointer = self._slots[node.attributes[0]]
+        return [self.emit.gather(pointer, place, node.dtype) for place in self.vectors(node.operands[0])]
+
+    def _item(self, node: Node) -> BlockValue:
+        found: Any = self._held[node.operands[0]]  # what a loop has left
+        return found[node.attributes[0]]
+
+    def _stack(self, node: Node) -> Placed:
+        return self.beside([self.vectors(operand) for operand in node.operands], node.dtype)
+
+    def is_there(self, node: Node) -> bool:
+        """Whether what a node becomes has been written."""
+        return self._held.get(node) is not None
+
+    def vectors(self, node: Node) -> Vectors:
+        """A number of each sample."""
+        found = self._held[node]
+        assert isinstance(found, list), node
+        return found
+
+    def _numbers(self, node: Node) -> Vectors:
+        operands = [self.vectors(operand) for operand in node.operands]
+        dtypes = [operand.dtype for operand in node.operands]
+        return [applied(self.emit, node.op, own, dtypes, node.dtype) for own in zip(*operands, strict=True)]
+
+    def _uniform_value(self, node: Node) -> BlockValue:
+        return self._uniform_number(node) if node.width is None else self._uniform_row(node)
+
+    def _uniform_number(self, node: Node) -> Vectors:
+        if node not in self._uniform:
+            slot, place = node.attributes
+            with self.emit.once():
+                pointer = self.emit.at(self._slots[slot], place, memory_type(node.dtype))
+                self._uniform[node] = self.emit.broadcast(self.emit.load_number(pointer, node.dtype))
+        return [self._uniform[node]] * self.groups
+
+    def _uniform_row(self, node: Node) -> Placed:
+        slot, place = node.attributes
+        return self._packed(slot, place, (1, node.width or 0), (0, 1), node.dtype, stride=0)
+
+    def _packed(
+        self, slot: int, first: int, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype, stride: int
+    ) -> Placed:
+        """A matrix, or a row, of a uniform array, copied once with whole vectors in each row."""
+        key, columns = (slot, first, shape, strides), padded(shape[1], self.emit.lanes)
+        if key not in self._uniform:
+            self._uniform[key] = self.scratch.take(shape[0] * columns, dtype)
+            with self.emit.once():
+                source = self.emit.at(self._slots[slot], first, memory_type(dtype))
+                matrix = Matrix(*shape, *strides, columns, dtype)
+                pack(self.emit, self._uniform[key], source, matrix)
+        return Placed(self._uniform[key], stride and columns, 1, shape[1], dtype)
+
+    # --- rows ----------------------------------------------------------------------------------------------
+
+    def new_rows(self, width: int, dtype: np.dtype = FLOAT32) -> Placed:
+        """Memory for a row of each sample."""
+        columns = padded(width, self.emit.lanes)
+        return Placed(self.scratch.take(self.block * columns, dtype), columns, 1, width, dtype)
+
+    def in_memory(self, node: Node) -> Placed:
+        """A row, in memory."""
+        held = self._held[node]
+        if isinstance(held, Placed):
+            return held
+        self._ready(node)
+        self._held[node] = self._computed_rows(node)
+        return self._held[node]  # pyright: ignore[reportReturnType]
+
+    def copy(self, source: Placed, target: Placed) -> None:
+        """Copies rows."""
+        whole = self.contiguous(source)
+        with self.emit.loop(self.block) as sample:
+            for n in range(0, target.sample_stride, self.emit.lanes):
+                vector = self.emit.load(whole.at(self.emit, sample, n), source.dtype)
+                self.emit.store(vector, target.at(self.emit, sample, n), source.dtype)
+
+    def contiguous(self, held: BlockValue) -> Placed:
+        """Rows whose columns lie side by side."""
+        assert isinstance(held, Placed)
+        return held if held.is_contiguous else side_by_side(self.emit, self.scratch, held, self.block)
+
+    def _dot(self, node: Node) -> Placed:
+        for dtype in (node.dtype, node.operands[0].dtype):
+            if dtype != FLOAT32:
+                raise CannotFuse(f"there is no machine code for matrices of {dtype.name}.", advice="float32")
+        slot, rows, columns, start, transposed = node.attributes
+        width = node.width or 0
+        strides, first = ((1, rows), start * rows) if transposed else ((columns, 1), start)
+        matrix = self._packed(slot, first, (rows, width), strides, node.dtype, stride=1)
+        found = self.new_rows(width)
+        product(self.emit, self.in_memory(node.operands[0]), matrix, found, self.block, self.room)
+        return found
+
+    def beside(self, numbers: Sequence[Vectors], dtype: np.dtype = FLOAT32) -> Placed:
+        """Single numbers as a row, as they are: one column after the other."""
+        count = len(numbers)
+        found = Placed(self.scratch.take(self.block * count, dtype), 1, self.block, count, dtype)
+        for column, vectors in enumerate(numbers):
+            for group, vector in enumerate(vectors):
+                self.emit.store(vector, found.at(self.emit, group * self.emit.lanes, column), dtype)
+        return found
+
+    def _column(self, node: Node) -> Vectors:
+        rows = self.in_memory(node.operands[0])
+        return self.strided(rows.at(self.emit, 0, node.attributes[0]), rows.sample_stride, rows.dtype)
+
+    def strided(self, pointer: Value, stride: int, dtype: np.dtype) -> Vectors:
+        """A number of each sample, of which the first lies here and the others as many elements apart."""
+        emit, kind = self.emit, memory_type(dtype)
+        pointers = [emit.at(pointer, first * stride, kind) for first in range(0, self.block, emit.lanes)]
+        if stride == 1:
+            return [emit.load(own, dtype) for own in pointers]
+        places = emit.builder.mul(emit.counting(), emit.constant(stride, np.dtype(np.int32)))
+        return [emit.gather(own, places, dtype) for own in pointers]
+
+    def _computed_rows(self, node: Node) -> Placed:
+        """Computes a row of each sample, in one loop."""
+        found = self.new_rows(node.width or 0, node.dtype)
+        with self.emit.loop(self.block) as sample:
+            for n in range(0, found.sample_stride, self.emit.lanes):
+                vector = self._elements(node, sample, n, {}, root=True)
+                self.emit.store(vector, found.at(self.emit, sample, n), node.dtype)
+        return found
+
+    def _reduced(self, node: Node) -> Vectors:
+        """A row's sum or extreme, sample by sample; then as vectors again."""
+        row = node.operands[0]
+        self._ready(node)
+        width, lanes = row.width or 0, self.emit.lanes
+        found = Placed(self.scratch.take(self.block, node.dtype), 1, self.block, 1, node.dtype)
+        with self.emit.loop(self.block) as sample:
+            total = None
+            for n in range(0, width, lanes):
+                vector = self._elements(row, sample, n, {})
+                if n + lanes > width:
+                    vector = self._without_padding(vector, width - n, node.op, node.dtype)
+                pair = None if total is None else (total, vector)
+                dtypes = [node.dtype, node.dtype]
+                total = vector if pair is None else applied(self.emit, COMBINED[node.op], pair, dtypes, node.dtype)
+            self.emit.store(self.across(node.op, total, node.dtype), found.at(self.emit, sample, 0), node.dtype)
+        pointers = [found.at(self.emit, group * lanes, 0) for group in range(self.groups)]
+        return [self.emit.load(pointer, node.dtype) for pointer in pointers]
+
+    def across(self, op: str, vector: Value, dtype: np.dtype = FLOAT32) -> Value:
+        """The sum or extreme of the lanes of a vector, always in the same order."""
+        kind, operation = vector.type.element, COMBINED[op]
+        named = lambda own: f"llvm.vector.reduce.{own}.{suffix_of(vector.type)}"
+        if not is_float(dtype):
+            sign = "" if operation == "add" else "s" if dtype.kind == "i" else "u"
+            return self.emit.call(named(f"{sign}{operation}"), vector, result=kind)
+        if operation != "add":
+            return self.emit.call(named(f"f{operation}imum"), vector, result=kind)
+        sum_of = self.emit.declared(named("fadd"), kind, [kind, vector.type])
+        return self.emit.builder.call(sum_of, [kind(-0.0), vector], fastmath=("reassoc",))
+
+    def _without_padding(self, vector: Value, width: int, op: str, dtype: np.dtype) -> Value:
+        lane = self.emit.counting()
+        inside = self.emit.builder.icmp_signed("<", lane, self.emit.constant(width, np.dtype(np.int32)))
+        return self.emit.builder.select(inside, vector, self.emit.constant(_neutral(op, dtype), dtype))
+
+    # --- elements of rows, where they are read -------------------------------------------------------------
+
+    def _ready(self, row: Node) -> None:
+        """Before a loop over samples: what its elements are made of is in memory."""
+        for operand in row.operands:
+            if operand.width is None:
+                self._placed(operand)
+            elif self._held[operand] is None:
+                self._ready(operand)
+            else:
+                self._held[operand] = self.contiguous(self._held[operand])
+
+    def _placed(self, number: Node) -> None:
+        """A number of each sample, in memory, unless it is the same for all."""
+        if number.op in ("constant", "uniform") or number in self._beside:
+            return
+        self._beside[number] = self.beside([self.vectors(number)], number.dtype)
+
+    def _elements(
+        self, node: Node, sample: Value, first: int, known: dict[Node, Value], *, root: bool = False
+    ) -> Value:
+        """Some elements of a row of one sample, side by side from this column on."""
+        if node not in known:
+            known[node] = self._element(node, sample, first, known, root=root)
+        return known[node]
+
+    def _element(self, node: Node, sample: Value, first: int, known: dict[Node, Value], *, root: bool) -> Value:
+        if node.width is None:
+            if node in self._beside:
+                return self.emit.broadcast(
+                    self.emit.load_number(self._beside[node].at(self.emit, sample, 0), node.dtype)
+                )
+            return self.vectors(node)[0]
+        held = self._held.get(node)
+        if isinstance(held, Placed) and not root:
+            return self.emit.load(held.at(self.emit, sample, first), node.dtype)
+        operands = [self._elements(operand, sample, first, known) for operand in node.operands]
+        if node.op == "splat":
+            return operands[0]
+        return applied(self.emit, node.op, operands, [operand.dtype for operand in node.operands], node.dtype)
+
+
+SPECIAL: dict[str, Callable[[CodeWriter, Node], Any]] = {
+    "constant": CodeWriter._constant,
+    "uniform": CodeWriter._uniform_value,
+    "table": CodeWriter._from_table,
+    "loop": write_loop,
+    "item": CodeWriter._item,
+    "dot": CodeWriter._dot,
+    "stack": CodeWriter._stack,
+    "column": CodeWriter._column,
+    "row_sum": CodeWriter._reduced,
+    "row_max": CodeWriter._reduced,
+    "row_min": CodeWriter._reduced,
+}
+"""Operations that are no arithmetic."""
+
+
+def _neutral(op: str, dtype: np.dtype) -> Any:
+    """What changes no sum, or no extreme."""
+    if op == "row_sum":
+        return 0
+    least, most = (-np.inf, np.inf) if is_float(dtype) else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return least if op == "row_max" else most
+
+
+def _stored(nodes: Sequence[Node], outputs: Sequence[Node]) -> set[Node]:
+    """The rows that are kept in memory: those that are read more than once, by a product, or as an output."""
+    readers: dict[Node, int] = {}
+    kept = {node for node in outputs if node.width is not None}
+    for node in nodes:
+        for operand in node.operands:
+            if operand.width is not None:
+                readers[operand] = readers.get(operand, 0) + 1
+                if node.op in STORED:
+                    kept.add(operand)
+    computed = lambda node: node.op in OPERATIONS or node.op in TYPED
+    often = {node for node, count in readers.items() if count > 1 and computed(node) and node.dtype != np.bool_}
+    return kept | often

@@ -1,0 +1,158 @@
+"""What a branch or a loop leaves behind: variables, and loops of which each sample takes its own turns."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from rollmill.fusion.backends.cpu.builder import Emitter, Value
+from rollmill.fusion.backends.cpu.memory import Placed
+from rollmill.fusion.ir import Loop, Node, Program
+
+Vectors: TypeAlias = list[Value]
+"""A number of each sample of a block."""
+
+BlockValue: TypeAlias = Vectors | Placed | None
+"""What a node has become; None for a row that is computed where it is read."""
+
+
+@runtime_checkable
+class BlockWriter(Protocol):
+    """Writes programs for blocks of samples."""
+
+    emit: Emitter
+    block: int
+    """Samples of a block."""
+    groups: int
+    """Vectors of a block."""
+
+    def write(self, program: Program, inputs: Sequence[BlockValue]) -> list[BlockValue]:
+        """Writes a program; returns what its outputs have become."""
+        ...
+
+    def value(self, node: Node) -> BlockValue:
+        """What a node has become; a row, in memory."""
+        ...
+
+    def anywhere(self, condition: Vectors) -> Value:
+        """Whether a boolean holds for any sample of the block."""
+        ...
+
+    def new_rows(self, width: int, dtype: np.dtype) -> Placed:
+        """Memory for a row of each sample."""
+        ...
+
+    def copy(self, source: Placed, target: Placed) -> None:
+        """Copies rows."""
+        ...
+
+    def contiguous(self, held: BlockValue) -> Placed:
+        """Rows whose numbers lie side by side."""
+        ...
+
+    def beside(self, numbers: Sequence[Vectors], dtype: np.dtype) -> Placed:
+        """Numbers of each sample as rows in memory."""
+        ...
+
+
+def new_variable(writer: BlockWriter, node: Node) -> Any:
+    """A place for what a node becomes: numbers of each sample, with zeros in it, or rows."""
+    if node.width is None:
+        kind = writer.emit.vector(node.dtype)
+        slots = [writer.emit.slot(kind) for _ in range(writer.groups)]
+        for slot in slots:
+            writer.emit.builder.store(writer.emit.constant(0, node.dtype), slot)
+        return slots, node.dtype
+    return writer.new_rows(node.width, node.dtype)
+
+
+def assign(writer: BlockWriter, variable: Any, value: BlockValue) -> None:
+    """Gives a variable a value."""
+    if isinstance(variable, Placed):
+        assert isinstance(value, Placed)
+        writer.copy(value, variable)
+        return
+    assert isinstance(value, list)
+    for slot, vector in zip(variable[0], value, strict=True):
+        writer.emit.builder.store(vector, slot)
+
+
+def assign_all(writer: BlockWriter, variables: Sequence[Any], values: Sequence[BlockValue]) -> None:
+    """Assigns all at once: rows that only change places are copied before they are overwritten."""
+    moved = [_copied(writer, value) if value in rows_of(variables) else value for value in values]
+    for variable, value in zip(variables, moved, strict=True):
+        assign(writer, variable, value)
+
+
+def read(writer: BlockWriter, variable: Any) -> BlockValue:
+    """The value that a variable has."""
+    if isinstance(variable, Placed):
+        return variable
+    slots, dtype = variable
+    return [writer.emit.builder.load(slot, typ=writer.emit.vector(dtype)) for slot in slots]
+
+
+def rows_of(variables: Sequence[Any]) -> list[Placed]:
+    """The variables that hold rows."""
+    return [variable for variable in variables if isinstance(variable, Placed)]
+
+
+def write_loop(writer: BlockWriter, node: Node) -> Any:
+    """Each sample goes on for as long as its own condition holds."""
+    loop: Loop = node.attributes[0]
+    count, middle = len(loop.body.outputs), len(loop.body.inputs)
+    variables = [new_variable(writer, output) for output in loop.body.outputs]
+    for variable, operand in zip(variables, node.operands[:count], strict=True):
+        assign(writer, variable, writer.value(operand))
+    of_body = [writer.value(operand) for operand in node.operands[count:middle]]
+    of_condition = [writer.value(operand) for operand in node.operands[middle:]]
+    now = lambda: [read(writer, variable) for variable in variables]
+
+    def turn(goes_on: Vectors | None) -> None:
+        before = now()
+        after = writer.write(loop.body, [*before, *of_body])
+        if goes_on is not None:
+            after = [_where(writer, goes_on, *pair) for pair in zip(after, before, strict=True)]
+        assign_all(writer, variables, after)
+
+    condition = loop.condition
+    if condition is None:
+        if loop.turns:
+            with writer.emit.loop(loop.turns):
+                turn(None)
+    else:
+        goes_on: list[Vectors] = []
+
+        def again() -> Value:
+            (found,) = writer.write(condition, [*now(), *of_condition])
+            assert isinstance(found, list)
+            goes_on.append(found)
+            return writer.anywhere(found)
+
+        with writer.emit.repeat_while(again):
+            turn(goes_on[0])
+    return now()
+
+
+def _where(writer: BlockWriter, condition: Vectors, new: BlockValue, old: BlockValue) -> BlockValue:
+    if isinstance(new, list):
+        assert isinstance(old, list)
+        return [writer.emit.builder.select(*own) for own in zip(condition, new, old, strict=True)]
+    assert isinstance(new, Placed) and isinstance(old, Placed)
+    own = writer.beside([condition], np.dtype(np.bool_))
+    found, new = writer.new_rows(new.width, new.dtype), writer.contiguous(new)
+    with writer.emit.loop(writer.block) as sample:
+        goes_on = writer.emit.broadcast(writer.emit.load_number(own.at(writer.emit, sample, 0), own.dtype))
+        for n in range(0, found.sample_stride, writer.emit.lanes):
+            pair = [writer.emit.load(each.at(writer.emit, sample, n), new.dtype) for each in (new, old)]
+            writer.emit.store(
+                writer.emit.builder.select(goes_on, *pair), found.at(writer.emit, sample, n), new.dtype
+            )
+    return found
+
+
+def _copied(writer: BlockWriter, rows: BlockValue) -> Placed:
+    assert isinstance(rows, Placed)
+    copy = writer.new_rows(rows.width, rows.dtype)
+    writer.copy(rows, copy)
+    return copy

@@ -1,0 +1,178 @@
+"""Makes machine code a custom call of XLA's: what XLA calls, and how the programs of a call share the cores.
+
+XLA's foreign functions have a stable binary interface (xla/ffi/api/c_api.h, version 0); the offsets below are its.
+"""
+
+import ctypes
+import hashlib
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array
+from llvmlite import ir
+
+from rollmill.fusion.backends.cpu import pool
+from rollmill.fusion.backends.cpu.builder import INT32, INT64, POINTER, Emitter, Value, byte, read, variable
+from rollmill.fusion.backends.cpu.denormals import flush_denormals
+from rollmill.fusion.backends.cpu.target import function_address, processor
+
+FRAME_EXTENSION, FRAME_API, FRAME_STAGE, FRAME_ARGUMENTS, FRAME_RESULTS = 8, 16, 32, 40 + 32, 80 + 32
+"""Bytes from the start of a call's frame."""
+EXTENSION_TYPE, EXTENSION_METADATA = 8, 24
+API_VERSION, METADATA_VERSION = 16, 8
+"""Of the interface, where it says its own version, and where a handler says the one that it was made for."""
+MAJOR, MINOR = 16, 20
+OWN_MAJOR = 0
+"""Another one moves what is in a frame."""
+BUFFER_DATA = 24
+IS_METADATA, IS_EXECUTION = 1, 3
+
+PROGRAM, TASK, HANDLER = "program", "task", "handler"
+
+_registered: set[str] = set()
+_registering = threading.Lock()
+
+
+class NativeKernel(NamedTuple):
+    """Machine code before it is compiled."""
+
+    module: ir.Module
+    """Holds the function `program(arrays, number, scratch)`: `arrays` are pointers to inputs, then to outputs."""
+    programs: int
+    """How often it is called, with numbers from 0 on."""
+    scratch: int
+    """Bytes that one core needs, a multiple of 64."""
+    outputs: tuple[jax.ShapeDtypeStruct, ...]
+
+
+class NewProgram(NamedTuple):
+    """A program whose body is to be written."""
+
+    emit: Emitter
+    pointers: list[Value]
+    """To inputs, then to outputs."""
+    number: Value
+    """Of this call, from 0 on."""
+    scratch: Value
+    """Memory of its core."""
+
+
+def new_program(lanes: int, arrays: int) -> NewProgram:
+    """A module's program, which takes so many arrays."""
+    module = ir.Module("rollmill")
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER, INT64, POINTER]), PROGRAM)
+    function.linkage = "internal"
+    emit, (given, number, scratch) = Emitter(function, lanes), function.args
+    with emit.once():
+        pointers = [emit.builder.load(emit.at(given, n, POINTER), typ=POINTER) for n in range(arrays)]
+    return NewProgram(emit, pointers, number, scratch)
+
+
+def call(kernel: NativeKernel, arrays: Sequence[Array]) -> list[Array]:
+    """Runs a kernel in the program that is being traced, on a CPU; returns its outputs."""
+    name = _register(kernel, len(arrays))
+    cores = min(kernel.programs, processor().cores)
+    scratch = jax.ShapeDtypeStruct((cores, kernel.scratch), jax.numpy.uint8)
+    return list(jax.ffi.ffi_call(name, [*kernel.outputs, scratch])(*arrays))[:-1]
+
+
+def _register(kernel: NativeKernel, inputs: int) -> str:
+    """The name by which XLA knows a kernel."""
+    _write_handler(kernel, inputs)
+    text = str(kernel.module)
+    name = f"rollmill_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+    with _registering:
+        pool.start_pool()
+        if name not in _registered:
+            jax.ffi.register_ffi_target(name, _capsule(function_address(text, HANDLER)), platform="cpu")
+            _registered.add(name)
+    return name
+
+
+def _capsule(address: int) -> Any:
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return make(address, None, None)
+
+
+# --- what XLA calls ------------------------------------------------------------------------------------------
+
+
+def _write_handler(kernel: NativeKernel, inputs: int) -> None:
+    """The function that XLA calls: it reads the pointers and shares the programs among the cores."""
+    function = ir.Function(kernel.module, ir.FunctionType(POINTER, [POINTER]), HANDLER)
+    builder = ir.IRBuilder(function.append_basic_block())
+    null = ir.Constant(POINTER, None)
+    extension = read(builder, function.args[0], FRAME_EXTENSION)
+    with builder.if_then(builder.icmp_unsigned("!=", extension, null)):
+        kind = read(builder, extension, EXTENSION_TYPE, INT32)
+        with builder.if_then(builder.icmp_signed("==", kind, INT32(IS_METADATA))):
+            _say_version(builder, function.args[0], extension)
+            builder.ret(null)
+    stage = read(builder, function.args[0], FRAME_STAGE, INT32)
+    with builder.if_then(builder.icmp_signed("!=", stage, INT32(IS_EXECUTION))):
+        builder.ret(null)
+    pointers, scratch = _pointers(builder, function.args[0], inputs, len(kernel.outputs))
+    _share(kernel, builder, pointers, scratch)
+    builder.ret(null)
+
+
+def _say_version(builder: ir.IRBuilder, frame: Value, extension: Value) -> None:
+    """With the caller's minor version, which only adds to a frame; XLA refuses a handler of another major one."""
+    metadata = read(builder, extension, EXTENSION_METADATA)
+    own = byte(builder, read(builder, frame, FRAME_API), API_VERSION)
+    said = byte(builder, metadata, METADATA_VERSION)
+    builder.store(INT32(OWN_MAJOR), byte(builder, said, MAJOR))
+    builder.store(read(builder, own, MINOR, INT32), byte(builder, said, MINOR))
+
+
+def _pointers(builder: ir.IRBuilder, frame: Value, inputs: int, outputs: int) -> tuple[Value, Value]:
+    """An array of the pointers to inputs and outputs; and the pointer to the memory for scratch."""
+    found = variable(builder, ir.ArrayType(POINTER, inputs + outputs))
+    buffers = [(FRAME_ARGUMENTS, n) for n in range(inputs)] + [(FRAME_RESULTS, n) for n in range(outputs + 1)]
+    data = [read(builder, read(builder, read(builder, frame, side), 8 * n), BUFFER_DATA) for side, n in buffers]
+    for n, pointer in enumerate(data[:-1]):
+        builder.store(pointer, byte(builder, found, 8 * n))
+    return found, data[-1]
+
+
+def _share(kernel: NativeKernel, builder: ir.IRBuilder, pointers: Value, scratch: Value) -> None:
+    """Hands the programs to the pool's threads, or does them all here where there is one core or one program."""
+    function = _write_task(kernel)
+    task = variable(builder, pool.TASK)
+    helpers = min(kernel.programs, processor().cores) - 1
+    numbers = {pool.NEXT: 0, pool.HELPERS: 0, pool.ACTIVE: 0, pool.MOST_HELPERS: helpers}
+    for field, number in numbers.items():
+        builder.store(INT64(number), byte(builder, task, field))
+    for field, pointer in {pool.FUNCTION: function, pool.ARRAYS: pointers, pool.SCRATCH: scratch}.items():
+        builder.store(pointer, byte(builder, task, field))
+    if not helpers:
+        builder.call(function, [task, INT64(0)])
+        return
+    share = ir.Function(kernel.module, ir.FunctionType(ir.VoidType(), [POINTER]), pool.SHARE)
+    builder.call(share, [task])
+
+
+def _write_task(kernel: NativeKernel) -> ir.Function:
+    """What a thread does: it takes one program after the other, until there is none."""
+    function = ir.Function(kernel.module, ir.FunctionType(ir.VoidType(), [POINTER, INT64]), TASK)
+    function.linkage = "internal"
+    emit = Emitter(function, 1)
+    builder, (task, thread) = emit.builder, function.args
+    arrays, scratch = (read(builder, task, field) for field in (pool.ARRAYS, pool.SCRATCH))
+    own = emit.at(scratch, builder.mul(thread, INT64(kernel.scratch)), ir.IntType(8))
+    taken = emit.slot(INT64)
+    before = flush_denormals(emit)
+
+    def takes_one() -> Value:
+        number = builder.atomic_rmw("add", byte(builder, task, pool.NEXT), INT64(1), "monotonic")
+        builder.store(number, taken)
+        return builder.icmp_unsigned("<", number, INT64(kernel.programs))
+
+    with emit.repeat_while(takes_one):
+        builder.call(kernel.module.globals[PROGRAM], [arrays, builder.load(taken, typ=INT64), own])
+    before.restore()
+    builder.ret_void()
+    return function

@@ -1,0 +1,252 @@
+"""Sums over the samples of a minibatch as machine code: each program goes through its share, block by block."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from llvmlite import ir
+
+from rollmill.fusion.backends.cpu.builder import FLOAT32, INT32, INT64, Value, memory_type
+from rollmill.fusion.backends.cpu.codegen import CodeWriter
+from rollmill.fusion.backends.cpu.control import BlockValue
+from rollmill.fusion.backends.cpu.ffi import NativeKernel, new_program
+from rollmill.fusion.backends.cpu.launch import CodeLaunch
+from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Matrix, Placed, Scratch, gathered, pack, padded
+from rollmill.fusion.backends.cpu.target import processor
+from rollmill.fusion.errors import CannotFuse
+from rollmill.fusion.ir import Node
+from rollmill.fusion.kernels.accumulators import Part, Side, Tile, accumulators_of, is_row, width_of
+from rollmill.fusion.kernels.arguments import KernelArguments
+from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
+from rollmill.fusion.kernels.leaves import Leaf
+from rollmill.fusion.kernels.vector import Vector
+
+WORD = np.dtype(np.uint32)
+
+
+class Spot(NamedTuple):
+    """A place in an array that a kernel is given."""
+
+    number: int
+    first: int = 0
+    """Its first element's place."""
+
+
+class Source(NamedTuple):
+    """Where a leaf of the samples is read."""
+
+    array: Spot
+    stride: int
+    """From sample to sample, in elements."""
+    shuffled: bool
+    """Whether it lies in the order of the batch, and not of the minibatch."""
+    in_words: bool
+    """Whether its elements are words of the table."""
+
+
+def gradient_code(
+    step: GradientStep, minibatch: Minibatch, launch: CodeLaunch, samples: range
+) -> tuple[NativeKernel, list[Any]]:
+    """The machine code of sums `[programs, size]` over these samples of a minibatch, and the arrays that it takes.
+
+    Raises:
+        CannotFuse: where a batch is too large for this code, or the samples are no multiple of a block, or have
+            fewer blocks than there are programs.
+    """
+    own = processor()
+    table, block, programs = minibatch.packed.table, launch.block, launch.programs
+    if table.size >= 2**31:
+        raise CannotFuse(f"a batch of {table.size:,} words is larger than 2^31.")
+    if len(samples) % block or not 0 < programs <= len(samples) // block:
+        raise CannotFuse(f"{programs} programs with blocks of {block} do not fit {len(samples)} samples.")
+    given = KernelArguments([table, minibatch.shuffled.rows, minibatch.number.reshape(1)])
+    sources = [_source(given, minibatch, leaf, n) for n, leaf in enumerate(step.sample)]
+    slots = [_uniform(given, array, minibatch.vector) for array in step.scalarised.uniforms]
+    size = sum(each.size for each in step.sums if each.is_computed)
+    emit, pointers, number, base = new_program(min(own.lanes, block), len(given.arrays) + 1)
+    with emit.once():
+        uniforms = [
+            emit.at(pointers[slot.number], slot.first, memory_type(array.dtype))
+            for slot, array in zip(slots, step.scalarised.uniforms, strict=True)
+        ]
+        minibatch_number = emit.builder.zext(emit.load_number(pointers[2], np.dtype(np.int32)), INT64)
+    writer = CodeWriter(emit, Scratch(emit, base), uniforms, block=block, room=own.accumulators)
+    sums = _Sums(writer, step)
+    sums.begin()
+    batch = _Samples(writer, pointers, minibatch_number, minibatch.num_samples)
+    needed = {node for node in step.scalarised.program.nodes() if node.op == "input"}
+    first = emit.builder.add(emit.builder.mul(number, emit.integer(block)), emit.integer(samples.start))
+    with emit.loop(samples.stop, first=first, step=programs * block) as start:
+        batch.begin(start)
+        inputs = [
+            held if step.scalarised.program.inputs[place] in needed else None
+            for leaf, source in zip(step.sample, sources, strict=True)
+            for place, held in zip(leaf.places, batch.read(leaf, source), strict=True)
+        ]
+        writer.write(step.scalarised.program, inputs, then=sums.add_what_is_there)
+    with emit.once():
+        target = emit.at(pointers[-1], emit.builder.mul(number, emit.integer(size)), ir.FloatType())
+    sums.store(target)
+    emit.builder.ret_void()
+    outputs = (jax.ShapeDtypeStruct((programs, size), jnp.dtype(jnp.float32)),)
+    return NativeKernel(emit.module, programs, max(writer.scratch.size, ALIGNMENT), outputs), given.arrays
+
+
+def _uniform(given: KernelArguments, array: Any, vector: Vector | None) -> Spot:
+    """Weights are read from the vector that they were cut from."""
+    offset = None if vector is None else vector.offset_of(array)
+    if vector is None or offset is None:
+        return Spot(given.index_of(array))
+    return Spot(given.index_of(vector.numbers), offset)
+
+
+def _source(given: KernelArguments, minibatch: Minibatch, leaf: Leaf, number: int) -> Source:
+    size = len(leaf.places) * (leaf.width or 1)
+    packed, own = minibatch.packed, minibatch.shuffled.own
+    if number in own:
+        return Source(Spot(given.index_of(own[number])), size, shuffled=False, in_words=False)
+    column = packed.columns[number]
+    if column is not None:
+        return Source(Spot(0, column), packed.table.shape[1], shuffled=True, in_words=True)
+    return Source(Spot(given.index_of(packed.leaves[number])), size, shuffled=True, in_words=False)
+
+
+# --- the samples of a block ----------------------------------------------------------------------------------
+
+
+class _Samples:
+    """Reads the samples of one block after the other."""
+
+    def __init__(self, writer: CodeWriter, pointers: Sequence[Value], minibatch: Value, num_samples: int) -> None:
+        self._writer, self._pointers = writer, pointers
+        self._minibatch, self._num_samples = minibatch, num_samples
+
+    def begin(self, start: Value) -> None:
+        """A block that begins with this sample of the minibatch."""
+        emit = self._writer.emit
+        before = emit.builder.mul(self._minibatch, emit.integer(self._num_samples))
+        self._spot = emit.builder.add(before, start)
+        self._rows_at = emit.at(self._pointers[1], self._spot, INT32)
+        lanes = range(0, self._writer.block, emit.lanes)
+        self._rows = [emit.load(emit.at(self._rows_at, lane, INT32), WORD) for lane in lanes]
+
+    def read(self, leaf: Leaf, source: Source) -> list[BlockValue]:
+        """The numbers, or rows, of a leaf."""
+        if leaf.width is None:
+            return [self._numbers(leaf, source, n) for n in range(len(leaf.places))]
+        return [self._row(leaf, source, n * leaf.width) for n in range(len(leaf.places))]
+
+    def _numbers(self, leaf: Leaf, source: Source, number: int) -> list[Value]:
+        emit, dtype = self._writer.emit, WORD if source.in_words else leaf.dtype
+        pointer = self._at(source, number, dtype)
+        if source.shuffled:
+            stride = emit.constant(source.stride, WORD)
+            found = [emit.gather(pointer, emit.builder.mul(rows, stride), dtype) for rows in self._rows]
+        else:
+            first = emit.builder.mul(self._spot, emit.integer(source.stride))
+            found = self._writer.strided(emit.at(pointer, first, memory_type(dtype)), source.stride, dtype)
+        return [emit.builder.bitcast(x, emit.vector(leaf.dtype)) for x in found] if source.in_words else found
+
+    def _row(self, leaf: Leaf, source: Source, first: int) -> Placed:
+        """A row of each sample, copied one by one."""
+        emit, rows = self._writer.emit, self._writer.new_rows(leaf.width or 0, leaf.dtype)
+        kind = memory_type(leaf.dtype)
+        with emit.loop(self._writer.block) as sample:
+            if source.shuffled:
+                number = emit.builder.zext(emit.load_number(emit.at(self._rows_at, sample, INT32), WORD), INT64)
+            else:
+                number = emit.builder.add(self._spot, sample)
+            place = emit.builder.mul(number, emit.integer(source.stride))
+            own = emit.at(self._at(source, first, leaf.dtype), place, kind)
+            row = Matrix(1, rows.width, 0, 1, rows.sample_stride, leaf.dtype)
+            pack(emit, rows.at(emit, sample, 0), own, row)
+        return rows
+
+    def _at(self, source: Source, number: int, dtype: np.dtype) -> Value:
+        return self._writer.emit.at(
+            self._pointers[source.array.number], source.array.first + number, memory_type(dtype)
+        )
+
+
+# --- sums ------------------------------------------------------------------------------------------------------
+
+
+class _Sums:
+    """What is summed over samples: tiles in memory, single numbers in variables."""
+
+    def __init__(self, writer: CodeWriter, step: GradientStep) -> None:
+        self._writer, self._emit = writer, writer.emit
+        self._kept = accumulators_of(step.sums, step.scalarised.program.outputs)
+        self._numbers = {node: writer.emit.slot(writer.emit.vector(FLOAT32)) for _, node in self._kept.numbers}
+        self._tiles = [self._place(tile) for tile in self._kept.tiles]
+        self._left_tiles = dict(enumerate(self._kept.tiles))
+        self._left_numbers = dict(self._numbers)
+
+    def _place(self, tile: Tile) -> Placed:
+        width = width_of(tile.right)
+        columns = padded(width, self._emit.lanes)
+        return Placed(self._writer.scratch.take(width_of(tile.left) * columns), columns, 1, width)
+
+    def begin(self) -> None:
+        """All sums are zero."""
+        zero = self._emit.constant(0.0)
+        for slot in self._numbers.values():
+            self._emit.builder.store(zero, slot)
+        for sums, tile in zip(self._tiles, self._kept.tiles, strict=True):
+            with self._emit.loop(width_of(tile.left)) as row:
+                for column in range(0, sums.sample_stride, self._emit.lanes):
+                    self._emit.store(zero, sums.at(self._emit, row, column), FLOAT32)
+
+    def add_what_is_there(self) -> None:
+        """Adds each result of a block as soon as it is written."""
+        for n, tile in list(self._left_tiles.items()):
+            if all(node is None or self._writer.is_there(node) for node in (*tile.left, *tile.right)):
+                self._add(self._tiles[n], self._left_tiles.pop(n))
+        for node in list(self._left_numbers):
+            if self._writer.is_there(node):
+                self._add_number(node, self._left_numbers.pop(node))
+
+    def _add(self, sums: Placed, tile: Tile) -> None:
+        writer = self._writer
+        right = writer.contiguous(self._side(tile.right))
+        gathered(self._emit, sums, self._side(tile.left), right, writer.block, writer.room)
+
+    def _side(self, side: Side) -> Placed:
+        if is_row(side):
+            (row,) = side
+            assert row is not None
+            return self._writer.in_memory(row)
+        ones = [self._emit.constant(1.0)] * self._writer.groups
+        return self._writer.beside([ones if node is None else self._writer.vectors(node) for node in side])
+
+    def _add_number(self, node: Node, slot: Value) -> None:
+        total = self._emit.builder.load(slot, typ=self._emit.vector(FLOAT32))
+        for vector in self._writer.vectors(node):
+            total = self._emit.add(total, vector)
+        self._emit.builder.store(total, slot)
+
+    def store(self, target: Value) -> None:
+        """Writes all sums as one vector."""
+        for sums, tile in zip(self._tiles, self._kept.tiles, strict=True):
+            for part in tile.parts:
+                self._store_part(sums, part, target)
+        for offset, node in self._kept.numbers:
+            total = self._emit.builder.load(self._numbers[node], typ=self._emit.vector(FLOAT32))
+            self._emit.store(self._writer.across("row_sum", total), self._at(target, offset), FLOAT32)
+
+    def _store_part(self, sums: Placed, part: Part, target: Value) -> None:
+        """What of a tile belongs to one result, in the result's row-major order."""
+        emit = self._emit
+        strides = (1, part.rows) if part.turned else (part.columns, 1)
+        with emit.loop(part.rows) as row, emit.loop(part.columns) as column:
+            own = emit.builder.add(row, emit.integer(part.first_row))
+            number = emit.load_number(sums.at(emit, own, column), FLOAT32)
+            place = emit.builder.mul(row, emit.integer(strides[0]))
+            place = emit.builder.add(place, emit.builder.mul(column, emit.integer(strides[1])))
+            place = emit.builder.add(place, emit.integer(part.offset))
+            emit.store(number, self._at(target, place), FLOAT32)
+
+    def _at(self, pointer: Value, place: Value | int) -> Value:
+        return self._emit.at(pointer, place, ir.FloatType())

@@ -1,0 +1,113 @@
+"""How machine code is launched; LLVM is imported when it is needed, for it may not be installed."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rollmill.core.machine import usable_cores
+from rollmill.fusion.backends.base import AnyLaunch, Backend, many_products
+from rollmill.fusion.backends.cpu.launch import CodeLaunch, describe_processor
+from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
+from rollmill.fusion.kernels.rollout import RolloutStep, unpack, written
+
+ENVIRONMENTS_TOGETHER = 16
+SAMPLES_TOGETHER = 32
+"""Of a block: as many as the widest vectors have lanes, or twice as many."""
+PARTS_OF_A_CORE = 4
+"""Sums of samples that a core makes, one after the other: the last is never waited for long."""
+
+
+def machine_code() -> Backend:
+    """Machine code for this processor."""
+    return Backend(
+        package="llvmlite",
+        device=lambda device: describe_processor(),
+        check=lambda device: None,
+        rollout_launches=_blocks,
+        hopeless=many_products,
+        rollouts=lambda launch: partial(run_rollout_code, launch=CodeLaunch(*launch)),
+        rollout_text=lambda launch, *task: _code_text(_rollout_code(CodeLaunch(*launch), *task)),
+        gradient_launches=_parts,
+        gradients=lambda launch: partial(run_gradient_code, launch=CodeLaunch(*launch)),
+        gradient_text=lambda launch, *task: _gradient_code_text(CodeLaunch(*launch), *task),
+        timed_repeats=1,
+        describe=_said_of_code,
+    )
+
+
+def _blocks(num_envs: int, num_nodes: int) -> list[CodeLaunch]:
+    return [CodeLaunch(min(ENVIRONMENTS_TOGETHER, _power_of_two_within(num_envs)))]
+
+
+def _parts(num_samples: int, device: Any) -> list[CodeLaunch]:
+    block = min(SAMPLES_TOGETHER, _power_of_two_within(num_samples))
+    return [CodeLaunch(block, min(PARTS_OF_A_CORE * usable_cores(), num_samples // block))]
+
+
+def _said_of_code(what: str, launch: AnyLaunch) -> str:
+    own = CodeLaunch(*launch)
+    if what == "rollouts":
+        return f"machine code, environments at once: {own.block}"
+    return f"machine code, samples at once: {own.block}; parts: {own.programs}"
+
+
+def run_rollout_code(
+    step: RolloutStep, carried: list[Array], keys: Array, num_steps: int, *, launch: CodeLaunch
+) -> tuple[list[Array], list[Array]]:
+    """All steps as machine code on the CPU."""
+    from rollmill.fusion.backends.cpu.ffi import call
+
+    kernel = _rollout_code(launch, step, carried, keys, num_steps)
+    found = call(kernel, [*carried, keys, *step.scalarised.uniforms])
+    return unpack(step, found, carried, num_steps)
+
+
+def run_gradient_code(step: GradientStep, minibatch: Minibatch, *, launch: CodeLaunch) -> Array:
+    """All samples as machine code on the CPU, and the sum over its parts, always in the same order."""
+    from rollmill.fusion.backends.cpu.ffi import call
+
+    found = [
+        call(*_gradient_code(part, step, minibatch, samples))[0] for part, samples in _shares(launch, minibatch)
+    ]
+    return jnp.sum(jnp.concatenate(found), axis=0) / minibatch.num_samples
+
+
+def _shares(launch: CodeLaunch, minibatch: Minibatch) -> list[tuple[CodeLaunch, range]]:
+    """As many samples as whole blocks hold, and those that are left in smaller ones."""
+    whole = minibatch.num_samples // launch.block * launch.block
+    left = minibatch.num_samples - whole
+    shares = [(launch, range(whole)), (CodeLaunch(left & -left, 1), range(whole, whole + left))]
+    return shares if left else shares[:1]
+
+
+def _rollout_code(launch: CodeLaunch, step: RolloutStep, carried: Sequence[Any], keys: Any, num_steps: int) -> Any:
+    from rollmill.fusion.backends.cpu.rollout import rollout_code
+
+    return rollout_code(step, carried, keys, num_steps, written(step), launch.block)
+
+
+def _gradient_code(
+    launch: CodeLaunch, step: GradientStep, minibatch: Minibatch, samples: range
+) -> tuple[Any, list[Any]]:
+    from rollmill.fusion.backends.cpu.gradients import gradient_code
+
+    return gradient_code(step, minibatch, launch, samples)
+
+
+def _gradient_code_text(launch: CodeLaunch, step: GradientStep, minibatch: Minibatch) -> str:
+    shares = _shares(launch, minibatch)
+    return "\n".join(_code_text(_gradient_code(part, step, minibatch, samples)[0]) for part, samples in shares)
+
+
+def _code_text(kernel: Any) -> str:
+    """Processors of one kind may differ in speed."""
+    from rollmill.fusion.backends.cpu.target import processor
+
+    return f"{processor().name}\n{kernel.module}"
+
+
+def _power_of_two_within(count: int) -> int:
+    return 1 << (count.bit_length() - 1)

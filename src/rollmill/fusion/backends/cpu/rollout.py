@@ -1,0 +1,79 @@
+"""A rollout as machine code: policy and environment for a block of environments, step after step, on a core."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from rollmill.fusion.backends.cpu.builder import INT32, Emitter, Value
+from rollmill.fusion.backends.cpu.codegen import CodeWriter
+from rollmill.fusion.backends.cpu.control import BlockValue, assign, assign_all, new_variable, read
+from rollmill.fusion.backends.cpu.ffi import NativeKernel, new_program
+from rollmill.fusion.backends.cpu.leaf_io import load_leaf, store_leaf
+from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Scratch
+from rollmill.fusion.backends.cpu.target import processor
+from rollmill.fusion.errors import CannotFuse
+from rollmill.fusion.ir import Node
+from rollmill.fusion.kernels.leaves import Leaf
+from rollmill.fusion.kernels.rollout import RolloutStep
+
+
+def rollout_code(
+    step: RolloutStep, carried: Sequence[Any], keys: Any, num_steps: int, written: Sequence[Leaf], block: int
+) -> NativeKernel:
+    """The machine code of a rollout, block of environments by block.
+
+    Its inputs are the collector's leaves, the keys, and uniform arrays; its outputs the leaves that are written,
+    then those of the trajectory's step.
+
+    Raises:
+        CannotFuse: where there are fewer environments than in a block.
+    """
+    num_envs, own = keys.shape[0], processor()
+    if num_envs < block:
+        raise CannotFuse(f"a block of {block} does not fit {num_envs} environments.")
+    inputs, told = [*carried, keys, *step.scalarised.uniforms], [leaf for leaf in step.step if leaf.places]
+    emit, pointers, number, base = new_program(min(own.lanes, block), len(inputs) + len(written) + len(told))
+    slots = pointers[len(carried) + 1 : len(inputs)]
+    scratch = Scratch(emit, base)
+    writer = CodeWriter(emit, scratch, slots, block=block, room=own.accumulators)
+    first = _first_of(emit, number, num_envs, block)
+    load = lambda leaf, pointer: load_leaf(writer, leaf, pointer, first)
+    begin = [held for pair in zip(step.carried, pointers, strict=False) for held in load(*pair)]
+    fixed = [held for pair in zip(step.fixed, pointers[len(carried) :], strict=False) for held in load(*pair)]
+    nodes = step.scalarised.program.inputs[: len(begin)]
+    variables = {n: new_variable(writer, node) for n, node in enumerate(nodes) if step.carries(n)}
+    for place, variable in variables.items():
+        assign(writer, variable, begin[place])
+    now = lambda: _standing(writer, nodes, {place: read(writer, own) for place, own in variables.items()})
+    with emit.loop(num_steps) as t:
+        turn = emit.broadcast(emit.builder.trunc(t, INT32))
+        found = writer.write(step.scalarised.program, [*now(), *fixed, [turn] * writer.groups])
+        row = emit.builder.add(emit.builder.mul(t, emit.integer(num_envs)), first)
+        for leaf, pointer in zip(told, pointers[len(inputs) + len(written) :], strict=True):
+            store_leaf(writer, leaf, found, pointer, row)
+        after = [found[place] for leaf in step.after for place in leaf.places]
+        assign_all(writer, list(variables.values()), [after[place] for place in variables])
+    places = [place for leaf in step.after for place in leaf.places]
+    ends = dict(zip(places, now(), strict=True))
+    for leaf, pointer in zip(written, pointers[len(inputs) :], strict=False):
+        store_leaf(writer, leaf, ends, pointer, first)
+    emit.builder.ret_void()
+    struct = lambda leaf, *axes: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
+    outputs = [struct(leaf, num_envs) for leaf in written] + [struct(leaf, num_steps, num_envs) for leaf in told]
+    return NativeKernel(emit.module, -(-num_envs // block), max(scratch.size, ALIGNMENT), tuple(outputs))
+
+
+def _standing(writer: CodeWriter, nodes: Sequence[Node], held: Mapping[int, BlockValue]) -> list[BlockValue]:
+    """What the inputs of a step are; some are known, or another again."""
+    known = lambda node: [writer.emit.constant(node.value, node.dtype)] * writer.groups
+    return [known(node) if node.op == "constant" else held[node.attributes[0]] for node in nodes]
+
+
+def _first_of(emit: Emitter, number: Value, num_envs: int, block: int) -> Value:
+    """The first environment of a block; the last block begins earlier where they are no multiple of it.
+
+    Some environments are then computed twice, with the same results.
+    """
+    first, last = emit.builder.mul(number, emit.integer(block)), emit.integer(num_envs - block)
+    return emit.builder.select(emit.builder.icmp_unsigned(">", first, last), last, first)

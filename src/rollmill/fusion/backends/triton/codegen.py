@@ -1,0 +1,314 @@
+"""Writes programs as Triton source.
+
+Rows have as many columns as the next power of two; the columns that are too many are zero wherever they could be
+read.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from rollmill.fusion.backends.triton.hoist import columns, permute_to_mma_order
+from rollmill.fusion.backends.triton.operations import TYPES, by_constant, expression
+from rollmill.fusion.backends.triton.order import SEPARATOR, Names, Order
+from rollmill.fusion.backends.triton.registers import KEEP_LAYOUT, ONE, ZERO, LayoutChange, interleave, pack_row
+from rollmill.fusion.backends.triton.source import Source
+from rollmill.fusion.ir import Loop, Node, Program, is_float
+from rollmill.fusion.opt.skinny_matmul import (
+    MAX_SKINNY,
+    ColumnDots,
+    SkinnyMatmuls,
+    find_skinny_matmuls,
+    is_stacked_product,
+)
+
+Beside: TypeAlias = Callable[[Source, Sequence[str]], str]
+"""Makes a row of scalars with these names, as many as a power of two."""
+
+MOST_SUMMED = 8
+"""Products with as few rows or columns are sums on the ordinary units: cheaper than to fill a tensor core."""
+
+
+class TritonWriter:
+    """Writes programs as lines of a kernel's source."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        beside: Beside | None = None,
+        apart: LayoutChange = KEEP_LAYOUT,
+        exact_scalars: bool = True,
+    ) -> None:
+        """Nothing written yet.
+
+        Args:
+            source: the lines so far.
+            beside: how scalars become a row; `joined` where it is left out.
+            apart: how scalars come out of rows, and go into them.
+            exact_scalars: whether functions of single numbers are exact, as an environment's must be.
+        """
+        self.source = source
+        self._exact_scalars = exact_scalars
+        self._scattered: set[Node] = set()
+        self._narrow = SkinnyMatmuls({}, {}, {}, {})
+        self._beside = beside or pack_row
+        self._apart = apart
+        self.tiles: dict[ColumnDots | tuple[str, ...], str] = {}
+        """Rows of scalars, and products that several nodes share, by the operands that they are made of."""
+
+    def write(
+        self, program: Program, inputs: Sequence[str], *, then: Callable[[Names], None] | None = None
+    ) -> list[str]:
+        """Writes a program whose inputs have these names; returns the names of its outputs.
+
+        `then` is called after each node, with the names of all that is written.
+        """
+        order = Order(self, program, inputs)
+        self._find_products(order.nodes, program.outputs)
+        order.write(then)
+        return [order.names[node] for node in program.outputs]
+
+    def named(self, inputs: Sequence[Node], names: Sequence[str]) -> list[str]:
+        """What inputs are called whose numbers have these names; some are known, or another's again."""
+        known = lambda node: self._constant(node) if node.op == "constant" else names[int(node.attributes[0])]
+        return [known(node) for node in inputs]
+
+    # --- one node -------------------------------------------------------------------------------------
+
+    def node(self, node: Node, operands: list[str]) -> str:
+        """Writes a node whose operands have these names; returns its own, or the names of its numbers."""
+        match node.op:
+            case "constant":
+                return self._constant(node)
+            case "uniform":
+                slot, place = node.attributes
+                return self.source.before.uniform(slot, place, node.dtype, node.width)
+            case "loop":
+                return self._loop(node.attributes[0], operands)
+            case "item":
+                return operands[0].split(SEPARATOR)[node.attributes[0]]
+            case "dot":
+                return self._dot(node, operands[0])
+            case "stack":
+                return self._stack(node, operands)
+        return self._narrow_node(node, operands) or self._assign(self._expression(node, operands))
+
+    def _narrow_node(self, node: Node, operands: list[str]) -> str | None:
+        """A node that belongs to a narrow product."""
+        narrow = self._narrow
+        if node in narrow.absorbed:
+            return operands[node.operands.index(narrow.absorbed[node])]
+        if node in narrow.heads:
+            return self._head(*narrow.heads[node], operands[0])
+        if node in narrow.added:
+            return self._added(node, narrow.added[node], operands)
+        return None
+
+    def _added(self, node: Node, product: Node, operands: list[str]) -> str:
+        """A narrow product, and what is added to it."""
+        at = node.operands.index(product)
+        addend = self._narrow.first[product]
+        more = ONE if addend is None or addend.scalar is None else operands[1 - at]
+        return self._first(product, [*operands[at].split(SEPARATOR), more])
+
+    def _assign(self, text: str) -> str:
+        name = self.source.fresh()
+        self.source.line(f"{name} = {text}")
+        return name
+
+    def shape(self, node: Node) -> str:
+        """Of what a node becomes."""
+        return "[BLOCK]" if node.width is None else f"[BLOCK, {columns(node.width)}]"
+
+    def _expression(self, node: Node, operands: list[str]) -> str:
+        first = node.operands[0]
+        match node.op:
+            case "table":
+                return self.source.memory.read(f"{self.source.slots[node.attributes[0]]} + {operands[0]}", [])
+            case "splat":
+                return f"tl.broadcast_to({self._repeated(first, operands[0])}, {self.shape(node)})"
+            case "column":
+                column = self.source.before.columns(first.width or 0)
+                nothing = "-0.0" if is_float(node.dtype) else "0"  # added to -0 it leaves the sign
+                chosen = f"tl.where({column}[None, :] == {node.attributes[0]}, {operands[0]}, {nothing})"
+                return self._apart.scalar(f"tl.sum({chosen}, axis=1)")
+            case "row_sum":
+                return self._apart.scalar(f"tl.sum({self.masked(first, operands[0], '0.0')}, axis=1)")
+            case "row_max":
+                return self._apart.scalar(
+                    f"tl.reduce({self.masked(first, operands[0], _least(first))}, 1, greater)"
+                )
+            case "row_min":
+                return self._apart.scalar(
+                    f"tl.reduce({self.masked(first, operands[0], _greatest(first))}, 1, lesser)"
+                )
+        if node.width is not None:
+            pairs = zip(node.operands, operands, strict=True)
+            operands = [
+                self._repeated(operand, name) if operand.width is None else name for operand, name in pairs
+            ]
+        fast = self.source.numerics != "float32" and (node.width is not None or not self._exact_scalars)
+        kind = node.operands[1] if node.op == "select" else first
+        last = node.operands[-1]
+        op = by_constant(node.op, kind.dtype, last.value if last.op == "constant" else None)
+        return expression(op, node.dtype, kind.dtype, operands, fast=fast)
+
+    def _constant(self, node: Node) -> str:
+        number = node.value
+        if isinstance(number, float) and not math.isfinite(number):
+            number = f'float("{number}")'
+        if is_float(node.dtype) and number == 0 and math.copysign(1, node.value) < 0:
+            return f"(tl.full([BLOCK], 0.0, {TYPES[node.dtype.name]}) * -1.0)"  # `full` drops the sign
+        return f"tl.full([BLOCK], {number}, {TYPES[node.dtype.name]})"
+
+    # --- rows ------------------------------------------------------------------------------------------
+
+    def masked(self, row: Node, name: str, other: str) -> str:
+        """A row whose columns that are too many are `other`."""
+        width = row.width or 0
+        whole = f"tl.broadcast_to({name}, {self.shape(row)})"
+        return (
+            whole
+            if columns(width) == width
+            else f"tl.where({self.source.before.columns(width)}[None, :] < {width}, {whole}, {other})"
+        )
+
+    def _repeated(self, scalar: Node, name: str) -> str:
+        """A scalar as a row of one column."""
+        return f"{self._beside_others(scalar, name)}[:, None]"
+
+    def _beside_others(self, scalar: Node, name: str) -> str:
+        """A scalar where it goes into rows; what is the same for all environments lies anywhere."""
+        return name if scalar.op in ("constant", "uniform") else self._apart.into(name)
+
+    def _stack(self, node: Node, operands: list[str]) -> str:
+        if node in self._scattered:
+            return SEPARATOR.join(operands)
+        pairs = zip(node.operands, operands, strict=True)
+        own = [f"tl.broadcast_to({self._beside_others(*pair)}, [BLOCK])" for pair in pairs]
+        zero = self.source.before.once(("zero", node.dtype), f"tl.full([BLOCK], 0, {TYPES[node.dtype.name]})")
+        return interleave(self.source, own + [zero] * (columns(node.width or 0) - len(own)))
+
+    def _dot(self, node: Node, operand: str) -> str:
+        slot, rows, size, start, transposed = node.attributes
+        left, width = node.operands[0], node.width or 0
+        if node in self._narrow.first:
+            return operand if self._narrow.first[node] is not None else self._first(node, operand.split(SEPARATOR))
+        if left in self._scattered:
+            stride = (1, rows) if transposed else (size, 1)
+            own = [
+                self.source.before.row(slot, row * stride[0] + start * stride[1], width, stride[1])
+                for row in range(rows)
+            ]
+            scalars = map(self._repeated, left.operands, operand.split(SEPARATOR))
+            return self._assign(" + ".join(f"{scalar} * {row}" for scalar, row in zip(scalars, own, strict=True)))
+        matrix = self.source.before.matrix(slot, rows, size, start, width, transposed=transposed, of_scalars=False)
+        return self._assign(self.product(self._taken(left, operand), matrix))
+
+    def _taken(self, row: Node, name: str) -> str:
+        """A row as a product takes it."""
+        return permute_to_mma_order(self.masked(row, name, "0.0"), row.width or 0, self.source.numerics)
+
+    def product(self, left: str, right: str, *, onto: str = "") -> str:
+        """The product of two matrices, added to a third where there is one."""
+        more = f", {onto}" if onto else ""
+        if self.source.numerics == "bfloat16":
+            return f"tl.dot({left}.to(tl.bfloat16), {right}.to(tl.bfloat16){more})"
+        precision = "tf32" if self.source.numerics == "tf32" else "ieee"
+        return f'tl.dot({left}, {right}{more}, input_precision="{precision}")'
+
+    # --- narrow products -------------------------------------------------------------------------------
+
+    def _find_products(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> None:
+        """Which products are narrow; exact ones are sums where that is cheap.
+
+        A stack that anything else reads is a row like others, and so are its products.
+        """
+        exact = self.source.numerics == "float32"
+        most = MOST_SUMMED if exact else MAX_SKINNY
+        read = {operand for node in nodes if not is_stacked_product(node, most) for operand in node.operands}
+        self._scattered |= {node for node in nodes if node.op == "stack"} - read - set(outputs)
+        if not exact:
+            self._narrow = self._narrow.joined(find_skinny_matmuls(nodes, outputs, self._scattered))
+
+    def _first(self, node: Node, scalars: Sequence[str]) -> str:
+        """The product of a few scalars; what is added to it is one more row of the matrix."""
+        slot, rows, size, start, transposed = node.attributes
+        width, before = node.width or 0, self.source.before
+        matrix = before.matrix(slot, rows, size, start, width, transposed=transposed, of_scalars=True)
+        addend = self._narrow.first[node]
+        if addend is not None:
+            slot, place = addend.row.attributes
+            row = before.uniform(slot, place, addend.row.dtype, addend.row.width)
+            matrix = before.once(
+                ("one more row", matrix, row),
+                f"tl.where({before.columns(MAX_SKINNY)}[:, None] == {rows}, {row}.to({matrix}.dtype), {matrix})",
+            )
+        return self._assign(self.product(self.beside(scalars), matrix))
+
+    def beside(self, scalars: Sequence[str]) -> str:
+        """A row of scalars with these names, filled up with zeros; each is made once."""
+        key = tuple(scalars)
+        if key not in self.tiles:
+            self.tiles[key] = self._beside(self.source, [*key, *[ZERO] * (columns(len(key)) - len(key))])
+        return self.tiles[key]
+
+    def _head(self, head: ColumnDots, column: int, row: str) -> str:
+        """One column of a product that all sums over a row share."""
+        if head not in self.tiles:
+            left = self._taken(head.row, row)
+            self.tiles[head] = self._assign(self.product(left, self.source.before.heads(head)))
+        return self._assign(self._apart.column(self.tiles[head], head.columns, column))
+
+    def _loop(self, loop: Loop, operands: list[str]) -> str:
+        """Returns the names of the carried numbers, separated."""
+        count, middle = len(loop.body.outputs), len(loop.body.inputs)
+        carried = []
+        for name, node in zip(operands, loop.body.outputs, strict=False):
+            whole = name if node.width is None else f"tl.broadcast_to({name}, {self.shape(node)})"
+            carried.append(
+                self._assign(
+                    f"{whole} - tl.zeros({self.shape(node)}, {TYPES[node.dtype.name]})"
+                    if node.dtype != np.bool_
+                    else f"{whole} & tl.full({self.shape(node)}, 1, tl.int1)"
+                )
+            )
+        inputs = [*carried, *operands[count:middle]]
+        tiles = dict(self.tiles)
+        if loop.condition is None:
+            self.source.line(f"for _ in range({loop.turns}):")
+            self.source.deeper()
+            self._replace(carried, self.write(loop.body, inputs))
+            self.source.deeper(-1)
+            self.tiles = tiles
+            return SEPARATOR.join(carried)
+        asked = [*carried, *operands[middle:]]
+        going = self._assign(self.write(loop.condition, asked)[0])
+        self.source.line(f"while tl.max({going}.to(tl.int32), axis=0) != 0:")
+        self.source.deeper()
+        self._replace(carried, self.write(loop.body, inputs), going, loop)
+        self.tiles = dict(tiles)
+        self.source.line(f"{going} = {self.write(loop.condition, asked)[0]}")
+        self.source.deeper(-1)
+        self.tiles = tiles
+        return SEPARATOR.join(carried)
+
+    def _replace(self, carried: list[str], after: list[str], going: str = "", loop: Loop | None = None) -> None:
+        """Gives the carried numbers their values after a turn, all at once."""
+        news = [self._assign(new) for new in after]
+        for n, (name, new) in enumerate(zip(carried, news, strict=True)):
+            if loop is not None:
+                condition = going if loop.body.outputs[n].width is None else f"{going}[:, None]"
+                new = f"tl.where({condition}, {new}, {name})"
+            self.source.line(f"{name} = {new}")
+
+
+def _least(row: Node) -> str:
+    return 'float("-inf")' if is_float(row.dtype) else str(np.iinfo(row.dtype).min)
+
+
+def _greatest(row: Node) -> str:
+    return 'float("inf")' if is_float(row.dtype) else str(np.iinfo(row.dtype).max)

@@ -1,0 +1,151 @@
+"""Keeps the source of kernels in files, as Triton needs it, and calls or compiles them."""
+
+import functools
+import hashlib
+import importlib.util
+import zlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+from jaxtyping import Array
+
+from rollmill.core.installation import cache_root
+from rollmill.fusion.backends.triton import memory, operations
+from rollmill.fusion.cache import write_once
+from rollmill.fusion.errors import CannotFuse
+
+HEADER = f"""\
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+{operations.HELPERS}
+
+{memory.HELPERS}
+"""
+
+
+class Kernel(NamedTuple):
+    """A kernel's source, and how it is launched."""
+
+    source: str
+    """The function `kernel`, decorated, without imports."""
+    programs: int
+    """Of the grid."""
+    outputs: tuple[jax.ShapeDtypeStruct, ...]
+    """What the last pointers are for."""
+    constants: dict[str, Any]
+    """Arguments known at compile time."""
+    num_warps: int
+    uniforms: int = 0
+    """How many of the last arrays all programs read alike; XLA may hand in a slice of another for such a one."""
+    num_stages: int = 1
+    registers: int = 0
+    """The most that a thread may have; 0 leaves it to the compiler."""
+
+
+def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
+    """Launches a kernel in the program that is being traced, on NVIDIA GPUs; returns its outputs.
+
+    The launch goes through XLA's typed foreign functions, of which many in a row become one CUDA graph.
+    """
+    from jaxlib import gpu_triton
+
+    capability = gpu_triton.get_compute_capability(0)
+    built = compiled(kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays], capability)
+    code = gpu_triton.TritonKernel(
+        built.metadata.name,
+        kernel.num_warps,
+        1,
+        built.metadata.shared,
+        built.asm["ptx"],
+        str(built.asm["ttir"]),
+        capability,
+    )
+    pointers = [gpu_triton.create_array_parameter(0, bytes_) for bytes_ in _alignments(kernel, len(arrays))]
+    launch = gpu_triton.TritonKernelCall(code, kernel.programs, 1, 1, pointers)
+    opaque = zlib.compress(launch.to_proto(built.metadata.name, b""))
+    return list(jax.ffi.ffi_call("triton_kernel_call_ffi", list(kernel.outputs))(*arrays, opaque=opaque))
+
+
+def compiled(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability: int) -> Any:
+    """Compiles a kernel for NVIDIA's compute capability, 90 for 9.0; no GPU is needed."""
+    types = [f"*{_TYPES[array.dtype.name]}" for array in (*arrays, *kernel.outputs)]
+    pointers = tuple(zip(types, _alignments(kernel, len(arrays)), strict=True))
+    constants = tuple(kernel.constants.items())
+    return _compiled(kernel.source, pointers, constants, _options(kernel), capability)
+
+
+def _options(kernel: Kernel) -> tuple[tuple[str, Any], ...]:
+    """Triton's."""
+    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
+    return tuple((options | ({"maxnreg": kernel.registers} if kernel.registers else {})).items())
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(
+    source: str,
+    pointers: tuple[tuple[str, int], ...],
+    constants: tuple[tuple[str, Any], ...],
+    options: tuple[tuple[str, Any], ...],
+    capability: int,
+) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.errors import TritonError
+
+    function = _module(source).kernel
+    names = [name for name, _ in constants]
+    types = [type_ for type_, _ in pointers]
+    signature = dict(zip(function.arg_names, types, strict=False)) | dict.fromkeys(names, "constexpr")
+    attributes = {(place,): [["tt.divisibility", bytes_]] for place, (_, bytes_) in enumerate(pointers) if bytes_}
+    task = triton.compiler.ASTSource(function, signature, dict(constants), attributes)
+    try:
+        return triton.compile(task, target=GPUTarget("cuda", capability, 32), options=dict(options))
+    except (TritonError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise CannotFuse(f"Triton cannot compile the kernel: {reason[0]}") from error
+
+
+def _alignments(kernel: Kernel, num_arrays: int) -> list[int]:
+    """Bytes that each pointer is a multiple of; 0 where that is not known."""
+    own = num_arrays - kernel.uniforms
+    return [ALIGNED] * own + [0] * kernel.uniforms + [ALIGNED] * len(kernel.outputs)
+
+
+ALIGNED = 16
+"""Bytes that XLA's buffers are aligned to, at least."""
+
+_TYPES = {
+    "bool": "i1",
+    "int8": "i8",
+    "int16": "i16",
+    "int32": "i32",
+    "uint8": "u8",
+    "uint16": "u16",
+    "uint32": "u32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+}
+
+
+@functools.lru_cache(maxsize=256)
+def _module(source: str) -> ModuleType:
+    """The module of a kernel; its file is written first, whole or not at all."""
+    text = HEADER + "\n" + source
+    name = "kernel_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+    file = cache_root() / "kernels" / f"{name}.py"
+    try:
+        write_once(file, text)
+    except OSError as error:
+        advice = "ROLLMILL_CACHE_DIR can name another folder"
+        raise CannotFuse(f"{file} cannot be written: {error}.", advice=advice) from error
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

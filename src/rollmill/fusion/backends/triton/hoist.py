@@ -1,0 +1,130 @@
+"""What a kernel reads once, before its loop: numbers, rows and matrices that are the same for all.
+
+They stay in registers or in shared memory for the whole loop. Rows have as many columns as the next power of two;
+those that are too many are zero in a matrix.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
+from rollmill.fusion.backends.triton.operations import TYPES
+from rollmill.fusion.numerics import Numerics
+from rollmill.fusion.opt.skinny_matmul import MAX_SKINNY, ColumnDots
+
+FEWEST_COLUMNS = 16
+"""Tensor cores take no narrower operand."""
+
+
+def columns(width: int) -> int:
+    """Columns of a row in a kernel."""
+    return max(FEWEST_COLUMNS, 2 ** math.ceil(math.log2(width)))
+
+
+class Hoisted:
+    """Lines before a kernel's loop, each of which is said once."""
+
+    def __init__(
+        self,
+        numerics: Numerics,
+        slots: Sequence[str],
+        fresh: Callable[[], str],
+        *,
+        memory: Memory = BY_TRITON,
+    ) -> None:
+        """Lines so far none.
+
+        Args:
+            numerics: of products.
+            slots: pointers to uniform arrays.
+            fresh: gives names that nothing has yet.
+            memory: how rows and matrices are read.
+        """
+        self.lines: list[str] = []
+        self._numerics = numerics
+        self._slots = slots
+        self._fresh = fresh
+        self._read = memory.read
+        self._said: dict[tuple, str] = {}
+
+    def once(self, key: tuple, text: str) -> str:
+        """The name of what is said under a key."""
+        if key not in self._said:
+            self._said[key] = self._fresh()
+            self.lines.append(f"    {self._said[key]} = {text}")
+        return self._said[key]
+
+    def columns(self, width: int) -> str:
+        """The numbers of a row's columns."""
+        return self.once(("columns", columns(width)), f"tl.arange(0, {columns(width)})")
+
+    def mma_order(self, width: int) -> str:
+        """The numbers of a row's columns in the order in which a product takes them: see `as_taken`."""
+        column = self.columns(width)
+        if self._numerics != "tf32":
+            return column
+        return self.once(("taken", columns(width)), f"{column} // 8 * 8 + {column} % 4 * 2 + {column} // 4 % 2")
+
+    def uniform(self, slot: int, place: int, dtype: np.dtype, width: int | None) -> str:
+        """A number, in every place of a block; or a row."""
+        if width is not None:
+            return self.row(slot, place, width)
+        load = f"tl.load({self._slots[slot]} + {place})"
+        load = f"{load} != 0" if dtype == np.bool_ else load
+        return self.once(("uniform", slot, place), f"tl.full([BLOCK], {load}, {TYPES[dtype.name]})")
+
+    def row(self, slot: int, place: int, width: int, stride: int = 1) -> str:
+        """Numbers of a uniform array, so far apart."""
+        column = self.columns(width)
+        check = [] if columns(width) == width else [f"{column}[None, :] < {width}"]
+        step = f"{column}[None, :] * {stride}" if stride != 1 else f"{column}[None, :]"
+        load = self._read(f"{self._slots[slot]} + {place} + {step}", check)
+        return self.once(("row", slot, place, width, stride), load)
+
+    def matrix(
+        self, slot: int, rows: int, size: int, start: int, width: int, *, transposed: bool, of_scalars: bool
+    ) -> str:
+        """Columns of a uniform matrix; stored as `[rows, size]`, or the other way round where transposed.
+
+        Its rows are in the order in which products take them, and in their own where scalars are multiplied.
+        """
+        row, column = self.columns(rows) if of_scalars else self.mma_order(rows), self.columns(width)
+        row_stride, column_stride = (1, rows) if transposed else (size, 1)
+        place = f"{row}[:, None] * {row_stride} + ({column}[None, :] + {start}) * {column_stride}"
+        checks = [f"({row}[:, None] < {rows})"] if columns(rows) != rows else []
+        checks += [f"({column}[None, :] < {width})"] if columns(width) != width else []
+        cast = ".to(tl.bfloat16)" if self._numerics == "bfloat16" else ""
+        text = f"{self._read(f'{self._slots[slot]} + {place}', checks)}{cast}"
+        return self.once(("matrix", slot, rows, start, width, transposed, of_scalars), text)
+
+    def heads(self, head: ColumnDots) -> str:
+        """Uniform rows as the columns of a matrix."""
+        width = head.row.width or 0
+        along, across = self.mma_order(width), f"tl.arange(0, {head.columns})"
+        dtype = "tl.bfloat16" if self._numerics == "bfloat16" else "tl.float32"
+        matrix = self.once(("heads", head), f"tl.zeros([{columns(width)}, {head.columns}], {dtype})")
+        check = [] if columns(width) == width else [f"{along} < {width}"]
+        for n, weight in enumerate(head.weights):
+            slot, place = weight.attributes
+            load = f"{self._read(f'{self._slots[slot]} + {place} + {along}', check)}[:, None].to({dtype})"
+            matrix = self.once(("heads", head, n), f"tl.where({across}[None, :] == {n}, {load}, {matrix})")
+        return matrix
+
+    def ones(self) -> str:
+        """A row whose first number is one, and the others zero, in every place of a block."""
+        row = f"tl.where({self.columns(MAX_SKINNY)}[None, :] == 0, 1.0, 0.0)"
+        return self.once(("ones",), f"tl.broadcast_to({row}, [BLOCK, {MAX_SKINNY}])")
+
+
+def permute_to_mma_order(row: str, width: int, numerics: Numerics) -> str:
+    """A row as the left side of a product whose matrix has its rows in the order of `Hoisted.mma_order`.
+
+    A thread gets neighbouring columns out of a product. Into one of bfloat16 it takes neighbours too, but into one
+    of tf32 columns that are four apart. In the order 0 2 4 6 1 3 5 7 of each eight, no number changes its thread.
+    """
+    if numerics != "tf32":
+        return row
+    eights = f"tl.reshape({row}, [BLOCK, {columns(width) // 8}, 4, 2])"
+    return f"tl.reshape(tl.permute({eights}, (0, 1, 3, 2)), [BLOCK, {columns(width)}])"

@@ -1,0 +1,117 @@
+"""Which launches of kernels are worth trying on a GPU, and which kernels are not."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from rollmill.core.errors import UsageError
+from rollmill.fusion.backends.base import AnyLaunch, Backend, many_products
+from rollmill.fusion.backends.triton.gradients import GradientLaunch, gradient_kernel, run_gradients_kernel
+from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel, run_kernel
+from rollmill.fusion.estimate.pressure import Pressure
+from rollmill.fusion.numerics import Numerics
+from rollmill.fusion.opt.segments import needs_segments
+
+LEAST_CAPABILITY = 8.0
+"""Of a chip: from Ampere on."""
+
+ROLLOUTS = (
+    *(Launch(16, 1), Launch(16, 2), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4)),
+    *(Launch(32, 1, registers=128), Launch(128, 4, registers=128)),
+)
+LONG_ROLLOUT = Launch(16, 1)
+"""The fastest of five for TagContinuous-Small-v0; each compiled for minutes."""
+MAX_NODES = 15_000
+"""Nodes of a step whose kernel compiles in two minutes or less, on one core."""
+REGISTER_ROOM = 160
+"""Numbers of a step at a time that find registers beside the network's and the addresses, about."""
+INSTRUCTION_CACHE = 8_192
+"""Instructions of a kernel that is still faster than XLA where its numbers do not find registers.
+
+Measured on an H200 by benchmarks/fusion_limits.py: with 7,600 a kernel is 1.5 times as fast, with 12,000 0.7.
+"""
+EXACT_ROLLOUTS = (Launch(16, 2), Launch(32, 4), Launch(16, 4), Launch(64, 4))
+"""With exact products, which are no tensor cores' and need more registers."""
+GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
+"""Programs on each multiprocessor of the chip, samples of a block and its warps, where gradients are summed."""
+
+
+def triton_kernels(numerics: Numerics) -> Backend:
+    """Kernels in Triton's language."""
+    how = {"numerics": numerics}
+    return Backend(
+        package="triton",
+        device=lambda device: device.device_kind,
+        check=_check_chip,
+        rollout_launches=partial(_rollout_launches, numerics),
+        hopeless=hopeless_on_gpu,
+        rollouts=lambda launch: partial(run_kernel, launch=Launch(*launch), **how),
+        rollout_text=partial(_rollout_kernel_text, numerics),
+        gradient_launches=_gradient_launches,
+        gradients=lambda launch: partial(run_gradients_kernel, launch=GradientLaunch(*launch), **how),
+        gradient_text=partial(_gradient_kernel_text, numerics),
+        timed_repeats=4,
+        describe=_said_of_kernels,
+    )
+
+
+def hopeless_on_gpu(pressure: Pressure) -> str | None:
+    """Why a kernel would be slower than XLA, or take too long to compile; None where neither is known.
+
+    In each step, one program goes through all of a kernel's instructions, alone on its scheduler. Numbers that
+    find no register are kept in the data cache, and instructions that the instruction cache does not hold are
+    fetched anew in every step. Numbers alone that find no register do not make a kernel slower than XLA; beside so
+    many instructions they do.
+    """
+    if pressure.operations > MAX_NODES:
+        size = f"{pressure.operations:,} operations"
+        return f"a step is {size}; a kernel of more than {MAX_NODES:,} compiles for minutes"
+    if (reason := many_products(pressure)) is not None:
+        return reason
+    instructions = pressure.instructions + pressure.guarded
+    if pressure.live > REGISTER_ROOM and instructions > INSTRUCTION_CACHE:
+        return (
+            f"a step holds up to {pressure.live:,} numbers at a time, and registers have room for about "
+            f"{REGISTER_ROOM}; it is about {instructions:,} instructions, of which the cache holds "
+            f"{INSTRUCTION_CACHE:,}: such a kernel is slower than XLA"
+        )
+    return None
+
+
+def _check_chip(device: Any) -> None:
+    capability = str(device.compute_capability)
+    if not capability.replace(".", "").isdigit() or float(capability) < LEAST_CAPABILITY:
+        raise UsageError(
+            f"kernels are for NVIDIA's chips from compute capability {LEAST_CAPABILITY} on; this one, "
+            f"{device.device_kind}, has {capability}"
+        )
+
+
+def _rollout_launches(numerics: Numerics, num_envs: int, num_nodes: int) -> Sequence[Launch]:
+    if numerics == "float32":
+        return EXACT_ROLLOUTS[:1] if needs_segments(num_nodes) else EXACT_ROLLOUTS
+    return [LONG_ROLLOUT] if needs_segments(num_nodes) else ROLLOUTS
+
+
+def _gradient_launches(num_samples: int, device: Any) -> list[GradientLaunch]:
+    processors = getattr(device, "core_count", None) or 128
+    return [GradientLaunch(processors * n, *block) for n, *block in GRADIENTS]
+
+
+def _rollout_kernel_text(numerics: Numerics, launch: AnyLaunch, *task: Any) -> str:
+    kernel, _ = rollout_kernel(*task, launch=Launch(*launch), numerics=numerics)
+    return f"{kernel.source}{kernel.constants}"
+
+
+def _gradient_kernel_text(numerics: Numerics, launch: AnyLaunch, *task: Any) -> str:
+    kernel, _ = gradient_kernel(*task, launch=GradientLaunch(*launch), numerics=numerics)
+    return f"{kernel.source}{kernel.constants}"
+
+
+def _said_of_kernels(what: str, launch: AnyLaunch) -> str:
+    if what == "rollouts":
+        own = Launch(*launch)
+        few = f" of at most {own.registers} registers a thread" if own.registers else ""
+        return f"blocks of {own.block} environments, {own.num_warps} warps each{few}"
+    own = GradientLaunch(*launch)
+    return f"{own.programs} programs of {own.block} samples, {own.num_warps} warps each"

@@ -1,0 +1,240 @@
+"""The arithmetic of nodes in Triton's language: one expression an operation.
+
+Scalars are tensors `[BLOCK]`, rows `[BLOCK, columns]` with as many columns as the next power of two. What is said
+twice is `exact`, as JAX computes it, and `fast`, on the special-function units, for the rows of a policy where
+its numbers need not be exact.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rollmill.fusion.ir import is_short_float
+
+TYPES = {
+    "bool": "tl.int1",
+    "int8": "tl.int8",
+    "int16": "tl.int16",
+    "int32": "tl.int32",
+    "uint8": "tl.uint8",
+    "uint16": "tl.uint16",
+    "uint32": "tl.uint32",
+    "float16": "tl.float16",
+    "bfloat16": "tl.bfloat16",
+    "float32": "tl.float32",
+}
+"""Triton's types by the names of NumPy's."""
+
+TINY = "1.1754943508222875e-38"
+"""The smallest normal number: some functions of CUDA's give garbage below it."""
+
+OF_ALL = {
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+    "abs": "tl.abs({0})",
+    "select": "tl.where({0}, {1}, {2})",
+}
+
+OF_INTEGERS = {
+    "neg": "-{0}",
+    "div": "quotient({0}, {1}, {is_signed})",
+    "rem": "remainder({0}, {1}, {is_signed})",
+    "div_by": "{0} // {1}",
+    "rem_by": "{0} % {1}",
+    "max": "tl.maximum({0}, {1})",
+    "min": "tl.minimum({0}, {1})",
+    "sign": "tl.where({0} > 0, 1, tl.where({0} < 0, -1, 0)).to({type})",
+    "and": "{0} & {1}",
+    "or": "{0} | {1}",
+    "xor": "{0} ^ {1}",
+    "not": "~{0}",
+    "shift_left": "tl.where({1} < {bits}, {0} << {1}, 0).to({type})",
+    "shift_right_logical": "tl.where({1} < {bits}, {0}.to({unsigned}, bitcast=True) >> {1}.to({unsigned}, "
+    "bitcast=True), 0).to({type}, bitcast=True)",
+    "shift_right_arithmetic": "{0}.to({signed}, bitcast=True) >> tl.minimum({1}, {bits} - 1)",
+    "shift_left_by": "{0} << {1}",
+    "shift_right_logical_by": "({0}.to({unsigned}, bitcast=True) >> {1}.to({unsigned}, bitcast=True))"
+    ".to({type}, bitcast=True)",
+    "shift_right_arithmetic_by": "{0}.to({signed}, bitcast=True) >> {1}",
+    "population_count": "libdevice.popc({0}.to({unsigned}, bitcast=True).to(tl.int32)).to({type})",
+    "clz": "(libdevice.clz({0}.to({unsigned}, bitcast=True).to(tl.int32)) - {missing_bits}).to({type})",
+}
+"""Booleans are integers of one bit.
+
+The operations that end in `_by` are for a second operand that is known and needs no check: see `by_constant`.
+"""
+
+OF_FLOATS = {
+    "neg": "{0} * -1.0",  # Triton's own negation is `0 - x`, which has the wrong sign at zero
+    "div": "tl.div_rn({0}, {1})",
+    "rem": "libdevice.fmod({0}, {1})",
+    "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, {0}))",
+    "max": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "min": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "pow": "libdevice.pow(normal({0}), normal({1}))",
+    "floor": "tl.floor({0})",
+    "ceil": "tl.ceil({0})",
+    "round_away": "libdevice.round({0})",
+    "round_even": "libdevice.rint({0})",
+    "exp": "libdevice.exp({0})",
+    "exp2": "libdevice.exp2({0})",
+    "expm1": "libdevice.expm1({0})",
+    "log": "libdevice.log({0})",
+    "log1p": "libdevice.log1p({0})",
+    "sqrt": "tl.sqrt_rn({0})",
+    "rsqrt": "tl.div_rn(1.0, tl.sqrt_rn({0}))",
+    "cbrt": f"tl.where(tl.abs({{0}}) < {TINY}, {{0}}, libdevice.cbrt({{0}}))",
+    "sin": "libdevice.sin({0})",
+    "cos": "libdevice.cos({0})",
+    "tan": "libdevice.tan({0})",
+    "asin": "libdevice.asin({0})",
+    "acos": "libdevice.acos({0})",
+    "atan": "libdevice.atan({0})",
+    "atan2": "libdevice.atan2({0}, {1})",
+    "sinh": "libdevice.sinh({0})",
+    "cosh": "libdevice.cosh({0})",
+    "asinh": "libdevice.asinh({0})",
+    "acosh": "libdevice.acosh({0})",
+    "atanh": "libdevice.atanh({0})",
+    "tanh": "libdevice.tanh({0})",
+    "logistic": "tl.div_rn(1.0, 1.0 + libdevice.exp(-{0}))",
+    "erf": "libdevice.erf({0})",
+    "erfc": "libdevice.erfc({0})",
+    "erf_inv": "libdevice.erfinv({0})",
+    "is_finite": 'tl.abs({0}) < float("inf")',
+}
+
+FAST = {
+    "div": "{0} / {1}",
+    "exp": "tl.exp({0})",
+    "exp2": "tl.exp2({0})",
+    "log": "tl.log({0})",
+    "rsqrt": "tl.rsqrt({0})",
+    "sqrt": "tl.sqrt({0})",
+    "tanh": "fast_tanh({0})",
+    "logistic": "0.5 * fast_tanh(0.5 * {0}) + 0.5",
+}
+
+HELPERS = f"""\
+TINY = tl.constexpr({TINY})
+
+@triton.jit
+def fast_tanh(x):
+    text: tl.constexpr = "tanh.approx.f32 $0, $1;"
+    return tl.inline_asm_elementwise(text, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+@triton.jit
+def normal(x):
+    return tl.where(tl.abs(x) < TINY, x * 0.0, x)
+
+@triton.jit
+def divisor(y, is_signed: tl.constexpr):
+    unsafe = (y == 0) | (y == -1) if is_signed else y == 0
+    return tl.where(unsafe, 1, y)
+
+@triton.jit
+def quotient(x, y, is_signed: tl.constexpr):
+    whole = x // divisor(y, is_signed)
+    if is_signed:
+        whole = tl.where(y == -1, -x, whole)
+    return tl.where(y == 0, ~tl.zeros_like(x), whole).to(x.dtype)
+
+@triton.jit
+def remainder(x, y, is_signed: tl.constexpr):
+    return tl.where(y == 0, x, x % divisor(y, is_signed)).to(x.dtype)
+
+@triton.jit
+def greater(x, y):
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+@triton.jit
+def lesser(x, y):
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+"""
+"""Functions that expressions call.
+
+Division is XLA's where a processor leaves it undefined: by zero, and of the least number by -1.
+"""
+
+
+KNOWN = "_by"
+"""The end of an operation's name whose second operand is known."""
+
+
+def by_constant(op: str, dtype: np.dtype, amount: object) -> str:
+    """The name of an operation of integers, without checks that a known second operand makes needless."""
+    if not isinstance(amount, int) or isinstance(amount, bool) or dtype.kind not in "iu":
+        return op
+    if op.startswith("shift"):
+        return op + KNOWN if 0 <= amount < dtype.itemsize * 8 else op
+    return op + KNOWN if op in ("div", "rem") and amount not in (0, -1) else op
+
+
+def expression(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str], *, fast: bool) -> str:
+    """An operation on named tensors of one shape.
+
+    Args:
+        op: a name in `operations.OPERATIONS` or `operations.TYPED`.
+        dtype: of the result.
+        operand: dtype of the first operand; of the second for `select`.
+        names: of the operands.
+        fast: whether the special-function units may be used.
+
+    Raises:
+        KeyError: no such operation on this type.
+    """
+    if op == "convert":
+        return _converted(names[0], operand, dtype)
+    if op == "bitcast":
+        return f"{names[0]}.to({TYPES[dtype.name]}, bitcast=True)"
+    if is_short_float(operand) and op != "select":
+        wide = _operation(
+            op, np.dtype(np.float32), np.dtype(np.float32), [_wide(name) for name in names], fast=fast
+        )
+        return f"({wide}).to({TYPES[dtype.name]})" if is_short_float(dtype) else wide
+    return _operation(op, dtype, operand, names, fast=fast)
+
+
+def _wide(name: str) -> str:
+    return f"{name}.to(tl.float32)"
+
+
+def _converted(name: str, before: np.dtype, after: np.dtype) -> str:
+    """A number in another type; floats become the nearest integers towards zero, within the bounds of the type.
+
+    Triton's own conversion leaves it to the compiler what becomes of NaN and of numbers outside of these bounds.
+    """
+    if after == np.bool_:
+        return f"{name} != 0"
+    if before.kind in "iub" or after.kind not in "iu":
+        return f"{name}.to({TYPES[after.name]})"
+    wide = name if before == np.float32 else _wide(name)
+    if after == np.uint32:
+        return f"libdevice.float2uint_rz({wide}).to(tl.uint32, bitcast=True)"
+    whole = f"libdevice.float2int_rz({wide})"
+    if after == np.int32:
+        return whole
+    limits = np.iinfo(after)
+    return f"tl.minimum(tl.maximum({whole}, {limits.min}), {limits.max}).to({TYPES[after.name]})"
+
+
+def _operation(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str], *, fast: bool) -> str:
+    bits = 1 if operand == np.bool_ else operand.itemsize * 8
+    of_bits = {"bits": bits, "missing_bits": 32 - bits, "unsigned": f"tl.uint{bits}", "signed": f"tl.int{bits}"}
+    of_type = {"type": TYPES[dtype.name], "is_signed": operand.kind == "i"}
+    return _template(op, operand, fast=fast).format(*names, **of_bits, **of_type)
+
+
+def _template(op: str, operand: np.dtype, *, fast: bool) -> str:
+    if op in OF_ALL:
+        return OF_ALL[op]
+    if operand.kind in "iub":
+        return "tl.full([BLOCK], 1, tl.int1)" if op == "is_finite" else OF_INTEGERS[op]
+    return FAST[op] if fast and op in FAST else OF_FLOATS[op]

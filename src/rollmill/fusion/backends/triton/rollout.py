@@ -1,0 +1,139 @@
+"""A whole rollout as one kernel on a GPU."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from rollmill.fusion.backends.triton.codegen import TritonWriter
+from rollmill.fusion.backends.triton.compile import Kernel, call
+from rollmill.fusion.backends.triton.hoist import columns
+from rollmill.fusion.backends.triton.leaf_io import LeafIO
+from rollmill.fusion.backends.triton.memory import BY_INSTRUCTIONS, BY_TRITON
+from rollmill.fusion.backends.triton.operations import TYPES
+from rollmill.fusion.backends.triton.registers import ENV_PER_THREAD, ENV_PER_THREAD_BOTH_WAYS
+from rollmill.fusion.backends.triton.source import Source
+from rollmill.fusion.kernels.rollout import RolloutStep, unpack, written
+from rollmill.fusion.numerics import Numerics
+from rollmill.fusion.opt.segments import needs_segments
+
+MOST_REGISTERS = 255
+"""Of a thread. A compiler that is not told so may give large kernels a quarter of them."""
+
+
+class Launch(NamedTuple):
+    """How a rollout's kernel is launched."""
+
+    block: int = 64
+    """Environments of one program; a power of two, at least 16."""
+    num_warps: int = 4
+    registers: int = 0
+    """The most that a thread may have: with fewer, more programs run at a time. 0 for as many as there are."""
+
+
+def run_kernel(
+    step: RolloutStep, carried: list[Array], keys: Array, num_steps: int, *, launch: Launch, numerics: Numerics
+) -> tuple[list[Array], list[Array]]:
+    """All steps in one kernel on a GPU."""
+    kernel, arrays = rollout_kernel(step, carried, keys, num_steps, launch=launch, numerics=numerics)
+    return unpack(step, call(kernel, arrays), carried, num_steps)
+
+
+def rollout_kernel(
+    step: RolloutStep, carried: Sequence[Any], keys: Any, num_steps: int, *, launch: Launch, numerics: Numerics
+) -> tuple[Kernel, list[Any]]:
+    """The kernel of a rollout, and the arrays that it takes."""
+    num_envs = keys.shape[0]
+    source = rollout_source(step, num_steps, num_envs, launch.block, numerics)
+    struct = lambda leaf, *axes: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
+    outputs = [struct(leaf, num_envs) for leaf in written(step)]
+    outputs += [struct(leaf, num_steps, num_envs) for leaf in step.step if leaf.places]
+    constants = {"N": num_envs, "T": num_steps, "BLOCK": launch.block}
+    programs = -(-num_envs // launch.block)
+    uniforms = step.scalarised.uniforms
+    kernel = Kernel(
+        source,
+        programs,
+        tuple(outputs),
+        constants,
+        launch.num_warps,
+        len(uniforms),
+        registers=launch.registers or MOST_REGISTERS,
+    )
+    return kernel, [*carried, keys, *uniforms]
+
+
+# --- its source -------------------------------------------------------------------------------------------
+
+
+def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int, numerics: Numerics) -> str:
+    """The function `kernel` of a rollout; its arguments are pointers, and `N`, `T` and `BLOCK`.
+
+    Pointers: the collector's leaves, the keys, uniform arrays; then leaves after the rollout that have changed,
+    and the leaves of the trajectory.
+    """
+    program, slots = step.scalarised.program, range(len(step.scalarised.uniforms))
+    taken = [*step.carried, *step.fixed]
+    changes = step.changed
+    before, uniform = [f"in{n}" for n in range(len(taken))], [f"uniform{n}" for n in slots]
+    after = [f"after{n}" for n, does in enumerate(changes) if does]
+    out = [f"step{n}" for n, leaf in enumerate(step.step) if leaf.places]
+    memory = BY_INSTRUCTIONS if needs_segments(len(program.nodes())) else BY_TRITON
+    source = Source(numerics, uniform, memory=memory)
+    writer = TritonWriter(source, apart=ENV_PER_THREAD_BOTH_WAYS if numerics == "float32" else ENV_PER_THREAD)
+    mask = "" if num_envs % block == 0 else "here"
+    places = LeafIO(source, mask)
+
+    each = zip(before, taken, strict=True)
+    loaded = [name for pointer, leaf in each for name in places.load(pointer, "env", leaf)]
+    inputs = writer.named(program.inputs[: len(loaded)], loaded)
+    opening, source.lines = source.lines, []
+    source.line("for t in range(T):")
+    source.deeper()
+    source.line(f"at = {_wide_enough('t', step, num_steps * num_envs)} * N + env")
+    found = writer.write(program, [*inputs, *_turn(source)])
+    for n, leaf in enumerate(step.step):
+        if leaf.places:
+            places.store(f"step{n}", "at", leaf, [found[place] for place in leaf.places])
+    _advance(source, step, inputs, found)
+    source.deeper(-1)
+    for n, (leaf, does) in enumerate(zip(step.carried, changes, strict=True)):
+        if does:
+            places.store(f"after{n}", "env", leaf, [inputs[place] for place in leaf.places])
+    arguments = ", ".join([*before, *uniform, *after, *out])
+    head = [
+        "@triton.jit",
+        f"def kernel({arguments}, N: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr):",
+        "    env = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+        *(["    here = env < N"] if mask else []),
+    ]
+    return "\n".join([*head, *source.before.lines, *opening, *source.lines]) + "\n"
+
+
+def _wide_enough(t: str, step: RolloutStep, rows: int) -> str:
+    """A step's number in 32 bits, where places in so many rows of every leaf of the trajectory fit into them."""
+    most = max((int(np.prod(leaf.shape)) for leaf in step.step), default=1)
+    return t if rows * most < 2**31 else f"{t}.to(tl.int64)"
+
+
+def _turn(source: Source) -> list[str]:
+    source.line("turn = tl.full([BLOCK], t, tl.int32)")
+    return ["turn"]
+
+
+def _advance(source: Source, step: RolloutStep, inputs: list[str], found: list[str]) -> None:
+    """Gives the carried numbers their values after a step, all at once."""
+    moves = []
+    for before, after, does in zip(step.carried, step.after, step.changed, strict=True):
+        if does:
+            pairs = zip(before.places, after.places, strict=True)
+            moves += [(inputs[place], found[new], before) for place, new in pairs if step.carries(place)]
+    held = []
+    for _, new, leaf in moves:
+        held.append(source.fresh())
+        shape = "[BLOCK]" if leaf.width is None else f"[BLOCK, {columns(leaf.width)}]"
+        source.line(f"{held[-1]} = tl.broadcast_to({new}, {shape}).to({TYPES[leaf.dtype.name]})")
+    for (name, _, _), new in zip(moves, held, strict=True):
+        source.line(f"{name} = {new}")

@@ -1,0 +1,48 @@
+"""The source of a kernel while it is written."""
+
+from collections.abc import Sequence
+
+from rollmill.fusion.backends.triton.hoist import Hoisted
+from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
+from rollmill.fusion.numerics import Numerics
+
+
+class Source:
+    """Lines of a kernel: those before its loop, and those of the part that is being written."""
+
+    def __init__(
+        self,
+        numerics: Numerics,
+        slots: Sequence[str],
+        *,
+        indent: int = 1,
+        memory: Memory = BY_TRITON,
+        prefix: str = "v",
+    ) -> None:
+        """No lines yet.
+
+        Args:
+            numerics: precision of whatever is not exact.
+            slots: pointers to uniform arrays.
+            indent: of the part that is being written.
+            memory: how the kernel reads and writes.
+            prefix: with which all names begin.
+        """
+        self.numerics: Numerics = numerics
+        self.slots, self.memory = slots, memory
+        self.before = Hoisted(numerics, slots, self.fresh, memory=memory)
+        self.lines: list[str] = []
+        self._indent, self._prefix, self._count = indent, prefix, 0
+
+    def line(self, text: str) -> None:
+        """Adds a line to the part that is being written."""
+        self.lines.append("    " * self._indent + text)
+
+    def deeper(self, by: int = 1) -> None:
+        """Indents the lines that follow."""
+        self._indent += by
+
+    def fresh(self) -> str:
+        """A name that nothing has yet."""
+        self._count += 1
+        return f"{self._prefix}{self._count}"

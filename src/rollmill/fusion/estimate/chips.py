@@ -1,0 +1,66 @@
+"""What GPUs can do a second, from their makers' white papers: what bounds are computed from."""
+
+from typing import NamedTuple
+
+import jax
+
+from rollmill.core.errors import unknown_name
+from rollmill.fusion.estimate.cost import Cost
+from rollmill.fusion.numerics import Numerics
+
+
+class Chip(NamedTuple):
+    """A GPU; rates are of one multiprocessor, a clock."""
+
+    capability: int
+    """Compute capability, 90 for 9.0."""
+    processors: int
+    clock: float
+    """Hz, boosted."""
+    bandwidth: float
+    """Bytes a second."""
+    tensor: float
+    """Operations on short floats with long sums; half as many on tf32."""
+    floats: float = 128.0
+    integers: float = 64.0
+    special: float = 16.0
+    instructions: float = 128.0
+    """Lanes that four schedulers issue for."""
+
+    def bounds(self, cost: Cost, num_bytes: int, numerics: Numerics) -> dict[str, float]:
+        """Times a second that something of this cost can be done at most, by what limits it."""
+        tensor = {"bfloat16": self.tensor, "tf32": self.tensor / 2, "float32": 2 * self.floats}[numerics]
+        clocks = self.processors * self.clock
+        limits = {
+            "instructions": (cost.instructions, self.instructions * clocks),
+            "integer units": (cost.integers, self.integers * clocks),
+            "special functions": (cost.special, self.special * clocks),
+            "tensor cores" if numerics != "float32" else "matrix products": (cost.tensor, tensor * clocks),
+            "memory": (num_bytes, self.bandwidth),
+        }
+        return {name: rate / count for name, (count, rate) in limits.items() if count > 0}
+
+
+CHIPS = {
+    "A100": Chip(80, 108, 1.41e9, 2.04e12, 2048, floats=64),
+    "H100": Chip(90, 132, 1.83e9, 3.35e12, 4096),
+    "H200": Chip(90, 132, 1.83e9, 4.8e12, 4096),
+    "L4": Chip(89, 58, 2.04e9, 0.3e12, 512),
+    "RTX 3090": Chip(86, 82, 1.70e9, 0.936e12, 256),
+    "RTX 4090": Chip(89, 128, 2.52e9, 1.008e12, 512),
+    "RTX 5090": Chip(120, 170, 2.41e9, 1.79e12, 512, integers=128),
+}
+
+
+def find_chip(name: str | None) -> tuple[str, Chip]:
+    """The chip of this name; or the one that is here, and where there is none that is known, the first choice.
+
+    Raises:
+        UsageError: there is no such chip.
+    """
+    if name is None:
+        kinds = [device.device_kind for device in jax.devices() if device.platform == "gpu"]
+        name = next((known for known in CHIPS if kinds and known in kinds[0]), "H200")
+    if name not in CHIPS:
+        raise unknown_name("chip", name, CHIPS)
+    return name, CHIPS[name]

@@ -1,0 +1,230 @@
+"""What an operation comes to before it is made: a number where all is known, an operand that it does not change.
+
+Only identities that hold for every float are used: `x + 0` is not one, for it turns -0 into 0.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rollmill.fusion.ir.node import Node
+from rollmill.fusion.ir.operations import OPERATIONS
+
+COMMUTATIVE = {"add", "mul", "and", "or", "xor", "eq", "ne"}
+
+NEUTRAL: dict[str, tuple[Any, bool]] = {
+    "add": (0, False),
+    "sub": (0, True),
+    "mul": (1, True),
+    "div": (1, True),
+    "and": (-1, False),
+    "or": (0, False),
+    "xor": (0, False),
+    "shift_left": (0, False),
+    "shift_right_logical": (0, False),
+    "shift_right_arithmetic": (0, False),
+}
+"""The right operand that changes nothing, -1 for all bits; and whether that holds of floats as well."""
+
+ABSORBING = {"and": 0, "or": -1, "mul": 0}
+"""The operand that decides the result alone; not of floats."""
+
+OF_ITSELF: dict[str, Any] = {
+    "eq": True,
+    "ne": False,
+    "le": True,
+    "ge": True,
+    "lt": False,
+    "gt": False,
+    "xor": 0,
+    "sub": 0,
+}
+"""What an operation on two equal operands gives; not of floats."""
+
+COMPARISONS: dict[str, Callable[..., Any]] = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
+
+EXACT: dict[str, Callable[..., Any]] = {
+    **COMPARISONS,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.bitwise_not,
+    "select": np.where,
+}
+"""Operations that NumPy rounds, or wraps around, as JAX does; the others are asked of JAX, which takes longer."""
+
+
+@runtime_checkable
+class Maker(Protocol):
+    """Makes the nodes that an operation is replaced by; a `Region` is one."""
+
+    def constant(self, value: bool | int | float, dtype: Any) -> Node:
+        """A number that is known."""
+        ...
+
+    def uniform(self, slot: int, place: int, dtype: Any, width: int | None = None) -> Node:
+        """A number, or a row, of a uniform array."""
+        ...
+
+    def emit(
+        self, op: str, *operands: Node, dtype: Any, width: int | None = None, attributes: tuple[Any, ...] = ()
+    ) -> Node:
+        """The result of an operation."""
+        ...
+
+
+def folded(
+    region: Maker, op: str, operands: tuple[Node, ...], attributes: tuple, dtype: np.dtype, width: int | None
+) -> Node | None:
+    """A node that exists already or a constant, where one says the same; None where the operation is needed.
+
+    Where a row is asked for, a scalar stands for a row of that number in all columns.
+    """
+    if op in ("convert", "bitcast") and operands[0].dtype == dtype:
+        return operands[0]
+    if op == "column":
+        return _column(region, operands[0], attributes[0])
+    if op in OPERATIONS or op in ("convert", "bitcast"):
+        if all(operand.op == "constant" for operand in operands):
+            return _computed(region, op, operands, dtype)
+        return _simplified(region, op, operands, dtype)
+    return None
+
+
+def _simplified(region: Maker, op: str, operands: tuple[Node, ...], dtype: np.dtype) -> Node | None:
+    match op, operands:
+        case "select", _:
+            return _selected(*operands)
+        case (("not" | "neg"), (inner,)) if inner.op == op:
+            return inner.operands[0]
+        case "convert", (inner,) if inner.op == "convert" and inner.operands[0].dtype == np.bool_:
+            return region.emit("convert", inner.operands[0], dtype=dtype, width=inner.width)
+        case _, (left, right):
+            return _of_two(region, op, left, right, dtype)
+    return None
+
+
+def _of_two(region: Maker, op: str, left: Node, right: Node, dtype: np.dtype) -> Node | None:
+    if left is right and op in ("and", "or", "max", "min"):
+        return left
+    if left is right and op in OF_ITSELF and not is_float(left.dtype):
+        return region.constant(OF_ITSELF[op], dtype)
+    if op in COMPARISONS and left.op == "convert" and right.op == "constant":
+        return _compared(region, op, left, right)
+    if op == "div" and is_float(dtype) and (inverse := _inverse(region, right)) is not None:
+        return region.emit("mul", left, inverse, dtype=dtype, width=left.width or right.width)
+    if op in ABSORBING and not is_float(dtype):
+        for operand in (left, right):
+            if operand.op == "constant" and operand.value == _in(ABSORBING[op], dtype):
+                return operand
+    return _neutral(op, left, right)
+
+
+def _inverse(region: Maker, divisor: Node) -> Node | None:
+    """One over a power of two, or over one of two of them: such a product is exactly the quotient.
+
+    The derivative of the greater of two numbers divides by one or two, as both may be equal.
+    """
+    if divisor.dtype != np.float32:
+        return None
+    if divisor.op == "constant" and abs(math.frexp(divisor.value)[0]) == 0.5 and 1e-30 < abs(divisor.value) < 1e30:
+        return region.constant(1 / divisor.value, divisor.dtype)
+    if divisor.op != "select" or any(choice.op != "constant" for choice in divisor.operands[1:]):
+        return None
+    condition, *choices = divisor.operands
+    found = [inverse for choice in choices if (inverse := _inverse(region, choice)) is not None]
+    if len(found) < 2:
+        return None
+    return region.emit("select", condition, *found, dtype=divisor.dtype, width=divisor.width)
+
+
+def _selected(condition: Node, chosen: Node, other: Node) -> Node | None:
+    if chosen is other:
+        return chosen
+    if condition.op == "constant":
+        return chosen if condition.value else other
+    if chosen.dtype == np.bool_ and chosen.op == other.op == "constant":
+        return condition if chosen.value else None
+    return None
+
+
+def _neutral(op: str, left: Node, right: Node) -> Node | None:
+    if op in ("max", "min") and is_float(left.dtype):
+        number, of_floats = (-np.inf if op == "max" else np.inf), True
+    elif op in NEUTRAL:
+        number, of_floats = NEUTRAL[op]
+    else:
+        return None
+    if is_float(left.dtype) and not of_floats:
+        return None
+    for changed, by in ((left, right), (right, left)) if op in COMMUTATIVE | {"max", "min"} else ((left, right),):
+        if by.op == "constant" and repr(by.value) == repr(_in(number, by.dtype)):  # 0 is not -0
+            return changed
+    return None
+
+
+def _compared(region: Maker, op: str, left: Node, right: Node) -> Node | None:
+    """A comparison of what was a boolean with a number: the boolean, its opposite, or neither."""
+    boolean = left.operands[0]
+    if boolean.dtype != np.bool_:
+        return None
+    if_false, if_true = (bool(COMPARISONS[op](number, right.value)) for number in (0, 1))
+    if if_false == if_true:
+        return region.constant(if_true, np.bool_)
+    return boolean if if_true else region.emit("not", boolean, dtype=np.bool_, width=boolean.width)
+
+
+def _column(region: Maker, row: Node, place: int) -> Node | None:
+    match row.op:
+        case "stack":
+            return row.operands[place]
+        case "splat":
+            return row.operands[0]
+        case "uniform":
+            slot, first = row.attributes
+            return region.uniform(slot, first + place, row.dtype)
+    return None
+
+
+def _in(number: int | float, dtype: np.dtype) -> Any:
+    return np.asarray(number).astype(dtype).item()
+
+
+def is_float(dtype: np.dtype) -> bool:
+    """Whether numbers of a type have fractions; bfloat16 is a float here, which NumPy does not say."""
+    return jnp.issubdtype(dtype, jnp.floating)
+
+
+def is_short_float(dtype: np.dtype) -> bool:
+    """Whether a type is a float of 16 bits; such numbers are computed with in float32 and then rounded."""
+    return is_float(dtype) and dtype.itemsize == 2
+
+
+def _computed(region: Maker, op: str, operands: tuple[Node, ...], dtype: np.dtype) -> Node:
+    arrays = [np.asarray(operand.value, operand.dtype) for operand in operands]
+    if op in EXACT:
+        with np.errstate(all="ignore"):
+            return region.constant(np.asarray(EXACT[op](*arrays)).item(), dtype)
+    with jax.ensure_compile_time_eval():
+        if op == "convert":
+            found = jax.lax.convert_element_type(arrays[0], dtype)
+        elif op == "bitcast":
+            found = jax.lax.bitcast_convert_type(arrays[0], dtype)
+        else:
+            found = OPERATIONS[op](*arrays)
+    return region.constant(np.asarray(found).item(), dtype)

@@ -1,0 +1,142 @@
+"""Runs a program with JAX's own functions: the reference for kernels, on any device."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from rollmill.fusion.ir.fold import is_short_float
+from rollmill.fusion.ir.node import Loop, Node, Program
+from rollmill.fusion.ir.operations import OPERATIONS, ROWS, TYPED
+
+
+def evaluate(
+    program: Program, inputs: Sequence[Array], uniforms: Sequence[Array], *, block: int, precision: Any = None
+) -> list[Array]:
+    """The outputs for a block of environments.
+
+    Args:
+        program: what to run.
+        inputs: one `[block]`, or `[block, width]` for a row, for each input of the program.
+        uniforms: the arrays that nodes read by slot.
+        block: environments.
+        precision: of matrix products, as `jax.lax.dot` takes it.
+
+    Returns:
+        One array for each output, in the shapes of the inputs.
+    """
+    results: dict[Node, Any] = {}
+    for node in program.nodes():
+        results[node] = _value(node, [results[operand] for operand in node.operands], inputs, uniforms, precision)
+    shape = lambda node: (block,) if node.width is None else (block, node.width)
+    return [jnp.broadcast_to(results[node], shape(node)) for node in program.outputs]
+
+
+def _value(node: Node, operands: list[Any], inputs: Sequence[Array], uniforms: Sequence[Array], precision: Any):
+    if node.op in OPERATIONS:
+        return _operation(node, _alike(node, operands))
+    if node.op in TYPED:
+        convert = jax.lax.convert_element_type if node.op == "convert" else jax.lax.bitcast_convert_type
+        return _rounded(convert(_alike(node, operands)[0], node.dtype))
+    if node.op in ROWS:
+        return _row_value(node, operands, uniforms, precision)
+    return _structural_value(node, operands, inputs, uniforms, precision)
+
+
+def _operation(node: Node, operands: list[Any]) -> Array:
+    """Floats of 16 bits are computed with in float32, and rounded after each operation, as in kernels."""
+    if node.op == "select" or not any(is_short_float(x.dtype) for x in operands):
+        return OPERATIONS[node.op](*operands)
+    found = OPERATIONS[node.op](*(x.astype(jnp.float32) for x in operands))
+    return _rounded(found.astype(node.dtype))
+
+
+def _rounded(x: Array) -> Array:
+    """A barrier behind floats of 16 bits: XLA may otherwise leave out the rounding between two operations."""
+    return jax.lax.optimization_barrier(x) if is_short_float(x.dtype) else x
+
+
+def _structural_value(
+    node: Node, operands: list[Any], inputs: Sequence[Array], uniforms: Sequence[Array], precision: Any
+):
+    match node.op:
+        case "input":
+            return inputs[node.attributes[0]]
+        case "constant":
+            return jnp.asarray(node.value, node.dtype)
+        case "uniform":
+            return _uniform(node, uniforms)
+        case "table":
+            return uniforms[node.attributes[0]].reshape(-1)[operands[0]]
+        case "loop":
+            return _loop(node.attributes[0], operands, uniforms, precision)
+        case "item":
+            return operands[0][node.attributes[0]]
+    raise ValueError(f"there is no operation {node.op!r}")
+
+
+def _uniform(node: Node, uniforms: Sequence[Array]) -> Array:
+    slot, place = node.attributes
+    flat = uniforms[slot].reshape(-1)
+    return flat[place] if node.width is None else flat[place : place + node.width]
+
+
+def _alike(node: Node, operands: list[Any]) -> list[Any]:
+    """Operands of one shape: scalars become columns where the result is a row."""
+    if node.width is not None:
+        pairs = zip(node.operands, operands, strict=True)
+        operands = [x[..., None] if operand.width is None else x for operand, x in pairs]
+    shape = np.broadcast_shapes(*(jnp.shape(x) for x in operands))
+    return [jnp.broadcast_to(x, shape) for x in operands]
+
+
+def _row_value(node: Node, operands: list[Any], uniforms: Sequence[Array], precision: Any) -> Array:
+    first = operands[0]
+    match node.op:
+        case "splat":
+            return jnp.broadcast_to(first[..., None], (*jnp.shape(first), node.width))
+        case "stack":
+            return jnp.stack(jnp.broadcast_arrays(*operands), axis=-1)
+        case "column":
+            return first[..., node.attributes[0]]
+        case "row_sum":
+            return first.sum(axis=-1)
+        case "row_max":
+            return first.max(axis=-1)
+        case "row_min":
+            return first.min(axis=-1)
+    slot, rows, columns, start, transposed = node.attributes
+    stored = uniforms[slot]
+    matrix = stored.reshape(columns, rows).T if transposed else stored.reshape(rows, columns)
+    own = matrix[:, start : start + node.width]
+    return jax.lax.dot(first, own, precision=precision, preferred_element_type=node.dtype)
+
+
+def _loop(loop: Loop, operands: list[Any], uniforms: Sequence[Array], precision: Any) -> list[Array]:
+    """Each environment goes on for as long as its own condition holds."""
+    count = len(loop.body.outputs)
+    shape = np.broadcast_shapes(*(jnp.shape(x)[:1] for x in operands))
+    block = shape[0] if shape else 1
+    widths = [node.width for node in loop.body.outputs]
+    whole = lambda x, width: jnp.broadcast_to(x, (block,) if width is None else (block, width))
+    carried = [whole(x, width) for x, width in zip(operands[:count], widths, strict=True)]
+    middle = len(loop.body.inputs)
+    of_body, of_condition = operands[count:middle], operands[middle:]
+
+    def turn(carried: list[Array]) -> list[Array]:
+        return evaluate(loop.body, [*carried, *of_body], uniforms, block=block, precision=precision)
+
+    condition = loop.condition
+    if condition is None:
+        return jax.lax.fori_loop(0, loop.turns, lambda _, now: turn(now), carried)
+    goes_on = lambda now: evaluate(condition, [*now, *of_condition], uniforms, block=block)[0]
+
+    def masked(now: list[Array]) -> list[Array]:
+        going = goes_on(now)
+        keep = lambda new, old: jnp.where(going if new.ndim == 1 else going[:, None], new, old)
+        return [keep(new, old) for new, old in zip(turn(now), now, strict=True)]
+
+    return jax.lax.while_loop(lambda now: jnp.any(goes_on(now)), masked, carried)

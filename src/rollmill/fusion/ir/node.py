@@ -1,0 +1,106 @@
+"""Programs over the numbers of ONE environment, each of which stands for a block of environments.
+
+A node is a scalar of each environment, in a kernel a vector `[block]`; or a row of numbers, `[block, width]`,
+which is what matrix products read and write. Nothing else exists: arrays are gone by the time that nodes are made.
+Values that all environments have in common, such as weights, are *uniform*: computed before the kernel starts, and
+read from memory.
+"""
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class Node:
+    """One operation, and its result."""
+
+    op: str
+    """A name in `operations.OPERATIONS`, or one of `STRUCTURAL`."""
+    operands: tuple["Node", ...]
+    attributes: tuple[Any, ...]
+    """What else the operation needs; hashable."""
+    dtype: np.dtype
+    width: int | None = None
+    """Numbers of a row; None for a scalar."""
+    region: Any = None
+    """The `Region` that it was made in; None where it belongs everywhere, as constants do."""
+
+    def __repr__(self) -> str:
+        return f"{self.op} {self.dtype.name}{'' if self.width is None else f'[{self.width}]'}"
+
+    @property
+    def value(self) -> Any:
+        """The number that a constant is."""
+        return self.attributes[0]
+
+
+STRUCTURAL = {
+    "input": "(place)",
+    "constant": "(number): a Python bool, int or float",
+    "uniform": "(slot, place): a number of a uniform array, by its place in row-major order; or a row, [width]",
+    "table": "(slot,) operand: the number of a uniform array at a place of each environment's own",
+    "loop": "(Loop) operands: carried numbers before the first turn, what the body reads from outside, what the "
+    "condition does",
+    "item": "(n): the n-th carried number after a loop",
+}
+"""Operations that are no arithmetic, and their attributes."""
+
+
+ANYWHERE = ("input", "constant", "uniform")
+"""Operations whose results are there before the first node."""
+
+OF_UNIFORMS = ("uniform", "table", "dot")
+"""Operations whose first attribute is a slot."""
+
+
+class Program(NamedTuple):
+    """Nodes in an order in which every operand precedes its user; what no output needs is left out."""
+
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+
+    def nodes(self) -> list[Node]:
+        """Inputs that are read and everything computed from them, operands first."""
+        return list(toposort(self.outputs))
+
+    def slots(self) -> set[int]:
+        """Slots of the uniform arrays that are read, in loops as well."""
+        found: set[int] = set()
+        for node in self.nodes():
+            if node.op in OF_UNIFORMS:
+                found.add(node.attributes[0])
+            elif node.op == "loop":
+                body, condition, _ = node.attributes[0]
+                found |= body.slots() | (set() if condition is None else condition.slots())
+        return found
+
+
+class Loop(NamedTuple):
+    """The body and the condition of a loop; both take the carried numbers, then what they read from outside."""
+
+    body: Program
+    """Gives the carried numbers after one turn."""
+    condition: Program | None
+    """Gives one boolean: whether another turn follows, each environment for itself; None for a counted loop."""
+    turns: int | None
+    """Of a counted loop."""
+
+
+def toposort(roots: Sequence[Node], known: Container[Node] = ()) -> Iterator[Node]:
+    """These nodes and everything that they are computed from, but for what is known, and what that needed.
+
+    Depth first, without recursion: programs are deeper than Python's stack.
+    """
+    seen: set[Node] = set()
+    pending: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
+    while pending:
+        node, ready = pending.pop()
+        if ready:
+            yield node
+        elif node not in seen and node not in known:
+            seen.add(node)
+            pending.append((node, True))
+            pending.extend((operand, False) for operand in reversed(node.operands) if operand not in seen)

@@ -1,0 +1,93 @@
+"""Regions, in which nodes are made: the same operation on the same operands is the same node.
+
+What nobody reads is not in the `Program` that comes out of a region.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollmill.fusion.ir.fold import COMMUTATIVE, folded
+from rollmill.fusion.ir.node import Node, Program
+
+
+class Region:
+    """Where nodes are made; a loop's bodies have regions of their own."""
+
+    def __init__(self, outer: "Region | None" = None) -> None:
+        self.outer = outer
+        self.inputs: list[Node] = []
+        self._made: dict[Any, Node] = {}
+        self._captured: dict[Node, Node] = {}
+
+    def input(self, dtype: Any, width: int | None = None) -> Node:
+        """A number, or a row, that is handed in."""
+        node = Node("input", (), (len(self.inputs),), np.dtype(dtype), width, self)
+        self.inputs.append(node)
+        return node
+
+    def constant(self, value: bool | int | float, dtype: Any) -> Node:
+        """A number that is known; integers wrap around as the dtype does."""
+        if self.outer is not None:
+            return self.outer.constant(value, dtype)
+        dtype = np.dtype(dtype)
+        number = np.asarray(value).astype(dtype).item()
+        key = ("constant", repr(number), dtype)
+        return self._once(key, lambda: Node("constant", (), (number,), dtype))
+
+    def uniform(self, slot: int, place: int, dtype: Any, width: int | None = None) -> Node:
+        """A number, or a row, of what all environments have in common."""
+        if self.outer is not None:
+            return self.outer.uniform(slot, place, dtype, width)
+        dtype = np.dtype(dtype)
+        key = ("uniform", slot, place, width)
+        return self._once(key, lambda: Node("uniform", (), (slot, place), dtype, width))
+
+    def emit(
+        self, op: str, *operands: Node, dtype: Any, width: int | None = None, attributes: tuple[Any, ...] = ()
+    ) -> Node:
+        """The result of an operation; what depends on nothing in a loop is computed outside of it."""
+        if self.outer is not None and all(operand.region is not self for operand in operands):
+            return self.outer.emit(op, *operands, dtype=dtype, width=width, attributes=attributes)
+        dtype = np.dtype(dtype)
+        inside = tuple(self.inside(operand) for operand in operands)
+        simpler = folded(self, op, inside, attributes, dtype, width)
+        if simpler is not None:
+            return simpler if simpler.width == width else self.emit("splat", simpler, dtype=dtype, width=width)
+        if op in COMMUTATIVE and (found := self._made.get((op, inside[::-1], attributes, dtype, width))):
+            return found
+        key = (op, inside, attributes, dtype, width)
+        return self._once(key, lambda: Node(op, inside, attributes, dtype, width, self))
+
+    def inside(self, node: Node) -> Node:
+        """The node as this region may use it."""
+        if node.region is None or node.region is self:
+            return node
+        if node not in self._captured:
+            self._captured[node] = self.input(node.dtype, node.width)
+        return self._captured[node]
+
+    @property
+    def captures(self) -> list[Node]:
+        """What was taken from outside, in the order of the inputs that it became."""
+        return list(self._captured)
+
+    @property
+    def size(self) -> int:
+        """Nodes that were made here, whether or not anybody reads them."""
+        return len(self._made)
+
+    def is_same(self, one: Node, other: Node) -> bool:
+        """Whether two nodes are one, seen from here."""
+        return self._captured.get(one, one) is self._captured.get(other, other)
+
+    def program(self, outputs: Sequence[Node]) -> Program:
+        """What computes these outputs."""
+        inside = tuple(self.inside(node) for node in outputs)  # may take more from outside
+        return Program(tuple(self.inputs), inside)
+
+    def _once(self, key: Any, make: Callable[[], Node]) -> Node:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]

@@ -1,0 +1,112 @@
+"""Where the sums over samples are kept while a kernel goes through its samples: few tiles for tensor cores.
+
+A result that is a product of two vectors of each sample is, summed, a product of two tall matrices. Vectors of
+single numbers are narrow, and lie on the left of a tile beside others that are multiplied by the same row: the sum
+of that row is its product with one. Shape letters: `N` samples, `I` and `O` rows and columns of a tile.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rollmill.fusion.ir import Node
+from rollmill.fusion.kernels.leaves import Leaf
+from rollmill.fusion.kernels.sums import Sum
+from rollmill.fusion.opt.skinny_matmul import MAX_SKINNY
+
+Side = tuple[Node | None, ...]
+"""One row; or numbers side by side, of which None stands for one."""
+
+
+class Part(NamedTuple):
+    """What of a tile belongs to one result."""
+
+    offset: int
+    """Of the result's first number in the vector of all results."""
+    first_row: int
+    rows: int
+    columns: int
+    turned: bool = False
+    """Whether it is the transposed result."""
+
+
+class Tile(NamedTuple):
+    """`[O, N] x [N, I]`: the sum over samples of the products of two sides, the right one by the left one.
+
+    What is narrow is on the left: a tensor core's first operand has many rows.
+    """
+
+    left: Side
+    right: Side
+    parts: list[Part]
+
+
+class Accumulators(NamedTuple):
+    """All that is summed."""
+
+    tiles: list[Tile]
+    numbers: list[tuple[int, Node]]
+    """Offsets of single numbers."""
+    size: int
+    """Of the vector of all results."""
+
+
+def accumulators_of(sums: Sequence[Sum], outputs: Sequence[Node]) -> Accumulators:
+    """How to keep the sums of a program's outputs."""
+    offsets, size = [], 0
+    for found in sums:
+        offsets.append(size)
+        size += found.size if found.is_computed else 0
+    tiles, numbers = _Tiles(), []
+    computed = [(offset, found) for offset, found in zip(offsets, sums, strict=True) if found.is_computed]
+    for offset, found in computed:
+        if found.right is not None:
+            tiles.add_product(offset, _side(found.left, outputs), _side(found.right, outputs))
+    for offset, found in computed:
+        leaf, nodes = found.left, [outputs[place] for place in found.left.places]
+        if found.right is None and leaf.width is None:
+            numbers += [(offset + n, node) for n, node in enumerate(nodes)]
+        elif found.right is None:
+            for n, node in enumerate(nodes):
+                tiles.add_row(offset + n * (leaf.width or 0), node)
+    return Accumulators(tiles.tiles, numbers, size)
+
+
+def is_row(side: Side) -> bool:
+    """Whether a side is a row, and not numbers side by side."""
+    return len(side) == 1 and side[0] is not None and side[0].width is not None
+
+
+def width_of(side: Side) -> int:
+    """Numbers of each sample."""
+    node = side[0]
+    return node.width if node is not None and node.width is not None else len(side)
+
+
+def _side(leaf: Leaf, outputs: Sequence[Node]) -> Side:
+    return tuple(outputs[place] for place in leaf.places)
+
+
+class _Tiles:
+    def __init__(self) -> None:
+        self.tiles: list[Tile] = []
+
+    def add_product(self, offset: int, left: Side, right: Side) -> None:
+        """The outer product of two sides; what is narrow lies beside others."""
+        turned = is_row(left) and not is_row(right)
+        if turned:
+            left, right = right, left
+        for n, tile in enumerate(self.tiles):
+            if tile.right == right and _fits(tile.left, left):
+                part = Part(offset, len(tile.left), width_of(left), width_of(right), turned)
+                self.tiles[n] = Tile((*tile.left, *left), right, [*tile.parts, part])
+                return
+        self.tiles.append(Tile(left, right, [Part(offset, 0, width_of(left), width_of(right), turned)]))
+
+    def add_row(self, offset: int, row: Node) -> None:
+        """The sum of a row: its product with one."""
+        self.add_product(offset, (None,), (row,))
+
+
+def _fits(side: Side, more: Side) -> bool:
+    """Whether numbers fit beside numbers."""
+    return not is_row(side) and not is_row(more) and len(side) + len(more) <= MAX_SKINNY

@@ -1,0 +1,83 @@
+"""Epochs of which each minibatch is one kernel and one step of the optimiser.
+
+Where the optimiser treats all numbers alike, what is learned is carried as one vector from the first minibatch to
+the last: the kernel reads its weights there, and the optimiser takes one step, not one for each leaf.
+
+Shape letters: `M` minibatches of an epoch, `N` rows of each.
+"""
+
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from rollmill.dataflow import (
+    Batch,
+    Descent,
+    ElementwiseUpdate,
+    Graph,
+    Learner,
+    Metrics,
+    Reduce,
+    gradient_metrics,
+    plain_descent,
+)
+from rollmill.fusion.kernels.gradients import Run, Samples, Shuffled, fused_gradients
+from rollmill.fusion.kernels.vector import as_vector, can_be_vector, cut
+
+UNROLLED = 4
+"""Minibatches that are compiled as one turn of the loop: a turn costs about as much as a launch."""
+
+
+def fused_descent(graph: Graph, batch: Batch, reduce: Reduce, *, run: Run) -> Descent:
+    """What `dataflow.plain_descent` is, by `run`."""
+    network = graph.gradients.function.network
+    like = jax.eval_shape(lambda key: network(graph.start_learner(key)), jax.random.key(0))
+    if isinstance(graph.update.function, ElementwiseUpdate) and can_be_vector(like):
+        whole = _OneVector(graph, Samples(graph, batch, reduce), like, reduce, run)
+        return Descent(whole.begin, whole.samples.shuffled, whole.epoch, whole.end)
+    return plain_descent(graph, batch, reduce, gradients=partial(fused_gradients, run=run))
+
+
+class _OneVector:
+    """A learner whose network is one vector."""
+
+    def __init__(
+        self, graph: Graph, samples: Samples, like: PyTree[jax.ShapeDtypeStruct], reduce: Reduce, run: Run
+    ) -> None:
+        self.samples = samples
+        self._graph, self._like, self._reduce, self._run = graph, like, reduce, run
+        self._network = graph.gradients.function.network
+
+    def begin(self, learner: Learner) -> Learner:
+        return self._with_network(learner, as_vector(self._network(learner)))
+
+    def end(self, flat: Learner) -> Learner:
+        return self._with_network(flat, cut(self._network(flat), self._like)[0])
+
+    def epoch(self, flat: Learner, shuffled: Shuffled) -> tuple[Learner, Metrics]:
+        names: list[str] = []
+
+        def minibatch_step(flat: Learner, number: Int[Array, ""]) -> tuple[Learner, Float[Array, " metrics"]]:
+            network, vector = cut(self._network(flat), self._like)
+            learner = self._with_network(flat, network)
+            with jax.named_scope("gradients"):
+                step, minibatch = self.samples.task(learner, shuffled, number, vector)
+                means = self._reduce(self._run(step, minibatch))
+                found, metrics = self.samples.results(learner, step, means)
+                gradients = as_vector(found)
+            with jax.named_scope("update"):
+                advanced = self._graph.update.function(flat, gradients)
+            metrics = {**metrics, **gradient_metrics(gradients, metrics)}
+            names[:] = metrics
+            return advanced, jnp.stack(list(metrics.values()))
+
+        numbers = jnp.arange(len(shuffled.rows), dtype=jnp.int32)
+        flat, metrics = jax.lax.scan(minibatch_step, flat, numbers, unroll=min(UNROLLED, len(shuffled.rows)))
+        return flat, {name: metrics[:, n] for n, name in enumerate(names)}
+
+    def _with_network(self, learner: Learner, network: Any) -> Learner:
+        return eqx.tree_at(self._network, learner, network)

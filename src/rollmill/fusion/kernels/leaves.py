@@ -1,0 +1,112 @@
+"""Where the leaves of a tree lie among the inputs and outputs of a program.
+
+A leaf in memory is `[E, *shape]`; a program knows its numbers, or its rows, one by one, in row-major order.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from rollmill.fusion.ir import Program
+from rollmill.fusion.lower.scalarise import Scalarised
+from rollmill.fusion.lower.values import Const, Rows, Scalars, Uniform, Value, is_value
+
+
+class Leaf(NamedTuple):
+    """An array of each environment."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    places: tuple[int, ...]
+    """Its numbers, or rows, among a program's inputs or outputs."""
+    width: int | None
+    """Of its rows; None where it is held number by number."""
+    same: Any = None
+    """What it is where no program computes it, for it is the same everywhere."""
+
+    def split(self, array: Array) -> list[Array]:
+        """An array `[E, *shape]` as inputs of a program."""
+        tail = () if self.width is None else (self.width,)
+        flat = array.reshape(array.shape[0], len(self.places), *tail)
+        return [flat[:, n] for n in range(len(self.places))]
+
+    def join(self, outputs: Sequence[Array], num_envs: int) -> Array:
+        """Outputs of a program as an array `[E, *shape]`."""
+        if not self.places:
+            return jnp.broadcast_to(jnp.asarray(self.same, self.dtype), (num_envs, *self.shape))
+        found = jnp.stack([outputs[place] for place in self.places], axis=1)
+        return found.reshape(num_envs, *self.shape)
+
+    def repeated(self, *axes: int) -> Array:
+        """An array that is the same everywhere."""
+        return jnp.broadcast_to(jnp.asarray(self.same, self.dtype), (*axes, *self.shape))
+
+
+def input_leaves(program: Program, structs: PyTree[jax.ShapeDtypeStruct]) -> list[Leaf]:
+    """The leaves that a program's first inputs belong to."""
+    leaves, first = [], 0
+    for struct in jax.tree.leaves(structs):
+        size = math.prod(struct.shape)
+        width = program.inputs[first].width if size else None
+        count = size // (width or 1)
+        leaves.append(Leaf(struct.shape, np.dtype(struct.dtype), tuple(range(first, first + count)), width))
+        first += count
+    return leaves
+
+
+def output_leaves(scalarised: Scalarised) -> list[list[Leaf]]:
+    """The leaves of each output of a scalarised function."""
+    first, found = 0, []
+    for part in scalarised.outputs:
+        leaves = []
+        for value in jax.tree.leaves(part, is_leaf=is_value):
+            leaf = output_leaf(value, first)
+            first += len(leaf.places)
+            leaves.append(leaf)
+        found.append(leaves)
+    return found
+
+
+def output_leaf(value: Value, first: int) -> Leaf:
+    """The leaf of a result whose first node is this one of a program's outputs."""
+    if isinstance(value, Const | Uniform):
+        return Leaf(value.shape, value.dtype, (), None, value.array)
+    assert isinstance(value, Rows | Scalars), value
+    width = value.width if isinstance(value, Rows) else None
+    return Leaf(value.shape, value.dtype, tuple(range(first, first + value.nodes.size)), width)
+
+
+# --- typed keys are their data in a program --------------------------------------------------------------
+
+
+def to_raw(tree: PyTree) -> list[Any]:
+    """The leaves of a tree of arrays or of shapes, typed keys as their data."""
+    return [_raw(leaf) if _is_key(leaf) else leaf for leaf in jax.tree.leaves(tree)]
+
+
+def from_raw(like: PyTree, leaves: Sequence[Array]) -> PyTree:
+    """A tree again, in the structure of `like`."""
+    known, structure = jax.tree.flatten(like)
+    pairs = zip(known, leaves, strict=True)
+    whole = [jax.random.wrap_key_data(raw) if _is_key(leaf) else raw for leaf, raw in pairs]
+    return jax.tree.unflatten(structure, whole)
+
+
+def each_struct(tree: PyTree[Array]) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shapes of ONE environment."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _raw(leaf: Any) -> Any:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct((*leaf.shape, 2), jnp.uint32)
+    return jax.random.key_data(leaf)

@@ -1,0 +1,112 @@
+"""Which sums a kernel gathers in one pass over its samples: those that have products of matrices in common.
+
+An actor and a critic with a torso each would need the registers of both at once. What they share is only the loss,
+and a sum of losses is the sum of their sums: so the kernel goes through its samples once for each of them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rollmill.fusion.ir import Node, Program
+from rollmill.fusion.kernels.accumulators import Accumulators, Tile
+
+CHEAP = ("input", "uniform", "splat", "stack")
+"""Rows that cost nothing to have twice."""
+
+
+class Term(NamedTuple):
+    """A number of each sample, times a factor."""
+
+    factor: float
+    node: Node
+
+
+class Sweep(NamedTuple):
+    """What is summed in one pass."""
+
+    tiles: dict[int, Tile]
+    """By their numbers in the accumulators."""
+    numbers: list[Node]
+
+
+class FissionPlan(NamedTuple):
+    """The passes of a kernel, and where the sums of single numbers go."""
+
+    passes: list[Sweep]
+    numbers: list[tuple[int, list[Term]]]
+    """Offsets in the vector of all results, and the sums that each is made of."""
+
+
+def plan_sweeps(kept: Accumulators, program: Program) -> FissionPlan:
+    """The passes over the samples that what is kept needs, and no more."""
+    depends = _products(program)
+    parts: list[int] = []
+    for tile in kept.tiles:
+        parts = _joined(parts, _of_tile(tile, depends))
+    terms = {node: _terms(Term(1.0, node), parts, depends) for _, node in kept.numbers}
+    for each in terms.values():
+        for term in each:
+            parts = _joined(parts, depends[term.node])
+    passes = [Sweep({}, []) for _ in parts or [0]]
+    for n, tile in enumerate(kept.tiles):
+        passes[_part(parts, _of_tile(tile, depends))].tiles[n] = tile
+    for node in dict.fromkeys(term.node for each in terms.values() for term in each):
+        passes[_part(parts, depends[node])].numbers.append(node)
+    return FissionPlan(passes, [(offset, terms[node]) for offset, node in kept.numbers])
+
+
+def _products(program: Program) -> dict[Node, int]:
+    """The rows that each node is computed from, one bit for each row of the program."""
+    found: dict[Node, int] = {}
+    count = 0
+    for node in program.nodes():
+        bits = 0
+        for operand in node.operands:
+            bits |= found[operand]
+        if node.width is not None and node.op not in CHEAP:
+            bits |= 1 << count
+            count += 1
+        found[node] = bits
+    return found
+
+
+def _of_tile(tile: Tile, depends: dict[Node, int]) -> int:
+    bits = 0
+    for node in (*tile.left, *tile.right):
+        bits |= 0 if node is None else depends[node]
+    return bits
+
+
+def _joined(parts: Sequence[int], bits: int) -> list[int]:
+    """Parts that have no row in common, with one that has these."""
+    if not bits:
+        return list(parts)
+    apart = [part for part in parts if not part & bits]
+    for part in parts:
+        bits |= part if part & bits else 0
+    return [*apart, bits]
+
+
+def _part(parts: Sequence[int], bits: int) -> int:
+    """The number of the part that these rows belong to; what needs none belongs to the first."""
+    return next((n for n, part in enumerate(parts) if part & bits), 0)
+
+
+def _terms(term: Term, parts: Sequence[int], depends: dict[Node, int]) -> list[Term]:
+    """A number as a sum of numbers that each belong to one part, as far as it is a sum."""
+    factor, node = term
+    if sum(1 for part in parts if part & depends[node]) < 2:
+        return [term]
+    match node.op, node.operands:
+        case ("add", (one, other)):
+            found = [Term(factor, one), Term(factor, other)]
+        case ("sub", (one, other)):
+            found = [Term(factor, one), Term(-factor, other)]
+        case ("neg", (one,)):
+            found = [Term(-factor, one)]
+        case ("mul", (one, other)) if "constant" in (one.op, other.op):
+            one, other = (one, other) if one.op == "constant" else (other, one)
+            found = [Term(factor * one.value, other)]
+        case _:
+            return [term]
+    return [each for part in found for each in _terms(part, parts, depends)]

@@ -1,0 +1,184 @@
+"""A whole rollout as one kernel: policy and environment, step after step, for a block of environments each.
+
+It computes what `dataflow.collect` computes, from the same functions and the same random keys. The state of the
+environments and the policy's memory stay in registers from the first step to the last; each step writes its row
+of the trajectory.
+
+Shape letters: `T` steps, `E` environments.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PyTree
+
+from rollmill.core.types import Key
+from rollmill.dataflow import Collector, Graph, Step, Trajectory, Weights, start, start_one, step_one
+from rollmill.fusion.errors import CannotFuse
+from rollmill.fusion.estimate.pressure import Pressure, pressure_of
+from rollmill.fusion.ir import evaluate
+from rollmill.fusion.kernels.leaves import Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
+from rollmill.fusion.kernels.tracing import trace_abstractly
+from rollmill.fusion.lower.invariants import ValueClasses, labels_of, meet
+from rollmill.fusion.lower.scalarise import Scalarised, scalarise
+
+MOST_READINGS = 8
+"""Of a step, to find what is always true of what it carries: each takes as long as to trace it."""
+
+
+class RolloutStep(NamedTuple):
+    """One step of policy and environment as a program."""
+
+    scalarised: Scalarised
+    carried: list[Leaf]
+    """Where the collector's leaves are among the inputs."""
+    fixed: list[Leaf]
+    """Inputs that stay as they are: the environment's key of this rollout."""
+    after: list[Leaf]
+    """Where the collector's leaves are among the outputs."""
+    step: list[Leaf]
+    """Where the leaves of the trajectory's step are among the outputs."""
+
+    def carries(self, place: int) -> bool:
+        """Whether this number, or row, is handed from step to step; others are known, or an earlier one again."""
+        node = self.scalarised.program.inputs[place]
+        return node.op == "input" and node.attributes[0] == place
+
+    @property
+    def changed(self) -> list[bool]:
+        """Of each of the collector's leaves, whether a step may change it."""
+        program = self.scalarised.program
+
+        def stays(before: Leaf, after: Leaf) -> bool:
+            return [program.inputs[n] for n in before.places] == [program.outputs[n] for n in after.places]
+
+        return [not stays(*pair) for pair in zip(self.carried, self.after, strict=True)]
+
+
+def rollout_step(graph: Graph, weights: Weights, collector: PyTree[jax.ShapeDtypeStruct]) -> RolloutStep:
+    """The program of one step.
+
+    Args:
+        graph: what is trained.
+        weights: of the policy, known or traced.
+        collector: shapes of ONE environment's.
+
+    Raises:
+        CannotFuse: what no kernel can compute, with the line where it stands.
+    """
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    t = jax.ShapeDtypeStruct((), jnp.int32)
+    function, each = partial(_step_raw, graph, collector), (to_raw(collector), key, t)
+    scalarised = _under_invariants(
+        _begun(graph, key), partial(scalarise, function, each, (weights,), carried=True)
+    )
+    leaves = input_leaves(scalarised.program, [to_raw(collector), key])
+    count = len(jax.tree.leaves(collector))
+    after, step = output_leaves(scalarised)
+    return RolloutStep(scalarised, leaves[:count], leaves[count:], after, step)
+
+
+def _begun(graph: Graph, key: jax.ShapeDtypeStruct) -> ValueClasses:
+    """What is true of an environment before its first step, as far as that can be read."""
+    begin = lambda key, index: to_raw(start_one(graph, jax.random.wrap_key_data(key), index))
+    try:
+        return labels_of(scalarise(begin, (key, jax.ShapeDtypeStruct((), jnp.int32))).outputs)
+    except CannotFuse:
+        return ()
+
+
+def _under_invariants(labels: ValueClasses, step: Callable[..., Scalarised]) -> Scalarised:
+    """The program of a step under the most that it keeps of an assumption, or under none where that takes long."""
+    for _ in range(MOST_READINGS):
+        found = step(assumed=labels)
+        left = meet(labels, found.outputs[0][: len(labels)])
+        if left == labels:
+            return found
+        labels = left
+    return step(assumed=())
+
+
+def pressure_of_rollout(graph: Graph) -> Pressure:
+    """The size of a step of policy and environment, where they can be one kernel; nothing is compiled.
+
+    Raises:
+        CannotFuse: if they cannot, with the line where it stands.
+    """
+    state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((1,), jnp.int32))
+    step = lambda state: rollout_step(graph, graph.weights(state.learner), each_struct(state.collector))
+    return pressure_of(trace_abstractly(step, state).scalarised.program)
+
+
+def _step_raw(graph: Graph, like: PyTree, weights: Weights, raw: list[Array], key: Array, t: Int[Array, ""]):
+    """A step from leaves without typed keys to such leaves."""
+    after, step = _appraised_step(graph, weights, from_raw(like, raw), jax.random.wrap_key_data(key), t)
+    return to_raw(after), to_raw(step)
+
+
+def _appraised_step(
+    graph: Graph, weights: Weights, now: Collector, key: Key, t: Int[Array, ""]
+) -> tuple[Collector, Step]:
+    """A step with all that is cheaper to compute here than of the whole trajectory."""
+    after, step = step_one(graph, weights, now, key, t)
+    return after, step if graph.appraise is None else graph.appraise(weights, step)
+
+
+Run = Callable[[RolloutStep, list[Array], Array, int], tuple[list[Array], list[Array]]]
+"""`(step, carried leaves [E, ...], keys [E, 2], T) -> leaves after, and of the trajectory [T, E, ...]`."""
+
+
+def fused_collect(
+    graph: Graph, weights: Weights, collector: Collector, key: Key, *, run: Run
+) -> tuple[Collector, Trajectory]:
+    """What `dataflow.collect` returns, by `run`, with what `graph.appraise` adds.
+
+    The collector is one that `dataflow.start` began: what is true of all of these is not read again.
+    """
+    step = rollout_step(graph, weights, each_struct(collector))
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
+    after_raw, step_raw = run(step, to_raw(collector), jax.random.key_data(keys), graph.loops.num_steps)
+    after = from_raw(collector, after_raw)
+    shapes = jax.eval_shape(partial(_appraised_step, graph), weights, each_struct(collector), key, jnp.int32(0))[1]
+    steps = from_raw(shapes, step_raw)
+    return after, Trajectory(steps, collector.memory, after.observation, after.memory)
+
+
+# --- the reference --------------------------------------------------------------------------------------
+
+
+def run_reference(
+    step: RolloutStep, carried: list[Array], keys: Array, num_steps: int, *, precision: Any = None
+) -> tuple[list[Array], list[Array]]:
+    """Step after step, by JAX's own functions."""
+    program, uniforms = step.scalarised.program, step.scalarised.uniforms
+    block = keys.shape[0]
+
+    def body(now: list[Array], t: Int[Array, ""]) -> tuple[list[Array], list[Array]]:
+        pairs = zip([*step.carried, *step.fixed], [*now, keys], strict=True)
+        inputs = [x for leaf, array in pairs for x in leaf.split(array)]
+        found = evaluate(
+            program, [*inputs, jnp.broadcast_to(t, (block,))], uniforms, block=block, precision=precision
+        )
+        join = lambda leaf: leaf.join(found, block)
+        return [join(leaf) for leaf in step.after], [join(leaf) for leaf in step.step]
+
+    return jax.lax.scan(body, carried, jnp.arange(num_steps))
+
+
+def written(step: RolloutStep) -> list[Leaf]:
+    """The collector's leaves that a rollout changes."""
+    return [leaf for leaf, changes in zip(step.after, step.changed, strict=True) if changes]
+
+
+def unpack(
+    step: RolloutStep, found: Sequence[Array], carried: Sequence[Array], num_steps: int
+) -> tuple[list[Array], list[Array]]:
+    """What a kernel has written, beside what stayed and what is the same for all environments."""
+    rest, num_envs = iter(found), carried[0].shape[0]
+    pairs = zip(carried, step.changed, strict=True)
+    after = [next(rest) if changes else before for before, changes in pairs]
+    whole = lambda leaf: next(rest) if leaf.places else leaf.repeated(num_steps, num_envs)
+    return after, [whole(leaf) for leaf in step.step]

@@ -1,0 +1,55 @@
+"""Columns cut out of rows: the cut is made where a row comes from, for a row in a kernel cannot be cut."""
+
+from rollmill.fusion.errors import LoweringError
+from rollmill.fusion.ir import OPERATIONS, TYPED, Node, Region
+
+
+def slice_row(region: Region, row: Node, first: int, width: int) -> Node:
+    """Some columns of a row, as a row.
+
+    A product is cut by taking fewer columns of the matrix; arithmetic is cut by cutting its operands.
+
+    Raises:
+        LoweringError: the row was handed in, or comes out of a loop.
+    """
+    cuts: dict[Node, Node] = {}
+    pending = [row]
+    while pending:  # without recursion, and each node once: rows are read more than once
+        node = pending[-1]
+        before = [operand for operand in _parts(node) if operand not in cuts]
+        if before and node not in cuts:
+            pending.extend(before)
+            continue
+        pending.pop()
+        if node not in cuts:
+            cuts[node] = _cut(region, node, [cuts[part] for part in _parts(node)], first, width)
+    return cuts[row]
+
+
+def _parts(node: Node) -> tuple[Node, ...]:
+    """What has to be cut before a node can be."""
+    return node.operands if node.width is not None and (node.op in OPERATIONS or node.op in TYPED) else ()
+
+
+def _cut(region: Region, node: Node, parts: list[Node], first: int, width: int) -> Node:
+    if node.width is None or (first == 0 and width == node.width):
+        return node  # a scalar is the same in all columns
+    if parts:
+        return region.emit(node.op, *parts, dtype=node.dtype, width=width, attributes=node.attributes)
+    match node.op:
+        case "dot":
+            slot, rows, columns, start, transposed = node.attributes
+            attributes = (slot, rows, columns, start + first, transposed)
+            return region.emit("dot", *node.operands, dtype=node.dtype, width=width, attributes=attributes)
+        case "uniform":
+            slot, place = node.attributes
+            return region.uniform(slot, place + first, node.dtype, width)
+        case "stack":
+            own = node.operands[first : first + width]
+            return region.emit("stack", *own, dtype=node.dtype, width=width)
+        case "splat":
+            return region.emit("splat", *node.operands, dtype=node.dtype, width=width)
+    raise LoweringError(
+        f"{width} of {node.width} columns are cut out of a row that is handed in as a whole; keep the parts as "
+        "arrays of their own"
+    )

@@ -1,0 +1,292 @@
+"""Where a jaxpr's nodes are made, and what any value is as scalars, as rows, or as an array beside the kernel."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from rollmill.fusion.errors import LoweringError
+from rollmill.fusion.ir import COMPARISONS, Node, Region
+from rollmill.fusion.lower.values import (
+    MOST_COLUMNS,
+    Concat,
+    Const,
+    KeyPair,
+    NodeArray,
+    Rows,
+    Scalars,
+    Uniform,
+    Value,
+    check_size,
+    filled,
+    flat_nodes,
+    is_key,
+    positions,
+)
+
+
+class Uniforms:
+    """The uniform arrays that a program reads, each by its slot."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Array] = []
+        self._slots: dict[Any, int] = {}
+        self._held: dict[int, Any] = {}
+        self._made: dict[Any, Any] = {}
+
+    def slot(self, array: Array | np.ndarray) -> int:
+        """The slot of an array, which is the same each time it is asked for."""
+        known = self._identity(array)
+        if known not in self._slots:
+            self._slots[known] = len(self.arrays)
+            self.arrays.append(jnp.asarray(array))
+        return self._slots[known]
+
+    def _identity(self, array: Array | np.ndarray) -> Any:
+        """What an array is known by: numbers that are known by themselves, others by where they come from."""
+        if isinstance(array, np.ndarray):
+            return array.shape, array.dtype.name, array.tobytes()
+        self._held[id(array)] = array  # so that no other array gets its id
+        return id(array)
+
+    def picked(self, value: Uniform) -> Array:
+        """A uniform array as it lies in memory; one that is a choice of another's elements is computed once."""
+        places = value.places
+        if places is None:
+            return value.array
+        how = ("picked", places.shape, places.tobytes())
+        return self._once(value.array, how, lambda: _pick(value.array, places))
+
+    def turned(self, matrix: Array | np.ndarray) -> Array | np.ndarray:
+        """The transposed matrix, computed once."""
+        return self._once(matrix, ("turned",), lambda: matrix.T)
+
+    def combined(self, rows: Array | np.ndarray, weights: np.ndarray, dtype: Any) -> Array:
+        """The sum of a matrix' rows, each times a number, computed once."""
+        total = lambda: jnp.sum(jnp.asarray(rows) * weights[:, None], axis=0).astype(dtype)
+        return self._once(rows, ("combined", weights.tobytes(), dtype), total)
+
+    def added(self, one: Node, other: Node) -> Array:
+        """The sum of two uniform rows, computed once."""
+        whole = self.arrays[one.attributes[0]]
+        return self._once(whole, ("added", one, other), lambda: self._row(one) + self._row(other))
+
+    def _row(self, node: Node) -> Array:
+        slot, place = node.attributes
+        return self.arrays[slot].reshape(-1)[place : place + (node.width or 1)]
+
+    def _once(self, array: Any, how: Any, make: Callable[[], Any]) -> Any:
+        """What is made of an array."""
+        key = (self._identity(array), how)
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+
+def _pick(array: Array, places: np.ndarray) -> Array:
+    flat, wanted = array.reshape(-1), places.reshape(-1)
+    if wanted.size and np.array_equal(wanted, wanted[0] + np.arange(wanted.size)):
+        return jax.lax.slice(flat, (int(wanted[0]),), (int(wanted[-1]) + 1,)).reshape(places.shape)
+    return flat[jnp.asarray(places, jnp.int32)]
+
+
+class Lowering(NamedTuple):
+    """Where the nodes of a jaxpr are made, and how the jaxprs inside of it are read."""
+
+    region: Region
+    uniforms: Uniforms
+    read: Callable[..., list[Value]]
+    """`lower_jaxpr`; handed to the rules, which it calls."""
+
+    def inside(self) -> "Lowering":
+        """For the body of a loop."""
+        return self._replace(region=Region(self.region))
+
+    def apply(self, op: str, *nodes: Node, dtype: Any = None) -> Node:
+        """An operation of `operations.OPERATIONS`; its result is a row where an operand is one."""
+        width = next((node.width for node in nodes if node.width is not None), None)
+        if op == "add" and width is not None:
+            nodes = self._with_one_uniform(*nodes)
+        if dtype is None:
+            dtype = np.bool_ if op in COMPARISONS or op == "is_finite" else nodes[op == "select"].dtype
+        return self.region.emit(op, *nodes, dtype=dtype, width=width)
+
+    def _with_one_uniform(self, one: Node, other: Node) -> tuple[Node, Node]:
+        """What is added; of uniform rows that are added to a row one after the other, their sum.
+
+        It is rounded at another place than by XLA, as sums of products are.
+        """
+        for last, before in ((one, other), (other, one)):
+            if before.op != "add" or not _is_uniform_row(last):
+                continue
+            for rest, first in (before.operands, before.operands[::-1]):
+                if _is_uniform_row(first) and first.width == last.width:
+                    return rest, self.uniform_row(self.uniforms.added(first, last))
+        return one, other
+
+    def uniform_row(self, array: Array) -> Node:
+        """A uniform array `[width]` as one node."""
+        return self.region.uniform(self.uniforms.slot(array), 0, array.dtype, array.size)
+
+    def constant(self, value: Any, dtype: Any) -> Node:
+        """A number that is known."""
+        return self.region.constant(value, dtype)
+
+    # --- beside the kernel ------------------------------------------------------------------------------
+
+    def array(self, value: Value) -> Any:
+        """What is known or uniform, as an array of the program around the kernel."""
+        match value:
+            case Const(array):
+                return array
+            case Uniform():
+                return self.uniforms.picked(value)
+        raise TypeError(f"{type(value).__name__} differs from environment to environment")
+
+    # --- as scalars -------------------------------------------------------------------------------------
+
+    def scalars(self, value: Value) -> Scalars:
+        """A node for each element.
+
+        Raises:
+            LoweringError: there are too many, or rows are too wide to be taken apart.
+        """
+        match value:
+            case Scalars():
+                return value
+            case Const(array):
+                return filled(
+                    value.shape, value.dtype, lambda at: self.region.constant(array[at].item(), array.dtype)
+                )
+            case Uniform():
+                return self._uniform_keys(value) if is_key(value.dtype) else self._uniform_scalars(value)
+            case Rows(nodes, _, dtype):
+                check_columns(value.shape)
+                return filled(value.shape, dtype, lambda at: self.column(nodes[at[:-1]], at[-1]))
+            case Concat(parts):
+                check_columns(value.shape)
+                return Scalars(np.concatenate([self.scalars(part).nodes for part in parts], axis=-1), value.dtype)
+        raise TypeError(f"{type(value).__name__} is written out first")
+
+    def scalar(self, value: Value) -> Node:
+        """The node of an array of one number."""
+        return self.scalars(value).nodes.reshape(-1)[0]
+
+    def _uniform_scalars(self, value: Uniform) -> Scalars:
+        check_size(value.shape)
+        slot = self.uniforms.slot(value.array)
+        places = positions(value.shape) if value.places is None else value.places
+        return filled(value.shape, value.dtype, lambda at: self.region.uniform(slot, int(places[at]), value.dtype))
+
+    def _uniform_keys(self, value: Uniform) -> Scalars:
+        data = jax.random.key_data(self.uniforms.picked(value))
+        return self.keys(self.scalars(Uniform(data)), value.dtype)
+
+    def keys(self, data: Scalars, dtype: Any) -> Scalars:
+        """Keys from their data `[..., 2]`."""
+        return filled(data.shape[:-1], dtype, lambda at: KeyPair(data.nodes[(*at, 0)], data.nodes[(*at, 1)]))
+
+    def key_data(self, value: Value) -> Scalars:
+        """The data of keys, `[..., 2]`."""
+        nodes = np.empty((int(np.prod(value.shape)), 2), object)
+        for place, key in enumerate(self.scalars(value).nodes.flat):
+            nodes[place, 0], nodes[place, 1] = key.first, key.second
+        return Scalars(nodes.reshape((*value.shape, 2)), np.dtype(np.uint32))
+
+    def column(self, row: Node, place: int) -> Node:
+        """A number out of a row."""
+        return self.region.emit("column", row, dtype=row.dtype, attributes=(int(place),))
+
+    # --- as rows ----------------------------------------------------------------------------------------
+
+    def rows(self, value: Value) -> Rows:
+        """A node for each row along the last axis.
+
+        Raises:
+            LoweringError: rows would have to be concatenated, and are too wide to be taken apart.
+        """
+        if isinstance(value, Rows):
+            return value
+        return self.rows_of(self.row_operands(value, value.shape), value.shape[-1], value.dtype)
+
+    def rows_of(self, nodes: NodeArray, width: int, dtype: Any) -> Rows:
+        """Rows of these nodes, of which scalars are the same in all columns."""
+        splat = lambda node: self.region.emit("splat", node, dtype=dtype, width=width)
+        whole = lambda node: splat(node) if node.width is None else node
+        return Rows(filled(nodes.shape, dtype, lambda at: whole(nodes[at])).nodes, width, dtype)
+
+    def row_operands(self, value: Value, shape: tuple[int, ...]) -> NodeArray:
+        """Nodes in the shape of all but the last axis, for an operation whose result has this shape.
+
+        Where all columns of a row are one number it is that number's node, and a row otherwise.
+        """
+        if isinstance(value, Rows):
+            nodes = value.nodes
+        elif not value.shape or value.shape[-1] == 1:
+            nodes = self.scalars(value).nodes.reshape(value.shape[:-1])
+        elif isinstance(value, Const):
+            nodes = self._known_rows(value.array)
+        elif isinstance(value, Uniform):
+            nodes = self._uniform_rows(value)
+        else:
+            nodes = self._stacked_rows(self.scalars(value))
+        return np.broadcast_to(nodes, shape[:-1])
+
+    def _known_rows(self, array: np.ndarray) -> NodeArray:
+        first = positions(array.shape)[..., 0]
+
+        def row(at: tuple[int, ...]) -> Node:
+            if np.all(array[at] == array[at][0]) and not np.any(np.diff(np.signbit(_floats(array[at])))):
+                return self.region.constant(array[at][0].item(), array.dtype)
+            return self.region.uniform(self.uniforms.slot(array), int(first[at]), array.dtype, array.shape[-1])
+
+        return filled(array.shape[:-1], array.dtype, row).nodes
+
+    def _uniform_rows(self, value: Uniform) -> NodeArray:
+        width = value.shape[-1]
+        places = positions(value.shape) if value.places is None else value.places
+        alike, ordered = np.all(places == places[..., :1]), np.all(places == places[..., :1] + np.arange(width))
+        if not alike and not ordered:
+            return self._uniform_rows(Uniform(self.uniforms.picked(value)))
+        slot = self.uniforms.slot(value.array)
+        row = lambda at: self.region.uniform(slot, int(places[(*at, 0)]), value.dtype, None if alike else width)
+        return filled(value.shape[:-1], value.dtype, row).nodes
+
+    def _stacked_rows(self, parts: Scalars) -> NodeArray:
+        def row(at: tuple[int, ...]) -> Node:
+            nodes: Sequence[Node] = parts.nodes[at]
+            if all(node is nodes[0] for node in nodes):
+                return nodes[0]
+            return self.region.emit("stack", *nodes, dtype=parts.dtype, width=len(nodes))
+
+        return filled(parts.shape[:-1], parts.dtype, row).nodes
+
+
+def _is_uniform_row(node: Node) -> bool:
+    return node.op == "uniform" and node.width is not None and node.dtype.kind == "f"
+
+
+def _floats(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32)
+
+
+def check_columns(shape: tuple[int, ...]) -> None:
+    """Refuses to take apart what is too wide."""
+    if shape[-1] > MOST_COLUMNS:
+        raise LoweringError(
+            f"an array of shape {shape} is taken apart into single numbers, which is done for at most "
+            f"{MOST_COLUMNS} along the last axis"
+        )
+
+
+def settled(value: Value) -> Value:
+    """What is made of constants alone is known."""
+    if isinstance(value, Scalars) and not is_key(value.dtype):
+        nodes = flat_nodes(value)
+        if all(node.op == "constant" for node in nodes):
+            array = np.array([node.value for node in nodes]).astype(value.dtype)
+            return Const(array.reshape(value.shape))
+    return value

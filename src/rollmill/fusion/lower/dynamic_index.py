@@ -1,0 +1,158 @@
+"""Blocks of arrays that begin where each environment says: chains of selects, or loads from memory.
+
+Letters: `d` an axis of the array.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from rollmill.fusion.errors import LoweringError
+from rollmill.fusion.ir import Node, is_float
+from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.values import (
+    Const,
+    KeyPair,
+    NodeArray,
+    Uniform,
+    Value,
+    is_key,
+    is_shared,
+    no_nodes,
+    positions,
+)
+
+FEW_PLACES = 8
+"""A shared array in which a block has as many places at most is read by selects, and from memory otherwise."""
+
+MOST_SELECTS = 16384
+"""Selects that one access may cost."""
+
+Start: TypeAlias = int | Node
+"""Where a block begins along an axis: known, or a node of int32 that is in bounds."""
+
+
+def start_of(ctx: Lowering, index: Node, most: int, *, clamp: bool) -> tuple[Start, Node | None]:
+    """Where a block begins along an axis, and whether the index was in bounds.
+
+    Args:
+        ctx: where nodes are made.
+        index: as the caller gave it, of any type of integer.
+        most: the greatest start of a block that is inside.
+        clamp: whether an index out of bounds means the nearest inside; otherwise the second result tells of it.
+
+    Returns:
+        The start, in bounds in any case; and None where it surely was, or need not be known.
+    """
+    if index.op == "constant":
+        inside = min(max(int(index.value), 0), most)
+        return inside, None if clamp or inside == index.value else ctx.constant(False, bool)
+    wide = np.dtype(np.uint32 if index.dtype.kind == "u" else np.int32)
+    number = index if index.dtype == wide else ctx.apply("convert", index, dtype=wide)
+    limits = ctx.constant(0, wide), ctx.constant(most, wide)
+    held = ctx.apply("min", number, limits[1])
+    if wide.kind == "i":
+        held = ctx.apply("max", held, limits[0])
+    inside = None if clamp else ctx.apply("eq", held, number)
+    start = held if wide.kind == "i" else ctx.apply("convert", held, dtype=np.int32)
+    return (0 if most == 0 else start), inside
+
+
+def dynamic_slice_by_select(
+    ctx: Lowering, nodes: NodeArray, starts: Sequence[Start], sizes: Sequence[int]
+) -> NodeArray:
+    """The block of an array of nodes that begins at `starts`; a chain of selects along each axis that needs it."""
+    for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        moved = np.moveaxis(nodes, axis, 0)
+        if isinstance(start, int):
+            found = moved[start : start + size]
+        else:
+            check_selects((len(moved) - size) * size * int(np.prod(moved.shape[1:])))
+            windows = [moved[first : first + size] for first in range(len(moved) - size + 1)]
+            found = _one_of(ctx, windows, start)
+        nodes = np.moveaxis(found, 0, axis)
+    return nodes
+
+
+def _one_of(ctx: Lowering, windows: list[NodeArray], start: Node) -> NodeArray:
+    """Halves the choices with each bit of the start: as many selects as a chain, and fewer comparisons."""
+    bit = 0
+    while len(windows) > 1:
+        mask = ctx.constant(1 << bit, np.int32)
+        odd = ctx.apply("ne", ctx.apply("and", start, mask), ctx.constant(0, np.int32))
+        pairs = zip(windows[::2], windows[1::2], strict=False)
+        halved = [_selected(ctx, odd, second, first) for first, second in pairs]
+        windows = halved + ([windows[-1]] if len(windows) % 2 else [])
+        bit += 1
+    return windows[0]
+
+
+def _selected(ctx: Lowering, condition: Node, one: NodeArray, other: NodeArray) -> NodeArray:
+    found = no_nodes(one.shape)
+    for at in np.ndindex(*one.shape):
+        found[at] = select(ctx, condition, one[at], other[at])
+    return found
+
+
+def select(ctx: Lowering, condition: Node, one: Node | KeyPair, other: Node | KeyPair) -> Node | KeyPair:
+    """One of two numbers, rows, or keys."""
+    if isinstance(one, KeyPair):
+        assert isinstance(other, KeyPair)
+        first = ctx.apply("select", condition, one.first, other.first)
+        return KeyPair(first, ctx.apply("select", condition, one.second, other.second))
+    assert isinstance(other, Node)
+    return ctx.apply("select", condition, one, other)
+
+
+def check_selects(count: int) -> None:
+    """Refuses an access that costs too much."""
+    if count > MOST_SELECTS:
+        raise LoweringError(
+            f"an index that differs from environment to environment would take {count} selects, more than "
+            f"{MOST_SELECTS}; index smaller arrays, or such as all environments share"
+        )
+
+
+# --- arrays in memory -------------------------------------------------------------------------------------
+
+
+def is_in_memory(value: Value, starts: Sequence[Start], sizes: Sequence[int]) -> bool:
+    """Whether a block is read from memory: all environments share the array, and it has many places in it."""
+    if not is_shared(value) or is_key(value.dtype):
+        return False
+    own = [
+        size - block + 1 for size, block, start in zip(value.shape, sizes, starts, strict=True) if _moves(start)
+    ]
+    return int(np.prod(own, initial=1)) > FEW_PLACES
+
+
+def _moves(start: Start) -> bool:
+    return not isinstance(start, int)
+
+
+def load_slice(ctx: Lowering, value: Const | Uniform, starts: Sequence[Start], sizes: Sequence[int]) -> NodeArray:
+    """The block of a shared array that begins at `starts`, number by number."""
+    slot = ctx.uniforms.slot(ctx.array(value))
+    strides = [int(np.prod(value.shape[axis + 1 :])) for axis in range(len(value.shape))]
+    begin = ctx.constant(0, np.int32)
+    for start, stride in zip(starts, strides, strict=True):
+        number = ctx.constant(start, np.int32) if isinstance(start, int) else start
+        step = ctx.apply("mul", number, ctx.constant(stride, np.int32))
+        begin = ctx.apply("add", begin, step)
+    offsets = positions(value.shape)[tuple(slice(0, size) for size in sizes)]
+    found = no_nodes(offsets.shape)
+    for at in np.ndindex(*offsets.shape):
+        place = ctx.apply("add", begin, ctx.constant(int(offsets[at]), np.int32))
+        found[at] = ctx.region.emit("table", place, dtype=value.dtype, attributes=(slot,))
+    return found
+
+
+def default_fill(dtype: np.dtype) -> float | int | bool:
+    """What JAX reads out of bounds where it fills and nobody says with what."""
+    if dtype == np.bool_:
+        return True
+    if is_float(dtype):
+        return float("nan")
+    limits = np.iinfo(dtype)
+    return int(limits.min if dtype.kind == "i" else limits.max)

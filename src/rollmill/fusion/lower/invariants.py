@@ -1,0 +1,79 @@
+"""What is always true of the numbers that a step hands to the next: which are known, and which are equal.
+
+An observation often repeats the state that it is made of, beside what never changes, such as an agent's number.
+A kernel that carries all of it from step to step has no registers left for anything else. What holds of the
+numbers that an environment begins with, and of those that a step returns whenever it held of those that it took,
+holds always. It is found by assuming as much as the beginning allows, and giving up what the step does not keep:
+Wegman and Zadeck, "Constant propagation with conditional branches" (TOPLAS 1991); Alpern, Wegman and Zadeck,
+"Detecting equality of variables in programs" (POPL 1988).
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from rollmill.fusion.ir import Node
+from rollmill.fusion.lower.values import Const, Scalars, Value
+
+
+@dataclass(frozen=True, slots=True)
+class ConstLabel:
+    """The label of a number that is known."""
+
+    value: bool | int | float = field(compare=False)
+    dtype: np.dtype
+    text: str = field(init=False, repr=False)
+    """What is compared: zeros have signs, and what is no number equals itself."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", repr(self.value))
+
+
+ValueClasses: TypeAlias = tuple[tuple[Hashable, ...] | None, ...]
+"""A label for each number of each leaf, in row-major order; those with the same label are always equal, and one
+whose label is `ConstLabel` is known. None for a leaf in rows, of which nothing is said."""
+
+
+def labels_of(begun: Sequence[Value]) -> ValueClasses:
+    """The most that can be assumed of leaves that begin as these."""
+    return _numbered([_labels(value) for value in begun])
+
+
+def meet(labels: ValueClasses, after: Sequence[Value]) -> ValueClasses:
+    """What is left of an assumption by what a step returns that was read under it; the same, if it keeps all."""
+    return _numbered([_kept(*pair) for pair in zip(labels, after, strict=True)])
+
+
+def _labels(value: Value) -> list[Hashable] | None:
+    """What a leaf's numbers are, each by itself."""
+    match value:
+        case Const(array):
+            return [ConstLabel(number.item(), array.dtype) for number in array.reshape(-1)]
+        case Scalars(nodes):
+            return [_label(node) for node in nodes.reshape(-1)]
+    return None
+
+
+def _label(node: Node) -> Hashable:
+    return ConstLabel(node.value, node.dtype) if node.op == "constant" else node
+
+
+def _kept(before: tuple[Hashable, ...] | None, value: Value) -> list[Hashable] | None:
+    """What is left of labels: known numbers stay known, and equal ones equal, where they were so before."""
+    after = _labels(value)
+    if before is None or after is None:
+        return None
+    is_known = lambda one, other: isinstance(one, ConstLabel) and one == other
+    return [one if is_known(one, other) else (one, other) for one, other in zip(before, after, strict=True)]
+
+
+def _numbered(leaves: Sequence[Sequence[Hashable] | None]) -> ValueClasses:
+    """The same labels by their numbers, so that what says the same is the same."""
+    numbers: dict[Hashable, int] = {}
+
+    def number(label: Hashable) -> Hashable:
+        return label if isinstance(label, ConstLabel) else numbers.setdefault(label, len(numbers))
+
+    return tuple(None if labels is None else tuple(map(number, labels)) for labels in leaves)

@@ -1,0 +1,173 @@
+"""Reads a jaxpr equation by equation, each by the rule of its primitive.
+
+What depends on no environment is not said in nodes: numbers that are known are computed while tracing, and what
+all environments share by the program around the kernel.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from rollmill.core.own_line import own_line_of
+from rollmill.fusion.errors import CannotFuse, LoweringError
+from rollmill.fusion.lower.context import Lowering, settled
+from rollmill.fusion.lower.rule import Equation
+from rollmill.fusion.lower.rules import RULES, calls, products, shapes
+from rollmill.fusion.lower.values import (
+    Const,
+    OuterProduct,
+    Value,
+    is_key,
+    is_shared,
+    is_traced,
+    shared,
+)
+
+TYPES = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32")
+"""Of the numbers in a kernel."""
+
+MOST_NODES = 100_000
+"""Operations of a program, with those that turn out not to be needed."""
+
+JAX = str(Path(jax.__file__).parent)
+
+KEEP_PRODUCTS = {*calls.INLINED, "transpose"}
+"""Primitives that may be handed products of vectors that are not written out."""
+
+ADVICE = {
+    "pure_callback": "a kernel cannot call Python; write it in jax.numpy.",
+    "io_callback": "a kernel cannot call Python; return what is to be seen in `info`.",
+    "debug_callback": "a kernel cannot print or call Python; leave debugging out when it is to be fused.",
+    "debug_print": "a kernel cannot print; leave debugging out when it is to be fused.",
+    "conv_general_dilated": "convolutions are faster as kernels of their own.",
+    "cross": "a fragment that is placed elsewhere cannot be part of a kernel.",
+}
+
+
+def lower_jaxpr(
+    closed: core.ClosedJaxpr | core.Jaxpr,
+    values: Sequence[Value],
+    ctx: Lowering,
+    needed: Sequence[bool] | None = None,
+) -> list[Value]:
+    """The results of a jaxpr.
+
+    Args:
+        closed: what to read.
+        values: its arguments.
+        ctx: where nodes are made.
+        needed: which results anybody reads; all where it is left out. The others may be anything.
+
+    Raises:
+        CannotFuse: there is no rule for something that a result needs.
+    """
+    jaxpr = closed.jaxpr if isinstance(closed, core.ClosedJaxpr) else closed
+    consts = closed.consts if isinstance(closed, core.ClosedJaxpr) else []
+    needed = [True] * len(jaxpr.outvars) if needed is None else list(needed)
+    known: dict[core.Var, Value] = dict(zip(jaxpr.constvars, map(shared, consts), strict=True))
+    known.update(zip(jaxpr.invars, values, strict=True))
+
+    def value_of(atom: Any) -> Value:
+        return Const(np.asarray(atom.val, _struct(atom).dtype)) if isinstance(atom, core.Literal) else known[atom]
+
+    wanted = [atom for atom, need in zip(jaxpr.outvars, needed, strict=True) if need]
+    for equation, outputs in _live(jaxpr, wanted):
+        results = _results(equation, outputs, [value_of(atom) for atom in equation.invars], ctx)
+        known.update(zip(equation.outvars, results, strict=True))
+        if ctx.region.size > MOST_NODES:
+            raise CannotFuse(f"a program of more than {MOST_NODES} operations is too long.", own_line_of(equation))
+    pairs = zip(jaxpr.outvars, needed, strict=True)
+    return [value_of(atom) if need else calls.UNNEEDED for atom, need in pairs]
+
+
+def _struct(atom: Any) -> Any:
+    """Shape and type of what an atom of a jaxpr stands for."""
+    return atom.aval
+
+
+def _live(jaxpr: core.Jaxpr, wanted: Sequence[Any]) -> list[tuple[core.JaxprEqn, tuple[bool, ...]]]:
+    """Equations that something wanted depends on, or that have effects, and which of their results are read."""
+    read_later = {atom for atom in wanted if not isinstance(atom, core.Literal)}
+    live = []
+    for equation in reversed(jaxpr.eqns):
+        outputs = tuple(var in read_later for var in equation.outvars)
+        if any(outputs) or equation.effects:
+            read_later.update(atom for atom in equation.invars if not isinstance(atom, core.Literal))
+            live.append((equation, outputs))
+    return live[::-1]
+
+
+def _results(
+    equation: core.JaxprEqn, needed: tuple[bool, ...], values: list[Value], ctx: Lowering
+) -> Sequence[Value]:
+    name = equation.primitive.name
+    try:
+        alike = name not in calls.RULES and all(map(is_shared, values))
+        if equation.effects and (alike or name not in RULES):
+            raise LoweringError("it has effects outside of the program")
+        if alike and not _is_moved(name, values):
+            return _beside(equation, values, ctx)
+        outputs = tuple(map(_struct, equation.outvars))
+        if name not in calls.RULES:
+            _check_types(outputs)
+        if name not in RULES:
+            raise LoweringError("there is nothing like it in a kernel")
+        operands = [_operand(ctx, name, value) for value in values]
+        found = RULES[name](ctx, Equation(name, _plain_params(equation), outputs, needed), operands)
+        return [settled(value) for value in found]
+    except LoweringError as error:
+        raise CannotFuse(
+            f"{name} cannot be fused: {error}.", own_line_of(equation), ADVICE.get(name, "")
+        ) from error
+    except CannotFuse as error:
+        if not error.line.startswith(JAX):
+            raise
+        raise CannotFuse(error.reason, own_line_of(equation), error.advice) from error  # JAX's own function
+
+
+def _operand(ctx: Lowering, name: str, value: Value) -> Value:
+    """A value as the rule of a primitive takes it."""
+    if isinstance(value, OuterProduct) and name not in KEEP_PRODUCTS:
+        return products.materialised(ctx, value)
+    return value
+
+
+def _plain_params(equation: core.JaxprEqn) -> dict[str, Any]:
+    """An equation's parameters, in which JAX leaves integers of NumPy's."""
+    return {name: _plain(value) for name, value in equation.params.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.integer):
+        return int(value)
+    return tuple(map(_plain, value)) if type(value) is tuple else value
+
+
+def _check_types(outputs: Sequence[Any]) -> None:
+    for aval in outputs:
+        if not is_key(aval.dtype) and aval.dtype.name not in TYPES:
+            raise LoweringError(f"numbers of type {aval.dtype.name}; kernels know {', '.join(TYPES)}")
+
+
+def _is_moved(name: str, values: Sequence[Value]) -> bool:
+    """Whether shared arrays are only looked at from another side, which NumPy does here."""
+    if name not in shapes.MOVES and name not in ("split", "unstack", "iota"):
+        return False
+    return all(map(shapes.is_moved_here, values))
+
+
+def _beside(equation: core.JaxprEqn, values: Sequence[Value], ctx: Lowering) -> Sequence[Value]:
+    """What all environments share: known now, or computed by the program around the kernel."""
+    arrays = [ctx.array(value) for value in values]
+    params = equation.primitive.get_bind_params(equation.params)
+    bind = lambda: equation.primitive.bind(*arrays, **params)
+    if any(map(is_traced, arrays)):
+        found = bind()
+    else:
+        with jax.ensure_compile_time_eval():
+            found = bind()
+    return [shared(x) for x in (found if equation.primitive.multiple_results else [found])]

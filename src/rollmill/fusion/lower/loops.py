@@ -1,0 +1,114 @@
+"""Loops that stay loops in a program: what is carried from turn to turn, and what stays as it is."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rollmill.fusion.ir import Loop, Node, Program
+from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.values import KeyPair, Rows, Scalars, Value, flat_nodes, is_key, is_same, no_nodes
+
+Body = Callable[[Lowering, list[Value]], list[Value]]
+"""`(where nodes are made, carried before the turn) -> carried after it`."""
+
+
+class CarryForm(NamedTuple):
+    """How a carried array is held: not at all, because it never changes; or as scalars or rows."""
+
+    changes: bool = False
+    in_rows: bool = False
+
+
+def emit_loop(
+    ctx: Lowering, body: Body, condition: Body | None, start: Sequence[Value], turns: int | None
+) -> list[Value]:
+    """A loop of the program.
+
+    Args:
+        ctx: where the loop stands.
+        body: a turn.
+        condition: gives one boolean, whether another turn follows; None for a counted loop.
+        start: carried before the first turn.
+        turns: of a counted loop.
+
+    Returns:
+        What is carried after the last turn.
+    """
+    held, inside, after = _turn(ctx, body, start)
+    changing = [n for n, how in enumerate(held) if how.changes]
+    if not changing:
+        return list(start)  # every turn does the same
+    outputs = [_held(inside, after[n], held[n]) for n in changing]
+    program = inside.region.program([node for value in outputs for node in flat_nodes(value)])
+    asking, asked = (None, []) if condition is None else _asking(ctx, condition, start, held)
+    carried = [_held(ctx, start[n], held[n]) for n in changing]
+    first = [node for value in carried for node in flat_nodes(value)]
+    loop = ctx.region.emit(
+        "loop",
+        *(*first, *inside.region.captures, *asked),
+        dtype=np.int32,
+        attributes=(Loop(program, asking, turns),),
+    )
+    items = (
+        ctx.region.emit("item", loop, dtype=node.dtype, width=node.width, attributes=(n,))
+        for n, node in enumerate(program.outputs)
+    )
+    found = list(start)
+    for n, value in zip(changing, carried, strict=True):
+        found[n] = _like(value, lambda: next(items))
+    return found
+
+
+def _turn(ctx: Lowering, body: Body, start: Sequence[Value]) -> tuple[list[CarryForm], Lowering, list[Value]]:
+    """How everything is held that the body changes, where its nodes were made, and what it makes of it."""
+    held = [CarryForm() for _ in start]
+    while True:
+        inside = ctx.inside()
+        before = [_handed_in(inside, value, how) for value, how in zip(start, held, strict=True)]
+        after = body(inside, list(before))
+        wider = [_as_needed(inside, *each) for each in zip(held, before, after, strict=True)]
+        if wider == held:
+            return held, inside, after
+        held = wider
+
+
+def _asking(
+    ctx: Lowering, condition: Body, start: Sequence[Value], held: Sequence[CarryForm]
+) -> tuple[Program, list[Node]]:
+    """The program that says whether another turn follows, and what it reads from outside."""
+    inside = ctx.inside()
+    now = [_handed_in(inside, value, how) for value, how in zip(start, held, strict=True)]
+    (goes_on,) = condition(inside, now)
+    program = inside.region.program([inside.scalar(goes_on)])
+    return program, inside.region.captures
+
+
+def _handed_in(inside: Lowering, value: Value, how: CarryForm) -> Value:
+    """A carried array as a turn sees it."""
+    if not how.changes:
+        return value
+    if how.in_rows:
+        row = lambda: inside.region.input(value.dtype, value.shape[-1])
+        return _like(Rows(no_nodes(value.shape[:-1]), value.shape[-1], value.dtype), row)
+    dtype = np.uint32 if is_key(value.dtype) else value.dtype
+    return _like(Scalars(no_nodes(value.shape), value.dtype), lambda: inside.region.input(dtype))
+
+
+def _like(value: Scalars | Rows, make: Callable[[], Node]) -> Scalars | Rows:
+    """An array of the same kind, of nodes that are made in row-major order."""
+    nodes = no_nodes(value.nodes.shape)
+    for at in np.ndindex(*nodes.shape):
+        nodes[at] = KeyPair(make(), make()) if is_key(value.dtype) else make()
+    return value._replace(nodes=nodes)
+
+
+def _as_needed(inside: Lowering, how: CarryForm, before: Value, after: Value) -> CarryForm:
+    """How an array must be held for what a turn made of it."""
+    if not how.changes and is_same(before, after, inside.region.is_same):
+        return how
+    return CarryForm(True, how.in_rows or isinstance(after, Rows) or isinstance(before, Rows))
+
+
+def _held(ctx: Lowering, value: Value, how: CarryForm) -> Scalars | Rows:
+    return ctx.rows(value) if how.in_rows else ctx.scalars(value)

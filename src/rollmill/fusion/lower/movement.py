@@ -1,0 +1,200 @@
+"""Arrays whose elements are those of another array in other places: what slicing, transposing and the like are."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rollmill.fusion.errors import LoweringError
+from rollmill.fusion.ir import Node
+from rollmill.fusion.lower.columns import slice_row
+from rollmill.fusion.lower.context import Lowering, check_columns
+from rollmill.fusion.lower.values import (
+    MOST_COLUMNS,
+    NARROW,
+    Concat,
+    Const,
+    Rows,
+    Scalars,
+    Uniform,
+    Value,
+    no_nodes,
+    positions,
+)
+
+MOST_PIECES = 8
+"""Pieces of rows side by side; where there are more, rows are taken apart into scalars."""
+
+
+def gather_static(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | None = None) -> Value:
+    """The elements in these places of a value, counted in row-major order, in the shape of `places`.
+
+    Args:
+        ctx: where nodes are made.
+        value: what to choose from.
+        places: -1 stands for `fill`.
+        fill: needed where there is a -1.
+
+    Raises:
+        LoweringError: wide rows would have to be taken apart.
+    """
+    pick = lambda array: array.reshape(-1)[places.reshape(-1)].reshape(places.shape)
+    filling = bool(np.any(places < 0))
+    if isinstance(value, Rows | Concat):
+        return _of_rows(ctx, value, places, fill)
+    if filling:
+        numbers = ctx.scalars(value).nodes.reshape(-1)
+        nodes = no_nodes(numbers.size + 1)
+        nodes[:-1], nodes[-1] = numbers, fill
+        return Scalars(nodes[places.reshape(-1)].reshape(places.shape), value.dtype)
+    match value:
+        case Const(array):
+            return Const(pick(array))
+        case Uniform(array, before):
+            return Uniform(array, pick(positions(value.shape) if before is None else before))
+        case Scalars(nodes, dtype):
+            return Scalars(pick(nodes), dtype)
+    raise TypeError(f"{type(value).__name__} is written out first")
+
+
+def index_columns(ctx: Lowering, value: Value, first: int, width: int) -> Value:
+    """Some columns of a value, along its last axis."""
+    return gather_static(ctx, value, positions(value.shape)[..., first : first + width])
+
+
+def index_leading(ctx: Lowering, value: Value, at: int) -> Value:
+    """An element along the first axis."""
+    return gather_static(ctx, value, positions(value.shape)[at, ...])
+
+
+def reshaped(ctx: Lowering, value: Value, shape: tuple[int, ...]) -> Value:
+    """The same elements in another shape."""
+    return gather_static(ctx, value, positions(value.shape).reshape(shape))
+
+
+def transposed(ctx: Lowering, value: Value, axes: tuple[int, ...]) -> Value:
+    """The same elements with other axes."""
+    return gather_static(ctx, value, positions(value.shape).transpose(axes))
+
+
+def joined(ctx: Lowering, values: list[Value]) -> Value:
+    """Values side by side along their last axis."""
+    parts = [part for value in values for part in (value.parts if isinstance(value, Concat) else (value,))]
+    parts = [part for part in parts if part.shape[-1]] or parts[:1]
+    if len(parts) == 1:
+        return parts[0]
+    if any(isinstance(part, Rows) for part in parts):
+        return Concat(tuple(parts))
+    return Scalars(np.concatenate([ctx.scalars(part).nodes for part in parts], axis=-1), parts[0].dtype)
+
+
+# --- rows -----------------------------------------------------------------------------------------------
+
+
+class _Piece(NamedTuple):
+    """Where one run of columns comes from."""
+
+    part: int
+    """Of the parts side by side; -1 for the fill."""
+    row: int
+    first: int
+
+
+def _of_rows(ctx: Lowering, value: Rows | Concat, places: np.ndarray, fill: Node | None) -> Value:
+    if places.ndim == 0 or places.shape[-1] == 0:
+        return _as_scalars(ctx, value, places, fill)
+    lead, table = places.shape[:-1], places.reshape(-1, places.shape[-1])
+    cuts = _cuts(value, table)
+    if len(cuts) - 1 > max(MOST_PIECES, places.shape[-1] // NARROW):
+        check_columns(value.shape)
+        return _as_scalars(ctx, value, places, fill)
+    pieces = [_piece(ctx, value, table[:, a], b - a, lead, fill) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return joined(ctx, pieces)
+
+
+def _cuts(value: Rows | Concat, table: np.ndarray) -> list[int]:
+    """Columns of a table of places at which, in some row, a run of consecutive places begins; and its end."""
+    width = value.shape[-1]
+    ends = np.cumsum([part.shape[-1] for part in _parts(value)])
+    part = np.where(table < 0, -1, np.searchsorted(ends, table % width, side="right"))
+    row = np.where(table < 0, -1, table // width)
+    step = np.where(table[:, 1:] < 0, 0, 1)
+    breaks = (np.diff(table) != step) | (np.diff(part) != 0) | (np.diff(row) != 0)
+    return [0, *(np.flatnonzero(breaks.any(axis=0)) + 1).tolist(), table.shape[1]]
+
+
+def _parts(value: Rows | Concat) -> tuple[Value, ...]:
+    return value.parts if isinstance(value, Concat) else (value,)
+
+
+def _piece(
+    ctx: Lowering,
+    value: Rows | Concat,
+    begins: np.ndarray,
+    width: int,
+    lead: tuple[int, ...],
+    fill: Node | None,
+) -> Value:
+    """The run of columns that begins, in each row, in one of these places."""
+    sources = [_source(value, int(place)) for place in begins]
+    if width <= NARROW or all(_is_scalars(value, source) for source in sources):
+        nodes = no_nodes((len(begins), width))
+        for n, place in enumerate(begins):
+            nodes[n] = [_number(ctx, value, int(place) + k if place >= 0 else -1, fill) for k in range(width)]
+        return Scalars(nodes.reshape(*lead, width), value.dtype)
+    rows = no_nodes(len(begins))
+    for n, source in enumerate(sources):
+        rows[n] = _run(ctx, value, source, width, fill)
+    return Rows(rows.reshape(lead), width, value.dtype)
+
+
+def _source(value: Rows | Concat, place: int) -> _Piece:
+    if place < 0:
+        return _Piece(-1, -1, -1)
+    row, column = divmod(place, value.shape[-1])
+    for number, part in enumerate(_parts(value)):
+        if column < part.shape[-1]:
+            return _Piece(number, row, column)
+        column -= part.shape[-1]
+    raise IndexError(place)
+
+
+def _is_scalars(value: Rows | Concat, source: _Piece) -> bool:
+    return source.part >= 0 and not isinstance(_parts(value)[source.part], Rows)
+
+
+def _number(ctx: Lowering, value: Rows | Concat, place: int, fill: Node | None) -> Node:
+    source = _source(value, place)
+    if source.part < 0:
+        assert fill is not None
+        return fill
+    part = _parts(value)[source.part]
+    if isinstance(part, Rows):
+        return ctx.column(part.nodes.reshape(-1)[source.row], source.first)
+    return ctx.scalars(part).nodes.reshape(-1, part.shape[-1])[source.row, source.first]
+
+
+def _run(ctx: Lowering, value: Rows | Concat, source: _Piece, width: int, fill: Node | None) -> Node:
+    """A run of columns as a row."""
+    if source.part < 0:
+        assert fill is not None
+        return ctx.region.emit("splat", fill, dtype=value.dtype, width=width)
+    part = _parts(value)[source.part]
+    if not isinstance(part, Rows):
+        nodes = ctx.scalars(part).nodes.reshape(-1, part.shape[-1])[source.row]
+        own = Scalars(nodes[source.first : source.first + width], value.dtype)
+        return ctx.rows(own).nodes[()]
+    row = part.nodes.reshape(-1)[source.row]
+    try:
+        return slice_row(ctx.region, row, source.first, width)
+    except LoweringError:
+        if width > MOST_COLUMNS:
+            raise
+        columns = [ctx.column(row, source.first + k) for k in range(width)]
+        return ctx.region.emit("stack", *columns, dtype=value.dtype, width=width)
+
+
+def _as_scalars(ctx: Lowering, value: Rows | Concat, places: np.ndarray, fill: Node | None) -> Value:
+    numbers = no_nodes(places.size)
+    for n, place in enumerate(places.reshape(-1)):
+        numbers[n] = _number(ctx, value, int(place), fill)
+    return Scalars(numbers.reshape(places.shape), value.dtype)

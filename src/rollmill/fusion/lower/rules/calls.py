@@ -1,0 +1,81 @@
+"""Functions within functions, which are read where they stand, and branches, which are all computed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.rule import Equation, Rule
+from rollmill.fusion.lower.rules.elementwise import one_of
+from rollmill.fusion.lower.values import Const, Value, is_same
+
+INLINED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "call_jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "composite": "jaxpr",
+}
+"""Primitive to the parameter that holds what is called."""
+
+UNNEEDED = Const(np.zeros(0))
+"""In the place of what nobody reads."""
+
+
+def _call(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    return ctx.read(equation.params[INLINED[equation.primitive]], values, ctx, equation.needed)
+
+
+def _linear_solve(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    """`jax.lax.custom_linear_solve`: its solver, from what is handed to that, and the right-hand sides."""
+    lengths = equation.params["const_lengths"]
+    first = lengths.matvec + lengths.vecmat
+    sides = values[first + lengths.solve + lengths.transpose_solve :]
+    operands = [*values[first : first + lengths.solve], *sides]
+    return ctx.read(equation.params["jaxprs"].solve, operands, ctx, equation.needed)
+
+
+def _expand(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    """What some functions of jax.numpy are from jax 0.12 on: primitives that know what they are made of."""
+    primitive = equation.params["_prim"]
+
+    def expand(*leaves: Any) -> Any:
+        return primitive.expand(*jax.tree.unflatten(primitive.in_tree, leaves))
+
+    structs = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
+    return ctx.read(jax.make_jaxpr(expand)(*structs), values, ctx, equation.needed)
+
+
+def _cond(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    index, *operands = values
+    branches = equation.params["branches"]
+    if isinstance(index, Const):
+        taken = branches[int(np.clip(index.array, 0, len(branches) - 1))]
+        return ctx.read(taken, operands, ctx, equation.needed)
+    found = [ctx.read(branch, operands, ctx, equation.needed) for branch in branches]
+    cases = zip(equation.needed, zip(*found, strict=True), strict=True)
+    return [_merged(ctx, index, case) if needed else UNNEEDED for needed, case in cases]
+
+
+def _merged(ctx: Lowering, index: Value, cases: Sequence[Value]) -> Value:
+    """The result of the branch that is taken."""
+    if all(is_same(case, cases[0], ctx.region.is_same) for case in cases[1:]):
+        return cases[0]
+    return one_of(ctx, index, cases)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(INLINED, _call),
+    "custom_linear_solve": _linear_solve,
+    "call_hi_primitive": _expand,
+    "cond": _cond,
+}

@@ -1,0 +1,174 @@
+"""Loops: written out where they are short, and loops of the program otherwise."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.core import ShapedArray
+
+from rollmill.fusion.errors import LoweringError
+from rollmill.fusion.ir import Node
+from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.loops import emit_loop
+from rollmill.fusion.lower.movement import index_leading
+from rollmill.fusion.lower.rule import Equation, Rule
+from rollmill.fusion.lower.rules.indexing import element_at
+from rollmill.fusion.lower.rules.scattering import with_element
+from rollmill.fusion.lower.rules.shapes import stacked
+from rollmill.fusion.lower.values import (
+    Const,
+    Scalars,
+    Value,
+    alone,
+    is_shared,
+)
+
+SHORT = 8
+"""Loops of as many turns are written out unless their turns are very long."""
+
+MOST_NODES = 2000
+"""Nodes that a longer loop may come to when it is written out."""
+
+MOST_NODES_SHORT = 20_000
+"""Nodes that a short loop may come to."""
+
+MOST_HELD = 128
+"""Numbers of an array that a loop of the program reads or writes one turn after the other."""
+
+
+# --- while ----------------------------------------------------------------------------------------------
+
+
+def _while(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    asked, own = equation.params["cond_nconsts"], equation.params["body_nconsts"]
+    of_condition, of_body, start = values[:asked], values[asked : asked + own], list(values[asked + own :])
+    condition = lambda at, now: at.read(equation.params["cond_jaxpr"], [*of_condition, *now], at)
+    body = lambda at, now: at.read(equation.params["body_jaxpr"], [*of_body, *now], at)
+    first, now, turns = ctx.region.size, start, 0
+    while turns <= SHORT or ctx.region.size - first <= MOST_NODES:
+        (goes_on,) = condition(ctx, now)
+        if not isinstance(goes_on, Const):
+            break
+        if not goes_on.array:
+            return now
+        now, turns = body(ctx, now), turns + 1
+        if ctx.region.size - first > MOST_NODES_SHORT:
+            break
+    return emit_loop(ctx, body, condition, start, None)
+
+
+# --- scan -----------------------------------------------------------------------------------------------
+
+
+class _Scan(NamedTuple):
+    """A scan's parameters and operands."""
+
+    jaxpr: Any
+    length: int
+    reverse: bool
+    fixed: Sequence[Value]
+    start: list[Value]
+    taken: Sequence[Value]
+    """Arrays of which each turn takes an element."""
+    given: Sequence[ShapedArray]
+    """What the turns give, stacked."""
+    needed: tuple[bool, ...]
+    """Of what it carries and what it gives."""
+
+    def place(self, turn: int) -> int:
+        """Of a turn's elements."""
+        return self.length - 1 - turn if self.reverse else turn
+
+
+def _scan(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    fixed, start, taken = _operands(equation, values)
+    params, given = equation.params, equation.outputs[len(start) :]
+    scan = _Scan(params["jaxpr"], params["length"], params["reverse"], fixed, start, taken, given, equation.needed)
+    if scan.length == 0:
+        return [*scan.start, *(Const(np.zeros(out.shape, out.dtype)) for out in given)]
+    return _written_out(ctx, scan) or _counted(ctx, scan)
+
+
+def _operands(equation: Equation, values: Sequence[Value]) -> tuple[list[Value], list[Value], list[Value]]:
+    """What is fixed, what is carried, and of what each turn takes an element."""
+    if "ft_in" in equation.params:  # from jax 0.11 on
+        fixed, start, taken = equation.params["ft_in"].update(values).unpack()
+        return list(fixed), list(start), list(taken)
+    first, end = equation.params["num_consts"], equation.params["num_consts"] + equation.params["num_carry"]
+    return list(values[:first]), list(values[first:end]), list(values[end:])
+
+
+def _written_out(ctx: Lowering, scan: _Scan) -> list[Value] | None:
+    """One turn after the other; None where that is too long."""
+    begin, now = ctx.region.size, scan.start
+    given: list[list[Value]] = []
+    for turn in range(scan.length):
+        now, own = _turn(ctx, scan, now, [index_leading(ctx, x, scan.place(turn)) for x in scan.taken])
+        given.append(own)
+        made = ctx.region.size - begin
+        expected = made / (turn + 1) * scan.length if turn else made
+        if expected > (MOST_NODES_SHORT if scan.length <= SHORT else MOST_NODES):
+            return None
+    columns = zip(*(given[::-1] if scan.reverse else given), strict=True)
+    return [*now, *(stacked(ctx, column) for column in columns)]
+
+
+def _turn(ctx: Lowering, scan: _Scan, now: list[Value], taken: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+    count = len(scan.start)
+    needed = (True,) * count + scan.needed[count:]
+    found = ctx.read(scan.jaxpr, [*scan.fixed, *now, *taken], ctx, needed)
+    return found[:count], found[count:]
+
+
+def _counted(ctx: Lowering, scan: _Scan) -> list[Value]:
+    """A loop that counts its turns, and holds what it gives in arrays that it writes to."""
+    count, zero = len(scan.start), Const(np.zeros((), np.int32))
+    written = [n for n, needed in enumerate(scan.needed[count:]) if needed]
+    arrays = [Const(np.zeros(scan.given[n].shape, scan.given[n].dtype)) for n in written]
+    for array in arrays:
+        _check_held(array.shape, "gives")
+
+    def body(at: Lowering, now: list[Value]) -> list[Value]:
+        turn = at.scalar(now[0])
+        last = at.constant(scan.length - 1, np.int32)
+        place = at.apply("sub", last, turn) if scan.reverse else turn
+        taken = [_element(at, x, place) for x in scan.taken]
+        after, given = _turn(at, scan, now[1 : 1 + count], taken)
+        held = zip(now[1 + count :], written, strict=True)
+        arrays = [with_element(at, array, given[n], place) for array, n in held]
+        return [_number(at.apply("add", turn, at.constant(1, np.int32))), *after, *arrays]
+
+    _, *found = emit_loop(ctx, body, None, [zero, *scan.start, *arrays], scan.length)
+    results: list[Value] = [zero] * len(scan.given)
+    for n, array in zip(written, found[count:], strict=True):
+        results[n] = array
+    return [*found[:count], *results]
+
+
+def _number(node: Node) -> Scalars:
+    return Scalars(alone(node), node.dtype)
+
+
+def _element(ctx: Lowering, value: Value, place: Node) -> Value:
+    """The element of a turn; of evenly spaced integers by arithmetic."""
+    if isinstance(value, Const) and value.array.ndim == 1 and value.dtype.kind in "iu":
+        first, step = value.array[0], np.diff(value.array[:2]).sum()
+        if np.array_equal(value.array, first + step * np.arange(value.array.size)):
+            steps = ctx.apply("mul", place, ctx.constant(int(step), np.int32))
+            number = ctx.apply("add", steps, ctx.constant(int(first), np.int32))
+            return _number(ctx.region.emit("convert", number, dtype=value.dtype))
+    if not is_shared(value):
+        _check_held(value.shape, "takes")
+    return element_at(ctx, value, place)
+
+
+def _check_held(shape: tuple[int, ...], what: str) -> None:
+    size = int(np.prod(shape))
+    if size > MOST_HELD:
+        raise LoweringError(
+            f"a loop of {shape[0]} turns {what} an array of shape {shape} turn by turn, {size} numbers of each "
+            f"environment; at most {MOST_HELD} are held. Carry what is needed of it instead"
+        )
+
+
+RULES: dict[str, Rule] = {"while": _while, "scan": _scan}

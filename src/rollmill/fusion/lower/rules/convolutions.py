@@ -1,0 +1,140 @@
+"""Convolutions, as products of what lies under each place of a kernel with the kernel's weights.
+
+Letters: `n` images, `p` places of the kernel (outputs along the spatial axes), `k` its taps, `i` and `o` channels
+of one group.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rollmill.fusion.errors import LoweringError
+from rollmill.fusion.ir import is_float
+from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.movement import gather_static, transposed
+from rollmill.fusion.lower.rule import Equation, Rule
+from rollmill.fusion.lower.rules.products import MOST_UNROLLED, Matrix, gathered, sum_of_products, vector_matrix
+from rollmill.fusion.lower.rules.shapes import concatenated
+from rollmill.fusion.lower.rules.windows import spread, windows
+from rollmill.fusion.lower.values import NARROW, Const, Scalars, Uniform, Value, is_shared, no_nodes, positions
+
+MOST_MULTIPLIED = 4096
+"""Multiplications of one convolution that is written out number by number."""
+
+MOST_PRODUCTS = 128
+"""Places of a kernel with many channels, each of them a matrix product."""
+
+
+class _Taps(NamedTuple):
+    """Which numbers of an image meet which weights."""
+
+    image: np.ndarray
+    """`[n, p..., k, i]`: places in the image, -1 for padding; of one group."""
+    weights: np.ndarray
+    """`[k, i, o]`: places in the weights."""
+
+
+def _convolve(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    image, weights = values
+    params = equation.params
+    if params["batch_group_count"] != 1:
+        raise LoweringError("the images of a batch are convolved in groups")
+    groups = [_taps(params, image.shape, weights.shape, n) for n in range(params["feature_group_count"])]
+    _check_size(image, weights, groups, equation.dtype)
+    by_group = _with_shared if is_shared(weights) else _written_out
+    found = [by_group(ctx, image, weights, taps, equation.dtype) for taps in groups]
+    whole = concatenated(ctx, found, len(image.shape) - 1)
+    _, _, out = params["dimension_numbers"]
+    return [transposed(ctx, whole, _axes_of(out))]
+
+
+def _axes_of(spec: Sequence[int]) -> tuple[int, ...]:
+    """From `[n, p..., channels]` to a layout, given where it has its batch, channels and spatial axes."""
+    batch, channels, *spatial = spec
+    order = {batch: 0, channels: len(spec) - 1} | {axis: n + 1 for n, axis in enumerate(spatial)}
+    return tuple(order[axis] for axis in range(len(spec)))
+
+
+def _taps(params: dict[str, Any], image: tuple[int, ...], weights: tuple[int, ...], group: int) -> _Taps:
+    """The taps of one group of channels."""
+    (batch, channels, *spatial), (out, into, *kernel), _ = params["dimension_numbers"]
+    pixels = positions(image).transpose((batch, channels, *spatial))
+    filters = positions(weights).transpose((*kernel, into, out))
+    count, (ins, outs) = params["feature_group_count"], filters.shape[-2:]
+    pixels = pixels[:, group * ins : (group + 1) * ins]
+    filters = filters[..., group * (outs // count) : (group + 1) * (outs // count)]
+    pixels = spread(pixels, ((0, 0), (0, 0), *params["padding"]), (1, 1, *params["lhs_dilation"]))
+    sizes, rank = filters.shape[:-2], len(spatial)
+    under = windows(pixels, (1, 1, *sizes), (1, 1, *params["window_strides"]), (1, 1, *params["rhs_dilation"]))
+    under = under.reshape(*under.shape[: rank + 2], prod(sizes))  # [n, i, p..., k]
+    return _Taps(np.moveaxis(under, 1, -1), filters.reshape(prod(sizes), ins, -1))
+
+
+def _check_size(image: Value, weights: Value, groups: Sequence[_Taps], dtype: Any) -> None:
+    places, taps = (int(prod(shape)) for shape in (groups[0].image.shape[:-2], groups[0].image.shape[-2:]))
+    outs = groups[0].weights.shape[-1]
+    written_out = not is_shared(weights) or not is_float(dtype) or (outs <= NARROW and taps <= MOST_UNROLLED)
+    count = places * len(groups) * (taps * outs if written_out else 1)
+    if count > (MOST_MULTIPLIED if written_out else MOST_PRODUCTS):
+        what = "multiplications" if written_out else "matrix products, one for each place of the kernel,"
+        most = MOST_MULTIPLIED if written_out else MOST_PRODUCTS
+        raise LoweringError(
+            f"a kernel of shape {weights.shape} over an array of shape {image.shape} is {count:,} {what} in each "
+            f"environment; at most {most:,} are written out"
+        )
+
+
+# --- with weights that all environments share -----------------------------------------------------------------
+
+
+def _with_shared(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype: Any) -> Value:
+    """`[n, p..., o]`: at each place, what lies under the kernel times the matrix of its weights `[k i, o]`.
+
+    Padding is left out together with its rows of the matrix.
+    """
+    lead, outs = taps.image.shape[:-2], taps.weights.shape[-1]
+    rows = taps.weights.reshape(-1, outs)
+    under = taps.image.reshape(*lead, len(rows))
+    array = _picked(ctx, weights, rows)
+    whole = Matrix(array, False, len(rows), outs)
+    found = []
+    for at in np.ndindex(*lead):
+        inside = np.flatnonzero(under[at] >= 0)
+        vector = gather_static(ctx, image, under[at][inside])
+        matrix = whole if len(inside) == len(rows) else whole.chosen(ctx.uniforms, inside)
+        found.append(vector_matrix(ctx, vector, matrix, dtype) if len(inside) else Const(np.zeros(outs, dtype)))
+    return gathered(ctx, found, lead, outs)
+
+
+def _picked(ctx: Lowering, weights: Value, places: np.ndarray) -> Any:
+    """Weights in the order of a matrix."""
+    match weights:
+        case Const(array):
+            return array.reshape(-1)[places]
+        case Uniform(array, before):
+            own = places if before is None else before.reshape(-1)[places]
+            return ctx.uniforms.picked(Uniform(array, own))
+    raise TypeError(f"{type(weights).__name__} differs from environment to environment")
+
+
+# --- with weights of each environment ---------------------------------------------------------------------------
+
+
+def _written_out(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype: Any) -> Value:
+    """`[n, p..., o]`, number by number."""
+    pixels, filters = (ctx.scalars(value).nodes.reshape(-1) for value in (image, weights))
+    lead, outs = taps.image.shape[:-2], taps.weights.shape[-1]
+    rows = taps.weights.reshape(-1, outs)
+    under = taps.image.reshape(*lead, len(rows))
+    found = no_nodes((*lead, outs))
+    for at in np.ndindex(*lead):
+        inside = np.flatnonzero(under[at] >= 0)
+        own = pixels[under[at][inside]]
+        for out in range(outs):
+            found[(*at, out)] = sum_of_products(ctx, own, filters[rows[inside, out]], dtype)
+    return Scalars(found, np.dtype(dtype))
+
+
+RULES: dict[str, Rule] = {"conv_general_dilated": _convolve}

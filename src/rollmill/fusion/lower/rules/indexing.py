@@ -1,0 +1,173 @@
+"""Reading blocks of arrays: slices that move, and gathers."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rollmill.fusion.errors import LoweringError
+from rollmill.fusion.ir import Node
+from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.dynamic_index import (
+    Start,
+    default_fill,
+    dynamic_slice_by_select,
+    is_in_memory,
+    load_slice,
+    select,
+    start_of,
+)
+from rollmill.fusion.lower.rule import Equation, Rule
+from rollmill.fusion.lower.values import Const, NodeArray, Rows, Scalars, Uniform, Value, no_nodes
+
+
+class Cells(NamedTuple):
+    """An array as one node for each number, or for each row where rows stay whole."""
+
+    nodes: NodeArray
+    width: int | None
+    dtype: Any
+
+    def again(self, nodes: NodeArray) -> Value:
+        """Such nodes as a value."""
+        return Scalars(nodes, self.dtype) if self.width is None else Rows(nodes, self.width, self.dtype)
+
+
+def cells(ctx: Lowering, value: Value, *, whole_rows: bool) -> Cells:
+    """The nodes of an array.
+
+    Args:
+        ctx: where nodes are made.
+        value: the array.
+        whole_rows: whether rows may stay as they are, because nothing happens along the last axis.
+    """
+    if whole_rows and isinstance(value, Rows):
+        return Cells(value.nodes, value.width, value.dtype)
+    return Cells(ctx.scalars(value).nodes, None, value.dtype)
+
+
+def is_clamped(mode: Any) -> bool:
+    """Whether an index out of bounds means the nearest inside."""
+    name = getattr(mode, "name", str(mode))
+    if name not in ("CLIP", "PROMISE_IN_BOUNDS", "FILL_OR_DROP"):
+        raise LoweringError(f"indexing in the mode {name}")
+    return name != "FILL_OR_DROP"
+
+
+def _dynamic_slice(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    value, *indices = values
+    sizes = equation.params["slice_sizes"]
+    if len(indices) != len(sizes):
+        raise LoweringError("a shape is not known while tracing")
+    return [block_at(ctx, value, [ctx.scalar(index) for index in indices], sizes)]
+
+
+def block_at(ctx: Lowering, value: Value, indices: Sequence[Node], sizes: Sequence[int]) -> Value:
+    """The block of a value that begins at these indices, or as near to them as it fits."""
+    most = [size - block for size, block in zip(value.shape, sizes, strict=True)]
+    starts = [start_of(ctx, index, m, clamp=True)[0] for index, m in zip(indices, most, strict=True)]
+    if isinstance(value, Const | Uniform) and is_in_memory(value, starts, sizes):
+        return Scalars(load_slice(ctx, value, starts, sizes), value.dtype)
+    own = cells(ctx, value, whole_rows=most[-1:] == [0])
+    rank = own.nodes.ndim
+    return own.again(dynamic_slice_by_select(ctx, own.nodes, starts[:rank], sizes[:rank]))
+
+
+def element_at(ctx: Lowering, value: Value, index: Node) -> Value:
+    """The element along the first axis at an index, which is in bounds."""
+    first = [index] + [ctx.constant(0, np.int32)] * (len(value.shape) - 1)
+    block = block_at(ctx, value, first, (1, *value.shape[1:]))
+    if isinstance(block, Rows):
+        return Rows(block.nodes[0, ...], block.width, block.dtype)
+    return Scalars(ctx.scalars(block).nodes[0, ...], block.dtype)
+
+
+# --- gather ---------------------------------------------------------------------------------------------
+
+
+def _gather(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    value, indices = values[0], ctx.scalars(values[1]).nodes
+    numbers, sizes = equation.params["dimension_numbers"], tuple(equation.params["slice_sizes"])
+    clamp = is_clamped(equation.params["mode"])
+    fill = equation.params.get("fill_value")
+    fill = default_fill(value.dtype) if fill is None and not clamp else fill
+    whole = _keeps_rows(value, equation, numbers, sizes)
+    own = None if isinstance(value, Const | Uniform) else cells(ctx, value, whole_rows=whole)
+    rank = len(value.shape) if own is None else own.nodes.ndim
+    dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    batch, window = indices.shape[:-1], [sizes[d] for d in range(rank) if d not in dropped]
+    found = no_nodes((*batch, *window))
+    for at in np.ndindex(*batch):
+        starts, inside = window_start(ctx, value.shape, sizes, numbers, at, indices[at], clamp=clamp)
+        block = _read(ctx, value, own, starts[:rank], sizes[:rank])
+        if inside is not None:
+            block = _filled(ctx, block, inside, ctx.constant(fill, value.dtype))
+        found[(*at, ...)] = block.reshape(window)
+    axes = numbers.offset_dims[: len(window)]
+    found = np.moveaxis(found, range(len(batch), found.ndim), axes)
+    return [Scalars(found, value.dtype) if own is None else own.again(found)]
+
+
+def _keeps_rows(value: Value, equation: Equation, numbers: Any, sizes: Sequence[int]) -> bool:
+    """Whether a gather takes rows as wholes, and gives them as such."""
+    last = len(value.shape) - 1
+    touched = {*numbers.start_index_map, *numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    stays_last = numbers.offset_dims[-1:] == (len(equation.shape) - 1,)
+    return isinstance(value, Rows) and last not in touched and sizes[last] == value.shape[last] and stays_last
+
+
+def window_start(
+    ctx: Lowering,
+    shape: Sequence[int],
+    sizes: Sequence[int],
+    numbers: Any,
+    at: tuple[int, ...],
+    index: NodeArray,
+    *,
+    clamp: bool,
+) -> tuple[list[Start], Node | None]:
+    """Where a gather's window begins in the array, and whether all of it is inside; None where that is sure.
+
+    Args:
+        ctx: where nodes are made.
+        shape: of the array.
+        sizes: of the window, along all axes of the array.
+        numbers: a `jax.lax.GatherDimensionNumbers`.
+        at: which of the windows.
+        index: its index vector.
+        clamp: whether windows are moved inside.
+    """
+    starts: list[Start] = [0] * len(shape)
+    for d, batch in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
+        starts[d] = at[batch]
+    checks = []
+    for d, node in zip(numbers.start_index_map, index, strict=True):
+        starts[d], inside = start_of(ctx, node, shape[d] - sizes[d], clamp=clamp)
+        checks += [] if inside is None else [inside]
+    if not checks:
+        return starts, None
+    whole = checks[0]
+    for check in checks[1:]:
+        whole = ctx.apply("and", whole, check)
+    return starts, whole
+
+
+def _read(
+    ctx: Lowering, value: Value, own: Cells | None, starts: Sequence[Start], sizes: Sequence[int]
+) -> NodeArray:
+    if own is not None:
+        return dynamic_slice_by_select(ctx, own.nodes, starts, sizes)
+    assert isinstance(value, Const | Uniform)
+    if is_in_memory(value, starts, sizes):
+        return load_slice(ctx, value, starts, sizes)
+    return dynamic_slice_by_select(ctx, ctx.scalars(value).nodes, starts, sizes)
+
+
+def _filled(ctx: Lowering, block: NodeArray, inside: Node, fill: Node) -> NodeArray:
+    found = no_nodes(block.shape)
+    for at in np.ndindex(*block.shape):
+        found[at] = select(ctx, inside, block[at], fill)
+    return found
+
+
+RULES: dict[str, Rule] = {"dynamic_slice": _dynamic_slice, "gather": _gather}

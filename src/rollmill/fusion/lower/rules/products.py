@@ -1,0 +1,321 @@
+"""Matrix products: of an environment's vectors with matrices that all share, and small ones of its own.
+
+Letters: `b` batch, `f` and `g` free axes of the two sides, `c` what is summed over, `n` columns of a matrix.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from rollmill.fusion.errors import LoweringError
+from rollmill.fusion.ir import Node, is_float
+from rollmill.fusion.lower.context import Lowering, Uniforms
+from rollmill.fusion.lower.movement import gather_static, reshaped, transposed
+from rollmill.fusion.lower.rule import Equation, Rule
+from rollmill.fusion.lower.rules.elementwise import converted
+from rollmill.fusion.lower.rules.reductions import row_total
+from rollmill.fusion.lower.values import (
+    NARROW,
+    Concat,
+    Const,
+    NodeArray,
+    OuterProduct,
+    Rows,
+    Scalars,
+    Uniform,
+    Value,
+    alone,
+    is_shared,
+    no_nodes,
+    positions,
+)
+
+MOST_MULTIPLIED = 4096
+"""Multiplications of one product that is written out number by number."""
+
+MOST_UNROLLED = 32
+"""Elements of a vector of scalars whose product with few columns is written out."""
+
+
+class Sides(NamedTuple):
+    """The axes of an operand, by their part in the product."""
+
+    batch: tuple[int, ...]
+    free: tuple[int, ...]
+    summed: tuple[int, ...]
+
+
+def _dot_general(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    (summed, batch) = equation.params["dimension_numbers"]
+    sides = [_sides(value, tuple(c), tuple(b)) for value, c, b in zip(values, summed, batch, strict=True)]
+    one, other = values
+    dtype = equation.dtype
+    if is_shared(other):
+        return [_with_shared(ctx, one, sides[0], other, sides[1], dtype)]
+    if is_shared(one) and not _has_free_rows(other, sides[1]):
+        turned = _with_shared(ctx, other, sides[1], one, sides[0], dtype)
+        return [_exchanged(ctx, turned, *map(len, (sides[0].batch, sides[1].free, sides[0].free)))]
+    if all(len(value.shape) == 1 and side.free for value, side in zip(values, sides, strict=True)):
+        return [OuterProduct(one, other, dtype)]
+    return [_of_two(ctx, one, sides[0], other, sides[1], dtype)]
+
+
+def materialised(ctx: Lowering, product: OuterProduct) -> Value:
+    """The numbers, or rows, of a product of vectors."""
+    side = Sides(batch=(), free=(0,), summed=())
+    return _of_two(ctx, product.left, side, product.right, side, product.dtype)
+
+
+def _sides(value: Value, summed: tuple[int, ...], batch: tuple[int, ...]) -> Sides:
+    free = tuple(axis for axis in range(len(value.shape)) if axis not in (*summed, *batch))
+    return Sides(batch, free, summed)
+
+
+def _exchanged(ctx: Lowering, value: Value, batch: int, first: int, second: int) -> Value:
+    """From `[b, f, g]` to `[b, g, f]`."""
+    axes = (*range(batch), *range(batch + first, batch + first + second), *range(batch, batch + first))
+    return transposed(ctx, value, axes)
+
+
+def _has_free_rows(value: Value, sides: Sides) -> bool:
+    """Whether a value has rows that are no vectors to multiply, but lie across."""
+    return isinstance(value, Rows) and len(value.shape) - 1 in sides.free[-1:]
+
+
+# --- with a matrix that all environments share --------------------------------------------------------------
+
+
+class Matrix(NamedTuple):
+    """A shared matrix `[c, n]`, and how it lies in memory."""
+
+    array: Any
+    """`[c, n]`, or `[n, c]`."""
+    transposed: bool
+    summed: int
+    columns: int
+
+    def rows(self, first: int, count: int) -> "Matrix":
+        """Some of what is summed over."""
+        if count == self.summed:
+            return self
+        own = slice(first, first + count)
+        return self._replace(array=self.array[:, own] if self.transposed else self.array[own], summed=count)
+
+    def chosen(self, uniforms: Uniforms, chosen: np.ndarray) -> "Matrix":
+        """Those of what is summed over, the same array each time."""
+        places = positions(self.array.shape)[:, chosen] if self.transposed else positions(self.array.shape)[chosen]
+        is_known = isinstance(self.array, np.ndarray)
+        array = self.array.reshape(-1)[places] if is_known else uniforms.picked(Uniform(self.array, places))
+        return self._replace(array=array, summed=len(chosen))
+
+
+def _with_shared(ctx: Lowering, value: Value, sides: Sides, shared: Value, theirs: Sides, dtype: Any) -> Value:
+    """`[b, f, g]`, where `g` are the free axes of the shared array."""
+    lead = tuple(value.shape[axis] for axis in (*sides.batch, *sides.free))
+    places = positions(value.shape).transpose((*sides.batch, *sides.free, *sides.summed))
+    vectors = gather_static(ctx, value, places.reshape(*lead, -1))
+    batch, columns = lead[: len(sides.batch)], tuple(shared.shape[axis] for axis in theirs.free)
+    found = []
+    for at in np.ndindex(*lead):
+        matrix = _matrix(ctx, shared, theirs, at[: len(batch)])
+        vector = gather_static(ctx, vectors, positions(vectors.shape)[(*at, ...)])
+        found.append(vector_matrix(ctx, vector, matrix, dtype))
+    if not found:
+        raise LoweringError("a product without any vectors")
+    whole = gathered(ctx, found, lead, found[0].shape[-1])
+    return reshaped(ctx, whole, (*lead, *columns)) if len(columns) != 1 else whole
+
+
+def gathered(ctx: Lowering, found: Sequence[Value], lead: tuple[int, ...], width: int) -> Value:
+    """Vectors of one width as an array `[*lead, width]`."""
+    if any(isinstance(value, Rows | Concat) for value in found):
+        nodes = no_nodes(len(found))
+        nodes[:] = [ctx.rows(value).nodes[()] for value in found]
+        return Rows(nodes.reshape(lead), width, found[0].dtype)
+    nodes = np.stack([ctx.scalars(value).nodes for value in found])
+    return Scalars(nodes.reshape(*lead, width), found[0].dtype)
+
+
+def _matrix(ctx: Lowering, shared: Value, sides: Sides, at: tuple[int, ...]) -> Matrix:
+    """The matrix of one batch; transposed where it lies in memory so that it need not be moved."""
+    array = ctx.array(shared)
+    summed = int(np.prod([array.shape[axis] for axis in sides.summed], initial=1))
+    columns = int(np.prod([array.shape[axis] for axis in sides.free], initial=1))
+    as_it_is = (*sides.batch, *sides.summed, *sides.free), (*sides.batch, *sides.free, *sides.summed)
+    own = tuple(range(array.ndim))
+    turned = own == as_it_is[1] and own != as_it_is[0]
+    if own not in as_it_is:
+        array = jnp.transpose(array, as_it_is[0])
+    if at:
+        array = array.reshape(-1, *array.shape[len(sides.batch) :])[_row_of(at, array.shape)]
+    return Matrix(array.reshape((columns, summed) if turned else (summed, columns)), turned, summed, columns)
+
+
+def _row_of(at: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    return int(np.ravel_multi_index(at, shape[: len(at)]))
+
+
+def vector_matrix(ctx: Lowering, vector: Value, matrix: Matrix, dtype: Any) -> Value:
+    """A vector `[c]` times a shared matrix `[c, n]`."""
+    if isinstance(vector, Concat):
+        return _of_parts(ctx, vector, matrix, dtype)
+    few = isinstance(vector, Scalars) and matrix.summed <= MOST_UNROLLED
+    if not is_float(dtype) or (few and matrix.columns <= NARROW):
+        return _written_out(ctx, vector, matrix, dtype)
+    if matrix.columns <= NARROW:
+        return _column_by_column(ctx, vector, matrix, dtype)
+    if isinstance(vector, Scalars) and any(node.op == "constant" for node in vector.nodes):
+        return _with_known(ctx, vector, matrix, dtype)
+    if matrix.summed == 1:
+        return _multiple(ctx, ctx.scalar(vector), matrix, dtype)
+    row = ctx.rows(vector).nodes[()]
+    slot = ctx.uniforms.slot(matrix.array)
+    attributes = (slot, matrix.summed, matrix.columns, 0, matrix.transposed)
+    row = ctx.region.emit("dot", row, dtype=dtype, width=matrix.columns, attributes=attributes)
+    return Rows(alone(row), matrix.columns, dtype)
+
+
+def _with_known(ctx: Lowering, vector: Scalars, matrix: Matrix, dtype: Any) -> Rows:
+    """A vector of which some numbers are known: what they add to the product is the same for all environments.
+
+    Agents with the same weights that see the same, but for who they are, have the rest of it in common. Zeros are
+    left out, also where a weight is not finite.
+    """
+    is_known = np.array([node.op == "constant" for node in vector.nodes])
+    numbers = np.array([node.value if known else 0 for node, known in zip(vector.nodes, is_known, strict=True)])
+    rows = matrix.chosen(ctx.uniforms, np.flatnonzero(numbers))
+    turned = ctx.uniforms.turned(rows.array) if rows.transposed else rows.array
+    known = ctx.uniforms.combined(turned, numbers[numbers != 0].astype(np.float32), np.dtype(dtype))
+    if is_known.all():
+        return Rows(alone(ctx.uniform_row(known)), matrix.columns, dtype)
+    own = matrix.chosen(ctx.uniforms, np.flatnonzero(~is_known))
+    found = ctx.rows(vector_matrix(ctx, Scalars(vector.nodes[~is_known], vector.dtype), own, dtype))
+    if not rows.summed:
+        return found
+    return Rows(alone(ctx.apply("add", found.nodes[()], ctx.uniform_row(known))), matrix.columns, dtype)
+
+
+def _of_parts(ctx: Lowering, vector: Concat, matrix: Matrix, dtype: Any) -> Value:
+    """Vectors side by side: the sum of their products with parts of the matrix."""
+    first, found = 0, []
+    for part in vector.parts:
+        size = part.shape[-1]
+        own = part if not is_shared(part) else ctx.scalars(part)
+        found.append(vector_matrix(ctx, own, matrix.rows(first, size), dtype))
+        first += size
+    if any(isinstance(value, Rows) for value in found):
+        total = reduce(lambda a, b: ctx.apply("add", a, b), [ctx.rows(value).nodes[()] for value in found])
+        return Rows(alone(total), matrix.columns, dtype)
+    add = np.frompyfunc(lambda a, b: ctx.apply("add", a, b), 2, 1)
+    return Scalars(reduce(add, [ctx.scalars(value).nodes for value in found]), dtype)
+
+
+def _written_out(ctx: Lowering, vector: Value, matrix: Matrix, dtype: Any) -> Scalars:
+    """Number by number."""
+    _check_multiplied(matrix.summed * matrix.columns)
+    weights = ctx.scalars(_as_value(matrix.array)).nodes
+    weights = weights.T if matrix.transposed else weights
+    numbers = ctx.scalars(vector).nodes
+    sums = [sum_of_products(ctx, numbers, weights[:, n], dtype) for n in range(matrix.columns)]
+    return Scalars(np.array(sums, object), dtype)
+
+
+def _as_value(array: Array | np.ndarray) -> Const | Uniform:
+    return Const(array) if isinstance(array, np.ndarray) else Uniform(array)
+
+
+def _column_by_column(ctx: Lowering, vector: Value, matrix: Matrix, dtype: Any) -> Scalars:
+    """Few columns: the sum over each one's products, for a kernel's matrix products are wide."""
+    row = ctx.rows(vector).nodes[()]
+    turned = matrix.array if matrix.transposed else ctx.uniforms.turned(matrix.array)
+    columns = ctx.row_operands(_as_value(turned), (matrix.columns, matrix.summed))
+    return Scalars(np.array([_sum_over_columns(ctx, row, column, dtype) for column in columns], object), dtype)
+
+
+def _multiple(ctx: Lowering, number: Node, matrix: Matrix, dtype: Any) -> Rows:
+    """The only row of a matrix, times a number."""
+    whole = ctx.uniforms.turned(matrix.array) if matrix.transposed else matrix.array
+    (row,) = ctx.row_operands(_as_value(whole), (1, matrix.columns))
+    return ctx.rows_of(alone(_product(ctx, number, row, dtype)), matrix.columns, dtype)
+
+
+# --- of two that differ from environment to environment ---------------------------------------------------------
+
+
+def _of_two(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, dtype: Any) -> Value:
+    """`[b, f, g]`, written out; along rows where what is summed over, or what lies across, is a row."""
+    if _has_free_rows(other, theirs):
+        return _across(ctx, one, own, other, theirs, dtype)
+    left, right = _vectors(ctx, one, own), _vectors(ctx, other, theirs)
+    batch = left.shape[: len(own.batch)]
+    free = left.shape[len(own.batch) : -1], right.shape[len(theirs.batch) : -1]
+    if isinstance(left, Rows) or isinstance(right, Rows):
+        left, right, of_pair = ctx.rows(left), ctx.rows(right), _sum_over_columns
+    else:
+        left, right, of_pair = ctx.scalars(left), ctx.scalars(right), sum_of_products
+        _check_multiplied(int(np.prod([*batch, *free[0], *free[1], left.shape[-1]])))
+    found = no_nodes((*batch, *free[0], *free[1]))
+    for b in np.ndindex(*batch):
+        for f in np.ndindex(*free[0]):
+            for g in np.ndindex(*free[1]):
+                found[(*b, *f, *g)] = of_pair(ctx, left.nodes[(*b, *f)], right.nodes[(*b, *g)], dtype)
+    return Scalars(found, dtype)
+
+
+def _vectors(ctx: Lowering, value: Value, sides: Sides) -> Value:
+    """`[b, free, c]`."""
+    moved = positions(value.shape).transpose((*sides.batch, *sides.free, *sides.summed))
+    lead = moved.shape[: len(sides.batch) + len(sides.free)]
+    return gather_static(ctx, value, moved.reshape(*lead, -1))
+
+
+def _across(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, dtype: Any) -> Value:
+    """Sums of rows, each times a number."""
+    assert isinstance(other, Rows)
+    weights = ctx.scalars(_vectors(ctx, one, own)).nodes
+    leading = (*theirs.batch, *theirs.free[:-1], *theirs.summed)
+    rows = other.nodes.transpose(leading)
+    kept = len(theirs.batch) + len(theirs.free) - 1
+    rows = rows.reshape(*rows.shape[:kept], -1)
+    batch, free = weights.shape[: len(own.batch)], weights.shape[len(own.batch) : -1]
+    across = rows.shape[len(theirs.batch) : kept]
+    _check_multiplied(int(np.prod([*batch, *free, *across, rows.shape[-1]])))
+    found = no_nodes((*batch, *free, *across))
+    for b in np.ndindex(*batch):
+        for f in np.ndindex(*free):
+            for g in np.ndindex(*across):
+                found[(*b, *f, *g)] = sum_of_products(ctx, weights[(*b, *f)], rows[(*b, *g)], dtype)
+    return Rows(found, other.width, dtype)
+
+
+def sum_of_products(ctx: Lowering, one: NodeArray, other: NodeArray, dtype: Any) -> Node:
+    """The product of two vectors of nodes, added up one after the other."""
+    products = [_product(ctx, a, b, dtype) for a, b in zip(one, other, strict=True)]
+    if not products:
+        return ctx.constant(0, dtype)
+    return converted(ctx, reduce(lambda a, b: ctx.apply("add", a, b), products), dtype)
+
+
+def _sum_over_columns(ctx: Lowering, one: Node, other: Node, dtype: Any) -> Node:
+    return converted(ctx, row_total(ctx, "add", _product(ctx, one, other, dtype)), dtype)
+
+
+def _product(ctx: Lowering, one: Node, other: Node, dtype: Any) -> Node:
+    """A product as it is summed: of short floats in long ones, as matrix products do."""
+    wide = np.float32 if is_float(np.dtype(dtype)) else dtype
+    return ctx.apply("mul", converted(ctx, one, wide), converted(ctx, other, wide))
+
+
+def _check_multiplied(count: int) -> None:
+    if count > MOST_MULTIPLIED:
+        raise LoweringError(
+            f"a matrix product of {count} multiplications in each environment; at most {MOST_MULTIPLIED} are "
+            "written out. Products with matrices that all environments share are not limited"
+        )
+
+
+RULES: dict[str, Rule] = {"dot_general": _dot_general}

@@ -1,0 +1,213 @@
+"""Sums, extremes and the like along axes, and running ones."""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from rollmill.fusion.ir import Node, is_float
+from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.movement import joined
+from rollmill.fusion.lower.rule import Equation, Rule
+from rollmill.fusion.lower.rules.elementwise import applied, converted
+from rollmill.fusion.lower.values import (
+    Concat,
+    NodeArray,
+    Rows,
+    Scalars,
+    Value,
+    alone,
+    no_nodes,
+)
+
+Combine = Callable[[Node, Node], Node]
+
+REDUCTIONS = {
+    "reduce_sum": "add",
+    "reduce_prod": "mul",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_and": "and",
+    "reduce_or": "or",
+    "reduce_xor": "xor",
+}
+"""Primitive to the operation between two elements."""
+
+RUNNING = {"cumsum": "add", "cumprod": "mul", "cummax": "max", "cummin": "min"}
+
+OVER_COLUMNS = {"add": "row_sum", "max": "row_max", "min": "row_min", "or": "row_max", "and": "row_min"}
+"""Of a row; the last two of booleans, as integers."""
+
+
+# --- along axes -----------------------------------------------------------------------------------------
+
+
+def _by_op(op: str) -> Rule:
+    def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+        return [reduced(ctx, op, values[0], equation.params["axes"])]
+
+    return rule
+
+
+def reduced(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
+    """An array without some axes, its elements along them combined one after the other."""
+    last = len(value.shape) - 1
+    leading = tuple(axis for axis in axes if axis != last)
+    if isinstance(value, Concat):
+        parts = [reduced(ctx, op, part, axes) for part in value.parts]
+        return reduce(lambda a, b: applied(ctx, op, a, b), parts) if last in axes else joined(ctx, parts)
+    combine = lambda a, b: ctx.apply(op, a, b)
+    if isinstance(value, Rows):
+        rows = Rows(_along(combine, value.nodes, leading), value.width, value.dtype)
+        if last not in axes:
+            return rows
+        if op in OVER_COLUMNS and (op not in ("and", "or") or value.dtype == np.bool_):
+            return _over_columns(ctx, op, rows)
+        value, axes = ctx.scalars(rows), (len(rows.shape) - 1,)
+    nodes = ctx.scalars(value).nodes
+    if 0 in nodes.shape:
+        shape = tuple(size for axis, size in enumerate(nodes.shape) if axis not in axes)
+        return Scalars(np.full(shape, ctx.constant(of_none(op, value.dtype), value.dtype), object), value.dtype)
+    return Scalars(_along(combine, nodes, axes), value.dtype)
+
+
+def _along(combine: Combine, nodes: NodeArray, axes: Sequence[int]) -> NodeArray:
+    """Nodes without some axes."""
+    if not axes:
+        return nodes
+    kept = [axis for axis in range(nodes.ndim) if axis not in axes]
+    moved = nodes.transpose([*kept, *axes])
+    flat = moved.reshape(*moved.shape[: len(kept)], -1)
+    found = no_nodes(flat.shape[:-1])
+    for at in np.ndindex(*found.shape):
+        found[at] = reduce(combine, flat[at])
+    return found
+
+
+def _over_columns(ctx: Lowering, op: str, rows: Rows) -> Scalars:
+    found = no_nodes(rows.nodes.shape)
+    for at in np.ndindex(*found.shape):
+        found[at] = row_total(ctx, op, rows.nodes[at])
+    return Scalars(found, rows.dtype)
+
+
+def row_total(ctx: Lowering, op: str, row: Node) -> Node:
+    """The columns of a row combined to one number."""
+    numbers = converted(ctx, row, np.int32) if row.dtype == np.bool_ else row
+    total = ctx.region.emit(OVER_COLUMNS[op], numbers, dtype=numbers.dtype)
+    return converted(ctx, total, row.dtype)
+
+
+def of_none(op: str, dtype: Any) -> Any:
+    """What an operation gives where there is nothing to combine."""
+    limits = jnp.finfo(dtype) if is_float(dtype) else None if dtype == np.bool_ else np.iinfo(dtype)
+    match op:
+        case "max":
+            return False if limits is None else -np.inf if is_float(dtype) else limits.min
+        case "min":
+            return True if limits is None else np.inf if is_float(dtype) else limits.max
+        case "and":
+            return -1
+    return 1 if op == "mul" else 0
+
+
+# --- running ----------------------------------------------------------------------------------------------
+
+
+def _running(combine_of: Callable[[Lowering], Combine]) -> Rule:
+    def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+        axis, reverse = equation.params["axis"], equation.params["reverse"]
+        nodes = np.moveaxis(ctx.scalars(values[0]).nodes, axis, -1)
+        found = _accumulated(combine_of(ctx), nodes[..., ::-1] if reverse else nodes)
+        return [Scalars(np.moveaxis(found[..., ::-1] if reverse else found, -1, axis), equation.dtype)]
+
+    return rule
+
+
+def _accumulated(combine: Combine, nodes: NodeArray) -> NodeArray:
+    found = nodes.copy()
+    for place in range(1, nodes.shape[-1]):
+        for at in np.ndindex(*nodes.shape[:-1]):
+            found[(*at, place)] = combine(found[(*at, place - 1)], nodes[(*at, place)])
+    return found
+
+
+def _log_add_exp(ctx: Lowering) -> Combine:
+    """`log(exp(a) + exp(b))`; infinities of one sign stay what they are."""
+
+    def combine(a: Node, b: Node) -> Node:
+        greatest, gap = ctx.apply("max", a, b), ctx.apply("sub", a, b)
+        rest = ctx.apply("log1p", ctx.apply("exp", ctx.apply("neg", ctx.apply("abs", gap))))
+        is_nan = ctx.apply("ne", gap, gap)
+        return ctx.apply("select", is_nan, ctx.apply("add", a, b), ctx.apply("add", greatest, rest))
+
+    return combine
+
+
+# --- the place of an extreme ----------------------------------------------------------------------------------
+
+
+def _argument_of(op: str) -> Rule:
+    """The first of the greatest, or of the least; NaN before all."""
+
+    def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+        (axis,) = equation.params["axes"]
+        nodes = np.moveaxis(ctx.scalars(values[0]).nodes, axis, -1)
+        found = no_nodes(nodes.shape[:-1])
+        for at in np.ndindex(*found.shape):
+            found[at] = _first_best(ctx, op, list(nodes[at]), equation.dtype)
+        return [Scalars(found, equation.dtype)]
+
+    return rule
+
+
+def _first_best(ctx: Lowering, op: str, nodes: Sequence[Node], dtype: Any) -> Node:
+    best, place = nodes[0], ctx.constant(0, dtype)
+    for number, node in enumerate(nodes[1:], start=1):
+        better = is_better(ctx, op, node, best)
+        best = ctx.apply("select", better, node, best)
+        place = ctx.apply("select", better, ctx.constant(number, dtype), place)
+    return place
+
+
+def is_better(ctx: Lowering, op: str, node: Node, best: Node) -> Node:
+    """Whether a later number replaces the best one so far; `op` is "gt" or "lt". The first NaN is the best."""
+    if not is_float(node.dtype):
+        return ctx.apply(op, node, best)
+    not_worse = ctx.apply("not", ctx.apply({"gt": "le", "lt": "ge"}[op], node, best))  # or either is NaN
+    return ctx.apply("and", not_worse, ctx.apply("eq", best, best))
+
+
+# --- by a function of the caller's ------------------------------------------------------------------------------
+
+
+def _reduce(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    """`jax.lax.reduce` of any function, and of several arrays together."""
+    count, axes = len(values) // 2, equation.params["dimensions"]
+    arrays, starts = [ctx.scalars(value) for value in values[:count]], list(values[count:])
+    shape = arrays[0].shape
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    flat = [array.nodes.transpose([*kept, *axes]).reshape(*(shape[axis] for axis in kept), -1) for array in arrays]
+    found = [no_nodes(equation.shape) for _ in arrays]
+    for at in np.ndindex(*equation.shape):
+        totals = starts
+        for place in range(flat[0].shape[-1]):
+            own = [
+                Scalars(alone(nodes[(*at, place)]), array.dtype) for nodes, array in zip(flat, arrays, strict=True)
+            ]
+            totals = ctx.read(equation.params["jaxpr"], [*totals, *own], ctx)
+        for nodes, total in zip(found, totals, strict=True):
+            nodes[at] = ctx.scalar(total)
+    return [Scalars(nodes, array.dtype) for nodes, array in zip(found, arrays, strict=True)]
+
+
+RULES: dict[str, Rule] = {
+    **{name: _by_op(op) for name, op in REDUCTIONS.items()},
+    **{name: _running(lambda ctx, own=op: lambda a, b: ctx.apply(own, a, b)) for name, op in RUNNING.items()},
+    "cumlogsumexp": _running(_log_add_exp),
+    "argmax": _argument_of("gt"),
+    "argmin": _argument_of("lt"),
+    "reduce": _reduce,
+}

@@ -1,0 +1,170 @@
+"""Operations that only move elements, and so cost nothing."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollmill.fusion.errors import LoweringError
+from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.movement import gather_static, joined, reshaped
+from rollmill.fusion.lower.rule import Equation, Rule
+from rollmill.fusion.lower.values import Const, OuterProduct, Rows, Scalars, Uniform, Value, positions
+
+Move = Callable[..., np.ndarray]
+"""`(array, **params) -> array`, by NumPy."""
+
+
+def _broadcast(
+    array: np.ndarray, *, shape: Sequence[int], broadcast_dimensions: Sequence[int], **_: Any
+) -> np.ndarray:
+    axes = [1] * len(shape)
+    for size, axis in zip(array.shape, broadcast_dimensions, strict=True):
+        axes[axis] = size
+    return np.broadcast_to(array.reshape(axes), tuple(shape))
+
+
+def _reshape(array: np.ndarray, *, new_sizes: Sequence[int], dimensions: Any = None, **_: Any) -> np.ndarray:
+    if dimensions is not None:
+        array = array.transpose(dimensions)
+    return array.reshape(tuple(new_sizes))
+
+
+def _slice(
+    array: np.ndarray,
+    *,
+    start_indices: Sequence[int],
+    limit_indices: Sequence[int],
+    strides: Sequence[int] | None,
+    **_: Any,
+) -> np.ndarray:
+    steps = strides or [1] * array.ndim
+    return array[tuple(map(slice, start_indices, limit_indices, steps))]
+
+
+MOVES: dict[str, Move] = {
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "slice": _slice,
+    "squeeze": lambda array, *, dimensions, **_: array.squeeze(tuple(dimensions)),
+    "expand_dims": lambda array, *, dimensions, **_: np.expand_dims(array, tuple(dimensions)),
+    "transpose": lambda array, *, permutation, **_: array.transpose(permutation),
+    "rev": lambda array, *, dimensions, **_: np.flip(array, tuple(dimensions)),
+    "tile": lambda array, *, reps, **_: np.tile(array, tuple(reps)),
+}
+"""Primitives that put elements in other places, or repeat them."""
+
+
+def _by_move(move: Move) -> Rule:
+    def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+        if len(values) != 1:
+            raise LoweringError("a shape is not known while tracing")
+        (value,) = values
+        return [gather_static(ctx, value, move(positions(value.shape), **equation.params))]
+
+    return rule
+
+
+def _transpose(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    (value,) = values
+    if isinstance(value, OuterProduct):
+        turned = tuple(equation.params["permutation"]) == (1, 0)
+        return [OuterProduct(value.right, value.left, value.dtype) if turned else value]
+    return _by_move(MOVES["transpose"])(ctx, equation, values)
+
+
+def _split(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    (value,), axis = values, equation.params["axis"]
+    ends = np.cumsum(equation.params["sizes"])[:-1]
+    parts = np.split(positions(value.shape), ends, axis=axis)
+    return _only_needed(ctx, equation, value, parts)
+
+
+def _unstack(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    (value,), axis = values, equation.params["axis"]
+    places = np.moveaxis(positions(value.shape), axis, 0)
+    return _only_needed(ctx, equation, value, [places[n, ...] for n in range(len(places))])
+
+
+def _only_needed(ctx: Lowering, equation: Equation, value: Value, parts: Sequence[np.ndarray]) -> list[Value]:
+    pairs = zip(parts, equation.needed, strict=True)
+    return [gather_static(ctx, value, part) if needed else Const(np.zeros(0)) for part, needed in pairs]
+
+
+def _concatenate(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    return [concatenated(ctx, values, equation.params["dimension"])]
+
+
+def _stack(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    return [stacked(ctx, values, equation.params["axis"])]
+
+
+def stacked(ctx: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
+    """Values of one shape along a new axis."""
+    shape = list(values[0].shape)
+    shape.insert(axis, 1)
+    return concatenated(ctx, [reshaped(ctx, value, tuple(shape)) for value in values], axis)
+
+
+def concatenated(ctx: Lowering, values: Sequence[Value], axis: int) -> Value:
+    """Values one behind the other along an axis."""
+    values = [value for value in values if value.shape[axis]] or values[:1]
+    if len(values) == 1:
+        return values[0]
+    if not any(isinstance(value, Rows) or hasattr(value, "parts") for value in values):
+        nodes = [ctx.scalars(value).nodes for value in values]
+        return Scalars(np.concatenate(nodes, axis=axis), values[0].dtype)
+    if axis == len(values[0].shape) - 1:
+        return joined(ctx, list(values))
+    rows = [ctx.rows(value) for value in values]
+    return Rows(np.concatenate([part.nodes for part in rows], axis=axis), rows[0].width, rows[0].dtype)
+
+
+def _pad(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    value, fill = values
+    places = padded(positions(value.shape), equation.params["padding_config"])
+    return [gather_static(ctx, value, places, ctx.scalar(fill))]
+
+
+def padded(places: np.ndarray, config: Sequence[tuple[int, int, int]]) -> np.ndarray:
+    """Places with -1 where there is padding; negative padding cuts off."""
+    for axis, (low, high, inside) in enumerate(config):
+        size = places.shape[axis]
+        spread = np.full((*places.shape[:axis], max(0, size + (size - 1) * inside), *places.shape[axis + 1 :]), -1)
+        np.moveaxis(spread, axis, 0)[:: inside + 1] = np.moveaxis(places, axis, 0)
+        widths = [(0, 0)] * places.ndim
+        widths[axis] = (max(low, 0), max(high, 0))
+        spread = np.pad(spread, widths, constant_values=-1)
+        kept = slice(max(-low, 0), spread.shape[axis] - max(-high, 0))
+        places = spread[(slice(None),) * axis + (kept,)]
+    return places
+
+
+def _iota(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    axis = equation.params["dimension"]
+    axes = [1] * len(equation.shape)
+    axes[axis] = equation.shape[axis]
+    numbers = np.arange(equation.shape[axis]).astype(equation.dtype).reshape(axes)
+    return [Const(np.broadcast_to(numbers, equation.shape))]
+
+
+RULES: dict[str, Rule] = {
+    **{name: _by_move(move) for name, move in MOVES.items()},
+    "transpose": _transpose,
+    "split": _split,
+    "unstack": _unstack,
+    "concatenate": _concatenate,
+    "stack": _stack,
+    "pad": _pad,
+    "iota": _iota,
+}
+
+MOST_PICKED = 64
+"""Uniform arrays up to this size, and vectors, are moved around while tracing; others by the program around."""
+
+
+def is_moved_here(value: Value) -> bool:
+    """Whether the elements of a shared array are put in other places while tracing."""
+    if isinstance(value, Uniform) and value.places is None:
+        return value.array.ndim <= 1 or value.array.size <= MOST_PICKED
+    return True

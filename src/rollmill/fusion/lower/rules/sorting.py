@@ -1,0 +1,124 @@
+"""Sorting, as a fixed network of exchanges."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from rollmill.fusion.errors import LoweringError
+from rollmill.fusion.ir import Node, is_float
+from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.rule import Equation, Rule
+from rollmill.fusion.lower.rules.elementwise import ordered_bits
+from rollmill.fusion.lower.values import Scalars, Value, no_nodes
+
+MOST_SORTED = 64
+"""Elements along the axis of a sort."""
+
+FEW = 12
+"""Up to this many, neighbours are exchanged in turn, which needs no numbering to be stable."""
+
+
+def _sort(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    arrays = [ctx.scalars(value) for value in values]
+    keys = [_key(ctx, array) for array in arrays[: equation.params["num_keys"]]]
+    alike = all(key is array for key, array in zip(keys, arrays, strict=False)) and len(keys) == len(arrays)
+    return list(_sorted(ctx, arrays, keys, equation.params["dimension"], stable=not alike))
+
+
+def _top_k(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    """The greatest, the first of equals first; NaN is greater than all."""
+    axis, count = equation.params.get("axis", -1), equation.params["k"]
+    array = ctx.scalars(values[0])
+    numbers = np.array([ctx.constant(n, np.int32) for n in range(array.shape[axis])], object)
+    shape = [1] * len(array.shape)
+    shape[axis] = numbers.size
+    order = Scalars(np.broadcast_to(numbers.reshape(shape), array.shape), np.dtype(np.int32))
+    key = _key(ctx, array)
+    turned = _mapped(key, lambda node: ctx.apply("not", node))
+    kept = [slice(None)] * len(array.shape)
+    kept[axis] = slice(0, count)
+    found = _sorted(ctx, [array, order], [turned], axis, stable=True)
+    return [Scalars(part.nodes[tuple(kept)], part.dtype) for part in found]
+
+
+def _key(ctx: Lowering, array: Scalars) -> Scalars:
+    """Integers in the order of an array's elements: NaN comes last, and both zeros are equal."""
+    if array.dtype == np.bool_:
+        return _mapped(array, lambda node: ctx.apply("convert", node, dtype=np.int32))
+    if not is_float(array.dtype):
+        return array
+
+    def key(x: Node) -> Node:
+        bits = ordered_bits(ctx, x)
+        zero, last = ctx.constant(0, bits.dtype), ctx.constant(np.iinfo(bits.dtype).max, bits.dtype)
+        is_zero, is_number = ctx.apply("eq", x, ctx.constant(0, x.dtype)), ctx.apply("eq", x, x)
+        return ctx.apply("select", is_number, ctx.apply("select", is_zero, zero, bits), last)
+
+    return _mapped(array, key)
+
+
+def _mapped(array: Scalars, change: Callable[[Node], Node]) -> Scalars:
+    nodes = no_nodes(array.shape)
+    for at in np.ndindex(*array.shape):
+        nodes[at] = change(array.nodes[at])
+    return Scalars(nodes, nodes.flat[0].dtype if nodes.size else array.dtype)
+
+
+def _sorted(
+    ctx: Lowering, arrays: Sequence[Scalars], keys: Sequence[Scalars], axis: int, *, stable: bool
+) -> Iterator[Scalars]:
+    """The arrays in the order of the keys, along an axis."""
+    moved = [np.moveaxis(array.nodes, axis, -1) for array in (*arrays, *keys)]
+    size, own = moved[0].shape[-1], len(arrays)
+    if size > MOST_SORTED:
+        raise LoweringError(f"{size} elements are sorted; at most {MOST_SORTED} are, by a network of exchanges")
+    found = [nodes.copy() for nodes in moved[:own]]
+    for at in np.ndindex(*moved[0].shape[:-1]):
+        lines = [list(column) for column in zip(*(nodes[at] for nodes in moved), strict=True)]
+        for place, line in enumerate(_exchanged(ctx, lines, own, stable=stable)):
+            for nodes, node in zip(found, line, strict=False):
+                nodes[(*at, place)] = node
+    return (Scalars(np.moveaxis(nodes, -1, axis), array.dtype) for nodes, array in zip(found, arrays, strict=True))
+
+
+def _exchanged(ctx: Lowering, lines: list[list[Node]], own: int, *, stable: bool) -> list[list[Node]]:
+    """Elements in order, each of them a line of nodes: its first `own` ones, then those that it is sorted by."""
+    if len(lines) > FEW and stable:
+        lines = [[*line, ctx.constant(n, np.int32)] for n, line in enumerate(lines)]
+    for low, high in _neighbours(len(lines)) if len(lines) <= FEW else _merging(len(lines)):
+        one, other = lines[low], lines[high]
+        swap = _is_before(ctx, other[own:], one[own:])
+        lines[low] = [ctx.apply("select", swap, b, a) for a, b in zip(one, other, strict=True)]
+        lines[high] = [ctx.apply("select", swap, a, b) for a, b in zip(one, other, strict=True)]
+    return lines
+
+
+def _is_before(ctx: Lowering, one: Sequence[Node], other: Sequence[Node]) -> Node:
+    first = ctx.apply("lt", one[0], other[0])
+    if len(one) == 1:
+        return first
+    equal = ctx.apply("eq", one[0], other[0])
+    return ctx.apply("or", first, ctx.apply("and", equal, _is_before(ctx, one[1:], other[1:])))
+
+
+def _neighbours(size: int) -> Iterator[tuple[int, int]]:
+    """Exchanges of neighbours that sort: each turn brings the last of what is left to its end."""
+    for end in range(size - 1, 0, -1):
+        yield from ((place, place + 1) for place in range(end))
+
+
+def _merging(size: int) -> Iterator[tuple[int, int]]:
+    """Exchanges of Batcher's odd-even merge sort (1968), which are fewer."""
+    step = 1
+    while step < size:
+        distance = step
+        while distance >= 1:
+            for first in range(distance % step, size - distance, 2 * distance):
+                for low in range(first, first + min(distance, size - first - distance)):
+                    if low // (2 * step) == (low + distance) // (2 * step):
+                        yield low, low + distance
+            distance //= 2
+        step *= 2
+
+
+RULES: dict[str, Rule] = {"sort": _sort, "top_k": _top_k}

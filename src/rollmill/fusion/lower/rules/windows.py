@@ -1,0 +1,98 @@
+"""Pooling: the numbers under a window that moves over an array, combined to one."""
+
+from collections.abc import Sequence
+from functools import reduce
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from rollmill.fusion.errors import LoweringError
+from rollmill.fusion.ir import Node
+from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.rule import Equation, Rule
+from rollmill.fusion.lower.rules.indexing import cells
+from rollmill.fusion.lower.rules.reductions import of_none
+from rollmill.fusion.lower.rules.shapes import padded
+from rollmill.fusion.lower.values import Scalars, Value, alone, no_nodes, positions
+
+POOLS = {"reduce_window_sum": "add", "reduce_window_max": "max", "reduce_window_min": "min"}
+"""Primitive to the operation between two elements."""
+
+MOST_COMBINED = 4096
+"""Numbers, or rows, under all windows of one pooling."""
+
+
+def windows(
+    places: np.ndarray, sizes: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
+) -> np.ndarray:
+    """The places under each window, `[*outputs, *sizes]`."""
+    reach = [(size - 1) * step + 1 for size, step in zip(sizes, dilation, strict=True)]
+    if any(span > size for span, size in zip(reach, places.shape, strict=True)):
+        counts = [max(0, size - span + 1) for span, size in zip(reach, places.shape, strict=True)]
+        return np.zeros((*(-(-n // step) for n, step in zip(counts, strides, strict=True)), *sizes), int)
+    under = np.lib.stride_tricks.sliding_window_view(places, reach)
+    return under[(*(slice(None, None, n) for n in strides), *(slice(None, None, n) for n in dilation))]
+
+
+def spread(places: np.ndarray, padding: Sequence[tuple[int, int]], dilation: Sequence[int]) -> np.ndarray:
+    """Places with -1 around them and, where `dilation` is greater than one, between them."""
+    pairs = zip(padding, dilation, strict=True)
+    return padded(places, [(low, high, step - 1) for (low, high), step in pairs])
+
+
+def _under_windows(params: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
+    """`[*outputs, numbers of a window]`: places in an array of this shape, -1 for padding."""
+    rank = len(shape)
+    places = spread(positions(shape), params["padding"][:rank], params["base_dilation"][:rank])
+    own = (params[name][:rank] for name in ("window_dimensions", "window_strides", "window_dilation"))
+    under = windows(places, *own)
+    under = under.reshape(*under.shape[:rank], prod(under.shape[rank:]))
+    if under.size > MOST_COMBINED:
+        raise LoweringError(
+            f"{under[..., 0].size:,} windows of {under.shape[-1]:,} numbers; at most {MOST_COMBINED:,} numbers "
+            "under all windows are combined"
+        )
+    return under
+
+
+def _pool(op: str) -> Rule:
+    """Padding is what the operation gives of nothing, and is left out."""
+
+    def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+        (value,) = values
+        own = cells(ctx, value, whole_rows=_leaves_rows(equation.params))
+        under = _under_windows(equation.params, own.nodes.shape)
+        nothing = ctx.constant(of_none(op, own.dtype), own.dtype)
+        flat, found = own.nodes.reshape(-1), no_nodes(under.shape[:-1])
+        for at in np.ndindex(*found.shape):
+            inside: list[Node] = [flat[place] for place in under[at] if place >= 0]
+            found[at] = reduce(lambda a, b: ctx.apply(op, a, b), inside) if inside else nothing
+        return [own.again(found) if own.width is None else ctx.rows_of(found, own.width, own.dtype)]
+
+    return rule
+
+
+def _leaves_rows(params: dict[str, Any]) -> bool:
+    """Whether windows are one column wide, so that nothing happens along rows."""
+    trivial = params["padding"][-1] == (0, 0) and params["base_dilation"][-1] == 1
+    return trivial and params["window_dimensions"][-1] == params["window_strides"][-1] == 1
+
+
+def _reduce_window(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
+    """By a function of the caller's, of several arrays together; padding is left out, as XLA does."""
+    count = len(values) // 2
+    arrays, starts = [ctx.scalars(value) for value in values[:count]], list(values[count:])
+    under = _under_windows(equation.params, arrays[0].shape)
+    found = [no_nodes(under.shape[:-1]) for _ in arrays]
+    for at in np.ndindex(*under.shape[:-1]):
+        totals = starts
+        for place in under[at][under[at] >= 0]:
+            own = [Scalars(alone(array.nodes.flat[place]), array.dtype) for array in arrays]
+            totals = ctx.read(equation.params["jaxpr"], [*totals, *own], ctx)
+        for nodes, total in zip(found, totals, strict=True):
+            nodes[at] = ctx.scalar(total)
+    return [Scalars(nodes, array.dtype) for nodes, array in zip(found, arrays, strict=True)]
+
+
+RULES: dict[str, Rule] = {**{name: _pool(op) for name, op in POOLS.items()}, "reduce_window": _reduce_window}

@@ -1,0 +1,240 @@
+"""What an array of one environment is while its jaxpr is read: known, uniform, or made of nodes.
+
+NumPy arrays of nodes do what arrays do to shapes: slicing, reshaping, transposing and concatenating them costs
+nothing in the program. Shape letters: `n` columns of rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array
+
+from rollmill.fusion.errors import LoweringError
+from rollmill.fusion.ir import Node
+
+MOST_SCALARS = 1024
+"""Numbers of one array that are held as single nodes."""
+
+MOST_COLUMNS = 64
+"""Rows are taken apart into scalars up to this width."""
+
+NARROW = 8
+"""Up to this width, what is cut out of rows, and what matrix products give, is scalars."""
+
+LEAST_ROW = 33
+"""From this length on, vectors of floats that are handed in are rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A typed random key of each environment: two nodes of unsigned integers."""
+
+    first: Node
+    second: Node
+
+
+NodeArray: TypeAlias = Any
+"""A NumPy array of nodes, or of `KeyPair`s; NumPy's own types say nothing about objects."""
+
+
+class Const(NamedTuple):
+    """Numbers that are known while tracing."""
+
+    array: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Of the array."""
+        return self.array.dtype
+
+
+class Uniform(NamedTuple):
+    """An array that all environments have in common; the program around the kernel computes it."""
+
+    array: Array
+    places: np.ndarray | None = None
+    """Which elements of `array`, by their places in row-major order; all, in its shape, where it is left out."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array."""
+        return self.array.shape if self.places is None else self.places.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Of the array; a typed key's is no type of NumPy's."""
+        return self.array.dtype
+
+
+class Scalars(NamedTuple):
+    """A node for each element; of random keys, a `KeyPair`."""
+
+    nodes: NodeArray
+    """In the array's shape."""
+    dtype: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array."""
+        return self.nodes.shape
+
+
+class Rows(NamedTuple):
+    """A node for each row along the last axis."""
+
+    nodes: NodeArray
+    """In the array's shape without its last axis."""
+    width: int
+    dtype: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array."""
+        return (*self.nodes.shape, self.width)
+
+
+class Concat(NamedTuple):
+    """Arrays side by side along their last axis, at least one of them of rows: rows cannot be concatenated."""
+
+    parts: tuple["Value", ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole."""
+        return (*self.parts[0].shape[:-1], sum(part.shape[-1] for part in self.parts))
+
+    @property
+    def dtype(self) -> Any:
+        """Of each part."""
+        return self.parts[0].dtype
+
+
+class OuterProduct(NamedTuple):
+    """The products of each number of one vector with each of another, not written out.
+
+    Such is the gradient of a matrix of weights for one sample; where only sums over samples are wanted, it never
+    is written out.
+    """
+
+    left: "Value"
+    """`[f]`"""
+    right: "Value"
+    """`[g]`"""
+    dtype: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """`(f, g)`"""
+        return (*self.left.shape, *self.right.shape)
+
+
+Value: TypeAlias = Const | Uniform | Scalars | Rows | Concat | OuterProduct
+
+
+def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]], Any]) -> Scalars:
+    """An array of nodes, each made from its index.
+
+    Raises:
+        LoweringError: they are too many.
+    """
+    check_size(shape)
+    nodes = no_nodes(shape)
+    for at in np.ndindex(*shape):
+        nodes[at] = make(at)
+    return Scalars(nodes, dtype)
+
+
+def no_nodes(shape: int | Sequence[int]) -> NodeArray:
+    """An array for nodes to be put into."""
+    return np.empty(shape, object)
+
+
+def alone(node: Node) -> NodeArray:
+    """An array of one node, without axes."""
+    nodes = no_nodes(())
+    nodes[()] = node
+    return nodes
+
+
+def check_size(shape: tuple[int, ...], what: str = "an array") -> None:
+    """Refuses what has too many numbers."""
+    size = int(np.prod(shape))
+    if size > MOST_SCALARS:
+        raise LoweringError(
+            f"{what} of shape {shape} is {size} numbers of each environment, which do not fit on chip; at most "
+            f"{MOST_SCALARS} do. Keep less in the state, or make what is the same everywhere a parameter that all "
+            "environments share"
+        )
+
+
+def is_traced(array: Any) -> bool:
+    """Whether the numbers of an array are not known yet."""
+    return isinstance(array, Tracer)
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether elements of this type are random keys."""
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def shared(array: Any) -> Const | Uniform:
+    """An array that all environments have in common; keys are held as they are, for NumPy has none."""
+    if is_traced(array) or (isinstance(array, jax.Array) and is_key(array.dtype)):
+        return Uniform(array)
+    return Const(np.asarray(array))
+
+
+def is_shared(value: Value) -> bool:
+    """Whether all environments have it in common."""
+    return isinstance(value, Const | Uniform)
+
+
+def positions(shape: tuple[int, ...]) -> np.ndarray:
+    """The number of each element of an array in row-major order."""
+    return np.arange(np.prod(shape, dtype=int)).reshape(shape)
+
+
+def is_value(x: Any) -> bool:
+    """Whether something in a tree of results is a value."""
+    return isinstance(x, Const | OuterProduct | Rows | Scalars | Uniform)
+
+
+def flat_nodes(value: Value) -> list[Node]:
+    """The nodes of a value in row-major order, both of each key, and those of all its parts."""
+    match value:
+        case Const() | Uniform():
+            return []
+        case Concat(parts):
+            return [node for part in parts for node in flat_nodes(part)]
+        case OuterProduct(left, right):
+            return [*flat_nodes(left), *flat_nodes(right)]
+    found: list[Node] = []
+    for node in value.nodes.flat:
+        found.extend((node.first, node.second) if isinstance(node, KeyPair) else (node,))
+    return found
+
+
+def is_same(one: Value, other: Value, same_node: Callable[[Node, Node], bool]) -> bool:
+    """Whether two values are surely equal."""
+    match one, other:
+        case Const(a), Const(b):
+            return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        case Uniform(a, here), Uniform(b, there):
+            places = here is there or (here is not None and there is not None and np.array_equal(here, there))
+            return a is b and places
+        case (Scalars(), Scalars()) | (Rows(), Rows()):
+            pairs = zip(flat_nodes(one), flat_nodes(other), strict=True)
+            return one.shape == other.shape and all(same_node(*pair) for pair in pairs)
+        case Concat(a), Concat(b):
+            return len(a) == len(b) and all(is_same(*pair, same_node) for pair in zip(a, b, strict=True))
+    return False

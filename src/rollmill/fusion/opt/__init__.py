@@ -1,0 +1,1 @@
+"""Analyses and rewriting of programs: branches, segments of long programs, skinny matrix products."""

@@ -1,0 +1,109 @@
+"""Which nodes only matter to some environments, so that a block in which there are none may leave them out.
+
+What a new episode begins with is needed where the last one has ended, which in most blocks is nowhere.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rollmill.fusion.ir import ANYWHERE, Node
+
+LEAST_COST = 64
+"""Operations that are worth a branch."""
+
+
+class GuardedRegion(NamedTuple):
+    """Nodes that are read only where a condition holds."""
+
+    condition: Node
+    nodes: tuple[Node, ...]
+    """In order; none is read by anything but each other and the sides of selects that the condition chooses."""
+    results: tuple[Node, ...]
+    """Those that the selects choose."""
+
+
+def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[GuardedRegion]:
+    """The guards of a program that are worth a branch; no two share a node.
+
+    Args:
+        nodes: of a program, operands first.
+        outputs: of the program, which are read whatever the condition.
+    """
+    users, needed = _users(nodes), set(outputs)
+    found = []
+    for condition, selects in _decisions(nodes).items():
+        if not _is_worth_a_branch(_read_by_chosen(selects, users, needed)):  # most are not, which is soon seen
+            continue
+        inside = _read_by_chosen(selects, users, needed | _decided(selects, nodes))
+        if _is_worth_a_branch(inside):
+            found.append(_guard(condition, inside, nodes, users))
+            needed |= inside
+    return found
+
+
+def _decisions(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """The scalar conditions of selects, each with the selects that it decides."""
+    found: dict[Node, list[Node]] = {}
+    for node in nodes:
+        if node.op == "select" and node.operands[0].width is None:
+            found.setdefault(node.operands[0], []).append(node)
+    return found
+
+
+def _users(nodes: Sequence[Node]) -> dict[Node, list[tuple[Node, int]]]:
+    users: dict[Node, list[tuple[Node, int]]] = {node: [] for node in nodes}
+    for node in nodes:
+        for place, operand in enumerate(node.operands):
+            users[operand].append((node, place))
+    return users
+
+
+def _read_by_chosen(
+    selects: Sequence[Node], users: dict[Node, list[tuple[Node, int]]], needed: set[Node]
+) -> set[Node]:
+    """What nothing reads but the chosen sides of these selects, directly or not; nothing that is needed anyway."""
+    inside: set[Node] = set()
+    pending = [select.operands[1] for select in selects]
+    while pending:
+        node = pending.pop()
+        if node in inside or node in needed or node.op in ANYWHERE:
+            continue
+        if all(user in inside or _chooses(selects[0].operands[0], user, place) for user, place in users[node]):
+            inside.add(node)
+            pending.extend(node.operands)
+    return inside
+
+
+def _chooses(condition: Node, user: Node, place: int) -> bool:
+    return user.op == "select" and user.operands[0] is condition and place == 1
+
+
+def _decided(selects: Sequence[Node], nodes: Sequence[Node]) -> set[Node]:
+    """These selects, and what is computed from them: it comes after what they choose from."""
+    after = set(selects)
+    for node in nodes:
+        if not after.isdisjoint(node.operands):
+            after.add(node)
+    return after
+
+
+def _is_worth_a_branch(nodes: set[Node]) -> bool:
+    return sum(map(_cost, nodes)) >= LEAST_COST
+
+
+def _guard(
+    condition: Node, inside: set[Node], nodes: Sequence[Node], users: dict[Node, list[tuple[Node, int]]]
+) -> GuardedRegion:
+    ordered = tuple(node for node in nodes if node in inside)
+    results = tuple(node for node in ordered if any(_chooses(condition, *use) for use in users[node]))
+    return GuardedRegion(condition, ordered, results)
+
+
+def _cost(node: Node) -> float:
+    """Operations of a node, about."""
+    if node.op == "loop":
+        loop = node.attributes[0]
+        return (loop.turns or 10) * sum(map(_cost, loop.body.nodes()))
+    if node.op in (*ANYWHERE, "item"):
+        return 0
+    return float(node.width or 1)

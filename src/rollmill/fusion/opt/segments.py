@@ -1,0 +1,55 @@
+"""The order of long programs: rows together, and scalars together.
+
+From each matrix product, Triton looks for everything that depends on it and everything that this depends on, once
+more for each of these: hours in a program of thirty thousand nodes. It stays within the branch that the product
+stands in. So the scalars that are computed between two layers of products have a branch of their own.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from rollmill.fusion.ir import ANYWHERE, Node
+
+MOST_NODES = 5_000
+"""Of a program whose order does not matter."""
+
+
+class Segment(NamedTuple):
+    """Nodes that stand together."""
+
+    of_rows: bool
+    """Whether rows are among them, or what is made of one."""
+    nodes: Sequence[Node]
+
+
+def needs_segments(num_nodes: int) -> bool:
+    """Whether a compiler that follows what depends on what would follow it for hours."""
+    return num_nodes > MOST_NODES
+
+
+def segments_of(nodes: Sequence[Node]) -> list[Segment]:
+    """Nodes of a program, operands first, in as few stretches as can be where it is long; rows come first."""
+    if not needs_segments(len(nodes)):
+        return [Segment(True, nodes)]
+    level = _levels(nodes).__getitem__
+    return [Segment(n % 2 == 0, tuple(own)) for n, own in groupby(sorted(nodes, key=level), key=level)]
+
+
+def _levels(nodes: Sequence[Node]) -> dict[Node, int]:
+    """How often rows and scalars take turns before each node; those of rows are even."""
+    found: dict[Node, int] = {}
+    for node in nodes:
+        before = max((found[operand] for operand in node.operands), default=0)
+        stays = node.op in ANYWHERE or _is_of_rows(node) == (before % 2 == 0)
+        found[node] = before if stays else before + 1
+    return found
+
+
+def _is_of_rows(node: Node) -> bool:
+    """Whether a node is a row, or made of one."""
+    if node.op == "loop":
+        body, condition, _ = node.attributes[0]
+        inside = [*body.nodes(), *([] if condition is None else condition.nodes())]
+        return any(map(_is_of_rows, inside))
+    return node.width is not None or any(operand.width is not None for operand in node.operands)

@@ -1,0 +1,154 @@
+"""Products with few rows or few columns, found so that tensor cores can take them as well.
+
+A policy's first layer has as many rows as there are observations, its last as many columns as there are actions.
+Done as sums of rows they cost more registers than everything else together: every thread would hold its part of
+each row of the matrix.
+"""
+
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
+
+from rollmill.fusion.ir import Node
+
+MAX_SKINNY = 16
+"""Rows, or columns, of products that are narrow; as many rows has a tensor core's smallest operand."""
+
+FEWEST = 8
+"""Columns of a tensor core's smallest operand."""
+
+
+class ColumnDots(NamedTuple):
+    """Sums over a row times uniform rows, which are one product with few columns."""
+
+    row: Node
+    weights: tuple[Node, ...]
+    """The uniform rows, in the order of the columns."""
+
+    @property
+    def columns(self) -> int:
+        """Columns of the product; those that are too many are zero."""
+        return FEWEST if len(self.weights) <= FEWEST else MAX_SKINNY
+
+
+class Bias(NamedTuple):
+    """What is added to a product: a uniform row, times a scalar where there is one."""
+
+    scalar: Node | None
+    row: Node
+
+
+class SkinnyMatmuls(NamedTuple):
+    """What is found in a program."""
+
+    first: dict[Node, Bias | None]
+    """Products of stacked scalars to what is added to nothing but them, if that is one more row."""
+    added: dict[Node, Node]
+    """Such additions to their product."""
+    heads: dict[Node, tuple[ColumnDots, int]]
+    """Sums to their product and its column."""
+    absorbed: dict[Node, Node]
+    """What is multiplied in such sums, and the row in it; or in what is added, and the scalar in it."""
+
+    def joined(self, other: "SkinnyMatmuls") -> "SkinnyMatmuls":
+        """What is in either."""
+        return SkinnyMatmuls(
+            self.first | other.first,
+            self.added | other.added,
+            self.heads | other.heads,
+            self.absorbed | other.absorbed,
+        )
+
+
+def find_skinny_matmuls(
+    nodes: Sequence[Node], outputs: Sequence[Node], scattered: Container[Node]
+) -> SkinnyMatmuls:
+    """Narrow products of a program.
+
+    Args:
+        nodes: of the program, operands first.
+        outputs: of the program.
+        scattered: stacks that stay single numbers, for nothing but such products reads them.
+    """
+    only_user = _only_users(nodes, outputs)
+    heads, absorbed = _heads(nodes, only_user)
+    found = SkinnyMatmuls({}, {}, heads, absorbed)
+    for node in nodes:
+        if is_stacked_product(node, MAX_SKINNY) and node.operands[0] in scattered:
+            _find_first(node, only_user, found)
+    return found
+
+
+def _find_first(product: Node, only_user: Mapping[Node, Node], found: SkinnyMatmuls) -> None:
+    """Notes a product of stacked scalars, and what is added to it."""
+    user, has_room = only_user.get(product), product.attributes[1] < MAX_SKINNY
+    addend = _addend(user, product, only_user) if user is not None and has_room else None
+    found.first[product] = addend
+    if user is not None and addend is not None:
+        found.added[user] = product
+        if addend.scalar is not None:
+            found.absorbed[_other(user, product)] = addend.scalar
+
+
+def _only_users(nodes: Sequence[Node], outputs: Sequence[Node]) -> dict[Node, Node]:
+    """Of nodes that are read by one other alone, that one."""
+    users: dict[Node, list[Node]] = {}
+    for node in nodes:
+        for operand in node.operands:
+            users.setdefault(operand, []).append(node)
+    return {node: found[0] for node, found in users.items() if len(found) == 1 and node not in outputs}
+
+
+def _heads(
+    nodes: Sequence[Node], only_user: Mapping[Node, Node]
+) -> tuple[dict[Node, tuple[ColumnDots, int]], dict[Node, Node]]:
+    sums: dict[Node, list[tuple[Node, Node]]] = {}
+    absorbed: dict[Node, Node] = {}
+    for node in nodes:
+        if node.op != "row_sum" or node.operands[0] not in only_user:
+            continue
+        if found := _weighted(node.operands[0]):
+            row, weight = found
+            absorbed[node.operands[0]] = row
+            sums.setdefault(row, []).append((node, weight))
+    heads = {}
+    for row, weighted in sums.items():
+        for n in range(0, len(weighted), MAX_SKINNY):
+            head = ColumnDots(row, tuple(weight for _, weight in weighted[n : n + MAX_SKINNY]))
+            heads |= {node: (head, column) for column, (node, _) in enumerate(weighted[n : n + MAX_SKINNY])}
+    return heads, absorbed
+
+
+def is_stacked_product(node: Node, most: int) -> bool:
+    """Whether a node is the product of at most so many scalars with rows of a matrix."""
+    return node.op == "dot" and node.operands[0].op == "stack" and node.attributes[1] <= most
+
+
+def _addend(user: Node, product: Node, only_user: Mapping[Node, Node]) -> Bias | None:
+    """What a user adds to a product, where that can be one more row of it."""
+    if user.op != "add":
+        return None
+    other = _other(user, product)
+    if other.width != product.width:
+        return None
+    if other.op == "uniform":
+        return Bias(None, other)
+    if other.op == "mul" and only_user.get(other) is user:
+        for scalar, row in (other.operands, other.operands[::-1]):
+            if scalar.width is None and row.op == "uniform":
+                return Bias(scalar, row)
+    return None
+
+
+def _other(user: Node, operand: Node) -> Node:
+    """The other one of two operands."""
+    return user.operands[0] if user.operands[1] is operand else user.operands[1]
+
+
+def _weighted(product: Node) -> tuple[Node, Node] | None:
+    """The row and the uniform row of their product."""
+    if product.op != "mul" or product.width is None:
+        return None
+    for row, weight in (product.operands, product.operands[::-1]):
+        if weight.op == "uniform" and row.op != "uniform" and row.width == weight.width == product.width:
+            return row, weight
+    return None

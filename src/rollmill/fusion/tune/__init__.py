@@ -1,0 +1,1 @@
+"""Finds the fastest launch of a kernel by timing, once for each kernel and device."""

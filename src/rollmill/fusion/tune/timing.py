@@ -1,0 +1,114 @@
+"""Finds the fastest launch of a kernel by timing, once for a device, a size and these versions."""
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from statistics import median
+from typing import Any, NamedTuple
+
+import jax
+
+from rollmill.core.installation import cache_root
+from rollmill.fusion.cache import write_once
+from rollmill.fusion.errors import CannotFuse
+
+REPEATS, CALLS = 5, 10
+SECONDS = 0.1
+"""A time is that of at most `CALLS` calls in a row, and of fewer where they take longer than this."""
+
+
+class Tuned(NamedTuple):
+    """What timing has found."""
+
+    launch: tuple[int, ...]
+    seconds: float | None = None
+    """In the kernel; None where it was not timed."""
+    unfused_seconds: float | None = None
+    """Of the same by XLA alone."""
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast the kernel is."""
+        if self.seconds is None or self.unfused_seconds is None:
+            return None
+        return self.unfused_seconds / self.seconds
+
+
+def fastest(
+    what: Sequence[str],
+    launches: Sequence[tuple[int, ...]],
+    fused: Callable[[Any], Callable[..., Any]],
+    unfused: Callable[..., Any],
+    arguments: Sequence[Any],
+    *,
+    package: str,
+) -> Tuned:
+    """The fastest launch, and its time beside the unfused function's.
+
+    Args:
+        what: all that the times depend on, besides the launches and versions.
+        launches: to be tried.
+        fused: from a launch to the function with it.
+        unfused: the function without a kernel.
+        arguments: of both functions, where they are to run.
+        package: whose version the kernels depend on.
+
+    Raises:
+        CannotFuse: if no launch runs on this device, with the last one's error.
+    """
+    file = cache_root() / "launches" / f"{_identity(what, launches, package)}.json"
+    if file.exists():
+        found = json.loads(file.read_text())
+        return Tuned(tuple(found["launch"]), found["seconds"], found["unfused_seconds"])
+    times, last = {}, None
+    for launch, function in zip(launches, _compiled(map(fused, launches), arguments), strict=True):
+        try:
+            times[launch] = _seconds(function(), arguments)
+        except (
+            CannotFuse,
+            RuntimeError,
+            ValueError,
+        ) as error:  # too many registers or too much memory on the chip
+            last = error
+    if not times:
+        raise CannotFuse(f"no launch of the kernel runs on this device: {last}") from last
+    best = min(times, key=lambda launch: times[launch])
+    tuned = Tuned(tuple(best), times[best], _seconds(jax.jit(unfused), arguments))
+    with contextlib.suppress(OSError):  # where nothing can be kept, it is timed again
+        write_once(file, json.dumps(tuned._asdict()))
+    return tuned
+
+
+def _compiled(functions: Iterable[Callable[..., Any]], arguments: Sequence[Any]) -> list[Callable[[], Any]]:
+    """What returns each compiled function or raises why there is none; they are compiled side by side."""
+    build = lambda function: jax.jit(function).lower(*arguments).compile()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        futures = [pool.submit(build, function) for function in functions]
+    return [future.result for future in futures]
+
+
+def _seconds(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
+    """Of a call, the median of several times, each of several calls in a row."""
+    jax.block_until_ready(function(*arguments))
+    calls = max(1, min(CALLS, round(SECONDS / _seconds_of(1, function, arguments))))
+    return median(_seconds_of(calls, function, arguments) for _ in range(REPEATS))
+
+
+def _seconds_of(calls: int, function: Callable[..., Any], arguments: Sequence[Any]) -> float:
+    began = time.perf_counter()
+    for _ in range(calls):
+        found = function(*arguments)
+    jax.block_until_ready(found)
+    return (time.perf_counter() - began) / calls
+
+
+def _identity(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: str) -> str:
+    """A name for all that the times depend on."""
+    versions = [version(name) for name in ("jax", "jaxlib", package)]
+    known = [*what, list(map(str, launches)), versions]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:24]
