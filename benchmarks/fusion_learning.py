@@ -20,7 +20,7 @@ from measure import RESULTS, write_result
 
 import rollmill
 from rollmill.dataflow import start
-from rollmill.execution import advance, lower
+from rollmill.execution import dispatch_ahead, lower
 
 SEEDS = 10
 LAUNCHES = {"rollouts": (16, 1), "gradients": (132, 32, 2)}
@@ -40,7 +40,7 @@ def curves(graph: Any, options: dict[str, str]) -> list[list[float | None]]:
 
 
 def curve(program: Any, state: Any, iterations: int) -> list[float | None]:
-    rows = [row for window in advance(program, state, first=0, until=iterations) for row in window.metrics]
+    rows = [row for window in dispatch_ahead(program, state, first=0, until=iterations) for row in window.metrics]
     return [mean_return(row) for row in rows]
 
 

@@ -24,7 +24,7 @@ from measure import RESULTS, write_result
 
 import rollmill
 from rollmill.dataflow import collect, start, step_all
-from rollmill.execution import advance, lower
+from rollmill.execution import dispatch_ahead, lower
 from rollmill.fusion import Launch, fused_collect, run_kernel
 from rollmill.fusion.backends.cpu.launches import machine_code
 from rollmill.fusion.opt import segments
@@ -97,11 +97,11 @@ def resumed() -> bool:
     sizes = {"num_envs": 1024, "num_steps": 64, "total_timesteps": 1024 * 64 * 20}
     graph = rollmill.ppo(rollmill.make("CartPole-v1"), **sizes)
     program = lower(graph, fusion="full", launches={"device": jax.devices()[0].device_kind, **LAUNCHES})
-    states = {w.last: w.after for w in advance(program, program.start(), first=0, until=20, stride=10)}
+    states = {w.last: w.after for w in dispatch_ahead(program, program.start(), first=0, until=20, stride=10)}
     again = lower(graph, fusion="full", launches=program.launches)
     host = jax.tree.map(np.asarray, jax.tree.map(readable, states[10]))
     wrapped = jax.tree.map(_restored, host, program.state)
-    *_, last = advance(again, again.place(wrapped), first=10, until=20)
+    *_, last = dispatch_ahead(again, again.place(wrapped), first=10, until=20)
     one, other = to_host(last.after), to_host(states[20])
     return all(np.array_equal(one[name], other[name]) for name in other)
 

@@ -26,7 +26,7 @@ from measure import RESULTS, compiled, spread, timed_in_turns, write_result
 import rollmill
 from rollmill.core.errors import RollmillError
 from rollmill.dataflow import gradients_of_rows, identity, start
-from rollmill.execution import advance, lower
+from rollmill.execution import dispatch_ahead, lower
 from rollmill.fusion import GradientLaunch, first_batch, fused_gradients, run_gradients_kernel
 
 REPEATS = 9
@@ -127,7 +127,7 @@ def training(
 
 
 def trained(program, state, first: int, until: int):
-    for window in advance(program, state, first=first, until=until):
+    for window in dispatch_ahead(program, state, first=first, until=until):
         state = window.after
     return jax.block_until_ready(state)
 

@@ -19,7 +19,7 @@ import numpy as np
 from measure import RESULTS, write_result, write_table
 
 import rollmill
-from rollmill.execution import advance, enable_compilation_cache, evaluate, lower
+from rollmill.execution import dispatch_ahead, enable_compilation_cache, evaluate, lower
 from rollmill.recipes.classic import RECIPES, Recipe
 
 HERE = Path(__file__).parent
@@ -64,7 +64,7 @@ def of_rollmill(recipe: Recipe) -> Curves:
     marks = np.unique(np.linspace(0, iterations, POINTS + 1).round().astype(int)).tolist()
     state, means = program.start(), [_greedy_means(graph, program.start(), 0)]
     for first, until in zip(marks, marks[1:], strict=False):
-        for window in advance(program, state, first=first, until=until):
+        for window in dispatch_ahead(program, state, first=first, until=until):
             state = window.after
         means.append(_greedy_means(graph, state, until))
     return Curves([mark * graph.loops.batch_size for mark in marks], np.transpose(means).tolist())

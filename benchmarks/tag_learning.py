@@ -20,7 +20,7 @@ from measure import RESULTS, write_result, write_table
 
 import rollmill
 from rollmill.dataflow import collect, start
-from rollmill.execution import advance, enable_compilation_cache, lower
+from rollmill.execution import dispatch_ahead, enable_compilation_cache, lower
 from rollmill.recipes import RECIPES, Recipe
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -74,7 +74,7 @@ def _train(graph, program):
     curves = {"steps": [mark * graph.loops.batch_size for mark in marks[1:]], "tagger": [], "runner": []}
     for first, until in zip(marks, marks[1:], strict=False):
         rows = []
-        for window in advance(program, state, first=first, until=until):
+        for window in dispatch_ahead(program, state, first=first, until=until):
             state = window.after
             rows += window.metrics
         ended = np.asarray([row["episodes/ended"] for row in rows])

@@ -20,7 +20,7 @@ from measure import RESULTS, spread, write_result
 from one_xla_program import Sizes, steps_per_second
 
 import rollmill
-from rollmill.execution import advance, lower
+from rollmill.execution import dispatch_ahead, lower
 
 HERE = Path(__file__).parent
 
@@ -41,7 +41,7 @@ def rollmill_steps_per_second(
     state, figures = program.start(), []
     for repeat in range(repeats + 1):
         began = time.perf_counter()
-        for window in advance(program, state, first=repeat * iterations, until=(repeat + 1) * iterations):
+        for window in dispatch_ahead(program, state, first=repeat * iterations, until=(repeat + 1) * iterations):
             state = window.after
         jax.block_until_ready(state)
         figures.append(iterations * algorithm.loops.batch_size / (time.perf_counter() - began))

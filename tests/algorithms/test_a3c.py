@@ -14,7 +14,7 @@ from restless import restless
 import rollmill
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner
-from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, iterate, start, taker
+from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, iterate, minibatch_gather, start
 
 E, T = 16, 5
 NETWORKS = {
@@ -105,7 +105,7 @@ def test_gradients_are_those_of_a_loss_written_out(rollout):
         return total, {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy}
 
     rows = jnp.arange(E if rollout.policy.recurrent else E * T, dtype=jnp.uint32)
-    minibatch = taker(rollout.batch, rollout.graph.loops)(rows)
+    minibatch = minibatch_gather(rollout.batch, rollout.graph.loops)(rows)
     slopes, metrics = eqx.filter_jit(rollout.graph.gradients.function)(learner, minibatch)
     (total, expected_metrics), expected = eqx.filter_jit(jax.value_and_grad(loss_by_hand, has_aux=True))(
         learner.weights.network

@@ -16,7 +16,7 @@ import rollmill
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
 from rollmill.algorithms.on_policy import ActorCriticLearner
 from rollmill.api.specification import describe, rebuild_graph
-from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, iterate, learn, start, taker
+from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, iterate, learn, minibatch_gather, start
 
 E, T = 16, 5
 NETWORKS = {
@@ -58,7 +58,7 @@ def rollout(request):
         )
         _, trajectory = collect(graph, graph.weights(behaviour), state.collector, jax.random.key(7))
         _, batch = graph.prepare(learner, trajectory, reduce=identity, replicas=1)
-        return learner, trajectory, taker(batch, graph.loops)(jnp.arange(E, dtype=jnp.uint32))
+        return learner, trajectory, minibatch_gather(batch, graph.loops)(jnp.arange(E, dtype=jnp.uint32))
 
     found = Rollout(config, graph, policy, *eqx.filter_jit(run)(jax.random.key(3)))
     steps = found.trajectory.steps

@@ -17,8 +17,8 @@ from by_hand import LOOSE, assert_close, normalise_by_hand
 import rollmill
 from rollmill.algorithms.agents import AgentPolicy
 from rollmill.algorithms.multi_agent import AgentLearner, condition
-from rollmill.dataflow import Batch, Graph, State, Trajectory, collect, identity, iterate, start, taker
-from rollmill.execution import advance, lower
+from rollmill.dataflow import Batch, Graph, State, Trajectory, collect, identity, iterate, minibatch_gather, start
+from rollmill.execution import dispatch_ahead, lower
 
 E, T = 16, 6
 SMALL = {
@@ -34,7 +34,7 @@ NETWORK = rollmill.NetworkConfig(hidden_sizes=(6, 5))
 def run(graph, *, devices=1):
     program = lower(graph, devices=jax.devices()[:devices])
     state, rows = program.start(), []
-    for window in advance(program, state, first=0, until=graph.loops.iterations):
+    for window in dispatch_ahead(program, state, first=0, until=graph.loops.iterations):
         state = window.after
         rows += window.metrics
     return jax.device_get(state.learner), rows
@@ -164,7 +164,7 @@ def test_running_statistics_are_of_active_agents_alone(rollout):
 
 
 def test_learning_starts_from_a_ratio_of_one(rollout):
-    take = taker(rollout.batch, rollout.graph.loops)
+    take = minibatch_gather(rollout.batch, rollout.graph.loops)
     whole = rollout.graph.condition(take(jnp.arange(E * T, dtype=jnp.uint32)), identity)
     _, metrics = eqx.filter_jit(rollout.graph.gradients.function)(rollout.learner, whole)
     for name in ("", "/walker", "/keeper"):
@@ -189,7 +189,7 @@ def test_returns_are_means_over_agents_of_what_they_were_paid_while_active(rollo
 
 
 def minibatch(rollout, rows=E * T // 2):
-    return taker(rollout.batch, rollout.graph.loops)(jnp.arange(rows, dtype=jnp.uint32))
+    return minibatch_gather(rollout.batch, rollout.graph.loops)(jnp.arange(rows, dtype=jnp.uint32))
 
 
 def test_agents_that_are_out_change_neither_gradients_nor_metrics(rollout):

@@ -10,7 +10,7 @@ from agents_envs import crafts, numbered, opposed, unseen_clock
 import rollmill
 from rollmill.algorithms.agents import view_agents
 from rollmill.envs import denormalise
-from rollmill.execution import advance, lower
+from rollmill.execution import dispatch_ahead, lower
 
 
 def learn(env, *, algorithm=rollmill.mappo, iterations=80, **overrides):
@@ -28,7 +28,7 @@ def learn(env, *, algorithm=rollmill.mappo, iterations=80, **overrides):
     graph = algorithm(env, **(small | overrides))
     program = lower(graph)
     state = program.start()
-    for window in advance(program, state, first=0, until=graph.loops.iterations):
+    for window in dispatch_ahead(program, state, first=0, until=graph.loops.iterations):
         state = window.after
     return graph, state.learner, window.metrics[-1]
 

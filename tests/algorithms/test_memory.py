@@ -3,7 +3,7 @@
 import pytest
 
 import rollmill
-from rollmill.execution import advance, lower
+from rollmill.execution import dispatch_ahead, lower
 
 ONE_PASS = {"num_steps": 16, "learning_rate": 5e-3}
 
@@ -23,7 +23,7 @@ def test_only_a_recurrent_policy_solves_the_t_maze(algorithm, torso, settings):
     make_graph, env = getattr(rollmill, algorithm), rollmill.make("TMaze-v0")
     graph = make_graph(env, num_envs=64, total_timesteps=120 * 64 * 32, network=network, **settings)
     program = lower(graph)
-    windows = advance(program, program.start(), first=0, until=graph.loops.iterations)
+    windows = dispatch_ahead(program, program.start(), first=0, until=graph.loops.iterations)
     rows = [row for window in windows for row in window.metrics]
     ended = sum(row["episodes/ended"] for row in rows[-20:])
     mean_return = sum(row["episodes/return_sum"] for row in rows[-20:]) / ended

@@ -17,8 +17,8 @@ from restless import restless
 
 import rollmill
 from rollmill.algorithms.fragments import NetworkPolicy, network_policy
-from rollmill.algorithms.on_policy import ActorCriticLearner, Samples, standardise_advantages
-from rollmill.dataflow import Batch, Graph, State, Trajectory, collect, identity, iterate, start, taker
+from rollmill.algorithms.on_policy import ActorCriticLearner, TrainingSamples, standardise_advantages
+from rollmill.dataflow import Batch, Graph, State, Trajectory, collect, identity, iterate, minibatch_gather, start
 
 E, T = 16, 5
 NETWORKS = {
@@ -101,7 +101,7 @@ def test_learning_starts_from_a_ratio_of_one(rollout):
     np.testing.assert_allclose(said.log_prob, rollout.trajectory.steps.extras.log_prob, atol=1e-5)
     np.testing.assert_allclose(said.log_prob, rollout.batch.samples.log_prob, atol=1e-5)
     rows = jnp.arange(E * T if rollout.graph.loops.cut == "samples" else E, dtype=jnp.uint32)
-    whole = taker(rollout.batch, rollout.graph.loops)(rows)
+    whole = minibatch_gather(rollout.batch, rollout.graph.loops)(rows)
     _, metrics = eqx.filter_jit(lambda m: rollout.graph.gradients.function(rollout.learner, m))(whole)
     assert metrics["losses/clip_fraction"] == 0
     assert 0 <= metrics["losses/approx_kl"] < 1e-10
@@ -253,7 +253,7 @@ def with_network(learner, network):
 
 def whole_of(rollout):
     rows = jnp.arange(E * T if rollout.graph.loops.cut == "samples" else E, dtype=jnp.uint32)
-    return disturbed(taker(rollout.batch, rollout.graph.loops)(rows))
+    return disturbed(minibatch_gather(rollout.batch, rollout.graph.loops)(rows))
 
 
 def test_gradients_are_those_of_a_loss_written_out(rollout):
@@ -307,7 +307,7 @@ def test_advantages_are_standardised_over_the_whole_minibatch(rollout):
 
 
 def test_equal_advantages_stay_finite():
-    samples = Samples(*[jnp.ones(4)] * 8)
+    samples = TrainingSamples(*[jnp.ones(4)] * 8)
     found = standardise_advantages(Batch(samples), identity).samples.advantage
     np.testing.assert_array_equal(found, np.zeros(4))
 

@@ -14,7 +14,7 @@ import pytest
 
 import rollmill
 from rollmill.algorithms.fragments import network_policy
-from rollmill.execution import advance, lower
+from rollmill.execution import dispatch_ahead, lower
 
 NETWORK = rollmill.NetworkConfig(hidden_sizes=(16,))
 ALGORITHMS = {
@@ -42,7 +42,7 @@ def learn(env, *, algorithm="ppo", make_network=None, iterations=150, **override
     graph = make_graph(env, config, network=make_network)
     program = lower(graph)
     state, rows = program.start(), []
-    for window in advance(program, state, first=0, until=graph.loops.iterations):
+    for window in dispatch_ahead(program, state, first=0, until=graph.loops.iterations):
         state = window.after
         rows += window.metrics
     assert len(rows) == iterations

@@ -22,8 +22,8 @@ from rollmill.channels import (
     RemoteBroker,
     new_token,
 )
-from rollmill.channels.connection import Connection
-from rollmill.channels.handshake import GREETING, admit, converse, present
+from rollmill.channels.transport.connection import Connection
+from rollmill.channels.transport.handshake import GREETING, admit, converse, present
 from rollmill.core.errors import RollmillError, UsageError
 
 
@@ -192,9 +192,9 @@ def test_closing_the_server_ends_its_threads_and_the_clients_questions(coordinat
 
 def test_the_ways_of_other_systems_work_as_well(monkeypatch, tmp_path):
     """Files without a name, pipes, and a socket in a short directory."""
-    monkeypatch.setattr("rollmill.channels.memory.ON_LINUX", False)
-    monkeypatch.setattr("rollmill.channels.doorbell.HAS_EVENTFD", False)
-    monkeypatch.setattr("rollmill.channels.listener.HAS_ABSTRACT_PATHS", False)
+    monkeypatch.setattr("rollmill.channels.shm.memory.ON_LINUX", False)
+    monkeypatch.setattr("rollmill.channels.shm.doorbell.HAS_EVENTFD", False)
+    monkeypatch.setattr("rollmill.channels.transport.listener.HAS_ABSTRACT_PATHS", False)
     broker = LocalBroker()
     server = BrokerServer(broker, "token")
     socket_path = Path(server.address.removeprefix("unix:"))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from rollmill.channels import Abandoned, ChannelClosed, Doorbell, Layout, TimedOut
-from rollmill.channels.memory import private_memory
-from rollmill.channels.newest import Board, BoardReader, BoardWriter, board_bytes
+from rollmill.channels.shm.latest import BoardReader, BoardWriter, SeqlockBoard, board_bytes
+from rollmill.channels.shm.memory import private_memory
 from rollmill.channels.waiting import Waiter, never
 from rollmill.core.errors import UsageError
 
@@ -116,7 +116,7 @@ def test_readers_are_numbered(open_wire):
 @pytest.fixture
 def board():
     memory, bell = private_memory(board_bytes(LAYOUT)), Doorbell.create()
-    yield lambda: (Board(memory, LAYOUT), bell)
+    yield lambda: (SeqlockBoard(memory, LAYOUT), bell)
     bell.close()
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rollmill.channels import Abandoned, ChannelClosed, Layout, TimedOut
-from rollmill.channels.reduction import ARRIVED
+from rollmill.channels.shm.allreduce import ARRIVED
 from rollmill.core.errors import UsageError
 
 SHAPES = [("float32", (700,)), ("float32", (3, 5)), ("float64", (11,)), ("bfloat16", (9,)), ("float32", ())]

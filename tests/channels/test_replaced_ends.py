@@ -26,12 +26,11 @@ from rollmill.channels import (
     MemoryWire,
     RemoteBroker,
     TcpWire,
-    tcp_inlet,
-    tcp_pump,
 )
 from rollmill.channels.errors import ConnectionLost
-from rollmill.channels.memory_wire import BrokerHolders
-from rollmill.channels.ring import Ring, RingReader, RingWriter, ring_bytes
+from rollmill.channels.shm.ring import Ring, RingReader, RingWriter, ring_bytes
+from rollmill.channels.shm.wire import BrokerHolders
+from rollmill.channels.tcp import receiving, sending
 
 LAYOUT = Layout.of([np.zeros(3, np.int64)])
 SECONDS = 20.0
@@ -419,6 +418,6 @@ class ReplacedTcpEnds(ReplacedEnds):
 
 @pytest.mark.parametrize("machine", [ReplacedEnds, ReplacedTcpEnds])
 def test_ends_that_die_stop_and_are_replaced(machine, monkeypatch):
-    for module in (tcp_pump, tcp_inlet):
+    for module in (sending, receiving):
         monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
     run_state_machine_as_test(machine, settings=settings(max_examples=16, stateful_step_count=25, **UNHURRIED))

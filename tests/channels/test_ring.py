@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollmill.channels import ChannelClosed, Damaged, Doorbell, Header, Layout, LocalBroker
-from rollmill.channels.memory_wire import BrokerHolders
-from rollmill.channels.ring import Ring, RingReader, RingWriter, ring_bytes
+from rollmill.channels.shm.ring import Ring, RingReader, RingWriter, ring_bytes
+from rollmill.channels.shm.wire import BrokerHolders
 
 LAYOUT = Layout.of([np.zeros(3, np.int64)])
 

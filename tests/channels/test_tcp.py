@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from rollmill.channels import Abandoned, ChannelClosed, Layout, RemoteBroker, TcpWire
-from rollmill.channels.connection import Connection
 from rollmill.channels.errors import ConnectionLost
-from rollmill.channels.tcp_experience import MESSAGE, WORD
-from rollmill.channels.tcp_inlet import Stream
+from rollmill.channels.tcp.queue import MESSAGE, WORD
+from rollmill.channels.tcp.receiving import Stream
+from rollmill.channels.transport.connection import Connection
 
 LAYOUT = Layout.of({"values": np.zeros((300,), np.int64)})
 

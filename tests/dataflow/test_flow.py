@@ -7,7 +7,7 @@ import pytest
 from counting_graph import counting_graph
 
 import rollmill
-from rollmill.dataflow import Turn, flow, iterate, start
+from rollmill.dataflow import StepReply, flow, iterate, start
 
 WEIGHTS, OPTIMISER = ".weights.network", ".optimiser"
 OBSERVATIONS, RETURNS = ".weights.observations", ".returns"
@@ -114,7 +114,7 @@ def test_an_environment_is_asked_and_answers_one_at_a_time():
     assert kinds(flows.request.key) == [((2,), "uint32")]
     assert kinds(flows.request.action) == [((1,), "float32")]
     turn = flows.turn
-    assert isinstance(turn, Turn)
+    assert isinstance(turn, StepReply)
     assert kinds((turn.observation, turn.reward)) == [((3,), "float32"), ((), "float32")]
     assert kinds((turn.terminated, turn.truncated)) == [((), "bool")] * 2
     assert turn.action_mask == ()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rollmill.core.errors import UsageError
-from rollmill.dataflow import Batch, Loops, choose_num_shards, shuffled_rows, taker
+from rollmill.dataflow import Batch, Loops, choose_num_shards, minibatch_gather, shuffled_rows
 
 
 def loops(**sizes):
@@ -157,7 +157,7 @@ def test_packed_rows_are_the_rows(names):
     tree = mixed_tree(5, 4)
     tree = tree if names is None else {name: tree[name] for name in names}
     rows = jnp.array([19, 0, 7, 7, 12], jnp.uint32)
-    taken = eqx.filter_jit(lambda tree, rows: taker(Batch(tree), loops())(rows))(tree, rows)
+    taken = eqx.filter_jit(lambda tree, rows: minibatch_gather(Batch(tree), loops())(rows))(tree, rows)
     assert taken.sequences == ()
     assert jax.tree.structure(taken.samples) == jax.tree.structure(tree)
     for leaf, got in zip(jax.tree.leaves(tree), jax.tree.leaves(taken.samples), strict=True):
@@ -170,7 +170,7 @@ def test_sequences_are_cut_whole_with_what_belongs_to_them():
     tree = mixed_tree(5, 4)
     memory = {"hidden": jnp.arange(12, dtype=jnp.float32).reshape(4, 3)}
     rows = jnp.array([2, 0], jnp.uint32)
-    taken = taker(Batch(tree, memory), loops(cut="sequences"))(rows)
+    taken = minibatch_gather(Batch(tree, memory), loops(cut="sequences"))(rows)
     np.testing.assert_array_equal(np.asarray(taken.sequences["hidden"]), [[6, 7, 8], [0, 1, 2]])
     for leaf, got in zip(jax.tree.leaves(tree), jax.tree.leaves(taken.samples), strict=True):
         assert got.dtype == leaf.dtype

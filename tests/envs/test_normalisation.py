@@ -104,7 +104,7 @@ def test_denormalise_undoes_normalise():
 
 
 def test_normalise_by_hand():
-    statistics = envs.Statistics(
+    statistics = envs.RunningStatistics(
         mean={"box": jnp.array([1.0, 2.0, 3.0]), "choice": None},
         variance={"box": jnp.array([4.0, 1.0, 0.25]), "choice": None},
         count=jnp.float32(10),

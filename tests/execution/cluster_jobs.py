@@ -9,7 +9,7 @@ from pathlib import Path
 
 from worker_jobs import obeys, several
 
-from rollmill.execution.workers import Job, Supervisor
+from rollmill.execution.processes import Job, Supervisor
 
 
 def job(function, replica=0, *, environment=None):

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import jax
 
-from rollmill.channels import Chapter, LocalBroker, MemoryWire
+from rollmill.channels import LocalBroker, MemoryWire, ScopedBroker
 from rollmill.dataflow import Flow, Graph, Partition, State, check_partition, flow
-from rollmill.execution.coordinator import Coordinator, Rows, Saved, host_blank
-from rollmill.execution.groups import serve_seat
-from rollmill.execution.job_list import jobs_of
-from rollmill.execution.workers import ThreadSupervisor
+from rollmill.execution.coordination.coordinator import Coordinator, MetricsRows, Saved, host_blank
+from rollmill.execution.coordination.jobs import jobs_of
+from rollmill.execution.processes import ThreadSupervisor
+from rollmill.execution.replica import run_replica
 
 
 class Held(NamedTuple):
@@ -36,8 +36,8 @@ _held: list[Held] = []
 def work(job, control):
     """A worker."""
     held = _held[job.settings["held"]]
-    wire = lambda stop, epoch: MemoryWire(Chapter(held.broker, str(epoch)), abandon=stop)
-    serve_seat(job, control, graph=held.graph, flow=held.flow, partition=held.partition, wire=wire)
+    wire = lambda stop, epoch: MemoryWire(ScopedBroker(held.broker, str(epoch)), abandon=stop)
+    run_replica(job, control, graph=held.graph, flow=held.flow, partition=held.partition, wire=wire)
 
 
 def train(graph, partition, *, seed=0, on_told=lambda coordinator, told: None, begin_with=None):
@@ -59,7 +59,7 @@ def train(graph, partition, *, seed=0, on_told=lambda coordinator, told: None, b
             restored=begin_with is not None,
         )
         for told in coordinator.run():
-            if isinstance(told, Rows):
+            if isinstance(told, MetricsRows):
                 assert told.first == len(rows) + (begin_with.iteration if begin_with else 0)
                 rows += told.rows
             if isinstance(told, Saved):

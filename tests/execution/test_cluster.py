@@ -26,8 +26,8 @@ from rollmill.api.specification import describe
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Group, Partition
 from rollmill.execution.cluster import Demand, RayLauncher, demands_of, joined
-from rollmill.execution.reports import Notice, Rows, Saved
-from rollmill.execution.workers import Finished, Hung, Lost, Received, Started, Supervisor
+from rollmill.execution.coordination.reports import MetricsRows, Notice, Saved
+from rollmill.execution.processes import Finished, Hung, Lost, Received, Started, Supervisor
 from rollmill.record import RunDirectory
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollmill[cluster]'")
@@ -277,7 +277,7 @@ def test_a_killed_actor_is_replaced_and_training_goes_on(ray_cluster, tmp_path, 
     ) as (coordinator, _):
         for told in coordinator.run():
             display.lines += [told.text] if isinstance(told, Notice) else []
-            last = told.first + 1 if isinstance(told, Rows) else last
+            last = told.first + 1 if isinstance(told, MetricsRows) else last
             if last >= 5 and not killed:
                 os.kill(display.pid_of(name), signal.SIGKILL)
                 killed = True
@@ -298,7 +298,7 @@ def test_a_training_that_is_stopped_ends_with_the_state_of_its_last_row(ray_clus
         graph, plan, run, options, described=describe(graph), imports=(), begin_with=None, display=Told()
     ) as (coordinator, _):
         for told in coordinator.run(lambda: len(rows) >= 5):
-            rows.extend(told.rows if isinstance(told, Rows) else [])
+            rows.extend(told.rows if isinstance(told, MetricsRows) else [])
             saved.extend([told.iteration] if isinstance(told, Saved) else [])
     assert 5 <= len(rows) < 400
     assert saved == [len(rows)]

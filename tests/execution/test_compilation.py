@@ -10,7 +10,7 @@ import warnings
 import jax
 
 from rollmill.execution import enable_compilation_cache
-from rollmill.execution.compilation import cache_directory
+from rollmill.execution.program.cache import cache_directory
 
 warnings.simplefilter("error")
 enable_compilation_cache()

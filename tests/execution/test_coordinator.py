@@ -11,13 +11,14 @@ import rollmill
 from rollmill.core.errors import EnvironmentFailed, NonFiniteError
 from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import FRAGMENTS, Group, Partition, share
-from rollmill.execution import coordinator as module
-from rollmill.execution import losses, state_shapes
-from rollmill.execution.coordinator import Coordinator, LostWorker, replaceable
-from rollmill.execution.groups import share_of
-from rollmill.execution.job_list import jobs_of
-from rollmill.execution.reports import Notice, Rewound, Rows, Saved, StartedUp
-from rollmill.execution.workers import ALL, Finished, Hung, Job, Lost, Message, Received, Started
+from rollmill.execution import state_shapes
+from rollmill.execution.coordination import coordinator as module
+from rollmill.execution.coordination import recovery as losses
+from rollmill.execution.coordination.coordinator import Coordinator, LostWorker, replaceable
+from rollmill.execution.coordination.jobs import jobs_of
+from rollmill.execution.coordination.reports import MetricsRows, Notice, RolledBack, Saved, StartedUp
+from rollmill.execution.processes import ALL, Finished, Hung, Job, Lost, Received, Started, WorkerMessage
+from rollmill.execution.replica import share_of
 from rollmill.planning import Counts, find_distribution, list_distributions
 
 GRAPH = rollmill.ppo(
@@ -100,7 +101,7 @@ class Scripted:
         return self.says(job, "row", {"iteration": n, "metrics": {"losses/total": 0.5, **metrics}})
 
     def says(self, job, kind, fields, arrays=None):
-        return Received(self._jobs[job], Message(kind, fields, arrays or {}))
+        return Received(self._jobs[job], WorkerMessage(kind, fields, arrays or {}))
 
     def part(self, job, state):
         """Its part of a state."""
@@ -233,7 +234,7 @@ def test_rows_come_in_order():
         yield from ends_at(100, workers)
 
     told = coordinate(script)
-    rows = of_kind(told, Rows)
+    rows = of_kind(told, MetricsRows)
     assert [(row.first, [float(r["x"]) for r in row.rows]) for row in rows] == [(0, [1]), (1, [2]), (2, [3])]
     assert rows[0].rows[0]["x"].dtype == np.float32
     assert told[0] == Notice("actor/0 started in 1.5 s")
@@ -264,7 +265,7 @@ def test_a_state_is_put_together_from_the_parts():
 
 def wants_at_rows(*iterations):
     def on_told(coordinator, told):
-        if isinstance(told, Rows) and told.first + 1 in iterations:
+        if isinstance(told, MetricsRows) and told.first + 1 in iterations:
             coordinator.want_state()
 
     return on_told
@@ -362,7 +363,7 @@ def test_on_a_mesh_states_are_those_between_windows():
         yield [first, second]
 
     told = coordinate(script, one, mesh=True, on_told=wants_at_rows(1))
-    assert [len(rows.rows) for rows in of_kind(told, Rows)] == [8]
+    assert [len(rows.rows) for rows in of_kind(told, MetricsRows)] == [8]
     assert [saved.iteration for saved in of_kind(told, Saved)] == [100]
 
 
@@ -378,7 +379,7 @@ def test_failures_of_environments_are_told_and_counted():
         yield from ends_at(100, workers)
 
     told = coordinate(script)
-    rows = [row for rows in of_kind(told, Rows) for row in rows.rows]
+    rows = [row for rows in of_kind(told, MetricsRows) for row in rows.rows]
     assert [float(row["episodes/failed"]) for row in rows] == [0, 1, 0, 8, 0]
     text = "actor/1: environment 7 failed in step{}: ValueError: no, at env.py:3: raise; its episode was truncated"
     times = ["", "", "", ", for the 4th time", ", for the 8th time"]
@@ -424,7 +425,7 @@ def test_a_lost_actor_is_replaced_and_begins_anew_while_others_go_on():
         yield from ends_at(100, workers)
 
     told = coordinate(script, on_told=wants_at_rows(1, 51))
-    assert not of_kind(told, Rewound)
+    assert not of_kind(told, RolledBack)
     notices = [notice.text for notice in of_kind(told, Notice)]
     assert (
         notices
@@ -460,7 +461,7 @@ def test_after_a_lost_learner_all_begin_again_from_the_last_state():
         yield from ends_at(100, workers)
 
     told = coordinate(script, on_told=wants_at_rows(1))
-    (saved, _), (rewound,) = of_kind(told, Saved), of_kind(told, Rewound)
+    (saved, _), (rewound,) = of_kind(told, Saved), of_kind(told, RolledBack)
     assert rewound.iteration == saved.iteration
     assert f"all workers begin again after iteration {saved.iteration}" in [n.text for n in of_kind(told, Notice)]
 
@@ -477,7 +478,7 @@ def test_before_the_first_state_all_begin_again_from_the_beginning():
         assert shares == [[0, 1], [2, 3], [0, 1, 2, 3]]
         yield from ends_at(100, workers)
 
-    assert of_kind(coordinate(script), Rewound) == [Rewound(0)]
+    assert of_kind(coordinate(script), RolledBack) == [RolledBack(0)]
 
 
 def test_before_the_first_state_asynchronous_workers_begin_anew():
@@ -490,7 +491,7 @@ def test_before_the_first_state_asynchronous_workers_begin_anew():
         ] * 3
         yield [workers.part("update/0", numbered_state(100))]
 
-    assert of_kind(coordinate(script, CENTRAL), Rewound) == [Rewound(0)]
+    assert of_kind(coordinate(script, CENTRAL), RolledBack) == [RolledBack(0)]
 
 
 def test_what_replaced_workers_said_before_is_passed_over():
@@ -509,7 +510,7 @@ def test_what_replaced_workers_said_before_is_passed_over():
         yield from ends_at(100, workers)
 
     told = coordinate(script)
-    assert [type(what) for what in told if not isinstance(what, Notice)] == [Rewound, Rows, Saved]
+    assert [type(what) for what in told if not isinstance(what, Notice)] == [RolledBack, MetricsRows, Saved]
 
 
 def test_a_worker_that_hangs_is_lost():
@@ -526,7 +527,7 @@ def test_a_worker_that_hangs_is_lost():
         Notice("actor/1 hangs since 12 s in reset, at env.py:7"),
         Notice("actor/1 was replaced; the training goes on"),
     ]
-    assert of_kind(told, Rewound) == [Rewound(0)]
+    assert of_kind(told, RolledBack) == [RolledBack(0)]
 
 
 @pytest.mark.parametrize("job", ["actor/0", "learner/0"])
@@ -620,8 +621,8 @@ def test_while_all_wait_to_begin_again_nothing_that_they_said_counts(monkeypatch
         yield from ends_at(100, workers)
 
     told = coordinate(script)
-    assert of_kind(told, Rewound) == [Rewound(0)] * 2
-    assert of_kind(told, Rows) == []
+    assert of_kind(told, RolledBack) == [RolledBack(0)] * 2
+    assert of_kind(told, MetricsRows) == []
 
 
 @pytest.mark.parametrize("kind", [EnvironmentFailed, NonFiniteError])
@@ -695,7 +696,7 @@ def test_workers_take_turns_on_the_gpus_of_their_host(monkeypatch):
 
 def stops_at_rows(iteration):
     def on_told(coordinator, told):
-        if isinstance(told, Rows) and told.first + 1 == iteration:
+        if isinstance(told, MetricsRows) and told.first + 1 == iteration:
             coordinator.stop()
             coordinator.stop()  # a second time changes nothing
 
@@ -724,7 +725,7 @@ def test_stopping_ends_where_the_furthest_replica_is():
 
     told = coordinate(script, on_told=stops_at_rows(10))
     assert [saved.iteration for saved in of_kind(told, Saved)] == [13]
-    assert of_kind(told, Rows)[-1].first == 12
+    assert of_kind(told, MetricsRows)[-1].first == 12
 
 
 def test_a_replica_that_is_lost_after_its_answer_has_to_answer_again():
@@ -769,7 +770,7 @@ def test_a_learner_that_is_lost_while_all_stop_takes_them_back():
         yield from ends_at(1, workers)
 
     told = coordinate(script, on_told=stops_at_rows(10))
-    assert of_kind(told, Rewound) == [Rewound(0)]
+    assert of_kind(told, RolledBack) == [RolledBack(0)]
     assert [saved.iteration for saved in of_kind(told, Saved)] == [1]
 
 
@@ -800,7 +801,7 @@ def test_stopping_does_not_wait_until_all_that_has_happened_is_told():
         yield from ends_at(20, workers)
 
     def on_told(coordinator, told):
-        if isinstance(told, Rows):
+        if isinstance(told, MetricsRows):
             wishes.append("to stop")
             held_at.append((ALL, "hold", {}, {}) in coordinator._workers.sent)
 
@@ -836,9 +837,9 @@ def test_a_stop_where_a_state_was_just_saved_ends_there():
         yield from ends_at(iteration, workers)
 
     def on_told(coordinator, told):
-        if isinstance(told, Rows) and told.first == 0:
+        if isinstance(told, MetricsRows) and told.first == 0:
             coordinator.want_state()
-        elif isinstance(told, Rows):
+        elif isinstance(told, MetricsRows):
             coordinator.stop()
 
     told = coordinate(script, on_told=on_told)

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from rollmill.channels import Abandoned
-from rollmill.execution.groups.ending import Ending
-from rollmill.execution.workers import Message
-from rollmill.execution.workers.mailbox import Mailbox
+from rollmill.execution.processes import WorkerMessage
+from rollmill.execution.processes.mailbox import Mailbox
+from rollmill.execution.replica.stop import StopParticipant
 
 PLANNED = 10
 
@@ -27,7 +27,7 @@ class Line:
         self.mailbox.answer(kind, lambda message: self.answers.append(reply(message)))
 
     def put(self, kind, **fields):
-        self.mailbox.put(Message(kind, fields, {}))
+        self.mailbox.put(WorkerMessage(kind, fields, {}))
 
 
 @pytest.fixture
@@ -36,13 +36,13 @@ def line():
 
 
 def test_without_an_order_a_replica_does_what_is_planned(line):
-    ending = Ending(line, begun=7, planned=PLANNED)
+    ending = StopParticipant(line, begun=7, planned=PLANNED)
     assert [ending.admit(iteration) for iteration in range(7, 12)] == [1, 1, 1, 0, 0]
     assert ending.admit(8, 5) == 2
 
 
 def test_a_replica_that_is_held_begins_nothing_before_it_is_told_the_end(line):
-    ending = Ending(line, begun=0, planned=PLANNED)
+    ending = StopParticipant(line, begun=0, planned=PLANNED)
     assert ending.admit(0) == 1
     line.put("hold")
     assert line.answers == [{"begun": 1}]  # though nobody looked
@@ -58,7 +58,7 @@ def test_a_replica_that_is_held_begins_nothing_before_it_is_told_the_end(line):
 
 def test_iterations_that_are_admitted_together_are_begun_together(line):
     """On a mesh, where they are dispatched ahead."""
-    ending = Ending(line, begun=0, planned=PLANNED)
+    ending = StopParticipant(line, begun=0, planned=PLANNED)
     assert ending.admit(0, 4) == 4
     line.put("hold")
     assert line.answers == [{"begun": 4}]
@@ -69,7 +69,7 @@ def test_iterations_that_are_admitted_together_are_begun_together(line):
 
 def test_what_was_ordered_before_a_replica_began_holds_too(line):
     line.put("hold")
-    ending = Ending(line, begun=4, planned=PLANNED)
+    ending = StopParticipant(line, begun=4, planned=PLANNED)
     assert line.answers == [{"begun": 4}]
     line.put("end", iteration=4)
     assert ending.admit(4) == 0
@@ -77,12 +77,12 @@ def test_what_was_ordered_before_a_replica_began_holds_too(line):
 
 def test_a_replica_that_takes_anothers_place_is_told_the_end_alone(line):
     line.put("end", iteration=5)
-    ending = Ending(line, begun=4, planned=PLANNED)
+    ending = StopParticipant(line, begun=4, planned=PLANNED)
     assert [ending.admit(4), ending.admit(5)] == [1, 0]
 
 
 def test_a_replica_that_is_held_can_be_stopped(line):
-    ending = Ending(line, begun=0, planned=PLANNED)
+    ending = StopParticipant(line, begun=0, planned=PLANNED)
     line.put("hold")
     line.mailbox.stop()
     with pytest.raises(Abandoned):

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 import rollmill
 from rollmill.core.errors import NonFiniteError
-from rollmill.execution.replay import replay_fault
+from rollmill.execution.faults.replay import replay_fault
 from rollmill.record import Folder
 
 OPTIONS = {"quiet": True, "tensorboard": False, "checkpoint_iterations": 1}

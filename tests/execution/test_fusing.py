@@ -9,8 +9,9 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import UsageError
-from rollmill.execution import advance, fusing, lower
-from rollmill.execution.fusing import choose_ways
+from rollmill.execution import dispatch_ahead, lower
+from rollmill.execution.program import kernels as fusing
+from rollmill.execution.program.kernels import choose_ways
 from rollmill.fusion import CannotFuse, pressure_of_rollout
 from rollmill.fusion.backends.cpu import launches as code_launches
 from rollmill.fusion.backends.cpu.launch import describe_processor
@@ -49,7 +50,7 @@ def calling_back():
 
 def trained(graph, **options):
     program = lower(graph, **options)
-    *_, last = advance(program, program.start(), first=0, until=graph.loops.iterations)
+    *_, last = dispatch_ahead(program, program.start(), first=0, until=graph.loops.iterations)
     return to_host(last.after)
 
 
@@ -68,9 +69,10 @@ def test_a_fused_run_goes_on_where_it_was_stopped():
     graph = graph_on(rollmill.make("CartPole-v1"), iterations=6)
     program = lower(graph, fusion="rollout")
     states = {
-        window.last: window.after for window in advance(program, program.start(), first=0, until=6, stride=3)
+        window.last: window.after
+        for window in dispatch_ahead(program, program.start(), first=0, until=6, stride=3)
     }
-    *_, last = advance(program, states[3], first=3, until=6)
+    *_, last = dispatch_ahead(program, states[3], first=3, until=6)
     again, whole = to_host(last.after), to_host(states[6])
     for name in whole:
         np.testing.assert_array_equal(again[name], whole[name], err_msg=name)

@@ -20,14 +20,14 @@ from own_algorithm import reinforce
 import rollmill
 from rollmill.channels import LocalBroker, MemoryWire
 from rollmill.dataflow import flow
-from rollmill.execution import advance, lower
-from rollmill.execution.groups import replica as replica_module
-from rollmill.execution.groups.exchange import LAST
-from rollmill.execution.groups.seat import Seat
-from rollmill.execution.groups.shapes import gradients_layout
-from rollmill.execution.groups.updating import run_update
-from rollmill.execution.reports import Rows, Saved
-from rollmill.execution.workers import Message
+from rollmill.execution import dispatch_ahead, lower
+from rollmill.execution.coordination.reports import MetricsRows, Saved
+from rollmill.execution.processes import WorkerMessage
+from rollmill.execution.replica import loop as replica_module
+from rollmill.execution.replica.context import ReplicaContext
+from rollmill.execution.replica.layouts import gradients_layout
+from rollmill.execution.replica.parameter_server import run_update
+from rollmill.execution.replica.remote import LAST
 from rollmill.planning import Counts, find_distribution
 from rollmill.record import to_host
 
@@ -125,7 +125,7 @@ def one_program(algorithm):
     """The state at the end, and the metrics of each iteration."""
     graph, rows = graph_of(algorithm), []
     program = lower(graph)
-    for window in advance(program, program.start(), first=0, until=ITERATIONS):
+    for window in dispatch_ahead(program, program.start(), first=0, until=ITERATIONS):
         rows += window.metrics
     return window.after, rows
 
@@ -253,14 +253,14 @@ def test_a_training_goes_on_under_another_policy():
 )
 def test_a_training_that_is_stopped_has_the_state_of_its_last_row(policy, stop_at):
     def on_told(coordinator, told):
-        if isinstance(told, Rows) and told.first + 1 == stop_at:
+        if isinstance(told, MetricsRows) and told.first + 1 == stop_at:
             coordinator.stop()
 
     trained = train(graph_of("ppo"), find_distribution(policy)(POLICIES[policy]), on_told=on_told)
     iterations = len(trained.rows)
     assert stop_at <= iterations <= ITERATIONS
     program = lower(graph_of("ppo"))
-    *_, window = advance(program, program.start(), first=0, until=iterations)
+    *_, window = dispatch_ahead(program, program.start(), first=0, until=iterations)
     assert_close(trained.state, window.after)
 
 
@@ -318,7 +318,7 @@ class FinalOrder:
 
     def latest(self, kind):
         told = ("row", ITERATIONS - 1) in self.sent and kind == "snapshot" and not self._late
-        return Message("snapshot", {"iteration": ITERATIONS, "final": True}, {}) if told else None
+        return WorkerMessage("snapshot", {"iteration": ITERATIONS, "final": True}, {}) if told else None
 
     def wait(self, kind, timeout=None):
         self._late = False
@@ -335,7 +335,7 @@ def updating():
     def start(control):
         graph, broker = graph_of("a3c"), LocalBroker()
         partition, flows = find_distribution("central")(Counts(actors=2, asynchronous=True)), flow(graph)
-        seat = Seat(
+        seat = ReplicaContext(
             graph=graph,
             flow=flows,
             partition=partition,
@@ -386,7 +386,9 @@ class EarlyOrder(FinalOrder):
 
     def latest(self, kind):
         wanted = super().latest(kind)
-        return wanted or (Message("snapshot", {"iteration": ITERATIONS - 1}, {}) if kind == "snapshot" else None)
+        return wanted or (
+            WorkerMessage("snapshot", {"iteration": ITERATIONS - 1}, {}) if kind == "snapshot" else None
+        )
 
 
 def test_a_state_that_is_wanted_is_not_sent_before_its_iteration(updating):

@@ -9,14 +9,15 @@ from types import SimpleNamespace
 import pytest
 from worker_jobs import job, obeys
 
-from rollmill.channels import BrokerServer, LocalBroker, RemoteBroker, listener
-from rollmill.channels.backoff import Backoff
-from rollmill.channels.dialling import reach
+from rollmill.channels import BrokerServer, LocalBroker, RemoteBroker
 from rollmill.channels.errors import ConnectionLost, TimedOut
-from rollmill.channels.handshake import NONCE_BYTES
+from rollmill.channels.transport import listener
+from rollmill.channels.transport.backoff import Backoff
+from rollmill.channels.transport.dialling import reach
+from rollmill.channels.transport.handshake import NONCE_BYTES
 from rollmill.execution.cluster.lines import Exchange
-from rollmill.execution.workers.connection import Connection, Door
-from rollmill.execution.workers.handshake import report
+from rollmill.execution.processes.connection import Acceptor, WorkerConnection
+from rollmill.execution.processes.handshake import report
 
 TOKEN = b"token"
 
@@ -38,8 +39,8 @@ def broker_door():
 
 
 def supervisor_door():
-    door = Door(
-        "tcp:127.0.0.1:0", TOKEN, lambda claim: Connection(print), lambda line: None, heartbeat_seconds=3.0
+    door = Acceptor(
+        "tcp:127.0.0.1:0", TOKEN, lambda claim: WorkerConnection(print), lambda line: None, heartbeat_seconds=3.0
     )
 
     def enter():

@@ -6,7 +6,7 @@ import pytest
 
 import rollmill
 from rollmill.core.errors import UsageError
-from rollmill.execution import advance, lower, take_devices
+from rollmill.execution import dispatch_ahead, lower, take_devices
 
 
 def graph(env="CartPole-v1", make_graph=rollmill.ppo, **config):
@@ -17,7 +17,7 @@ def graph(env="CartPole-v1", make_graph=rollmill.ppo, **config):
 def run(program, iterations=20, first=0, state=None):
     state = program.start() if state is None else state
     rows = []
-    for window in advance(program, state, first=first, until=first + iterations):
+    for window in dispatch_ahead(program, state, first=first, until=first + iterations):
         state = window.after
         rows += window.metrics
     return state, rows

@@ -2,9 +2,9 @@
 
 import pytest
 
-from rollmill.execution.groups import progress
-from rollmill.execution.groups.progress import LONGER, ReplicaControl
-from rollmill.execution.workers import Message
+from rollmill.execution.processes import WorkerMessage
+from rollmill.execution.replica import progress
+from rollmill.execution.replica.progress import LONGER, ReplicaControl
 
 
 class Line:
@@ -19,7 +19,7 @@ class Line:
 
     def wait(self, kind, timeout=None):
         now[0] += 1000.0
-        return Message(kind, {}, {})
+        return WorkerMessage(kind, {}, {})
 
     def stopping(self):
         return False

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rollmill.execution import start_up
-from rollmill.execution.start_up import CompileClock, StartUp, union
+from rollmill.execution.coordination import start_up
+from rollmill.execution.coordination.start_up import CompileClock, StartUp, union
 
 
 def test_a_union_joins_what_overlaps_or_lies_close():

@@ -13,8 +13,18 @@ from worker_jobs import all_events, assert_answered, assert_newest_and_oldest, g
 from busy_machine import scaled
 from rollmill.channels import Refused
 from rollmill.core.errors import UsageError
-from rollmill.execution.workers import ALL, Finished, Hung, Job, LocalLauncher, Lost, Received, Started, Supervisor
-from rollmill.execution.workers.handshake import report
+from rollmill.execution.processes import (
+    ALL,
+    Finished,
+    Hung,
+    Job,
+    LocalLauncher,
+    Lost,
+    Received,
+    Started,
+    Supervisor,
+)
+from rollmill.execution.processes.handshake import report
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import worker_jobs
 from worker_jobs import gone_within, job, until
 
 from busy_machine import scaled
-from rollmill.execution.workers import LocalLauncher, Lost, Started, Supervisor
+from rollmill.execution.processes import LocalLauncher, Lost, Started, Supervisor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 

@@ -10,7 +10,16 @@ import worker_jobs
 from worker_jobs import all_events, assert_answered, assert_newest_and_oldest, job, until
 
 from rollmill.core.errors import UsageError
-from rollmill.execution.workers import ALL, Finished, Hung, Job, Received, Started, ThreadSupervisor, WorkerFailed
+from rollmill.execution.processes import (
+    ALL,
+    Finished,
+    Hung,
+    Job,
+    Received,
+    Started,
+    ThreadSupervisor,
+    WorkerFailed,
+)
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ import pytest
 from worker_jobs import job, obeys
 
 from rollmill.channels import Abandoned, Damaged, Refused, TimedOut
-from rollmill.channels.handshake import GREETING
+from rollmill.channels.transport.handshake import GREETING
 from rollmill.core.errors import UsageError
-from rollmill.execution.workers import LocalLauncher, Message, Supervisor
-from rollmill.execution.workers.frames import MAGIC, PREFIX, Limits, encode, receive_frame
-from rollmill.execution.workers.handshake import listen, report
-from rollmill.execution.workers.jobs import Job
-from rollmill.execution.workers.launchers import status_text
-from rollmill.execution.workers.logs import WorkerLog
-from rollmill.execution.workers.mailbox import MOST_UNTAKEN, Mailbox
-from rollmill.execution.workers.pulse import Pulse
+from rollmill.execution.processes import LocalLauncher, Supervisor, WorkerMessage
+from rollmill.execution.processes.framing import MAGIC, PREFIX, Limits, encode, receive_frame
+from rollmill.execution.processes.handshake import listen, report
+from rollmill.execution.processes.heartbeat import Progress
+from rollmill.execution.processes.jobs import Job
+from rollmill.execution.processes.launchers import status_text
+from rollmill.execution.processes.logs import WorkerLog
+from rollmill.execution.processes.mailbox import MOST_UNTAKEN, Mailbox
 
 
 def received(data):
@@ -78,7 +78,7 @@ def test_a_frame_that_makes_no_sense_is_damaged(data, why):
 
 
 def test_what_is_too_large_to_be_taken_is_not_sent():
-    message = Message("numbers", {}, {"x": np.zeros(100)})
+    message = WorkerMessage("numbers", {}, {"x": np.zeros(100)})
     with pytest.raises(UsageError, match="800 bytes of arrays, and 799 may be sent"):
         encode(message, Limits(array_bytes=799))
     with pytest.raises(UsageError, match="bytes of JSON"):
@@ -156,8 +156,8 @@ def test_a_unix_address_with_a_path(tmp_path):
 def test_a_mailbox_keeps_messages_until_they_are_taken():
     mailbox = Mailbox()
     for number in range(3):
-        mailbox.put(Message("a", {"number": number}, {}))
-    mailbox.put(Message("b", {}, {}))
+        mailbox.put(WorkerMessage("a", {"number": number}, {}))
+    mailbox.put(WorkerMessage("b", {}, {}))
     assert mailbox.wait("a", 0.0).fields == {"number": 0}
     assert mailbox.latest("a").fields == {"number": 2}
     assert mailbox.latest("a") is None
@@ -173,13 +173,13 @@ def test_a_mailbox_keeps_messages_until_they_are_taken():
 def test_a_worker_that_does_not_read_is_told():
     mailbox = Mailbox()
     for _ in range(MOST_UNTAKEN + 1):
-        mailbox.put(Message("a", {}, {}))
+        mailbox.put(WorkerMessage("a", {}, {}))
     with pytest.raises(UsageError, match="messages of kind 'a' lie untaken, more than 10,000"):
         mailbox.check()
 
 
 def test_a_pulse_measures_idleness():
-    pulse = Pulse(threading.get_ident())
+    pulse = Progress(threading.get_ident())
     pulse.note("thinking", 0.05)
     pulse.look()
     time.sleep(0.1)

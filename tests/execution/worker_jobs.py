@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rollmill.execution.workers import ALL, Finished, Job, LocalLauncher, Received, Supervisor
+from rollmill.execution.processes import ALL, Finished, Job, LocalLauncher, Received, Supervisor
 from rollmill.record import stop_on_signals
 
 LONG_SECONDS = 240.0

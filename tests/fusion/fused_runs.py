@@ -9,22 +9,22 @@ import numpy as np
 from program_rules import check_program
 
 from rollmill.fusion import evaluate, scalarise
-from rollmill.fusion.lower.values import Const, KeyPair, Rows, Scalars, Uniform
+from rollmill.fusion.lower.values import Const, KeyPair, RowArray, ScalarArray, Uniform
 
-VALUES = (Const, Uniform, Scalars, Rows)
+VALUES = (Const, Uniform, ScalarArray, RowArray)
 
 
 def is_key(leaf: Any) -> bool:
     return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def split(value: Scalars | Rows, array: Any) -> list[Any]:
+def split(value: ScalarArray | RowArray, array: Any) -> list[Any]:
     """An array [E, ...] as the inputs of a program."""
     block = array.shape[0]
     if is_key(array):
         data = jax.random.key_data(array).reshape(block, -1)
         return [data[:, n] for n in range(data.shape[1])]
-    tail = (value.width,) if isinstance(value, Rows) else ()
+    tail = (value.width,) if isinstance(value, RowArray) else ()
     flat = array.reshape(block, -1, *tail)
     return [flat[:, n] for n in range(flat.shape[1])]
 

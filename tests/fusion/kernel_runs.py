@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from rollmill.fusion.backends.triton.codegen import TritonWriter
 from rollmill.fusion.backends.triton.compile import Kernel, call, compiled
 from rollmill.fusion.backends.triton.leaf_io import LeafIO
-from rollmill.fusion.backends.triton.source import Source
+from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.kernels.leaves import Leaf
 
 BLOCK = 16
@@ -15,7 +15,7 @@ BLOCK = 16
 def kernel_of(program, num_inputs, num_uniforms, block):
     """A kernel whose arrays are the inputs of a program, then what all samples have in common."""
     uniform = [f"uniform{n}" for n in range(num_uniforms)]
-    source = Source("float32", uniform)
+    source = KernelSource("float32", uniform)
     writer = TritonWriter(source)
     leaf = lambda node, place: Leaf(() if node.width is None else (node.width,), node.dtype, (place,), node.width)
     taken = {node.attributes[0]: node for node in program.nodes() if node.op == "input"}

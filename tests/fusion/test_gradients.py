@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.dataflow import gradients_of_rows, identity, pack, plain_descent, start
+from rollmill.dataflow import gradients_of_rows, identity, pack, plain_minibatch_loop, start
 from rollmill.fusion import (
     GradientLaunch,
     first_batch,
-    fused_descent,
     fused_gradients,
+    fused_minibatch_loop,
     run_gradients_reference,
 )
 from rollmill.fusion.backends.cpu.launches import machine_code
 from rollmill.fusion.backends.triton.compile import compiled
 from rollmill.fusion.backends.triton.gradients import gradient_kernel
 from rollmill.fusion.kernels.accumulators import accumulators_of
-from rollmill.fusion.kernels.gradients import GradientStep, Minibatch, Samples, Shuffled
+from rollmill.fusion.kernels.gradients import BatchSamples, GradientStep, Minibatch, Shuffled
 from rollmill.fusion.kernels.leaves import input_leaves
 from rollmill.fusion.kernels.loop_fission import plan_sweeps
 from rollmill.fusion.kernels.sums import sums_of
@@ -79,7 +79,7 @@ def learned_a_little(graph):
 
 def task_of(graph):
     learner, batch, rows = learned_a_little(graph)
-    samples = Samples(graph, batch, identity)
+    samples = BatchSamples(graph, batch, identity)
     return samples.task(learner, first(samples.shuffled(rows.reshape(1, 1, -1))), jnp.int32(0))
 
 
@@ -151,7 +151,9 @@ def kernel_of(case, numerics, launch):
         return run_gradients_reference(step, minibatch)
 
     learner, batch, rows = learned_a_little(graph)
-    jax.eval_shape(partial(an_epoch, graph, partial(fused_descent, run=run)), learner, batch, rows.reshape(2, -1))
+    jax.eval_shape(
+        partial(an_epoch, graph, partial(fused_minibatch_loop, run=run)), learner, batch, rows.reshape(2, -1)
+    )
     return found[0]
 
 
@@ -166,7 +168,7 @@ def test_an_epoch_leads_to_the_same_weights(name):
     graph = graph_of(CASES[name])
     learner, batch, rows = learned_a_little(graph)
     run = partial(run_gradients_reference, precision="highest")
-    ways = (partial(fused_descent, run=run), plain_descent)
+    ways = (partial(fused_minibatch_loop, run=run), plain_minibatch_loop)
     mine, right = (jax.jit(partial(an_epoch, graph, way))(learner, batch, rows.reshape(2, -1)) for way in ways)
     assert jax.tree.structure(mine) == jax.tree.structure(right)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), mine, right)

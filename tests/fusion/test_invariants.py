@@ -17,7 +17,7 @@ from rollmill.fusion import backend_of, evaluate, fused_collect, rollout_step, r
 from rollmill.fusion.kernels.leaves import each_struct
 from rollmill.fusion.kernels.rollout import MOST_READINGS
 from rollmill.fusion.lower.invariants import ConstLabel, labels_of, meet
-from rollmill.fusion.lower.values import Const, Rows, Scalars
+from rollmill.fusion.lower.values import Const, RowArray, ScalarArray
 
 NUM_ENVS, NUM_STEPS = 32, 24
 
@@ -186,12 +186,12 @@ def test_zeros_have_signs_and_what_is_no_number_equals_itself():
 def test_an_assumption_loses_what_a_step_does_not_keep():
     node = lambda: scalarise(lambda x: x, [jax.ShapeDtypeStruct((), jnp.float32)]).outputs.nodes[()]
     one, two = node(), node()
-    scalars = lambda *nodes: Scalars(np.array(nodes, object), np.dtype(np.float32))
+    scalars = lambda *nodes: ScalarArray(np.array(nodes, object), np.dtype(np.float32))
     before = labels_of([scalars(one, one, one, two), Const(np.float32([4, 5]))])
     assert meet(before, [scalars(one, one, two, two), Const(np.float32([4, 5]))]) == ((0, 0, 1, 2), before[1])
     (_, known) = meet(before, [scalars(one, one, one, two), Const(np.float32([4, 6]))])
     assert known[0] == fixed(4.0) and not isinstance(known[1], ConstLabel)
-    rows = Rows(scalars(one).nodes, 2, np.dtype(np.float32))
+    rows = RowArray(scalars(one).nodes, 2, np.dtype(np.float32))
     assert meet(before, [rows, Const(np.float32([4, 5]))])[0] is None
 
 

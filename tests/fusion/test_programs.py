@@ -14,7 +14,7 @@ from rollmill.algorithms import ppo
 from rollmill.dataflow import start_learner, start_one, step_one
 from rollmill.envs import make
 from rollmill.fusion import Region, evaluate, scalarise
-from rollmill.fusion.lower.values import Const, Rows, Scalars, Uniform
+from rollmill.fusion.lower.values import Const, RowArray, ScalarArray, Uniform
 from rollmill.networks import NetworkConfig
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
@@ -61,7 +61,7 @@ def test_a_recurrent_memory_stays_in_rows():
     network = NetworkConfig(hidden_sizes=(16,), torso="gru", gru_size=24, shared_torso=True)
     scalarised = step_program("CartPole-v1", network)
     count = operations(scalarised)
-    assert isinstance(scalarised.inputs[0].memory, Rows) and isinstance(scalarised.outputs[0].memory, Rows)
+    assert isinstance(scalarised.inputs[0].memory, RowArray) and isinstance(scalarised.outputs[0].memory, RowArray)
     assert count["column"] == 0 and count["stack"] == 1  # the observation's
     widths = [node.width for node in scalarised.program.nodes() if node.op == "dot"]
     assert sorted(widths) == [16] + [24] * 6  # the encoder, and each gate of both products
@@ -89,7 +89,7 @@ def test_what_does_not_differ_is_not_computed():
     found = []
     total = jax.jit(trace)(jnp.arange(4.0))
     kinds = [type(value) for value in found[0].outputs]
-    assert kinds == [Uniform, Const, Scalars, Uniform] and float(total) == 12.0
+    assert kinds == [Uniform, Const, ScalarArray, Uniform] and float(total) == 12.0
     assert operations(found[0]) == {"input": 1} and found[0].uniforms == []
 
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 from rollmill.algorithms.building import configured, graph_of, loops_of, parts_of
 from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import policy_gradient_loss, squared_value_loss
-from rollmill.algorithms.on_policy import Samples, mean_gradients, prepare
+from rollmill.algorithms.on_policy import TrainingSamples, mean_gradients, prepare
 from rollmill.algorithms.sizes import check_fractions
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
 from rollmill.core.types import Environment, HostEnvironment, Params
@@ -109,7 +109,7 @@ def a3c(
     )
 
 
-def sample_loss(config: A3CConfig, sample: Samples, output: Output) -> tuple[Float[Array, ""], Metrics]:
+def sample_loss(config: A3CConfig, sample: TrainingSamples, output: Output) -> tuple[Float[Array, ""], Metrics]:
     """Loss of one sample (Mnih et al., 2016, algorithm S3, with the entropy bonus of section 4)."""
     entropy = output.distribution.entropy()
     policy_loss = policy_gradient_loss(output.distribution.log_prob(sample.action), sample.advantage)

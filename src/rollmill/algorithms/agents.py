@@ -33,7 +33,7 @@ from rollmill.core.types import (
     State,
 )
 from rollmill.dataflow import Decision
-from rollmill.envs import Statistics, active_agents, initial_statistics, normalise
+from rollmill.envs import RunningStatistics, active_agents, initial_statistics, normalise
 from rollmill.networks import AgentNetwork, Distribution, flat_size, flatten
 
 MakeAgentNetwork = Callable[[Key, spaces.Space, spaces.Space, spaces.Space], AgentNetwork]
@@ -79,9 +79,9 @@ class AgentWeights(eqx.Module):
 
     networks: dict[str, PyTree[Array]]
     """Name of a parameter set to weights; with a leading axis of agents where each has its own."""
-    agents: dict[str, Statistics] | None
+    agents: dict[str, RunningStatistics] | None
     """Kind to statistics of ONE agent's observation."""
-    central: Statistics | None
+    central: RunningStatistics | None
 
 
 class SetNetwork(NamedTuple):

@@ -23,9 +23,9 @@ from rollmill.core.types import (
     Params,
     Timestep,
 )
-from rollmill.dataflow import Decision, Step, Turn, environment_elsewhere
+from rollmill.dataflow import Decision, Step, StepReply, environment_elsewhere
 from rollmill.envs import (
-    Statistics,
+    RunningStatistics,
     auto_reset,
     check_types,
     initial_statistics,
@@ -109,7 +109,7 @@ def host_functions(env: HostEnvironment, *, gamma: float | None = None) -> Envir
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), step)
     info = dict(one.info)
     mask = info.pop("action_mask", ())
-    turn = Turn(one.observation, mask, one.reward, one.terminated, one.truncated, info)
+    turn = StepReply(one.observation, mask, one.reward, one.terminated, one.truncated, info)
     elsewhere = environment_elsewhere(turn)
     return EnvironmentFunctions(elsewhere.start, elsewhere.step, elsewhere.action_mask)
 
@@ -158,7 +158,7 @@ class PolicyWeights(eqx.Module):
     """What the policy needs: network weights, and the statistics that observations are normalised with."""
 
     network: PyTree[Array]
-    observations: Statistics | None
+    observations: RunningStatistics | None
 
 
 class Extras(NamedTuple):

@@ -89,7 +89,7 @@ class IMPALAConfig:
         check_bounds(self)
 
 
-class Steps(NamedTuple):
+class StepValues(NamedTuple):
     """What IMPALA learns from: `[T, E, ...]` in a batch, `[N, T, ...]` in a minibatch."""
 
     observation: Observation
@@ -112,7 +112,7 @@ class Ends(NamedTuple):
     """Where the sequence was cut."""
 
 
-class Said(NamedTuple):
+class Outputs(NamedTuple):
     """What the network that learns says of each step `[T]`."""
 
     log_prob: Float[Array, "..."]
@@ -178,7 +178,7 @@ def prepare(
     """A rollout as sequences, and statistics for the next one; values are left to `gradients`."""
     steps, weights = trajectory.steps, learner.weights
     after, reward = take_in(learner, steps, reduce=reduce, replicas=replicas)
-    samples = Steps(
+    samples = StepValues(
         observation=policy.normalise(weights, steps.observation),
         action_mask=steps.action_mask,
         action=steps.action,
@@ -212,13 +212,13 @@ def gradients(
     return slopes, {"losses/total": total, **metrics}
 
 
-def _unroll(policy: NetworkPolicy, weights: PolicyWeights, steps: Steps, start_memory: Memory) -> Said:
+def _unroll(policy: NetworkPolicy, weights: PolicyWeights, steps: StepValues, start_memory: Memory) -> Outputs:
     """ONE environment's sequence `[T, ...]`, the memory carried along it; at once where there is none."""
 
     def say(memory, step):
         output = policy.forward(weights, memory, step.observation, step.action_mask)
         distribution = output.distribution
-        return Said(distribution.log_prob(step.action), distribution.entropy(), output.value, output.memory)
+        return Outputs(distribution.log_prob(step.action), distribution.entropy(), output.value, output.memory)
 
     def carry_on(memory, now):
         step, begins = now
@@ -233,13 +233,13 @@ def _unroll(policy: NetworkPolicy, weights: PolicyWeights, steps: Steps, start_m
 
 
 def _targets(
-    policy: NetworkPolicy, config: IMPALAConfig, weights: PolicyWeights, minibatch: Batch, said: Said
+    policy: NetworkPolicy, config: IMPALAConfig, weights: PolicyWeights, minibatch: Batch, said: Outputs
 ) -> Advantages:
     """V-trace of each sequence `[N, T]`.
 
     Final observations are evaluated only where an episode of the minibatch was truncated.
     """
-    steps: Steps = minibatch.samples
+    steps: StepValues = minibatch.samples
     value_of = jax.vmap(lambda memory, seen: policy.forward(weights, memory, seen, ()).value)
     final_value = jax.lax.cond(
         jnp.any(steps.truncated),

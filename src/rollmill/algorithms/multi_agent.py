@@ -22,14 +22,14 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from rollmill.algorithms.agents import AgentPolicy, AgentView, AgentWeights
-from rollmill.algorithms.on_policy import SampleLoss, Samples
+from rollmill.algorithms.on_policy import SampleLoss, TrainingSamples
 from rollmill.algorithms.optimisers import descend, rate_now
 from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages
 from rollmill.algorithms.sharing import ParameterSet, set_of
 from rollmill.core.types import Key
 from rollmill.dataflow import Batch, MeanGradients, Metrics, Reduce, Step, Trajectory
-from rollmill.envs import Statistics, denormalise, initial_statistics, normalise, update_statistics
+from rollmill.envs import RunningStatistics, denormalise, initial_statistics, normalise, update_statistics
 from rollmill.networks import Output
 
 NOBODY = 1e-9
@@ -42,18 +42,18 @@ class AgentLearner(eqx.Module):
     weights: AgentWeights
     optimisers: dict[str, PyTree[Array]]
     """Of each parameter set; with a leading axis of agents where each has its own."""
-    targets: dict[str, Statistics] | None
+    targets: dict[str, RunningStatistics] | None
     """Kind to statistics of what its critic learns, where values are normalised."""
     returns: dict[str, Float[Array, ""]]
     """Kind to its mean return over the episodes that ended in the last iteration in which any did."""
 
 
-class Rows(NamedTuple):
+class SetRows(NamedTuple):
     """What is learned from: leaves `[T, E, ...]` in a batch, `[N, ...]` in a minibatch."""
 
     view: AgentView
     """Normalised."""
-    agents: dict[str, Samples]
+    agents: dict[str, TrainingSamples]
     """Kind to samples with leaves `[..., A, ...]`; their observations are `()`, the view has them."""
     weight: dict[str, Float[Array, "..."]]
     """Kind to `[..., A]`: how much a sample counts; 0 for agents that are out, 1 on the mean over a set."""
@@ -100,7 +100,7 @@ def prepare(
             steps, name, value, last_value, final_value, gamma=gamma, gae_lambda=gae_lambda
         )
     targets, target = _normalised_targets(learner, steps, learned, reduce=reduce, replicas=replicas)
-    rows = Rows(
+    rows = SetRows(
         view=policy.normalise(learner.weights, steps.observation),
         agents={name: _samples(steps, name, said[name], learned[name].advantage, target[name]) for name in said},
         weight={name: active.astype(jnp.float32) for name, active in steps.observation.active.items()},
@@ -110,14 +110,14 @@ def prepare(
 
 def _samples(
     steps: Step, name: str, value: Float[Array, "T E A"], advantage: Float[Array, "T E A"], target: Any
-) -> Samples:
+) -> TrainingSamples:
     mask = steps.action_mask.get(name, ()) if isinstance(steps.action_mask, dict) else ()
-    return Samples((), mask, steps.action[name], steps.extras[name], value, advantage, target, ())
+    return TrainingSamples((), mask, steps.action[name], steps.extras[name], value, advantage, target, ())
 
 
 def _normalised_targets(
     learner: AgentLearner, steps: Step, learned: dict[str, Advantages], *, reduce: Reduce, replicas: int
-) -> tuple[dict[str, Statistics] | None, dict[str, Float[Array, "T E A"]]]:
+) -> tuple[dict[str, RunningStatistics] | None, dict[str, Float[Array, "T E A"]]]:
     """Statistics of targets, advanced by a rollout, and the targets as critics learn them."""
     raw = {name: found.target for name, found in learned.items()}
     if learner.targets is None:
@@ -200,7 +200,7 @@ def _over_columns(function: Any, in_axes: Any) -> Any:
 
 def report(schedule: optax.Schedule, learner: AgentLearner, batch: Batch) -> Metrics:
     """The learning rate that an iteration begins with, and moments of the values of active agents of all kinds."""
-    rows: Rows = batch.samples
+    rows: SetRows = batch.samples
     together = lambda leaves: jnp.concatenate([leaf.ravel() for leaf in leaves])
     value, target, weight = map(
         together,
@@ -222,7 +222,7 @@ def condition(sets: tuple[ParameterSet, ...], minibatch: Batch, reduce: Reduce, 
 
     Advantages are standardised for each kind, or for each agent where each has its own parameters.
     """
-    rows: Rows = minibatch.samples
+    rows: SetRows = minibatch.samples
     alone = {name for group in sets if group.independent for name in group.names}
     own = {
         name: _moments(samples.advantage, rows.weight[name], (0,) if name in alone else (0, 1))
@@ -234,7 +234,7 @@ def condition(sets: tuple[ParameterSet, ...], minibatch: Batch, reduce: Reduce, 
         agents = {name: _standardised(samples, found[name]) for name, samples in agents.items()}
         share = {name: moments.share for name, moments in found.items()}
     weight = {name: active / _share_of_set(sets, name, share) for name, active in rows.weight.items()}
-    return minibatch._replace(samples=Rows(rows.view, agents, weight))
+    return minibatch._replace(samples=SetRows(rows.view, agents, weight))
 
 
 class _Moments(NamedTuple):
@@ -260,7 +260,7 @@ def _moments(advantage: Float[Array, "N A"], active: Float[Array, "N A"], axes: 
     return _Moments(share, share * own, mean(active * jnp.square(advantage - own)), share * jnp.square(own))
 
 
-def _standardised(samples: Samples, moments: _Moments) -> Samples:
+def _standardised(samples: TrainingSamples, moments: _Moments) -> TrainingSamples:
     share, mean, variance, square = moments
     mean = mean / share
     deviation = jnp.sqrt(variance / share + jnp.maximum(square / share - jnp.square(mean), 0))
@@ -284,7 +284,7 @@ def mean_gradients(
 
 
 def _row_loss(
-    policy: AgentPolicy, loss: SampleLoss, networks: dict[str, PyTree[Array]], row: Rows
+    policy: AgentPolicy, loss: SampleLoss, networks: dict[str, PyTree[Array]], row: SetRows
 ) -> tuple[Float[Array, ""], Metrics]:
     """Of ONE environment step; metrics are means over parameter sets, and where there are several, of each."""
     masks = {name: samples.action_mask for name, samples in row.agents.items()}

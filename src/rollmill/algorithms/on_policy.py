@@ -19,7 +19,7 @@ from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import bootstrap_values, generalised_advantages
 from rollmill.core.types import Key, Memory
 from rollmill.dataflow import Batch, MeanGradients, Metrics, Reduce, Step, Trajectory
-from rollmill.envs import Statistics, initial_statistics, scale, update_statistics
+from rollmill.envs import RunningStatistics, initial_statistics, scale, update_statistics
 from rollmill.networks import Output
 
 
@@ -28,11 +28,11 @@ class ActorCriticLearner(eqx.Module):
 
     weights: PolicyWeights
     optimiser: PyTree[Array]
-    returns: Statistics | None
+    returns: RunningStatistics | None
     """Of the discounted return, where rewards are normalised."""
 
 
-class Samples(NamedTuple):
+class TrainingSamples(NamedTuple):
     """What is learned from: `[T, E, ...]` in a batch, `[N, ...]` or `[N, T, ...]` in a minibatch."""
 
     observation: PyTree[Array]
@@ -83,7 +83,7 @@ def prepare(
     done = steps.terminated | steps.truncated
     estimate = partial(generalised_advantages, gamma=gamma, gae_lambda=gae_lambda)
     advantage, target = jax.vmap(estimate, in_axes=1, out_axes=1)(reward, value, next_value, done)
-    samples = Samples(
+    samples = TrainingSamples(
         observation=policy.normalise(weights, steps.observation),
         action_mask=steps.action_mask,
         action=steps.action,
@@ -145,7 +145,9 @@ def report(schedule: optax.Schedule, learner: ActorCriticLearner, batch: Batch) 
     """The learning rate that an iteration begins with, and moments of values where the batch has them."""
     rate = {"learning_rate": rate_now(schedule, learner.optimiser)}
     samples = batch.samples
-    return {**rate, **value_moments(samples.value, samples.target)} if isinstance(samples, Samples) else rate
+    return (
+        {**rate, **value_moments(samples.value, samples.target)} if isinstance(samples, TrainingSamples) else rate
+    )
 
 
 # --- a minibatch --------------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ def _sample_loss(
     loss: SampleLoss,
     network: PyTree[Array],
     learner: ActorCriticLearner,
-    sample: Samples,
+    sample: TrainingSamples,
     memory: Memory,
 ) -> tuple[Float[Array, ""], Metrics]:
     weights = PolicyWeights(network, learner.weights.observations)
@@ -194,7 +196,7 @@ def _sequence_loss(
     loss: SampleLoss,
     network: PyTree[Array],
     learner: ActorCriticLearner,
-    samples: Samples,
+    samples: TrainingSamples,
     start_memory: Memory,
 ) -> tuple[Float[Array, ""], Metrics]:
     """Mean loss of one environment's sequence `[T, ...]`, the memory carried along it."""

@@ -26,7 +26,7 @@ from rollmill.algorithms.losses import (
     squared_value_loss,
 )
 from rollmill.algorithms.on_policy import (
-    Samples,
+    TrainingSamples,
     mean_gradients,
     prepare,
     standardise_advantages,
@@ -135,7 +135,7 @@ def ppo(
     )
 
 
-def sample_loss(config: Any, sample: Samples, output: Output) -> tuple[Float[Array, ""], Metrics]:
+def sample_loss(config: Any, sample: TrainingSamples, output: Output) -> tuple[Float[Array, ""], Metrics]:
     """Loss of one sample (Schulman et al., 2017, equation 9, negated).
 
     Of `config` are read `clip_coef`, `clip_vloss`, `vf_coef` and `ent_coef`.

@@ -3,9 +3,9 @@
 from rollmill.api.algorithms import ALGORITHMS, Algorithm, find_algorithm, register_algorithm
 from rollmill.api.changes import parse_assignments
 from rollmill.api.deployment import PATIENCE, choose_plan, prepare_devices
-from rollmill.api.diagnosis import Examined, examine, kept_fault, replay
+from rollmill.api.diagnosis import Examination, examine, kept_fault, replay
 from rollmill.api.options import PLACEMENT, PlacementOptions, RunOptions
-from rollmill.api.policies import Loaded, Policy, evaluate, evaluate_run, load, load_weights
+from rollmill.api.policies import LoadedRun, Policy, evaluate, evaluate_run, load, load_weights
 from rollmill.api.reopening import reopen
 from rollmill.api.saved_run import read_options
 from rollmill.api.specification import (
@@ -21,8 +21,8 @@ __all__ = [
     "PATIENCE",
     "PLACEMENT",
     "Algorithm",
-    "Examined",
-    "Loaded",
+    "Examination",
+    "LoadedRun",
     "PlacementOptions",
     "Policy",
     "Run",

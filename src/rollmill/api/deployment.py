@@ -15,10 +15,10 @@ from rollmill.api.options import PlacementOptions, RunOptions
 from rollmill.api.specification import import_modules, rebuild_graph
 from rollmill.channels import (
     BrokerServer,
-    Chapter,
     LocalBroker,
     MemoryWire,
     RemoteBroker,
+    ScopedBroker,
     TcpWire,
     Wire,
     new_token,
@@ -29,10 +29,10 @@ from rollmill.dataflow import Flow, Graph, Partition, State, flow
 from rollmill.envs import is_on_host
 from rollmill.execution import enable_compilation_cache, take_devices
 from rollmill.execution.cluster import RayLauncher, check_cluster, demands_of, find_ray, joined, own_host
-from rollmill.execution.coordinator import Coordinator, Saved, host_blank
-from rollmill.execution.groups import run_on_mesh, serve_seat
-from rollmill.execution.job_list import jobs_of
-from rollmill.execution.workers import Control, Job, Supervision, Supervisor, ThreadSupervisor
+from rollmill.execution.coordination.coordinator import Coordinator, Saved, host_blank
+from rollmill.execution.coordination.jobs import jobs_of
+from rollmill.execution.processes import Control, Job, Supervision, Supervisor, ThreadSupervisor
+from rollmill.execution.replica import run_on_mesh, run_replica
 from rollmill.planning import COUNTS, Place, Plan, RecordedCounts, find_distribution, read_plan
 from rollmill.record import Display, RunDirectory
 
@@ -386,7 +386,7 @@ def work_on_cluster(job: Job, control: Control) -> None:
     token, host, wires = job.settings["token"], own_host(find_ray(), job.settings["host"]), []
 
     def wire(stop: Callable[[], bool], epoch: int) -> Wire:
-        wires.append(TcpWire(Chapter(broker, str(epoch)), token, host=host, abandon=stop))
+        wires.append(TcpWire(ScopedBroker(broker, str(epoch)), token, host=host, abandon=stop))
         return wires[-1]
 
     with contextlib.closing(broker):
@@ -420,9 +420,9 @@ def work_on_mesh(job: Job, control: Control) -> None:
 
 
 def _wire(broker: Any, stop: Callable[[], bool], epoch: int) -> Wire:
-    return MemoryWire(Chapter(broker, str(epoch)), abandon=stop)
+    return MemoryWire(ScopedBroker(broker, str(epoch)), abandon=stop)
 
 
 def _work(job: Job, control: Control, graph: Graph, flows: Flow, wire: Callable[..., Wire]) -> None:
     partition = Plan.from_json(job.settings["plan"]).partition
-    serve_seat(job, control, graph=graph, flow=flows, partition=partition, wire=wire)
+    run_replica(job, control, graph=graph, flow=flows, partition=partition, wire=wire)

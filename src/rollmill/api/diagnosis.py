@@ -13,7 +13,7 @@ from rollmill.execution import Replayed, has_fault, has_message, replay_fault
 from rollmill.record import Checkpoints, RunDirectory, check_metrics
 
 
-class Examined(NamedTuple):
+class Examination(NamedTuple):
     """The parts of a run, and what is wrong with them."""
 
     notes: list[str]
@@ -54,14 +54,14 @@ def kept_fault(run_dir: str | Path) -> bool:
     return has_fault(folder) or has_message(folder)
 
 
-def examine(run_dir: str | Path) -> Examined:
+def examine(run_dir: str | Path) -> Examination:
     """Checks the files of a run; nothing is imported, compiled or changed.
 
     Raises:
         CheckpointError: if the directory is no run.
     """
     run = RunDirectory.open(Path(run_dir))
-    examined = Examined([], [])
+    examined = Examination([], [])
     for look in (_configuration, _checkpoints, _metrics, _summary):
         try:
             look(run, examined)
@@ -70,7 +70,7 @@ def examine(run_dir: str | Path) -> Examined:
     return examined
 
 
-def _configuration(run: RunDirectory, examined: Examined) -> None:
+def _configuration(run: RunDirectory, examined: Examination) -> None:
     saved = read_saved(run)
     read_options(run)
     algorithm, environment = saved.graph["algorithm"], saved.graph["environment"]
@@ -78,7 +78,7 @@ def _configuration(run: RunDirectory, examined: Examined) -> None:
     examined.notes.append(f"configuration: {algorithm} on {environment}{changed}")
 
 
-def _checkpoints(run: RunDirectory, examined: Examined) -> None:
+def _checkpoints(run: RunDirectory, examined: Examination) -> None:
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         whole = []
         for iteration in checkpoints.iterations():
@@ -95,7 +95,7 @@ def _checkpoints(run: RunDirectory, examined: Examined) -> None:
     examined.notes.append(f"checkpoints: {len(whole)} whole, of iterations {', '.join(map(str, whole))}")
 
 
-def _metrics(run: RunDirectory, examined: Examined) -> None:
+def _metrics(run: RunDirectory, examined: Examination) -> None:
     if not run.folder.has(run.metrics_file.name):
         examined.notes.append("metrics: none yet")
         return
@@ -105,7 +105,7 @@ def _metrics(run: RunDirectory, examined: Examined) -> None:
         examined.complaints.append(complaint)
 
 
-def _summary(run: RunDirectory, examined: Examined) -> None:
+def _summary(run: RunDirectory, examined: Examination) -> None:
     summary = read_summary(run)
     if summary is None:
         examined.notes.append("summary: none yet; the run has not ended")

@@ -12,9 +12,9 @@ from rollmill.api.recorder import Recorder, Run
 from rollmill.core.errors import NonFiniteError, RollmillError
 from rollmill.dataflow import Graph
 from rollmill.execution import is_finite
-from rollmill.execution.coordinator import Coordinator
-from rollmill.execution.replay import MESSAGE
-from rollmill.execution.reports import Notice, Rewound, Rows, Saved, StartedUp
+from rollmill.execution.coordination.coordinator import Coordinator
+from rollmill.execution.coordination.reports import MetricsRows, Notice, RolledBack, Saved, StartedUp
+from rollmill.execution.faults.replay import MESSAGE
 from rollmill.planning import Plan
 from rollmill.record import (
     Checkpoints,
@@ -95,14 +95,14 @@ def _follow(
 ) -> None:
     for told in coordinator.run(partial(_is_stopping, stop, coordinator, run)):
         match told:
-            case Rows(first, rows):
+            case MetricsRows(first, rows):
                 recorder.record(first, rows)
                 _stop_at_fault(first, rows, advice)
                 if recorder.is_due(first + len(rows)):
                     coordinator.want_state()
             case Saved(iteration, state):
                 recorder.save_if_due(iteration, state, now=True)
-            case Rewound(iteration):
+            case RolledBack(iteration):
                 recorder.rewind(iteration)
             case StartedUp(so_far):
                 recorder.started_up(so_far.compiling, so_far.total)

@@ -21,14 +21,14 @@ from rollmill.core.spaces import struct
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Memory, Observation, Options
 from rollmill.dataflow import Graph, Weights
 from rollmill.envs import as_environment
-from rollmill.execution import Episodes, evaluate_on_host, state_shapes
+from rollmill.execution import EvaluationEpisodes, evaluate_on_host, state_shapes
 from rollmill.execution import evaluate as evaluate_graph
 from rollmill.record import Checkpoints, RunDirectory
 
 Choice = Literal["last", "best"]
 
 
-class Loaded(NamedTuple):
+class LoadedRun(NamedTuple):
     """A graph and weights for it, read from a checkpoint."""
 
     graph: Graph
@@ -111,7 +111,7 @@ def load_weights(
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
     trust: bool = False,
-) -> Loaded:
+) -> LoadedRun:
     """The graph of a run and its policy's weights; arguments are those of `load`.
 
     Raises:
@@ -136,7 +136,7 @@ def load_weights(
     if len(options.seeds) > 1:
         index = 0 if seed is None else options.seeds.index(seed)
         weights = jax.tree.map(lambda leaf: leaf[index], weights)
-    return Loaded(graph, weights, restored.iteration)
+    return LoadedRun(graph, weights, restored.iteration)
 
 
 def _best(run: RunDirectory, checkpoints: Checkpoints) -> int:
@@ -163,7 +163,7 @@ def evaluate(
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
     trust: bool = False,
-) -> Episodes:
+) -> EvaluationEpisodes:
     """Plays whole episodes with the policy of a run; `episodes.returns.mean()` is the usual number.
 
     `train_seed` is the `seed` of `load`; the other arguments are those of `load` and `evaluate_run`.
@@ -183,7 +183,7 @@ def evaluate(
 
 
 def evaluate_run(
-    loaded: Loaded,
+    loaded: LoadedRun,
     *,
     env: Environment | HostEnvironment | gymnasium.Env | str | None = None,
     env_options: Options = NO_OPTIONS,
@@ -191,7 +191,7 @@ def evaluate_run(
     seed: int = 0,
     stochastic: bool = False,
     imports: Sequence[str] = (),
-) -> Episodes:
+) -> EvaluationEpisodes:
     """Plays episodes with a run's policy, on the environment that it was trained on or another of its spaces.
 
     Args:
@@ -220,7 +220,7 @@ def evaluate_run(
     return evaluate_graph(_on(loaded.graph, other), loaded.weights, **play)
 
 
-def _evaluate_on_own(loaded: Loaded, **play: Any) -> Episodes:
+def _evaluate_on_own(loaded: LoadedRun, **play: Any) -> EvaluationEpisodes:
     """On the environment of the graph itself: its name may mean another one, or nothing, in this process."""
     graph = loaded.graph
     if graph.host is None:

@@ -22,12 +22,12 @@ from rollmill.record import (
     Display,
     EpisodeWindow,
     MetricsLog,
-    Pace,
     Restored,
     RowSums,
     RunDirectory,
     SavedSums,
     Status,
+    Throughput,
     tree_digest,
 )
 
@@ -141,7 +141,7 @@ class Recorder:
         self._state: PyTree[Array | np.ndarray] = None
         self._earlier_seconds = 0.0
         self._began = self._saved_at = time.perf_counter()
-        self._pace = Pace()
+        self._pace = Throughput()
         self._start_seconds = 0.0
         self._episodes = self._saved_episodes = Episodes()
         self._each_line = options.log_every or math.ceil(self._loops.iterations / MOST_LINES)

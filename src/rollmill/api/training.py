@@ -24,11 +24,11 @@ from rollmill.core.jax_settings import check_compiled
 from rollmill.core.machine import git_commit, hardware, own_commit, versions
 from rollmill.dataflow import Graph, fingerprint
 from rollmill.execution import (
+    CompiledProgram,
     Fusion,
     Launches,
-    Program,
     Window,
-    advance,
+    dispatch_ahead,
     enable_compilation_cache,
     lower,
     state_shapes,
@@ -285,7 +285,7 @@ def _provenance() -> dict[str, Any]:
 
 def _compile(
     algorithm: Graph, plan: Plan, options: RunOptions, display: Display, *, launches: Launches | None = None
-) -> Program:
+) -> CompiledProgram:
     enable_compilation_cache()
     replicas = plan.partition.groups[0].replicas
     devices = take_devices(replicas if replicas > 1 else options.devices)
@@ -310,7 +310,7 @@ def _compile(
 def _train(
     run: RunDirectory,
     algorithm: Graph,
-    program: Program,
+    program: CompiledProgram,
     options: RunOptions,
     display: Display,
     checkpoints: Checkpoints,
@@ -322,7 +322,7 @@ def _train(
         with MetricsLog(run, tensorboard=options.tensorboard, resume_from=first) as log:
             recorder = Recorder(run, algorithm, options, program.compile_seconds, checkpoints, log, display)
             recorder.begin(restored, state)
-            windows = advance(
+            windows = dispatch_ahead(
                 program,
                 state,
                 first=first,
@@ -339,7 +339,7 @@ def _follow(
     windows: Iterator[Window],
     run: RunDirectory,
     algorithm: Graph,
-    program: Program,
+    program: CompiledProgram,
     recorder: Recorder,
     stop: StopRequest,
 ) -> None:

@@ -5,34 +5,34 @@ uses a channel does not see which. What moves are pytrees of arrays whose `Layou
 beforehand, as raw bytes. Nothing that comes from a channel is unpickled or evaluated.
 """
 
-from rollmill.channels.base import (
+from rollmill.channels.broker.client import RemoteBroker
+from rollmill.channels.broker.local import LocalBroker
+from rollmill.channels.broker.scope import ScopedBroker
+from rollmill.channels.broker.server import BrokerServer
+from rollmill.channels.errors import Abandoned, ChannelClosed, Damaged, Refused, TimedOut
+from rollmill.channels.layout import Layout
+from rollmill.channels.protocols import (
     Address,
     Broker,
+    ChannelStatistics,
     Gathered,
     Header,
-    Message,
-    NewestReader,
-    NewestWriter,
+    LatestReader,
+    LatestWriter,
+    ReceivedMessage,
     Receiver,
     Reduction,
     Reservation,
     Route,
     Sender,
-    Statistics,
     Versioned,
     Wire,
 )
-from rollmill.channels.broker import LocalBroker
-from rollmill.channels.broker_server import BrokerServer
-from rollmill.channels.chapter import Chapter
-from rollmill.channels.doorbell import Doorbell
-from rollmill.channels.errors import Abandoned, ChannelClosed, Damaged, Refused, TimedOut
-from rollmill.channels.handshake import new_token
-from rollmill.channels.layout import Layout
-from rollmill.channels.memory_wire import MemoryWire
-from rollmill.channels.remote_broker import RemoteBroker
-from rollmill.channels.routes import fixed, least_filled, round_robin
-from rollmill.channels.tcp_wire import TcpWire
+from rollmill.channels.routing import fixed, least_filled, round_robin
+from rollmill.channels.shm.doorbell import Doorbell
+from rollmill.channels.shm.wire import MemoryWire
+from rollmill.channels.tcp.wire import TcpWire
+from rollmill.channels.transport.handshake import new_token
 from rollmill.channels.waiting import Abandon
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
     "Abandoned",
     "Address",
     "Broker",
-    "Chapter",
+    "ScopedBroker",
     "BrokerServer",
     "ChannelClosed",
     "Damaged",
@@ -50,9 +50,9 @@ __all__ = [
     "Layout",
     "LocalBroker",
     "MemoryWire",
-    "Message",
-    "NewestReader",
-    "NewestWriter",
+    "ReceivedMessage",
+    "LatestReader",
+    "LatestWriter",
     "Receiver",
     "Reduction",
     "Refused",
@@ -60,7 +60,7 @@ __all__ = [
     "Reservation",
     "Route",
     "Sender",
-    "Statistics",
+    "ChannelStatistics",
     "TcpWire",
     "TimedOut",
     "Versioned",

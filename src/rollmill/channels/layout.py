@@ -25,7 +25,7 @@ Buffer: TypeAlias = memoryview | bytearray | np.ndarray
 """Writable bytes, at least as many as the layout needs."""
 
 
-class Leaf(NamedTuple):
+class LeafLayout(NamedTuple):
     """One array: its path in the tree, its type, and where its first byte lies."""
 
     name: str
@@ -49,7 +49,7 @@ class Layout:
     structure: Any
     """The tree without its leaves; differs between processes, and is not part of the digest."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[LeafLayout, ...]
     nbytes: int
 
     @staticmethod
@@ -64,7 +64,7 @@ class Layout:
         for path, leaf in named:
             name = jax.tree_util.keystr(path, simple=True, separator=".") or "value"
             dtype = _numeric(name, leaf)
-            leaves.append(Leaf(name, tuple(leaf.shape), dtype, offset))
+            leaves.append(LeafLayout(name, tuple(leaf.shape), dtype, offset))
             offset = aligned(offset + leaves[-1].nbytes)
         return Layout(structure, tuple(leaves), offset)
 
@@ -142,7 +142,7 @@ def _numeric(name: str, leaf: Any) -> np.dtype:
     return dtype
 
 
-def _checked(array: np.ndarray, place: Leaf) -> np.ndarray:
+def _checked(array: np.ndarray, place: LeafLayout) -> np.ndarray:
     if array.shape != place.shape or array.dtype != place.dtype:
         raise UsageError(f"{place} was expected, {array.dtype.name}{list(array.shape)} was given.")
     return array

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
-from rollmill.channels.doorbell import Doorbell
 from rollmill.channels.errors import Abandoned, TimedOut
+from rollmill.channels.shm.doorbell import Doorbell
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ HINTS: dict[type[Exception], str] = {
 _MACHINERY = ("jax", "jaxlib", "equinox", "jaxtyping", "beartype", "numpy")
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of a source file."""
 
     file: str
@@ -42,7 +42,7 @@ def own_line(error: BaseException) -> str:
     last line of an installed package that is not JAX or one it stands on; then the last of Rollmill.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    return _innermost_own([Place(frame.filename, frame.lineno or 0) for frame in frames])
+    return _innermost_own([SourceLine(frame.filename, frame.lineno or 0) for frame in frames])
 
 
 @contextmanager
@@ -69,10 +69,10 @@ def own_line_of(equation: jax.extend.core.JaxprEqn) -> str:
     """The caller's line that an equation of a jaxpr was traced from, found as `own_line` does."""
     recorded = equation.source_info.traceback
     frames = recorded.frames if recorded else []
-    return _innermost_own([Place(frame.file_name, frame.line_num) for frame in reversed(frames)])
+    return _innermost_own([SourceLine(frame.file_name, frame.line_num) for frame in reversed(frames)])
 
 
-def _innermost_own(places: Sequence[Place]) -> str:
+def _innermost_own(places: Sequence[SourceLine]) -> str:
     """The text of the last place that is own code; places go from the outermost call inwards."""
     inside = _from_rollmill_inwards([place for place in places if not place.file.startswith("<")])
     for is_candidate in (_is_own, _is_installed, _is_rollmill):
@@ -82,22 +82,22 @@ def _innermost_own(places: Sequence[Place]) -> str:
     return _text(inside[-1]) if inside else "unknown line"
 
 
-def _from_rollmill_inwards(places: Sequence[Place]) -> Sequence[Place]:
+def _from_rollmill_inwards(places: Sequence[SourceLine]) -> Sequence[SourceLine]:
     """Without the frames that only called Rollmill, where it was called at all."""
     first = next((index for index, place in enumerate(places) if _is_rollmill(place)), 0)
     return places[first:]
 
 
-def _is_own(place: Place) -> bool:
+def _is_own(place: SourceLine) -> bool:
     return not _is_rollmill(place) and not place.file.startswith(_PYTHON)
 
 
-def _is_installed(place: Place) -> bool:
+def _is_installed(place: SourceLine) -> bool:
     parts = Path(place.file).parts
     return "site-packages" in parts and not _is_rollmill(place) and not _has_any(parts, _MACHINERY)
 
 
-def _is_rollmill(place: Place) -> bool:
+def _is_rollmill(place: SourceLine) -> bool:
     return place.file.startswith(_ROLLMILL)
 
 
@@ -105,7 +105,7 @@ def _has_any(parts: Iterable[str], names: Iterable[str]) -> bool:
     return not set(names).isdisjoint(parts)
 
 
-def _text(place: Place) -> str:
+def _text(place: SourceLine) -> str:
     source = linecache.getline(place.file, place.line).strip()
     return f"{place.file}:{place.line}: {source}"
 

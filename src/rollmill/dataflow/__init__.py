@@ -2,15 +2,15 @@
 
 from rollmill.dataflow.crossing import Cut, Handlers, Piece, cross, cut, drive, evaluate, walk, walk_leaves
 from rollmill.dataflow.descent import (
-    Descent,
-    ManyDescents,
-    ManyGradients,
+    MakeGradients,
+    MakeMinibatchLoop,
+    MinibatchLoop,
     all_finite,
     gradient_metrics,
     gradients_of_rows,
     identity,
     learn_minibatch,
-    plain_descent,
+    plain_minibatch_loop,
 )
 from rollmill.dataflow.elsewhere import (
     ENVIRONMENT,
@@ -18,15 +18,15 @@ from rollmill.dataflow.elsewhere import (
     START,
     UPDATE,
     EnvironmentElsewhere,
-    Opening,
+    ResetReply,
     environment_elsewhere,
-    reduce_elsewhere,
+    remote_reduce,
     turn_one,
     with_environment_elsewhere,
-    with_update_elsewhere,
+    with_remote_update,
 )
 from rollmill.dataflow.fingerprint import fingerprint, fragment_fingerprints
-from rollmill.dataflow.flow import Flow, Request, Turn, flow
+from rollmill.dataflow.flow import Flow, StepReply, StepRequest, flow
 from rollmill.dataflow.gradients import ElementwiseUpdate, LossOfOne, MeanGradients
 from rollmill.dataflow.graph import (
     Batch,
@@ -64,7 +64,13 @@ from rollmill.dataflow.loops import (
     step_all,
     step_one,
 )
-from rollmill.dataflow.minibatches import choose_num_shards, flat_samples, num_shards_for, shuffled_rows, taker
+from rollmill.dataflow.minibatches import (
+    choose_num_shards,
+    flat_samples,
+    minibatch_gather,
+    num_shards_for,
+    shuffled_rows,
+)
 from rollmill.dataflow.packing import TOGETHER, Packed, pack
 from rollmill.dataflow.partition import (
     FRAGMENTS,
@@ -90,7 +96,7 @@ __all__ = [
     "Collector",
     "Cut",
     "Decision",
-    "Descent",
+    "MinibatchLoop",
     "Edge",
     "ElementwiseUpdate",
     "EnvironmentElsewhere",
@@ -103,20 +109,20 @@ __all__ = [
     "Learner",
     "Loops",
     "LossOfOne",
-    "ManyDescents",
-    "ManyGradients",
+    "MakeMinibatchLoop",
+    "MakeGradients",
     "MeanGradients",
     "Metrics",
-    "Opening",
+    "ResetReply",
     "Packed",
     "Partition",
     "Piece",
     "Reduce",
-    "Request",
+    "StepRequest",
     "State",
     "Step",
     "Trajectory",
-    "Turn",
+    "StepReply",
     "Weights",
     "all_finite",
     "check_partition",
@@ -146,9 +152,9 @@ __all__ = [
     "pack",
     "peers",
     "permutation",
-    "plain_descent",
+    "plain_minibatch_loop",
     "prepare",
-    "reduce_elsewhere",
+    "remote_reduce",
     "report",
     "rollout_one",
     "share",
@@ -159,11 +165,11 @@ __all__ = [
     "start_one",
     "step_all",
     "step_one",
-    "taker",
+    "minibatch_gather",
     "turn_one",
     "walk",
     "walk_leaves",
     "widened",
     "with_environment_elsewhere",
-    "with_update_elsewhere",
+    "with_remote_update",
 ]

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree, UInt32
 
 from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Weights
-from rollmill.dataflow.minibatches import taker
+from rollmill.dataflow.minibatches import minibatch_gather
 
 
-class Descent(NamedTuple):
+class MinibatchLoop(NamedTuple):
     """A way through the epochs of a batch."""
 
     begin: Callable[[Learner], Any]
@@ -27,10 +27,10 @@ class Descent(NamedTuple):
     """The learner, of what is carried."""
 
 
-ManyDescents: TypeAlias = Callable[[Graph, Batch, Reduce], Descent]
-"""What `plain_descent` is."""
+MakeMinibatchLoop: TypeAlias = Callable[[Graph, Batch, Reduce], MinibatchLoop]
+"""What `plain_minibatch_loop` is."""
 
-ManyGradients: TypeAlias = Callable[[Graph, Batch, Reduce], Callable[..., tuple[Weights, Metrics]]]
+MakeGradients: TypeAlias = Callable[[Graph, Batch, Reduce], Callable[..., tuple[Weights, Metrics]]]
 """What `gradients_of_rows` is."""
 
 
@@ -39,9 +39,9 @@ def identity(tree: PyTree[Array]) -> PyTree[Array]:
     return tree
 
 
-def plain_descent(
-    graph: Graph, batch: Batch, reduce: Reduce, *, gradients: ManyGradients | None = None
-) -> Descent:
+def plain_minibatch_loop(
+    graph: Graph, batch: Batch, reduce: Reduce, *, gradients: MakeGradients | None = None
+) -> MinibatchLoop:
     """The learner is carried as it is; `gradients` is `gradients_of_rows`, or another way to the same."""
     gradients_of = (gradients or gradients_of_rows)(graph, batch, reduce)
 
@@ -52,7 +52,7 @@ def plain_descent(
 
     unchanged = lambda tree: tree
     epoch = lambda learner, rows: jax.lax.scan(minibatch_step, learner, rows)
-    return Descent(unchanged, unchanged, epoch, unchanged)
+    return MinibatchLoop(unchanged, unchanged, epoch, unchanged)
 
 
 def learn_minibatch(
@@ -66,7 +66,7 @@ def learn_minibatch(
 
 def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., tuple[Weights, Metrics]]:
     """The function from a learner and the rows of a minibatch to its gradients and metrics."""
-    take = taker(batch, graph.loops)
+    take = minibatch_gather(batch, graph.loops)
     return lambda learner, rows: graph.gradients.function(learner, graph.condition(take(rows), reduce))
 
 

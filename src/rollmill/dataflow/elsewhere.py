@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from rollmill.core.types import Action, Key, Observation, Timestep
 from rollmill.dataflow.crossing import cross
-from rollmill.dataflow.flow import Flow, Request, Turn
+from rollmill.dataflow.flow import Flow, StepReply, StepRequest
 from rollmill.dataflow.graph import Graph, Learner, Weights
 from rollmill.dataflow.loops import identity
 
@@ -16,7 +16,7 @@ REDUCE, START, ENVIRONMENT, UPDATE = "reduce", "start", "environment", "update"
 """Names of the crossings."""
 
 
-class Opening(NamedTuple):
+class ResetReply(NamedTuple):
     """What the environment's group says before the first step of a training."""
 
     observation: Observation
@@ -31,15 +31,15 @@ class EnvironmentElsewhere(NamedTuple):
     action_mask: Callable[[PyTree[Array]], PyTree[Bool[Array, "..."]]]
 
 
-def environment_elsewhere(turn: Turn) -> EnvironmentElsewhere:
+def environment_elsewhere(turn: StepReply) -> EnvironmentElsewhere:
     """Functions of ONE environment that is stepped elsewhere and answers in the shapes of `turn`."""
 
     def start(key, index):
-        opening = cross(START, index, Opening(turn.observation, turn.action_mask))
+        opening = cross(START, index, ResetReply(turn.observation, turn.action_mask))
         return opening.action_mask, opening.observation
 
     def step(key, state, action):
-        answer = cross(ENVIRONMENT, Request(jax.random.key_data(key), action), turn)
+        answer = cross(ENVIRONMENT, StepRequest(jax.random.key_data(key), action), turn)
         return Timestep(
             answer.observation,
             answer.action_mask,
@@ -62,7 +62,7 @@ def with_environment_elsewhere(graph: Graph, flow: Flow) -> Graph:
     )
 
 
-def with_update_elsewhere(graph: Graph, flow: Flow) -> Graph:
+def with_remote_update(graph: Graph, flow: Flow) -> Graph:
     """The graph as the group sees it that holds the gradients, but not the update."""
     parameters = flow.pick_parameters(flow.state.learner)
 
@@ -72,7 +72,7 @@ def with_update_elsewhere(graph: Graph, flow: Flow) -> Graph:
     return graph._replace(update=graph.update._replace(function=update))
 
 
-def reduce_elsewhere(tree: PyTree[Array]) -> PyTree[Array]:
+def remote_reduce(tree: PyTree[Array]) -> PyTree[Array]:
     """The mean over replicas that share no program; its leaves leave as a list."""
     leaves, structure = jax.tree.flatten(tree)
     return (
@@ -80,10 +80,10 @@ def reduce_elsewhere(tree: PyTree[Array]) -> PyTree[Array]:
     )
 
 
-def turn_one(graph: Graph, state: PyTree[Array], request: Request) -> tuple[PyTree[Array], Turn]:
+def turn_one(graph: Graph, state: PyTree[Array], request: StepRequest) -> tuple[PyTree[Array], StepReply]:
     """The environment fragment of ONE environment, as it answers a request."""
     timestep = graph.environment.function(jax.random.wrap_key_data(request.key), state, request.action)
-    turn = Turn(
+    turn = StepReply(
         timestep.observation,
         graph.action_mask(timestep.state),
         timestep.reward,

@@ -18,13 +18,13 @@ from jaxtyping import Array, Bool, Float, PyTree
 from rollmill.core.types import Action, Observation
 from rollmill.dataflow.graph import Graph, State, Trajectory, Weights
 from rollmill.dataflow.loops import collect, collection_metrics, identity, prepare, report, start
-from rollmill.dataflow.minibatches import taker
+from rollmill.dataflow.minibatches import minibatch_gather
 
 LEARNED = ("finite/gradients", "losses/gradient_norm", "epochs")
 """Metrics of learning that no fragment names: those of `gradient_metrics`, and how many epochs there were."""
 
 
-class Request(NamedTuple):
+class StepRequest(NamedTuple):
     """What the policy sends for one step: the edge *action*."""
 
     key: Array
@@ -32,7 +32,7 @@ class Request(NamedTuple):
     action: Action
 
 
-class Turn(NamedTuple):
+class StepReply(NamedTuple):
     """What the environment answers to an action: the edge *timestep*."""
 
     observation: Observation
@@ -50,9 +50,9 @@ class Flow(NamedTuple):
     state: State
     trajectory: Trajectory
     """`[T, E, ...]`."""
-    request: Request
+    request: StepRequest
     """Of ONE environment."""
-    turn: Turn
+    turn: StepReply
     """Of ONE environment."""
     gradients: Weights
     weights: Weights
@@ -86,7 +86,7 @@ def flow(graph: Graph) -> Flow:
     trajectory = jax.eval_shape(partial(_trajectory, graph), state)
     prepare_program, (_, batch) = _traced(partial(prepare, graph), state.learner, trajectory, index)
     rows = loops.num_envs * loops.rows_each // loops.num_minibatches
-    minibatch = jax.eval_shape(lambda b: taker(b, loops)(jnp.zeros(rows, jnp.uint32)), batch)
+    minibatch = jax.eval_shape(lambda b: minibatch_gather(b, loops)(jnp.zeros(rows, jnp.uint32)), batch)
     conditioned = jax.eval_shape(lambda batch: graph.condition(batch, identity), minibatch)
     report_program, reported = _traced(partial(report, graph), state.learner, batch)
     gradients_program, (gradients, learned) = _traced(graph.gradients.function, state.learner, conditioned)
@@ -101,7 +101,7 @@ def flow(graph: Graph) -> Flow:
     return Flow(
         state=state,
         trajectory=trajectory,
-        request=Request(
+        request=StepRequest(
             jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))), _of_one(trajectory).action
         ),
         turn=_turn(trajectory),
@@ -127,10 +127,10 @@ def _of_one(trajectory: Trajectory) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), trajectory.steps)
 
 
-def _turn(trajectory: Trajectory) -> Turn:
+def _turn(trajectory: Trajectory) -> StepReply:
     step = _of_one(trajectory)
     info = {**step.info, "final_observation": step.final_observation}
-    return Turn(step.observation, step.action_mask, step.reward, step.terminated, step.truncated, info)
+    return StepReply(step.observation, step.action_mask, step.reward, step.terminated, step.truncated, info)
 
 
 def _written(program: core.Jaxpr, count: int) -> frozenset[int]:

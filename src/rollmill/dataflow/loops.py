@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.types import Key
-from rollmill.dataflow.descent import ManyDescents, all_finite, identity, plain_descent
+from rollmill.dataflow.descent import MakeMinibatchLoop, all_finite, identity, plain_minibatch_loop
 from rollmill.dataflow.graph import (
     Batch,
     Collector,
@@ -62,7 +62,7 @@ def iterate(
     *,
     reduce: Reduce = identity,
     rollouts: Callable[..., tuple[Collector, Trajectory]] | None = None,
-    descents: ManyDescents | None = None,
+    descents: MakeMinibatchLoop | None = None,
 ) -> tuple[State, Metrics]:
     """One iteration of training: collect, then learn.
 
@@ -71,7 +71,7 @@ def iterate(
         state: before the iteration.
         reduce: the mean over replicas.
         rollouts: `collect`, or another way to the same trajectories.
-        descents: `plain_descent`, or another way to the same weights.
+        descents: `plain_minibatch_loop`, or another way to the same weights.
 
     Returns:
         The next state, and metrics that are already reduced over replicas.
@@ -180,7 +180,7 @@ def learn_from(
     index: Int[Array, " E"],
     *,
     reduce: Reduce = identity,
-    descents: ManyDescents | None = None,
+    descents: MakeMinibatchLoop | None = None,
 ) -> tuple[Learner, Metrics]:
     """The learning half of an iteration: prepare once, then learn; metrics are those of the whole iteration."""
     with jax.named_scope("prepare"):
@@ -211,13 +211,13 @@ def learn(
     index: Int[Array, " E"],
     *,
     reduce: Reduce = identity,
-    descents: ManyDescents | None = None,
+    descents: MakeMinibatchLoop | None = None,
 ) -> tuple[Learner, Metrics]:
     """`epochs` passes over the batch in shuffled minibatches; metrics are means over minibatches.
 
     The rows of all epochs are shuffled at once: 4 bytes for each sample and epoch.
     """
-    descent = (descents or plain_descent)(graph, batch, reduce)
+    descent = (descents or plain_minibatch_loop)(graph, batch, reduce)
 
     def epoch_step(progress: _Progress, shuffled) -> tuple[_Progress, tuple[Metrics, Float[Array, ""]]]:
         after, metrics = descent.epoch(progress.carried, shuffled)

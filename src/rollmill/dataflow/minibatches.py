@@ -73,7 +73,7 @@ def shuffled_rows(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Arr
     return by_minibatch.reshape(loops.num_minibatches, -1)
 
 
-def taker(batch: Batch, loops: Loops) -> Callable[[UInt32[Array, " N"]], Batch]:
+def minibatch_gather(batch: Batch, loops: Loops) -> Callable[[UInt32[Array, " N"]], Batch]:
     """The function from rows to the minibatch that consists of them."""
     if loops.cut == "samples":
         packed = pack(flat_samples(batch))

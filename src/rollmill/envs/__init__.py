@@ -5,7 +5,7 @@ from rollmill.envs.agents import active_agents, joint_spaces
 from rollmill.envs.check import check_environment, check_types
 from rollmill.envs.host import host_environment, step_struct
 from rollmill.envs.normalisation import (
-    Statistics,
+    RunningStatistics,
     denormalise,
     initial_statistics,
     normalise,
@@ -17,7 +17,7 @@ from rollmill.envs.strong_types import strongly_typed
 from rollmill.envs.transforms import auto_reset, time_limit, vary, vectorise, wrap
 
 __all__ = [
-    "Statistics",
+    "RunningStatistics",
     "active_agents",
     "as_environment",
     "auto_reset",

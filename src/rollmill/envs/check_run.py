@@ -21,7 +21,7 @@ NUM_RESETS = 128
 """How many first states tell what a first state looks like."""
 
 
-class Steps(NamedTuple):
+class CheckedSteps(NamedTuple):
     """T steps of one environment; leaves `[T, ...]`. `timestep` is as step returned it, before any reset."""
 
     keys: KeyArray[Array, " T"]
@@ -44,7 +44,7 @@ class Rollout(NamedTuple):
     """What the environment did under random actions, and many first states to compare it with."""
 
     resets: Resets
-    steps: Steps
+    steps: CheckedSteps
 
 
 def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
@@ -144,7 +144,7 @@ def _rollout(env: Environment, key: Key, params: Params, num_steps: int) -> Roll
         observation, state = env.reset(key, params)
         return Resets(observation, state, contains(env.observation_space, observation))
 
-    def one_step(state: State, key: Key) -> tuple[State, Steps]:
+    def one_step(state: State, key: Key) -> tuple[State, CheckedSteps]:
         action_key, step_key, reset_key = jax.random.split(key, 3)
         mask = _mask(env, state, params)
         action = _random_action(action_key, env, mask)
@@ -153,7 +153,7 @@ def _rollout(env: Environment, key: Key, params: Params, num_steps: int) -> Roll
         _, fresh = env.reset(reset_key, params)
         done = timestep.terminated | timestep.truncated
         after = jax.tree.map(lambda new, old: jnp.where(done, new, old), fresh, timestep.state)
-        return after, Steps(step_key, state, action, mask, timestep, inside)
+        return after, CheckedSteps(step_key, state, action, mask, timestep, inside)
 
     _, state = env.reset(first_key, params)
     _, steps = jax.lax.scan(one_step, state, jax.random.split(steps_key, num_steps))

@@ -28,7 +28,7 @@ VARIANCE_FLOOR = 1e-8
 """Added to a variance before its root is divided by, in the value's unit squared."""
 
 
-class Statistics(eqx.Module):
+class RunningStatistics(eqx.Module):
     """Mean and variance of all values seen, in the structure of one value, and how many there were."""
 
     mean: PyTree[Float[Array, "..."]]
@@ -41,7 +41,7 @@ def identity(means: PyTree) -> PyTree:
     return means
 
 
-def initial_statistics(struct: PyTree, *, count: float = 1e-4) -> Statistics:
+def initial_statistics(struct: PyTree, *, count: float = 1e-4) -> RunningStatistics:
     """Mean 0 and variance 1, held with next to no weight.
 
     Args:
@@ -49,17 +49,19 @@ def initial_statistics(struct: PyTree, *, count: float = 1e-4) -> Statistics:
         count: how many values the initial mean and variance stand for.
     """
     mean = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32) if _is_float(s) else None, struct)
-    return Statistics(mean=mean, variance=jax.tree.map(jnp.ones_like, mean), count=jnp.asarray(count, jnp.float32))
+    return RunningStatistics(
+        mean=mean, variance=jax.tree.map(jnp.ones_like, mean), count=jnp.asarray(count, jnp.float32)
+    )
 
 
 def update_statistics(
-    statistics: Statistics,
+    statistics: RunningStatistics,
     batch: PyTree[Array],
     *,
     where: Bool[Array, "..."] | None = None,
     reduce: Callable[[PyTree], PyTree] = identity,
     replicas: int = 1,
-) -> Statistics:
+) -> RunningStatistics:
     """Merges a batch into the running statistics (Chan et al. 1979).
 
     The result does not depend on how a batch is cut over replicas: the squared deviations are taken
@@ -88,7 +90,7 @@ def update_statistics(
     return _merge(statistics, mean, variance, share * (math.prod(leading) * replicas))
 
 
-def normalise(statistics: Statistics, value: PyTree[Array], *, clip: float = 10.0) -> PyTree[Array]:
+def normalise(statistics: RunningStatistics, value: PyTree[Array], *, clip: float = 10.0) -> PyTree[Array]:
     """`(value - mean) / standard deviation`, clipped to `[-clip, clip]`.
 
     Args:
@@ -104,7 +106,7 @@ def normalise(statistics: Statistics, value: PyTree[Array], *, clip: float = 10.
     return _over_floats(centred, value, statistics.mean, statistics.variance, other=lambda x: x)
 
 
-def denormalise(statistics: Statistics, value: PyTree[Array]) -> PyTree[Array]:
+def denormalise(statistics: RunningStatistics, value: PyTree[Array]) -> PyTree[Array]:
     """`value * standard deviation + mean`: what `normalise` was given, where it did not clip.
 
     Args:
@@ -119,7 +121,7 @@ def denormalise(statistics: Statistics, value: PyTree[Array]) -> PyTree[Array]:
     return _over_floats(restored, value, statistics.mean, statistics.variance, other=lambda x: x)
 
 
-def scale(statistics: Statistics, value: PyTree[Array]) -> PyTree[Array]:
+def scale(statistics: RunningStatistics, value: PyTree[Array]) -> PyTree[Array]:
     """`value / standard deviation`, for rewards, whose sign and zero must stay what they are.
 
     Args:
@@ -151,8 +153,8 @@ def _share(where: Bool[Array, "..."]) -> Float[Array, ""]:
 
 
 def _merge(
-    statistics: Statistics, mean: PyTree, variance: PyTree, batch_count: Float[Array, ""] | int
-) -> Statistics:
+    statistics: RunningStatistics, mean: PyTree, variance: PyTree, batch_count: Float[Array, ""] | int
+) -> RunningStatistics:
     count = statistics.count + batch_count
     w = batch_count / count
 
@@ -167,7 +169,7 @@ def _merge(
     )
 
 
-def _leading_shape(statistics: Statistics, batch: PyTree) -> tuple[int, ...] | None:
+def _leading_shape(statistics: RunningStatistics, batch: PyTree) -> tuple[int, ...] | None:
     """The axes that all leaves have in front of one value's; None where no leaf has statistics."""
     leaves, structure = jax.tree.flatten(batch)
     means = structure.flatten_up_to(statistics.mean)

@@ -1,23 +1,23 @@
 """Runs graphs: the one-program backend, the loop that drives it, evaluation, and what to do at a fault."""
 
-from rollmill.execution.advance import Window, advance
-from rollmill.execution.compilation import cache_directory, enable_compilation_cache
-from rollmill.execution.devices import take_devices, telling_memory
-from rollmill.execution.evaluation import Episodes, evaluate, evaluate_on_host
-from rollmill.execution.faults import Fault, find_fault, is_finite, stop_at_fault
-from rollmill.execution.fusing import Fusion, Launches
-from rollmill.execution.one_program import Program, lower, state_shapes
-from rollmill.execution.replay import Replayed, has_fault, has_message, replay_fault
+from rollmill.execution.evaluation import EvaluationEpisodes, evaluate, evaluate_on_host
+from rollmill.execution.faults.find import Fault, find_fault, is_finite, stop_at_fault
+from rollmill.execution.faults.replay import Replayed, has_fault, has_message, replay_fault
+from rollmill.execution.program.cache import cache_directory, enable_compilation_cache
+from rollmill.execution.program.compiled import CompiledProgram, lower, state_shapes
+from rollmill.execution.program.devices import take_devices, telling_memory
+from rollmill.execution.program.dispatch import Window, dispatch_ahead
+from rollmill.execution.program.kernels import Fusion, Launches
 
 __all__ = [
-    "Episodes",
+    "EvaluationEpisodes",
     "Fault",
     "Fusion",
     "Launches",
-    "Program",
+    "CompiledProgram",
     "Replayed",
     "Window",
-    "advance",
+    "dispatch_ahead",
     "cache_directory",
     "enable_compilation_cache",
     "evaluate",

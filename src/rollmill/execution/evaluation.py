@@ -17,7 +17,7 @@ from rollmill.core.fields import fit
 from rollmill.core.jax_settings import check_compiled
 from rollmill.core.types import HostEnvironment, HostVector, Key, Memory
 from rollmill.dataflow import Collector, Graph, Weights, step_one
-from rollmill.execution.compilation import EXACT_PRECISION, enable_compilation_cache
+from rollmill.execution.program.cache import EXACT_PRECISION, enable_compilation_cache
 
 MAX_STEPS = 100_000
 """An evaluation gives up on an episode that is longer than this."""
@@ -35,7 +35,7 @@ MAX_COPIES = 8
 """Copies of a host environment that play side by side."""
 
 
-class Episodes(NamedTuple):
+class EvaluationEpisodes(NamedTuple):
     """Finished episodes, one entry each."""
 
     returns: Float[np.ndarray, " N"]
@@ -52,7 +52,7 @@ class _Playing(NamedTuple):
 
 def evaluate(
     graph: Graph, weights: Weights, *, episodes: int, seed: int = 0, stochastic: bool = False
-) -> Episodes:
+) -> EvaluationEpisodes:
     """Plays whole episodes, one in each of as many environments, so that short ones do not count twice.
 
     As many are played at once as `BATCH_BYTES` hold. Programs are kept in the compilation cache, so that another
@@ -81,7 +81,7 @@ def evaluate(
             raise _never_ends(int((~done).sum()), batch)
         played.append((returns, lengths))
     returns, lengths = (np.concatenate(parts)[:episodes] for parts in zip(*played, strict=True))
-    return Episodes(returns, lengths)
+    return EvaluationEpisodes(returns, lengths)
 
 
 def _most_at_once(graph: Graph) -> int:
@@ -161,7 +161,7 @@ def evaluate_on_host(
     episodes: int,
     seed: int = 0,
     stochastic: bool = False,
-) -> Episodes:
+) -> EvaluationEpisodes:
     """Plays whole episodes of a host environment, side by side in up to `MAX_COPIES` copies of it.
 
     Episodes are dealt out beforehand, an equal number to each copy, so that short ones do not count more
@@ -191,7 +191,7 @@ def _play_on_host(
     memory: Memory,
     quota: Int[np.ndarray, " B"],
     seed: int,
-) -> Episodes:
+) -> EvaluationEpisodes:
     returns, lengths = [], []
     fresh, key = memory, jax.random.key(seed)
     now = vector.reset()
@@ -210,7 +210,7 @@ def _play_on_host(
         lengths.extend(now.info["episode_length"][counts])
         quota = quota - counts
         memory = _reset_where(done, fresh, decision.memory)
-    return Episodes(np.asarray(returns, np.float32), np.asarray(lengths, np.int32))
+    return EvaluationEpisodes(np.asarray(returns, np.float32), np.asarray(lengths, np.int32))
 
 
 def _raise_failures(name: str, vector: HostVector) -> None:

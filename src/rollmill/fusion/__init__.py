@@ -15,7 +15,7 @@ from rollmill.fusion.estimate.chips import CHIPS, Chip, find_chip
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
 from rollmill.fusion.explain import Explanation, explain
 from rollmill.fusion.ir import Loop, Node, Program, Region, evaluate
-from rollmill.fusion.kernels.descent import fused_descent
+from rollmill.fusion.kernels.descent import fused_minibatch_loop
 from rollmill.fusion.kernels.gradients import (
     check_gradients,
     first_batch,
@@ -59,7 +59,7 @@ __all__ = [
     "find_chip",
     "first_batch",
     "fused_collect",
-    "fused_descent",
+    "fused_minibatch_loop",
     "fused_gradients",
     "machine_code",
     "pressure_of",

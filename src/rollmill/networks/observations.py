@@ -19,7 +19,7 @@ MOST_CHANNELS = 16
 """A first axis that is longer than this is a height."""
 
 
-class Leaf(NamedTuple):
+class ObservationLeaf(NamedTuple):
     """How one leaf of an observation is encoded; hashable, so that a network can hold it statically.
 
     `path` leads to the leaf through dictionaries and tuples. `categories` and `starts` have one entry
@@ -47,7 +47,7 @@ class Leaf(NamedTuple):
         return (second, third, first) if self.channels_first else (first, second, third)
 
 
-def leaves(space: spaces.Space, path: tuple[str | int, ...] = ()) -> tuple[Leaf, ...]:
+def leaves(space: spaces.Space, path: tuple[str | int, ...] = ()) -> tuple[ObservationLeaf, ...]:
     """The leaves of an observation space in the order in which `flatten` joins them.
 
     Raises:
@@ -59,18 +59,18 @@ def leaves(space: spaces.Space, path: tuple[str | int, ...] = ()) -> tuple[Leaf,
         case spaces.Tuple():
             return tuple(leaf for i, part in enumerate(space.spaces) for leaf in leaves(part, (*path, i)))
         case spaces.Discrete():
-            return (Leaf(path, (), (int(space.n),), (int(space.start),)),)
+            return (ObservationLeaf(path, (), (int(space.n),), (int(space.start),)),)
         case spaces.MultiDiscrete():
             starts = np.broadcast_to(space.start, space.shape)
-            return (Leaf(path, space.shape, _integers(space.nvec), _integers(starts)),)
+            return (ObservationLeaf(path, space.shape, _integers(space.nvec), _integers(starts)),)
         case spaces.MultiBinary():
-            return (Leaf(path, space.shape),)
+            return (ObservationLeaf(path, space.shape),)
         case spaces.Box():
-            return (Leaf(path, space.shape, scale=_scale(space), image=len(space.shape) == 3),)
+            return (ObservationLeaf(path, space.shape, scale=_scale(space), image=len(space.shape) == 3),)
     raise unsupported(space)
 
 
-def images(space: spaces.Space, layout: ImageLayout = "auto") -> tuple[Leaf, ...]:
+def images(space: spaces.Space, layout: ImageLayout = "auto") -> tuple[ObservationLeaf, ...]:
     """The leaves that can be convolved, each with the axis of its channels decided."""
     parts = [leaf for leaf in leaves(space) if leaf.image]
     return tuple(leaf._replace(channels_first=has_channels_first(leaf.shape, layout)) for leaf in parts)
@@ -100,7 +100,7 @@ def has_channels_first(shape: tuple[int, ...], layout: ImageLayout = "auto") -> 
     )
 
 
-def as_image(leaf: Leaf, observation: Observation) -> Float[Array, "height width channels"]:
+def as_image(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "height width channels"]:
     """The leaf's part of an observation in float32, its channels last."""
     image = encode(leaf, observation)
     return jnp.moveaxis(image, 0, -1) if leaf.channels_first else image
@@ -121,12 +121,12 @@ def flat_size(space: spaces.Space) -> int:
     return sum(leaf.size for leaf in leaves(space))
 
 
-def join(parts: tuple[Leaf, ...], observation: Observation) -> Float[Array, " size"]:
+def join(parts: tuple[ObservationLeaf, ...], observation: Observation) -> Float[Array, " size"]:
     """The given leaves of an observation, each encoded and raveled, as one float32 vector."""
     return jnp.concatenate([jnp.zeros(0, jnp.float32), *(encode(leaf, observation).reshape(-1) for leaf in parts)])
 
 
-def encode(leaf: Leaf, observation: Observation) -> Float[Array, "..."]:
+def encode(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "..."]:
     """The leaf's part of an observation in float32: numbers in their own shape, categories as one vector."""
     value = functools.reduce(operator.getitem, leaf.path, observation)
     if leaf.categories:
@@ -135,7 +135,7 @@ def encode(leaf: Leaf, observation: Observation) -> Float[Array, "..."]:
     return numbers if leaf.scale == 1.0 else numbers * leaf.scale
 
 
-def _one_hot(leaf: Leaf, value: Array) -> Bool[Array, " size"]:
+def _one_hot(leaf: ObservationLeaf, value: Array) -> Bool[Array, " size"]:
     # Each output knows the element that it watches and the value at which it is one.
     element = np.repeat(np.arange(len(leaf.categories)), leaf.categories)
     watched = np.concatenate([start + np.arange(n) for start, n in zip(leaf.starts, leaf.categories, strict=True)])

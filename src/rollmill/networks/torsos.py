@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Key, Memory, Observation
 from rollmill.networks.layers import Convolution, GRUCell, Linear, convolution, gru_cell, linear
-from rollmill.networks.observations import ImageLayout, Leaf, as_image, images, join, leaves
+from rollmill.networks.observations import ImageLayout, ObservationLeaf, as_image, images, join, leaves
 
 Activation: TypeAlias = Callable[[Array], Array]
 ConvolutionSizes: TypeAlias = tuple[tuple[int, int, int], ...]
@@ -67,8 +67,8 @@ class FeedForwardTorso(eqx.Module):
 
     cnns: tuple[CNN, ...]
     mlp: MLP
-    images: tuple[Leaf, ...] = eqx.field(static=True)
-    vectors: tuple[Leaf, ...] = eqx.field(static=True)
+    images: tuple[ObservationLeaf, ...] = eqx.field(static=True)
+    vectors: tuple[ObservationLeaf, ...] = eqx.field(static=True)
     out_features: int = eqx.field(static=True)
 
     def initial_memory(self) -> Memory:

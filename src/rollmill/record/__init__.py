@@ -12,7 +12,7 @@ from rollmill.record.folder import Folder, ForeignFileError
 from rollmill.record.json_files import plain, read_json, write_json
 from rollmill.record.leaves import from_host, to_host, tree_digest
 from rollmill.record.metrics import MetricsLog, MetricsWarning, check_metrics, read_metrics
-from rollmill.record.pace import Pace
+from rollmill.record.pace import Throughput
 from rollmill.record.row_sums import RowSums, SavedSums
 from rollmill.record.run_directory import RunDirectory, name_run
 from rollmill.record.signals import StopRequest, stop_on_signals
@@ -27,7 +27,7 @@ __all__ = [
     "Interruption",
     "MetricsLog",
     "MetricsWarning",
-    "Pace",
+    "Throughput",
     "Restored",
     "RowSums",
     "RunDirectory",

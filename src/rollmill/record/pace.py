@@ -7,7 +7,7 @@ SECONDS = 1.0
 """A speed is that of at least so much time: what several iterations have left in a queue arrives at once."""
 
 
-class Pace:
+class Throughput:
     """Steps a second, of late."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
-from rollmill.execution.workers.process_tree import MARK, NOBODY, kill_family, start_guard
+from rollmill.execution.processes.process_tree import MARK, NOBODY, kill_family, start_guard
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 100_000_000

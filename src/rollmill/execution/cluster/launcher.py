@@ -15,8 +15,8 @@ from rollmill.execution.cluster.demands import Demand
 from rollmill.execution.cluster.joining import Cluster
 from rollmill.execution.cluster.lines import Exchange, Line
 from rollmill.execution.cluster.worker import Told, Worker
-from rollmill.execution.workers import Exit, Job
-from rollmill.execution.workers.process_tree import MARK, condition_of
+from rollmill.execution.processes import Exit, Job
+from rollmill.execution.processes.process_tree import MARK, condition_of
 
 PASSED_ON = ("JAX_", "XLA_")
 """Starts of the names of variables that decide how numbers come out; all others are the node's own."""

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rollmill.channels import Damaged
-from rollmill.channels.handshake import Admission
-from rollmill.channels.listener import Listener
-from rollmill.execution.workers.handshake import Claim, claim_of, listen, refuse, report, welcome
-from rollmill.execution.workers.jobs import Job
+from rollmill.channels.transport.handshake import Admission
+from rollmill.channels.transport.listener import Listener
+from rollmill.execution.processes.handshake import Identity, claim_of, listen, refuse, report, welcome
+from rollmill.execution.processes.jobs import Job
 
 CHUNK = 1 << 16
 
@@ -112,7 +112,7 @@ class Exchange:
             line.relay(peer)
 
 
-def _origin_of(claim: Claim) -> Origin:
+def _origin_of(claim: Identity) -> Origin:
     match claim.details:
         case {"host": str(host), "pid": int(pid)}:
             return Origin(host, pid)

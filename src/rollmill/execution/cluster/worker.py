@@ -10,8 +10,8 @@ from rollmill.channels import Damaged, Refused
 from rollmill.core.errors import UsageError
 from rollmill.execution.cluster.joining import find_ray
 from rollmill.execution.cluster.lines import write_through
-from rollmill.execution.workers import Job, serve
-from rollmill.execution.workers.process_tree import MARK, start_guard
+from rollmill.execution.processes import Job, serve
+from rollmill.execution.processes.process_tree import MARK, start_guard
 
 
 class Told(NamedTuple):

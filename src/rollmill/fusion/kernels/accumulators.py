@@ -17,7 +17,7 @@ Side = tuple[Node | None, ...]
 """One row; or numbers side by side, of which None stands for one."""
 
 
-class Part(NamedTuple):
+class TilePart(NamedTuple):
     """What of a tile belongs to one result."""
 
     offset: int
@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 
     left: Side
     right: Side
-    parts: list[Part]
+    parts: list[TilePart]
 
 
 class Accumulators(NamedTuple):
@@ -97,10 +97,10 @@ class _Tiles:
             left, right = right, left
         for n, tile in enumerate(self.tiles):
             if tile.right == right and _fits(tile.left, left):
-                part = Part(offset, len(tile.left), width_of(left), width_of(right), turned)
+                part = TilePart(offset, len(tile.left), width_of(left), width_of(right), turned)
                 self.tiles[n] = Tile((*tile.left, *left), right, [*tile.parts, part])
                 return
-        self.tiles.append(Tile(left, right, [Part(offset, 0, width_of(left), width_of(right), turned)]))
+        self.tiles.append(Tile(left, right, [TilePart(offset, 0, width_of(left), width_of(right), turned)]))
 
     def add_row(self, offset: int, row: Node) -> None:
         """The sum of a row: its product with one."""

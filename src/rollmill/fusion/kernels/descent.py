@@ -16,37 +16,37 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from rollmill.dataflow import (
     Batch,
-    Descent,
     ElementwiseUpdate,
     Graph,
     Learner,
     Metrics,
+    MinibatchLoop,
     Reduce,
     gradient_metrics,
-    plain_descent,
+    plain_minibatch_loop,
 )
-from rollmill.fusion.kernels.gradients import Run, Samples, Shuffled, fused_gradients
+from rollmill.fusion.kernels.gradients import BatchSamples, Run, Shuffled, fused_gradients
 from rollmill.fusion.kernels.vector import as_vector, can_be_vector, cut
 
 UNROLLED = 4
 """Minibatches that are compiled as one turn of the loop: a turn costs about as much as a launch."""
 
 
-def fused_descent(graph: Graph, batch: Batch, reduce: Reduce, *, run: Run) -> Descent:
+def fused_minibatch_loop(graph: Graph, batch: Batch, reduce: Reduce, *, run: Run) -> MinibatchLoop:
     """What `dataflow.plain_descent` is, by `run`."""
     network = graph.gradients.function.network
     like = jax.eval_shape(lambda key: network(graph.start_learner(key)), jax.random.key(0))
     if isinstance(graph.update.function, ElementwiseUpdate) and can_be_vector(like):
-        whole = _OneVector(graph, Samples(graph, batch, reduce), like, reduce, run)
-        return Descent(whole.begin, whole.samples.shuffled, whole.epoch, whole.end)
-    return plain_descent(graph, batch, reduce, gradients=partial(fused_gradients, run=run))
+        whole = _OneVector(graph, BatchSamples(graph, batch, reduce), like, reduce, run)
+        return MinibatchLoop(whole.begin, whole.samples.shuffled, whole.epoch, whole.end)
+    return plain_minibatch_loop(graph, batch, reduce, gradients=partial(fused_gradients, run=run))
 
 
 class _OneVector:
     """A learner whose network is one vector."""
 
     def __init__(
-        self, graph: Graph, samples: Samples, like: PyTree[jax.ShapeDtypeStruct], reduce: Reduce, run: Run
+        self, graph: Graph, samples: BatchSamples, like: PyTree[jax.ShapeDtypeStruct], reduce: Reduce, run: Run
     ) -> None:
         self.samples = samples
         self._graph, self._like, self._reduce, self._run = graph, like, reduce, run

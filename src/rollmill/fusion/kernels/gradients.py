@@ -117,7 +117,7 @@ Run: TypeAlias = Callable[[GradientStep, Minibatch], Float[Array, " size"]]
 """The means over a minibatch of a step's results that are computed, one after the other."""
 
 
-class Samples:
+class BatchSamples:
     """The samples of a batch, prepared for all epochs."""
 
     def __init__(self, graph: Graph, batch: Batch, reduce: Reduce) -> None:
@@ -150,7 +150,7 @@ def fused_gradients(
     graph: Graph, batch: Batch, reduce: Reduce, *, run: Run
 ) -> Callable[[Learner, UInt32[Array, " N"]], tuple[Weights, Metrics]]:
     """What `dataflow.gradients_of_rows` returns, by `run`."""
-    samples = Samples(graph, batch, reduce)
+    samples = BatchSamples(graph, batch, reduce)
 
     def gradients(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Weights, Metrics]:
         only = jax.tree.map(lambda leaf: leaf[0], samples.shuffled(rows[None, None]))

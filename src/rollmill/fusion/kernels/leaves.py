@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 
 from rollmill.fusion.ir import Program
 from rollmill.fusion.lower.scalarise import Scalarised
-from rollmill.fusion.lower.values import Const, Rows, Scalars, Uniform, Value, is_value
+from rollmill.fusion.lower.values import Const, RowArray, ScalarArray, Uniform, Value, is_value
 
 
 class Leaf(NamedTuple):
@@ -76,8 +76,8 @@ def output_leaf(value: Value, first: int) -> Leaf:
     """The leaf of a result whose first node is this one of a program's outputs."""
     if isinstance(value, Const | Uniform):
         return Leaf(value.shape, value.dtype, (), None, value.array)
-    assert isinstance(value, Rows | Scalars), value
-    width = value.width if isinstance(value, Rows) else None
+    assert isinstance(value, RowArray | ScalarArray), value
+    width = value.width if isinstance(value, RowArray) else None
     return Leaf(value.shape, value.dtype, tuple(range(first, first + value.nodes.size)), width)
 
 

@@ -16,8 +16,8 @@ from rollmill.fusion.lower.values import (
     Const,
     KeyPair,
     NodeArray,
-    Rows,
-    Scalars,
+    RowArray,
+    ScalarArray,
     Uniform,
     Value,
     check_size,
@@ -148,14 +148,14 @@ class Lowering(NamedTuple):
 
     # --- as scalars -------------------------------------------------------------------------------------
 
-    def scalars(self, value: Value) -> Scalars:
+    def scalars(self, value: Value) -> ScalarArray:
         """A node for each element.
 
         Raises:
             LoweringError: there are too many, or rows are too wide to be taken apart.
         """
         match value:
-            case Scalars():
+            case ScalarArray():
                 return value
             case Const(array):
                 return filled(
@@ -163,38 +163,40 @@ class Lowering(NamedTuple):
                 )
             case Uniform():
                 return self._uniform_keys(value) if is_key(value.dtype) else self._uniform_scalars(value)
-            case Rows(nodes, _, dtype):
+            case RowArray(nodes, _, dtype):
                 check_columns(value.shape)
                 return filled(value.shape, dtype, lambda at: self.column(nodes[at[:-1]], at[-1]))
             case Concat(parts):
                 check_columns(value.shape)
-                return Scalars(np.concatenate([self.scalars(part).nodes for part in parts], axis=-1), value.dtype)
+                return ScalarArray(
+                    np.concatenate([self.scalars(part).nodes for part in parts], axis=-1), value.dtype
+                )
         raise TypeError(f"{type(value).__name__} is written out first")
 
     def scalar(self, value: Value) -> Node:
         """The node of an array of one number."""
         return self.scalars(value).nodes.reshape(-1)[0]
 
-    def _uniform_scalars(self, value: Uniform) -> Scalars:
+    def _uniform_scalars(self, value: Uniform) -> ScalarArray:
         check_size(value.shape)
         slot = self.uniforms.slot(value.array)
         places = positions(value.shape) if value.places is None else value.places
         return filled(value.shape, value.dtype, lambda at: self.region.uniform(slot, int(places[at]), value.dtype))
 
-    def _uniform_keys(self, value: Uniform) -> Scalars:
+    def _uniform_keys(self, value: Uniform) -> ScalarArray:
         data = jax.random.key_data(self.uniforms.picked(value))
         return self.keys(self.scalars(Uniform(data)), value.dtype)
 
-    def keys(self, data: Scalars, dtype: Any) -> Scalars:
+    def keys(self, data: ScalarArray, dtype: Any) -> ScalarArray:
         """Keys from their data `[..., 2]`."""
         return filled(data.shape[:-1], dtype, lambda at: KeyPair(data.nodes[(*at, 0)], data.nodes[(*at, 1)]))
 
-    def key_data(self, value: Value) -> Scalars:
+    def key_data(self, value: Value) -> ScalarArray:
         """The data of keys, `[..., 2]`."""
         nodes = np.empty((int(np.prod(value.shape)), 2), object)
         for place, key in enumerate(self.scalars(value).nodes.flat):
             nodes[place, 0], nodes[place, 1] = key.first, key.second
-        return Scalars(nodes.reshape((*value.shape, 2)), np.dtype(np.uint32))
+        return ScalarArray(nodes.reshape((*value.shape, 2)), np.dtype(np.uint32))
 
     def column(self, row: Node, place: int) -> Node:
         """A number out of a row."""
@@ -202,28 +204,28 @@ class Lowering(NamedTuple):
 
     # --- as rows ----------------------------------------------------------------------------------------
 
-    def rows(self, value: Value) -> Rows:
+    def rows(self, value: Value) -> RowArray:
         """A node for each row along the last axis.
 
         Raises:
             LoweringError: rows would have to be concatenated, and are too wide to be taken apart.
         """
-        if isinstance(value, Rows):
+        if isinstance(value, RowArray):
             return value
         return self.rows_of(self.row_operands(value, value.shape), value.shape[-1], value.dtype)
 
-    def rows_of(self, nodes: NodeArray, width: int, dtype: Any) -> Rows:
+    def rows_of(self, nodes: NodeArray, width: int, dtype: Any) -> RowArray:
         """Rows of these nodes, of which scalars are the same in all columns."""
         splat = lambda node: self.region.emit("splat", node, dtype=dtype, width=width)
         whole = lambda node: splat(node) if node.width is None else node
-        return Rows(filled(nodes.shape, dtype, lambda at: whole(nodes[at])).nodes, width, dtype)
+        return RowArray(filled(nodes.shape, dtype, lambda at: whole(nodes[at])).nodes, width, dtype)
 
     def row_operands(self, value: Value, shape: tuple[int, ...]) -> NodeArray:
         """Nodes in the shape of all but the last axis, for an operation whose result has this shape.
 
         Where all columns of a row are one number it is that number's node, and a row otherwise.
         """
-        if isinstance(value, Rows):
+        if isinstance(value, RowArray):
             nodes = value.nodes
         elif not value.shape or value.shape[-1] == 1:
             nodes = self.scalars(value).nodes.reshape(value.shape[:-1])
@@ -255,7 +257,7 @@ class Lowering(NamedTuple):
         row = lambda at: self.region.uniform(slot, int(places[(*at, 0)]), value.dtype, None if alike else width)
         return filled(value.shape[:-1], value.dtype, row).nodes
 
-    def _stacked_rows(self, parts: Scalars) -> NodeArray:
+    def _stacked_rows(self, parts: ScalarArray) -> NodeArray:
         def row(at: tuple[int, ...]) -> Node:
             nodes: Sequence[Node] = parts.nodes[at]
             if all(node is nodes[0] for node in nodes):
@@ -284,7 +286,7 @@ def check_columns(shape: tuple[int, ...]) -> None:
 
 def settled(value: Value) -> Value:
     """What is made of constants alone is known."""
-    if isinstance(value, Scalars) and not is_key(value.dtype):
+    if isinstance(value, ScalarArray) and not is_key(value.dtype):
         nodes = flat_nodes(value)
         if all(node.op == "constant" for node in nodes):
             array = np.array([node.value for node in nodes]).astype(value.dtype)

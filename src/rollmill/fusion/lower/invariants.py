@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rollmill.fusion.ir import Node
-from rollmill.fusion.lower.values import Const, Scalars, Value
+from rollmill.fusion.lower.values import Const, ScalarArray, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def _labels(value: Value) -> list[Hashable] | None:
     match value:
         case Const(array):
             return [ConstLabel(number.item(), array.dtype) for number in array.reshape(-1)]
-        case Scalars(nodes):
+        case ScalarArray(nodes):
             return [_label(node) for node in nodes.reshape(-1)]
     return None
 

@@ -7,7 +7,16 @@ import numpy as np
 
 from rollmill.fusion.ir import Loop, Node, Program
 from rollmill.fusion.lower.context import Lowering
-from rollmill.fusion.lower.values import KeyPair, Rows, Scalars, Value, flat_nodes, is_key, is_same, no_nodes
+from rollmill.fusion.lower.values import (
+    KeyPair,
+    RowArray,
+    ScalarArray,
+    Value,
+    flat_nodes,
+    is_key,
+    is_same,
+    no_nodes,
+)
 
 Body = Callable[[Lowering, list[Value]], list[Value]]
 """`(where nodes are made, carried before the turn) -> carried after it`."""
@@ -90,12 +99,12 @@ def _handed_in(inside: Lowering, value: Value, how: CarryForm) -> Value:
         return value
     if how.in_rows:
         row = lambda: inside.region.input(value.dtype, value.shape[-1])
-        return _like(Rows(no_nodes(value.shape[:-1]), value.shape[-1], value.dtype), row)
+        return _like(RowArray(no_nodes(value.shape[:-1]), value.shape[-1], value.dtype), row)
     dtype = np.uint32 if is_key(value.dtype) else value.dtype
-    return _like(Scalars(no_nodes(value.shape), value.dtype), lambda: inside.region.input(dtype))
+    return _like(ScalarArray(no_nodes(value.shape), value.dtype), lambda: inside.region.input(dtype))
 
 
-def _like(value: Scalars | Rows, make: Callable[[], Node]) -> Scalars | Rows:
+def _like(value: ScalarArray | RowArray, make: Callable[[], Node]) -> ScalarArray | RowArray:
     """An array of the same kind, of nodes that are made in row-major order."""
     nodes = no_nodes(value.nodes.shape)
     for at in np.ndindex(*nodes.shape):
@@ -107,8 +116,8 @@ def _as_needed(inside: Lowering, how: CarryForm, before: Value, after: Value) ->
     """How an array must be held for what a turn made of it."""
     if not how.changes and is_same(before, after, inside.region.is_same):
         return how
-    return CarryForm(True, how.in_rows or isinstance(after, Rows) or isinstance(before, Rows))
+    return CarryForm(True, how.in_rows or isinstance(after, RowArray) or isinstance(before, RowArray))
 
 
-def _held(ctx: Lowering, value: Value, how: CarryForm) -> Scalars | Rows:
+def _held(ctx: Lowering, value: Value, how: CarryForm) -> ScalarArray | RowArray:
     return ctx.rows(value) if how.in_rows else ctx.scalars(value)

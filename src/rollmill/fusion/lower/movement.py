@@ -13,8 +13,8 @@ from rollmill.fusion.lower.values import (
     NARROW,
     Concat,
     Const,
-    Rows,
-    Scalars,
+    RowArray,
+    ScalarArray,
     Uniform,
     Value,
     no_nodes,
@@ -39,20 +39,20 @@ def gather_static(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | 
     """
     pick = lambda array: array.reshape(-1)[places.reshape(-1)].reshape(places.shape)
     filling = bool(np.any(places < 0))
-    if isinstance(value, Rows | Concat):
+    if isinstance(value, RowArray | Concat):
         return _of_rows(ctx, value, places, fill)
     if filling:
         numbers = ctx.scalars(value).nodes.reshape(-1)
         nodes = no_nodes(numbers.size + 1)
         nodes[:-1], nodes[-1] = numbers, fill
-        return Scalars(nodes[places.reshape(-1)].reshape(places.shape), value.dtype)
+        return ScalarArray(nodes[places.reshape(-1)].reshape(places.shape), value.dtype)
     match value:
         case Const(array):
             return Const(pick(array))
         case Uniform(array, before):
             return Uniform(array, pick(positions(value.shape) if before is None else before))
-        case Scalars(nodes, dtype):
-            return Scalars(pick(nodes), dtype)
+        case ScalarArray(nodes, dtype):
+            return ScalarArray(pick(nodes), dtype)
     raise TypeError(f"{type(value).__name__} is written out first")
 
 
@@ -82,9 +82,9 @@ def joined(ctx: Lowering, values: list[Value]) -> Value:
     parts = [part for part in parts if part.shape[-1]] or parts[:1]
     if len(parts) == 1:
         return parts[0]
-    if any(isinstance(part, Rows) for part in parts):
+    if any(isinstance(part, RowArray) for part in parts):
         return Concat(tuple(parts))
-    return Scalars(np.concatenate([ctx.scalars(part).nodes for part in parts], axis=-1), parts[0].dtype)
+    return ScalarArray(np.concatenate([ctx.scalars(part).nodes for part in parts], axis=-1), parts[0].dtype)
 
 
 # --- rows -----------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class _Piece(NamedTuple):
     first: int
 
 
-def _of_rows(ctx: Lowering, value: Rows | Concat, places: np.ndarray, fill: Node | None) -> Value:
+def _of_rows(ctx: Lowering, value: RowArray | Concat, places: np.ndarray, fill: Node | None) -> Value:
     if places.ndim == 0 or places.shape[-1] == 0:
         return _as_scalars(ctx, value, places, fill)
     lead, table = places.shape[:-1], places.reshape(-1, places.shape[-1])
@@ -111,7 +111,7 @@ def _of_rows(ctx: Lowering, value: Rows | Concat, places: np.ndarray, fill: Node
     return joined(ctx, pieces)
 
 
-def _cuts(value: Rows | Concat, table: np.ndarray) -> list[int]:
+def _cuts(value: RowArray | Concat, table: np.ndarray) -> list[int]:
     """Columns of a table of places at which, in some row, a run of consecutive places begins; and its end."""
     width = value.shape[-1]
     ends = np.cumsum([part.shape[-1] for part in _parts(value)])
@@ -122,13 +122,13 @@ def _cuts(value: Rows | Concat, table: np.ndarray) -> list[int]:
     return [0, *(np.flatnonzero(breaks.any(axis=0)) + 1).tolist(), table.shape[1]]
 
 
-def _parts(value: Rows | Concat) -> tuple[Value, ...]:
+def _parts(value: RowArray | Concat) -> tuple[Value, ...]:
     return value.parts if isinstance(value, Concat) else (value,)
 
 
 def _piece(
     ctx: Lowering,
-    value: Rows | Concat,
+    value: RowArray | Concat,
     begins: np.ndarray,
     width: int,
     lead: tuple[int, ...],
@@ -140,14 +140,14 @@ def _piece(
         nodes = no_nodes((len(begins), width))
         for n, place in enumerate(begins):
             nodes[n] = [_number(ctx, value, int(place) + k if place >= 0 else -1, fill) for k in range(width)]
-        return Scalars(nodes.reshape(*lead, width), value.dtype)
+        return ScalarArray(nodes.reshape(*lead, width), value.dtype)
     rows = no_nodes(len(begins))
     for n, source in enumerate(sources):
         rows[n] = _run(ctx, value, source, width, fill)
-    return Rows(rows.reshape(lead), width, value.dtype)
+    return RowArray(rows.reshape(lead), width, value.dtype)
 
 
-def _source(value: Rows | Concat, place: int) -> _Piece:
+def _source(value: RowArray | Concat, place: int) -> _Piece:
     if place < 0:
         return _Piece(-1, -1, -1)
     row, column = divmod(place, value.shape[-1])
@@ -158,30 +158,30 @@ def _source(value: Rows | Concat, place: int) -> _Piece:
     raise IndexError(place)
 
 
-def _is_scalars(value: Rows | Concat, source: _Piece) -> bool:
-    return source.part >= 0 and not isinstance(_parts(value)[source.part], Rows)
+def _is_scalars(value: RowArray | Concat, source: _Piece) -> bool:
+    return source.part >= 0 and not isinstance(_parts(value)[source.part], RowArray)
 
 
-def _number(ctx: Lowering, value: Rows | Concat, place: int, fill: Node | None) -> Node:
+def _number(ctx: Lowering, value: RowArray | Concat, place: int, fill: Node | None) -> Node:
     source = _source(value, place)
     if source.part < 0:
         assert fill is not None
         return fill
     part = _parts(value)[source.part]
-    if isinstance(part, Rows):
+    if isinstance(part, RowArray):
         return ctx.column(part.nodes.reshape(-1)[source.row], source.first)
     return ctx.scalars(part).nodes.reshape(-1, part.shape[-1])[source.row, source.first]
 
 
-def _run(ctx: Lowering, value: Rows | Concat, source: _Piece, width: int, fill: Node | None) -> Node:
+def _run(ctx: Lowering, value: RowArray | Concat, source: _Piece, width: int, fill: Node | None) -> Node:
     """A run of columns as a row."""
     if source.part < 0:
         assert fill is not None
         return ctx.region.emit("splat", fill, dtype=value.dtype, width=width)
     part = _parts(value)[source.part]
-    if not isinstance(part, Rows):
+    if not isinstance(part, RowArray):
         nodes = ctx.scalars(part).nodes.reshape(-1, part.shape[-1])[source.row]
-        own = Scalars(nodes[source.first : source.first + width], value.dtype)
+        own = ScalarArray(nodes[source.first : source.first + width], value.dtype)
         return ctx.rows(own).nodes[()]
     row = part.nodes.reshape(-1)[source.row]
     try:
@@ -193,8 +193,8 @@ def _run(ctx: Lowering, value: Rows | Concat, source: _Piece, width: int, fill: 
         return ctx.region.emit("stack", *columns, dtype=value.dtype, width=width)
 
 
-def _as_scalars(ctx: Lowering, value: Rows | Concat, places: np.ndarray, fill: Node | None) -> Value:
+def _as_scalars(ctx: Lowering, value: RowArray | Concat, places: np.ndarray, fill: Node | None) -> Value:
     numbers = no_nodes(places.size)
     for n, place in enumerate(places.reshape(-1)):
         numbers[n] = _number(ctx, value, int(place), fill)
-    return Scalars(numbers.reshape(places.shape), value.dtype)
+    return ScalarArray(numbers.reshape(places.shape), value.dtype)

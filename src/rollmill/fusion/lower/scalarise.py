@@ -26,8 +26,8 @@ from rollmill.fusion.lower.values import (
     Const,
     KeyPair,
     OuterProduct,
-    Rows,
-    Scalars,
+    RowArray,
+    ScalarArray,
     Uniform,
     Value,
     check_size,
@@ -45,10 +45,10 @@ class Scalarised(NamedTuple):
     """An input that is known, or equal to an earlier one, is that."""
     uniforms: list[Array]
     """What its nodes read by slot."""
-    inputs: PyTree[Scalars | Rows]
+    inputs: PyTree[ScalarArray | RowArray]
     """In the structure of `each`: the program's inputs."""
-    outputs: PyTree[Const | Uniform | Scalars | Rows | OuterProduct]
-    """In the structure that the function returns. The nodes of `Scalars`, `Rows` and both sides of an
+    outputs: PyTree[Const | Uniform | ScalarArray | RowArray | OuterProduct]
+    """In the structure that the function returns. The nodes of `ScalarArray`, `RowArray` and both sides of an
     `OuterProduct` are the program's outputs, in order; what is known or uniform is not computed by it."""
 
 
@@ -116,7 +116,7 @@ def _with_layout(task: _Task, in_rows: list[bool]) -> Scalarised:
         ctx = Lowering(Region(), Uniforms(), lower_jaxpr)
         inputs = _inputs(ctx.region, task, in_rows)
         values = _results(ctx, task, inputs)
-        back = [isinstance(value, Rows | Concat) for value in values[: task.carried]]
+        back = [isinstance(value, RowArray | Concat) for value in values[: task.carried]]
         back += [False] * (len(in_rows) - len(back))
         wanted = [before or row for before, row in zip(in_rows, back, strict=True)]
         if wanted == in_rows:
@@ -135,7 +135,7 @@ def _read_by(program: Program, arrays: Sequence[Array]) -> list[Array]:
     return [array if slot in read else jnp.zeros(1, array.dtype) for slot, array in enumerate(arrays)]
 
 
-def _results(ctx: Lowering, task: _Task, inputs: Sequence[Scalars | Rows]) -> list[Value]:
+def _results(ctx: Lowering, task: _Task, inputs: Sequence[ScalarArray | RowArray]) -> list[Value]:
     values = lower_jaxpr(task.closed, [*task.common, *inputs], ctx)
     if task.summed:
         return values
@@ -158,7 +158,7 @@ def _is_row(leaf: jax.ShapeDtypeStruct) -> bool:
     return is_number and len(leaf.shape) > 0 and leaf.shape[-1] >= LEAST_ROW
 
 
-def _inputs(region: Region, task: _Task, in_rows: Sequence[bool]) -> list[Scalars | Rows]:
+def _inputs(region: Region, task: _Task, in_rows: Sequence[bool]) -> list[ScalarArray | RowArray]:
     """A node for each number that is handed in, or row; what is known, or another again, is that."""
     unlabelled = [None] * (len(task.leaves) - len(task.assumed))
     met: dict[Any, Node] = {}
@@ -173,7 +173,7 @@ def _inputs(region: Region, task: _Task, in_rows: Sequence[bool]) -> list[Scalar
 
 def _input(
     region: Region, leaf: jax.ShapeDtypeStruct, in_rows: bool, met: dict[Any, Node], labels: Any
-) -> Scalars | Rows:
+) -> ScalarArray | RowArray:
     if is_key(leaf.dtype):
         check_threefry(leaf.dtype)
         return filled(leaf.shape, leaf.dtype, lambda at: KeyPair(region.input(np.uint32), region.input(np.uint32)))
@@ -183,7 +183,7 @@ def _input(
     if in_rows:
         width = leaf.shape[-1]
         rows = filled(leaf.shape[:-1], dtype, lambda at: region.input(dtype, width))
-        return Rows(rows.nodes, width, dtype)
+        return RowArray(rows.nodes, width, dtype)
     check_size(leaf.shape, "an argument: the state")
     numbers = filled(leaf.shape, dtype, lambda at: region.input(dtype))
     for at, label in zip(np.ndindex(*leaf.shape), labels or (), strict=bool(labels)):
@@ -194,7 +194,9 @@ def _input(
     return numbers
 
 
-def _output(ctx: Lowering, value: Value, in_rows: bool | None) -> Const | Uniform | Scalars | Rows | OuterProduct:
+def _output(
+    ctx: Lowering, value: Value, in_rows: bool | None
+) -> Const | Uniform | ScalarArray | RowArray | OuterProduct:
     """A value as it leaves the program; `in_rows` says how it must lie, or None that it need not."""
     if 0 in value.shape:
         return Const(np.zeros(value.shape, value.dtype))
@@ -216,4 +218,6 @@ def _output(ctx: Lowering, value: Value, in_rows: bool | None) -> Const | Unifor
 
 def _lies_in_rows(side: Value) -> bool:
     """Whether a side of a product is a row, and not single numbers."""
-    return isinstance(side, Rows | Concat) or (not isinstance(side, Scalars) and side.shape[-1] >= LEAST_ROW)
+    return isinstance(side, RowArray | Concat) or (
+        not isinstance(side, ScalarArray) and side.shape[-1] >= LEAST_ROW
+    )

@@ -76,7 +76,7 @@ class Uniform(NamedTuple):
         return self.array.dtype
 
 
-class Scalars(NamedTuple):
+class ScalarArray(NamedTuple):
     """A node for each element; of random keys, a `KeyPair`."""
 
     nodes: NodeArray
@@ -89,7 +89,7 @@ class Scalars(NamedTuple):
         return self.nodes.shape
 
 
-class Rows(NamedTuple):
+class RowArray(NamedTuple):
     """A node for each row along the last axis."""
 
     nodes: NodeArray
@@ -138,10 +138,10 @@ class OuterProduct(NamedTuple):
         return (*self.left.shape, *self.right.shape)
 
 
-Value: TypeAlias = Const | Uniform | Scalars | Rows | Concat | OuterProduct
+Value: TypeAlias = Const | Uniform | ScalarArray | RowArray | Concat | OuterProduct
 
 
-def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]], Any]) -> Scalars:
+def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]], Any]) -> ScalarArray:
     """An array of nodes, each made from its index.
 
     Raises:
@@ -151,7 +151,7 @@ def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]],
     nodes = no_nodes(shape)
     for at in np.ndindex(*shape):
         nodes[at] = make(at)
-    return Scalars(nodes, dtype)
+    return ScalarArray(nodes, dtype)
 
 
 def no_nodes(shape: int | Sequence[int]) -> NodeArray:
@@ -206,7 +206,7 @@ def positions(shape: tuple[int, ...]) -> np.ndarray:
 
 def is_value(x: Any) -> bool:
     """Whether something in a tree of results is a value."""
-    return isinstance(x, Const | OuterProduct | Rows | Scalars | Uniform)
+    return isinstance(x, Const | OuterProduct | RowArray | ScalarArray | Uniform)
 
 
 def flat_nodes(value: Value) -> list[Node]:
@@ -232,7 +232,7 @@ def is_same(one: Value, other: Value, same_node: Callable[[Node, Node], bool]) -
         case Uniform(a, here), Uniform(b, there):
             places = here is there or (here is not None and there is not None and np.array_equal(here, there))
             return a is b and places
-        case (Scalars(), Scalars()) | (Rows(), Rows()):
+        case (ScalarArray(), ScalarArray()) | (RowArray(), RowArray()):
             pairs = zip(flat_nodes(one), flat_nodes(other), strict=True)
             return one.shape == other.shape and all(same_node(*pair) for pair in pairs)
         case Concat(a), Concat(b):

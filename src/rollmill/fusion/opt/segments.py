@@ -15,7 +15,7 @@ MOST_NODES = 5_000
 """Of a program whose order does not matter."""
 
 
-class Segment(NamedTuple):
+class ProgramSegment(NamedTuple):
     """Nodes that stand together."""
 
     of_rows: bool
@@ -28,12 +28,12 @@ def needs_segments(num_nodes: int) -> bool:
     return num_nodes > MOST_NODES
 
 
-def segments_of(nodes: Sequence[Node]) -> list[Segment]:
+def segments_of(nodes: Sequence[Node]) -> list[ProgramSegment]:
     """Nodes of a program, operands first, in as few stretches as can be where it is long; rows come first."""
     if not needs_segments(len(nodes)):
-        return [Segment(True, nodes)]
+        return [ProgramSegment(True, nodes)]
     level = _levels(nodes).__getitem__
-    return [Segment(n % 2 == 0, tuple(own)) for n, own in groupby(sorted(nodes, key=level), key=level)]
+    return [ProgramSegment(n % 2 == 0, tuple(own)) for n, own in groupby(sorted(nodes, key=level), key=level)]
 
 
 def _levels(nodes: Sequence[Node]) -> dict[Node, int]:

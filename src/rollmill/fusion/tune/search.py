@@ -14,17 +14,17 @@ from rollmill.dataflow import (
     Collector,
     Graph,
     Learner,
-    ManyDescents,
+    MakeMinibatchLoop,
     Metrics,
     Trajectory,
     Weights,
     collect,
     identity,
-    plain_descent,
+    plain_minibatch_loop,
 )
 from rollmill.fusion.backends.base import AnyLaunch, Backend
-from rollmill.fusion.kernels.descent import fused_descent
-from rollmill.fusion.kernels.gradients import Samples
+from rollmill.fusion.kernels.descent import fused_minibatch_loop
+from rollmill.fusion.kernels.gradients import BatchSamples
 from rollmill.fusion.kernels.leaves import each_struct, to_raw
 from rollmill.fusion.kernels.rollout import fused_collect, rollout_step
 from rollmill.fusion.kernels.tracing import trace_abstractly
@@ -90,11 +90,13 @@ def tune_descent(
     first = partial(jax.tree.map, lambda leaf: leaf[0])
 
     def text(learner: Learner, batch: Batch, rows: Array) -> str:
-        samples = Samples(graph, batch, identity)
+        samples = BatchSamples(graph, batch, identity)
         step, minibatch = samples.task(learner, first(samples.shuffled(rows[None])), jnp.int32(0))
         return backend.gradient_text(launches[0], step, minibatch)
 
-    def epochs(learner: Learner, batch: Batch, rows: Array, *, descents: ManyDescents) -> tuple[Learner, Metrics]:
+    def epochs(
+        learner: Learner, batch: Batch, rows: Array, *, descents: MakeMinibatchLoop
+    ) -> tuple[Learner, Metrics]:
         descent = descents(graph, batch, identity)
         shuffled = descent.shuffled(jnp.broadcast_to(rows, (backend.timed_repeats, *rows.shape)))
         after, metrics = jax.lax.scan(descent.epoch, descent.begin(learner), shuffled)
@@ -109,8 +111,8 @@ def tune_descent(
             str(jax.tree.structure(learner)),
         ],
         launches,
-        lambda launch: partial(epochs, descents=partial(fused_descent, run=backend.gradients(launch))),
-        partial(epochs, descents=plain_descent),
+        lambda launch: partial(epochs, descents=partial(fused_minibatch_loop, run=backend.gradients(launch))),
+        partial(epochs, descents=plain_minibatch_loop),
         arguments,
         package=backend.package,
     )

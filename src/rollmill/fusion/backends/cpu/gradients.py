@@ -17,7 +17,7 @@ from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Matrix, Placed, Scrat
 from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.ir import Node
-from rollmill.fusion.kernels.accumulators import Part, Side, Tile, accumulators_of, is_row, width_of
+from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, accumulators_of, is_row, width_of
 from rollmill.fusion.kernels.arguments import KernelArguments
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.leaves import Leaf
@@ -34,7 +34,7 @@ class Spot(NamedTuple):
     """Its first element's place."""
 
 
-class Source(NamedTuple):
+class SampleSource(NamedTuple):
     """Where a leaf of the samples is read."""
 
     array: Spot
@@ -75,7 +75,7 @@ def gradient_code(
     writer = CodeWriter(emit, Scratch(emit, base), uniforms, block=block, room=own.accumulators)
     sums = _Sums(writer, step)
     sums.begin()
-    batch = _Samples(writer, pointers, minibatch_number, minibatch.num_samples)
+    batch = _SampleLoads(writer, pointers, minibatch_number, minibatch.num_samples)
     needed = {node for node in step.scalarised.program.nodes() if node.op == "input"}
     first = emit.builder.add(emit.builder.mul(number, emit.integer(block)), emit.integer(samples.start))
     with emit.loop(samples.stop, first=first, step=programs * block) as start:
@@ -102,21 +102,21 @@ def _uniform(given: KernelArguments, array: Any, vector: Vector | None) -> Spot:
     return Spot(given.index_of(vector.numbers), offset)
 
 
-def _source(given: KernelArguments, minibatch: Minibatch, leaf: Leaf, number: int) -> Source:
+def _source(given: KernelArguments, minibatch: Minibatch, leaf: Leaf, number: int) -> SampleSource:
     size = len(leaf.places) * (leaf.width or 1)
     packed, own = minibatch.packed, minibatch.shuffled.own
     if number in own:
-        return Source(Spot(given.index_of(own[number])), size, shuffled=False, in_words=False)
+        return SampleSource(Spot(given.index_of(own[number])), size, shuffled=False, in_words=False)
     column = packed.columns[number]
     if column is not None:
-        return Source(Spot(0, column), packed.table.shape[1], shuffled=True, in_words=True)
-    return Source(Spot(given.index_of(packed.leaves[number])), size, shuffled=True, in_words=False)
+        return SampleSource(Spot(0, column), packed.table.shape[1], shuffled=True, in_words=True)
+    return SampleSource(Spot(given.index_of(packed.leaves[number])), size, shuffled=True, in_words=False)
 
 
 # --- the samples of a block ----------------------------------------------------------------------------------
 
 
-class _Samples:
+class _SampleLoads:
     """Reads the samples of one block after the other."""
 
     def __init__(self, writer: CodeWriter, pointers: Sequence[Value], minibatch: Value, num_samples: int) -> None:
@@ -132,13 +132,13 @@ class _Samples:
         lanes = range(0, self._writer.block, emit.lanes)
         self._rows = [emit.load(emit.at(self._rows_at, lane, INT32), WORD) for lane in lanes]
 
-    def read(self, leaf: Leaf, source: Source) -> list[BlockValue]:
+    def read(self, leaf: Leaf, source: SampleSource) -> list[BlockValue]:
         """The numbers, or rows, of a leaf."""
         if leaf.width is None:
             return [self._numbers(leaf, source, n) for n in range(len(leaf.places))]
         return [self._row(leaf, source, n * leaf.width) for n in range(len(leaf.places))]
 
-    def _numbers(self, leaf: Leaf, source: Source, number: int) -> list[Value]:
+    def _numbers(self, leaf: Leaf, source: SampleSource, number: int) -> list[Value]:
         emit, dtype = self._writer.emit, WORD if source.in_words else leaf.dtype
         pointer = self._at(source, number, dtype)
         if source.shuffled:
@@ -149,7 +149,7 @@ class _Samples:
             found = self._writer.strided(emit.at(pointer, first, memory_type(dtype)), source.stride, dtype)
         return [emit.builder.bitcast(x, emit.vector(leaf.dtype)) for x in found] if source.in_words else found
 
-    def _row(self, leaf: Leaf, source: Source, first: int) -> Placed:
+    def _row(self, leaf: Leaf, source: SampleSource, first: int) -> Placed:
         """A row of each sample, copied one by one."""
         emit, rows = self._writer.emit, self._writer.new_rows(leaf.width or 0, leaf.dtype)
         kind = memory_type(leaf.dtype)
@@ -164,7 +164,7 @@ class _Samples:
             pack(emit, rows.at(emit, sample, 0), own, row)
         return rows
 
-    def _at(self, source: Source, number: int, dtype: np.dtype) -> Value:
+    def _at(self, source: SampleSource, number: int, dtype: np.dtype) -> Value:
         return self._writer.emit.at(
             self._pointers[source.array.number], source.array.first + number, memory_type(dtype)
         )
@@ -236,7 +236,7 @@ class _Sums:
             total = self._emit.builder.load(self._numbers[node], typ=self._emit.vector(FLOAT32))
             self._emit.store(self._writer.across("row_sum", total), self._at(target, offset), FLOAT32)
 
-    def _store_part(self, sums: Placed, part: Part, target: Value) -> None:
+    def _store_part(self, sums: Placed, part: TilePart, target: Value) -> None:
         """What of a tile belongs to one result, in the result's row-major order."""
         emit = self._emit
         strides = (1, part.rows) if part.turned else (part.columns, 1)

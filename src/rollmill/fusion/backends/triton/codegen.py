@@ -14,7 +14,7 @@ from rollmill.fusion.backends.triton.hoist import columns, permute_to_mma_order
 from rollmill.fusion.backends.triton.operations import TYPES, by_constant, expression
 from rollmill.fusion.backends.triton.order import SEPARATOR, Names, Order
 from rollmill.fusion.backends.triton.registers import KEEP_LAYOUT, ONE, ZERO, LayoutChange, interleave, pack_row
-from rollmill.fusion.backends.triton.source import Source
+from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.ir import Loop, Node, Program, is_float
 from rollmill.fusion.opt.skinny_matmul import (
     MAX_SKINNY,
@@ -24,7 +24,7 @@ from rollmill.fusion.opt.skinny_matmul import (
     is_stacked_product,
 )
 
-Beside: TypeAlias = Callable[[Source, Sequence[str]], str]
+Beside: TypeAlias = Callable[[KernelSource, Sequence[str]], str]
 """Makes a row of scalars with these names, as many as a power of two."""
 
 MOST_SUMMED = 8
@@ -36,7 +36,7 @@ class TritonWriter:
 
     def __init__(
         self,
-        source: Source,
+        source: KernelSource,
         *,
         beside: Beside | None = None,
         apart: LayoutChange = KEEP_LAYOUT,

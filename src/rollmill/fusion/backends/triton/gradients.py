@@ -15,9 +15,9 @@ from rollmill.fusion.backends.triton.hoist import columns
 from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.order import Names
 from rollmill.fusion.backends.triton.registers import ONE, pack_by_select
-from rollmill.fusion.backends.triton.source import Source
+from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.ir import Node, Program
-from rollmill.fusion.kernels.accumulators import Part, Side, Tile, accumulators_of, is_row, width_of
+from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, accumulators_of, is_row, width_of
 from rollmill.fusion.kernels.arguments import KernelArguments
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.leaves import Leaf
@@ -156,8 +156,8 @@ def _pass(task: _Common, each: Sweep, numbers: Mapping[Node, str], prefix: str) 
     mask = "" if task.whole_blocks else "here"
     summing_from = [node for tile in each.tiles.values() for node in (*tile.left, *tile.right) if node is not None]
     program = Program(task.step.scalarised.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers]),))
-    samples = _Samples(prefix)
-    source = Source(task.numerics, task.slots, indent=2, prefix=f"{prefix}v")
+    samples = _SamplePrefetch(prefix)
+    source = KernelSource(task.numerics, task.slots, indent=2, prefix=f"{prefix}v")
     writer = TritonWriter(source, beside=samples.beside, exact_scalars=False)
     inputs = _inputs(task, program, samples)
     source.lines += samples.words
@@ -169,7 +169,7 @@ def _pass(task: _Common, each: Sweep, numbers: Mapping[Node, str], prefix: str) 
     return [*before, *inside, *_tile_stores(each), *_summed(each, numbers)]
 
 
-def _inputs(task: _Common, program: Program, samples: "_Samples") -> list[str]:
+def _inputs(task: _Common, program: Program, samples: "_SamplePrefetch") -> list[str]:
     """The names of the inputs that a pass needs; the others are not read."""
     needed = {node for node in program.nodes() if node.op == "input"}
     names = [""] * len(program.inputs)
@@ -183,7 +183,7 @@ def _inputs(task: _Common, program: Program, samples: "_Samples") -> list[str]:
 # --- one block of samples -----------------------------------------------------------------------------------
 
 
-class _Samples:
+class _SamplePrefetch:
     """Reads the samples of the next block while one is computed: words of the table four at a time."""
 
     def __init__(self, prefix: str) -> None:
@@ -200,7 +200,7 @@ class _Samples:
             return [self._word(place.first + n, leaf.dtype) for n in range(len(leaf.places))]
         return [self._load(leaf, place, n) for n in range(len(leaf.places))]
 
-    def beside(self, source: Source, parts: Sequence[str]) -> str:
+    def beside(self, source: KernelSource, parts: Sequence[str]) -> str:
         """A row of scalars; those that lie beside each other in the table are read as a row."""
         numbers = [self._numbers.get(part, -1) for part in parts]
         count = next((n for n, number in enumerate(numbers) if number != numbers[0] + n), len(parts))
@@ -356,7 +356,7 @@ def _number_stores(plan: FissionPlan, numbers: Mapping[Node, str]) -> list[str]:
     return lines
 
 
-def _store(n: int, part: Part) -> str:
+def _store(n: int, part: TilePart) -> str:
     """Stores what of a tile belongs to one result, in the result's row-major order."""
     row, strides = f"(i{n} - {part.first_row})", (1, part.rows) if part.turned else (part.columns, 1)
     place = f"{part.offset} + {row} * {strides[0]} + o{n} * {strides[1]}"

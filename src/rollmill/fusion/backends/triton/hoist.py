@@ -61,11 +61,13 @@ class Hoisted:
         return self.once(("columns", columns(width)), f"tl.arange(0, {columns(width)})")
 
     def mma_order(self, width: int) -> str:
-        """The numbers of a row's columns in the order in which a product takes them: see `as_taken`."""
+        """The numbers of a row's columns in the order of a product: see `permute_to_mma_order`."""
         column = self.columns(width)
         if self._numerics != "tf32":
             return column
-        return self.once(("taken", columns(width)), f"{column} // 8 * 8 + {column} % 4 * 2 + {column} // 4 % 2")
+        return self.once(
+            ("mma_order", columns(width)), f"{column} // 8 * 8 + {column} % 4 * 2 + {column} // 4 % 2"
+        )
 
     def uniform(self, slot: int, place: int, dtype: np.dtype, width: int | None) -> str:
         """A number, in every place of a block; or a row."""

@@ -9,7 +9,7 @@ import numpy as np
 from rollmill.fusion.backends.triton.hoist import columns
 from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.registers import interleave
-from rollmill.fusion.backends.triton.source import Source
+from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.kernels.leaves import Leaf
 
 
@@ -34,7 +34,7 @@ WORDS = {
 class LeafIO(NamedTuple):
     """Where the environments of a block have their leaves."""
 
-    source: Source
+    source: KernelSource
     mask: str
     """Which environments are there; empty where all are."""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from rollmill.fusion.backends.triton.operations import TYPES
-from rollmill.fusion.backends.triton.source import Source
+from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.ir import Node, Program, toposort
 from rollmill.fusion.opt.branches import GuardedRegion, guarded_regions
 from rollmill.fusion.opt.segments import segments_of
@@ -26,7 +26,7 @@ WORTH_A_BRANCH = 100
 class NodeWriter(Protocol):
     """Writes one node at a time."""
 
-    source: Source
+    source: KernelSource
     tiles: dict[Any, str]
     """Names that several nodes share; those made in a branch are not known behind it."""
 

@@ -14,7 +14,7 @@ from rollmill.fusion.backends.triton.leaf_io import LeafIO
 from rollmill.fusion.backends.triton.memory import BY_INSTRUCTIONS, BY_TRITON
 from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.registers import ENV_PER_THREAD, ENV_PER_THREAD_BOTH_WAYS
-from rollmill.fusion.backends.triton.source import Source
+from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.kernels.rollout import RolloutStep, unpack, written
 from rollmill.fusion.numerics import Numerics
 from rollmill.fusion.opt.segments import needs_segments
@@ -81,7 +81,7 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     after = [f"after{n}" for n, does in enumerate(changes) if does]
     out = [f"step{n}" for n, leaf in enumerate(step.step) if leaf.places]
     memory = BY_INSTRUCTIONS if needs_segments(len(program.nodes())) else BY_TRITON
-    source = Source(numerics, uniform, memory=memory)
+    source = KernelSource(numerics, uniform, memory=memory)
     writer = TritonWriter(source, apart=ENV_PER_THREAD_BOTH_WAYS if numerics == "float32" else ENV_PER_THREAD)
     mask = "" if num_envs % block == 0 else "here"
     places = LeafIO(source, mask)
@@ -118,12 +118,12 @@ def _wide_enough(t: str, step: RolloutStep, rows: int) -> str:
     return t if rows * most < 2**31 else f"{t}.to(tl.int64)"
 
 
-def _turn(source: Source) -> list[str]:
+def _turn(source: KernelSource) -> list[str]:
     source.line("turn = tl.full([BLOCK], t, tl.int32)")
     return ["turn"]
 
 
-def _advance(source: Source, step: RolloutStep, inputs: list[str], found: list[str]) -> None:
+def _advance(source: KernelSource, step: RolloutStep, inputs: list[str], found: list[str]) -> None:
     """Gives the carried numbers their values after a step, all at once."""
     moves = []
     for before, after, does in zip(step.carried, step.after, step.changed, strict=True):

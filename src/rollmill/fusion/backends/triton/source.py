@@ -7,7 +7,7 @@ from rollmill.fusion.backends.triton.memory import BY_TRITON, Memory
 from rollmill.fusion.numerics import Numerics
 
 
-class Source:
+class KernelSource:
     """Lines of a kernel: those before its loop, and those of the part that is being written."""
 
     def __init__(

@@ -17,7 +17,7 @@ from rollmill.fusion.lower.rules.scattering import with_element
 from rollmill.fusion.lower.rules.shapes import stacked
 from rollmill.fusion.lower.values import (
     Const,
-    Scalars,
+    ScalarArray,
     Value,
     alone,
     is_shared,
@@ -145,8 +145,8 @@ def _counted(ctx: Lowering, scan: _Scan) -> list[Value]:
     return [*found[:count], *results]
 
 
-def _number(node: Node) -> Scalars:
-    return Scalars(alone(node), node.dtype)
+def _number(node: Node) -> ScalarArray:
+    return ScalarArray(alone(node), node.dtype)
 
 
 def _element(ctx: Lowering, value: Value, place: Node) -> Value:

@@ -15,10 +15,16 @@ from rollmill.fusion.ir import is_float
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.movement import gather_static, transposed
 from rollmill.fusion.lower.rule import Equation, Rule
-from rollmill.fusion.lower.rules.products import MOST_UNROLLED, Matrix, gathered, sum_of_products, vector_matrix
+from rollmill.fusion.lower.rules.products import (
+    MOST_UNROLLED,
+    MatrixOperand,
+    gathered,
+    sum_of_products,
+    vector_matrix,
+)
 from rollmill.fusion.lower.rules.shapes import concatenated
 from rollmill.fusion.lower.rules.windows import spread, windows
-from rollmill.fusion.lower.values import NARROW, Const, Scalars, Uniform, Value, is_shared, no_nodes, positions
+from rollmill.fusion.lower.values import NARROW, Const, ScalarArray, Uniform, Value, is_shared, no_nodes, positions
 
 MOST_MULTIPLIED = 4096
 """Multiplications of one convolution that is written out number by number."""
@@ -98,7 +104,7 @@ def _with_shared(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype
     rows = taps.weights.reshape(-1, outs)
     under = taps.image.reshape(*lead, len(rows))
     array = _picked(ctx, weights, rows)
-    whole = Matrix(array, False, len(rows), outs)
+    whole = MatrixOperand(array, False, len(rows), outs)
     found = []
     for at in np.ndindex(*lead):
         inside = np.flatnonzero(under[at] >= 0)
@@ -134,7 +140,7 @@ def _written_out(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype
         own = pixels[under[at][inside]]
         for out in range(outs):
             found[(*at, out)] = sum_of_products(ctx, own, filters[rows[inside, out]], dtype)
-    return Scalars(found, np.dtype(dtype))
+    return ScalarArray(found, np.dtype(dtype))
 
 
 RULES: dict[str, Rule] = {"conv_general_dilated": _convolve}

@@ -16,8 +16,8 @@ from rollmill.fusion.lower.values import (
     Concat,
     KeyPair,
     NodeArray,
-    Rows,
-    Scalars,
+    RowArray,
+    ScalarArray,
     Value,
     check_size,
     is_key,
@@ -33,11 +33,11 @@ def mapped(ctx: Lowering, combine: Combine, values: Sequence[Value], dtype: Any)
     shape = np.broadcast_shapes(*(value.shape for value in values))
     if any(isinstance(value, Concat) for value in values):
         return _by_parts(ctx, combine, values, dtype, shape)
-    if any(isinstance(value, Rows) for value in values):
+    if any(isinstance(value, RowArray) for value in values):
         operands = [ctx.row_operands(value, shape) for value in values]
         return ctx.rows_of(_each(combine, operands, shape[:-1]), shape[-1], dtype)
     check_size(shape)
-    return Scalars(_each(combine, [ctx.scalars(value).nodes for value in values], shape), dtype)
+    return ScalarArray(_each(combine, [ctx.scalars(value).nodes for value in values], shape), dtype)
 
 
 def _each(combine: Combine, operands: Sequence[NodeArray], shape: tuple[int, ...]) -> NodeArray:

@@ -18,7 +18,7 @@ from rollmill.fusion.lower.dynamic_index import (
     start_of,
 )
 from rollmill.fusion.lower.rule import Equation, Rule
-from rollmill.fusion.lower.values import Const, NodeArray, Rows, Scalars, Uniform, Value, no_nodes
+from rollmill.fusion.lower.values import Const, NodeArray, RowArray, ScalarArray, Uniform, Value, no_nodes
 
 
 class Cells(NamedTuple):
@@ -30,7 +30,7 @@ class Cells(NamedTuple):
 
     def again(self, nodes: NodeArray) -> Value:
         """Such nodes as a value."""
-        return Scalars(nodes, self.dtype) if self.width is None else Rows(nodes, self.width, self.dtype)
+        return ScalarArray(nodes, self.dtype) if self.width is None else RowArray(nodes, self.width, self.dtype)
 
 
 def cells(ctx: Lowering, value: Value, *, whole_rows: bool) -> Cells:
@@ -41,7 +41,7 @@ def cells(ctx: Lowering, value: Value, *, whole_rows: bool) -> Cells:
         value: the array.
         whole_rows: whether rows may stay as they are, because nothing happens along the last axis.
     """
-    if whole_rows and isinstance(value, Rows):
+    if whole_rows and isinstance(value, RowArray):
         return Cells(value.nodes, value.width, value.dtype)
     return Cells(ctx.scalars(value).nodes, None, value.dtype)
 
@@ -67,7 +67,7 @@ def block_at(ctx: Lowering, value: Value, indices: Sequence[Node], sizes: Sequen
     most = [size - block for size, block in zip(value.shape, sizes, strict=True)]
     starts = [start_of(ctx, index, m, clamp=True)[0] for index, m in zip(indices, most, strict=True)]
     if isinstance(value, Const | Uniform) and is_in_memory(value, starts, sizes):
-        return Scalars(load_slice(ctx, value, starts, sizes), value.dtype)
+        return ScalarArray(load_slice(ctx, value, starts, sizes), value.dtype)
     own = cells(ctx, value, whole_rows=most[-1:] == [0])
     rank = own.nodes.ndim
     return own.again(dynamic_slice_by_select(ctx, own.nodes, starts[:rank], sizes[:rank]))
@@ -77,9 +77,9 @@ def element_at(ctx: Lowering, value: Value, index: Node) -> Value:
     """The element along the first axis at an index, which is in bounds."""
     first = [index] + [ctx.constant(0, np.int32)] * (len(value.shape) - 1)
     block = block_at(ctx, value, first, (1, *value.shape[1:]))
-    if isinstance(block, Rows):
-        return Rows(block.nodes[0, ...], block.width, block.dtype)
-    return Scalars(ctx.scalars(block).nodes[0, ...], block.dtype)
+    if isinstance(block, RowArray):
+        return RowArray(block.nodes[0, ...], block.width, block.dtype)
+    return ScalarArray(ctx.scalars(block).nodes[0, ...], block.dtype)
 
 
 # --- gather ---------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def _gather(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[
         found[(*at, ...)] = block.reshape(window)
     axes = numbers.offset_dims[: len(window)]
     found = np.moveaxis(found, range(len(batch), found.ndim), axes)
-    return [Scalars(found, value.dtype) if own is None else own.again(found)]
+    return [ScalarArray(found, value.dtype) if own is None else own.again(found)]
 
 
 def _keeps_rows(value: Value, equation: Equation, numbers: Any, sizes: Sequence[int]) -> bool:
@@ -113,7 +113,7 @@ def _keeps_rows(value: Value, equation: Equation, numbers: Any, sizes: Sequence[
     last = len(value.shape) - 1
     touched = {*numbers.start_index_map, *numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     stays_last = numbers.offset_dims[-1:] == (len(equation.shape) - 1,)
-    return isinstance(value, Rows) and last not in touched and sizes[last] == value.shape[last] and stays_last
+    return isinstance(value, RowArray) and last not in touched and sizes[last] == value.shape[last] and stays_last
 
 
 def window_start(

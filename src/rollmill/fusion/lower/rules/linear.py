@@ -14,7 +14,7 @@ from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.reductions import is_better
-from rollmill.fusion.lower.values import NodeArray, Scalars, Value, no_nodes
+from rollmill.fusion.lower.values import NodeArray, ScalarArray, Value, no_nodes
 
 MOST_MULTIPLIED = 4096
 """Multiplications of one factorisation or solve, about: one matrix of 16 x 16, or eight of 8 x 8."""
@@ -43,7 +43,7 @@ def _lu(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Valu
     for at in np.ndindex(*matrices.shape[:-2]):
         factors[at], pivots[at], orders[at] = _factorised(ctx, matrices[at])
     found = zip((factors, pivots, orders), equation.outputs, strict=True)
-    return [Scalars(nodes, np.dtype(output.dtype)) for nodes, output in found]
+    return [ScalarArray(nodes, np.dtype(output.dtype)) for nodes, output in found]
 
 
 def _factorised(ctx: Lowering, matrix: NodeArray) -> tuple[NodeArray, list[Node], list[Node]]:
@@ -104,7 +104,7 @@ def _pivots_to_permutation(ctx: Lowering, equation: Equation, values: Sequence[V
         for step, place in enumerate(pivots[at]):
             _exchange(ctx, rows, step, place)
         found[at] = [row[0] for row in rows]
-    return [Scalars(found, np.dtype(equation.dtype))]
+    return [ScalarArray(found, np.dtype(equation.dtype))]
 
 
 # --- Cholesky -------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def _cholesky(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> lis
     found = no_nodes(matrices.shape)
     for at in np.ndindex(*matrices.shape[:-2]):
         found[at] = _root(ctx, matrices[at])
-    return [Scalars(found, np.dtype(equation.dtype))]
+    return [ScalarArray(found, np.dtype(equation.dtype))]
 
 
 def _root(ctx: Lowering, matrix: NodeArray) -> NodeArray:
@@ -163,7 +163,7 @@ def _triangular_solve(ctx: Lowering, equation: Equation, values: Sequence[Value]
         side = sides[at] if on_left else sides[at].T
         solved = _substituted(ctx, matrix, side, lower=lower, unit=params["unit_diagonal"])
         found[at] = solved if on_left else solved.T
-    return [Scalars(found, np.dtype(equation.dtype))]
+    return [ScalarArray(found, np.dtype(equation.dtype))]
 
 
 def _substituted(ctx: Lowering, matrix: NodeArray, side: NodeArray, *, lower: bool, unit: bool) -> NodeArray:

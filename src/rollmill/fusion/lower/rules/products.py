@@ -24,8 +24,8 @@ from rollmill.fusion.lower.values import (
     Const,
     NodeArray,
     OuterProduct,
-    Rows,
-    Scalars,
+    RowArray,
+    ScalarArray,
     Uniform,
     Value,
     alone,
@@ -83,13 +83,13 @@ def _exchanged(ctx: Lowering, value: Value, batch: int, first: int, second: int)
 
 def _has_free_rows(value: Value, sides: Sides) -> bool:
     """Whether a value has rows that are no vectors to multiply, but lie across."""
-    return isinstance(value, Rows) and len(value.shape) - 1 in sides.free[-1:]
+    return isinstance(value, RowArray) and len(value.shape) - 1 in sides.free[-1:]
 
 
 # --- with a matrix that all environments share --------------------------------------------------------------
 
 
-class Matrix(NamedTuple):
+class MatrixOperand(NamedTuple):
     """A shared matrix `[c, n]`, and how it lies in memory."""
 
     array: Any
@@ -98,14 +98,14 @@ class Matrix(NamedTuple):
     summed: int
     columns: int
 
-    def rows(self, first: int, count: int) -> "Matrix":
+    def rows(self, first: int, count: int) -> "MatrixOperand":
         """Some of what is summed over."""
         if count == self.summed:
             return self
         own = slice(first, first + count)
         return self._replace(array=self.array[:, own] if self.transposed else self.array[own], summed=count)
 
-    def chosen(self, uniforms: Uniforms, chosen: np.ndarray) -> "Matrix":
+    def chosen(self, uniforms: Uniforms, chosen: np.ndarray) -> "MatrixOperand":
         """Those of what is summed over, the same array each time."""
         places = positions(self.array.shape)[:, chosen] if self.transposed else positions(self.array.shape)[chosen]
         is_known = isinstance(self.array, np.ndarray)
@@ -132,15 +132,15 @@ def _with_shared(ctx: Lowering, value: Value, sides: Sides, shared: Value, their
 
 def gathered(ctx: Lowering, found: Sequence[Value], lead: tuple[int, ...], width: int) -> Value:
     """Vectors of one width as an array `[*lead, width]`."""
-    if any(isinstance(value, Rows | Concat) for value in found):
+    if any(isinstance(value, RowArray | Concat) for value in found):
         nodes = no_nodes(len(found))
         nodes[:] = [ctx.rows(value).nodes[()] for value in found]
-        return Rows(nodes.reshape(lead), width, found[0].dtype)
+        return RowArray(nodes.reshape(lead), width, found[0].dtype)
     nodes = np.stack([ctx.scalars(value).nodes for value in found])
-    return Scalars(nodes.reshape(*lead, width), found[0].dtype)
+    return ScalarArray(nodes.reshape(*lead, width), found[0].dtype)
 
 
-def _matrix(ctx: Lowering, shared: Value, sides: Sides, at: tuple[int, ...]) -> Matrix:
+def _matrix(ctx: Lowering, shared: Value, sides: Sides, at: tuple[int, ...]) -> MatrixOperand:
     """The matrix of one batch; transposed where it lies in memory so that it need not be moved."""
     array = ctx.array(shared)
     summed = int(np.prod([array.shape[axis] for axis in sides.summed], initial=1))
@@ -152,23 +152,25 @@ def _matrix(ctx: Lowering, shared: Value, sides: Sides, at: tuple[int, ...]) -> 
         array = jnp.transpose(array, as_it_is[0])
     if at:
         array = array.reshape(-1, *array.shape[len(sides.batch) :])[_row_of(at, array.shape)]
-    return Matrix(array.reshape((columns, summed) if turned else (summed, columns)), turned, summed, columns)
+    return MatrixOperand(
+        array.reshape((columns, summed) if turned else (summed, columns)), turned, summed, columns
+    )
 
 
 def _row_of(at: tuple[int, ...], shape: tuple[int, ...]) -> int:
     return int(np.ravel_multi_index(at, shape[: len(at)]))
 
 
-def vector_matrix(ctx: Lowering, vector: Value, matrix: Matrix, dtype: Any) -> Value:
+def vector_matrix(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: Any) -> Value:
     """A vector `[c]` times a shared matrix `[c, n]`."""
     if isinstance(vector, Concat):
         return _of_parts(ctx, vector, matrix, dtype)
-    few = isinstance(vector, Scalars) and matrix.summed <= MOST_UNROLLED
+    few = isinstance(vector, ScalarArray) and matrix.summed <= MOST_UNROLLED
     if not is_float(dtype) or (few and matrix.columns <= NARROW):
         return _written_out(ctx, vector, matrix, dtype)
     if matrix.columns <= NARROW:
         return _column_by_column(ctx, vector, matrix, dtype)
-    if isinstance(vector, Scalars) and any(node.op == "constant" for node in vector.nodes):
+    if isinstance(vector, ScalarArray) and any(node.op == "constant" for node in vector.nodes):
         return _with_known(ctx, vector, matrix, dtype)
     if matrix.summed == 1:
         return _multiple(ctx, ctx.scalar(vector), matrix, dtype)
@@ -176,10 +178,10 @@ def vector_matrix(ctx: Lowering, vector: Value, matrix: Matrix, dtype: Any) -> V
     slot = ctx.uniforms.slot(matrix.array)
     attributes = (slot, matrix.summed, matrix.columns, 0, matrix.transposed)
     row = ctx.region.emit("dot", row, dtype=dtype, width=matrix.columns, attributes=attributes)
-    return Rows(alone(row), matrix.columns, dtype)
+    return RowArray(alone(row), matrix.columns, dtype)
 
 
-def _with_known(ctx: Lowering, vector: Scalars, matrix: Matrix, dtype: Any) -> Rows:
+def _with_known(ctx: Lowering, vector: ScalarArray, matrix: MatrixOperand, dtype: Any) -> RowArray:
     """A vector of which some numbers are known: what they add to the product is the same for all environments.
 
     Agents with the same weights that see the same, but for who they are, have the rest of it in common. Zeros are
@@ -191,15 +193,15 @@ def _with_known(ctx: Lowering, vector: Scalars, matrix: Matrix, dtype: Any) -> R
     turned = ctx.uniforms.turned(rows.array) if rows.transposed else rows.array
     known = ctx.uniforms.combined(turned, numbers[numbers != 0].astype(np.float32), np.dtype(dtype))
     if is_known.all():
-        return Rows(alone(ctx.uniform_row(known)), matrix.columns, dtype)
+        return RowArray(alone(ctx.uniform_row(known)), matrix.columns, dtype)
     own = matrix.chosen(ctx.uniforms, np.flatnonzero(~is_known))
-    found = ctx.rows(vector_matrix(ctx, Scalars(vector.nodes[~is_known], vector.dtype), own, dtype))
+    found = ctx.rows(vector_matrix(ctx, ScalarArray(vector.nodes[~is_known], vector.dtype), own, dtype))
     if not rows.summed:
         return found
-    return Rows(alone(ctx.apply("add", found.nodes[()], ctx.uniform_row(known))), matrix.columns, dtype)
+    return RowArray(alone(ctx.apply("add", found.nodes[()], ctx.uniform_row(known))), matrix.columns, dtype)
 
 
-def _of_parts(ctx: Lowering, vector: Concat, matrix: Matrix, dtype: Any) -> Value:
+def _of_parts(ctx: Lowering, vector: Concat, matrix: MatrixOperand, dtype: Any) -> Value:
     """Vectors side by side: the sum of their products with parts of the matrix."""
     first, found = 0, []
     for part in vector.parts:
@@ -207,36 +209,36 @@ def _of_parts(ctx: Lowering, vector: Concat, matrix: Matrix, dtype: Any) -> Valu
         own = part if not is_shared(part) else ctx.scalars(part)
         found.append(vector_matrix(ctx, own, matrix.rows(first, size), dtype))
         first += size
-    if any(isinstance(value, Rows) for value in found):
+    if any(isinstance(value, RowArray) for value in found):
         total = reduce(lambda a, b: ctx.apply("add", a, b), [ctx.rows(value).nodes[()] for value in found])
-        return Rows(alone(total), matrix.columns, dtype)
+        return RowArray(alone(total), matrix.columns, dtype)
     add = np.frompyfunc(lambda a, b: ctx.apply("add", a, b), 2, 1)
-    return Scalars(reduce(add, [ctx.scalars(value).nodes for value in found]), dtype)
+    return ScalarArray(reduce(add, [ctx.scalars(value).nodes for value in found]), dtype)
 
 
-def _written_out(ctx: Lowering, vector: Value, matrix: Matrix, dtype: Any) -> Scalars:
+def _written_out(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: Any) -> ScalarArray:
     """Number by number."""
     _check_multiplied(matrix.summed * matrix.columns)
     weights = ctx.scalars(_as_value(matrix.array)).nodes
     weights = weights.T if matrix.transposed else weights
     numbers = ctx.scalars(vector).nodes
     sums = [sum_of_products(ctx, numbers, weights[:, n], dtype) for n in range(matrix.columns)]
-    return Scalars(np.array(sums, object), dtype)
+    return ScalarArray(np.array(sums, object), dtype)
 
 
 def _as_value(array: Array | np.ndarray) -> Const | Uniform:
     return Const(array) if isinstance(array, np.ndarray) else Uniform(array)
 
 
-def _column_by_column(ctx: Lowering, vector: Value, matrix: Matrix, dtype: Any) -> Scalars:
+def _column_by_column(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: Any) -> ScalarArray:
     """Few columns: the sum over each one's products, for a kernel's matrix products are wide."""
     row = ctx.rows(vector).nodes[()]
     turned = matrix.array if matrix.transposed else ctx.uniforms.turned(matrix.array)
     columns = ctx.row_operands(_as_value(turned), (matrix.columns, matrix.summed))
-    return Scalars(np.array([_sum_over_columns(ctx, row, column, dtype) for column in columns], object), dtype)
+    return ScalarArray(np.array([_sum_over_columns(ctx, row, column, dtype) for column in columns], object), dtype)
 
 
-def _multiple(ctx: Lowering, number: Node, matrix: Matrix, dtype: Any) -> Rows:
+def _multiple(ctx: Lowering, number: Node, matrix: MatrixOperand, dtype: Any) -> RowArray:
     """The only row of a matrix, times a number."""
     whole = ctx.uniforms.turned(matrix.array) if matrix.transposed else matrix.array
     (row,) = ctx.row_operands(_as_value(whole), (1, matrix.columns))
@@ -253,7 +255,7 @@ def _of_two(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, 
     left, right = _vectors(ctx, one, own), _vectors(ctx, other, theirs)
     batch = left.shape[: len(own.batch)]
     free = left.shape[len(own.batch) : -1], right.shape[len(theirs.batch) : -1]
-    if isinstance(left, Rows) or isinstance(right, Rows):
+    if isinstance(left, RowArray) or isinstance(right, RowArray):
         left, right, of_pair = ctx.rows(left), ctx.rows(right), _sum_over_columns
     else:
         left, right, of_pair = ctx.scalars(left), ctx.scalars(right), sum_of_products
@@ -263,7 +265,7 @@ def _of_two(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, 
         for f in np.ndindex(*free[0]):
             for g in np.ndindex(*free[1]):
                 found[(*b, *f, *g)] = of_pair(ctx, left.nodes[(*b, *f)], right.nodes[(*b, *g)], dtype)
-    return Scalars(found, dtype)
+    return ScalarArray(found, dtype)
 
 
 def _vectors(ctx: Lowering, value: Value, sides: Sides) -> Value:
@@ -275,7 +277,7 @@ def _vectors(ctx: Lowering, value: Value, sides: Sides) -> Value:
 
 def _across(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, dtype: Any) -> Value:
     """Sums of rows, each times a number."""
-    assert isinstance(other, Rows)
+    assert isinstance(other, RowArray)
     weights = ctx.scalars(_vectors(ctx, one, own)).nodes
     leading = (*theirs.batch, *theirs.free[:-1], *theirs.summed)
     rows = other.nodes.transpose(leading)
@@ -289,7 +291,7 @@ def _across(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, 
         for f in np.ndindex(*free):
             for g in np.ndindex(*across):
                 found[(*b, *f, *g)] = sum_of_products(ctx, weights[(*b, *f)], rows[(*b, *g)], dtype)
-    return Rows(found, other.width, dtype)
+    return RowArray(found, other.width, dtype)
 
 
 def sum_of_products(ctx: Lowering, one: NodeArray, other: NodeArray, dtype: Any) -> Node:

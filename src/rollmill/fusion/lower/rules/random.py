@@ -19,7 +19,7 @@ from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.shapes import stacked
 from rollmill.fusion.lower.values import (
     NodeArray,
-    Scalars,
+    ScalarArray,
     Value,
     is_key,
     no_nodes,
@@ -53,7 +53,7 @@ def _of_data(ctx: Lowering, function: Callable[..., Any], *values: Value) -> Val
 def _each_key(ctx: Lowering, keys: Value, function: Callable[[Value, tuple[int, ...]], Value]) -> Value:
     """`function(data of one key, its index)` of every key, stacked."""
     data = ctx.key_data(keys)
-    found = [function(Scalars(data.nodes[(*at, ...)], WORD), at) for at in np.ndindex(*keys.shape)]
+    found = [function(ScalarArray(data.nodes[(*at, ...)], WORD), at) for at in np.ndindex(*keys.shape)]
     if not keys.shape:
         return found[0]
     whole = stacked(ctx, found)
@@ -119,7 +119,7 @@ def _threefry(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> lis
     found = no_nodes(shape), no_nodes(shape)
     for at in np.ndindex(*shape):
         found[0][at], found[1][at] = threefry(ctx, *(nodes[at] for nodes in words))
-    return [Scalars(nodes, WORD) for nodes in found]
+    return [ScalarArray(nodes, WORD) for nodes in found]
 
 
 def threefry(ctx: Lowering, key_0: Node, key_1: Node, count_0: Node, count_1: Node) -> tuple[Node, Node]:

@@ -15,8 +15,8 @@ from rollmill.fusion.lower.rules.elementwise import applied, converted
 from rollmill.fusion.lower.values import (
     Concat,
     NodeArray,
-    Rows,
-    Scalars,
+    RowArray,
+    ScalarArray,
     Value,
     alone,
     no_nodes,
@@ -59,8 +59,8 @@ def reduced(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
         parts = [reduced(ctx, op, part, axes) for part in value.parts]
         return reduce(lambda a, b: applied(ctx, op, a, b), parts) if last in axes else joined(ctx, parts)
     combine = lambda a, b: ctx.apply(op, a, b)
-    if isinstance(value, Rows):
-        rows = Rows(_along(combine, value.nodes, leading), value.width, value.dtype)
+    if isinstance(value, RowArray):
+        rows = RowArray(_along(combine, value.nodes, leading), value.width, value.dtype)
         if last not in axes:
             return rows
         if op in OVER_COLUMNS and (op not in ("and", "or") or value.dtype == np.bool_):
@@ -69,8 +69,10 @@ def reduced(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
     nodes = ctx.scalars(value).nodes
     if 0 in nodes.shape:
         shape = tuple(size for axis, size in enumerate(nodes.shape) if axis not in axes)
-        return Scalars(np.full(shape, ctx.constant(of_none(op, value.dtype), value.dtype), object), value.dtype)
-    return Scalars(_along(combine, nodes, axes), value.dtype)
+        return ScalarArray(
+            np.full(shape, ctx.constant(of_none(op, value.dtype), value.dtype), object), value.dtype
+        )
+    return ScalarArray(_along(combine, nodes, axes), value.dtype)
 
 
 def _along(combine: Combine, nodes: NodeArray, axes: Sequence[int]) -> NodeArray:
@@ -86,11 +88,11 @@ def _along(combine: Combine, nodes: NodeArray, axes: Sequence[int]) -> NodeArray
     return found
 
 
-def _over_columns(ctx: Lowering, op: str, rows: Rows) -> Scalars:
+def _over_columns(ctx: Lowering, op: str, rows: RowArray) -> ScalarArray:
     found = no_nodes(rows.nodes.shape)
     for at in np.ndindex(*found.shape):
         found[at] = row_total(ctx, op, rows.nodes[at])
-    return Scalars(found, rows.dtype)
+    return ScalarArray(found, rows.dtype)
 
 
 def row_total(ctx: Lowering, op: str, row: Node) -> Node:
@@ -121,7 +123,7 @@ def _running(combine_of: Callable[[Lowering], Combine]) -> Rule:
         axis, reverse = equation.params["axis"], equation.params["reverse"]
         nodes = np.moveaxis(ctx.scalars(values[0]).nodes, axis, -1)
         found = _accumulated(combine_of(ctx), nodes[..., ::-1] if reverse else nodes)
-        return [Scalars(np.moveaxis(found[..., ::-1] if reverse else found, -1, axis), equation.dtype)]
+        return [ScalarArray(np.moveaxis(found[..., ::-1] if reverse else found, -1, axis), equation.dtype)]
 
     return rule
 
@@ -158,7 +160,7 @@ def _argument_of(op: str) -> Rule:
         found = no_nodes(nodes.shape[:-1])
         for at in np.ndindex(*found.shape):
             found[at] = _first_best(ctx, op, list(nodes[at]), equation.dtype)
-        return [Scalars(found, equation.dtype)]
+        return [ScalarArray(found, equation.dtype)]
 
     return rule
 
@@ -195,12 +197,13 @@ def _reduce(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[
         totals = starts
         for place in range(flat[0].shape[-1]):
             own = [
-                Scalars(alone(nodes[(*at, place)]), array.dtype) for nodes, array in zip(flat, arrays, strict=True)
+                ScalarArray(alone(nodes[(*at, place)]), array.dtype)
+                for nodes, array in zip(flat, arrays, strict=True)
             ]
             totals = ctx.read(equation.params["jaxpr"], [*totals, *own], ctx)
         for nodes, total in zip(found, totals, strict=True):
             nodes[at] = ctx.scalar(total)
-    return [Scalars(nodes, array.dtype) for nodes, array in zip(found, arrays, strict=True)]
+    return [ScalarArray(nodes, array.dtype) for nodes, array in zip(found, arrays, strict=True)]
 
 
 RULES: dict[str, Rule] = {

@@ -12,7 +12,7 @@ from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.dynamic_index import Start, check_selects, select, start_of
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.indexing import Cells, cells, is_clamped, window_start
-from rollmill.fusion.lower.values import NodeArray, Rows, Value
+from rollmill.fusion.lower.values import NodeArray, RowArray, Value
 
 Combine = Callable[[Any, Any], Any]
 """`(what is there, what is written) -> what is there then`; nodes, or keys."""
@@ -47,7 +47,7 @@ def with_element(ctx: Lowering, value: Value, element: Value, index: Node) -> Va
 
 def _alike(ctx: Lowering, value: Value, block: Value, *, whole_rows: bool) -> tuple[Cells, Cells]:
     """An array and what is written to it, both of rows or both of scalars."""
-    if whole_rows and (isinstance(value, Rows) or isinstance(block, Rows)):
+    if whole_rows and (isinstance(value, RowArray) or isinstance(block, RowArray)):
         value, block = ctx.rows(value), ctx.rows(block)
     return cells(ctx, value, whole_rows=whole_rows), cells(ctx, block, whole_rows=whole_rows)
 

@@ -9,7 +9,7 @@ from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.movement import gather_static, joined, reshaped
 from rollmill.fusion.lower.rule import Equation, Rule
-from rollmill.fusion.lower.values import Const, OuterProduct, Rows, Scalars, Uniform, Value, positions
+from rollmill.fusion.lower.values import Const, OuterProduct, RowArray, ScalarArray, Uniform, Value, positions
 
 Move = Callable[..., np.ndarray]
 """`(array, **params) -> array`, by NumPy."""
@@ -111,13 +111,13 @@ def concatenated(ctx: Lowering, values: Sequence[Value], axis: int) -> Value:
     values = [value for value in values if value.shape[axis]] or values[:1]
     if len(values) == 1:
         return values[0]
-    if not any(isinstance(value, Rows) or hasattr(value, "parts") for value in values):
+    if not any(isinstance(value, RowArray) or hasattr(value, "parts") for value in values):
         nodes = [ctx.scalars(value).nodes for value in values]
-        return Scalars(np.concatenate(nodes, axis=axis), values[0].dtype)
+        return ScalarArray(np.concatenate(nodes, axis=axis), values[0].dtype)
     if axis == len(values[0].shape) - 1:
         return joined(ctx, list(values))
     rows = [ctx.rows(value) for value in values]
-    return Rows(np.concatenate([part.nodes for part in rows], axis=axis), rows[0].width, rows[0].dtype)
+    return RowArray(np.concatenate([part.nodes for part in rows], axis=axis), rows[0].width, rows[0].dtype)
 
 
 def _pad(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:

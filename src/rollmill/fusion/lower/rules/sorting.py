@@ -9,7 +9,7 @@ from rollmill.fusion.ir import Node, is_float
 from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.elementwise import ordered_bits
-from rollmill.fusion.lower.values import Scalars, Value, no_nodes
+from rollmill.fusion.lower.values import ScalarArray, Value, no_nodes
 
 MOST_SORTED = 64
 """Elements along the axis of a sort."""
@@ -32,16 +32,16 @@ def _top_k(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[V
     numbers = np.array([ctx.constant(n, np.int32) for n in range(array.shape[axis])], object)
     shape = [1] * len(array.shape)
     shape[axis] = numbers.size
-    order = Scalars(np.broadcast_to(numbers.reshape(shape), array.shape), np.dtype(np.int32))
+    order = ScalarArray(np.broadcast_to(numbers.reshape(shape), array.shape), np.dtype(np.int32))
     key = _key(ctx, array)
     turned = _mapped(key, lambda node: ctx.apply("not", node))
     kept = [slice(None)] * len(array.shape)
     kept[axis] = slice(0, count)
     found = _sorted(ctx, [array, order], [turned], axis, stable=True)
-    return [Scalars(part.nodes[tuple(kept)], part.dtype) for part in found]
+    return [ScalarArray(part.nodes[tuple(kept)], part.dtype) for part in found]
 
 
-def _key(ctx: Lowering, array: Scalars) -> Scalars:
+def _key(ctx: Lowering, array: ScalarArray) -> ScalarArray:
     """Integers in the order of an array's elements: NaN comes last, and both zeros are equal."""
     if array.dtype == np.bool_:
         return _mapped(array, lambda node: ctx.apply("convert", node, dtype=np.int32))
@@ -57,16 +57,16 @@ def _key(ctx: Lowering, array: Scalars) -> Scalars:
     return _mapped(array, key)
 
 
-def _mapped(array: Scalars, change: Callable[[Node], Node]) -> Scalars:
+def _mapped(array: ScalarArray, change: Callable[[Node], Node]) -> ScalarArray:
     nodes = no_nodes(array.shape)
     for at in np.ndindex(*array.shape):
         nodes[at] = change(array.nodes[at])
-    return Scalars(nodes, nodes.flat[0].dtype if nodes.size else array.dtype)
+    return ScalarArray(nodes, nodes.flat[0].dtype if nodes.size else array.dtype)
 
 
 def _sorted(
-    ctx: Lowering, arrays: Sequence[Scalars], keys: Sequence[Scalars], axis: int, *, stable: bool
-) -> Iterator[Scalars]:
+    ctx: Lowering, arrays: Sequence[ScalarArray], keys: Sequence[ScalarArray], axis: int, *, stable: bool
+) -> Iterator[ScalarArray]:
     """The arrays in the order of the keys, along an axis."""
     moved = [np.moveaxis(array.nodes, axis, -1) for array in (*arrays, *keys)]
     size, own = moved[0].shape[-1], len(arrays)
@@ -78,7 +78,9 @@ def _sorted(
         for place, line in enumerate(_exchanged(ctx, lines, own, stable=stable)):
             for nodes, node in zip(found, line, strict=False):
                 nodes[(*at, place)] = node
-    return (Scalars(np.moveaxis(nodes, -1, axis), array.dtype) for nodes, array in zip(found, arrays, strict=True))
+    return (
+        ScalarArray(np.moveaxis(nodes, -1, axis), array.dtype) for nodes, array in zip(found, arrays, strict=True)
+    )
 
 
 def _exchanged(ctx: Lowering, lines: list[list[Node]], own: int, *, stable: bool) -> list[list[Node]]:

@@ -14,7 +14,7 @@ from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.indexing import cells
 from rollmill.fusion.lower.rules.reductions import of_none
 from rollmill.fusion.lower.rules.shapes import padded
-from rollmill.fusion.lower.values import Scalars, Value, alone, no_nodes, positions
+from rollmill.fusion.lower.values import ScalarArray, Value, alone, no_nodes, positions
 
 POOLS = {"reduce_window_sum": "add", "reduce_window_max": "max", "reduce_window_min": "min"}
 """Primitive to the operation between two elements."""
@@ -88,11 +88,11 @@ def _reduce_window(ctx: Lowering, equation: Equation, values: Sequence[Value]) -
     for at in np.ndindex(*under.shape[:-1]):
         totals = starts
         for place in under[at][under[at] >= 0]:
-            own = [Scalars(alone(array.nodes.flat[place]), array.dtype) for array in arrays]
+            own = [ScalarArray(alone(array.nodes.flat[place]), array.dtype) for array in arrays]
             totals = ctx.read(equation.params["jaxpr"], [*totals, *own], ctx)
         for nodes, total in zip(found, totals, strict=True):
             nodes[at] = ctx.scalar(total)
-    return [Scalars(nodes, array.dtype) for nodes, array in zip(found, arrays, strict=True)]
+    return [ScalarArray(nodes, array.dtype) for nodes, array in zip(found, arrays, strict=True)]
 
 
 RULES: dict[str, Rule] = {**{name: _pool(op) for name, op in POOLS.items()}, "reduce_window": _reduce_window}

@@ -1,0 +1,183 @@
+"""Channels through memory: between the threads of a process, or the processes of a host.
+
+Which of the two is the broker's business: `LocalBroker` for threads and for the coordinator itself,
+`RemoteBroker` for its workers.
+"""
+
+import contextlib
+from collections.abc import Sequence
+
+from rollmill.channels.layout import Layout
+from rollmill.channels.protocols import Broker, Route
+from rollmill.channels.routing import round_robin
+from rollmill.channels.shm.allreduce import MemoryReduction, reduction_bytes
+from rollmill.channels.shm.latest import BoardReader, BoardWriter, SeqlockBoard, board_bytes
+from rollmill.channels.shm.queue import QueueReceiver, QueueSender
+from rollmill.channels.shm.ring import CONSUMER, PRODUCER, Ring, RingReader, RingWriter, ring_bytes
+from rollmill.channels.waiting import Abandon, Waiter, never
+from rollmill.core.errors import RollmillError, UsageError
+
+SIDES = {PRODUCER: "producer", CONSUMER: "consumer"}
+
+
+class BrokerHolders:
+    """`Holders` of a ring, as the broker knows them.
+
+    Args:
+        broker: hands out memory and incarnations.
+        ring: name of its segment, which begins with its root.
+        digest: of the segment.
+    """
+
+    def __init__(self, broker: Broker, ring: str, digest: str) -> None:
+        self._broker = broker
+        self._ring = ring
+        self._digest = digest
+
+    def claim(self, word: int) -> int:
+        """See `Holders`."""
+        return self._broker.claim(f"{self._ring}/{SIDES[word]}", segment=self._ring, word=word)
+
+    def confirm(self, word: int, incarnation: int) -> None:
+        """See `Holders`."""
+        self._broker.confirm(f"{self._ring}/{SIDES[word]}", incarnation, segment=self._ring, word=word + 1)
+
+    def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
+        """See `Holders`."""
+        return self._broker.segment(self._of(word, incarnation), nbytes=nbytes, digest=self._digest)
+
+    def drop(self, word: int, incarnation: int) -> None:
+        """See `Holders`."""
+        with contextlib.suppress(RollmillError):  # without a broker nobody can ask for it
+            self._broker.drop(self._of(word, incarnation))
+
+    def _of(self, word: int, incarnation: int) -> str:
+        return f"{self._ring}/{SIDES[word]} {incarnation}"
+
+
+class MemoryWire:
+    """See `rollmill.channels.Wire`.
+
+    Args:
+        broker: hands out the memory.
+        abandon: whether the run is being stopped; waiting ends ask it about ten times a second.
+    """
+
+    def __init__(self, broker: Broker, *, abandon: Abandon = never) -> None:
+        self._broker = broker
+        self._abandon = abandon
+
+    def sender(
+        self,
+        name: str,
+        *,
+        source: int,
+        targets: Sequence[int],
+        layout: Layout,
+        capacity: int = 2,
+        route: Route | None = None,
+        checksum: bool = False,
+    ) -> QueueSender:
+        """The producer `source` of edge `name`."""
+        check_ranks(targets, name, "targets")
+        writers = {
+            target: RingWriter(
+                self._ring(name, source, target, layout, capacity),
+                source=source,
+                doorbell=self._broker.doorbell(target_bell(name, target)),
+                checksum=checksum,
+                name=f"{name} from {source} to {target}",
+            )
+            for target in targets
+        }
+        waiter = self._waiter(source_bell(name, source), f"sending {name} from {source}")
+        return QueueSender(writers, layout, route or round_robin, waiter)
+
+    def receiver(
+        self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
+    ) -> QueueReceiver:
+        """The consumer `target` of edge `name`."""
+        check_ranks(sources, name, "sources")
+        readers = {
+            source: RingReader(
+                self._ring(name, source, target, layout, capacity),
+                doorbell=self._broker.doorbell(source_bell(name, source)),
+                name=f"{name} from {source} to {target}",
+            )
+            for source in sources
+        }
+        waiter = self._waiter(target_bell(name, target), f"receiving {name} at {target}")
+        return QueueReceiver(readers, layout, waiter, f"{name} at {target}")
+
+    def newest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:
+        """The writer of channel `name`."""
+        doorbells = [self._broker.doorbell(reader_bell(name, reader)) for reader in range(readers)]
+        return BoardWriter(self._board(name, layout, readers), doorbells, name)
+
+    def newest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> BoardReader:
+        """Reader number `reader` of as many."""
+        check_rank(reader, readers, name, "reader")
+        waiter = self._waiter(reader_bell(name, reader), f"reading {name} at {reader}")
+        return BoardReader(self._board(name, layout, readers), waiter, name)
+
+    def reduction(self, name: str, *, rank: int, size: int, layout: Layout) -> MemoryReduction:
+        """Rank `rank` of a mean over `size` ranks."""
+        check_rank(rank, size, name, "rank")
+        digest = f"mean over {size} of {layout.digest}"
+        return MemoryReduction(
+            self._broker.segment(f"{name}/mean", nbytes=reduction_bytes(layout, size), digest=digest),
+            layout,
+            rank=rank,
+            doorbells=[self._broker.doorbell(rank_bell(name, other)) for other in range(size)],
+            waiter=self._waiter(rank_bell(name, rank), f"the mean {name} at rank {rank}"),
+            name=name,
+        )
+
+    def close(self) -> None:
+        """There is nothing to let go of: the memory goes with its last user."""
+
+    def _ring(self, name: str, source: int, target: int, layout: Layout, capacity: int) -> Ring:
+        nbytes, ring = ring_bytes(layout, capacity), f"{name}/{source} to {target}"
+        digest = f"ring of {capacity} of {layout.digest}"
+        memory = self._broker.segment(ring, nbytes=nbytes, digest=digest)
+        return Ring(memory, layout, capacity, BrokerHolders(self._broker, ring, digest))
+
+    def _board(self, name: str, layout: Layout, readers: int) -> SeqlockBoard:
+        digest = f"newest for {readers} of {layout.digest}"
+        memory = self._broker.segment(f"{name}/newest", nbytes=board_bytes(layout), digest=digest)
+        return SeqlockBoard(memory, layout)
+
+    def _waiter(self, bell: str, what: str) -> Waiter:
+        return Waiter(self._broker.doorbell(bell), self._abandon, what)
+
+
+def source_bell(name: str, source: int) -> str:
+    """Rung when a producer has room again."""
+    return f"{name}/source {source}"
+
+
+def target_bell(name: str, target: int) -> str:
+    """Rung when a consumer has a message."""
+    return f"{name}/target {target}"
+
+
+def reader_bell(name: str, reader: int) -> str:
+    """Rung when a reader may read something newer."""
+    return f"{name}/reader {reader}"
+
+
+def rank_bell(name: str, rank: int) -> str:
+    """Rung when another rank arrived."""
+    return f"{name}/rank {rank}"
+
+
+def check_rank(rank: int, count: int, name: str, what: str) -> None:
+    """Raises `UsageError` for a rank that is not below `count`."""
+    if not 0 <= rank < count:
+        raise UsageError(f"{name}: {what}={rank} must be from 0 to {count - 1}.")
+
+
+def check_ranks(ranks: Sequence[int], name: str, what: str) -> None:
+    """Raises `UsageError` where there are none, or one twice."""
+    if not ranks or len(set(ranks)) < len(ranks):
+        raise UsageError(f"{name}: {what}={list(ranks)} must name at least one rank, and each once.")

@@ -1,0 +1,155 @@
+"""A board at each end of a connection: the newest message of the writer's is copied to the readers'.
+
+reader -> writer   nothing
+writer -> reader   MESSAGE, version, payload;  or END
+"""
+
+import select
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from rollmill.channels.errors import ConnectionLost
+from rollmill.channels.layout import fresh_buffer
+from rollmill.channels.protocols import Versioned
+from rollmill.channels.shm.doorbell import Doorbell
+from rollmill.channels.shm.latest import ENDED, BoardReader, BoardWriter, SeqlockBoard
+from rollmill.channels.tcp.hub import ConnectionNumber, Hub
+from rollmill.channels.transport.backoff import LONGEST_SECONDS, Backoff
+from rollmill.channels.transport.connection import Connection
+from rollmill.channels.transport.handshake import PATIENCE
+from rollmill.channels.waiting import Waiter, never
+
+FRAME = struct.Struct("<qq")
+MESSAGE, END = 1, 2
+
+
+class BoardPublisher:
+    """The writer's side: each reader that dials gets every message that is the newest when it is its turn.
+
+    Args:
+        board: local; the writer fills it.
+        doorbells: one for each reader, rung by the writer.
+        name: for errors.
+    """
+
+    def __init__(self, board: SeqlockBoard, doorbells: Sequence[Doorbell], name: str) -> None:
+        self._board = board
+        self._doorbells = doorbells
+        self._name = name
+        self._turns = [ConnectionNumber() for _ in doorbells]
+        self._serving: set[int] = set()
+
+    def serve(self, connection: Connection, hello: dict[str, Any]) -> None:
+        """Talks with one reader; an older connection of the same reader is ended first."""
+        index = int(hello["reader"])
+        with self._turns[index].of(connection) as is_newest:
+            if is_newest:
+                connection.send_json({}, timeout=PATIENCE)
+                self._serving.add(index)
+                try:
+                    self._send_newest(connection, self._doorbells[index])
+                finally:
+                    self._serving.discard(index)
+
+    def has_something_to_send(self) -> bool:
+        """Whether the writer was closed, and a reader that is connected has not been told."""
+        return bool(self._board.words[ENDED]) and bool(self._serving)
+
+    def _send_newest(self, connection: Connection, doorbell: Doorbell) -> None:
+        reader = BoardReader(self._board, Waiter(doorbell, never, self._name), self._name)
+        buffer = fresh_buffer(self._board.layout.nbytes)
+        poll = select.poll()
+        for source in (connection, doorbell):
+            poll.register(source.fileno(), select.POLLIN)
+        sent = 0
+        while True:
+            ended, newest = reader.ended(), reader.newest()
+            if newest is not None and newest.number > sent:
+                if reader.copy_into(buffer, newest):
+                    connection.send(FRAME.pack(MESSAGE, newest.version), buffer.data)
+                    sent = newest.number
+            elif ended:
+                connection.send(FRAME.pack(END, 0))
+                return
+            else:
+                poll.poll()
+                doorbell.silence()
+                connection.check_silent()
+
+
+class TcpLatestReader:
+    """The reader's end, with a thread that keeps its board up to date; see `rollmill.channels.NewestReader`.
+
+    Args:
+        board: local.
+        doorbell: rung by the thread.
+        reader: the end that reads the board.
+        switchboard: reaches the writer.
+        end: name of the writer's end.
+        index: number of this reader.
+    """
+
+    def __init__(
+        self,
+        board: SeqlockBoard,
+        doorbell: Doorbell,
+        reader: BoardReader,
+        *,
+        switchboard: Hub,
+        end: str,
+        index: int,
+    ) -> None:
+        self._board = board
+        self._doorbell = doorbell
+        self._reader = reader
+        self._switchboard = switchboard
+        self._end = end
+        self._index = index
+        self._stop = threading.Event()
+        self._connection: Connection | None = None
+        self._thread = threading.Thread(target=self._run, name=f"rollmill-{end}", daemon=True)
+        self._thread.start()
+
+    def version(self) -> int | None:
+        """Of the newest message that has arrived."""
+        return self._reader.version()
+
+    def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
+        """A copy of the newest message that has arrived."""
+        return self._reader.read(at_least=at_least, timeout=timeout)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._stop.set()
+        if (connection := self._connection) is not None:
+            connection.end()
+        self._thread.join()
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while not self._stop.is_set():
+            dialled = self._switchboard.dial(self._end, reader=self._index)
+            if dialled is None:
+                self._stop.wait(backoff.seconds())
+                continue
+            backoff.reset()
+            self._connection = dialled[0]
+            self._receive(dialled[0])
+
+    def _receive(self, connection: Connection) -> None:
+        writer = BoardWriter(self._board, [self._doorbell], self._end)
+        try:
+            while not self._stop.is_set():
+                kind, version = FRAME.unpack(connection.receive(FRAME.size))
+                if kind == END:
+                    writer.close()
+                    self._stop.wait(LONGEST_SECONDS)  # another writer may come
+                    return
+                connection.receive_into(writer.begin())
+                writer.finish(version)
+        except ConnectionLost:
+            return
+        finally:
+            connection.close()

@@ -1,0 +1,220 @@
+"""Channels between hosts: the ends of `MemoryWire` on private memory, joined by connections.
+
+sender -> local ring -> pump ~ inlet -> local ring -> receiver
+writer -> local board -> publisher ~ thread of the reader -> local board -> reader
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from rollmill.channels.layout import Layout
+from rollmill.channels.protocols import Address, Broker, Route
+from rollmill.channels.routing import round_robin
+from rollmill.channels.shm.allreduce import refuse_twice
+from rollmill.channels.shm.doorbell import Doorbell
+from rollmill.channels.shm.latest import BoardReader, BoardWriter, SeqlockBoard, board_bytes
+from rollmill.channels.shm.memory import private_memory
+from rollmill.channels.shm.queue import QueueReceiver, QueueSender
+from rollmill.channels.shm.ring import Ring, RingReader, RingWriter, ring_bytes
+from rollmill.channels.shm.wire import check_rank, check_ranks, rank_bell
+from rollmill.channels.tcp.allreduce import BranchReduction, RootReduction
+from rollmill.channels.tcp.hub import Hub
+from rollmill.channels.tcp.latest import BoardPublisher, TcpLatestReader
+from rollmill.channels.tcp.queue import RingEnds
+from rollmill.channels.tcp.receiving import ReceiverEndpoint
+from rollmill.channels.tcp.sending import SenderThread
+from rollmill.channels.waiting import Abandon, Deadline, Waiter, never
+from rollmill.core.errors import UsageError
+
+LINGER = 5.0
+"""Seconds for which `close` goes on sending what closed senders and writers have left."""
+
+NAP = 0.005
+
+
+class TcpWire:
+    """See `rollmill.channels.Wire`.
+
+    A message is on its way when `send` returns: a sender's process that dies then takes along what it
+    had not sent yet. The depth in a sender's statistics counts those.
+
+    Args:
+        broker: knows which end listens where.
+        token: of the run; ends that do not know it are not talked with.
+        host: this host's address, as the others reach it. The default is reached from this host only.
+        port: 0 takes a free one.
+        abandon: whether the run is being stopped; waiting ends ask it about ten times a second.
+
+    Raises:
+        UsageError: there is no listening at `host` and `port`.
+    """
+
+    def __init__(
+        self, broker: Broker, token: str, *, host: str = "127.0.0.1", port: int = 0, abandon: Abandon = never
+    ) -> None:
+        self._broker = broker
+        self._abandon = abandon
+        self._switchboard = Hub(broker, token, host=host, port=port)
+        self._pumps: list[SenderThread] = []
+        self._senders: list[QueueSender] = []
+        self._publishers: list[BoardPublisher] = []
+        self._closing: list[Callable[[], None]] = []
+        self._doorbells: list[Doorbell] = []
+
+    @property
+    def address(self) -> Address:
+        """Where this wire listens."""
+        return self._switchboard.address
+
+    def sender(
+        self,
+        name: str,
+        *,
+        source: int,
+        targets: Sequence[int],
+        layout: Layout,
+        capacity: int = 2,
+        route: Route | None = None,
+        checksum: bool = False,
+    ) -> QueueSender:
+        """The producer `source` of edge `name`."""
+        check_ranks(targets, name, "targets")
+        space = self._doorbell()
+        writers, earlier = {}, {}
+        for target in targets:
+            ring, published = self._ring(name, source, target, layout, capacity), self._doorbell()
+            described = f"{name} from {source} to {target}"
+            writers[target] = RingWriter(
+                ring, source=source, doorbell=published, checksum=checksum, name=described
+            )
+            ends = _ends(name, source, target)
+            pump = SenderThread(
+                ring, space=space, published=published, switchboard=self._switchboard, ends=ends, source=source
+            )
+            self._pumps.append(pump)
+            earlier[target] = pump.earlier
+        described = f"sending {name} from {source}"
+        waiter = Waiter(space, self._abandon, described)
+        count = lambda target: earlier[target].wait(self._abandon, described)
+        self._senders.append(QueueSender(writers, layout, route or round_robin, waiter, earlier=count))
+        return self._senders[-1]
+
+    def receiver(
+        self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
+    ) -> QueueReceiver:
+        """The consumer `target` of edge `name`."""
+        check_ranks(sources, name, "sources")
+        described, arrived = f"{name} at {target}", self._doorbell()
+        rings = {source: self._ring(name, source, target, layout, capacity) for source in sources}
+        space = {source: self._doorbell() for source in sources}
+        readers = {
+            source: RingReader(ring, doorbell=space[source], name=f"{name} from {source} to {target}")
+            for source, ring in rings.items()
+        }
+        ends = {source: _ends(name, source, target) for source in sources}
+        inlet = ReceiverEndpoint(
+            rings, space=space, arrived=arrived, switchboard=self._switchboard, ends=ends, name=described
+        )
+        for source in sources:
+            self._switchboard.announce(ends[source].receiver, inlet.serve, inlet.incarnations[source])
+        waiter = Waiter(arrived, lambda: inlet.look() or self._abandon(), f"receiving {described}")
+        count = lambda source: inlet.earlier[source].wait(self._abandon, described)
+        return QueueReceiver(readers, layout, waiter, described, earlier=count)
+
+    def newest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:
+        """The writer of channel `name`."""
+        board, doorbells = self._board(name, layout, readers), [self._doorbell() for _ in range(readers)]
+        publisher = BoardPublisher(board, doorbells, name)
+        self._publishers.append(publisher)
+        end = f"{name}/newest"
+        self._switchboard.announce(end, publisher.serve, self._switchboard.claim(end))
+        return BoardWriter(board, doorbells, name)
+
+    def newest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> TcpLatestReader:
+        """Reader number `reader` of as many."""
+        check_rank(reader, readers, name, "reader")
+        board, doorbell = self._board(name, layout, readers), self._doorbell()
+        waiter = Waiter(doorbell, self._abandon, f"reading {name} at {reader}")
+        opened = TcpLatestReader(
+            board,
+            doorbell,
+            BoardReader(board, waiter, name),
+            switchboard=self._switchboard,
+            end=f"{name}/newest",
+            index=reader,
+        )
+        self._closing.append(opened.close)
+        return opened
+
+    def reduction(self, name: str, *, rank: int, size: int, layout: Layout) -> RootReduction | BranchReduction:
+        """Rank `rank` of a mean over `size` ranks."""
+        check_rank(rank, size, name, "rank")
+        self._broker.agree(f"{name}/mean", digest=f"mean over {size} of {layout.digest}")
+        self._open_once(name, rank)
+        end = f"{name}/mean"
+        if rank == 0:
+            opened = RootReduction(layout, size=size, abandon=self._abandon, name=name)
+            self._switchboard.announce(end, opened.serve, self._switchboard.claim(end))
+        else:
+            opened = BranchReduction(
+                layout,
+                rank=rank,
+                size=size,
+                switchboard=self._switchboard,
+                end=end,
+                abandon=self._abandon,
+                name=name,
+            )
+        self._closing.append(opened.close)
+        return opened
+
+    def finish(self) -> None:
+        """Closes the senders, waits as long as it takes until what they have left is sent, and closes itself."""
+        for sender in self._senders:
+            sender.close()
+        while any(pump.has_unsent() for pump in self._pumps) and not self._abandon():
+            time.sleep(NAP)
+        self.close()
+
+    def close(self) -> None:
+        """Sends what closed senders and writers have left, then ends all connections."""
+        deadline = Deadline(LINGER)
+        while any(end.has_something_to_send() for end in (*self._pumps, *self._publishers)):
+            if deadline.left() <= 0 or self._abandon():
+                break
+            time.sleep(NAP)
+        for pump in self._pumps:
+            pump.close()
+        for close in self._closing:
+            close()
+        self._switchboard.close()
+        for doorbell in self._doorbells:
+            doorbell.close()
+        for opened in (self._pumps, self._senders, self._publishers, self._closing, self._doorbells):
+            opened.clear()
+
+    def _open_once(self, name: str, rank: int) -> None:
+        try:
+            self._broker.agree(rank_bell(name, rank), digest=secrets.token_hex(8))
+        except UsageError:
+            refuse_twice(True, name, rank)
+
+    def _ring(self, name: str, source: int, target: int, layout: Layout, capacity: int) -> Ring:
+        nbytes = ring_bytes(layout, capacity)
+        self._broker.agree(f"{name}/{source} to {target}", digest=f"ring of {capacity} of {layout.digest}")
+        return Ring(private_memory(nbytes), layout, capacity)
+
+    def _board(self, name: str, layout: Layout, readers: int) -> SeqlockBoard:
+        self._broker.agree(f"{name}/newest", digest=f"newest for {readers} of {layout.digest}")
+        return SeqlockBoard(private_memory(board_bytes(layout)), layout)
+
+    def _doorbell(self) -> Doorbell:
+        self._doorbells.append(Doorbell.create())
+        return self._doorbells[-1]
+
+
+def _ends(name: str, source: int, target: int) -> RingEnds:
+    """The ends of one ring: receivers of one rank may share its sources out."""
+    ring = f"{name}/{source} to {target}"
+    return RingEnds(f"{ring}/sender", f"{ring}/receiver")

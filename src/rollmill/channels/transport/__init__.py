@@ -1,0 +1,1 @@
+"""Connections with mutual authentication, which channels and workers are reached by."""

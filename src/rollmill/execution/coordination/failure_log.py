@@ -1,0 +1,45 @@
+"""Failures of environments of Python: counted for the metrics, and reported to the user."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rollmill.execution.coordination.reports import Notice, Row
+
+REPORTED_EACH = 3
+"""The first failures of each environment are reported one by one, later ones at every power of two."""
+
+
+class FailureLog:
+    """Failures of all environments of a training."""
+
+    def __init__(self) -> None:
+        self._each: Counter[int] = Counter()
+        self._since_row = 0
+
+    def lost(self) -> None:
+        """Counts a worker that was lost while it stepped environments."""
+        self._since_row += 1
+
+    def add(self, worker: str, failures: Sequence[dict[str, Any]]) -> Iterator[Notice]:
+        """Counts failures, the fields of `HostFailure`, that a worker has sent."""
+        for failure in failures:
+            self._since_row += 1
+            self._each[failure["index"]] += 1
+            count = self._each[failure["index"]]
+            if count <= REPORTED_EACH or count & (count - 1) == 0:
+                yield _notice(worker, failure, count)
+
+    def add_to(self, rows: Sequence[Row]) -> list[Row]:
+        """Rows with the failures since the row before; where several come at once, the first has them."""
+        counts = [self._since_row, *[0] * (len(rows) - 1)]
+        self._since_row = 0
+        return [{**row, "episodes/failed": count} for row, count in zip(rows, counts, strict=True)]
+
+
+def _notice(worker: str, failure: dict[str, Any], count: int) -> Notice:
+    times = f", for the {count}th time" if count > REPORTED_EACH else ""
+    return Notice(
+        f"{worker}: environment {failure['index']} failed in {failure['doing']}{times}: "
+        f"{failure['error']}, at {failure['line']}; its episode was truncated"
+    )

@@ -1,0 +1,49 @@
+"""The jobs of a partition's replicas."""
+
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from rollmill.dataflow import Group, Partition
+from rollmill.execution.processes import Job
+
+THREADS = "NPROC"
+"""The environment variable that tells XLA how many threads a program on a CPU may have."""
+
+
+def jobs_of(
+    partition: Partition,
+    entry: str,
+    settings: dict[str, Any],
+    *,
+    processes: bool = True,
+    cores: int | None = None,
+    gpus: Sequence[str] = (),
+) -> Sequence[Job]:
+    """A job for each replica; processes on CPUs are kept off accelerators, others take turns on them.
+
+    Args:
+        partition: whose groups' replicas they are.
+        entry: what each of them calls.
+        settings: what each of them is told.
+        processes: whether they are processes, and no threads of one.
+        cores: of the host that all of them share, where they do: XLA starts as many threads in each as is its
+            part. With all cores in every worker, threads that wait for the others' work take turns on them.
+        gpus: of the host that all of them share, as CUDA_VISIBLE_DEVICES names them.
+    """
+    replicas = list(partition.replicas)
+    shared = {} if cores is None or THREADS in os.environ else {THREADS: str(max(1, cores // len(replicas)))}
+    turns = itertools.cycle(gpus) if len(gpus) > 1 else None
+
+    def environment(group: Group) -> dict[str, str]:
+        if not processes:
+            return shared
+        if group.device == "cpu":
+            return shared | {"JAX_PLATFORMS": "cpu"}
+        return shared if turns is None else shared | {"CUDA_VISIBLE_DEVICES": next(turns)}
+
+    return [
+        Job(f"{group.name}/{replica}", group.name, replica, entry, settings, environment(group))
+        for group, replica in replicas
+    ]

@@ -1,0 +1,60 @@
+"""What becomes of workers, as the coordinator sees it."""
+
+from typing import NamedTuple, TypeAlias
+
+from rollmill.core.errors import EnvironmentFailed, NonFiniteError, RollmillError
+from rollmill.execution.processes.jobs import Job
+from rollmill.execution.processes.messages import WorkerMessage
+
+FINAL = (EnvironmentFailed, NonFiniteError)
+"""Errors that end a training: another attempt would meet them again."""
+
+
+class Started(NamedTuple):
+    """The job's function is being called."""
+
+    job: Job
+    seconds: float
+    """Since its worker was asked for."""
+
+
+class Received(NamedTuple):
+    """The worker sent a message."""
+
+    job: Job
+    message: WorkerMessage
+
+
+class Finished(NamedTuple):
+    """The job's function returned, and its worker is gone."""
+
+    job: Job
+
+
+class Lost(NamedTuple):
+    """The worker is gone before its function returned, and whatever it had started with it."""
+
+    job: Job
+    reason: str
+    """One line: the error and its line, the signal, or the exit code."""
+    exit_status: int | None
+    """Of the process; a signal's number is negative. None where it never was or is unknown."""
+    raised: bool
+    """Whether the function raised an error, so that it may well raise it again."""
+    details: str
+    """The traceback where it raised, and the last lines that it wrote."""
+    final: RollmillError | None = None
+    """The error that the worker raised, if no further attempt could succeed."""
+
+
+class Hung(NamedTuple):
+    """The worker is there, but made no progress or gave no sign of life. Told once, until it moves again."""
+
+    job: Job
+    seconds: float
+    """Since its last progress, or its last sign of life."""
+    where: str
+    """Its last note, and the source line at which its main thread waits."""
+
+
+Event: TypeAlias = Started | Received | Finished | Lost | Hung

@@ -1,0 +1,67 @@
+"""What a fresh or forked process does to become a worker.
+
+A fresh process is told what to do by one JSON object on its standard input, never by its arguments, which
+everybody on the host can read.
+"""
+
+import contextlib
+import faulthandler
+import io
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from rollmill.execution.processes.jobs import Job
+from rollmill.execution.processes.process_tree import name_process
+from rollmill.execution.processes.worker import serve
+
+
+def main() -> None:
+    """Reads what to do, and does it."""
+    told = json.load(sys.stdin)
+    close_input()
+    sys.exit(run_as_worker(told))
+
+
+def run_as_worker(told: dict[str, Any]) -> int:
+    """Does what a process was told; returns its exit code.
+
+    Args:
+        told: `job` (its JSON), `address`, `token` (in hexadecimal), `environment` (all of it), `path`
+            (`sys.path`), `folder` (the working directory).
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's business
+    take_environment(told["environment"])
+    sys.path[:] = told["path"]
+    sys.argv[1:] = []
+    os.chdir(told["folder"])
+    faulthandler.enable()
+    write_by_lines()
+    job = Job.from_json(told["job"])
+    name_process(job.name)
+    return serve(job, told["address"], bytes.fromhex(told["token"]))
+
+
+def take_environment(environment: dict[str, str]) -> None:
+    """Makes this process's environment this one."""
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+def write_by_lines() -> None:
+    """Has what is printed leave this process with each line, though nobody sits at a terminal."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+def close_input() -> None:
+    """Gives this process an empty standard input."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    with contextlib.suppress(OSError):
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115

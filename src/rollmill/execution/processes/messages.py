@@ -1,0 +1,63 @@
+"""What workers and their coordinator tell each other: a kind, some JSON, some arrays."""
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from rollmill.core.errors import UsageError
+
+Seconds: TypeAlias = float | int
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class WorkerMessage(NamedTuple):
+    """One message; its arrays belong to whoever receives it."""
+
+    kind: str
+    fields: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def outgoing(kind: str, fields: Mapping[str, Any], arrays: Mapping[str, Any]) -> WorkerMessage:
+    """The message with its arrays on the host, which it shares with the caller where they were there before.
+
+    Raises:
+        UsageError: the kind is one of Rollmill's own, the fields have no JSON form, or an array is not of numbers.
+    """
+    if not kind or kind.startswith("."):
+        raise UsageError(f"a message has kind={kind!r}: kinds that start with a dot are kept for Rollmill itself.")
+    try:
+        copied = json.loads(json.dumps(dict(fields)))
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"message {kind!r} has a field that JSON does not hold ({error}); send arrays as arrays, "
+            "and NumPy's numbers as float() or int()."
+        ) from error
+    return WorkerMessage(kind, copied, {name: _numbers(name, array) for name, array in arrays.items()})
+
+
+def snapshot(message: WorkerMessage) -> WorkerMessage:
+    """The message with arrays of its own."""
+    return message._replace(arrays={name: array.copy() for name, array in message.arrays.items()})
+
+
+def size_of(message: WorkerMessage) -> int:
+    """Bytes of its arrays."""
+    return sum(array.nbytes for array in message.arrays.values())
+
+
+def is_numeric(dtype: np.dtype) -> bool:
+    """Whether arrays of it can be sent: numbers of NumPy or of JAX, in the machine's byte order."""
+    return dtype.kind not in "OSUmM" and dtype.type is not np.void and dtype.isnative
+
+
+def _numbers(name: str, array: Any) -> np.ndarray:
+    array = np.asarray(array, order="C")
+    if not is_numeric(array.dtype):
+        raise UsageError(
+            f"array {name!r} is of {array.dtype}: messages carry numbers in the machine's byte order."
+        )
+    return array

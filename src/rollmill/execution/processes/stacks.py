@@ -1,0 +1,77 @@
+"""Where another thread stands, read without touching its frames."""
+
+import faulthandler
+import linecache
+import os
+import re
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import IO, NamedTuple
+
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
+_CARRIERS = (str(Path(__file__).parent) + os.sep, os.path.join(_PACKAGE, "channels") + os.sep)
+_INSTALLED = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
+_THREAD = re.compile(r"hread 0x([0-9a-f]+) .*\(most recent call first\):")
+_LINE = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+class CodeLine(NamedTuple):
+    """A line of a thread's stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+    @property
+    def text(self) -> str:
+        """The line of source."""
+        return linecache.getline(self.file, self.line).strip()
+
+
+def current_line(thread: int) -> str:
+    """The innermost line of a thread's own code, and the library's line inside of it where there is one.
+
+    Own code is outside Python's folders, or Rollmill's but for what carries messages.
+    """
+    places = stack_of(thread)
+    if not places:
+        return "its main thread has ended"
+    own = next((place for place in places if _is_own(place.file)), places[0])
+    text = f"{own}: {own.text}"
+    return text if own is places[0] else f"{text} (inside, {places[0]})"
+
+
+def stack_of(thread: int) -> list[CodeLine]:
+    """The innermost hundred lines of a thread of this process, innermost first; none if it has ended.
+
+    `sys._current_frames` would hand out frames that their thread goes on changing between two of our own lines,
+    and following them has crashed CPython 3.11. faulthandler reads all of them while no Python code runs.
+    """
+    with _unnamed_file() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        lines = file.read().decode(errors="replace").splitlines()
+    places: list[CodeLine] = []
+    inside = False
+    for line in lines:
+        if found := _THREAD.search(line):
+            inside = int(found[1], 16) == thread
+        elif inside and (found := _LINE.match(line)):
+            places.append(CodeLine(found[1], int(found[2]), found[3]))
+    return places
+
+
+def _unnamed_file() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("stacks"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _is_own(file: str) -> bool:
+    if file.startswith(_PACKAGE):
+        return not file.startswith(_CARRIERS)
+    return not file.startswith(("<", *_INSTALLED))

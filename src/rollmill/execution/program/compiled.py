@@ -1,0 +1,186 @@
+"""The one-program backend: a whole training iteration as one compiled program.
+
+On several devices the same program runs on a mesh: every device holds an equal share of the
+environments and the whole learner, and means are reduced between them. Nothing inside an iteration
+waits for the host; metrics leave as one small vector.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, PyTree
+
+from rollmill.core.errors import UsageError
+from rollmill.core.machine import keep_freed_memory
+from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, num_shards_for, start
+from rollmill.execution.program.cache import EXACT_PRECISION
+from rollmill.execution.program.kernels import Fusion, KernelChoice, Launches, choose_ways, without_kernels
+from rollmill.fusion import CannotFuse, Numerics
+
+AXIS = "device"
+
+UNROLL = {"gpu": 4}
+"""On a GPU the launches of a small step cost more than its arithmetic; `benchmarks/training.py --unroll` tells."""
+
+
+def unroll_for(platform: str) -> int:
+    """Steps that are compiled as one where nobody says."""
+    return UNROLL.get(platform, 1)
+
+
+class CompiledProgram(NamedTuple):
+    """A graph compiled for a place; calling it cannot compile anything more."""
+
+    start: jax.stages.Compiled
+    """`() -> State` before the first iteration."""
+    step: jax.stages.Compiled
+    """`State -> (State, metrics)`: one iteration; metrics are one vector, `[metric]` or `[seed, metric]`."""
+    metric_names: tuple[str, ...]
+    compile_seconds: float
+    shardings: PyTree[NamedSharding]
+    """Where the leaves of the state lie."""
+    state: PyTree[jax.ShapeDtypeStruct]
+    """Shapes and dtypes of the state."""
+    notes: Sequence[str] = ()
+    """What there is to say about how it computes."""
+    launches: Launches | None = None
+    """Of its kernels, where they were chosen."""
+
+    def place(self, state: PyTree[Array]) -> State:
+        """Puts a state that was restored on the host where the program expects it."""
+        return jax.tree.map(jax.device_put, state, self.shardings)
+
+
+def lower(
+    graph: Graph,
+    *,
+    seeds: Sequence[int] = (0,),
+    devices: Sequence[Any] | None = None,
+    unroll: int | None = None,
+    fusion: Fusion = "off",
+    numerics: Numerics = "tf32",
+    launches: Launches | None = None,
+) -> CompiledProgram:
+    """Compiles a graph into one program.
+
+    Args:
+        graph: what to compile.
+        seeds: one training each; several are trained side by side in the one program.
+        devices: the mesh to run on; the first device of the default platform where it is left out.
+        unroll: steps of the environment loop that are compiled as one; chosen by platform if left out.
+        fusion: how deep the training is fused; see `choose_ways`.
+        numerics: of matrix products in kernels.
+        launches: of kernels, as they were found when the run began.
+
+    Raises:
+        UsageError: if the devices do not divide the shards, so that they would hold unequal shares; or if a
+            fusion was asked for that cannot be had.
+    """
+    mesh = Mesh(np.asarray(devices if devices is not None else jax.devices()[:1]), (AXIS,))
+    check_devices(graph.loops, mesh.size)
+    unroll = unroll or unroll_for(mesh.devices.flat[0].platform)
+    began = time.perf_counter()
+    if mesh.devices.flat[0].platform == "cpu":
+        keep_freed_memory()
+    ways = choose_ways(
+        graph,
+        fusion=fusion,
+        numerics=numerics,
+        unroll=unroll,
+        devices=list(mesh.devices.flat),
+        num_seeds=len(seeds),
+        launches=launches,
+    )
+    shapes = state_shapes(graph, seeds)
+    specs = _specs(shapes, has_seeds=len(seeds) > 1)
+    shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
+    metrics = jax.eval_shape(_over_seeds(partial(iterate, graph), seeds), shapes)[1]
+    names = tuple(sorted(metrics))
+    compiled_start = (
+        jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile(EXACT_PRECISION)
+    )
+    placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
+    step = partial(_step, graph, seeds, names, mesh, specs)
+    try:
+        compiled_step = jax.jit(step(ways)).lower(placed).compile(EXACT_PRECISION)
+    except CannotFuse as reason:
+        ways = without_kernels(fusion, unroll, reason)
+        compiled_step = jax.jit(step(ways)).lower(placed).compile(EXACT_PRECISION)
+    seconds = time.perf_counter() - began
+    return CompiledProgram(
+        compiled_start, compiled_step, names, seconds, shardings, shapes, ways.notes, ways.launches
+    )
+
+
+def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of the training state; nothing is computed."""
+    return jax.eval_shape(partial(_start, graph, seeds))
+
+
+def check_devices(loops: Loops, num_devices: int) -> None:
+    """Whether every device can hold an equal number of whole shards."""
+    if loops.num_shards % num_devices:
+        fewer = max(n for n in range(1, num_devices + 1) if loops.num_shards % n == 0)
+        shards = num_shards_for(loops, num_devices)
+        other = f"num_shards={shards}" if shards else f"a num_envs that is a multiple of {num_devices}"
+        raise UsageError(
+            f"{num_devices} devices cannot hold equal shares of num_shards={loops.num_shards} "
+            f"(num_envs={loops.num_envs}, num_minibatches={loops.num_minibatches}); use {fewer} devices, "
+            f"or {other}."
+        )
+
+
+def _over_seeds(function, seeds: Sequence[int]):
+    return jax.vmap(function) if len(seeds) > 1 else function
+
+
+def _start(graph: Graph, seeds: Sequence[int]) -> State:
+    index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
+    begin = lambda seed: start(graph, jax.random.key(seed), index)
+    numbers = np.asarray(seeds, np.uint32)
+    # Mapped, not vmapped: XLA's CPU backend deadlocks in programs with many batched QR decompositions, which
+    # orthogonal weights begin with.
+    return jax.lax.map(begin, numbers) if len(seeds) > 1 else begin(numbers[0])
+
+
+def _specs(state: State, *, has_seeds: bool) -> PyTree[PartitionSpec]:
+    """The collector is divided along its environments; everything else is whole on every device."""
+    by_environment = PartitionSpec(None, AXIS) if has_seeds else PartitionSpec(AXIS)
+
+    def spec(path, _):
+        return by_environment if path[0].name == "collector" else PartitionSpec()
+
+    return jax.tree.map_with_path(spec, state)
+
+
+def _reduction(mesh: Mesh) -> Reduce:
+    return identity if mesh.size == 1 else partial(jax.lax.pmean, axis_name=AXIS)
+
+
+def _step(
+    graph: Graph,
+    seeds: Sequence[int],
+    names: tuple[str, ...],
+    mesh: Mesh,
+    specs: PyTree[PartitionSpec],
+    ways: KernelChoice,
+) -> Callable[[State], tuple[State, Array]]:
+    """One iteration, on each device of the mesh."""
+    step = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), ways), seeds)
+    if mesh.size == 1:
+        return step
+    return jax.shard_map(step, mesh=mesh, in_specs=(specs,), out_specs=(specs, PartitionSpec()), check_vma=False)
+
+
+def _iterate_packed(
+    graph: Graph, names: tuple[str, ...], reduce: Reduce, ways: KernelChoice, state: State
+) -> tuple[State, Float[Array, " metric"]]:
+    rollouts, descents = ways.rollouts.function, ways.gradients.function
+    state, metrics = iterate(graph, state, reduce=reduce, rollouts=rollouts, descents=descents)
+    return state, jnp.stack([metrics[name] for name in names])

@@ -1,0 +1,103 @@
+"""Drives a program forward, one dispatch ahead of what the host has read.
+
+The device never waits for the host: while metrics of one window of iterations are read and written
+down, the next window is already running.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from rollmill.dataflow import State
+from rollmill.execution.program.compiled import CompiledProgram
+
+TARGET_SECONDS = 0.1
+"""Windows grow until reading one takes place about this often."""
+
+MAX_WINDOW = 256
+
+
+class Window(NamedTuple):
+    """Consecutive iterations whose metrics were read in one transfer."""
+
+    before: State
+    """The state before the window's first iteration."""
+    after: State
+    """The state after its last."""
+    first: int
+    """Number of iterations that came before the window."""
+    metrics: list[dict[str, np.ndarray]]
+    """One entry an iteration; each value is a scalar, or `[seed]`."""
+
+    @property
+    def last(self) -> int:
+        """Number of iterations done after the window."""
+        return self.first + len(self.metrics)
+
+
+class _Running(NamedTuple):
+    before: State
+    after: State
+    first: int
+    metrics: list[Array]
+
+
+def _all(first: int, count: int) -> int:
+    return count
+
+
+def dispatch_ahead(
+    program: CompiledProgram,
+    state: State,
+    *,
+    first: int,
+    until: int,
+    stride: int | None = None,
+    admit: Callable[[int, int], int] = _all,
+) -> Iterator[Window]:
+    """Runs iterations `first` to `until`, and yields them window by window.
+
+    A consumer that stops early loses nothing: every window carries the state at its end. Where a
+    `stride` is given, a window ends at every multiple of it.
+
+    Args:
+        program: of one iteration.
+        state: before the first one.
+        first: number of iterations that came before.
+        until: number of iterations after which it ends.
+        stride: see above.
+        admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
+    """
+    size, ahead, since = 1, None, time.perf_counter()
+    while first < until or ahead is not None:
+        running, ahead = ahead, None
+        if first < until:
+            to_stride = until if stride is None else stride - first % stride
+            count = admit(first, min(size, until - first, to_stride))
+            until = until if count else first
+            ahead = _dispatch(program, state, first, count) if count else None
+        if ahead is not None:
+            state, first = ahead.after, first + len(ahead.metrics)
+        if running is not None:
+            yield _read(program, running)
+            now = time.perf_counter()
+            size = min(2 * size, MAX_WINDOW) if now - since < TARGET_SECONDS else size
+            since = now
+
+
+def _dispatch(program: CompiledProgram, state: State, first: int, size: int) -> _Running:
+    before, metrics = state, []
+    for _ in range(size):
+        state, vector = program.step(state)
+        metrics.append(vector)
+    return _Running(before, state, first, metrics)
+
+
+def _read(program: CompiledProgram, running: _Running) -> Window:
+    values = jax.device_get(running.metrics)
+    rows = [{name: row[..., i] for i, name in enumerate(program.metric_names)} for row in values]
+    return Window(running.before, running.after, running.first, rows)

@@ -1,0 +1,287 @@
+"""Chooses how deep a training is fused: how policy and environment become a rollout, and samples gradients."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Key
+from rollmill.dataflow import (
+    Batch,
+    Collector,
+    Graph,
+    Learner,
+    State,
+    Trajectory,
+    Weights,
+    collect,
+    plain_minibatch_loop,
+    shuffled_rows,
+    start,
+)
+from rollmill.fusion import (
+    Backend,
+    CannotFuse,
+    Numerics,
+    Pressure,
+    Tuned,
+    backend_of,
+    check_gradients,
+    check_package,
+    first_batch,
+    fused_collect,
+    fused_minibatch_loop,
+    pressure_of_rollout,
+    tune_descent,
+    tune_rollout,
+)
+
+Fusion: TypeAlias = Literal["auto", "off", "rollout", "full"]
+"""How deep a training is fused."""
+
+Collect: TypeAlias = Callable[[Graph, Weights, Collector, Key], tuple[Collector, Trajectory]]
+"""What `dataflow.collect` is."""
+
+
+class Implementation(NamedTuple):
+    """How one part of an iteration is computed."""
+
+    function: Any
+    fused: bool
+    note: str | None = None
+    """What the user is told."""
+    launch: tuple[int, ...] | None = None
+    """Of its kernel."""
+
+
+Launches: TypeAlias = Mapping[str, Any]
+"""Of the kernels for `rollouts` and `gradients`, None where there is none, on a `device` of this kind."""
+
+MIN_STEPS_TO_TUNE = {"gpu": 100_000_000, "cpu": 10_000_000}
+"""Environment steps of a training from which on it pays to make kernels and to time them, by what computes it."""
+
+
+class KernelChoice(NamedTuple):
+    """How an iteration is computed."""
+
+    rollouts: Implementation
+    """A `Collect`."""
+    gradients: Implementation
+    """A `ManyDescents`."""
+    device: str | None = None
+    """What kernels were looked for on."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user is told."""
+        return [way.note for way in (self.rollouts, self.gradients) if way.note]
+
+    @property
+    def launches(self) -> Launches | None:
+        """How its kernels are launched, for a run to keep; None where none were looked for."""
+        if self.device is None:
+            return None
+        return {"device": self.device, "rollouts": self.rollouts.launch, "gradients": self.gradients.launch}
+
+    def told(self, note: str) -> "KernelChoice":
+        """The same ways, with something to tell the user."""
+        return self._replace(rollouts=self.rollouts._replace(note=note))
+
+
+def choose_ways(
+    graph: Graph,
+    *,
+    fusion: Fusion,
+    numerics: Numerics,
+    unroll: int,
+    devices: Sequence[Any],
+    num_seeds: int,
+    launches: Launches | None = None,
+) -> KernelChoice:
+    """How the rollouts and the gradients of a graph are computed on these devices.
+
+    Args:
+        graph: what is trained.
+        fusion: `off` leaves all to XLA; `rollout` has the policy and the environment in a kernel, `full` the
+            gradients too; `auto` takes each kernel where there is one and it is faster, by timing, in trainings
+            that are long enough.
+        numerics: of the kernels' matrix products.
+        unroll: steps of the loop that are compiled as one.
+        devices: which share the environments.
+        num_seeds: trainings side by side.
+        launches: as they were found when the run began; on devices of the same kind, nothing is timed then.
+
+    Raises:
+        UsageError: if a kernel was asked for and cannot be had.
+    """
+    plain = _plain(unroll)
+    if fusion == "off" or (fusion == "auto" and devices[0].platform not in MIN_STEPS_TO_TUNE):
+        return plain
+    device, steps = devices[0], graph.loops.iterations * graph.loops.batch_size
+    backend = backend_of(device, numerics)
+    plain = plain._replace(device=backend.device(device))
+    if launches is not None and launches.get("device") != plain.device:
+        launches = None
+    if fusion == "auto" and launches is None and steps < MIN_STEPS_TO_TUNE[device.platform]:
+        note = f"nothing is fused: for {steps:,} environment steps it does not pay to find the fastest kernels"
+        return plain if device.platform == "cpu" else plain.told(f"{note}; fusion=full does so all the same")
+    choice = _Chooser(graph, fusion, backend, unroll, devices, launches)
+    try:
+        choice.check(num_seeds)
+    except UsageError as reason:
+        if fusion != "auto":
+            raise _impossible(fusion, reason) from reason
+        return plain.told(f"nothing is fused: {reason}")
+    rollouts = choice.way("rollouts", plain.rollouts, choice.rollouts, needed=fusion in ("rollout", "full"))
+    if fusion == "rollout":
+        return plain._replace(rollouts=rollouts)
+    try:
+        gradients = choice.way("gradients", plain.gradients, choice.gradients, needed=fusion == "full")
+    except UsageError as reason:
+        hint = "hint: fusion=rollout is possible: policy and environment are one kernel"
+        raise UsageError(f"{reason}\n  {hint}") from reason
+    return plain._replace(rollouts=rollouts, gradients=gradients)
+
+
+def without_kernels(fusion: Fusion, unroll: int, reason: CannotFuse) -> KernelChoice:
+    """What remains where a kernel turns out impossible once the program is made for its devices.
+
+    Raises:
+        UsageError: if a kernel was asked for.
+    """
+    if fusion != "auto":
+        raise _impossible(fusion, reason) from reason
+    return _plain(unroll).told(f"nothing is fused: {reason}")
+
+
+def _plain(unroll: int) -> KernelChoice:
+    return KernelChoice(
+        Implementation(partial(collect, unroll=unroll), fused=False),
+        Implementation(plain_minibatch_loop, fused=False),
+    )
+
+
+def _impossible(fusion: Fusion, reason: Exception) -> UsageError:
+    return UsageError(f"fusion={fusion} is not possible; auto trains without. {reason}")
+
+
+@dataclass(frozen=True)
+class _Chooser:
+    """What was asked for, and where."""
+
+    graph: Graph
+    fusion: Fusion
+    backend: Backend
+    unroll: int
+    devices: Sequence[Any]
+    launches: Launches | None
+
+    def check(self, num_seeds: int) -> None:
+        """Raises a UsageError where there can be no kernels at all."""
+        if num_seeds > 1:
+            raise UsageError(f"num_seeds={num_seeds} trains several seeds in one program, and a kernel holds one")
+        self.backend.check(self.devices[0])
+        check_package(self.backend)
+
+    def way(
+        self, what: str, plain: Implementation, fused: Callable[[Implementation], Implementation], *, needed: bool
+    ) -> Implementation:
+        """The fused way, or the plain one with the reason why."""
+        if self.launches is not None and self.launches[what] is None and not needed:
+            return plain
+        try:
+            return fused(plain)
+        except CannotFuse as reason:
+            if needed:
+                raise _impossible(self.fusion, reason) from reason
+            return plain._replace(note=f"{what} are not fused: {reason}")
+
+    def rollouts(self, plain: Implementation) -> Implementation:
+        pressure = pressure_of_rollout(self.graph)
+        self._check_pressure(pressure)
+        launches = self.backend.rollout_launches(self._share, pressure.operations)
+        found = self._launch("rollouts", launches, self._tune_rollouts)
+        function = partial(fused_collect, run=self.backend.rollouts(found.launch))
+        where = self.backend.describe("rollouts", found.launch)
+        return self._faster("rollouts", found, plain, Implementation(function, True, where, found.launch))
+
+    def _check_pressure(self, pressure: Pressure) -> None:
+        """Whether a step is worth compiling as a kernel.
+
+        Raises:
+            CannotFuse: if it is not, and nobody has asked for it.
+        """
+        if self.fusion != "auto" or self.launches is not None:
+            return
+        reason = self.backend.hopeless(pressure)
+        if reason is not None:
+            raise CannotFuse(f"{reason}. fusion=rollout makes one all the same")
+
+    def _tune_rollouts(self, launches: Sequence[tuple[int, ...]]) -> Tuned:
+        state = self._example
+        weights = self.graph.weights(state.learner)
+        task = self.graph, weights, state.collector, state.key
+        return tune_rollout(*task, self.backend, launches, unroll=self.unroll)
+
+    def gradients(self, plain: Implementation) -> Implementation:
+        check_gradients(self.graph)
+        launches = self.backend.gradient_launches(self._minibatch, self.devices[0])
+        found = self._launch("gradients", launches, self._tune_gradients)
+        function = partial(fused_minibatch_loop, run=self.backend.gradients(found.launch))
+        where = self.backend.describe("gradients", found.launch)
+        return self._faster("gradients", found, plain, Implementation(function, True, where, found.launch))
+
+    def _tune_gradients(self, launches: Sequence[tuple[int, ...]]) -> Tuned:
+        with jax.default_device(self.devices[0]):
+            learner, batch, rows = jax.jit(self._epoch)(self._example)
+        return tune_descent(self.graph, learner, batch, rows, self.backend, launches)
+
+    def _launch(
+        self,
+        what: str,
+        launches: Sequence[tuple[int, ...]],
+        tune: Callable[[Sequence[tuple[int, ...]]], Tuned],
+    ) -> Tuned:
+        """The launch that the run began with, or the only one that there is, or else the fastest."""
+        kept = (self.launches or {}).get(what)
+        if kept is not None:
+            return Tuned(tuple(kept))
+        return Tuned(tuple(launches[0])) if self.fusion != "auto" and len(launches) == 1 else tune(launches)
+
+    def _faster(self, what: str, found: Tuned, plain: Implementation, fused: Implementation) -> Implementation:
+        """The fused way, but for `auto` where it is slower."""
+        if found.gain is None:
+            began = ", as when this run began" if self.launches is not None else ""
+            return fused._replace(note=f"{what} are one kernel ({fused.note}){began}")
+        if self.fusion == "auto" and found.gain < 1:
+            return plain._replace(note=f"{what} are not fused: a kernel would take {1 / found.gain:.1f} x as long")
+        return fused._replace(note=f"{what} are one kernel ({fused.note}), {found.gain:.1f} x as fast")
+
+    # --- one device's share of a training -----------------------------------------------------------------
+
+    @property
+    def _share(self) -> int:
+        return self.graph.loops.num_envs // len(self.devices)
+
+    @property
+    def _minibatch(self) -> int:
+        """Samples of a minibatch."""
+        return self.graph.loops.batch_size // len(self.devices) // self.graph.loops.num_minibatches
+
+    @cached_property
+    def _example(self) -> State:
+        with jax.default_device(self.devices[0]):
+            return jax.jit(self._start)()
+
+    def _start(self) -> State:
+        return start(self.graph, jax.random.key(0), jnp.arange(self._share, dtype=jnp.int32))
+
+    def _epoch(self, state: State) -> tuple[Learner, Batch, Array]:
+        """A learner, its first batch, and the rows of an epoch."""
+        rows = shuffled_rows(state.key, state.collector.index, self.graph.loops)
+        return *first_batch(self.graph, state), rows

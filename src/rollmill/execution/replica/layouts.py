@@ -1,0 +1,81 @@
+"""Layouts of what passes between groups; and how replicas are linked."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.channels import Layout
+from rollmill.dataflow import Collector, Flow, Group, ResetReply, Trajectory, share, widened
+
+AXES: Any = Trajectory(steps=1, start_memory=0, observation=0, memory=0)  # type: ignore[arg-type]
+"""Along which axis the environments of a trajectory lie."""
+
+
+class EnvPolicyPair(NamedTuple):
+    """Environments that one replica of a group steps for one replica of the policy's group."""
+
+    environment: int
+    policy: int
+    index: range
+
+
+def links(environments: Group, policies: Group, num_envs: int) -> list[EnvPolicyPair]:
+    """Every pair of replicas that hold environments in common, in the order of these."""
+    count = max(environments.replicas, policies.replicas)
+    return [
+        EnvPolicyPair(
+            n * environments.replicas // count, n * policies.replicas // count, share(num_envs, count, n)
+        )
+        for n in range(count)
+    ]
+
+
+def collector_shapes(flow: Flow, width: int) -> Collector:
+    """Of as many environments."""
+    return _narrowed(flow.state.collector, 0, width)
+
+
+def trajectory_layout(flow: Flow, width: int) -> Layout:
+    """Of the edge *trajectory*, for as many environments."""
+    parts = [_narrowed(part, axis, width) for axis, part in zip(AXES, flow.trajectory, strict=True)]
+    return Layout.of(Trajectory(*parts))
+
+
+def request_layout(flow: Flow, width: int) -> Layout:
+    """Of the edge *action*, for as many environments."""
+    return Layout.of(widened(flow.request, width))
+
+
+def turn_layout(flow: Flow, width: int) -> Layout:
+    """Of the edge *timestep*, for as many environments."""
+    return Layout.of(widened(flow.turn, width))
+
+
+def opening_layout(flow: Flow, width: int) -> Layout:
+    """Of what the environment's group says before the first step."""
+    return Layout.of(widened(ResetReply(flow.turn.observation, flow.turn.action_mask), width))
+
+
+def gradients_layout(flow: Flow) -> Layout:
+    """Of a package of gradients: beside them, metrics of the iteration in the last one of it."""
+    metrics = jax.ShapeDtypeStruct((len(flow.metric_names),), np.dtype("float32"))
+    return Layout.of((flow.gradients, metrics))
+
+
+def parameters_layout(flow: Flow) -> Layout:
+    """Of what the update's group answers."""
+    return Layout.of(flow.pick_parameters(flow.state.learner))
+
+
+def weights_layout(flow: Flow) -> Layout:
+    """Of the edge *weights*."""
+    return Layout.of(flow.weights)
+
+
+def _narrowed(tree: PyTree, axis: int, width: int) -> PyTree:
+    def leaf(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((*shape.shape[:axis], width, *shape.shape[axis + 1 :]), shape.dtype)
+
+    return jax.tree.map(leaf, tree)

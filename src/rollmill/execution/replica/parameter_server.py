@@ -1,0 +1,150 @@
+"""The group that holds the update alone: gradients come, parameters go, once a minibatch.
+
+Synchronous groups send the mean of their gradients once. Gradients of asynchronous ones are applied one by one,
+as they come, each for its share of the batch (Mnih et al., "Asynchronous Methods for Deep Reinforcement
+Learning", ICML 2016); how many updates old the weights were that they were computed with is the policy lag.
+"""
+
+import contextlib
+from functools import partial
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from rollmill.channels import ChannelClosed, ReceivedMessage, Receiver, TimedOut
+from rollmill.dataflow import Learner, start_learner
+from rollmill.execution.replica.context import ReplicaContext
+from rollmill.execution.replica.lag import Lag
+from rollmill.execution.replica.layouts import gradients_layout, parameters_layout
+from rollmill.execution.replica.remote import LAST
+from rollmill.execution.replica.snapshot_requests import SnapshotRequests
+from rollmill.execution.replica.snapshots import learner_part, restored_learner
+from rollmill.execution.replica.start_report import StartReport
+from rollmill.execution.replica.stop import StopParticipant
+
+PATIENCE = 0.2
+"""Seconds of waiting between two looks at the orders."""
+
+
+class Ended(Exception):
+    """The training is over."""
+
+
+def run_update(seat: ReplicaContext) -> None:
+    """Applies gradients until the training ends."""
+    senders = seat.partition.holder("gradients")
+    sources = range(senders.replicas)
+    gradients = seat.wire.receiver("gradients", sources=sources, target=0, layout=gradients_layout(seat.flow))
+    parameters = seat.wire.newest_writer(
+        "parameters", layout=parameters_layout(seat.flow), readers=senders.replicas
+    )
+    learner = restored_learner(seat, seat.flow.state.learner)
+    updating = _Updating(seat, learner)
+    report = StartReport(seat)
+    parameters.publish(updating.parameters, version=0)
+    with contextlib.suppress(Ended):
+        while True:
+            seat.control.at("waiting for gradients")
+            with _next(gradients, updating) as message:
+                updating.apply(message)
+            report.send()
+            parameters.publish(updating.parameters, version=updating.version)
+
+
+def _next(gradients: Receiver, updating: "_Updating") -> ReceivedMessage:
+    while True:
+        try:
+            return gradients.receive(timeout=PATIENCE)
+        except TimedOut:
+            updating.look_around()
+        except ChannelClosed:  # between hosts, workers that have ended close what they sent through
+            updating.await_end()
+
+
+class _Updating:
+    """The learner, and what has happened to it."""
+
+    def __init__(self, seat: ReplicaContext, learner: Learner | None) -> None:
+        graph, senders = seat.graph, seat.partition.holder("gradients")
+        self._seat, self._orders = seat, SnapshotRequests(seat.control)
+        self._ending = StopParticipant(seat.control, begun=seat.first, planned=graph.loops.iterations)
+        self._learner = jax.jit(partial(start_learner, graph))(seat.key) if learner is None else learner
+        self._asynchronous = not senders.synchronous
+        self._share = 1.0 / senders.replicas if self._asynchronous else 1.0
+        self._rows_each = senders.replicas if self._asynchronous else 1
+        self._update = jax.jit(partial(graph.update.function, share=self._share))
+        self._rows: list[np.ndarray] = []
+        self._lag = Lag()
+        self._iteration = seat.first  # that the learner is before, or in
+        self._whole = True  # whether it is before it
+        self.version = 0
+
+    @property
+    def parameters(self) -> list[Any]:
+        return jax.device_get(self._seat.flow.pick_parameters(self._learner))
+
+    def apply(self, message: ReceivedMessage) -> None:
+        """One update.
+
+        Raises:
+            Ended: the training is over, and its last state was sent.
+        """
+        header = message.header
+        if not self._asynchronous and header.iteration > self._iteration:
+            self._iteration, self._whole = header.iteration, True
+        if self._whole and not self._ending.admit(self._iteration):
+            self.look_around()  # workers go on sending until they are ended, and may leave no time to wait
+            return
+        self._seat.control.work("updating")
+        if self._whole and self._orders.wants(self._iteration):
+            self._send_snapshot()
+        slopes, metrics = message.copy()
+        self._learner = self._update(self._learner, slopes)
+        self._lag.add(self.version - header.version)
+        self.version += 1
+        last = bool(header.flags & LAST)
+        self._whole = last and not self._asynchronous
+        if last and self._asynchronous:
+            self._count(metrics)
+        elif last:
+            self._iteration += 1
+
+    def _count(self, metrics: np.ndarray) -> None:
+        """Of as many iterations of single workers as make one of all."""
+        self._rows.append(metrics)
+        if len(self._rows) < self._rows_each:
+            return
+        row = dict(zip(self._seat.flow.metric_names, np.mean(self._rows, axis=0).tolist(), strict=True))
+        self._seat.control.send("row", {"iteration": self._iteration, "metrics": {**row, **self._lag.take()}})
+        self._rows, self._whole = [], True
+        self._iteration += 1
+
+    def look_around(self) -> None:
+        """While nothing comes that counts: sends what a checkpoint needs, and ends after the last one.
+
+        Raises:
+            Ended: that was sent.
+        """
+        self._seat.control.at("waiting for gradients")
+        if (wanted := self._orders.pending()) is None:
+            return
+        if self._orders.final or (self._whole and wanted == self._iteration):
+            self._send_snapshot()
+        if self._orders.final:
+            raise Ended
+
+    def await_end(self) -> NoReturn:
+        """After the last gradients: does what the coordinator asks for.
+
+        Raises:
+            Ended: it asked for the last state.
+        """
+        while True:
+            self.look_around()
+            self._orders.wait()
+
+    def _send_snapshot(self) -> None:
+        fields = {"iteration": self._orders.pending(), "lowest": 0}
+        self._seat.control.send("snapshot", fields, learner_part(self._seat, self._learner))
+        self._orders.answered()

@@ -1,0 +1,107 @@
+"""What the crossings of a learner's program mean: means over channels, and parameters from the update's group."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.channels import Layout, Reduction
+from rollmill.dataflow import Learner
+from rollmill.execution.replica.context import ReplicaContext
+from rollmill.execution.replica.layouts import gradients_layout, parameters_layout
+
+LAST = 1
+"""Flag of gradients: the last of an iteration."""
+
+
+class MeanOverReplicas:
+    """The mean over all replicas of a group; one reduction for each kind of content."""
+
+    def __init__(self, seat: ReplicaContext) -> None:
+        self._seat = seat
+        self._reductions: dict[Any, Reduction] = {}
+        self._steps = 0
+
+    def __call__(self, tree: PyTree) -> PyTree:
+        """The same in every replica, bit for bit."""
+        leaves, structure = jax.tree.flatten(tree)
+        kind = structure, *((leaf.shape, leaf.dtype) for leaf in leaves)
+        if kind not in self._reductions:
+            self._reductions[kind] = self._open(Layout.of(tree))
+        self._steps += 1
+        self._seat.control.at("waiting for the mean over replicas")
+        found = self._reductions[kind].mean(tree, step=self._steps)
+        self._seat.control.work("learning")
+        return found
+
+    def _open(self, layout: Layout) -> Reduction:
+        seat, number = self._seat, len(self._reductions)
+        name = f"{seat.group.name}/mean/{number}"
+        return seat.wire.reduction(name, rank=seat.replica, size=seat.group.replicas, layout=layout)
+
+
+class ParameterClient:
+    """The update's group, as a group with gradients meets it: gradients go, parameters come.
+
+    Where nobody waits, gradients are held back until the next ones, or the iteration's metrics, are there: so
+    that the last ones of an iteration, however many there are, carry its metrics.
+    """
+
+    def __init__(self, seat: ReplicaContext) -> None:
+        flow, group = seat.flow, seat.group
+        self._seat, self._waits = seat, group.synchronous
+        self._names = flow.metric_names
+        self._gradients = seat.wire.sender(
+            "gradients",
+            source=seat.replica,
+            targets=[0],
+            layout=gradients_layout(flow),
+            checksum=seat.checksums,
+        )
+        self._parameters = seat.wire.newest_reader(
+            "parameters", layout=parameters_layout(flow), reader=seat.replica, readers=group.replicas
+        )
+        self._version = 0
+        """Updates that the parameters here have seen."""
+        self._held: tuple[PyTree, int] | None = None
+        self._iteration = seat.first
+
+    def begin(self, learner: Learner, iteration: int) -> Learner:
+        """The learner with the parameters that an iteration begins with."""
+        self._iteration = iteration
+        return self._seat.flow.put_parameters(learner, self._read(self._version if self._waits else None))
+
+    def __call__(self, gradients: PyTree, last: bool) -> PyTree:
+        """Parameters after the update by these gradients, or the newest where nobody waits."""
+        gradients = jax.tree.map(np.asarray, gradients)
+        if not self._waits:
+            self._send_held()
+            self._held = gradients, self._version
+            return self._read(None)
+        if self._seat.replica == 0:
+            self._send(gradients, self._version, flags=LAST if last else 0)
+        return self._read(self._version + 1)
+
+    def end(self, row: Mapping[str, float]) -> None:
+        """Sends what is held back, with the metrics of the iteration."""
+        self._send_held(np.asarray([row[name] for name in self._names], np.float32), flags=LAST)
+
+    def _send_held(self, metrics: np.ndarray | None = None, *, flags: int = 0) -> None:
+        if self._held is not None:
+            gradients, version = self._held
+            self._held = None
+            self._send(gradients, version, metrics, flags=flags)
+
+    def _send(self, gradients: PyTree, version: int, metrics: np.ndarray | None = None, *, flags: int) -> None:
+        self._seat.control.at("waiting for room to send gradients")
+        metrics = np.zeros(len(self._names), np.float32) if metrics is None else metrics
+        self._gradients.send((gradients, metrics), version=version, iteration=self._iteration, flags=flags)
+
+    def _read(self, at_least: int | None) -> PyTree:
+        self._seat.control.at("waiting for parameters")
+        found = self._parameters.read(at_least=at_least)
+        self._version = found.version
+        self._seat.control.work("learning")
+        return found.tree
