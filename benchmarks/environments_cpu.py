@@ -53,7 +53,7 @@ def gymnax_rollout(num_envs: int):
 def measure(num_envs: int) -> dict[str, dict]:
     graph = collecting_graph(rollmill.make("CartPole-v1"), num_envs, STEPS)
     backend = backend_of(jax.devices()[0], "float32")
-    run = backend.rollouts(backend.rollout_launches(num_envs)[0])
+    run = backend.rollouts.run(backend.rollouts.launches(num_envs, 0)[0])
     index = jnp.arange(num_envs, dtype=jnp.int32)
     collector = jax.jit(partial(start_collector, graph))(jax.random.key(0), index)
     theirs, held = gymnax_rollout(num_envs)

@@ -76,7 +76,7 @@ def steps(environment: str, **options: Any) -> dict[str, float]:
 
 def run_code(*arguments: Any, **named: Any) -> Any:
     """A rollout in machine code, 16 environments at once."""
-    return machine_code().rollouts((16,))(*arguments, **named)
+    return machine_code().rollouts.run((16,))(*arguments, **named)
 
 
 def readable(leaf: Any) -> Any:

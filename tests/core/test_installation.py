@@ -8,7 +8,7 @@ from rollmill.core import installation
 from rollmill.core.installation import cache_root, install_command
 from rollmill.execution import cache_directory
 from rollmill.fusion import CannotFuse
-from rollmill.fusion.backends.triton.compile import _module
+from rollmill.fusion.backends.triton.compile import _source_file
 
 
 def test_a_clone_is_installed_by_its_path(monkeypatch, tmp_path):
@@ -42,4 +42,4 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_setting(monkeypatch, t
     with pytest.raises(
         CannotFuse, match="file/kernels/kernel_.* cannot be written(.|\n)*ROLLMILL_CACHE_DIR can name"
     ):
-        _module("kernel = None")
+        _source_file("kernel = None")

@@ -103,7 +103,7 @@ def test_a_minibatch_is_of_any_size():
 def assert_the_gradients_of_the_mean(graph, learner, batch, rows):
     by_code = machine_code()
     exact = partial(run_gradients_reference, precision="highest")
-    coded = by_code.gradients(by_code.gradient_launches(len(rows), None)[0])
+    coded = by_code.gradients.run(by_code.gradients.launches(len(rows), None)[0])
 
     def all_ways(learner, batch, rows):
         fused = [fused_gradients(graph, batch, identity, run=run)(learner, rows) for run in (exact, coded)]

@@ -139,7 +139,8 @@ def test_rollouts_are_those_of_the_unfused_path(way):
     if way == "machine code":
         pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install 'rollmill[fusion]'")
     backend = backend_of(jax.devices()[0], "float32")
-    run = backend.rollouts(backend.rollout_launches(NUM_ENVS, 0)[0]) if way == "machine code" else run_reference
+    kind = backend.rollouts
+    run = kind.run(kind.launches(NUM_ENVS, 0)[0]) if way == "machine code" else run_reference
     graph, weights, collector = begun(counting())
     fused, plain = jax.jit(partial(fused_collect, graph, run=run)), jax.jit(partial(collect, graph))
     for turn in range(2):  # the second begins in the midst of episodes

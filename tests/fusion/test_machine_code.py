@@ -85,7 +85,7 @@ def test_rollouts_are_those_of_the_program(name, num_envs, network):
     graph = ppo(make(name, max_steps=6), num_envs=num_envs, num_steps=8, num_minibatches=1, network=network)
     state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(num_envs))
     backend = machine_code()
-    runs = run_reference, backend.rollouts(backend.rollout_launches(num_envs, 0)[0])
+    runs = run_reference, backend.rollouts.run(backend.rollouts.launches(num_envs, 0)[0])
 
     def both(state, key):
         weights = graph.weights(state.learner)
@@ -107,7 +107,7 @@ def test_a_launch_must_fit():
 
     def gradients(state, rows):
         learner, batch = first_batch(graph, state)
-        return fused_gradients(graph, batch, identity, run=backend.gradients((4, 5)))(learner, rows)
+        return fused_gradients(graph, batch, identity, run=backend.gradients.run((4, 5)))(learner, rows)
 
     state = jax.eval_shape(partial(start, graph), jax.random.key(3), jnp.arange(3))
     with pytest.raises(CannotFuse, match="5 programs with blocks of 4 do not fit 16 samples"):

@@ -78,7 +78,7 @@ class SavedWindow:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RecorderState:
     """The recorder's part of a checkpoint's metadata."""
 
     seconds: float
@@ -89,10 +89,10 @@ class Progress:
     """Metrics of iterations whose line is not complete yet."""
 
 
-PROGRESS = tuple(entry.name for entry in fields(Progress))
+PROGRESS = tuple(entry.name for entry in fields(RecorderState))
 
 
-def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> Progress:
+def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> RecorderState:
     """The progress that a checkpoint carries.
 
     Raises:
@@ -100,7 +100,7 @@ def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> Progr
     """
     where = f"checkpoint {restored.iteration} in {run.checkpoints.path}"
     entries = {name: part for name, part in restored.metadata.items() if name in PROGRESS}
-    progress = read_as(Progress, entries, where=where, field="metadata", error=CheckpointError)
+    progress = read_as(RecorderState, entries, where=where, field="metadata", error=CheckpointError)
     if len(progress.episodes) != seeds:
         raise CheckpointError(f"{where}: metadata.episodes are of {len(progress.episodes)} seeds, not of {seeds}.")
     _check_sums(progress.unwritten, where=where, seeds=seeds)

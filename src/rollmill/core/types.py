@@ -41,7 +41,7 @@ class Timestep(NamedTuple):
     info: Info
 
 
-class Reset(Protocol):
+class ResetFunction(Protocol):
     """Starts an episode."""
 
     def __call__(self, key: Key, params: Params, /) -> tuple[Observation, State]:
@@ -49,7 +49,7 @@ class Reset(Protocol):
         ...
 
 
-class Step(Protocol):
+class StepFunction(Protocol):
     """Advances an episode by one action; never resets by itself."""
 
     def __call__(self, key: Key, state: State, action: Action, params: Params, /) -> Timestep:
@@ -84,8 +84,8 @@ class Environment(NamedTuple):
     """
 
     name: str
-    reset: Reset
-    step: Step
+    reset: ResetFunction
+    step: StepFunction
     observation_space: gymnasium.Space
     action_space: gymnasium.Space
     params: Params = ()

@@ -204,10 +204,10 @@ class _Chooser:
     def rollouts(self, plain: Implementation) -> Implementation:
         pressure = pressure_of_rollout(self.graph)
         self._check_pressure(pressure)
-        launches = self.backend.rollout_launches(self._share, pressure.operations)
+        launches = self.backend.rollouts.launches(self._share, pressure.operations)
         found = self._launch("rollouts", launches, self._tune_rollouts)
-        function = partial(fused_collect, run=self.backend.rollouts(found.launch))
-        where = self.backend.describe("rollouts", found.launch)
+        function = partial(fused_collect, run=self.backend.rollouts.run(found.launch))
+        where = self.backend.rollouts.describe(found.launch)
         return self._faster("rollouts", found, plain, Implementation(function, True, where, found.launch))
 
     def _check_pressure(self, pressure: Pressure) -> None:
@@ -230,10 +230,10 @@ class _Chooser:
 
     def gradients(self, plain: Implementation) -> Implementation:
         check_gradients(self.graph)
-        launches = self.backend.gradient_launches(self._minibatch, self.devices[0])
+        launches = self.backend.gradients.launches(self._minibatch, self.devices[0])
         found = self._launch("gradients", launches, self._tune_gradients)
-        function = partial(fused_minibatch_loop, run=self.backend.gradients(found.launch))
-        where = self.backend.describe("gradients", found.launch)
+        function = partial(fused_minibatch_loop, run=self.backend.gradients.run(found.launch))
+        where = self.backend.gradients.describe(found.launch)
         return self._faster("gradients", found, plain, Implementation(function, True, where, found.launch))
 
     def _tune_gradients(self, launches: Sequence[tuple[int, ...]]) -> Tuned:

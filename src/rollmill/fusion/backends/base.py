@@ -7,9 +7,6 @@ from typing import Any, NamedTuple, TypeAlias
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
 from rollmill.fusion.estimate.pressure import Pressure
-from rollmill.fusion.kernels import gradients, rollout
-from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
-from rollmill.fusion.kernels.rollout import RolloutStep
 
 AnyLaunch: TypeAlias = tuple[int, ...]
 """The numbers of a launch, as a backend understands them."""
@@ -18,33 +15,40 @@ MAX_PRODUCTS = 100
 """Matrix products of a step; with 323, as in policies for MinAtar, kernels compile for many minutes."""
 
 
+class KernelKind(NamedTuple):
+    """How the kernels of rollouts, or those of gradients, are made.
+
+    A task is what `run` is called with: `(step, carried, keys, number of steps)` of `kernels.rollout.Run`, or
+    `(step, minibatch)` of `kernels.gradients.Run`.
+    """
+
+    launches: Callable[[int, Any], Sequence[AnyLaunch]]
+    """Launches that are worth trying: for so many environments and nodes of a step, or samples and a device."""
+    run: Callable[[AnyLaunch], Any]
+    """From a launch to the function that computes a task."""
+    text: Callable[..., str]
+    """`(launch, *task)`: all that the time of a task depends on."""
+    describe: Callable[[AnyLaunch], str]
+    """A launch in words."""
+    compile_ahead: Callable[..., None]
+    """`(launches, *task)`: compiles the kernels of all launches side by side, for when they are called."""
+
+
 class Backend(NamedTuple):
     """How kernels are made for a kind of device, and how they can be launched."""
 
     package: str
-    """What is needed to make them."""
+    """The Python package that makes them."""
     device: Callable[[Any], str]
-    """What launches are found for."""
+    """The name that launches for a device are kept under."""
     check: Callable[[Any], None]
     """Raises a UsageError where a device has no kernels."""
-    rollout_launches: Callable[[int, int], Sequence[AnyLaunch]]
-    """`(environments, nodes of a step)`: what is worth trying for rollouts."""
     hopeless: Callable[[Pressure], str | None]
     """Why a step is not worth compiling unless a kernel is asked for; None where it is."""
-    rollouts: Callable[[AnyLaunch], rollout.Run]
-    """Runs rollouts."""
-    rollout_text: Callable[[AnyLaunch, RolloutStep, Sequence[Any], Any, int], str]
-    """From a launch, and what a run takes, all that its time depends on."""
-    gradient_launches: Callable[[int, Any], Sequence[AnyLaunch]]
-    """What is worth trying for a minibatch of so many samples on a device."""
-    gradients: Callable[[AnyLaunch], gradients.Run]
-    """Runs the gradients of minibatches."""
-    gradient_text: Callable[[AnyLaunch, GradientStep, Minibatch], str]
-    """From a launch, and what a run takes, all that its time depends on."""
     timed_repeats: int
     """How many rollouts, or epochs, are timed at once: so many that no device waits for what launches them."""
-    describe: Callable[[str, AnyLaunch], str]
-    """How `rollouts` or `gradients` are launched, in words."""
+    rollouts: KernelKind
+    gradients: KernelKind
 
 
 def check_package(backend: Backend) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ from rollmill.fusion.kernels.rollout import fused_collect, rollout_step
 from rollmill.fusion.kernels.tracing import trace_abstractly
 from rollmill.fusion.tune.timing import Tuned, fastest
 
+T = TypeVar("T")
+
 
 def tune_rollout(
     graph: Graph,
@@ -47,21 +49,23 @@ def tune_rollout(
         CannotFuse: if the graph's policy and environment cannot be one kernel, or none that runs on this device.
     """
 
-    def text(weights: Weights, collector: Collector, key: Key) -> str:
+    def with_task(use: Callable[..., T], weights: Weights, collector: Collector, key: Key) -> T:
         step = rollout_step(graph, weights, each_struct(collector))
         keys = jax.ShapeDtypeStruct((*collector.index.shape, 2), jnp.uint32)
-        return backend.rollout_text(launches[0], step, to_raw(collector), keys, graph.loops.num_steps)
+        return use(step, to_raw(collector), keys, graph.loops.num_steps)
 
-    arguments = weights, collector, key
+    arguments, kind = (weights, collector, key), backend.rollouts
+    traced = lambda use: trace_abstractly(partial(with_task, use), *arguments)
     device = backend.device(_device_of(collector.index))
     several = lambda collect: partial(rollouts_in_a_row, backend.timed_repeats, collect)
     return fastest(
-        [trace_abstractly(text, *arguments), device, f"{backend.timed_repeats} times, unroll {unroll}"],
+        [traced(partial(kind.text, launches[0])), device, f"{backend.timed_repeats} times, unroll {unroll}"],
         launches,
-        lambda launch: several(partial(fused_collect, graph, run=backend.rollouts(launch))),
+        lambda launch: several(partial(fused_collect, graph, run=kind.run(launch))),
         several(partial(collect, graph, unroll=unroll)),
         arguments,
         package=backend.package,
+        compile_ahead=lambda: traced(partial(kind.compile_ahead, launches)),
     )
 
 
@@ -89,10 +93,9 @@ def tune_descent(
     """
     first = partial(jax.tree.map, lambda leaf: leaf[0])
 
-    def text(learner: Learner, batch: Batch, rows: Array) -> str:
+    def with_task(use: Callable[..., T], learner: Learner, batch: Batch, rows: Array) -> T:
         samples = BatchSamples(graph, batch, identity)
-        step, minibatch = samples.task(learner, first(samples.shuffled(rows[None])), jnp.int32(0))
-        return backend.gradient_text(launches[0], step, minibatch)
+        return use(*samples.task(learner, first(samples.shuffled(rows[None])), jnp.int32(0)))
 
     def epochs(
         learner: Learner, batch: Batch, rows: Array, *, descents: MakeMinibatchLoop
@@ -102,19 +105,21 @@ def tune_descent(
         after, metrics = jax.lax.scan(descent.epoch, descent.begin(learner), shuffled)
         return descent.end(after), metrics
 
-    arguments = learner, batch, rows
+    arguments, kind = (learner, batch, rows), backend.gradients
+    traced = lambda use: trace_abstractly(partial(with_task, use), *arguments)
     return fastest(
         [
-            trace_abstractly(text, *arguments),
+            traced(partial(kind.text, launches[0])),
             backend.device(_device_of(rows)),
             f"{backend.timed_repeats} times {rows.shape}",
             str(jax.tree.structure(learner)),
         ],
         launches,
-        lambda launch: partial(epochs, descents=partial(fused_minibatch_loop, run=backend.gradients(launch))),
+        lambda launch: partial(epochs, descents=partial(fused_minibatch_loop, run=kind.run(launch))),
         partial(epochs, descents=plain_minibatch_loop),
         arguments,
         package=backend.package,
+        compile_ahead=lambda: traced(partial(kind.compile_ahead, launches)),
     )
 
 

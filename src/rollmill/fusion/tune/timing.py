@@ -47,6 +47,7 @@ def fastest(
     arguments: Sequence[Any],
     *,
     package: str,
+    compile_ahead: Callable[[], None],
 ) -> Tuned:
     """The fastest launch, and its time beside the unfused function's.
 
@@ -57,6 +58,7 @@ def fastest(
         unfused: the function without a kernel.
         arguments: of both functions, where they are to run.
         package: whose version the kernels depend on.
+        compile_ahead: compiles the kernels of all launches, where they have to be timed.
 
     Raises:
         CannotFuse: if no launch runs on this device, with the last one's error.
@@ -65,8 +67,10 @@ def fastest(
     if file.exists():
         found = json.loads(file.read_text())
         return Tuned(tuple(found["launch"]), found["seconds"], found["unfused_seconds"])
+    compile_ahead()
     times, last = {}, None
-    for launch, function in zip(launches, _compiled(map(fused, launches), arguments), strict=True):
+    *candidates, plain = _compiled([*map(fused, launches), unfused], arguments)
+    for launch, function in zip(launches, candidates, strict=True):
         try:
             times[launch] = _seconds(function(), arguments)
         except (
@@ -78,7 +82,7 @@ def fastest(
     if not times:
         raise CannotFuse(f"no launch of the kernel runs on this device: {last}") from last
     best = min(times, key=lambda launch: times[launch])
-    tuned = Tuned(tuple(best), times[best], _seconds(jax.jit(unfused), arguments))
+    tuned = Tuned(tuple(best), times[best], _seconds(plain(), arguments))
     with contextlib.suppress(OSError):  # where nothing can be kept, it is timed again
         write_once(file, json.dumps(tuned._asdict()))
     return tuned

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rollmill.core.machine import usable_cores
-from rollmill.fusion.backends.base import AnyLaunch, Backend, many_products
+from rollmill.fusion.backends.base import AnyLaunch, Backend, KernelKind, many_products
 from rollmill.fusion.backends.cpu.launch import CodeLaunch, describe_processor
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.rollout import RolloutStep, unpack, written
@@ -26,16 +26,27 @@ def machine_code() -> Backend:
         package="llvmlite",
         device=lambda device: describe_processor(),
         check=lambda device: None,
-        rollout_launches=_blocks,
         hopeless=many_products,
-        rollouts=lambda launch: partial(run_rollout_code, launch=CodeLaunch(*launch)),
-        rollout_text=lambda launch, *task: _code_text(_rollout_code(CodeLaunch(*launch), *task)),
-        gradient_launches=_parts,
-        gradients=lambda launch: partial(run_gradient_code, launch=CodeLaunch(*launch)),
-        gradient_text=lambda launch, *task: _gradient_code_text(CodeLaunch(*launch), *task),
         timed_repeats=1,
-        describe=_said_of_code,
+        rollouts=KernelKind(
+            launches=_blocks,
+            run=lambda launch: partial(run_rollout_code, launch=CodeLaunch(*launch)),
+            text=lambda launch, *task: _code_text(_rollout_code(CodeLaunch(*launch), *task)),
+            describe=lambda launch: f"machine code, environments at once: {launch[0]}",
+            compile_ahead=_nothing_ahead,
+        ),
+        gradients=KernelKind(
+            launches=_parts,
+            run=lambda launch: partial(run_gradient_code, launch=CodeLaunch(*launch)),
+            text=lambda launch, *task: _gradient_code_text(CodeLaunch(*launch), *task),
+            describe=lambda launch: f"machine code, samples at once: {launch[0]}; parts: {launch[1]}",
+            compile_ahead=_nothing_ahead,
+        ),
     )
+
+
+def _nothing_ahead(launches: Sequence[AnyLaunch], *task: Any) -> None:
+    """LLVM compiles without Python's lock, so that threads are enough."""
 
 
 def _blocks(num_envs: int, num_nodes: int) -> list[CodeLaunch]:
@@ -45,13 +56,6 @@ def _blocks(num_envs: int, num_nodes: int) -> list[CodeLaunch]:
 def _parts(num_samples: int, device: Any) -> list[CodeLaunch]:
     block = min(SAMPLES_TOGETHER, _power_of_two_within(num_samples))
     return [CodeLaunch(block, min(PARTS_OF_A_CORE * usable_cores(), num_samples // block))]
-
-
-def _said_of_code(what: str, launch: AnyLaunch) -> str:
-    own = CodeLaunch(*launch)
-    if what == "rollouts":
-        return f"machine code, environments at once: {own.block}"
-    return f"machine code, samples at once: {own.block}; parts: {own.programs}"
 
 
 def run_rollout_code(

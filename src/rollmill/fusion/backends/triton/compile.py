@@ -2,10 +2,9 @@
 
 import functools
 import hashlib
-import importlib.util
 import zlib
 from collections.abc import Sequence
-from types import ModuleType
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +12,7 @@ from jaxtyping import Array
 
 from rollmill.core.installation import cache_root
 from rollmill.fusion.backends.triton import memory, operations
+from rollmill.fusion.backends.triton.compile_file import Compilation, compile_file
 from rollmill.fusion.cache import write_once
 from rollmill.fusion.errors import CannotFuse
 
@@ -54,7 +54,7 @@ def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
     """
     from jaxlib import gpu_triton
 
-    capability = gpu_triton.get_compute_capability(0)
+    capability = capability_here()
     built = compiled(kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays], capability)
     code = gpu_triton.TritonKernel(
         built.metadata.name,
@@ -73,10 +73,28 @@ def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
 
 def compiled(kernel: Kernel, arrays: Sequence[jax.ShapeDtypeStruct], capability: int) -> Any:
     """Compiles a kernel for NVIDIA's compute capability, 90 for 9.0; no GPU is needed."""
+    return _compiled(compilation_of(kernel, arrays, capability))
+
+
+def capability_here() -> int:
+    """The compute capability of the GPU that is here."""
+    from jaxlib import gpu_triton
+
+    return gpu_triton.get_compute_capability(0)
+
+
+def compilation_of(kernel: Kernel, arrays: Sequence[Any], capability: int) -> Compilation:
+    """All that the compiled kernel depends on; its source is in a file from now on.
+
+    Args:
+        kernel: what to compile.
+        arrays: those that it takes, or their shapes.
+        capability: of the GPU, 90 for 9.0.
+    """
     types = [f"*{_TYPES[array.dtype.name]}" for array in (*arrays, *kernel.outputs)]
     pointers = tuple(zip(types, _alignments(kernel, len(arrays)), strict=True))
-    constants = tuple(kernel.constants.items())
-    return _compiled(kernel.source, pointers, constants, _options(kernel), capability)
+    file = _source_file(kernel.source)
+    return Compilation(str(file), pointers, tuple(kernel.constants.items()), _options(kernel), capability)
 
 
 def _options(kernel: Kernel) -> tuple[tuple[str, Any], ...]:
@@ -86,25 +104,11 @@ def _options(kernel: Kernel) -> tuple[tuple[str, Any], ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(
-    source: str,
-    pointers: tuple[tuple[str, int], ...],
-    constants: tuple[tuple[str, Any], ...],
-    options: tuple[tuple[str, Any], ...],
-    capability: int,
-) -> Any:
-    import triton
-    from triton.backends.compiler import GPUTarget
+def _compiled(compilation: Compilation) -> Any:
     from triton.errors import TritonError
 
-    function = _module(source).kernel
-    names = [name for name, _ in constants]
-    types = [type_ for type_, _ in pointers]
-    signature = dict(zip(function.arg_names, types, strict=False)) | dict.fromkeys(names, "constexpr")
-    attributes = {(place,): [["tt.divisibility", bytes_]] for place, (_, bytes_) in enumerate(pointers) if bytes_}
-    task = triton.compiler.ASTSource(function, signature, dict(constants), attributes)
     try:
-        return triton.compile(task, target=GPUTarget("cuda", capability, 32), options=dict(options))
+        return compile_file(compilation)
     except (TritonError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         raise CannotFuse(f"Triton cannot compile the kernel: {reason[0]}") from error
@@ -133,9 +137,8 @@ _TYPES = {
 }
 
 
-@functools.lru_cache(maxsize=256)
-def _module(source: str) -> ModuleType:
-    """The module of a kernel; its file is written first, whole or not at all."""
+def _source_file(source: str) -> Path:
+    """The file of a kernel's module, written whole or not at all."""
     text = HEADER + "\n" + source
     name = "kernel_" + hashlib.sha256(text.encode()).hexdigest()[:16]
     file = cache_root() / "kernels" / f"{name}.py"
@@ -144,8 +147,4 @@ def _module(source: str) -> ModuleType:
     except OSError as error:
         advice = "ROLLMILL_CACHE_DIR can name another folder"
         raise CannotFuse(f"{file} cannot be written: {error}.", advice=advice) from error
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return file

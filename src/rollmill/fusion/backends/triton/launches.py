@@ -1,16 +1,21 @@
 """Which launches of kernels are worth trying on a GPU, and which kernels are not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from rollmill.core.errors import UsageError
-from rollmill.fusion.backends.base import AnyLaunch, Backend, many_products
+from rollmill.fusion.backends.base import AnyLaunch, Backend, KernelKind, many_products
+from rollmill.fusion.backends.triton.ahead import compile_side_by_side
+from rollmill.fusion.backends.triton.compile import Kernel, capability_here, compilation_of
 from rollmill.fusion.backends.triton.gradients import GradientLaunch, gradient_kernel, run_gradients_kernel
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel, run_kernel
 from rollmill.fusion.estimate.pressure import Pressure
 from rollmill.fusion.numerics import Numerics
 from rollmill.fusion.opt.segments import needs_segments
+
+KernelOf: TypeAlias = Callable[..., tuple[Kernel, list[Any]]]
+"""`(launch, *task) -> kernel, the arrays that it takes`."""
 
 LEAST_CAPABILITY = 8.0
 """Of a chip: from Ampere on."""
@@ -38,20 +43,28 @@ GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
 
 def triton_kernels(numerics: Numerics) -> Backend:
     """Kernels in Triton's language."""
-    how = {"numerics": numerics}
+    rollouts = lambda launch, *task: rollout_kernel(*task, launch=Launch(*launch), numerics=numerics)
+    gradients = lambda launch, *task: gradient_kernel(*task, launch=GradientLaunch(*launch), numerics=numerics)
     return Backend(
         package="triton",
         device=lambda device: device.device_kind,
         check=_check_chip,
-        rollout_launches=partial(_rollout_launches, numerics),
         hopeless=hopeless_on_gpu,
-        rollouts=lambda launch: partial(run_kernel, launch=Launch(*launch), **how),
-        rollout_text=partial(_rollout_kernel_text, numerics),
-        gradient_launches=_gradient_launches,
-        gradients=lambda launch: partial(run_gradients_kernel, launch=GradientLaunch(*launch), **how),
-        gradient_text=partial(_gradient_kernel_text, numerics),
         timed_repeats=4,
-        describe=_said_of_kernels,
+        rollouts=KernelKind(
+            launches=partial(_rollout_launches, numerics),
+            run=lambda launch: partial(run_kernel, launch=Launch(*launch), numerics=numerics),
+            text=partial(_text, rollouts),
+            describe=_describe_rollouts,
+            compile_ahead=partial(_compile_ahead, rollouts),
+        ),
+        gradients=KernelKind(
+            launches=_gradient_launches,
+            run=lambda launch: partial(run_gradients_kernel, launch=GradientLaunch(*launch), numerics=numerics),
+            text=partial(_text, gradients),
+            describe=_describe_gradients,
+            compile_ahead=partial(_compile_ahead, gradients),
+        ),
     )
 
 
@@ -98,20 +111,22 @@ def _gradient_launches(num_samples: int, device: Any) -> list[GradientLaunch]:
     return [GradientLaunch(processors * n, *block) for n, *block in GRADIENTS]
 
 
-def _rollout_kernel_text(numerics: Numerics, launch: AnyLaunch, *task: Any) -> str:
-    kernel, _ = rollout_kernel(*task, launch=Launch(*launch), numerics=numerics)
+def _text(kernel_of: KernelOf, launch: AnyLaunch, *task: Any) -> str:
+    kernel, _ = kernel_of(launch, *task)
     return f"{kernel.source}{kernel.constants}"
 
 
-def _gradient_kernel_text(numerics: Numerics, launch: AnyLaunch, *task: Any) -> str:
-    kernel, _ = gradient_kernel(*task, launch=GradientLaunch(*launch), numerics=numerics)
-    return f"{kernel.source}{kernel.constants}"
+def _compile_ahead(kernel_of: KernelOf, launches: Sequence[AnyLaunch], *task: Any) -> None:
+    capability = capability_here()
+    compile_side_by_side([compilation_of(*kernel_of(launch, *task), capability) for launch in launches])
 
 
-def _said_of_kernels(what: str, launch: AnyLaunch) -> str:
-    if what == "rollouts":
-        own = Launch(*launch)
-        few = f" of at most {own.registers} registers a thread" if own.registers else ""
-        return f"blocks of {own.block} environments, {own.num_warps} warps each{few}"
+def _describe_rollouts(launch: AnyLaunch) -> str:
+    own = Launch(*launch)
+    few = f" of at most {own.registers} registers a thread" if own.registers else ""
+    return f"blocks of {own.block} environments, {own.num_warps} warps each{few}"
+
+
+def _describe_gradients(launch: AnyLaunch) -> str:
     own = GradientLaunch(*launch)
     return f"{own.programs} programs of {own.block} samples, {own.num_warps} warps each"
