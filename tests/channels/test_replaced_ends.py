@@ -244,8 +244,8 @@ class Gate:
         connection.receive_some = self.passes(connection.receive_some)
         return connection
 
-    def install(self, switchboard):
-        dial, announce = switchboard.dial, switchboard.announce
+    def install(self, hub):
+        dial, announce = hub.dial, hub.announce
 
         def gated_dial(end, **hello):
             assert self.is_open.wait(3 * SECONDS)
@@ -255,7 +255,7 @@ class Gate:
         def gated_announce(end, serve, incarnation):
             announce(end, lambda connection, hello: serve(self.guard(connection), hello), incarnation)
 
-        switchboard.dial, switchboard.announce = gated_dial, gated_announce
+        hub.dial, hub.announce = gated_dial, gated_announce
 
 
 class Holder:
@@ -267,7 +267,7 @@ class Holder:
         self.broker = RemoteBroker(server.address if kind == "memory" else server.tcp_address, token)
         self.wire = MemoryWire(self.broker) if kind == "memory" else TcpWire(self.broker, token)
         if kind == "tcp":
-            self.gate.install(self.wire._switchboard)
+            self.gate.install(self.wire._hub)
         options = {"layout": LAYOUT, "capacity": capacity}
         if side == "sender":
             self.end = self.wire.sender("edge", source=0, targets=[0], **options)

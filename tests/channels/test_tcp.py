@@ -112,14 +112,14 @@ def test_what_is_no_message_ends_its_connection_and_hurts_nobody(open_tcp_wire):
     receiver = open_tcp_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT)
     stranger = open_tcp_wire()
     hello = {"sender": 1, "sequence": 0}
-    connection, answer = stranger._switchboard.dial("edge/0 to 0/receiver", source=0, **hello)
+    connection, answer = stranger._hub.dial("edge/0 to 0/receiver", source=0, **hello)
     assert answer["arrived"] == 0
     connection.send(WORD.pack(MESSAGE) + b"\xff" * 48, timeout=5.0)
     with pytest.raises(Exception, match="connection"):
         connection.receive(1, timeout=5.0)
     connection.close()
-    assert stranger._switchboard.dial("edge/0 to 0/receiver", source=7, **hello) is None  # no such source
-    assert stranger._switchboard.dial("edge/0 to 1/receiver", source=0, **hello) is None  # no such end
+    assert stranger._hub.dial("edge/0 to 0/receiver", source=7, **hello) is None  # no such source
+    assert stranger._hub.dial("edge/0 to 1/receiver", source=0, **hello) is None  # no such end
     sender = open_tcp_wire().sender("edge", source=0, targets=[0], layout=LAYOUT)
     sender.send(package(3), timeout=5.0)
     assert (receiver.receive(timeout=5.0).tree["values"] == 3).all()

@@ -203,9 +203,9 @@ def test_replicas_that_reduce_hold_the_same_bits(policy, monkeypatch):
     learners = {}
     learner_part = replica_module.learner_part
 
-    def watched(seat, learner):
-        learners[seat.name] = to_host(learner)
-        return learner_part(seat, learner)
+    def watched(context, learner):
+        learners[context.name] = to_host(learner)
+        return learner_part(context, learner)
 
     monkeypatch.setattr(replica_module, "learner_part", watched)
     partition = find_distribution(policy)(POLICIES[policy])
@@ -335,7 +335,7 @@ def updating():
     def start(control):
         graph, broker = graph_of("a3c"), LocalBroker()
         partition, flows = find_distribution("central")(Counts(actors=2, asynchronous=True)), flow(graph)
-        seat = ReplicaContext(
+        context = ReplicaContext(
             graph=graph,
             flow=flows,
             partition=partition,
@@ -348,7 +348,7 @@ def updating():
             first=ITERATIONS - 2,
             restored={},
         )
-        thread = threading.Thread(target=run_update, args=(seat,), daemon=True)
+        thread = threading.Thread(target=run_update, args=(context,), daemon=True)
         thread.start()
         wire, layout = MemoryWire(broker), gradients_layout(flows)
         senders = [wire.sender("gradients", source=n, targets=[0], layout=layout) for n in range(2)]

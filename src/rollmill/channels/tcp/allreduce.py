@@ -108,7 +108,7 @@ class BranchReduction:
         layout: of the tree.
         rank: this one.
         size: number of ranks.
-        switchboard: reaches rank 0.
+        hub: reaches rank 0.
         end: name of rank 0's end.
         abandon: whether the run is being stopped.
         name: for errors.
@@ -120,7 +120,7 @@ class BranchReduction:
         *,
         rank: int,
         size: int,
-        switchboard: Hub,
+        hub: Hub,
         end: str,
         abandon: Abandon,
         name: str,
@@ -129,7 +129,7 @@ class BranchReduction:
         self._layout = layout
         self._rank = rank
         self._size = size
-        self._switchboard = switchboard
+        self._hub = hub
         self._end = end
         self._abandon = abandon
         self._name = name
@@ -171,7 +171,7 @@ class BranchReduction:
         return connection
 
     def _dial_once(self) -> Connection | None:
-        dialled = self._switchboard.dial(self._end, rank=self._rank)
+        dialled = self._hub.dial(self._end, rank=self._rank)
         if dialled is None:
             return None
         dialled[0].abandon = self._abandon

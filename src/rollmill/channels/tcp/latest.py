@@ -86,7 +86,7 @@ class TcpLatestReader:
         board: local.
         doorbell: rung by the thread.
         reader: the end that reads the board.
-        switchboard: reaches the writer.
+        hub: reaches the writer.
         end: name of the writer's end.
         index: number of this reader.
     """
@@ -97,14 +97,14 @@ class TcpLatestReader:
         doorbell: Doorbell,
         reader: BoardReader,
         *,
-        switchboard: Hub,
+        hub: Hub,
         end: str,
         index: int,
     ) -> None:
         self._board = board
         self._doorbell = doorbell
         self._reader = reader
-        self._switchboard = switchboard
+        self._hub = hub
         self._end = end
         self._index = index
         self._stop = threading.Event()
@@ -130,7 +130,7 @@ class TcpLatestReader:
     def _run(self) -> None:
         backoff = Backoff()
         while not self._stop.is_set():
-            dialled = self._switchboard.dial(self._end, reader=self._index)
+            dialled = self._hub.dial(self._end, reader=self._index)
             if dialled is None:
                 self._stop.wait(backoff.seconds())
                 continue

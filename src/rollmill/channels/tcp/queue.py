@@ -4,8 +4,8 @@
 the capacity holds end to end. `Inlet` puts what arrives in the receiver's rings, and says how much was released
 (the sender's credit).
 
-    pump -> inlet   MESSAGE, header, payload;  or END
-    inlet -> pump   how many messages of this sender were released, as one number;  or NOBODY
+    pump -> endpoint   MESSAGE, header, payload;  or END
+    endpoint -> pump   how many messages of this sender were released, as one number;  or NOBODY
 
 Invariant: a message is delivered once or not at all, and no sequence number is delivered twice.
 
@@ -13,13 +13,14 @@ Each end of a ring is held by one *incarnation* after the other, which the broke
 message is known by the incarnation of its sender and its position there. Three rules hold:
 
  1. The only copy that can be sent lies in its sender's ring, and is sent to one incarnation of the receiver only.
-    Where a connection to the same incarnation broke, the pump goes on behind what arrived there, which the inlet
-    says once the old connection is silent; a message that did not arrive whole was not published, and is sent
-    again. With another incarnation the pump goes on behind all that it ever sent: what was on its way is lost.
- 2. An inlet listens to the latest incarnation of a sender that it or the broker knows, and counts arrivals of each
-    sender apart; a pump never goes back to an earlier incarnation of the receiver. Whoever learns of its successor
-    closes its end: a pump is told when it dials; an inlet asks the broker when its connection is lost, and now
-    and then where it has none.
+    Where a connection to the same incarnation broke, the sender goes on behind what arrived there, which the
+    receiver says once the old connection is silent; a message that did not arrive whole was not published, and is
+    sent again. With another incarnation the sender goes on behind all that it ever sent: messages on their way are
+    lost.
+ 2. A receiver listens to the latest incarnation of a sender that it or the broker knows, and counts arrivals of
+    each sender apart; a sender never goes back to an earlier incarnation of the receiver. An end that learns of
+    its successor closes: a sender hears of it when it dials; a receiver asks the broker when its connection is
+    lost, and from time to time where it has none.
  3. Sequence numbers go on from whichever end knows how far they were, which is one that was not replaced since.
     Where both were, the broker hands out a range that was never used.
 
@@ -28,7 +29,7 @@ So at most once holds where
     the producer dies          its ring dies with it: what arrived stays, the rest is sent by nobody (1)
     the consumer dies          what was sent to it is not sent again (1)
     both die                   no copy is left, and numbers begin in another range (3)
-    the connection breaks      the inlet has counted what arrived, and only the rest is sent again (1)
+    the connection breaks      the endpoint has counted what arrived, and only the rest is sent again (1)
     a producer wakes up late   its connection was ended by its successor's, and it is turned away (2)
     a consumer wakes up late   pumps have left it for its successor, with none of the messages that it has (1, 2)
 

@@ -30,7 +30,7 @@ class ReceiverEndpoint:
         rings: by source; local, the receiver is their consumer.
         space: by source; rung when the receiver releases.
         arrived: the receiver's doorbell.
-        switchboard: knows who was replaced.
+        hub: knows who was replaced.
         ends: by source; names of the two ends.
         name: for errors.
     """
@@ -41,14 +41,14 @@ class ReceiverEndpoint:
         *,
         space: Mapping[int, Doorbell],
         arrived: Doorbell,
-        switchboard: Hub,
+        hub: Hub,
         ends: Mapping[int, RingEnds],
         name: str,
     ) -> None:
         self._rings = rings
         self._space = space
         self._arrived = arrived
-        self._switchboard = switchboard
+        self._hub = hub
         self._ends = ends
         self._name = name
         self._writers = {
@@ -60,7 +60,7 @@ class ReceiverEndpoint:
         self._arrivals = dict.fromkeys(rings, Arrivals())
         self._turns = {source: ConnectionNumber() for source in rings}
         self.earlier = {source: ResumePoint() for source in rings}
-        self.incarnations = {source: switchboard.claim(ends[source].receiver) for source in rings}
+        self.incarnations = {source: hub.claim(ends[source].receiver) for source in rings}
         for source, incarnation in self.incarnations.items():
             if incarnation == 1:
                 self.earlier[source].learn(0)
@@ -68,7 +68,7 @@ class ReceiverEndpoint:
     def serve(self, connection: Connection, hello: dict[str, Any]) -> None:
         """Talks with one source's pump; an older connection of the same source is ended first."""
         source, sender = int(hello["source"]), int(hello["sender"])
-        replaced = self._switchboard.is_replaced(self._ends[source].sender, sender)
+        replaced = self._hub.is_replaced(self._ends[source].sender, sender)
         if replaced or sender < self._arrivals[source].sender:
             connection.send_json({"replaced": True}, timeout=PATIENCE)
             return
@@ -90,7 +90,7 @@ class ReceiverEndpoint:
 
     def _step_down(self, source: int) -> bool:
         """Whether another receiver took this one's place: then this one notices when it looks for messages."""
-        if not self._switchboard.is_replaced(self._ends[source].receiver, self.incarnations[source]):
+        if not self._hub.is_replaced(self._ends[source].receiver, self.incarnations[source]):
             return False
         self._rings[source].root[CONSUMER] += 1
         self._arrived.ring()
@@ -98,7 +98,7 @@ class ReceiverEndpoint:
 
     def _unused(self, source: int) -> int:
         """The first number of a range that the broker has handed out to nobody before."""
-        return self._switchboard.claim(self._ends[source].ranges) * RANGE
+        return self._hub.claim(self._ends[source].ranges) * RANGE
 
     def _receive(self, connection: Connection, source: int, sender: int, sequence: int | None) -> None:
         ring, earlier = self._rings[source], self.earlier[source]

@@ -32,7 +32,7 @@ class SenderThread:
         ring: local; the sender is its producer.
         space: rung when a slot of it is free.
         published: rung by the sender.
-        switchboard: reaches the receiver.
+        hub: reaches the receiver.
         ends: names of the two ends.
         source: rank of the sender.
     """
@@ -43,7 +43,7 @@ class SenderThread:
         *,
         space: Doorbell,
         published: Doorbell,
-        switchboard: Hub,
+        hub: Hub,
         ends: RingEnds,
         source: int,
     ) -> None:
@@ -52,11 +52,11 @@ class SenderThread:
         self._producer, self._consumer = self._section.words, ring.ledger(1).words
         self._space = space
         self._published = published
-        self._switchboard = switchboard
+        self._hub = hub
         self._ends = ends
         self._source = source
         self._pairing: PositionMap | None = None
-        self._incarnation = switchboard.claim(ends.sender)
+        self._incarnation = hub.claim(ends.sender)
         self.earlier = ResumePoint()
         if self._incarnation == 1:
             self.earlier.learn(0)
@@ -87,13 +87,13 @@ class SenderThread:
         while not self._stop.is_set() and not self._consumer[GONE]:
             sequence = self.earlier.sequence + self._consumer[TAKEN] if self.earlier.is_known else None
             hello = {"source": self._source, "sender": self._incarnation, "sequence": sequence}
-            dialled = self._switchboard.dial(self._ends.receiver, **hello)
+            dialled = self._hub.dial(self._ends.receiver, **hello)
             if dialled is not None:
                 if self._talk(*dialled):
                     return
                 if self._pairing is not None:
                     backoff.reset()
-            elif self._switchboard.is_replaced(self._ends.sender, self._incarnation):
+            elif self._hub.is_replaced(self._ends.sender, self._incarnation):
                 self._step_down()
                 return
             self._stop.wait(backoff.seconds())
@@ -154,7 +154,7 @@ class SenderThread:
         if self._pairing is None or time.monotonic() < self._look_at:
             return False
         self._look_at = time.monotonic() + LOOK_SECONDS
-        return self._switchboard.is_replaced(self._ends.receiver, self._pairing.receiver)
+        return self._hub.is_replaced(self._ends.receiver, self._pairing.receiver)
 
     def _send_next(self, connection: Connection, released: int) -> bool:
         """Sends a message, where one is there and the receiver has a slot for it."""

@@ -1,6 +1,6 @@
 """Channels between hosts: the ends of `MemoryWire` on private memory, joined by connections.
 
-sender -> local ring -> pump ~ inlet -> local ring -> receiver
+sender -> local ring -> pump ~ endpoint -> local ring -> receiver
 writer -> local board -> publisher ~ thread of the reader -> local board -> reader
 """
 
@@ -55,7 +55,7 @@ class TcpWire:
     ) -> None:
         self._broker = broker
         self._abandon = abandon
-        self._switchboard = Hub(broker, token, host=host, port=port)
+        self._hub = Hub(broker, token, host=host, port=port)
         self._pumps: list[SenderThread] = []
         self._senders: list[QueueSender] = []
         self._publishers: list[BoardPublisher] = []
@@ -65,7 +65,7 @@ class TcpWire:
     @property
     def address(self) -> Address:
         """Where this wire listens."""
-        return self._switchboard.address
+        return self._hub.address
 
     def sender(
         self,
@@ -89,9 +89,7 @@ class TcpWire:
                 ring, source=source, doorbell=published, checksum=checksum, name=described
             )
             ends = _ends(name, source, target)
-            pump = SenderThread(
-                ring, space=space, published=published, switchboard=self._switchboard, ends=ends, source=source
-            )
+            pump = SenderThread(ring, space=space, published=published, hub=self._hub, ends=ends, source=source)
             self._pumps.append(pump)
             earlier[target] = pump.earlier
         described = f"sending {name} from {source}"
@@ -113,13 +111,11 @@ class TcpWire:
             for source, ring in rings.items()
         }
         ends = {source: _ends(name, source, target) for source in sources}
-        inlet = ReceiverEndpoint(
-            rings, space=space, arrived=arrived, switchboard=self._switchboard, ends=ends, name=described
-        )
+        endpoint = ReceiverEndpoint(rings, space=space, arrived=arrived, hub=self._hub, ends=ends, name=described)
         for source in sources:
-            self._switchboard.announce(ends[source].receiver, inlet.serve, inlet.incarnations[source])
-        waiter = Waiter(arrived, lambda: inlet.look() or self._abandon(), f"receiving {described}")
-        count = lambda source: inlet.earlier[source].wait(self._abandon, described)
+            self._hub.announce(ends[source].receiver, endpoint.serve, endpoint.incarnations[source])
+        waiter = Waiter(arrived, lambda: endpoint.look() or self._abandon(), f"receiving {described}")
+        count = lambda source: endpoint.earlier[source].wait(self._abandon, described)
         return QueueReceiver(readers, layout, waiter, described, earlier=count)
 
     def newest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:
@@ -128,7 +124,7 @@ class TcpWire:
         publisher = BoardPublisher(board, doorbells, name)
         self._publishers.append(publisher)
         end = f"{name}/newest"
-        self._switchboard.announce(end, publisher.serve, self._switchboard.claim(end))
+        self._hub.announce(end, publisher.serve, self._hub.claim(end))
         return BoardWriter(board, doorbells, name)
 
     def newest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> TcpLatestReader:
@@ -140,7 +136,7 @@ class TcpWire:
             board,
             doorbell,
             BoardReader(board, waiter, name),
-            switchboard=self._switchboard,
+            hub=self._hub,
             end=f"{name}/newest",
             index=reader,
         )
@@ -155,13 +151,13 @@ class TcpWire:
         end = f"{name}/mean"
         if rank == 0:
             opened = RootReduction(layout, size=size, abandon=self._abandon, name=name)
-            self._switchboard.announce(end, opened.serve, self._switchboard.claim(end))
+            self._hub.announce(end, opened.serve, self._hub.claim(end))
         else:
             opened = BranchReduction(
                 layout,
                 rank=rank,
                 size=size,
-                switchboard=self._switchboard,
+                hub=self._hub,
                 end=end,
                 abandon=self._abandon,
                 name=name,
@@ -188,7 +184,7 @@ class TcpWire:
             pump.close()
         for close in self._closing:
             close()
-        self._switchboard.close()
+        self._hub.close()
         for doorbell in self._doorbells:
             doorbell.close()
         for opened in (self._pumps, self._senders, self._publishers, self._closing, self._doorbells):

@@ -1,4 +1,4 @@
-"""What one replica of one group is given: its part of the graph, its environments, its channels."""
+"""The context of one replica of one group: its part of the graph, its environments, its channels."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What a worker does with its job: sits down in its seat, and runs its replica."""
+"""Worker entry point: builds the replica's context and runs it."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ def run_replica(
     settings: Mapping[str, Any] = job.settings
     patient = ReplicaControl(control, start_seconds=settings["start_seconds"])
     opened = wire(patient.stopping, int(begin.fields["epoch"]))
-    seat = ReplicaContext(
+    context = ReplicaContext(
         graph=graph,
         flow=flow,
         partition=partition,
@@ -61,4 +61,4 @@ def run_replica(
         max_failures=settings["max_failures"],
     )
     with CompileClock() as compiling:
-        run(seat._replace(compiling=compiling))
+        run(context._replace(compiling=compiling))

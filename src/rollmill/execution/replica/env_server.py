@@ -42,15 +42,15 @@ class _Served(NamedTuple):
 class EnvServer:
     """Steps the environments of this replica for whoever holds the policy."""
 
-    def __init__(self, seat: ReplicaContext) -> None:
-        self._seat = seat
-        policies = seat.partition.holder("policy")
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        policies = context.partition.holder("policy")
         own = [
             link
-            for link in links(seat.group, policies, seat.graph.loops.num_envs)
-            if link.environment == seat.replica
+            for link in links(context.group, policies, context.graph.loops.num_envs)
+            if link.environment == context.replica
         ]
-        collector = _collector(seat)
+        collector = _collector(context)
         self._served = [self._serve(link, policies.replicas, collector) for link in own]
         self._restarted = [False] * len(own)
         for n in range(len(own)):
@@ -59,7 +59,7 @@ class EnvServer:
         self._skipped = [asked - min(self._asked) // self._steps * self._steps for asked in self._asked]
 
     def __call__(self) -> None:
-        """One iteration's steps, in every link, or what an earlier holder of this seat left of it.
+        """One iteration's steps, in every link, or the rest of them that a replaced worker left.
 
         Raises:
             Over: those who ask for steps have ended.
@@ -73,14 +73,14 @@ class EnvServer:
     @property
     def begun(self) -> int:
         """The first iteration that was not served whole when this replica began."""
-        return self._seat.first + min(self._asked) // self._steps
+        return self._context.first + min(self._asked) // self._steps
 
     @property
     def _steps(self) -> int:
-        return self._seat.graph.loops.num_steps
+        return self._context.graph.loops.num_steps
 
     def _count(self, served: _Served) -> int:
-        """Requests that were taken so far, by any holder of this seat."""
+        """Requests that were taken so far, by this worker and those that it has replaced."""
         return served.requests.statistics()[served.link.policy].messages
 
     def part(self) -> dict[str, np.ndarray]:
@@ -88,7 +88,7 @@ class EnvServer:
         return environment_part([served.stepper.state() for served in self._served])
 
     def _turn(self, n: int) -> None:
-        served, control = self._served[n], self._seat.control
+        served, control = self._served[n], self._context.control
         control.at("waiting for actions")
         try:
             with served.requests.receive(source=served.link.policy) as message:
@@ -102,18 +102,18 @@ class EnvServer:
             self._reply(served, served.stepper.step(request))
 
     def _reply(self, served: _Served, turn: StepReply, flags: int = 0) -> None:
-        self._seat.control.at("waiting for room to send timesteps")
+        self._context.control.at("waiting for room to send timesteps")
         served.turns.send(turn, flags=flags, target=served.link.policy)
 
     # --- beginning, and after a loss -------------------------------------------------------------------
 
     def _open(self, n: int) -> None:
         """Sends the first observations, or says that these environments take the place of lost ones."""
-        served, seat = self._served[n], self._seat
+        served, context = self._served[n], self._context
         target = served.link.policy
-        if seat.opens and served.openings.statistics()[target].messages == 0:
+        if context.opens and served.openings.statistics()[target].messages == 0:
             served.openings.send(jax.tree.map(np.asarray, served.stepper.open()), target=target)
-        elif seat.attempt:
+        elif context.attempt:
             self._restarted[n] = True
             if self._count(served) > served.turns.statistics()[target].messages:
                 self._restart(n)  # the lost one had taken a request and not answered it
@@ -122,15 +122,15 @@ class EnvServer:
         """Answers that these environments were lost, with the first observations of others."""
         served = self._served[n]
         opening = jax.tree.map(np.asarray, served.stepper.open())
-        layout = turn_layout(self._seat.flow, len(served.link.index))
+        layout = turn_layout(self._context.flow, len(served.link.index))
         blank: StepReply = layout.unflatten([np.zeros(leaf.shape, leaf.dtype) for leaf in layout.leaves])
         turn = blank._replace(observation=opening.observation, action_mask=opening.action_mask)
         self._restarted[n] = False
         self._reply(served, turn, RESTARTED)
 
     def _serve(self, link: EnvPolicyPair, policies: int, collector: Collector | None) -> _Served:
-        seat, width = self._seat, len(link.index)
-        wire, flow, own = seat.wire, seat.flow, seat.replica
+        context, width = self._context, len(link.index)
+        wire, flow, own = context.wire, context.flow, context.replica
         return _Served(
             link,
             self._stepper(link, collector),
@@ -141,29 +141,29 @@ class EnvServer:
                 source=own,
                 targets=[link.policy],
                 layout=turn_layout(flow, width),
-                checksum=seat.checksums,
+                checksum=context.checksums,
             ),
         )
 
     def _stepper(self, link: EnvPolicyPair, collector: Collector | None) -> Stepper:
         if collector is None:
-            return host_stepper(self._seat, link.index)
-        lowest = int(self._seat.index[0])
+            return host_stepper(self._context, link.index)
+        lowest = int(self._context.index[0])
         cut = slice(link.index.start - lowest, link.index.stop - lowest)
-        return CompiledStepper(self._seat.graph, jax.tree.map(lambda leaf: leaf[cut], collector))
+        return CompiledStepper(self._context.graph, jax.tree.map(lambda leaf: leaf[cut], collector))
 
 
-def host_stepper(seat: ReplicaContext, index: Sequence[int]) -> HostStepper:
+def host_stepper(context: ReplicaContext, index: Sequence[int]) -> HostStepper:
     """Environments that are Python objects, in this process."""
-    generation = seat.generation + seat.attempt
-    assert seat.graph.host is not None
-    vector = seat.graph.host(index, seed=seat.seed, generation=generation)
-    return HostStepper(vector, index, seat.control, max_failures=seat.max_failures)
+    generation = context.generation + context.attempt
+    assert context.graph.host is not None
+    vector = context.graph.host(index, seed=context.seed, generation=generation)
+    return HostStepper(vector, index, context.control, max_failures=context.max_failures)
 
 
-def _collector(seat: ReplicaContext) -> Collector | None:
-    if seat.graph.host is not None:
+def _collector(context: ReplicaContext) -> Collector | None:
+    if context.graph.host is not None:
         return None
-    shapes = collector_shapes(seat.flow, len(seat.index))
-    restored = restored_collector(seat, shapes)
-    return start_environments(seat.graph, seat.start_key, seat.index) if restored is None else restored
+    shapes = collector_shapes(context.flow, len(context.index))
+    restored = restored_collector(context, shapes)
+    return start_environments(context.graph, context.start_key, context.index) if restored is None else restored

@@ -52,12 +52,12 @@ from rollmill.execution.replica.start_report import StartReport
 from rollmill.execution.replica.stop import StopParticipant
 
 
-def run(seat: ReplicaContext) -> None:
+def run(context: ReplicaContext) -> None:
     """Does this replica's part of a training, from its first iteration to the last."""
-    if seat.group.fragments == ("update",):
-        run_update(seat)
+    if context.group.fragments == ("update",):
+        run_update(context)
     else:
-        _Replica(seat).run()
+        _Replica(context).run()
 
 
 class _Weights(NamedTuple):
@@ -68,26 +68,28 @@ class _Weights(NamedTuple):
 class _Replica:
     """A replica that goes through iterations."""
 
-    def __init__(self, seat: ReplicaContext) -> None:
-        self._seat, self._orders = seat, SnapshotRequests(seat.control)
-        group, apart = seat.group, seat.partition.apart
-        seat.control.start("starting")
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context, self._orders = context, SnapshotRequests(context.control)
+        group, apart = context.group, context.partition.apart
+        context.control.start("starting")
         serves = group.has("environment") and not group.has("policy")
-        self._serving = EnvServer(seat) if serves else None
-        self._collects = _collecting(seat) if group.has("policy") else None
+        self._serving = EnvServer(context) if serves else None
+        self._collects = _collecting(context) if group.has("policy") else None
         sends = group.has("policy") and not group.has("gradients")
-        self._outgoing = _Outgoing(seat) if sends else None
-        self._learner = _Learner(seat) if group.has("gradients") else None
-        self._incoming = _Incoming(seat) if group.has("gradients") and apart("policy", "gradients") else None
+        self._outgoing = _Outgoing(context) if sends else None
+        self._learner = _Learner(context) if group.has("gradients") else None
+        self._incoming = _Incoming(context) if group.has("gradients") and apart("policy", "gradients") else None
 
     def run(self) -> None:
         """Until the training ends, or, where nobody is waited for, until it is ended."""
         iteration = self._first
-        ending = StopParticipant(self._seat.control, begun=iteration, planned=self._seat.graph.loops.iterations)
-        self._report = StartReport(self._seat)
+        ending = StopParticipant(
+            self._context.control, begun=iteration, planned=self._context.graph.loops.iterations
+        )
+        self._report = StartReport(self._context)
         with contextlib.suppress(Over):
-            while self._seat.endless or ending.admit(iteration):
-                if not self._seat.endless and self._orders.wants(iteration):
+            while self._context.endless or ending.admit(iteration):
+                if not self._context.endless and self._orders.wants(iteration):
                     self._send_snapshot(iteration)
                 self._iterate(iteration)
                 self._report.send()
@@ -96,14 +98,14 @@ class _Replica:
 
     @property
     def _first(self) -> int:
-        if self._seat.attempt and self._outgoing is not None:
+        if self._context.attempt and self._outgoing is not None:
             return self._outgoing.begun
-        if self._seat.attempt and self._serving is not None:
+        if self._context.attempt and self._serving is not None:
             return self._serving.begun
-        return self._seat.first
+        return self._context.first
 
     def _iterate(self, iteration: int) -> None:
-        control = self._seat.control
+        control = self._context.control
         if self._learner is not None:
             self._learner.begin(iteration)
         if self._serving is not None:
@@ -136,58 +138,60 @@ class _Replica:
 
     def _send_snapshot(self, iteration: int) -> None:
         arrays: dict[str, np.ndarray] = {}
-        if self._serving is not None and self._seat.keeps_environments:
+        if self._serving is not None and self._context.keeps_environments:
             arrays |= self._serving.part()
-        if self._collects is not None and self._seat.keeps_environments:
-            arrays |= collector_part(self._seat, self._collects.collector)
+        if self._collects is not None and self._context.keeps_environments:
+            arrays |= collector_part(self._context, self._collects.collector)
         if self._learner is not None:
-            arrays |= learner_part(self._seat, self._learner.learner)
-        fields = {"iteration": iteration, "lowest": int(self._seat.index[0])}
-        self._seat.control.send("snapshot", fields, arrays)
+            arrays |= learner_part(self._context, self._learner.learner)
+        fields = {"iteration": iteration, "lowest": int(self._context.index[0])}
+        self._context.control.send("snapshot", fields, arrays)
         self._orders.answered()
 
 
 # --- collecting ---------------------------------------------------------------------------------------
 
 
-def _collecting(seat: ReplicaContext) -> CompiledRollout | RemoteEnvsRollout:
-    graph = seat.graph
-    if seat.group.has("environment") and graph.host is None:
-        collector = restored_collector(seat, collector_shapes(seat.flow, len(seat.index)))
+def _collecting(context: ReplicaContext) -> CompiledRollout | RemoteEnvsRollout:
+    graph = context.graph
+    if context.group.has("environment") and graph.host is None:
+        collector = restored_collector(context, collector_shapes(context.flow, len(context.index)))
         if collector is None:
-            collector = start_environments(graph, seat.start_key, seat.index)
-        return CompiledRollout(graph, seat.key, collector, unroll=seat.unroll)
-    graph = graph if graph.host is not None else with_environment_elsewhere(graph, seat.flow)
-    if seat.group.has("environment"):
-        lane = LocalEnvs(host_stepper(seat, seat.index.tolist()))
-        return RemoteEnvsRollout(graph, seat.key, [lane], [opened(graph, seat.index, lane.open())])
-    return RemoteEnvsRollout(graph, seat.key, *_distant_lanes(seat, graph))
+            collector = start_environments(graph, context.start_key, context.index)
+        return CompiledRollout(graph, context.key, collector, unroll=context.unroll)
+    graph = graph if graph.host is not None else with_environment_elsewhere(graph, context.flow)
+    if context.group.has("environment"):
+        lane = LocalEnvs(host_stepper(context, context.index.tolist()))
+        return RemoteEnvsRollout(graph, context.key, [lane], [opened(graph, context.index, lane.open())])
+    return RemoteEnvsRollout(graph, context.key, *_distant_lanes(context, graph))
 
 
-def _distant_lanes(seat: ReplicaContext, graph: Graph) -> tuple[list[EnvLink], list[Collector]]:
-    environments = seat.partition.holder("environment")
-    own = [link for link in links(environments, seat.group, graph.loops.num_envs) if link.policy == seat.replica]
-    restored = restored_collector(seat, collector_shapes(seat.flow, len(seat.index)))
+def _distant_lanes(context: ReplicaContext, graph: Graph) -> tuple[list[EnvLink], list[Collector]]:
+    environments = context.partition.holder("environment")
+    own = [
+        link for link in links(environments, context.group, graph.loops.num_envs) if link.policy == context.replica
+    ]
+    restored = restored_collector(context, collector_shapes(context.flow, len(context.index)))
     lanes, collectors = [], []
     for link in own:
         width, source, index = len(link.index), link.environment, np.asarray(link.index, np.int32)
-        wire, here = seat.wire, seat.replica
+        wire, here = context.wire, context.replica
         lane = RemoteEnvs(
-            wire.receiver("opening", sources=[source], target=here, layout=opening_layout(seat.flow, width)),
+            wire.receiver("opening", sources=[source], target=here, layout=opening_layout(context.flow, width)),
             wire.sender(
                 "action",
                 source=here,
                 targets=[source],
-                layout=request_layout(seat.flow, width),
-                checksum=seat.checksums,
+                layout=request_layout(context.flow, width),
+                checksum=context.checksums,
             ),
-            wire.receiver("timestep", sources=[source], target=here, layout=turn_layout(seat.flow, width)),
+            wire.receiver("timestep", sources=[source], target=here, layout=turn_layout(context.flow, width)),
             source,
         )
         lanes.append(lane)
-        seat.control.start("waiting for the first observations")
+        context.control.start("waiting for the first observations")
         collectors.append(
-            opened(graph, index, lane.open()) if restored is None else reopened(restored, index - seat.index[0])
+            opened(graph, index, lane.open()) if restored is None else reopened(restored, index - context.index[0])
         )
     return lanes, collectors
 
@@ -195,37 +199,37 @@ def _distant_lanes(seat: ReplicaContext, graph: Graph) -> tuple[list[EnvLink], l
 class _Outgoing:
     """Trajectories go to the group with the gradients, weights come from there."""
 
-    def __init__(self, seat: ReplicaContext) -> None:
-        self._seat = seat
-        learners, self._targets = seat.peers("gradients")
-        width = len(seat.index) // len(self._targets)
-        self._layout = trajectory_layout(seat.flow, width)
-        self._sender = seat.wire.sender(
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        learners, self._targets = context.peers("gradients")
+        width = len(context.index) // len(self._targets)
+        self._layout = trajectory_layout(context.flow, width)
+        self._sender = context.wire.sender(
             "trajectory",
-            source=seat.replica,
+            source=context.replica,
             targets=list(self._targets),
             layout=self._layout,
-            checksum=seat.checksums,
+            checksum=context.checksums,
         )
-        self._weights: LatestReader = seat.wire.newest_reader(
+        self._weights: LatestReader = context.wire.newest_reader(
             f"weights/{self._targets[0]}",
-            layout=weights_layout(seat.flow),
-            reader=seat.replica,
-            readers=seat.group.replicas,
+            layout=weights_layout(context.flow),
+            reader=context.replica,
+            readers=context.group.replicas,
         )
 
     @property
     def begun(self) -> int:
-        """The iteration that the earlier holder of this seat had not delivered, to one of its targets at least."""
-        return self._seat.first + min(map(self._delivered, self._targets))
+        """The first iteration that the replaced worker had not delivered to all of its targets."""
+        return self._context.first + min(map(self._delivered, self._targets))
 
     def _delivered(self, target: int) -> int:
         return self._sender.statistics()[target].messages
 
     def weights(self, iteration: int) -> _Weights:
         """Of this iteration, or the newest there are."""
-        at_least = iteration if self._seat.group.synchronous else self._seat.first
-        self._seat.control.at("waiting for weights")
+        at_least = iteration if self._context.group.synchronous else self._context.first
+        self._context.control.at("waiting for weights")
         found = self._weights.read(at_least=at_least)
         return _Weights(found.tree, found.version)
 
@@ -233,10 +237,10 @@ class _Outgoing:
         """To every replica that learns from some of these environments."""
         parts = [trajectory] if len(self._targets) == 1 else _parts(trajectory, len(self._targets))
         for target, part in zip(self._targets, parts, strict=True):
-            if self._seat.attempt and self._seat.first + self._delivered(target) > iteration:
-                continue  # the earlier holder of this seat had come to this one, and no further
+            if self._context.attempt and self._context.first + self._delivered(target) > iteration:
+                continue  # the replaced worker had delivered this one, and no further
             tree = jax.tree.map(np.asarray, part)
-            self._seat.control.at("waiting for room to send a trajectory")
+            self._context.control.at("waiting for room to send a trajectory")
             self._sender.send(tree, version=version, iteration=iteration, target=target)
 
 
@@ -256,14 +260,14 @@ def _parts(trajectory: Trajectory, count: int) -> list[Trajectory]:
 class _Incoming:
     """Trajectories of the replicas that collect for this one."""
 
-    def __init__(self, seat: ReplicaContext) -> None:
-        policies, sources = seat.peers("policy")
+    def __init__(self, context: ReplicaContext) -> None:
+        policies, sources = context.peers("policy")
         self._sources = list(sources)
         self._synchronous = policies.synchronous
-        width = len(seat.index) // len(self._sources)
-        layout = trajectory_layout(seat.flow, width)
-        self._receiver: Receiver = seat.wire.receiver(
-            "trajectory", sources=self._sources, target=seat.replica, layout=layout
+        width = len(context.index) // len(self._sources)
+        layout = trajectory_layout(context.flow, width)
+        self._receiver: Receiver = context.wire.receiver(
+            "trajectory", sources=self._sources, target=context.replica, layout=layout
         )
 
     def take(self, iteration: int) -> tuple[Trajectory, list[int]]:
@@ -288,19 +292,21 @@ class _Incoming:
 class _Learner:
     """The learner of a replica that holds the gradients."""
 
-    def __init__(self, seat: ReplicaContext) -> None:
-        self._seat, graph = seat, seat.graph
-        restored = restored_learner(seat, seat.flow.state.learner)
-        self.learner: Learner = jax.jit(partial(start_learner, graph))(seat.key) if restored is None else restored
-        self._parameters = None if seat.group.has("update") else ParameterClient(seat)
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context, graph = context, context.graph
+        restored = restored_learner(context, context.flow.state.learner)
+        self.learner: Learner = (
+            jax.jit(partial(start_learner, graph))(context.key) if restored is None else restored
+        )
+        self._parameters = None if context.group.has("update") else ParameterClient(context)
         self._learns = self._learning()
-        self._publishes = _publishing(seat)
-        self._publish(seat.first)
+        self._publishes = _publishing(context)
+        self._publish(context.first)
 
     @property
     def weights(self) -> Weights:
         """What the policy needs."""
-        return self._seat.graph.weights(self.learner)
+        return self._context.graph.weights(self.learner)
 
     def begin(self, iteration: int) -> None:
         """Takes the parameters that an iteration begins with, where they are made elsewhere."""
@@ -315,40 +321,40 @@ class _Learner:
 
     def tell(self, row: Row, iteration: int, lags: list[int] | None) -> None:
         """Sends an iteration's metrics to where they are put together."""
-        if self._parameters is not None and not self._seat.group.synchronous:
+        if self._parameters is not None and not self._context.group.synchronous:
             self._parameters.end(row)  # the update's group tells
             return
-        if self._seat.replica:
+        if self._context.replica:
             return
-        loops = self._seat.graph.loops
+        loops = self._context.graph.loops
         updates = loops.epochs * loops.num_minibatches
         row = row if lags is None else {**row, **metrics_of([lag * updates for lag in lags])}
-        self._seat.control.send("row", {"iteration": iteration, "metrics": row})
+        self._context.control.send("row", {"iteration": iteration, "metrics": row})
 
     def _publish(self, version: int) -> None:
         if self._publishes is not None:
-            weights = jax.device_get(self._seat.graph.weights(self.learner))
+            weights = jax.device_get(self._context.graph.weights(self.learner))
             self._publishes.publish(weights, version=version)
 
     def _learning(self) -> CompiledLearner | SegmentedLearner:
-        seat, graph = self._seat, self._seat.graph
-        several = seat.group.replicas > 1 and seat.group.synchronous
+        context, graph = self._context, self._context.graph
+        several = context.group.replicas > 1 and context.group.synchronous
         if self._parameters is None and not several:
-            return CompiledLearner(graph, seat.key, seat.index)
+            return CompiledLearner(graph, context.key, context.index)
         return SegmentedLearner(
             graph,
-            seat.flow,
-            seat.key,
-            seat.index,
-            reduce=MeanOverReplicas(seat) if several else None,
+            context.flow,
+            context.key,
+            context.index,
+            reduce=MeanOverReplicas(context) if several else None,
             update=self._parameters,
         )
 
 
-def _publishing(seat: ReplicaContext) -> LatestWriter | None:
-    policies = seat.partition.holder("policy")
-    if policies.name == seat.group.name:
+def _publishing(context: ReplicaContext) -> LatestWriter | None:
+    policies = context.partition.holder("policy")
+    if policies.name == context.group.name:
         return None
-    return seat.wire.newest_writer(
-        f"weights/{seat.replica}", layout=weights_layout(seat.flow), readers=policies.replicas
+    return context.wire.newest_writer(
+        f"weights/{context.replica}", layout=weights_layout(context.flow), readers=policies.replicas
     )

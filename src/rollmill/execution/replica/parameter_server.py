@@ -31,21 +31,23 @@ class Ended(Exception):
     """The training is over."""
 
 
-def run_update(seat: ReplicaContext) -> None:
+def run_update(context: ReplicaContext) -> None:
     """Applies gradients until the training ends."""
-    senders = seat.partition.holder("gradients")
+    senders = context.partition.holder("gradients")
     sources = range(senders.replicas)
-    gradients = seat.wire.receiver("gradients", sources=sources, target=0, layout=gradients_layout(seat.flow))
-    parameters = seat.wire.newest_writer(
-        "parameters", layout=parameters_layout(seat.flow), readers=senders.replicas
+    gradients = context.wire.receiver(
+        "gradients", sources=sources, target=0, layout=gradients_layout(context.flow)
     )
-    learner = restored_learner(seat, seat.flow.state.learner)
-    updating = _Updating(seat, learner)
-    report = StartReport(seat)
+    parameters = context.wire.newest_writer(
+        "parameters", layout=parameters_layout(context.flow), readers=senders.replicas
+    )
+    learner = restored_learner(context, context.flow.state.learner)
+    updating = _Updating(context, learner)
+    report = StartReport(context)
     parameters.publish(updating.parameters, version=0)
     with contextlib.suppress(Ended):
         while True:
-            seat.control.at("waiting for gradients")
+            context.control.at("waiting for gradients")
             with _next(gradients, updating) as message:
                 updating.apply(message)
             report.send()
@@ -65,24 +67,24 @@ def _next(gradients: Receiver, updating: "_Updating") -> ReceivedMessage:
 class _Updating:
     """The learner, and what has happened to it."""
 
-    def __init__(self, seat: ReplicaContext, learner: Learner | None) -> None:
-        graph, senders = seat.graph, seat.partition.holder("gradients")
-        self._seat, self._orders = seat, SnapshotRequests(seat.control)
-        self._ending = StopParticipant(seat.control, begun=seat.first, planned=graph.loops.iterations)
-        self._learner = jax.jit(partial(start_learner, graph))(seat.key) if learner is None else learner
+    def __init__(self, context: ReplicaContext, learner: Learner | None) -> None:
+        graph, senders = context.graph, context.partition.holder("gradients")
+        self._context, self._orders = context, SnapshotRequests(context.control)
+        self._ending = StopParticipant(context.control, begun=context.first, planned=graph.loops.iterations)
+        self._learner = jax.jit(partial(start_learner, graph))(context.key) if learner is None else learner
         self._asynchronous = not senders.synchronous
         self._share = 1.0 / senders.replicas if self._asynchronous else 1.0
         self._rows_each = senders.replicas if self._asynchronous else 1
         self._update = jax.jit(partial(graph.update.function, share=self._share))
         self._rows: list[np.ndarray] = []
         self._lag = Lag()
-        self._iteration = seat.first  # that the learner is before, or in
+        self._iteration = context.first  # that the learner is before, or in
         self._whole = True  # whether it is before it
         self.version = 0
 
     @property
     def parameters(self) -> list[Any]:
-        return jax.device_get(self._seat.flow.pick_parameters(self._learner))
+        return jax.device_get(self._context.flow.pick_parameters(self._learner))
 
     def apply(self, message: ReceivedMessage) -> None:
         """One update.
@@ -96,7 +98,7 @@ class _Updating:
         if self._whole and not self._ending.admit(self._iteration):
             self.look_around()  # workers go on sending until they are ended, and may leave no time to wait
             return
-        self._seat.control.work("updating")
+        self._context.control.work("updating")
         if self._whole and self._orders.wants(self._iteration):
             self._send_snapshot()
         slopes, metrics = message.copy()
@@ -115,8 +117,8 @@ class _Updating:
         self._rows.append(metrics)
         if len(self._rows) < self._rows_each:
             return
-        row = dict(zip(self._seat.flow.metric_names, np.mean(self._rows, axis=0).tolist(), strict=True))
-        self._seat.control.send("row", {"iteration": self._iteration, "metrics": {**row, **self._lag.take()}})
+        row = dict(zip(self._context.flow.metric_names, np.mean(self._rows, axis=0).tolist(), strict=True))
+        self._context.control.send("row", {"iteration": self._iteration, "metrics": {**row, **self._lag.take()}})
         self._rows, self._whole = [], True
         self._iteration += 1
 
@@ -126,7 +128,7 @@ class _Updating:
         Raises:
             Ended: that was sent.
         """
-        self._seat.control.at("waiting for gradients")
+        self._context.control.at("waiting for gradients")
         if (wanted := self._orders.pending()) is None:
             return
         if self._orders.final or (self._whole and wanted == self._iteration):
@@ -146,5 +148,5 @@ class _Updating:
 
     def _send_snapshot(self) -> None:
         fields = {"iteration": self._orders.pending(), "lowest": 0}
-        self._seat.control.send("snapshot", fields, learner_part(self._seat, self._learner))
+        self._context.control.send("snapshot", fields, learner_part(self._context, self._learner))
         self._orders.answered()

@@ -19,8 +19,8 @@ LAST = 1
 class MeanOverReplicas:
     """The mean over all replicas of a group; one reduction for each kind of content."""
 
-    def __init__(self, seat: ReplicaContext) -> None:
-        self._seat = seat
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
         self._reductions: dict[Any, Reduction] = {}
         self._steps = 0
 
@@ -31,15 +31,15 @@ class MeanOverReplicas:
         if kind not in self._reductions:
             self._reductions[kind] = self._open(Layout.of(tree))
         self._steps += 1
-        self._seat.control.at("waiting for the mean over replicas")
+        self._context.control.at("waiting for the mean over replicas")
         found = self._reductions[kind].mean(tree, step=self._steps)
-        self._seat.control.work("learning")
+        self._context.control.work("learning")
         return found
 
     def _open(self, layout: Layout) -> Reduction:
-        seat, number = self._seat, len(self._reductions)
-        name = f"{seat.group.name}/mean/{number}"
-        return seat.wire.reduction(name, rank=seat.replica, size=seat.group.replicas, layout=layout)
+        context, number = self._context, len(self._reductions)
+        name = f"{context.group.name}/mean/{number}"
+        return context.wire.reduction(name, rank=context.replica, size=context.group.replicas, layout=layout)
 
 
 class ParameterClient:
@@ -49,29 +49,29 @@ class ParameterClient:
     that the last ones of an iteration, however many there are, carry its metrics.
     """
 
-    def __init__(self, seat: ReplicaContext) -> None:
-        flow, group = seat.flow, seat.group
-        self._seat, self._waits = seat, group.synchronous
+    def __init__(self, context: ReplicaContext) -> None:
+        flow, group = context.flow, context.group
+        self._context, self._waits = context, group.synchronous
         self._names = flow.metric_names
-        self._gradients = seat.wire.sender(
+        self._gradients = context.wire.sender(
             "gradients",
-            source=seat.replica,
+            source=context.replica,
             targets=[0],
             layout=gradients_layout(flow),
-            checksum=seat.checksums,
+            checksum=context.checksums,
         )
-        self._parameters = seat.wire.newest_reader(
-            "parameters", layout=parameters_layout(flow), reader=seat.replica, readers=group.replicas
+        self._parameters = context.wire.newest_reader(
+            "parameters", layout=parameters_layout(flow), reader=context.replica, readers=group.replicas
         )
         self._version = 0
         """Updates that the parameters here have seen."""
         self._held: tuple[PyTree, int] | None = None
-        self._iteration = seat.first
+        self._iteration = context.first
 
     def begin(self, learner: Learner, iteration: int) -> Learner:
         """The learner with the parameters that an iteration begins with."""
         self._iteration = iteration
-        return self._seat.flow.put_parameters(learner, self._read(self._version if self._waits else None))
+        return self._context.flow.put_parameters(learner, self._read(self._version if self._waits else None))
 
     def __call__(self, gradients: PyTree, last: bool) -> PyTree:
         """Parameters after the update by these gradients, or the newest where nobody waits."""
@@ -80,7 +80,7 @@ class ParameterClient:
             self._send_held()
             self._held = gradients, self._version
             return self._read(None)
-        if self._seat.replica == 0:
+        if self._context.replica == 0:
             self._send(gradients, self._version, flags=LAST if last else 0)
         return self._read(self._version + 1)
 
@@ -95,13 +95,13 @@ class ParameterClient:
             self._send(gradients, version, metrics, flags=flags)
 
     def _send(self, gradients: PyTree, version: int, metrics: np.ndarray | None = None, *, flags: int) -> None:
-        self._seat.control.at("waiting for room to send gradients")
+        self._context.control.at("waiting for room to send gradients")
         metrics = np.zeros(len(self._names), np.float32) if metrics is None else metrics
         self._gradients.send((gradients, metrics), version=version, iteration=self._iteration, flags=flags)
 
     def _read(self, at_least: int | None) -> PyTree:
-        self._seat.control.at("waiting for parameters")
+        self._context.control.at("waiting for parameters")
         found = self._parameters.read(at_least=at_least)
         self._version = found.version
-        self._seat.control.work("learning")
+        self._context.control.work("learning")
         return found.tree

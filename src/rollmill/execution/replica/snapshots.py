@@ -27,10 +27,10 @@ class StatePart(NamedTuple):
     arrays: Mapping[str, np.ndarray]
 
 
-def collector_part(seat: ReplicaContext, collector: Collector) -> dict[str, np.ndarray]:
+def collector_part(context: ReplicaContext, collector: Collector) -> dict[str, np.ndarray]:
     """The leaves of the collector that belong to this replica's fragments."""
     arrays = to_host({"collector": collector})
-    whole = seat.group.has("environment")
+    whole = context.group.has("environment")
     return {name: array for name, array in arrays.items() if whole or not name.startswith(ENVIRONMENT)}
 
 
@@ -40,15 +40,15 @@ def environment_part(states: Sequence[PyTree[Any]]) -> dict[str, np.ndarray]:
     return to_host({"collector": {"environment": joined}})
 
 
-def learner_part(seat: ReplicaContext, learner: Learner) -> dict[str, np.ndarray]:
+def learner_part(context: ReplicaContext, learner: Learner) -> dict[str, np.ndarray]:
     """The leaves of the learner that this replica's fragments write, and those that nobody writes."""
-    if seat.replica:
+    if context.replica:
         return {}  # all replicas hold the same
     own = frozenset(range(len(jax.tree.leaves(learner))))
-    if not seat.group.has("update"):
-        own = own - seat.flow.updated
-    if not seat.group.has("gradients"):
-        own = own - seat.flow.prepared
+    if not context.group.has("update"):
+        own = own - context.flow.updated
+    if not context.group.has("gradients"):
+        own = own - context.flow.prepared
     arrays = to_host({"learner": learner})
     return {name: array for place, (name, array) in enumerate(arrays.items()) if place in own}
 
@@ -90,13 +90,13 @@ def share_of(state: State, index: range, *, learner: bool, environments: bool) -
     return arrays
 
 
-def restored_collector(seat: ReplicaContext, shapes: Collector) -> Collector | None:
+def restored_collector(context: ReplicaContext, shapes: Collector) -> Collector | None:
     """The collector of this replica out of a checkpoint; None where it begins anew."""
-    if not any(name.startswith(COLLECTOR) for name in seat.restored):
+    if not any(name.startswith(COLLECTOR) for name in context.restored):
         return None
-    return from_host(seat.restored, {"collector": shapes})["collector"]
+    return from_host(context.restored, {"collector": shapes})["collector"]
 
 
-def restored_learner(seat: ReplicaContext, shapes: PyTree[jax.ShapeDtypeStruct]) -> Learner | None:
+def restored_learner(context: ReplicaContext, shapes: PyTree[jax.ShapeDtypeStruct]) -> Learner | None:
     """The learner out of a checkpoint; None at the beginning."""
-    return from_host(seat.restored, {"learner": shapes})["learner"] if seat.restored else None
+    return from_host(context.restored, {"learner": shapes})["learner"] if context.restored else None

@@ -8,8 +8,8 @@ from rollmill.execution.replica.context import ReplicaContext
 class StartReport:
     """Made when the replica is built and its first iteration begins."""
 
-    def __init__(self, seat: ReplicaContext) -> None:
-        self._seat, self._began = seat, time.monotonic()
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context, self._began = context, time.monotonic()
         self._sent = False
 
     def send(self) -> None:
@@ -17,6 +17,6 @@ class StartReport:
         if self._sent:
             return
         self._sent = True
-        self._seat.control.started()
-        if self._seat.compiling is not None:
-            self._seat.control.send("started", self._seat.compiling.report(self._began))
+        self._context.control.started()
+        if self._context.compiling is not None:
+            self._context.control.send("started", self._context.compiling.report(self._began))

@@ -14,7 +14,7 @@ class StopParticipant:
     """Says which iterations a replica still does."""
 
     def __init__(self, control: Control, *, begun: int, planned: int) -> None:
-        """`begun` iterations came before, whoever held this seat; after the `planned` ones the training ends."""
+        """`begun` iterations came before, by any worker; the training ends after the `planned` ones."""
         self._control = control
         self._begun, self._last = begun, planned
         self._held = False
