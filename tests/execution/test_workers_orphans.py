@@ -78,7 +78,7 @@ def test_where_imports_start_threads_workers_are_fresh_interpreters(tmp_path, mo
         supervisor.start()
         children = until(supervisor, "children").fields
         assert launcher.servers[0].ready == {"ready": True, "forks": False, "threads": 2}
-        assert b"workers.main" in Path(f"/proc/{children['pid']}/cmdline").read_bytes()
+        assert b"processes.main" in Path(f"/proc/{children['pid']}/cmdline").read_bytes()
         os.kill(children["pid"], signal.SIGKILL)
         assert until(supervisor, Lost).exit_status == -signal.SIGKILL
         assert gone_within(children["pids"], 0.0)
