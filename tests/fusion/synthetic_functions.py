@@ -681,8 +681,7 @@ FILTER = np.linspace(-1.0, 1.0, 72, dtype=np.float32).reshape(3, 3, 2, 4)
 
 def convolutions(weights, x, y, h):
     """Of images `[1, 4, 5, 2]` with weights that are known, shared, and the environment's own."""
-    image, own, r = x.reshape(1, 4, 5, 2), y.reshape(2, 2, 2, 1), h.reshape(1, 2, 2, 40)
-    first_channels = (jnp.moveaxis(image, 3, 1), jnp.moveaxis(weights["many"], (2, 3), (1, 0)))
+    image, own = x.reshape(1, 4, 5, 2), y.reshape(2, 2, 2, 1)
     return {
         "of vectors": [
             jnp.convolve(y, jnp.array([1.0, 2.0, 1.0])),
@@ -695,6 +694,14 @@ def convolutions(weights, x, y, h):
         "many channels": [convolve(image, weights["many"]), convolve(image, weights["many"], edge="SAME")],
         "known": convolve(image, jnp.asarray(FILTER), (2, 1), "SAME"),
         "own": convolve(image, own),
+    }
+
+
+def odd_convolutions(weights, x, y, h):
+    """Dilated, grouped and transposed convolutions of an image `[1, 4, 5, 2]`, in other layouts and types."""
+    image, own = x.reshape(1, 4, 5, 2), y.reshape(2, 2, 2, 1)
+    first_channels = (jnp.moveaxis(image, 3, 1), jnp.moveaxis(weights["many"], (2, 3), (1, 0)))
+    return {
         "dilated": [
             convolve(image, own, (1, 2), ((1, 0), (0, 2)), lhs_dilation=(2, 1), rhs_dilation=(1, 2)),
             convolve(image, weights["many"], (1, 1), ((2, 1), (0, 1)), lhs_dilation=(1, 2), rhs_dilation=(2, 1)),
@@ -705,20 +712,27 @@ def convolutions(weights, x, y, h):
             convolve(image, weights["groups"], feature_group_count=2),
             convolve(image, own.reshape(2, 2, 1, 2), feature_group_count=2),
         ],
+        "whole numbers": convolve(image.astype(jnp.int32), jnp.asarray(FILTER * 5).astype(jnp.int32)),
+        "transposed": lax.conv_transpose(image, weights["few"], (2, 2), "SAME"),
+        "of two": convolve(jnp.concatenate([image, -image]), own),
+        "shared": convolve(weights["few"][None, :, :, :, 0], own),
+    }
+
+
+def convolution_layers(weights, x, y, h):
+    """Networks of convolutions of an image `[1, 4, 5, 2]`, and gradients."""
+    image, own, r = x.reshape(1, 4, 5, 2), y.reshape(2, 2, 2, 1), h.reshape(1, 2, 2, 40)
+    return {
         "layers": convolve(jax.nn.relu(convolve(image, weights["many"])), weights["second"]),
         "to a vector": convolve(
             jax.nn.relu(convolve(image, weights["wide"])), weights["third"], edge="SAME"
         ).reshape(-1)
         @ weights["flat"],
         "of rows": convolve(r, weights["rows"], edge="SAME"),
-        "whole numbers": convolve(image.astype(jnp.int32), jnp.asarray(FILTER * 5).astype(jnp.int32)),
         "gradients": [
             jax.grad(lambda v: convolve(v, weights["few"]).sum() ** 2)(image),
             jax.grad(lambda k: convolve(image, k).sum() ** 2)(own),
         ],
-        "transposed": lax.conv_transpose(image, weights["few"], (2, 2), "SAME"),
-        "of two": convolve(jnp.concatenate([image, -image]), own),
-        "shared": convolve(weights["few"][None, :, :, :, 0], own),
     }
 
 
@@ -760,11 +774,14 @@ FUNCTIONS = {
     "linear_systems": (linear_systems, (), (floats((4, 4)), floats((4,), 1))),
     "singular": (singular, (), (SINGULAR,)),
     "pooled": (pooled, (), (floats((12,)), integers((6,), -5, 5), floats((160,), 1))),
-    "convolutions": (
-        convolutions,
-        (convolution_weights(),),
-        (floats((40,), scale=1.0), floats((8,), 1, 1.0), floats((160,), 2, 1.0)),
-    ),
+    **{
+        function.__name__: (
+            function,
+            (convolution_weights(),),
+            (floats((40,), scale=1.0), floats((8,), 1, 1.0), floats((160,), 2, 1.0)),
+        )
+        for function in (convolutions, odd_convolutions, convolution_layers)
+    },
     "rows": (rows, (row_weights(),), (floats((40,)), floats((3,), 1), booleans(()))),
     "short_floats": (short_floats, (row_weights(),), (floats((40,)), floats((3,), 1))),
     "deep_rows": (deep_rows, (row_weights(),), (floats((40,)),)),

@@ -8,7 +8,7 @@ from synthetic_functions import FUNCTIONS
 
 from rollmill.fusion import CannotFuse
 
-LONG = ("convolutions", "deep_rows")
+LONG = ("convolutions", "odd_convolutions", "convolution_layers", "deep_rows")
 CODED = [
     pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
     for name in FUNCTIONS

@@ -38,8 +38,9 @@ class FissionPlan(NamedTuple):
 
 
 def plan_sweeps(kept: Accumulators, program: Program) -> FissionPlan:
-    """The passes over the samples that what is kept needs, and no more."""
+    """The sweeps over the samples that these sums need, and no more."""
     depends = _products(program)
+    # Sets of rows, as bits, that are disjoint: sums that need a row of the same set are gathered in one sweep.
     parts: list[int] = []
     for tile in kept.tiles:
         parts = _joined(parts, _of_tile(tile, depends))

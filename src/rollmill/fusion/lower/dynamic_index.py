@@ -77,6 +77,8 @@ def dynamic_slice_by_select(
 
 def _one_of(ctx: Lowering, windows: list[NodeArray], start: Node) -> NodeArray:
     """Halves the choices with each bit of the start: as many selects as a chain, and fewer comparisons."""
+    # After `bit` halvings, `windows[i]` is the choice where `start >> bit == i`. One without a pair stays as it
+    # is: its sibling would begin out of bounds, where `start` never is.
     bit = 0
     while len(windows) > 1:
         mask = ctx.constant(1 << bit, np.int32)

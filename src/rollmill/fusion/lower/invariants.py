@@ -65,6 +65,7 @@ def _kept(before: tuple[Hashable, ...] | None, value: Value) -> list[Hashable] |
     after = _labels(value)
     if before is None or after is None:
         return None
+    # Pairs of labels split classes: two numbers stay equal where they were assumed equal and come out equal.
     is_known = lambda one, other: isinstance(one, ConstLabel) and one == other
     return [one if is_known(one, other) else (one, other) for one, other in zip(before, after, strict=True)]
 

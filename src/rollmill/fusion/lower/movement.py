@@ -42,6 +42,7 @@ def gather_static(ctx: Lowering, value: Value, places: np.ndarray, fill: Node | 
     if isinstance(value, RowArray | Concat):
         return _of_rows(ctx, value, places, fill)
     if filling:
+        # The fill is put behind the numbers, so that place -1, NumPy's last, is the fill.
         numbers = ctx.scalars(value).nodes.reshape(-1)
         nodes = no_nodes(numbers.size + 1)
         nodes[:-1], nodes[-1] = numbers, fill
@@ -103,6 +104,7 @@ def _of_rows(ctx: Lowering, value: RowArray | Concat, places: np.ndarray, fill: 
     if places.ndim == 0 or places.shape[-1] == 0:
         return _as_scalars(ctx, value, places, fill)
     lead, table = places.shape[:-1], places.reshape(-1, places.shape[-1])
+    # All rows of the result are cut at the same columns, so that each piece is rows, or scalars, throughout.
     cuts = _cuts(value, table)
     if len(cuts) - 1 > max(MOST_PIECES, places.shape[-1] // NARROW):
         check_columns(value.shape)
@@ -114,6 +116,8 @@ def _of_rows(ctx: Lowering, value: RowArray | Concat, places: np.ndarray, fill: 
 def _cuts(value: RowArray | Concat, table: np.ndarray) -> list[int]:
     """Columns of a table of places at which, in some row, a run of consecutive places begins; and its end."""
     width = value.shape[-1]
+    # A run goes on where the next place is the next column of the same part and row, or another fill. A place is
+    # `row * width + column`; `part` is the number of the part that the column is in.
     ends = np.cumsum([part.shape[-1] for part in _parts(value)])
     part = np.where(table < 0, -1, np.searchsorted(ends, table % width, side="right"))
     row = np.where(table < 0, -1, table // width)
@@ -184,6 +188,7 @@ def _run(ctx: Lowering, value: RowArray | Concat, source: _Piece, width: int, fi
         own = ScalarArray(nodes[source.first : source.first + width], value.dtype)
         return ctx.rows(own).nodes[()]
     row = part.nodes.reshape(-1)[source.row]
+    # Cutting a row anew, from the operation that made it, costs less than taking it apart and together again.
     try:
         return slice_row(ctx.region, row, source.first, width)
     except LoweringError:

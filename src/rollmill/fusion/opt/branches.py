@@ -34,9 +34,12 @@ def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[Guar
     for condition, selects in _decisions(nodes).items():
         if not _is_worth_a_branch(_read_by_chosen(selects, users, needed)):  # most are not, which is soon seen
             continue
+        # The region is computed before the first of its selects. So nothing in it may come from any of them: where
+        # one select of a condition feeds the chosen side of another, that side stays outside.
         inside = _read_by_chosen(selects, users, needed | _decided(selects, nodes))
         if _is_worth_a_branch(inside):
             found.append(_guard(condition, inside, nodes, users))
+            # No two regions share a node: what one holds is taken for the others.
             needed |= inside
     return found
 
@@ -68,6 +71,8 @@ def _read_by_chosen(
         node = pending.pop()
         if node in inside or node in needed or node.op in ANYWHERE:
             continue
+        # A node belongs to the region once all of its users do; operands are looked at again after each user that
+        # has joined, so that the order in which they are met does not matter.
         if all(user in inside or _chooses(selects[0].operands[0], user, place) for user, place in users[node]):
             inside.add(node)
             pending.extend(node.operands)

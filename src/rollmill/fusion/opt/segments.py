@@ -32,6 +32,7 @@ def segments_of(nodes: Sequence[Node]) -> list[ProgramSegment]:
     """Nodes of a program, operands first, in as few stretches as can be where it is long; rows come first."""
     if not needs_segments(len(nodes)):
         return [ProgramSegment(True, nodes)]
+    # Sorting is stable and an operand's level is never above its user's: operands still come first.
     level = _levels(nodes).__getitem__
     return [ProgramSegment(n % 2 == 0, tuple(own)) for n, own in groupby(sorted(nodes, key=level), key=level)]
 

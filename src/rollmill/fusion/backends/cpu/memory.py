@@ -52,6 +52,7 @@ class Scratch:
     def take(self, numbers: int, dtype: np.dtype = FLOAT32) -> Value:
         """A piece for as many numbers."""
         size = self._bytes(numbers, dtype)
+        # Offsets are known while code is written: addresses are computed once, before the loops over blocks.
         with self._emit.once():
             piece = self._emit.at(self._base, self.size, ir.IntType(8))
         self.size += size
@@ -97,6 +98,7 @@ def _define_pack(function: ir.Function, kind: Any) -> None:
     with emit.loop(rows) as row, emit.loop(all_columns) as column:
         offset = builder.add(builder.mul(row, row_stride), builder.mul(column, column_stride))
         inside = builder.icmp_unsigned("<", column, columns)
+        # A column that is too many reads the first number, which exists, and stores zero: no branch in the loop.
         safe = builder.select(inside, offset, emit.integer(0))
         number = builder.load(emit.at(source, safe, kind), typ=kind)
         number = builder.select(inside, number, ir.Constant(kind, 0))
@@ -144,6 +146,8 @@ class Tiling(NamedTuple):
 
 def tilings(rows: int, vectors: int, room: int) -> list[Tiling]:
     """The pieces that a product's vectors are cut into, for registers that hold so many."""
+    # A tile is `rows x width` sums in registers; each turn loads `width` vectors and broadcasts `rows` numbers, so
+    # that `rows * width` multiplications need `rows + width` loads.
     widths = [(first, min(MOST_BESIDE, vectors - first)) for first in range(0, vectors, MOST_BESIDE)]
     return [Tiling(first, width, min(rows, max(1, room // width))) for first, width in widths]
 
@@ -155,6 +159,7 @@ def product(emit: Emitter, left: Placed, matrix: Placed, target: Placed, block: 
         with emit.loop(block, step=rows) as sample:
             samples = [emit.builder.add(sample, emit.integer(n)) for n in range(rows)]
 
+            # The defaults bind this tile: the loop below calls `turn` while the code of this tile is written.
             def turn(k: Value, sums: list[Value], samples=samples, tile=tile) -> list[Value]:
                 factors = _vectors(emit, matrix, k, tile)
                 numbers = [_broadcast(emit, left, own, k) for own in samples]
@@ -167,6 +172,7 @@ def product(emit: Emitter, left: Placed, matrix: Placed, target: Placed, block: 
 def gathered(emit: Emitter, sums: Placed, left: Placed, right: Placed, block: int, room: int) -> None:
     """`sums[o] += sum over samples s of left[s, o] right[s]`."""
     for tile in tilings(left.width, sums.sample_stride // emit.lanes, room):
+        # Whole tiles in a loop, and what is left in a smaller one; the order of the sums is the same at any size.
         whole = left.width - left.width % tile.rows
         add = partial(_gather_tile, emit, sums, left, right, block)
         with emit.loop(whole, step=tile.rows) as column:

@@ -54,11 +54,14 @@ def _dot_general(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> 
     sides = [_sides(value, tuple(c), tuple(b)) for value, c, b in zip(values, summed, batch, strict=True)]
     one, other = values
     dtype = equation.dtype
+    # A matrix that all environments share is a uniform operand: tensor cores multiply a block of rows by it.
     if is_shared(other):
         return [_with_shared(ctx, one, sides[0], other, sides[1], dtype)]
+    # `x^T W = (W^T x)^T`: the shared side becomes the right one, and the free axes are exchanged afterwards.
     if is_shared(one) and not _has_free_rows(other, sides[1]):
         turned = _with_shared(ctx, other, sides[1], one, sides[0], dtype)
         return [_exchanged(ctx, turned, *map(len, (sides[0].batch, sides[1].free, sides[0].free)))]
+    # The gradient of a weight matrix: only its sum over samples is needed, a product of two tall matrices.
     if all(len(value.shape) == 1 and side.free for value, side in zip(values, sides, strict=True)):
         return [OuterProduct(one, other, dtype)]
     return [_of_two(ctx, one, sides[0], other, sides[1], dtype)]
@@ -116,6 +119,7 @@ class MatrixOperand(NamedTuple):
 def _with_shared(ctx: Lowering, value: Value, sides: Sides, shared: Value, theirs: Sides, dtype: Any) -> Value:
     """`[b, f, g]`, where `g` are the free axes of the shared array."""
     lead = tuple(value.shape[axis] for axis in (*sides.batch, *sides.free))
+    # `[b, f, c]`, with all summed axes as one: from here on there are only vectors, one for each of `lead`.
     places = positions(value.shape).transpose((*sides.batch, *sides.free, *sides.summed))
     vectors = gather_static(ctx, value, places.reshape(*lead, -1))
     batch, columns = lead[: len(sides.batch)], tuple(shared.shape[axis] for axis in theirs.free)
@@ -145,6 +149,8 @@ def _matrix(ctx: Lowering, shared: Value, sides: Sides, at: tuple[int, ...]) -> 
     array = ctx.array(shared)
     summed = int(np.prod([array.shape[axis] for axis in sides.summed], initial=1))
     columns = int(np.prod([array.shape[axis] for axis in sides.free], initial=1))
+    # Two orders of axes need no copy in memory: `[b, c, n]`, and `[b, n, c]`, which kernels read with exchanged
+    # strides. Where there are no axes to sum over, or none that are free, both are one, which is not transposed.
     as_it_is = (*sides.batch, *sides.summed, *sides.free), (*sides.batch, *sides.free, *sides.summed)
     own = tuple(range(array.ndim))
     turned = own == as_it_is[1] and own != as_it_is[0]
@@ -165,6 +171,8 @@ def vector_matrix(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: An
     """A vector `[c]` times a shared matrix `[c, n]`."""
     if isinstance(vector, Concat):
         return _of_parts(ctx, vector, matrix, dtype)
+    # In this order: products that tensor cores cannot take (integers, a handful of numbers), those too narrow for
+    # them, those of which a part is known, an outer product, and the rest.
     few = isinstance(vector, ScalarArray) and matrix.summed <= MOST_UNROLLED
     if not is_float(dtype) or (few and matrix.columns <= NARROW):
         return _written_out(ctx, vector, matrix, dtype)
@@ -194,6 +202,7 @@ def _with_known(ctx: Lowering, vector: ScalarArray, matrix: MatrixOperand, dtype
     known = ctx.uniforms.combined(turned, numbers[numbers != 0].astype(np.float32), np.dtype(dtype))
     if is_known.all():
         return RowArray(alone(ctx.uniform_row(known)), matrix.columns, dtype)
+    # Only the unknown numbers are multiplied in the kernel, by their rows of the matrix.
     own = matrix.chosen(ctx.uniforms, np.flatnonzero(~is_known))
     found = ctx.rows(vector_matrix(ctx, ScalarArray(vector.nodes[~is_known], vector.dtype), own, dtype))
     if not rows.summed:
@@ -279,6 +288,7 @@ def _across(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, 
     """Sums of rows, each times a number."""
     assert isinstance(other, RowArray)
     weights = ctx.scalars(_vectors(ctx, one, own)).nodes
+    # The last free axis is the row itself; nodes have all others: `[b, g, c]`, each node a row.
     leading = (*theirs.batch, *theirs.free[:-1], *theirs.summed)
     rows = other.nodes.transpose(leading)
     kept = len(theirs.batch) + len(theirs.free) - 1
