@@ -101,7 +101,7 @@ class SetNetwork(NamedTuple):
         return network.policy(seen, (), None if isinstance(mask, tuple) else mask)[0]
 
     def value(self, weights: PyTree[Array], seen: Observation) -> Float[Array, ""]:
-        """Of ONE agent."""
+        """The value of ONE agent's observation."""
         network: AgentNetwork = eqx.combine(weights, self.static)
         return network.value(seen, ())
 
@@ -116,7 +116,7 @@ class AgentPolicy(NamedTuple):
     shows_active: bool
     """Whether agents can go out at all."""
     central: jax.ShapeDtypeStruct | None
-    """Of the environment's central features."""
+    """The shape of the environment's central features."""
     agent_ids: bool
     normalises: bool
 
@@ -206,7 +206,7 @@ class AgentPolicy(NamedTuple):
         return Decision(actions, (), {name: log_prob for name, (_, log_prob) in chosen.items()})
 
     def _keys(self, key: Key) -> dict[str, Array]:
-        """Of each agent its own, `[A]`."""
+        """A key for each agent, `[A]`."""
         stops = np.cumsum([kind.count for kind in self.kinds]).tolist()
         keys = split_key(key, stops[-1])
         return {kind.name: keys[stop - kind.count : stop] for kind, stop in zip(self.kinds, stops, strict=True)}

@@ -170,7 +170,7 @@ class Extras(NamedTuple):
     whole trajectory take fewer and larger matrix products when they are computed at once, unless `appraise` adds
     them in a kernel."""
     final_value: PyTree[Float[Array, "..."]] = ()
-    """Of where a truncated step led, zero elsewhere; only where `appraise` has added it."""
+    """The value after a truncated step, zero elsewhere; only where `appraise` has added it."""
 
 
 class NetworkPolicy(NamedTuple):
@@ -181,7 +181,7 @@ class NetworkPolicy(NamedTuple):
     static: PyTree
     """All of the network that is no weight."""
     normalised_struct: PyTree[jax.ShapeDtypeStruct] | None
-    """Of the observations, where they are normalised."""
+    """Shapes of the observations, where they are normalised."""
 
     def start_weights(self, key: Key) -> PolicyWeights:
         """Weights before training."""

@@ -104,10 +104,10 @@ class StepValues(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Of each sequence: `[E, ...]` in a batch, `[N, ...]` in a minibatch."""
+    """The ends of each sequence: `[E, ...]` in a batch, `[N, ...]` in a minibatch."""
 
     start_memory: Memory
-    """Of the policy that collected, before the first step."""
+    """Memory of the policy that collected, before the first step."""
     last_observation: Observation
     """Where the sequence was cut."""
 

@@ -41,7 +41,7 @@ class AgentLearner(eqx.Module):
 
     weights: AgentWeights
     optimisers: dict[str, PyTree[Array]]
-    """Of each parameter set; with a leading axis of agents where each has its own."""
+    """The optimiser's state of each parameter set; with a leading axis of agents where each has its own."""
     targets: dict[str, RunningStatistics] | None
     """Kind to statistics of what its critic learns, where values are normalised."""
     returns: dict[str, Float[Array, ""]]

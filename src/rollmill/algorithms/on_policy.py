@@ -29,7 +29,7 @@ class ActorCriticLearner(eqx.Module):
     weights: PolicyWeights
     optimiser: PyTree[Array]
     returns: RunningStatistics | None
-    """Of the discounted return, where rewards are normalised."""
+    """Statistics of the discounted return, where rewards are normalised."""
 
 
 class TrainingSamples(NamedTuple):
@@ -174,7 +174,7 @@ def unconditioned(minibatch: Batch, reduce: Reduce) -> Batch:
 
 
 def mean_gradients(policy: NetworkPolicy, loss: SampleLoss) -> MeanGradients:
-    """Of the mean loss over a minibatch, with respect to the network's weights."""
+    """Gradients of the mean loss over a minibatch, with respect to the network's weights."""
     of_one = _sequence_loss if policy.recurrent else _sample_loss
     return MeanGradients(partial(of_one, policy, loss), lambda learner: learner.weights.network)
 

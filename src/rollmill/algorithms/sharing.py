@@ -24,7 +24,7 @@ class ParameterSet(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the kinds."""
+        """Names of the kinds."""
         return tuple(kind.name for kind in self.kinds)
 
     def first(self, kind: AgentKind) -> int:

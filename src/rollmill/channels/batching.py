@@ -16,7 +16,7 @@ class BatchLayout:
 
     batch: Layout
     axes: tuple[int, ...]
-    """Of each leaf, not negative."""
+    """The axis of each leaf along which packages are put together, not negative."""
     count: int
 
     @staticmethod

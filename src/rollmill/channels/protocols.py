@@ -43,7 +43,7 @@ class Header(NamedTuple):
     source: int
     """Rank of the sender."""
     version: int = 0
-    """Of the weights that the payload was made with."""
+    """The version of the weights that the payload was made with."""
     iteration: int = 0
     flags: int = 0
     """32 bits for the user."""
@@ -127,7 +127,7 @@ class Sender(Protocol):
         ...
 
     def statistics(self) -> Mapping[int, ChannelStatistics]:
-        """Of each target's ring."""
+        """Statistics of each ring, by the replica at its other end."""
         ...
 
     def close(self) -> None:
@@ -212,7 +212,7 @@ class Receiver(Protocol):
         ...
 
     def statistics(self) -> Mapping[int, ChannelStatistics]:
-        """Of each source's ring."""
+        """Statistics of each ring, by the replica at its other end."""
         ...
 
     def close(self) -> None:
@@ -248,7 +248,7 @@ class LatestReader(Protocol):
     """One of the readers, which never hold the writer up."""
 
     def version(self) -> int | None:
-        """Of the newest message; None before the first. Cheap: nothing is copied."""
+        """The version of the newest message; None before the first. Cheap: nothing is copied."""
         ...
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Of glibc's malloc.h."""
+"""Options of mallopt, from glibc's malloc.h."""
 
 PACKAGES = {
     "rollmill": "rollmill",

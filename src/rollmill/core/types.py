@@ -63,9 +63,9 @@ class AgentKind(NamedTuple):
     name: str
     count: int
     observation_space: gymnasium.Space
-    """Of ONE agent."""
+    """The observations of ONE agent."""
     action_space: gymnasium.Space
-    """Of ONE agent."""
+    """The actions of ONE agent."""
 
 
 class Environment(NamedTuple):
@@ -128,7 +128,7 @@ class HostFailure(NamedTuple):
     line: str
     """The line of the environment's own code that raised, as `core.own_line` finds it."""
     seed: int
-    """Of the environment that raised."""
+    """The seed of the environment that raised."""
 
 
 @runtime_checkable

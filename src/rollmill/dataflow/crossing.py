@@ -68,7 +68,7 @@ class Cut(NamedTuple):
 
     pieces: tuple[Piece, ...]
     structure: Any
-    """Of the arguments together."""
+    """The tree structure of all arguments together."""
     results: tuple[int, ...]
     result: Any
     constants: dict[int, Any]

@@ -51,13 +51,13 @@ class Flow(NamedTuple):
     trajectory: Trajectory
     """`[T, E, ...]`."""
     request: StepRequest
-    """Of ONE environment."""
+    """The request of ONE environment."""
     turn: StepReply
-    """Of ONE environment."""
+    """The reply of ONE environment."""
     gradients: Weights
     weights: Weights
     metric_names: tuple[str, ...]
-    """Of one iteration."""
+    """Names of the metrics of one iteration."""
     updated: frozenset[int]
     """Places of the learner's leaves that the update writes, such as weights and the optimiser's state."""
     prepared: frozenset[int]

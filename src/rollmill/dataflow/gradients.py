@@ -29,7 +29,7 @@ class MeanGradients:
     """What of a learner is learned."""
 
     def __call__(self, learner: Learner, minibatch: Batch) -> tuple[Weights, Metrics]:
-        """Of the mean loss over a minibatch, with respect to the network."""
+        """Gradients of the mean loss over a minibatch, with respect to the network; and metrics."""
 
         def mean_loss(network: PyTree[Array]) -> tuple[Float[Array, ""], Metrics]:
             each = partial(self.loss, network, learner)

@@ -259,7 +259,7 @@ def _over_epochs(
 
 
 def collection_metrics(graph: Graph, trajectory: Trajectory, weights: Weights, index: Int[Array, " E"]) -> Metrics:
-    """Of the environments held here, such that the mean over replicas is that of all."""
+    """Metrics of the environments held here, such that the mean over replicas is that of all."""
     replicas = graph.loops.num_envs // index.size
     return {**_episodes(trajectory.steps, replicas), **_finite(trajectory.steps, weights)}
 

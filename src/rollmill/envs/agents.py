@@ -23,7 +23,7 @@ def joint_spaces(agents: Iterable[AgentKind]) -> tuple[spaces.Space, spaces.Spac
 
 
 def active_agents(env: Environment, state: State, params: Params) -> dict[str, Bool[Array, " A"]]:
-    """Of each kind, which agents take part; all of the kinds that `env.active` leaves out."""
+    """Which agents of each kind take part; all of the kinds that `env.active` leaves out."""
     everybody = {kind.name: jnp.ones(kind.count, bool) for kind in env.agents}
     return everybody if env.active is None else {**everybody, **env.active(state, params)}
 

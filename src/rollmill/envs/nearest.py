@@ -23,7 +23,7 @@ MOST_PAIRS = 2**18
 
 
 class Nearest(NamedTuple):
-    """Of each place the nearest points, nearest first."""
+    """The nearest points of each place, nearest first."""
 
     index: Int[Array, "M K"]
     exists: Bool[Array, "M K"]

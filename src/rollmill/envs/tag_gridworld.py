@@ -54,7 +54,7 @@ class TagGridWorldParams(eqx.Module):
     """For each runner tagged in a step, to every tagger."""
     tag_penalty_for_runner: Scalar = 5.0
     step_cost_for_tagger: Scalar = 0.01
-    """Of a step without a tag, which is paid to every free runner."""
+    """The cost of a step without a tag, which is paid to every free runner."""
 
 
 class TagGridWorldRules(NamedTuple):

@@ -24,14 +24,14 @@ from rollmill.fusion.numerics import Numerics
 
 WARP = 32
 REGISTERS = 65536
-"""Of a multiprocessor, 32 bits each."""
+"""Registers of a multiprocessor, 32 bits each."""
 
 
 class Resources(NamedTuple):
     """What a compiled kernel holds."""
 
     registers: int
-    """Of a thread."""
+    """Registers of a thread."""
     spilled: int
     """Bytes of a thread that found no register."""
     shared: int
@@ -44,7 +44,7 @@ class Explanation(NamedTuple):
     """A rollout's kernel, before anything is run."""
 
     pressure: Pressure
-    """Of a step's program."""
+    """Register pressure and size of a step's program."""
     state: int
     """Bytes of an environment that are carried from step to step."""
     written: int

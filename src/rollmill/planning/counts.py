@@ -14,11 +14,11 @@ class Counts:
     """Replicas by what they do."""
 
     workers: Count = 2
-    """Of groups that hold the environment alone."""
+    """Groups that hold the environment alone."""
     actors: Count = 2
-    """Of groups that hold the policy, but not the update."""
+    """Groups that hold the policy, but not the update."""
     learners: Count = 1
-    """Of groups that hold gradients and update together."""
+    """Groups that hold gradients and update together."""
     asynchronous: bool = False
     """Let actors go on with the newest weights there are, instead of waiting for those of their iteration."""
 

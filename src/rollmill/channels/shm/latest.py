@@ -126,7 +126,7 @@ class BoardReader:
         self._payloads = [np.ndarray((board.layout.nbytes,), np.uint8, payload) for payload in board.payloads]
 
     def version(self) -> int | None:
-        """Of the newest message."""
+        """The version of the newest message."""
         newest = self.newest()
         return None if newest is None else newest.version
 

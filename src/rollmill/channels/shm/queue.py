@@ -118,7 +118,7 @@ class QueueSender:
         self._writers[reservation.target].publish(version, iteration, flags)
 
     def statistics(self) -> dict[int, ChannelStatistics]:
-        """Of each target's ring."""
+        """Statistics of each ring, by the replica at its other end."""
         return {target: writer.statistics(self._earlier(target)) for target, writer in self._writers.items()}
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class QueueReceiver:
         return Gathered(batch, tuple(headers))
 
     def statistics(self) -> dict[int, ChannelStatistics]:
-        """Of each source's ring."""
+        """Statistics of each ring, by the replica at its other end."""
         return {source: reader.statistics(self._earlier(source)) for source, reader in self._readers.items()}
 
     def close(self) -> None:

@@ -113,7 +113,7 @@ class TcpLatestReader:
         self._thread.start()
 
     def version(self) -> int | None:
-        """Of the newest message that has arrived."""
+        """The version of the newest message that has arrived."""
         return self._reader.version()
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:

@@ -21,7 +21,7 @@ from rollmill.execution.processes.process_tree import MARK, NOBODY, kill_family,
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 100_000_000
-"""Of an instance of this machine alone: nothing goes through Ray's object store but jobs."""
+"""Bytes of Ray's object store on an instance of this machine alone: only jobs go through it."""
 
 ON_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable that, set to 0 before Ray is imported, has it listen on the loopback address alone."""
@@ -45,7 +45,7 @@ WAYS_OUT = (
 )
 
 NAMES = ("ray", "auto", "ray://auto")
-"""Of the cluster that this machine belongs to."""
+"""Names of the cluster that this machine belongs to."""
 
 
 class Cluster(NamedTuple):

@@ -19,7 +19,7 @@ LONGEST_LINE = 4000
 REMEMBERED_LINES = 40
 CHUNK = 1 << 16
 LAST_READS = 64
-"""Of an output that is dropped before its end."""
+"""Reads of an output that is dropped before its end."""
 
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(9), *range(10, 32), *range(127, 160)]}

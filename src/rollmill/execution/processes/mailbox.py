@@ -11,7 +11,7 @@ from rollmill.execution.processes.messages import Seconds, WorkerMessage, size_o
 
 MOST_UNTAKEN = 10_000
 MOST_UNTAKEN_BYTES = 2**30
-"""Of one kind; a worker that leaves more untaken does not read what it is sent."""
+"""Bytes of one kind of message; a worker that leaves more untaken does not read what it is sent."""
 
 
 class Mailbox:

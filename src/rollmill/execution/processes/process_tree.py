@@ -154,7 +154,7 @@ def condition_of(pid: int) -> str:
 
 
 def count_threads() -> int:
-    """Of this process, those that Python does not know included; 0 where the system does not tell."""
+    """Threads of this process, those that Python does not know included; 0 where the system does not tell."""
     return len(os.listdir("/proc/self/task")) if ON_LINUX else 0
 
 

@@ -50,7 +50,7 @@ class CompiledProgram(NamedTuple):
     notes: Sequence[str] = ()
     """What there is to say about how it computes."""
     launches: Launches | None = None
-    """Of its kernels, where they were chosen."""
+    """Launches of its kernels, where they were chosen."""
 
     def place(self, state: PyTree[Array]) -> State:
         """Puts a state that was restored on the host where the program expects it."""

@@ -56,11 +56,11 @@ class Implementation(NamedTuple):
     note: str | None = None
     """What the user is told."""
     launch: tuple[int, ...] | None = None
-    """Of its kernel."""
+    """The launch of its kernel."""
 
 
 Launches: TypeAlias = Mapping[str, Any]
-"""Of the kernels for `rollouts` and `gradients`, None where there is none, on a `device` of this kind."""
+"""Launches of the kernels for `rollouts` and `gradients`, None where there is none, on a `device` of this kind."""
 
 MIN_STEPS_TO_TUNE = {"gpu": 100_000_000, "cpu": 10_000_000}
 """Environment steps of a training from which on it pays to make kernels and to time them, by what computes it."""

@@ -57,7 +57,7 @@ class CompiledStepper:
         return turn
 
     def state(self) -> PyTree[Any]:
-        """Of all environments, `[E, ...]`."""
+        """The state of all environments, `[E, ...]`."""
         return self._state
 
 

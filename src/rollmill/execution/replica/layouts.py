@@ -33,44 +33,44 @@ def links(environments: Group, policies: Group, num_envs: int) -> list[EnvPolicy
 
 
 def collector_shapes(flow: Flow, width: int) -> Collector:
-    """Of as many environments."""
+    """Shapes of the collector of so many environments."""
     return _narrowed(flow.state.collector, 0, width)
 
 
 def trajectory_layout(flow: Flow, width: int) -> Layout:
-    """Of the edge *trajectory*, for as many environments."""
+    """The layout of the edge *trajectory*, for so many environments."""
     parts = [_narrowed(part, axis, width) for axis, part in zip(AXES, flow.trajectory, strict=True)]
     return Layout.of(Trajectory(*parts))
 
 
 def request_layout(flow: Flow, width: int) -> Layout:
-    """Of the edge *action*, for as many environments."""
+    """The layout of the edge *action*, for so many environments."""
     return Layout.of(widened(flow.request, width))
 
 
 def turn_layout(flow: Flow, width: int) -> Layout:
-    """Of the edge *timestep*, for as many environments."""
+    """The layout of the edge *timestep*, for so many environments."""
     return Layout.of(widened(flow.turn, width))
 
 
 def opening_layout(flow: Flow, width: int) -> Layout:
-    """Of what the environment's group says before the first step."""
+    """The layout of the environments' reply to a reset, before the first step."""
     return Layout.of(widened(ResetReply(flow.turn.observation, flow.turn.action_mask), width))
 
 
 def gradients_layout(flow: Flow) -> Layout:
-    """Of a package of gradients: beside them, metrics of the iteration in the last one of it."""
+    """The layout of a package of gradients; the last of an iteration carries its metrics as well."""
     metrics = jax.ShapeDtypeStruct((len(flow.metric_names),), np.dtype("float32"))
     return Layout.of((flow.gradients, metrics))
 
 
 def parameters_layout(flow: Flow) -> Layout:
-    """Of what the update's group answers."""
+    """The layout of the update group's answer."""
     return Layout.of(flow.pick_parameters(flow.state.learner))
 
 
 def weights_layout(flow: Flow) -> Layout:
-    """Of the edge *weights*."""
+    """The layout of the edge *weights*."""
     return Layout.of(flow.weights)
 
 

@@ -227,7 +227,7 @@ class _Outgoing:
         return self._sender.statistics()[target].messages
 
     def weights(self, iteration: int) -> _Weights:
-        """Of this iteration, or the newest there are."""
+        """The weights of this iteration, or the newest there are."""
         at_least = iteration if self._context.group.synchronous else self._context.first
         self._context.control.at("waiting for weights")
         found = self._weights.read(at_least=at_least)

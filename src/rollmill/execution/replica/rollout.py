@@ -71,7 +71,7 @@ class RemoteEnvsRollout:
 
     @property
     def collector(self) -> Collector:
-        """Of all lanes together."""
+        """The collector of all links together."""
         joined = [np.concatenate(leaves) for leaves in zip(*self._collectors, strict=True)]
         return jax.tree.unflatten(self._structure, joined)
 

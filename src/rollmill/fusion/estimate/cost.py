@@ -55,7 +55,7 @@ class Cost(NamedTuple):
 
     @property
     def instructions(self) -> int:
-        """Of one lane; matrix products have units and instructions of their own."""
+        """Instructions of one lane; matrix products have units and instructions of their own."""
         return self.floats + self.integers + self.special
 
 
@@ -94,7 +94,7 @@ def _cost(node: Node) -> Cost:
 
 
 def _arithmetic(node: Node) -> Cost:
-    """Of one number."""
+    """The cost of one number."""
     kind = (node.operands[-1] if node.operands else node).dtype
     if kind.kind != "f" or node.op == "table":
         return Cost(integers=1)

@@ -86,7 +86,7 @@ class Loop(NamedTuple):
     condition: Program | None
     """Gives one boolean: whether another turn follows, each environment for itself; None for a counted loop."""
     turns: int | None
-    """Of a counted loop."""
+    """Iterations of a counted loop; None where the condition decides."""
 
 
 def toposort(roots: Sequence[Node], known: Container[Node] = ()) -> Iterator[Node]:

@@ -21,7 +21,7 @@ class TilePart(NamedTuple):
     """What of a tile belongs to one result."""
 
     offset: int
-    """Of the result's first number in the vector of all results."""
+    """The place of the result's first number in the vector of all results."""
     first_row: int
     rows: int
     columns: int
@@ -47,7 +47,7 @@ class Accumulators(NamedTuple):
     numbers: list[tuple[int, Node]]
     """Offsets of single numbers."""
     size: int
-    """Of the vector of all results."""
+    """Numbers of the vector of all results."""
 
 
 def accumulators_of(sums: Sequence[Sum], outputs: Sequence[Node]) -> Accumulators:

@@ -54,7 +54,7 @@ class Shuffled(NamedTuple):
     """What an epoch needs of its rows."""
 
     rows: UInt32[Array, "*epochs M N"]
-    """Of each minibatch."""
+    """Rows of each minibatch."""
     own: dict[int, Array]
     """Leaves `[*epochs, M, N, ...]` that were changed with regard to a whole minibatch, by their number."""
 
@@ -66,13 +66,13 @@ class Minibatch(NamedTuple):
     packed: Packed
     """All samples."""
     shuffled: Shuffled
-    """Of the epoch."""
+    """The shuffled rows of the epoch."""
     vector: Vector | None = None
     """What is learned, where it is held as one vector."""
 
     @property
     def num_samples(self) -> int:
-        """Of each minibatch."""
+        """Samples of each minibatch."""
         return self.shuffled.rows.shape[-1]
 
 

@@ -25,7 +25,7 @@ class Leaf(NamedTuple):
     places: tuple[int, ...]
     """Its numbers, or rows, among a program's inputs or outputs."""
     width: int | None
-    """Of its rows; None where it is held number by number."""
+    """Columns of its rows; None where it is held number by number."""
     same: Any = None
     """What it is where no program computes it, for it is the same everywhere."""
 

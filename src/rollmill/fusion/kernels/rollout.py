@@ -26,7 +26,7 @@ from rollmill.fusion.lower.invariants import ValueClasses, labels_of, meet
 from rollmill.fusion.lower.scalarise import Scalarised, scalarise
 
 MOST_READINGS = 8
-"""Of a step, to find what is always true of what it carries: each takes as long as to trace it."""
+"""Times that a step is lowered, at most, to find what is always true of what it carries."""
 
 
 class RolloutStep(NamedTuple):
@@ -49,7 +49,7 @@ class RolloutStep(NamedTuple):
 
     @property
     def changed(self) -> list[bool]:
-        """Of each of the collector's leaves, whether a step may change it."""
+        """Whether a step may change each of the collector's leaves."""
         program = self.scalarised.program
 
         def stays(before: Leaf, after: Leaf) -> bool:

@@ -27,7 +27,7 @@ class Sum(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result."""
+        """The shape of the result."""
         return self.left.shape if self.right is None else (*self.left.shape, *self.right.shape)
 
     @property

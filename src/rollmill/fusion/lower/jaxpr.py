@@ -28,7 +28,7 @@ from rollmill.fusion.lower.values import (
 )
 
 TYPES = ("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32")
-"""Of the numbers in a kernel."""
+"""Types of the numbers in a kernel."""
 
 MOST_NODES = 100_000
 """Operations of a program, with those that turn out not to be needed."""

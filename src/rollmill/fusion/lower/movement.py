@@ -95,7 +95,7 @@ class _Piece(NamedTuple):
     """Where one run of columns comes from."""
 
     part: int
-    """Of the parts side by side; -1 for the fill."""
+    """The number of the part, of those side by side; -1 for the fill."""
     row: int
     first: int
 

@@ -16,16 +16,16 @@ class Equation(NamedTuple):
     params: dict[str, Any]
     outputs: tuple[ShapedArray, ...]
     needed: tuple[bool, ...]
-    """Of each output, whether anybody reads it."""
+    """Whether each output is read."""
 
     @property
     def dtype(self) -> Any:
-        """Of the first output."""
+        """The type of the first output."""
         return self.outputs[0].dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first output."""
+        """The shape of the first output."""
         return self.outputs[0].shape
 
 

@@ -107,7 +107,7 @@ class _Task(NamedTuple):
     summed: bool
     """Whether only sums of the results are wanted."""
     assumed: ValueClasses
-    """Of the first leaves."""
+    """Assumed of the first leaves."""
 
 
 def _with_layout(task: _Task, in_rows: list[bool]) -> Scalarised:

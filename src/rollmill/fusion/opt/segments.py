@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rollmill.fusion.ir import ANYWHERE, Node
 
 MOST_NODES = 5_000
-"""Of a program whose order does not matter."""
+"""Nodes of a program up to which the order does not matter."""
 
 
 class ProgramSegment(NamedTuple):

@@ -90,7 +90,7 @@ def _find_first(product: Node, only_user: Mapping[Node, Node], found: SkinnyMatm
 
 
 def _only_users(nodes: Sequence[Node], outputs: Sequence[Node]) -> dict[Node, Node]:
-    """Of nodes that are read by one other alone, that one."""
+    """The only node that reads each node which no other reads."""
     users: dict[Node, list[Node]] = {}
     for node in nodes:
         for operand in node.operands:

@@ -29,7 +29,7 @@ class Tuned(NamedTuple):
     seconds: float | None = None
     """In the kernel; None where it was not timed."""
     unfused_seconds: float | None = None
-    """Of the same by XLA alone."""
+    """Seconds of the same by XLA alone."""
 
     @property
     def gain(self) -> float | None:
@@ -97,7 +97,7 @@ def _compiled(functions: Iterable[Callable[..., Any]], arguments: Sequence[Any])
 
 
 def _seconds(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
-    """Of a call, the median of several times, each of several calls in a row."""
+    """Seconds of a call: the median of several times, each of several calls in a row."""
     jax.block_until_ready(function(*arguments))
     calls = max(1, min(CALLS, round(SECONDS / _seconds_of(1, function, arguments))))
     return median(_seconds_of(calls, function, arguments) for _ in range(REPEATS))

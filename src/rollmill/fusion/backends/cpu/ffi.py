@@ -54,7 +54,7 @@ class NewProgram(NamedTuple):
     pointers: list[Value]
     """To inputs, then to outputs."""
     number: Value
-    """Of this call, from 0 on."""
+    """The number of this call, from 0 on."""
     scratch: Value
     """Memory of its core."""
 

@@ -170,7 +170,7 @@ def _nearest(emit: Emitter, x: Value, factor: float) -> tuple[Value, Value]:
 
 
 def _expm1_series(emit: Emitter, r: Value) -> Value:
-    """Of `|r| <= log(2) / 2`."""
+    """`exp(r) - 1` for `|r| <= log(2) / 2`."""
     tail = _polynomial(emit, r, [1 / math.factorial(n) for n in range(2, 8)])
     return emit.fma(emit.multiply(r, r), tail, r)
 
@@ -237,7 +237,7 @@ def _between(emit: Emitter, x: Value, least: float, most: float) -> Value:
 
 
 def _power_of_two(emit: Emitter, exponent: Value) -> Value:
-    """Of exponents of normal numbers."""
+    """`2 ** exponent`, for exponents of normal numbers."""
     biased = emit.builder.add(exponent, emit.constant(127, INT32))
     return emit.builder.bitcast(emit.builder.shl(biased, emit.constant(23, INT32)), emit.vector(FLOAT32))
 

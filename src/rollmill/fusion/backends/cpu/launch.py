@@ -12,7 +12,7 @@ class CodeLaunch(NamedTuple):
     block: int
     """Environments, or samples, that are computed together; a power of two."""
     programs: int = 0
-    """Of a sum over samples: its parts, which are summed apart."""
+    """Parts of a sum over samples, which are summed apart."""
 
 
 def describe_processor() -> str:

@@ -15,7 +15,7 @@ from rollmill.fusion.kernels.rollout import RolloutStep, unpack, written
 
 ENVIRONMENTS_TOGETHER = 16
 SAMPLES_TOGETHER = 32
-"""Of a block: as many as the widest vectors have lanes, or twice as many."""
+"""Samples of a block: as many as the widest vectors have lanes, or twice as many."""
 PARTS_OF_A_CORE = 4
 """Sums of samples that a core makes, one after the other: the last is never waited for long."""
 

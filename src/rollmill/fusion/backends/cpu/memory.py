@@ -139,7 +139,7 @@ class Tiling(NamedTuple):
     """How many rows and vectors of a product are in registers at once."""
 
     first: int
-    """Of the vectors."""
+    """The number of the first of the vectors."""
     vectors: int
     rows: int
 

@@ -120,7 +120,7 @@ class TritonWriter:
         return name
 
     def shape(self, node: Node) -> str:
-        """Of what a node becomes."""
+        """The shape of the tensor that a node becomes."""
         return "[BLOCK]" if node.width is None else f"[BLOCK, {columns(node.width)}]"
 
     def _expression(self, node: Node, operands: list[str]) -> str:

@@ -34,7 +34,7 @@ class Kernel(NamedTuple):
     source: str
     """The function `kernel`, decorated, without imports."""
     programs: int
-    """Of the grid."""
+    """Programs of the grid."""
     outputs: tuple[jax.ShapeDtypeStruct, ...]
     """What the last pointers are for."""
     constants: dict[str, Any]

@@ -17,14 +17,14 @@ class Compilation(NamedTuple):
     """All that a compiled kernel depends on, besides versions."""
 
     file: str
-    """Of Python source, with the function `kernel`."""
+    """A file of Python source, with the function `kernel`."""
     pointers: tuple[tuple[str, int], ...]
     """Types of its pointers, and bytes that they are multiples of; 0 where that is not known."""
     constants: tuple[tuple[str, Any], ...]
     options: tuple[tuple[str, Any], ...]
     """Triton's."""
     capability: int
-    """Of NVIDIA's chip, 90 for 9.0."""
+    """Compute capability of NVIDIA's chip, 90 for 9.0."""
 
     @classmethod
     def from_json(cls, text: str) -> "Compilation":

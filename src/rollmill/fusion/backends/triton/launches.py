@@ -18,7 +18,7 @@ KernelOf: TypeAlias = Callable[..., tuple[Kernel, list[Any]]]
 """`(launch, *task) -> kernel, the arrays that it takes`."""
 
 LEAST_CAPABILITY = 8.0
-"""Of a chip: from Ampere on."""
+"""Compute capability of a chip: from Ampere on."""
 
 ROLLOUTS = (
     *(Launch(16, 1), Launch(16, 2), Launch(32, 1), Launch(32, 2), Launch(64, 2), Launch(64, 4), Launch(128, 4)),

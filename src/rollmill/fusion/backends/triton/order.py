@@ -13,7 +13,7 @@ SEPARATOR = "; "
 """Between names of which a node has several."""
 
 Names: TypeAlias = Mapping[Node, str]
-"""Of what is written."""
+"""Names of the nodes that are written."""
 
 ALWAYS = "tl.num_programs(0) > 0"
 """A condition that Triton does not know to hold; LLVM does, and leaves the branch out."""
@@ -52,7 +52,7 @@ class Order:
             node: guard for guard in guarded_regions(self.nodes, program.outputs) for node in guard.nodes
         }
         self.names = {node: inputs[int(node.attributes[0])] for node in self.nodes if node.op == "input"}
-        """Of what is written."""
+        """Names of the nodes that are written."""
 
     def write(self, then: Callable[[Names], None] | None) -> None:
         """Writes all nodes; calls this after each, with the names of all that is written."""

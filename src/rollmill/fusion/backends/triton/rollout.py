@@ -20,7 +20,7 @@ from rollmill.fusion.numerics import Numerics
 from rollmill.fusion.opt.segments import needs_segments
 
 MOST_REGISTERS = 255
-"""Of a thread. A compiler that is not told so may give large kernels a quarter of them."""
+"""Registers of a thread. Without this limit a compiler may give large kernels a quarter of them."""
 
 
 class Launch(NamedTuple):

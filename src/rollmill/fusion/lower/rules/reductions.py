@@ -38,7 +38,7 @@ REDUCTIONS = {
 RUNNING = {"cumsum": "add", "cumprod": "mul", "cummax": "max", "cummin": "min"}
 
 OVER_COLUMNS = {"add": "row_sum", "max": "row_max", "min": "row_min", "or": "row_max", "and": "row_min"}
-"""Of a row; the last two of booleans, as integers."""
+"""Operations that reduce a row; the last two are those of booleans, as integers."""
 
 
 # --- along axes -----------------------------------------------------------------------------------------
