@@ -10,7 +10,7 @@ import failing  # noqa: F401
 import pytest
 
 import rollmill
-from rollmill.api.following import StopOverdue
+from rollmill.api.driver import StopOverdue
 from rollmill.core.errors import CheckpointError, EnvironmentFailed, NonFiniteError
 from rollmill.execution.coordination.coordinator import LostWorker
 from rollmill.record import read_metrics
@@ -67,7 +67,7 @@ def test_one_that_hangs_in_a_thread_ends_the_run_by_the_limit_of_the_user_from_t
 
 
 def test_sigterm_ends_a_run_whose_environment_hangs(tmp_path, monkeypatch):
-    monkeypatch.setattr("rollmill.api.following.TERMINATE_SECONDS", 1.0)
+    monkeypatch.setattr("rollmill.api.driver.TERMINATE_SECONDS", 1.0)
     monkeypatch.setattr("rollmill.execution.coordination.coordinator.SLOW_STOP_SECONDS", 0.0)
     before = count_hanging()  # threads of other tests, which nobody can end
 

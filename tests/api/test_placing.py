@@ -4,8 +4,8 @@ import pytest
 
 import rollmill
 from rollmill.api import RunOptions, choose_plan
-from rollmill.api.deployment import refuse_unread
-from rollmill.api.training import placed_anew
+from rollmill.api.placing import refuse_unread
+from rollmill.api.training import reset_placement
 from rollmill.core.errors import UsageError
 from rollmill.planning import write_plan
 
@@ -63,9 +63,9 @@ def test_beside_a_plan_nothing_else_says_where_a_group_runs(options, tmp_path):
 
 def test_of_another_policy_nothing_is_kept_that_was_said_of_the_old_one():
     of_old = {"workers", "actors", "learners", "asynchronous", "place", "cluster", "host", "plan", "distribution"}
-    new = placed_anew({"distribution": "central"})
+    new = reset_placement({"distribution": "central"})
     assert new.keys() == of_old and [name for name, value in new.items() if value] == ["distribution"]
     asked = {"distribution": "central", "asynchronous": True, "place": "threads", "actors": 3}
-    assert asked.items() <= placed_anew(asked).items()
-    assert placed_anew({"cluster": "ray"}) == {"cluster": "ray", "place": None, "host": None}
-    assert placed_anew({"actors": 3}) == {"actors": 3}
+    assert asked.items() <= reset_placement(asked).items()
+    assert reset_placement({"cluster": "ray"}) == {"cluster": "ray", "place": None, "host": None}
+    assert reset_placement({"actors": 3}) == {"actors": 3}

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 import rollmill
-from rollmill.api import PLACEMENT
 from rollmill.cli.main import main
+from rollmill.planning import PLACEMENT
 
 SIZES = ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "640", "--run-dir", "run"]
 

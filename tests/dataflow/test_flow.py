@@ -113,12 +113,12 @@ def test_an_environment_is_asked_and_answers_one_at_a_time():
     flows = flow(ppo("Pendulum-v1"))
     assert kinds(flows.request.key) == [((2,), "uint32")]
     assert kinds(flows.request.action) == [((1,), "float32")]
-    turn = flows.turn
-    assert isinstance(turn, StepReply)
-    assert kinds((turn.observation, turn.reward)) == [((3,), "float32"), ((), "float32")]
-    assert kinds((turn.terminated, turn.truncated)) == [((), "bool")] * 2
-    assert turn.action_mask == ()
-    assert {name: kinds(leaf) for name, leaf in turn.info.items()} == {
+    reply = flows.reply
+    assert isinstance(reply, StepReply)
+    assert kinds((reply.observation, reply.reward)) == [((3,), "float32"), ((), "float32")]
+    assert kinds((reply.terminated, reply.truncated)) == [((), "bool")] * 2
+    assert reply.action_mask == ()
+    assert {name: kinds(leaf) for name, leaf in reply.info.items()} == {
         "episode_return": [((), "float32")],
         "episode_length": [((), "int32")],
         "final_observation": [((3,), "float32")],
@@ -126,10 +126,10 @@ def test_an_environment_is_asked_and_answers_one_at_a_time():
 
 
 def test_masks_and_discounted_returns_travel_where_there_are_some():
-    turn = flow(counting_graph()).turn
-    assert kinds(turn.action_mask) == [((2,), "bool")]
-    assert set(turn.info) == {"episode_return", "episode_length", "noise", "final_observation"}
-    assert "discounted_return" in flow(ppo(normalize_rewards=True)).turn.info
+    reply = flow(counting_graph()).reply
+    assert kinds(reply.action_mask) == [((2,), "bool")]
+    assert set(reply.info) == {"episode_return", "episode_length", "noise", "final_observation"}
+    assert "discounted_return" in flow(ppo(normalize_rewards=True)).reply.info
 
 
 def test_trajectories_weights_and_gradients():

@@ -6,21 +6,14 @@ from typing import NamedTuple
 
 import jax
 
-from rollmill.channels import LocalBroker, MemoryWire, ScopedBroker
-from rollmill.dataflow import Flow, Graph, Partition, State, check_partition, flow
-from rollmill.execution.coordination.coordinator import Coordinator, MetricsRows, Saved, host_blank
+from rollmill.channels import LocalBroker
+from rollmill.dataflow import State, check_partition, flow
+from rollmill.execution.coordination.coordinator import Coordinator, MetricsRows, Saved, initial_host_state
 from rollmill.execution.coordination.jobs import jobs_of
 from rollmill.execution.processes import ThreadSupervisor
-from rollmill.execution.replica import run_replica
-
-
-class Held(NamedTuple):
-    """What the threads of a training share."""
-
-    graph: Graph
-    flow: Flow
-    partition: Partition
-    broker: LocalBroker
+from rollmill.execution.run_spec import RunSpec, WorkerSettings
+from rollmill.execution.worker_entry import MODULE, share
+from rollmill.planning import Plan
 
 
 class Trained(NamedTuple):
@@ -30,32 +23,24 @@ class Trained(NamedTuple):
     rows: list
 
 
-_held: list[Held] = []
-
-
-def work(job, control):
-    """A worker."""
-    held = _held[job.settings["held"]]
-    wire = lambda stop, epoch: MemoryWire(ScopedBroker(held.broker, str(epoch)), abandon=stop)
-    run_replica(job, control, graph=held.graph, flow=held.flow, partition=held.partition, wire=wire)
-
-
 def train(graph, partition, *, seed=0, on_told=lambda coordinator, told: None, begin_with=None):
     """From the beginning, or from a saved state, to the end."""
     check_partition(partition, graph.loops)
     flows, blank = _flow_and_blank(graph, seed)
-    _held.append(Held(graph, flows, partition, LocalBroker()))
-    settings = {"held": len(_held) - 1, "seed": seed, "unroll": 1, "checksums": True}
-    settings |= {"start_seconds": 600, "max_failures": 5}
-    jobs = jobs_of(partition, "group_runs:work", settings, processes=False)
+    plan = Plan(partition, "threads").to_json()
+    spec = RunSpec(graph={}, graph_factory="", plan=plan, platform="cpu", seed=seed, unroll=1, checksums=True)
     rows, states = [], []
-    with contextlib.closing(ThreadSupervisor(jobs)) as workers:
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(share(graph, flows, LocalBroker()))
+        settings = WorkerSettings(spec, shared=name).to_json()
+        jobs = jobs_of(partition, f"{MODULE}:work_in_thread", settings, processes=False)
+        workers = stack.enter_context(contextlib.closing(ThreadSupervisor(jobs)))
         coordinator = Coordinator(
             graph,
             partition,
             workers,
             begin_with=begin_with or Saved(0, blank),
-            blank=blank,
+            initial=blank,
             restored=begin_with is not None,
         )
         for told in coordinator.run():
@@ -72,7 +57,7 @@ def train(graph, partition, *, seed=0, on_told=lambda coordinator, told: None, b
 def _cached(number, seed):
     graph = _graphs[number]
     flows = flow(graph)
-    return flows, host_blank(graph, flows.state, jax.random.key(seed))
+    return flows, initial_host_state(graph, flows.state, jax.random.key(seed))
 
 
 _graphs = []

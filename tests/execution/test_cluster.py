@@ -20,14 +20,15 @@ from worker_jobs import all_events, gone_within, several, until
 
 import rollmill
 from rollmill.api import RunOptions, choose_plan
-from rollmill.api.deployment import deployed
+from rollmill.api.openings import run_spec
 from rollmill.api.policies import load_weights
 from rollmill.api.specification import describe
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Group, Partition
+from rollmill.execution import launch
 from rollmill.execution.cluster import Demand, RayLauncher, demands_of, joined
-from rollmill.execution.coordination.reports import MetricsRows, Notice, Saved
 from rollmill.execution.processes import Finished, Hung, Lost, Received, Started, Supervisor
+from rollmill.execution.reports import MetricsRows, Notice, Saved
 from rollmill.record import RunDirectory
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'rollmill[cluster]'")
@@ -272,9 +273,8 @@ def test_a_killed_actor_is_replaced_and_training_goes_on(ray_cluster, tmp_path, 
     plan = choose_plan(graph, options)
     run = RunDirectory.create(tmp_path / "run", config={}, versions={})
     last, killed = 0, False
-    with deployed(
-        graph, plan, run, options, described=describe(graph), imports=(), begin_with=None, display=display
-    ) as (coordinator, _):
+    spec = run_spec(plan, options, described=describe(graph), imports=())
+    with launch(graph, spec, run, begin_with=None, show=display.note) as (coordinator, _):
         for told in coordinator.run():
             display.lines += [told.text] if isinstance(told, Notice) else []
             last = told.first + 1 if isinstance(told, MetricsRows) else last
@@ -294,9 +294,8 @@ def test_a_training_that_is_stopped_ends_with_the_state_of_its_last_row(ray_clus
     plan = choose_plan(graph, options)
     run = RunDirectory.create(tmp_path / "run", config={}, versions={})
     rows, saved = [], []
-    with deployed(
-        graph, plan, run, options, described=describe(graph), imports=(), begin_with=None, display=Told()
-    ) as (coordinator, _):
+    spec = run_spec(plan, options, described=describe(graph), imports=())
+    with launch(graph, spec, run, begin_with=None, show=Told().note) as (coordinator, _):
         for told in coordinator.run(lambda: len(rows) >= 5):
             rows.extend(told.rows if isinstance(told, MetricsRows) else [])
             saved.extend([told.iteration] if isinstance(told, Saved) else [])

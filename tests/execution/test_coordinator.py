@@ -14,12 +14,12 @@ from rollmill.dataflow import FRAGMENTS, Group, Partition, share
 from rollmill.execution import state_shapes
 from rollmill.execution.coordination import coordinator as module
 from rollmill.execution.coordination import recovery as losses
-from rollmill.execution.coordination.coordinator import Coordinator, LostWorker, replaceable
+from rollmill.execution.coordination.coordinator import Coordinator, LostWorker
 from rollmill.execution.coordination.jobs import jobs_of
-from rollmill.execution.coordination.reports import MetricsRows, Notice, RolledBack, Saved, StartedUp
 from rollmill.execution.processes import ALL, Finished, Hung, Job, Lost, Received, Started, WorkerMessage
 from rollmill.execution.replica import share_of
-from rollmill.planning import Counts, find_distribution, list_distributions
+from rollmill.execution.reports import MetricsRows, Notice, RolledBack, Saved, StartedUp
+from rollmill.planning import Counts, find_distribution
 
 GRAPH = rollmill.ppo(
     rollmill.make("CartPole-v1"),
@@ -98,7 +98,7 @@ class Scripted:
 
     def row(self, n, job="learner/0", **metrics):
         """Iteration n's metrics, counted from 0."""
-        return self.says(job, "row", {"iteration": n, "metrics": {"losses/total": 0.5, **metrics}})
+        return self.says(job, "IterationMetrics", {"first": n, "rows": [{"losses/total": 0.5, **metrics}]})
 
     def says(self, job, kind, fields, arrays=None):
         return Received(self._jobs[job], WorkerMessage(kind, fields, arrays or {}))
@@ -111,7 +111,7 @@ class Scripted:
         arrays = share_of(state, index, learner=True, environments=True)
         room = "learner." if learner else "collector."
         mine = {name: array for name, array in arrays.items() if name.startswith(room)}
-        return self.says(job, "snapshot", {"iteration": int(state.iteration), "lowest": index.start}, mine)
+        return self.says(job, "Snapshot", {"iteration": int(state.iteration), "lowest": index.start}, mine)
 
     def parts(self, state):
         return [self.part(job.name, state) for job in self.jobs]
@@ -148,7 +148,7 @@ def coordinate(
         partition,
         workers,
         begin_with=begin or Saved(0, numbered_state(0)),
-        blank=numbered_state(0),
+        initial=numbered_state(0),
         restored=begin is not None,
         mesh=mesh,
         **patience,
@@ -184,7 +184,7 @@ def test_workers_begin_with_nothing_at_the_beginning():
         first, *begins = workers.take()
         assert first == "started"
         assert [name for name, *_ in begins] == ["actor/0", "actor/1", "learner/0"]
-        assert {kind for _, kind, _, _ in begins} == {"begin"}
+        assert {kind for _, kind, _, _ in begins} == {"Begin"}
         assert all(arrays == {} for *_, arrays in begins)
         fields = begins[0][2]
         assert (fields["first"], fields["attempt"], fields["generation"], fields["epoch"]) == (0, 0, 0, 0)
@@ -198,7 +198,7 @@ def test_workers_that_go_on_get_their_shares():
     state = numbered_state(30)
 
     def script(workers):
-        begins = {to: (fields, arrays) for to, fields, arrays in workers.take("begin")}
+        begins = {to: (fields, arrays) for to, fields, arrays in workers.take("Begin")}
         for fields, _ in begins.values():
             assert (fields["first"], fields["generation"], fields["opens"]) == (30, 1, False)
         shares = [arrays["collector.index"].tolist() for _, arrays in begins.values()]
@@ -215,7 +215,7 @@ def test_workers_that_go_on_get_their_shares():
 
 def test_asynchronous_workers_go_on_with_environments_of_their_own():
     def script(workers):
-        begins = {to: arrays for to, _, arrays in workers.take("begin")}
+        begins = {to: arrays for to, _, arrays in workers.take("Begin")}
         assert not any(name.startswith("collector") for arrays in begins.values() for name in arrays)
         assert begins["update/0"] and begins["actor/1"]
         yield [workers.part("update/0", numbered_state(100))]
@@ -243,7 +243,7 @@ def test_rows_come_in_order():
 def test_a_state_is_put_together_from_the_parts():
     def script(workers):
         yield [workers.row(0)]
-        ((to, fields, _),) = workers.take("snapshot")
+        ((to, fields, _),) = workers.take("SnapshotRequest")
         wanted = fields["iteration"]
         assert to == ALL and wanted > 1
         state = numbered_state(wanted)
@@ -266,7 +266,7 @@ def test_a_state_is_put_together_from_the_parts():
 def wants_at_rows(*iterations):
     def on_told(coordinator, told):
         if isinstance(told, MetricsRows) and told.first + 1 in iterations:
-            coordinator.want_state()
+            coordinator.request_snapshot()
 
     return on_told
 
@@ -275,13 +275,13 @@ def test_a_state_that_somebody_missed_is_asked_for_again():
     def script(workers):
         workers.take()
         yield [workers.row(0)]
-        ((_, first, _),) = workers.take("snapshot")
+        ((_, first, _),) = workers.take("SnapshotRequest")
         yield [
-            workers.says("learner/0", "missed", first),
+            workers.says("learner/0", "MissedSnapshot", {"iteration": first["iteration"]}),
             workers.part("actor/0", numbered_state(first["iteration"])),
         ]
         yield [workers.row(first["iteration"] + 1)]
-        ((to, second, _),) = workers.take("snapshot")
+        ((to, second, _),) = workers.take("SnapshotRequest")
         assert to == ALL and second["iteration"] > first["iteration"]
         yield workers.parts(numbered_state(second["iteration"]))
         yield from ends_at(100, workers)
@@ -296,14 +296,14 @@ def test_a_state_that_lacks_a_part_is_asked_for_again():
     def script(workers):
         workers.take()
         yield [workers.row(0)]
-        ((_, first, _),) = workers.take("snapshot")
+        ((_, first, _),) = workers.take("SnapshotRequest")
         state = numbered_state(first["iteration"])
         yield [workers.part("actor/0", state), workers.part("learner/0", state)]
         for n in range(1, first["iteration"] + 1):
             yield [workers.row(n)]
-        assert workers.take("snapshot") == []
+        assert workers.take("SnapshotRequest") == []
         yield [workers.row(first["iteration"] + 1)]
-        assert [to for to, *_ in workers.take("snapshot")] == [ALL]
+        assert [to for to, *_ in workers.take("SnapshotRequest")] == [ALL]
         yield from ends_at(100, workers)
 
     told = coordinate(script, on_told=wants_at_rows(*range(1, 99)))
@@ -336,9 +336,9 @@ def test_a_state_with_leaves_missing_is_none():
 def test_a_group_with_the_update_alone_is_told_of_the_end():
     def script(workers):
         yield [workers.row(98, "update/0")]
-        assert workers.take("snapshot") == []
+        assert workers.take("SnapshotRequest") == []
         yield [workers.row(99, "update/0")]
-        assert workers.take("snapshot") == [("update", {"iteration": 100, "final": True}, {})]
+        assert workers.take("SnapshotRequest") == [("update", {"iteration": 100, "final": True}, {})]
         yield [workers.part("update/0", numbered_state(100))]
 
     told = coordinate(script, CENTRAL)
@@ -352,10 +352,10 @@ def test_on_a_mesh_states_are_those_between_windows():
     one = Partition("gpu-only", (Group("all", FRAGMENTS, 2),))
 
     def script(workers):
-        fields = [fields for _, fields, _ in workers.take("begin")]
+        fields = [fields for _, fields, _ in workers.take("Begin")]
         assert fields[0]["meet"] == fields[1]["meet"] and fields[0]["meet"].startswith("127.0.0.1:")
-        yield [workers.says("all/0", "rows", {"first": 0, "rows": [{"x": 1.0}] * 8})]
-        ((_, fields, _),) = workers.take("snapshot")
+        yield [workers.says("all/0", "IterationMetrics", {"first": 0, "rows": [{"x": 1.0}] * 8})]
+        ((_, fields, _),) = workers.take("SnapshotRequest")
         assert fields["iteration"] % 8 == 0 and fields["iteration"] > 8
         learner = share_of(numbered_state(100), range(4), learner=True, environments=False)
         first, second = (workers.part(name, numbered_state(100)) for name in ("all/0", "all/1"))
@@ -372,10 +372,10 @@ def test_failures_of_environments_are_told_and_counted():
 
     def script(workers):
         yield [workers.row(0)]
-        yield [workers.says("actor/1", "failures", {"failures": [failure]})]
+        yield [workers.says("actor/1", "EnvFailures", {"failures": [failure]})]
         yield [workers.row(1), workers.row(2)]
-        yield [workers.says("actor/1", "failures", {"failures": [failure] * 7}), workers.lost("actor/0")]
-        yield [workers.says("learner/0", "rows", {"first": 3, "rows": [{"x": 1.0}, {"x": 2.0}]})]
+        yield [workers.says("actor/1", "EnvFailures", {"failures": [failure] * 7}), workers.lost("actor/0")]
+        yield [workers.says("learner/0", "IterationMetrics", {"first": 3, "rows": [{"x": 1.0}, {"x": 2.0}]})]
         yield from ends_at(100, workers)
 
     told = coordinate(script)
@@ -390,10 +390,10 @@ def test_what_workers_built_and_compiled_is_put_together():
     """Side by side and after one another; of a worker that is replaced it does not count."""
 
     def script(workers):
-        yield [workers.says("actor/0", "started", {"compiled": [[9.0, 7.0], [6.0, 5.0]], "built": 6.5})]
-        yield [workers.says("learner/0", "started", {"compiled": [[8.0, 6.5]], "built": 9.0})]
+        yield [workers.says("actor/0", "CompileTimes", {"compiled": [[9.0, 7.0], [6.0, 5.0]], "built": 6.5})]
+        yield [workers.says("learner/0", "CompileTimes", {"compiled": [[8.0, 6.5]], "built": 9.0})]
         yield [workers.lost("actor/0")]
-        yield [workers.says("actor/0", "started", {"compiled": [[5.0, 0.0]], "built": 1.0})]
+        yield [workers.says("actor/0", "CompileTimes", {"compiled": [[5.0, 0.0]], "built": 1.0})]
         yield from ends_at(100, workers)
 
     first, second = (told.so_far.compiling for told in of_kind(coordinate(script), StartedUp))
@@ -406,22 +406,22 @@ def test_what_workers_built_and_compiled_is_put_together():
 def test_a_lost_actor_is_replaced_and_begins_anew_while_others_go_on():
     def script(workers):
         yield [workers.row(0)]
-        ((_, wanted, _),) = workers.take("snapshot")
+        ((_, wanted, _),) = workers.take("SnapshotRequest")
         yield workers.parts(
             numbered_state(wanted["iteration"])
         )  # so that there is a later state than the beginning
         yield [workers.row(50)]
-        ((_, again, _),) = workers.take("snapshot")
+        ((_, again, _),) = workers.take("SnapshotRequest")
         yield [workers.lost("actor/1")]
         replaced, begin, *rest = workers.take()
         assert replaced == ("replaced", "actor/1")
         name, kind, fields, arrays = begin
-        assert (name, kind, arrays) == ("actor/1", "begin", {})
+        assert (name, kind, arrays) == ("actor/1", "Begin", {})
         # Its channels count from the beginning of all, whatever was saved since.
         assert (fields["first"], fields["attempt"], fields["generation"], fields["epoch"]) == (0, 1, 0, 0)
-        assert rest == [("actor/1", "snapshot", again, {})]  # which the lost one had not answered
+        assert rest == [("actor/1", "SnapshotRequest", again, {})]  # which the lost one had not answered
         yield [workers.lost("actor/1")]
-        assert [f["attempt"] for _, f, _ in workers.take("begin")] == [2]
+        assert [f["attempt"] for _, f, _ in workers.take("Begin")] == [2]
         yield from ends_at(100, workers)
 
     told = coordinate(script, on_told=wants_at_rows(1, 51))
@@ -441,7 +441,7 @@ def test_after_a_lost_learner_all_begin_again_from_the_last_state():
     def script(workers):
         yield [workers.lost("actor/0")]
         yield [workers.row(0)]
-        wanted = workers.take("snapshot")[-1][1]["iteration"]
+        wanted = workers.take("SnapshotRequest")[-1][1]["iteration"]
         yield workers.parts(numbered_state(wanted))
         yield [workers.row(40)]
         yield [workers.lost("learner/0")]
@@ -449,7 +449,7 @@ def test_after_a_lost_learner_all_begin_again_from_the_last_state():
         assert [s for s in sent if s[0] == "replaced"] == [
             ("replaced", name) for name in ("actor/0", "actor/1", "learner/0")
         ]
-        begins = [s for s in sent if len(s) == 4 and s[1] == "begin"]
+        begins = [s for s in sent if len(s) == 4 and s[1] == "Begin"]
         for name, _, fields, arrays in begins:
             assert fields["first"] == wanted
             assert (fields["attempt"], fields["generation"], fields["epoch"]) == (0, 1, 1)
@@ -472,7 +472,7 @@ def test_before_the_first_state_all_begin_again_from_the_beginning():
     def script(workers):
         workers.take()
         yield [workers.lost("learner/0")]
-        begins = workers.take("begin")
+        begins = workers.take("Begin")
         assert [(fields["first"], fields["opens"]) for _, fields, _ in begins] == [(0, False)] * 3
         shares = [arrays["collector.index"].tolist() for *_, arrays in begins]
         assert shares == [[0, 1], [2, 3], [0, 1, 2, 3]]
@@ -485,7 +485,7 @@ def test_before_the_first_state_asynchronous_workers_begin_anew():
     def script(workers):
         workers.take()
         yield [workers.lost("update/0")]
-        begins = workers.take("begin")
+        begins = workers.take("Begin")
         assert [(f["first"], f["opens"], f["generation"], arrays) for _, f, arrays in begins] == [
             (0, True, 1, {})
         ] * 3
@@ -646,22 +646,6 @@ def test_what_fails_in_the_same_iteration_again_and_again_ends_the_run():
         coordinate(script)
 
 
-def test_who_can_be_replaced_alone():
-    found = {}
-    for name in list_distributions():
-        partition = find_distribution(name)(Counts())
-        found[name] = [group.name for group in partition.groups if replaceable(partition, group)]
-    assert found == {
-        "gpu-only": [],
-        "multi-learner": ["environment"],
-        "single-learner-coarse": ["actor"],
-        "single-learner-fine": ["environment"],
-        "environments": ["environment"],
-        "central": [],
-    }
-    assert replaceable(CENTRAL, CENTRAL.groups[0]) and not replaceable(CENTRAL, CENTRAL.groups[1])
-
-
 def test_workers_of_one_host_share_its_cores(monkeypatch):
     def environments(**options):
         return [dict(job.environment) for job in jobs_of(COARSE, "nowhere:function", {}, **options)]
@@ -706,7 +690,7 @@ def stops_at_rows(iteration):
 def held(workers, **begun):
     """Answers: how many iterations each group's replicas have begun."""
     each = {job.name: begun[job.group] for job in workers.jobs if job.group in begun}
-    return [workers.says(name, "hold", {"begun": number}) for name, number in each.items()]
+    return [workers.says(name, "Hold", {"begun": number}) for name, number in each.items()]
 
 
 def test_stopping_ends_where_the_furthest_replica_is():
@@ -714,12 +698,12 @@ def test_stopping_ends_where_the_furthest_replica_is():
 
     def script(workers):
         yield [workers.row(9)]
-        assert workers.take("hold") == [(ALL, {}, {})]
+        assert workers.take("Hold") == [(ALL, {"begun": 0}, {})]
         yield [*held(workers, learner=11), workers.row(10)]
         yield held(workers, actor=13)[:1]
-        assert workers.take("end") == []  # before all have answered
+        assert workers.take("End") == []  # before all have answered
         yield held(workers, actor=13)[1:]
-        assert workers.take() == [(ALL, "end", {"iteration": 13}, {})]
+        assert workers.take() == [(ALL, "End", {"iteration": 13}, {})]
         yield [workers.row(11), workers.row(12)]
         yield from ends_at(13, workers)
 
@@ -737,14 +721,14 @@ def test_a_replica_that_is_lost_after_its_answer_has_to_answer_again():
         yield [workers.lost("actor/0")]
         kinds = [(sent[0], sent[1]) for sent in workers.take()]
         # Held before it begins, so that it is not past what the others are told.
-        assert kinds == [("replaced", "actor/0"), ("actor/0", "hold"), ("actor/0", "begin")]
+        assert kinds == [("replaced", "actor/0"), ("actor/0", "Hold"), ("actor/0", "Begin")]
         yield held(workers, learner=11)
-        assert workers.take("end") == []
-        yield [workers.says("actor/0", "hold", {"begun": 11})]
-        assert workers.take("end") == [(ALL, {"iteration": 12}, {})]
+        assert workers.take("End") == []
+        yield [workers.says("actor/0", "Hold", {"begun": 11})]
+        assert workers.take("End") == [(ALL, {"iteration": 12}, {})]
         yield [workers.lost("actor/0")]
         kinds = [(sent[0], sent[1]) for sent in workers.take()]
-        assert kinds == [("replaced", "actor/0"), ("actor/0", "end"), ("actor/0", "begin")]
+        assert kinds == [("replaced", "actor/0"), ("actor/0", "End"), ("actor/0", "Begin")]
         yield from ends_at(12, workers)
 
     told = coordinate(script, on_told=stops_at_rows(10))
@@ -756,16 +740,16 @@ def test_a_learner_that_is_lost_while_all_stop_takes_them_back():
         workers.take()
         yield [workers.row(9)]
         yield held(workers, actor=12, learner=11)
-        assert workers.take("end") == [(ALL, {"iteration": 12}, {})]
+        assert workers.take("End") == [(ALL, {"iteration": 12}, {})]
         yield [workers.lost("learner/0")]
         sent = workers.take()
-        assert [to for to, what, *_ in filter(_is_message, sent) if what == "hold"] == [
+        assert [to for to, what, *_ in filter(_is_message, sent) if what == "Hold"] == [
             "actor/0",
             "actor/1",
             "learner/0",
         ]
         yield held(workers, actor=1, learner=0)
-        assert workers.take("end") == [(ALL, {"iteration": 1}, {})]
+        assert workers.take("End") == [(ALL, {"iteration": 1}, {})]
         yield [workers.row(0)]
         yield from ends_at(1, workers)
 
@@ -779,10 +763,10 @@ def test_stopping_is_asked_about_even_while_nothing_happens():
 
     def script(workers):
         yield [workers.row(9)]
-        assert workers.take("hold") == []
+        assert workers.take("Hold") == []
         wishes.append("to stop")
         yield []
-        assert workers.take("hold") == [(ALL, {}, {})]
+        assert workers.take("Hold") == [(ALL, {"begun": 0}, {})]
         yield held(workers, actor=10, learner=10)
         yield from ends_at(10, workers)
 
@@ -803,7 +787,7 @@ def test_stopping_does_not_wait_until_all_that_has_happened_is_told():
     def on_told(coordinator, told):
         if isinstance(told, MetricsRows):
             wishes.append("to stop")
-            held_at.append((ALL, "hold", {}, {}) in coordinator._workers.sent)
+            held_at.append((ALL, "Hold", {"begun": 0}, {}) in coordinator._workers.sent)
 
     coordinate(script, on_told=on_told, stopping=lambda: bool(wishes))
     assert held_at == [False, True, True]
@@ -816,9 +800,9 @@ def test_a_replica_that_has_done_what_was_planned_makes_that_the_end():
         actor, learner = workers.jobs[0], workers.jobs[2]
         yield [*workers.parts(numbered_state(100))[:2], Finished(actor), workers.row(97)]
         yield held(workers, actor=100)[1:]
-        assert workers.take("end") == []
-        yield [workers.says(learner.name, "hold", {"begun": 99})]
-        assert workers.take("end") == [(ALL, {"iteration": 100}, {})]
+        assert workers.take("End") == []
+        yield [workers.says(learner.name, "Hold", {"begun": 99})]
+        assert workers.take("End") == [(ALL, {"iteration": 100}, {})]
         yield [workers.part(learner.name, numbered_state(100))]
 
     told = coordinate(script, on_told=stops_at_rows(98))
@@ -828,17 +812,17 @@ def test_a_replica_that_has_done_what_was_planned_makes_that_the_end():
 def test_a_stop_where_a_state_was_just_saved_ends_there():
     def script(workers):
         yield [workers.row(0)]
-        ((_, wanted, _),) = workers.take("snapshot")
+        ((_, wanted, _),) = workers.take("SnapshotRequest")
         iteration = wanted["iteration"]
         yield workers.parts(numbered_state(iteration))
         yield [workers.row(iteration - 1)]
         yield held(workers, actor=iteration, learner=iteration)
-        assert workers.take("end") == [(ALL, {"iteration": iteration}, {})]
+        assert workers.take("End") == [(ALL, {"iteration": iteration}, {})]
         yield from ends_at(iteration, workers)
 
     def on_told(coordinator, told):
         if isinstance(told, MetricsRows) and told.first == 0:
-            coordinator.want_state()
+            coordinator.request_snapshot()
         elif isinstance(told, MetricsRows):
             coordinator.stop()
 
@@ -851,13 +835,13 @@ def test_of_asynchronous_workers_only_the_update_says_where_the_end_is():
     def script(workers):
         yield [workers.row(9, "update/0")]
         workers.take()
-        yield [workers.says("actor/1", "hold", {"begun": 50})]
+        yield [workers.says("actor/1", "Hold", {"begun": 50})]
         assert workers.take() == []
-        yield [workers.says("update/0", "hold", {"begun": 10})]
+        yield [workers.says("update/0", "Hold", {"begun": 10})]
         # It is told at once, because no row comes any more.
         assert workers.take() == [
-            (ALL, "end", {"iteration": 10}, {}),
-            ("update", "snapshot", {"iteration": 10, "final": True}, {}),
+            (ALL, "End", {"iteration": 10}, {}),
+            ("update", "SnapshotRequest", {"iteration": 10, "final": True}, {}),
         ]
         yield [workers.part("update/0", numbered_state(10))]
 

@@ -19,15 +19,15 @@ from own_algorithm import reinforce
 
 import rollmill
 from rollmill.channels import LocalBroker, MemoryWire
-from rollmill.dataflow import flow
+from rollmill.dataflow import flow, roles
 from rollmill.execution import dispatch_ahead, lower
-from rollmill.execution.coordination.reports import MetricsRows, Saved
 from rollmill.execution.processes import WorkerMessage
-from rollmill.execution.replica import loop as replica_module
+from rollmill.execution.replica import held_learner
 from rollmill.execution.replica.context import ReplicaContext
 from rollmill.execution.replica.layouts import gradients_layout
-from rollmill.execution.replica.parameter_server import run_update
+from rollmill.execution.replica.parameter_server import run_parameter_server
 from rollmill.execution.replica.remote import LAST
+from rollmill.execution.reports import MetricsRows, Saved
 from rollmill.planning import Counts, find_distribution
 from rollmill.record import to_host
 
@@ -169,7 +169,7 @@ def test_the_cases_are_what_they_say():
     assert flow(graph).prepared and flow(graph_of("mappo")).prepared
     stopping = one_program("ppo stopping")[1]
     assert {float(row["epochs"]) for row in stopping} == {1.0, 2.0}
-    assert jax.tree.leaves(flow(graph_of("ppo masked")).turn.action_mask)
+    assert jax.tree.leaves(flow(graph_of("ppo masked")).reply.action_mask)
     assert jax.tree.leaves(flow(graph_of("ppo recurrent")).trajectory.memory)
 
 
@@ -201,13 +201,13 @@ def _mean_return(rows):
 def test_replicas_that_reduce_hold_the_same_bits(policy, monkeypatch):
     """The learner of each replica at the end, though only the first one's is saved."""
     learners = {}
-    learner_part = replica_module.learner_part
+    learner_part = held_learner.learner_part
 
     def watched(context, learner):
         learners[context.name] = to_host(learner)
         return learner_part(context, learner)
 
-    monkeypatch.setattr(replica_module, "learner_part", watched)
+    monkeypatch.setattr(held_learner, "learner_part", watched)
     partition = find_distribution(policy)(POLICIES[policy])
     trained = train(graph_of("ppo"), partition)
     first, second = (learners[f"{partition.groups[0].name}/{n}"] for n in (0, 1))
@@ -230,7 +230,7 @@ def test_a_training_goes_on_under_another_policy():
         if isinstance(told, Saved):
             states[told.iteration] = told.state
         elif not states:
-            coordinator.want_state()
+            coordinator.request_snapshot()
 
     train(graph, find_distribution("environments")(POLICIES["environments"]), on_told=on_told)
     middle = min(states)
@@ -314,18 +314,18 @@ class FinalOrder:
         self.answer, self.work, self.started = lambda kind, reply: None, self.at, lambda: None
 
     def send(self, kind, fields, arrays=None):
-        self.sent.append((kind, fields["iteration"]))
+        self.sent.append((kind, fields["first" if kind == "IterationMetrics" else "iteration"]))
 
     def latest(self, kind):
-        told = ("row", ITERATIONS - 1) in self.sent and kind == "snapshot" and not self._late
-        return WorkerMessage("snapshot", {"iteration": ITERATIONS, "final": True}, {}) if told else None
+        told = ("IterationMetrics", ITERATIONS - 1) in self.sent and kind == "SnapshotRequest" and not self._late
+        return WorkerMessage("SnapshotRequest", {"iteration": ITERATIONS, "final": True}, {}) if told else None
 
     def wait(self, kind, timeout=None):
         self._late = False
         return self.latest(kind)
 
 
-ENDED = [("row", ITERATIONS - 2), ("row", ITERATIONS - 1), ("snapshot", ITERATIONS)]
+ENDED = [("IterationMetrics", ITERATIONS - 2), ("IterationMetrics", ITERATIONS - 1), ("Snapshot", ITERATIONS)]
 
 
 @pytest.fixture
@@ -338,8 +338,7 @@ def updating():
         context = ReplicaContext(
             graph=graph,
             flow=flows,
-            partition=partition,
-            group=partition.holder("update"),
+            role=roles(partition)["update"],
             replica=0,
             wire=MemoryWire(broker),
             control=control,
@@ -348,7 +347,7 @@ def updating():
             first=ITERATIONS - 2,
             restored={},
         )
-        thread = threading.Thread(target=run_update, args=(context,), daemon=True)
+        thread = threading.Thread(target=run_parameter_server, args=(context,), daemon=True)
         thread.start()
         wire, layout = MemoryWire(broker), gradients_layout(flows)
         senders = [wire.sender("gradients", source=n, targets=[0], layout=layout) for n in range(2)]
@@ -387,7 +386,9 @@ class EarlyOrder(FinalOrder):
     def latest(self, kind):
         wanted = super().latest(kind)
         return wanted or (
-            WorkerMessage("snapshot", {"iteration": ITERATIONS - 1}, {}) if kind == "snapshot" else None
+            WorkerMessage("SnapshotRequest", {"iteration": ITERATIONS - 1}, {})
+            if kind == "SnapshotRequest"
+            else None
         )
 
 
@@ -401,5 +402,7 @@ def test_a_state_that_is_wanted_is_not_sent_before_its_iteration(updating):
         for _ in range(2):
             sender.send(gradients, flags=LAST, timeout=30.0)
     thread.join(30.0)
-    assert [entry for entry in control.sent if entry[0] == "row"] == ENDED[:2]
-    assert control.sent.index(("snapshot", ITERATIONS - 1)) > control.sent.index(("row", ITERATIONS - 2))
+    assert [entry for entry in control.sent if entry[0] == "IterationMetrics"] == ENDED[:2]
+    assert control.sent.index(("Snapshot", ITERATIONS - 1)) > control.sent.index(
+        ("IterationMetrics", ITERATIONS - 2)
+    )

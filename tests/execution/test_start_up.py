@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from rollmill.execution.coordination import start_up
-from rollmill.execution.coordination.start_up import CompileClock, StartUp, union
+from rollmill.execution.coordination.start_up import StartUp
+from rollmill.execution.program.compile_clock import CompileClock, CompileTimes, union
 
 
 def test_a_union_joins_what_overlaps_or_lies_close():
@@ -23,7 +24,7 @@ def test_a_clock_hears_what_its_own_thread_compiles():
             thread.start()
             thread.join()
             (function if own else lambda: None)()
-            return clock.report(time.monotonic())["compiled"]
+            return clock.report(time.monotonic()).compiled
 
     def compiles():
         jax.jit(lambda x: jnp.sin(x) * number)(jnp.float32(1))
@@ -40,7 +41,7 @@ def test_compiling_side_by_side_counts_once_and_building_before_it_is_part_of_th
     monkeypatch.setattr(start_up.time, "monotonic", lambda: 100.0)
     together = StartUp(began=80.0)
     # One worker built until 85 and compiled from 86 to 90; another built until 88 and compiled from 89 to 95.
-    first = together.add({"compiled": [[14.0, 10.0]], "built": 15.0})
+    first = together.add(CompileTimes([(14.0, 10.0)], 15.0))
     assert (first.compiling, first.total) == pytest.approx((4.0, 5.0 + 4.0))
-    second = together.add({"compiled": [[11.0, 5.0]], "built": 12.0})
+    second = together.add(CompileTimes([(11.0, 5.0)], 12.0))
     assert (second.compiling, second.total) == pytest.approx((9.0, 15.0))

@@ -23,7 +23,7 @@ from rollmill.core.types import (
     Params,
     Timestep,
 )
-from rollmill.dataflow import Decision, Step, StepReply, environment_elsewhere
+from rollmill.dataflow import Decision, Step, StepReply, remote_environment
 from rollmill.envs import (
     RunningStatistics,
     auto_reset,
@@ -110,8 +110,8 @@ def host_functions(env: HostEnvironment, *, gamma: float | None = None) -> Envir
     info = dict(one.info)
     mask = info.pop("action_mask", ())
     turn = StepReply(one.observation, mask, one.reward, one.terminated, one.truncated, info)
-    elsewhere = environment_elsewhere(turn)
-    return EnvironmentFunctions(elsewhere.start, elsewhere.step, elsewhere.action_mask)
+    remote = remote_environment(turn)
+    return EnvironmentFunctions(remote.start, remote.step, remote.action_mask)
 
 
 def compilable(env: Environment | HostEnvironment) -> Environment:

@@ -2,9 +2,9 @@
 
 from rollmill.api.algorithms import ALGORITHMS, Algorithm, find_algorithm, register_algorithm
 from rollmill.api.changes import parse_assignments
-from rollmill.api.deployment import PATIENCE, choose_plan, prepare_devices
 from rollmill.api.diagnosis import Examination, examine, kept_fault, replay
-from rollmill.api.options import PLACEMENT, PlacementOptions, RunOptions
+from rollmill.api.options import WORKER_LIMITS, RunOptions
+from rollmill.api.placing import choose_plan, prepare_devices
 from rollmill.api.policies import LoadedRun, Policy, evaluate, evaluate_run, load, load_weights
 from rollmill.api.reopening import reopen
 from rollmill.api.saved_run import read_options
@@ -18,12 +18,10 @@ from rollmill.api.training import Run, resume, train
 
 __all__ = [
     "ALGORITHMS",
-    "PATIENCE",
-    "PLACEMENT",
+    "WORKER_LIMITS",
     "Algorithm",
     "Examination",
     "LoadedRun",
-    "PlacementOptions",
     "Policy",
     "Run",
     "RunOptions",

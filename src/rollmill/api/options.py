@@ -1,15 +1,18 @@
 """How a training is run, as opposed to what is trained."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rollmill.core.bounds import Count, Range, check_bounds
+from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import changed_by_fitting
 from rollmill.execution import Fusion
 from rollmill.fusion import Numerics
-from rollmill.planning import Place
+from rollmill.planning import PlacementOptions
+
+WORKER_LIMITS = ("hang_seconds", "start_seconds", "max_failures")
+"""Fields of `RunOptions` that limit what workers may do before they are replaced, or end the run."""
 
 MOST = {
     "num_seeds": 2**14,
@@ -24,41 +27,6 @@ MOST = {
     "log_every": 2**53,
 }
 """Limits beyond what any machine does: larger numbers are slips, or a stranger's attempt to use up memory."""
-
-
-@dataclass(frozen=True)
-class PlacementOptions:
-    """Where a training runs."""
-
-    devices: Annotated[int, Range(0, finite=False)] = 1
-    """Devices that share the environments; 0 takes all there are."""
-    distribution: str = "gpu-only"
-    """Distribution policy: which fragments of the algorithm are placed together; `rollmill plan` lists them."""
-    place: Place | None = None
-    """What carries the groups: one program, threads of this process, processes of this host, a mesh over several
-    processes, or a Ray cluster; one program where it can be, and processes otherwise, if left out."""
-    workers: Count | None = None
-    """Replicas of groups that hold the environment alone; 2 if left out."""
-    actors: Count | None = None
-    """Replicas of groups that hold the policy, but not the update; 2 if left out."""
-    learners: Count | None = None
-    """Replicas of groups that hold gradients and update together; 1 if left out."""
-    asynchronous: bool = False
-    """Let actors go on with the newest weights there are, instead of waiting for those of their iteration."""
-    plan: Path | None = None
-    """File of a plan, instead of the options above."""
-    cluster: str | None = None
-    """Let Ray place the workers: `ray` on the cluster that this machine belongs to, or else on this machine alone;
-    `auto` or `HOST:PORT` only on such a cluster; `ray://HOST:PORT` through the client server of another."""
-    host: str | None = None
-    """This machine's address as workers on other hosts reach it; found out if left out."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
-
-
-PLACEMENT = tuple(field.name for field in fields(PlacementOptions))
-"""Options that say where a training runs, and nothing else."""
 
 
 @dataclass(frozen=True)

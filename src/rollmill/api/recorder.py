@@ -125,7 +125,6 @@ class Recorder:
         run: RunDirectory,
         algorithm: Graph,
         options: RunOptions,
-        compile_seconds: float,
         checkpoints: Checkpoints,
         log: MetricsLog,
         display: Display,
@@ -133,7 +132,6 @@ class Recorder:
         self._identity = identity_of(run.read_config())
         self._run, self._algorithm, self._options = run, algorithm, options
         self._loops = algorithm.loops
-        self._compile_seconds = compile_seconds
         self._checkpoints, self._log, self._display = checkpoints, log, display
         self._windows = [EpisodeWindow() for _ in options.seeds]
         self._saved_windows = [window.to_json() for window in self._windows]
@@ -142,7 +140,7 @@ class Recorder:
         self._earlier_seconds = 0.0
         self._began = self._saved_at = time.perf_counter()
         self._pace = Throughput()
-        self._start_seconds = 0.0
+        self._compile_seconds = self._start_seconds = 0.0
         self._episodes = self._saved_episodes = Episodes()
         self._each_line = options.log_every or math.ceil(self._loops.iterations / MOST_LINES)
         self._sums = RowSums()
@@ -203,11 +201,10 @@ class Recorder:
             due = time.perf_counter() - self._saved_at >= self._options.checkpoint_seconds
         return due or iteration == self._loops.iterations
 
-    def save_if_due(self, iteration: int, state: PyTree[Array | np.ndarray], *, now: bool = False) -> None:
-        """Saves a checkpoint if it is time for one, or the training ends here."""
+    def save(self, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
+        """Saves a checkpoint."""
         self._state = state
-        if now or self.is_due(iteration):
-            self._save(iteration, state)
+        self._save(iteration, state)
 
     def rewind(self, iteration: int) -> None:
         """Goes back to the state that was saved after this iteration, because the run does."""

@@ -53,6 +53,12 @@ def rebuild_graph(settings: dict[str, Any], *, imported: Sequence[str] = ()) -> 
         raise UsageError(f"{error} The run was started with {hint}.") from error
 
 
+def graph_of_worker(settings: dict[str, Any], imports: Sequence[str]) -> Graph:
+    """The graph factory of workers (`execution.RunSpec`): imports modules, and builds the described graph."""
+    import_modules(imports)
+    return rebuild_graph(settings, imported=imports)
+
+
 def _environment_of(settings: dict[str, Any]) -> Environment | HostEnvironment:
     return make(settings["environment"], **settings.get("environment_options", {}))
 

@@ -1,53 +1,30 @@
 """Trains a graph into a run directory, and goes on where a run stopped."""
 
 import contextlib
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rollmill.api.changes import changed_settings, check_end, note_changes
-from rollmill.api.deployment import PATIENCE, choose_plan, prepare_devices, refuse_custom, refuse_unread
-from rollmill.api.following import train_with_workers
-from rollmill.api.options import PLACEMENT, PlacementOptions, RunOptions
-from rollmill.api.recorder import Recorder, Run, open_checkpoints
+from rollmill.api.creation import create_run, run_config, run_root
+from rollmill.api.driver import drive
+from rollmill.api.openings import compile_program, open_program, open_workers
+from rollmill.api.options import WORKER_LIMITS, RunOptions
+from rollmill.api.placing import choose_plan, prepare_devices, refuse_custom, refuse_unread
+from rollmill.api.recorder import Run, open_checkpoints
 from rollmill.api.reopening import open_graph
 from rollmill.api.saved_run import check_identity, read_options, read_saved, read_summary
 from rollmill.api.specification import ALGORITHMS, describe, import_modules, only_here
-from rollmill.api.trust import approved_imports, named_modules, remember
+from rollmill.api.trust import approved_imports
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.fields import check_names, fit
 from rollmill.core.jax_settings import check_compiled
-from rollmill.core.machine import git_commit, hardware, own_commit, versions
 from rollmill.dataflow import Graph, fingerprint
-from rollmill.execution import (
-    CompiledProgram,
-    Fusion,
-    Launches,
-    Window,
-    dispatch_ahead,
-    enable_compilation_cache,
-    lower,
-    state_shapes,
-    stop_at_fault,
-    take_devices,
-    telling_memory,
-)
-from rollmill.planning import Plan
-from rollmill.record import (
-    Checkpoints,
-    Display,
-    MetricsLog,
-    Restored,
-    RunDirectory,
-    StopRequest,
-    choose_display,
-    name_run,
-    stop_on_signals,
-)
+from rollmill.execution import Fusion, state_shapes
+from rollmill.planning import PLACEMENT, PlacementOptions, Plan
+from rollmill.record import Display, RunDirectory, choose_display
 
 
 def train(
@@ -83,18 +60,20 @@ def train(
     described = describe(algorithm)
     plan = choose_plan(algorithm, options, custom=only_here(described, imports))
     refuse_unread(plan, options)
-    RunDirectory.check_parent(_root(described, options))
+    RunDirectory.check_parent(run_root(described, options))
     display = choose_display(quiet=options.quiet)
-    program = _compile(algorithm, plan, options, display) if plan.place == "program" else None
-    config = _config(described, options, imports, plan, program.launches if program else None, recipe)
-    run = _create(config, options)
+    program = compile_program(algorithm, plan, options, display) if plan.place == "program" else None
+    config = run_config(described, options, imports, plan, program.launches if program else None, recipe)
+    run = create_run(config, options)
     display.note(f"run {run.root}")
     with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
         if program is not None:
-            return _train(run, algorithm, program, options, display, checkpoints, None)
-        return train_with_workers(
-            run, algorithm, plan, options, display, checkpoints, None, described=described, imports=imports
-        )
+            opening = open_program(algorithm, program, run, options, None)
+        else:
+            opening = open_workers(
+                algorithm, plan, run, options, None, display, described=described, imports=imports
+            )
+        return drive(opening, run, algorithm, options, display, checkpoints, None)
 
 
 def resume(
@@ -131,13 +110,14 @@ def resume(
     """
     check_compiled()
     run = RunDirectory.open(fit("run_dir", Path, run_dir))
-    if unknown := placement.keys() - {*PLACEMENT, *PATIENCE}:
+    if unknown := placement.keys() - {*PLACEMENT, *WORKER_LIMITS}:
         raise UsageError(
-            f"{', '.join(sorted(unknown))} cannot be changed when a run goes on; what can: {PLACEMENT + PATIENCE}."
+            f"{', '.join(sorted(unknown))} cannot be changed when a run goes on; what can: "
+            f"{PLACEMENT + WORKER_LIMITS}."
         )
-    patience = {name: placement.pop(name) for name in PATIENCE if name in placement}
-    before = replace(read_options(run), **patience)
-    options = replace(before, quiet=quiet, fusion=fusion or before.fusion, **placed_anew(placement))
+    limits = {name: placement.pop(name) for name in WORKER_LIMITS if name in placement}
+    before = replace(read_options(run), **limits)
+    options = replace(before, quiet=quiet, fusion=fusion or before.fusion, **reset_placement(placement))
     plan = None if placement else _saved_plan(run)
     prepare_devices(options, plan=plan)
     saved, modules = read_saved(run), imports
@@ -161,13 +141,15 @@ def resume(
         program = None
         if plan.place == "program":
             launches = None if placement or fusion else run.read_config().get("launches")
-            program = _compile(graph, plan, options, display, launches=launches)
+            program = compile_program(graph, plan, options, display, launches=launches)
         note_changes(run, described, graph, values, restored, display)  # now that nothing can be refused any more
         if program is not None:
-            return _train(run, graph, program, options, display, checkpoints, restored)
-        return train_with_workers(
-            run, graph, plan, options, display, checkpoints, restored, described=described, imports=modules
-        )
+            opening = open_program(graph, program, run, options, restored)
+        else:
+            opening = open_workers(
+                graph, plan, run, options, restored, display, described=described, imports=modules
+            )
+        return drive(opening, run, graph, options, display, checkpoints, restored)
 
 
 def _check_checkpoint(
@@ -218,7 +200,7 @@ def check_algorithm(algorithm: Any) -> None:
     )
 
 
-def placed_anew(placement: dict[str, Any]) -> dict[str, Any]:
+def reset_placement(placement: dict[str, Any]) -> dict[str, Any]:
     """Where a run goes on: what is asked for, and what that makes void of where it ran before."""
     default = asdict(PlacementOptions())
     if placement.keys() & {"distribution", "plan"}:  # what was said of the old policy is not said of this one
@@ -226,46 +208,6 @@ def placed_anew(placement: dict[str, Any]) -> dict[str, Any]:
     if placement.keys() & {"place", "cluster"}:  # one of them replaces both
         return {"place": None, "cluster": None, "host": None, **placement}
     return placement
-
-
-def _create(config: dict[str, Any], options: RunOptions) -> RunDirectory:
-    """The run's directory; a name that the user did not choose gives way to one that exists."""
-    root, provenance = _root(config["graph"], options), _provenance()
-    names = (root.name, *(f"{root.name}-{n}" for n in range(2, 100))) if options.run_dir is None else ()
-    run = None
-    for name in names:
-        with contextlib.suppress(UsageError):
-            run = RunDirectory.create(root.with_name(name), config=config, versions=provenance)
-            break
-    run = run or RunDirectory.create(root, config=config, versions=provenance)
-    remember(run, [named.module for named in named_modules(read_saved(run), distribution=True)])
-    return run
-
-
-def _root(described: dict[str, Any], options: RunOptions) -> Path:
-    if options.run_dir is not None:
-        return Path(options.run_dir)
-    return name_run(described["algorithm"], described["environment"], seed=options.seed, now=datetime.now())
-
-
-def _config(
-    described: dict[str, Any],
-    options: RunOptions,
-    imports: Sequence[str],
-    plan: Plan,
-    launches: Launches | None,
-    recipe: str | None,
-) -> dict[str, Any]:
-    kept = {name: value for name, value in asdict(options).items() if name not in ("run_dir", "quiet", "plan")}
-    return {
-        "graph": described,
-        "options": kept,
-        "imports": list(imports),
-        "plan": plan.to_json(),
-        "launches": launches,
-        "recipe": recipe,
-        "command": sys.argv,
-    }
 
 
 def _saved_plan(run: RunDirectory) -> Plan | None:
@@ -276,77 +218,3 @@ def _saved_plan(run: RunDirectory) -> Plan | None:
         return Plan.from_json(saved)
     except UsageError as error:
         raise CheckpointError(f"{run.config_file}: plan: {error}") from error
-
-
-def _provenance() -> dict[str, Any]:
-    commits = {"rollmill": own_commit(), "working_directory": git_commit()}
-    return {"versions": versions(), "hardware": hardware(), "commits": commits}
-
-
-def _compile(
-    algorithm: Graph, plan: Plan, options: RunOptions, display: Display, *, launches: Launches | None = None
-) -> CompiledProgram:
-    enable_compilation_cache()
-    replicas = plan.partition.groups[0].replicas
-    devices = take_devices(replicas if replicas > 1 else options.devices)
-    display.note("compiling ...")
-    with telling_memory(algorithm.loops):
-        program = lower(
-            algorithm,
-            seeds=options.seeds,
-            devices=devices,
-            unroll=options.unroll,
-            fusion=options.fusion,
-            numerics=options.numerics,
-            launches=launches,
-        )
-    for note in program.notes:
-        display.note(note)
-    where = f"{len(devices)} x {devices[0].device_kind}"
-    display.note(f"compiled in {program.compile_seconds:.1f} s for {where}")
-    return program
-
-
-def _train(
-    run: RunDirectory,
-    algorithm: Graph,
-    program: CompiledProgram,
-    options: RunOptions,
-    display: Display,
-    checkpoints: Checkpoints,
-    restored: Restored | None,
-) -> Run:
-    first = restored.iteration if restored else 0
-    with telling_memory(algorithm.loops), stop_on_signals() as stop:
-        state = program.place(restored.state) if restored else program.start()
-        with MetricsLog(run, tensorboard=options.tensorboard, resume_from=first) as log:
-            recorder = Recorder(run, algorithm, options, program.compile_seconds, checkpoints, log, display)
-            recorder.begin(restored, state)
-            windows = dispatch_ahead(
-                program,
-                state,
-                first=first,
-                until=algorithm.loops.iterations,
-                stride=options.checkpoint_iterations,
-            )
-            _follow(windows, run, algorithm, program, recorder, stop)
-        checkpoints.wait()
-        summary = recorder.finish(stopped_by=stop.signal_name)
-    return Run(run.root, summary, stop.exit_code if summary["status"] == "stopped" else 0)
-
-
-def _follow(
-    windows: Iterator[Window],
-    run: RunDirectory,
-    algorithm: Graph,
-    program: CompiledProgram,
-    recorder: Recorder,
-    stop: StopRequest,
-) -> None:
-    for window in windows:
-        recorder.record(window.first, window.metrics)
-        stop_at_fault(algorithm, program, window, run.fault)
-        stopping = stop.requested
-        recorder.save_if_due(window.last, window.after, now=stopping)
-        if stopping:
-            return

@@ -6,11 +6,12 @@ from typing import Annotated, Any, TypeAlias
 
 import tyro
 
-from rollmill.api import PATIENCE, PLACEMENT, PlacementOptions, parse_assignments, read_options, resume
+from rollmill.api import WORKER_LIMITS, parse_assignments, read_options, resume
 from rollmill.cli.parsing import parse
 from rollmill.cli.train import Imports, Trust, report
 from rollmill.core.errors import RollmillError
 from rollmill.execution import Fusion
+from rollmill.planning import PLACEMENT, PlacementOptions
 from rollmill.record import RunDirectory
 
 _MERGED: TypeAlias = Annotated[PlacementOptions, tyro.conf.arg(name="")]
@@ -49,10 +50,10 @@ def run(arguments: list[str]) -> int:
     command = make_dataclass("Resume", [("placement", _MERGED, before)], bases=(Resume,), frozen=True)
     command.__doc__ = Resume.__doc__
     chosen = parse(command, arguments, prog="rollmill resume")
-    patience = {name: getattr(chosen, name) for name in PATIENCE if getattr(chosen, name) is not None}
+    limits = {name: getattr(chosen, name) for name in WORKER_LIMITS if getattr(chosen, name) is not None}
     how = {"imports": chosen.imports, "quiet": chosen.quiet, "fusion": chosen.fusion, "trust": chosen.trust}
     how["changes"] = parse_assignments(chosen.changes)
-    return report(resume(chosen.run, **how, **patience, **_changes(before, chosen.placement)))
+    return report(resume(chosen.run, **how, **limits, **_changes(before, chosen.placement)))
 
 
 def _placement_before(arguments: list[str]) -> PlacementOptions:

@@ -12,19 +12,6 @@ from rollmill.dataflow.descent import (
     learn_minibatch,
     plain_minibatch_loop,
 )
-from rollmill.dataflow.elsewhere import (
-    ENVIRONMENT,
-    REDUCE,
-    START,
-    UPDATE,
-    EnvironmentElsewhere,
-    ResetReply,
-    environment_elsewhere,
-    remote_reduce,
-    turn_one,
-    with_environment_elsewhere,
-    with_remote_update,
-)
 from rollmill.dataflow.fingerprint import fingerprint, fragment_fingerprints
 from rollmill.dataflow.flow import Flow, StepReply, StepRequest, flow
 from rollmill.dataflow.gradients import ElementwiseUpdate, LossOfOne, MeanGradients
@@ -80,6 +67,20 @@ from rollmill.dataflow.partition import (
     peers,
     share,
 )
+from rollmill.dataflow.remote import (
+    ENVIRONMENT,
+    REDUCE,
+    START,
+    UPDATE,
+    RemoteEnvironment,
+    ResetReply,
+    answer_request,
+    remote_environment,
+    remote_reduce,
+    with_remote_environment,
+    with_remote_update,
+)
+from rollmill.dataflow.roles import Channel, Owned, Role, Stage, channels_of, roles
 from rollmill.dataflow.shuffle import permutation
 
 __all__ = [
@@ -93,13 +94,14 @@ __all__ = [
     "TOGETHER",
     "UPDATE",
     "Batch",
+    "Channel",
     "Collector",
     "Cut",
     "Decision",
     "MinibatchLoop",
     "Edge",
     "ElementwiseUpdate",
-    "EnvironmentElsewhere",
+    "RemoteEnvironment",
     "Flow",
     "Fragment",
     "Graph",
@@ -114,10 +116,13 @@ __all__ = [
     "MeanGradients",
     "Metrics",
     "ResetReply",
+    "Owned",
     "Packed",
     "Partition",
     "Piece",
     "Reduce",
+    "Role",
+    "Stage",
     "StepRequest",
     "State",
     "Step",
@@ -125,6 +130,7 @@ __all__ = [
     "StepReply",
     "Weights",
     "all_finite",
+    "channels_of",
     "check_partition",
     "choose_num_shards",
     "collect",
@@ -132,7 +138,7 @@ __all__ = [
     "cross",
     "cut",
     "drive",
-    "environment_elsewhere",
+    "remote_environment",
     "evaluate",
     "fingerprint",
     "flat_samples",
@@ -156,6 +162,7 @@ __all__ = [
     "prepare",
     "remote_reduce",
     "report",
+    "roles",
     "rollout_one",
     "share",
     "shuffled_rows",
@@ -166,10 +173,10 @@ __all__ = [
     "step_all",
     "step_one",
     "minibatch_gather",
-    "turn_one",
+    "answer_request",
     "walk",
     "walk_leaves",
     "widened",
-    "with_environment_elsewhere",
+    "with_remote_environment",
     "with_remote_update",
 ]

@@ -1,4 +1,4 @@
-"""Where data leaves a program and something else comes back: a fragment that is placed elsewhere.
+"""Where data leaves a program and something else comes back: a remote fragment.
 
 Co-located fragments are one program. Where one of them is placed in another group, a crossing stands in its
 place: `cross("environment", actions, timesteps)` says what leaves and in what shapes the answer comes. The

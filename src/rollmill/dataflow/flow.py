@@ -52,7 +52,7 @@ class Flow(NamedTuple):
     """`[T, E, ...]`."""
     request: StepRequest
     """The request of ONE environment."""
-    turn: StepReply
+    reply: StepReply
     """The reply of ONE environment."""
     gradients: Weights
     weights: Weights
@@ -104,7 +104,7 @@ def flow(graph: Graph) -> Flow:
         request=StepRequest(
             jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))), _of_one(trajectory).action
         ),
-        turn=_turn(trajectory),
+        reply=_reply(trajectory),
         gradients=gradients,
         weights=weights,
         metric_names=tuple(sorted({*collected, *reported, *learned, *LEARNED})),
@@ -127,7 +127,7 @@ def _of_one(trajectory: Trajectory) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), trajectory.steps)
 
 
-def _turn(trajectory: Trajectory) -> StepReply:
+def _reply(trajectory: Trajectory) -> StepReply:
     step = _of_one(trajectory)
     info = {**step.info, "final_observation": step.final_observation}
     return StepReply(step.observation, step.action_mask, step.reward, step.terminated, step.truncated, info)

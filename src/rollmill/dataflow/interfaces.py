@@ -47,7 +47,7 @@ def interfaces(graph: Graph) -> dict[str, Interface]:
     """The interface of every edge, over all environments; nothing is computed."""
     flows, loops = flow(graph), graph.loops
     shapes = {
-        "timestep": widened(flows.turn, loops.num_envs),
+        "timestep": widened(flows.reply, loops.num_envs),
         "action": widened(flows.request, loops.num_envs),
         "trajectory": flows.trajectory,
         "gradients": flows.gradients,

@@ -1,13 +1,17 @@
-"""Runs graphs: the one-program backend, the loop that drives it, evaluation, and what to do at a fault."""
+"""Runs graphs: in one compiled program or with workers; evaluation; and what to do at a fault."""
 
 from rollmill.execution.evaluation import EvaluationEpisodes, evaluate, evaluate_on_host
 from rollmill.execution.faults.find import Fault, find_fault, is_finite, stop_at_fault
 from rollmill.execution.faults.replay import Replayed, has_fault, has_message, replay_fault
+from rollmill.execution.launch import launch
 from rollmill.execution.program.cache import cache_directory, enable_compilation_cache
 from rollmill.execution.program.compiled import CompiledProgram, lower, state_shapes
 from rollmill.execution.program.devices import take_devices, telling_memory
 from rollmill.execution.program.dispatch import Window, dispatch_ahead
 from rollmill.execution.program.kernels import Fusion, Launches
+from rollmill.execution.program_training import ProgramTraining
+from rollmill.execution.reports import Saved, Training
+from rollmill.execution.run_spec import RunSpec
 
 __all__ = [
     "EvaluationEpisodes",
@@ -15,7 +19,11 @@ __all__ = [
     "Fusion",
     "Launches",
     "CompiledProgram",
+    "ProgramTraining",
     "Replayed",
+    "RunSpec",
+    "Saved",
+    "Training",
     "Window",
     "dispatch_ahead",
     "cache_directory",
@@ -24,6 +32,7 @@ __all__ = [
     "evaluate_on_host",
     "find_fault",
     "is_finite",
+    "launch",
     "lower",
     "has_fault",
     "has_message",

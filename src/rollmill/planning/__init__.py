@@ -1,20 +1,24 @@
-"""From a graph to a plan: distribution policies, plans as files, and a picture of one."""
+"""From a graph to a plan: distribution policies, placement options, plans as files, and a picture of one."""
 
-from rollmill.planning.counts import COUNTS, Counts, RecordedCounts
+from rollmill.planning.choose import choose_plan, uses_workers
 from rollmill.planning.distribution import find_distribution, list_distributions
 from rollmill.planning.picture import draw
+from rollmill.planning.placement import COUNTS, PLACEMENT, Counts, PlacementOptions
 from rollmill.planning.plan import PLACES, Place, Plan, read_plan, write_plan
 
 __all__ = [
     "COUNTS",
+    "PLACEMENT",
     "PLACES",
     "Counts",
     "Place",
+    "PlacementOptions",
     "Plan",
-    "RecordedCounts",
+    "choose_plan",
     "draw",
     "find_distribution",
     "list_distributions",
     "read_plan",
+    "uses_workers",
     "write_plan",
 ]

@@ -1,18 +1,12 @@
-"""Runs a partition's replicas as workers, sees that they live, and gathers what they tell.
+"""Runs a partition's replicas as workers, watches them, and reports metrics and states (`execution.reports`).
 
-    rows        metrics, iteration by iteration
-    saved       the whole state, put together from the replicas' parts
-    rewound     something was lost that the others cannot do without: all of them went back to the last state
-    started up  how long building and compiling took, as far as is known by then
-    notice      what a user should know
-
-A lost actor or environment worker is replaced and the training goes on; a replica that others compute in step
-with takes all back to the last state that was put together. Both a bounded number of times (`losses`).
+A lost replica that nobody computes in step with is replaced, and the training goes on; any other takes all back to
+the last state that was assembled (`dataflow.Role.replaceable`). Both a bounded number of times (`recovery`).
 """
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from rollmill.core.errors import RollmillError, UsageError
-from rollmill.dataflow import Graph, Group, Partition, State, share, start, start_learner
+from rollmill.dataflow import Graph, Owned, Partition, Role, State, roles, share, start, start_learner
 from rollmill.execution.coordination.failure_log import FailureLog
 from rollmill.execution.coordination.recovery import Recovery, pause_before
-from rollmill.execution.coordination.reports import MetricsRows, Notice, Report, RolledBack, Row, Saved, StartedUp
 from rollmill.execution.coordination.start_up import StartUp
 from rollmill.execution.coordination.stop import StopBarrier
+from rollmill.execution.faults.find import stop_at_nonfinite
 from rollmill.execution.processes import (
     ALL,
     Finished,
@@ -35,15 +29,28 @@ from rollmill.execution.processes import (
     Received,
     Started,
     Supervision,
-    WorkerMessage,
+)
+from rollmill.execution.program.compile_clock import CompileTimes
+from rollmill.execution.protocol import (
+    Begin,
+    EnvFailures,
+    Hold,
+    IterationMetrics,
+    MissedSnapshot,
+    Process,
+    Snapshot,
+    SnapshotRequest,
+    parse,
+    send_to,
 )
 from rollmill.execution.replica import STRIDE, StatePart, assemble, share_of
+from rollmill.execution.reports import MetricsRows, Notice, Report, RolledBack, Row, Saved, StartedUp
 
 MARGIN_SECONDS = 0.5
 """How far ahead a checkpoint is announced, so that nobody has passed it already."""
 
 MOST_RESTARTS = 5
-"""Consecutive losses of a replica that steps no environments after which a run ends (`losses`)."""
+"""Consecutive losses of a replica that steps no environments after which a run ends (`recovery`)."""
 
 SLOW_STOP_SECONDS = 2.0
 """A training that has not stopped by then says what it waits for."""
@@ -65,30 +72,40 @@ class Coordinator:
         workers: Supervision,
         *,
         begin_with: Saved,
-        blank: State,
+        initial: State,
         restored: bool,
         mesh: bool = False,
         max_failures: int = 5,
         hang_seconds: float = 120.0,
+        fault_advice: str = "",
     ) -> None:
-        """`workers` has a job for each replica; `blank` is a state at the beginning, on the host.
+        """Makes a coordinator; `run` starts the workers.
 
-        On a `mesh` all replicas are one program, and states can be had at multiples of a stride. A replica that
-        steps environments may be lost `max_failures` times in a row; one that has worked for `hang_seconds`
-        begins a new row.
+        Args:
+            graph: what is trained.
+            partition: of this graph.
+            workers: a job for each replica.
+            begin_with: the state to begin with.
+            initial: a state at the beginning, on the host.
+            restored: whether `begin_with` is from a checkpoint.
+            mesh: whether all replicas are one program, of which states can be had at multiples of a stride.
+            max_failures: how many times in a row a replica that steps environments may be lost.
+            hang_seconds: after which work ends a row of losses.
+            fault_advice: ends the message about a number that is not finite.
         """
-        self._max_failures, self._losses = max_failures, Recovery(hang_seconds)
+        self._max_failures, self._recovery = max_failures, Recovery(hang_seconds)
         self._due: dict[str, float] = {}
         """When lost replicas, or `ALL`, are started again."""
         self._failures = FailureLog()
         self._stop_asked_at: float | None = None
-        self._slow_stop_told = False
+        self._slow_stop_noted = False
         self._mesh = mesh
         self._meeting = free_address() if mesh else ""
-        self._graph, self._partition, self._workers = graph, partition, workers
-        self._saved, self._blank, self._restored = begin_with, blank, restored
+        self._graph, self._workers, self._fault_advice = graph, workers, fault_advice
+        self._roles = roles(partition, host=graph.host is not None)
+        self._saved, self._initial, self._restored = begin_with, initial, restored
         self._began, self._goes_on = begin_with.iteration, restored
-        self._end = StopBarrier(workers, graph.loops.iterations)
+        self._barrier = StopBarrier(workers, graph.loops.iterations)
         self._iteration = self._furthest = begin_with.iteration
         self._generation = 1 if restored else 0
         self._epoch = 0
@@ -101,7 +118,7 @@ class Coordinator:
         self._done = False
 
     def run(self, stopping: Callable[[], bool] = lambda: False) -> Iterator[Report]:
-        """What happens, until the training ends; closing it early leaves the workers to their supervisor.
+        """Yields reports until the training ends; closing it early leaves the workers to their supervisor.
 
         Args:
             stopping: whether to `stop`; asked after each event, and about twice a second while nothing happens.
@@ -123,34 +140,34 @@ class Coordinator:
                     yield from self._on(event)
                     self._heed(stopping)  # there may be many, and replicas go on until they are told
             yield from self._start_due()
-            yield from self._tell_slow_stop()
-            if self._end.settle(self._answering) and self._iteration == self.last:
-                self._end_update()  # which no row will tell it any more
+            yield from self._note_slow_stop()
+            if self._barrier.settle(self._in_step) and self._iteration == self.last:
+                self._request_last_snapshot()  # no metrics will come that would do so
             if not self._done:
                 self._check_alive()
 
-    def want_state(self) -> None:
-        """Asks for the state after one of the next iterations."""
+    def request_snapshot(self) -> None:
+        """Requests the state after one of the next iterations."""
         passed = self._wanted is not None and self._iteration > self._wanted + 1
         if (self._wanted is None or passed) and self._iteration < self.last:
             self._wanted = min(self._ahead(), self.last)
             self._parts = {n: parts for n, parts in self._parts.items() if n > self._iteration}
-            self._workers.send(ALL, "snapshot", {"iteration": self._wanted})
+            send_to(self._workers, ALL, SnapshotRequest(self._wanted))
 
     def stop(self) -> None:
         """Ends the training after an iteration that all replicas can come to, with its state."""
-        self._end.stop()
+        self._barrier.stop()
 
     def _heed(self, stopping: Callable[[], bool]) -> None:
         if stopping():
             self._stop_asked_at = self._stop_asked_at or time.monotonic()
             self.stop()
 
-    def _tell_slow_stop(self) -> Iterator[Notice]:
+    def _note_slow_stop(self) -> Iterator[Notice]:
         asked = self._stop_asked_at
-        if asked is None or self._done or self._slow_stop_told or time.monotonic() - asked < SLOW_STOP_SECONDS:
+        if asked is None or self._done or self._slow_stop_noted or time.monotonic() - asked < SLOW_STOP_SECONDS:
             return
-        self._slow_stop_told = True
+        self._slow_stop_noted = True
         yield Notice(
             f"stopping; still waiting for {self.waited_for}. Ctrl-C once more ends the run at once; it can be "
             "resumed from its newest checkpoint"
@@ -159,28 +176,27 @@ class Coordinator:
     @property
     def waited_for(self) -> str:
         """The replicas that have not ended yet and wait for no other, and what each of them does."""
-        doing = {name: what for name, what in self._workers.doing().items() if name not in self._finished}
-        busy = {name: what for name, what in doing.items() if not what.startswith("waiting")} or doing
-        return "; ".join(f"{name} ({what})" for name, what in busy.items()) or "workers to start"
+        activities = {name: note for name, note in self._workers.doing().items() if name not in self._finished}
+        busy = {name: note for name, note in activities.items() if not note.startswith("waiting")} or activities
+        return "; ".join(f"{name} ({note})" for name, note in busy.items()) or "workers to start"
 
     @property
     def last(self) -> int:
         """The number of iterations after which the training ends."""
-        return self._end.last
+        return self._barrier.last
 
     # --- events --------------------------------------------------------------------------------------
 
     def _on(self, event: Any) -> Iterator[Report]:
         match event:
             case Started(job, seconds):
-                self._losses.started(job.name)
+                self._recovery.started(job.name)
                 yield Notice(f"{job.name} started in {seconds:.1f} s")
             case Received(job, message):
-                yield from self._notice(job, message)
-                yield from self._receive(job, message)
+                yield from self._receive(job, parse(message))
             case Finished(job):
                 self._finished.add(job.name)  # its part of the state came before
-                self._end.finished(job)
+                self._barrier.finished(job)
             case Lost(job, reason):
                 if event.final is not None:
                     raise type(event.final)(f"{job.name}: {event.final}")
@@ -202,57 +218,56 @@ class Coordinator:
         if len(self._finished) == len(self._workers.jobs):
             raise LostWorker(f"all workers ended, but no whole state came after iteration {self._saved.iteration}")
 
-    def _notice(self, job: Job, message: WorkerMessage) -> Iterator[Report]:
-        """Reports of messages that the coordinator only passes on."""
-        match message.kind:
-            case "process":
-                yield Notice(f"{job.name} is process {message.fields['pid']}")
-            case "failures":
-                yield from self._failures.add(job.name, message.fields["failures"])
-            case "started" if self._epoch == 0 and not self._attempts.get(job.name):
-                yield StartedUp(self._start_up.add(message.fields))
-
-    def _receive(self, job: Job, message: WorkerMessage) -> Iterator[Report]:
-        fields = message.fields
-        match message.kind:
-            case "row":
-                yield self._rows(fields["iteration"], [fields["metrics"]])
-            case "rows":
-                yield self._rows(fields["first"], fields["rows"])
-            case "snapshot":
-                part = StatePart(fields["lowest"], message.arrays)
-                self._parts.setdefault(fields["iteration"], {})[job.name] = part
-            case "hold":
-                self._end.hear(job, fields["begun"])
-            case "missed" if fields["iteration"] == self._wanted:
+    def _receive(self, job: Job, message: Any) -> Iterator[Report]:
+        match message:
+            case Process(pid):
+                yield Notice(f"{job.name} is process {pid}")
+            case EnvFailures(failures):
+                yield from self._failures.add(job.name, failures)
+            case CompileTimes() if self._epoch == 0 and not self._attempts.get(job.name):
+                yield StartedUp(self._start_up.add(message))
+            case IterationMetrics(first, rows):
+                yield from self._report_metrics(first, rows)
+            case Snapshot(iteration, lowest, arrays):
+                self._parts.setdefault(iteration, {})[job.name] = StatePart(lowest, arrays)
+            case Hold(begun):
+                self._barrier.hear(job, begun)
+            case MissedSnapshot(iteration) if iteration == self._wanted:
                 self._wanted = None
         yield from self._save_if_whole()
 
-    def _rows(self, first: int, rows: list[Row]) -> MetricsRows:
+    def _report_metrics(self, first: int, rows: Sequence[Row]) -> Iterator[MetricsRows]:
+        """Reports the metrics of iterations after the first `first` ones.
+
+        Raises:
+            NonFiniteError: one of them is not finite.
+        """
         now = time.monotonic()
         self._row_seconds = 0.8 * self._row_seconds + 0.2 * (now - self._row_at) / len(rows)
         self._row_at = now
         self._iteration = first + len(rows)
-        if self._iteration > self._furthest:  # what fails in one iteration does so each time that it is come to
+        if self._iteration > self._furthest:  # a deterministic failure recurs: only new progress resets the counts
             self._furthest = self._iteration
-            self._losses.advanced()
+            self._recovery.advanced()
         if self._iteration == self.last:
-            self._end_update()
-        rows = self._failures.add_to(rows)
-        return MetricsRows(first, [{name: np.float32(value) for name, value in row.items()} for row in rows])
+            self._request_last_snapshot()
+        counted = self._failures.add_to(rows)
+        rows = [{name: np.float32(value) for name, value in row.items()} for row in counted]
+        yield MetricsRows(first, rows)
+        stop_at_nonfinite(first, rows, self._fault_advice)
 
-    def _end_update(self) -> None:
-        """The group with the update alone cannot know that no gradients come any more."""
-        update = self._partition.holder("update")
-        if update.fragments == ("update",):
-            self._workers.send(update.name, "snapshot", {"iteration": self.last, "final": True})
+    def _request_last_snapshot(self) -> None:
+        """Ends groups that cannot count iterations, because they do not know that no gradients come any more."""
+        for name, role in self._roles.items():
+            if role.ends_on_request:
+                send_to(self._workers, name, SnapshotRequest(self.last, final=True))
 
     def _save_if_whole(self) -> Iterator[Report]:
         for iteration, parts in sorted(self._parts.items()):
-            if not self._answering <= parts.keys():
+            if not self._in_step <= parts.keys():
                 continue
             del self._parts[iteration]
-            state = assemble(self._blank, iteration, list(parts.values()))
+            state = assemble(self._initial, iteration, list(parts.values()))
             if iteration == self._wanted:
                 self._wanted = None
             if state is None:
@@ -263,12 +278,9 @@ class Coordinator:
             return
 
     @property
-    def _answering(self) -> set[str]:
+    def _in_step(self) -> set[str]:
         """Jobs that have a part of the state, so that they must end after the same iteration."""
-        return {job.name for job in self._workers.jobs if self._has_part(self._group(job))}
-
-    def _has_part(self, group: Group) -> bool:
-        return self._partition.synchronous or group.has("update") or (group.has("gradients") and group.synchronous)
+        return {job.name for job in self._workers.jobs if self._role(job).in_step}
 
     def _ahead(self) -> int:
         """An iteration that no replica has come to yet."""
@@ -278,41 +290,36 @@ class Coordinator:
     # --- beginning, and beginning again --------------------------------------------------------------
 
     def _begin(self, job: Job) -> None:
-        group = self._group(job)
-        replaced = self._attempts.get(job.name, 0)
-        keeps = self._goes_on and self._keeps
+        role, attempt = self._role(job), self._attempts.get(job.name, 0)
+        keeps = self._goes_on and self._keeps_environments
         arrays = {}
-        if self._goes_on and not (replaced and group.has("environment")):
-            index = share(self._graph.loops.num_envs, group.replicas, job.replica)
-            index = range(self._graph.loops.num_envs) if self._mesh else index
-            arrays = share_of(
-                self._saved.state,
-                index,
-                learner=group.has("gradients") or group.has("update"),
-                environments=keeps,
-            )
-        fields = {
-            "first": self._began,
-            "epoch": self._epoch,
-            "attempt": replaced,
-            "generation": self._generation,
-            "opens": not keeps,
-            "meet": self._meeting,
-        }
+        if self._goes_on and not (attempt and role.steps_environments):
+            num_envs = self._graph.loops.num_envs
+            index = range(num_envs) if self._mesh else share(num_envs, role.group.replicas, job.replica)
+            arrays = share_of(self._saved.state, index, learner=role.learns, environments=keeps)
+        begin = Begin(
+            first=self._began,
+            epoch=self._epoch,
+            attempt=attempt,
+            generation=self._generation,
+            opens=not keeps,
+            meeting_address=self._meeting,
+            arrays=arrays,
+        )
         self._finished.discard(job.name)
-        self._end.tell(job)  # before it begins, so that it begins nothing that it must not
-        self._workers.send(job, "begin", fields, arrays)
+        self._barrier.inform(job)  # before it begins, so that it begins nothing that it must not
+        send_to(self._workers, job, begin)
 
     def _recover(self, job: Job, reason: str, details: str, *, hung_seconds: float = 0.0) -> Iterator[Report]:
-        group = self._group(job)
-        steps = group.has("environment")
-        count = self._losses.add(job.name, environments=steps, idle_seconds=hung_seconds)
+        role = self._role(job)
+        steps = role.steps_environments
+        count = self._recovery.add(job.name, environments=steps, idle_seconds=hung_seconds)
         limit = self._max_failures if steps else MOST_RESTARTS
         if steps:
             self._failures.lost()
         if count > limit:
             raise LostWorker("\n".join(filter(None, [self._lost_too_often(job, count, reason), details])))
-        alone, pause = replaceable(self._partition, group), pause_before(count)
+        alone, pause = role.replaceable, pause_before(count)
         if pause:
             yield Notice(
                 f"{job.name} was lost {count} times in a row (more than {limit} end the run); "
@@ -324,10 +331,10 @@ class Coordinator:
 
     def _lost_too_often(self, job: Job, count: int, reason: str) -> str:
         text = f"{job.name} was lost {count} times in a row: {reason}"
-        group, host = self._group(job), self._graph.host is not None
-        if not (host and group.has("environment")):
+        role = self._role(job)
+        if self._graph.host is None or not role.steps_environments:
             return text
-        index = share(self._graph.loops.num_envs, group.replicas, job.replica)
+        index = share(self._graph.loops.num_envs, role.group.replicas, job.replica)
         return (
             f"{text}\nIt steps environments {index[0]} to {index[-1]} of {self._graph.settings['environment']}.\n"
             f"hint: mend the environment, or allow more losses in a row with --max-failures (now {count - 1})."
@@ -361,7 +368,7 @@ class Coordinator:
         self._attempts[job.name] = self._attempts.get(job.name, 0) + 1
         self._begin(self._workers.replace(job))
         if self._wanted is not None:
-            self._workers.send(job.name, "snapshot", {"iteration": self._wanted})
+            send_to(self._workers, job.name, SnapshotRequest(self._wanted))
         yield Notice(f"{job.name} was replaced; the training goes on")
 
     def _begin_again(self) -> Iterator[Report]:
@@ -372,20 +379,20 @@ class Coordinator:
         self._parts.clear()
         self._wanted = None
         self._iteration = self._saved.iteration
-        self._began, self._goes_on = self._saved.iteration, self._restored or self._keeps
-        self._end.begin_again()
+        self._began, self._goes_on = self._saved.iteration, self._restored or self._keeps_environments
+        self._barrier.begin_again()
         for job in self._workers.jobs:
             self._begin(self._workers.replace(job))
         yield RolledBack(self._saved.iteration)
         yield Notice(f"all workers begin again after iteration {self._saved.iteration}")
 
     @property
-    def _keeps(self) -> bool:
-        """Whether states hold the environments: asynchronous ones and Python objects begin anew."""
-        return self._partition.synchronous and self._graph.host is None
+    def _keeps_environments(self) -> bool:
+        """Whether states hold the environments: asynchronous ones and Python objects start anew."""
+        return any(Owned.ENVIRONMENTS in role.owned for role in self._roles.values())
 
-    def _group(self, job: Job) -> Group:
-        return next(group for group in self._partition.groups if group.name == job.group)
+    def _role(self, job: Job) -> Role:
+        return self._roles[job.group]
 
 
 def free_address() -> str:
@@ -394,16 +401,7 @@ def free_address() -> str:
         return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def replaceable(partition: Partition, group: Group) -> bool:
-    """Whether a replica of this group can be lost without taking the others back."""
-    if group.fragments == ("environment",):
-        return True
-    if group.has("gradients") or group.has("update"):
-        return not group.synchronous and group.has("environment")
-    return group.has("environment")
-
-
-def host_blank(graph: Graph, shapes: State, key: Any) -> State:
+def initial_host_state(graph: Graph, shapes: State, key: Any) -> State:
     """A state at the beginning; zeros where environments are Python objects, which no state holds."""
     if graph.host is None:
         index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)

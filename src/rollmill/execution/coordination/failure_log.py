@@ -1,10 +1,10 @@
 """Failures of environments of Python: counted for the metrics, and reported to the user."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rollmill.execution.coordination.reports import Notice, Row
+from rollmill.execution.reports import Notice, Row
 
 REPORTED_EACH = 3
 """The first failures of each environment are reported one by one, later ones at every power of two."""
@@ -21,7 +21,7 @@ class FailureLog:
         """Counts a worker that was lost while it stepped environments."""
         self._since_row += 1
 
-    def add(self, worker: str, failures: Sequence[dict[str, Any]]) -> Iterator[Notice]:
+    def add(self, worker: str, failures: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
         """Counts failures, the fields of `HostFailure`, that a worker has sent."""
         for failure in failures:
             self._since_row += 1
@@ -30,14 +30,14 @@ class FailureLog:
             if count <= REPORTED_EACH or count & (count - 1) == 0:
                 yield _notice(worker, failure, count)
 
-    def add_to(self, rows: Sequence[Row]) -> list[Row]:
+    def add_to(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Rows with the failures since the row before; where several come at once, the first has them."""
         counts = [self._since_row, *[0] * (len(rows) - 1)]
         self._since_row = 0
         return [{**row, "episodes/failed": count} for row, count in zip(rows, counts, strict=True)]
 
 
-def _notice(worker: str, failure: dict[str, Any], count: int) -> Notice:
+def _notice(worker: str, failure: Mapping[str, Any], count: int) -> Notice:
     times = f", for the {count}th time" if count > REPORTED_EACH else ""
     return Notice(
         f"{worker}: environment {failure['index']} failed in {failure['doing']}{times}: "

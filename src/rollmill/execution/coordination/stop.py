@@ -3,13 +3,15 @@
     hold    each answers how many iterations it has begun, at once, and begins no other
     end     they end after as many as the furthest of them has begun; those behind it go on until there
 
-Messages may take as long as they like. Replicas answer whatever they are doing (`groups.ending`), so nobody waits
-for data of one that is held for longer than it takes to hear from all. None ends before all have answered.
+Messages may take as long as they like. Replicas answer whatever they are doing (`execution.replica.stop`), so
+nobody waits for data of one that is held for longer than it takes to hear from all. None ends before all have
+answered.
 """
 
 from collections.abc import Set
 
 from rollmill.execution.processes import ALL, Job, Supervision
+from rollmill.execution.protocol import End, Hold, send_to
 
 
 class StopBarrier:
@@ -26,34 +28,34 @@ class StopBarrier:
         """Has all replicas hold; a second time changes nothing."""
         if not self._stopping:
             self._stopping = True
-            self._workers.send(ALL, "hold")
+            send_to(self._workers, ALL, Hold())
 
     def hear(self, job: Job, begun: int) -> None:
-        """A replica's answer."""
+        """Notes a replica's answer."""
         self._begun[job.name] = begun
 
     def finished(self, job: Job) -> None:
-        """A replica was not held any more: it has done what was planned."""
+        """Notes that a replica finished its planned iterations before it was held."""
         self._begun[job.name] = self.last
 
     def settle(self, replicas: Set[str]) -> bool:
-        """Tells where the end is, once all of these replicas have answered; whether it was told now."""
+        """Sends the end to all, once all of these replicas have answered; returns whether it was sent now."""
         if not self._stopping or self._settled or not replicas <= self._begun.keys():
             return False
         self._settled = True
         self.last = max(self._begun[name] for name in replicas)
-        self._workers.send(ALL, "end", {"iteration": self.last})
+        send_to(self._workers, ALL, End(self.last))
         return True
 
-    def tell(self, job: Job) -> None:
-        """What a replica has to know before it begins, because it takes another one's place."""
+    def inform(self, job: Job) -> None:
+        """Sends a replica the present state of the stop before it begins, as it may take another one's place."""
         self._begun.pop(job.name, None)
         if self._settled:
-            self._workers.send(job, "end", {"iteration": self.last})
+            send_to(self._workers, job, End(self.last))
         elif self._stopping:
-            self._workers.send(job, "hold")
+            send_to(self._workers, job, Hold())
 
     def begin_again(self) -> None:
-        """All replicas do, from an earlier iteration: what they answered before counts no more."""
+        """Discards all answers, because all replicas begin again from an earlier iteration."""
         self.last, self._settled = self._planned, False
         self._begun.clear()

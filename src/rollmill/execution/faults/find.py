@@ -7,9 +7,9 @@ looked at. This is possible because an iteration depends on its state alone.
 Shape letters: `T` steps, `E` environments, `N` rows of a minibatch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +75,22 @@ class Fault(NamedTuple):
 def is_finite(metrics: Mapping[str, np.ndarray | np.floating]) -> bool:
     """Whether every fragment's outputs were finite in the iteration with these metrics."""
     return all(np.all(value > ALMOST_ONE) for name, value in metrics.items() if name.startswith("finite/"))
+
+
+def stop_at_nonfinite(first: int, rows: Sequence[Mapping[str, Any]], advice: str) -> None:
+    """Ends a training whose metrics, of the iterations after the first `first` ones, are not finite.
+
+    Raises:
+        NonFiniteError: naming the fragments and the iteration.
+    """
+    for offset, row in enumerate(rows):
+        if is_finite(row):
+            continue
+        fragments = [name.removeprefix("finite/") for name, value in row.items() if not is_finite({name: value})]
+        raise NonFiniteError(
+            f"{' and '.join(fragments) or 'the loss'} gave a number that is not finite at iteration "
+            f"{first + offset + 1}. {advice}"
+        )
 
 
 def stop_at_fault(graph: Graph, program: CompiledProgram, window: Window, directory: Folder) -> None:

@@ -1,4 +1,4 @@
-"""The context of one replica of one group: its part of the graph, its environments, its channels."""
+"""The context of one replica of one group: its role, its environments, its channels."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -8,8 +8,8 @@ import numpy as np
 
 from rollmill.channels import Wire
 from rollmill.core.types import Key
-from rollmill.dataflow import Flow, Graph, Group, Partition, peers, share
-from rollmill.execution.coordination.start_up import CompileClock
+from rollmill.dataflow import Flow, Graph, Group, Role, peers, share
+from rollmill.execution.program.compile_clock import CompileClock
 from rollmill.execution.replica.progress import ReplicaControl
 
 
@@ -18,8 +18,7 @@ class ReplicaContext(NamedTuple):
 
     graph: Graph
     flow: Flow
-    partition: Partition
-    group: Group
+    role: Role
     replica: int
     wire: Wire
     control: ReplicaControl
@@ -36,13 +35,18 @@ class ReplicaContext(NamedTuple):
     """How many times all of them were started before."""
     unroll: int = 1
     opens: bool = True
-    """Whether environments begin with this beginning of the run, instead of going on."""
+    """Whether environments start anew, instead of going on from a checkpoint or with their former client."""
     checksums: bool = False
-    """Whether packages carry a checksum."""
-    compiling: CompileClock | None = None
-    """Knows what this replica has compiled; left out, nobody is told."""
+    """Whether messages between groups carry a checksum."""
+    compile_clock: CompileClock | None = None
+    """Measures this replica's compilations; None where nobody asks."""
     max_failures: int = 5
     """How many times in a row one environment of Python may fail, with no whole episode in between."""
+
+    @property
+    def group(self) -> Group:
+        """The group that this is a replica of."""
+        return self.role.group
 
     @property
     def index(self) -> np.ndarray:
@@ -58,22 +62,9 @@ class ReplicaContext(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Such as `actor/2`."""
+        """Group and number, such as `actor/2`."""
         return f"{self.group.name}/{self.replica}"
 
-    @property
-    def endless(self) -> bool:
-        """Whether it goes on until it is ended, because the learner waits for nobody in particular."""
-        policies = self.partition.holder("policy")
-        follows = self.group.has("policy") or self.group.has("environment") and not self.group.has("gradients")
-        return follows and not policies.synchronous
-
-    @property
-    def keeps_environments(self) -> bool:
-        """Whether checkpoints hold the environments: asynchronous ones and Python objects begin anew."""
-        return self.partition.synchronous and self.graph.host is None
-
-    def peers(self, fragment: str) -> tuple[Group, range]:
-        """The group that holds a fragment, and the replicas of it that share environments with this one."""
-        group = self.partition.holder(fragment)
-        return group, peers(self.group.replicas, group.replicas, self.replica)
+    def peers(self, channel: str) -> range:
+        """Replicas at the other end of a channel that share environments with this one."""
+        return peers(self.group.replicas, self.role.partner(channel).replicas, self.replica)

@@ -1,7 +1,7 @@
-"""Environments as the policy's group meets them: steppers, and lanes to where they are stepped.
+"""Environments as the policy's group sees them: steppers, and links to them.
 
-A stepper holds some environments in this process. A lane is the way of a policy to a stepper: in the same
-process, or through channels to another group. Requests and answers are batches, `[E, ...]`.
+A stepper holds some environments in this process. A link connects a policy to a stepper: in the same process, or
+through channels to another group. Requests and replies are batches, `[E, ...]`.
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,18 @@ from jaxtyping import PyTree
 
 from rollmill.channels import Receiver, Sender
 from rollmill.core.types import HostStep, HostVector
-from rollmill.dataflow import Collector, Graph, ResetReply, StepReply, StepRequest, start_collector, turn_one
+from rollmill.dataflow import Collector, Graph, ResetReply, StepReply, StepRequest, answer_request, start_collector
+from rollmill.execution.protocol import EnvFailures, send
 from rollmill.execution.replica.failures import FailureStreaks
 from rollmill.execution.replica.progress import ReplicaControl
 
 RESTARTED = 1
-"""Flag of an answer: these environments were lost, and others begin anew in their place."""
+"""Flag of a reply: these environments were lost, and others start anew in their place."""
 
 
 @runtime_checkable
 class Stepper(Protocol):
-    """Environments that are stepped here."""
+    """Environments that are stepped in this process."""
 
     def open(self) -> ResetReply:
         """First observations."""
@@ -35,7 +36,7 @@ class Stepper(Protocol):
         ...
 
     def state(self) -> PyTree[Any]:
-        """What a checkpoint keeps of them."""
+        """The part of them that a checkpoint keeps."""
         ...
 
 
@@ -45,7 +46,7 @@ class CompiledStepper:
     def __init__(self, graph: Graph, start: Collector) -> None:
         self._start = start
         self._state = start.environment
-        self._step = jax.jit(jax.vmap(partial(turn_one, graph)))
+        self._step = jax.jit(jax.vmap(partial(answer_request, graph)))
 
     def open(self) -> ResetReply:
         """First observations."""
@@ -53,8 +54,8 @@ class CompiledStepper:
 
     def step(self, request: StepRequest) -> StepReply:
         """The timesteps that follow the actions."""
-        self._state, turn = self._step(self._state, request)
-        return turn
+        self._state, reply = self._step(self._state, request)
+        return reply
 
     def state(self) -> PyTree[Any]:
         """The state of all environments, `[E, ...]`."""
@@ -64,12 +65,12 @@ class CompiledStepper:
 class HostStepper:
     """Environments that are Python objects.
 
-    An answer is good until the one after the next: its arrays are written again then.
+    A reply is valid until the one after the next, which reuses its arrays.
 
     Args:
         vector: steps them.
-        index: their numbers.
-        control: is told of their failures, and that it is they who are at work.
+        index: their global indices.
+        control: reports their failures, and limits the time of their steps.
         max_failures: how many times in a row one may fail, with no whole episode in between.
     """
 
@@ -100,17 +101,17 @@ class HostStepper:
         """
         action = jax.tree.map(np.asarray, request.action)
         with self._control.stepping("stepping environments"):
-            done = self._vector.step(action, out=self._spare)
-        self._spare, self._latest = self._latest, done
-        self._count_failures(done)
-        info = dict(done.info)
+            step = self._vector.step(action, out=self._spare)
+        self._spare, self._latest = self._latest, step
+        self._count_failures(step)
+        info = dict(step.info)
         mask = info.pop("action_mask", ())
-        return StepReply(done.observation, mask, done.reward, done.terminated, done.truncated, info)  # type: ignore[arg-type]
+        return StepReply(step.observation, mask, step.reward, step.terminated, step.truncated, info)  # type: ignore[arg-type]
 
     def _count_failures(self, step: HostStep | None) -> None:
         failures = self._vector.drain_failures()
         if failures:
-            self._control.send("failures", {"failures": [failure._asdict() for failure in failures]})
+            send(self._control, EnvFailures([failure._asdict() for failure in failures]))
         self._streaks.count(failures, None if step is None else step.terminated | step.truncated)
 
     def state(self) -> PyTree[Any]:
@@ -120,23 +121,23 @@ class HostStepper:
 
 @runtime_checkable
 class EnvLink(Protocol):
-    """The way to some environments, wherever they are; one request is answered before the next is sent."""
+    """A connection to environments, wherever they are; one request is answered before the next is sent."""
 
     def open(self) -> ResetReply:
         """First observations, at the beginning."""
         ...
 
     def send(self, request: StepRequest, iteration: int) -> None:
-        """Sends actions on their way."""
+        """Sends actions."""
         ...
 
     def receive(self) -> tuple[StepReply, bool]:
-        """The answer, and whether the environments were lost and began anew."""
+        """The reply, and whether the environments were lost and started anew."""
         ...
 
 
 class LocalEnvs:
-    """To a stepper in this process."""
+    """A link to a stepper in this process."""
 
     def __init__(self, stepper: Stepper) -> None:
         self.stepper = stepper
@@ -147,7 +148,7 @@ class LocalEnvs:
         return self.stepper.open()
 
     def send(self, request: StepRequest, iteration: int) -> None:
-        """Keeps the actions until they are asked for."""
+        """Keeps the actions until `receive`."""
         self._request = request
 
     def receive(self) -> tuple[StepReply, bool]:
@@ -157,11 +158,11 @@ class LocalEnvs:
 
 
 class RemoteEnvs(NamedTuple):
-    """Through channels to another group."""
+    """A link through channels to another group."""
 
     openings: Receiver
     requests: Sender
-    turns: Receiver
+    replies: Receiver
     target: int
 
     def open(self) -> ResetReply:
@@ -170,12 +171,12 @@ class RemoteEnvs(NamedTuple):
             return message.copy()
 
     def send(self, request: StepRequest, iteration: int) -> None:
-        """Sends actions on their way."""
+        """Sends actions."""
         self.requests.send(request, iteration=iteration, target=self.target)
 
     def receive(self) -> tuple[StepReply, bool]:
-        """Waits for the answer."""
-        with self.turns.receive(source=self.target) as message:
+        """Waits for the reply."""
+        with self.replies.receive(source=self.target) as message:
             return message.copy(), bool(message.header.flags & RESTARTED)
 
 

@@ -1,4 +1,4 @@
-"""Layouts of what passes between groups; and how replicas are linked."""
+"""Layouts of the messages between groups; and which replicas share environments."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ class EnvPolicyPair(NamedTuple):
     index: range
 
 
-def links(environments: Group, policies: Group, num_envs: int) -> list[EnvPolicyPair]:
+def env_policy_pairs(environments: Group, policies: Group, num_envs: int) -> list[EnvPolicyPair]:
     """Every pair of replicas that hold environments in common, in the order of these."""
     count = max(environments.replicas, policies.replicas)
     return [
@@ -34,12 +34,12 @@ def links(environments: Group, policies: Group, num_envs: int) -> list[EnvPolicy
 
 def collector_shapes(flow: Flow, width: int) -> Collector:
     """Shapes of the collector of so many environments."""
-    return _narrowed(flow.state.collector, 0, width)
+    return _resized(flow.state.collector, 0, width)
 
 
 def trajectory_layout(flow: Flow, width: int) -> Layout:
     """The layout of the edge *trajectory*, for so many environments."""
-    parts = [_narrowed(part, axis, width) for axis, part in zip(AXES, flow.trajectory, strict=True)]
+    parts = [_resized(part, axis, width) for axis, part in zip(AXES, flow.trajectory, strict=True)]
     return Layout.of(Trajectory(*parts))
 
 
@@ -48,14 +48,14 @@ def request_layout(flow: Flow, width: int) -> Layout:
     return Layout.of(widened(flow.request, width))
 
 
-def turn_layout(flow: Flow, width: int) -> Layout:
+def reply_layout(flow: Flow, width: int) -> Layout:
     """The layout of the edge *timestep*, for so many environments."""
-    return Layout.of(widened(flow.turn, width))
+    return Layout.of(widened(flow.reply, width))
 
 
 def opening_layout(flow: Flow, width: int) -> Layout:
     """The layout of the environments' reply to a reset, before the first step."""
-    return Layout.of(widened(ResetReply(flow.turn.observation, flow.turn.action_mask), width))
+    return Layout.of(widened(ResetReply(flow.reply.observation, flow.reply.action_mask), width))
 
 
 def gradients_layout(flow: Flow) -> Layout:
@@ -74,7 +74,7 @@ def weights_layout(flow: Flow) -> Layout:
     return Layout.of(flow.weights)
 
 
-def _narrowed(tree: PyTree, axis: int, width: int) -> PyTree:
+def _resized(tree: PyTree, axis: int, width: int) -> PyTree:
     def leaf(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*shape.shape[:axis], width, *shape.shape[axis + 1 :]), shape.dtype)
 

@@ -1,4 +1,4 @@
-"""The group that holds the update alone: gradients come, parameters go, once a minibatch.
+"""The parameter server: the group that holds the update alone receives gradients and publishes parameters.
 
 Synchronous groups send the mean of their gradients once. Gradients of asynchronous ones are applied one by one,
 as they come, each for its share of the batch (Mnih et al., "Asynchronous Methods for Deep Reinforcement
@@ -14,6 +14,7 @@ import numpy as np
 
 from rollmill.channels import ChannelClosed, ReceivedMessage, Receiver, TimedOut
 from rollmill.dataflow import Learner, start_learner
+from rollmill.execution.protocol import IterationMetrics, Snapshot, send
 from rollmill.execution.replica.context import ReplicaContext
 from rollmill.execution.replica.lag import Lag
 from rollmill.execution.replica.layouts import gradients_layout, parameters_layout
@@ -23,17 +24,17 @@ from rollmill.execution.replica.snapshots import learner_part, restored_learner
 from rollmill.execution.replica.start_report import StartReport
 from rollmill.execution.replica.stop import StopParticipant
 
-PATIENCE = 0.2
-"""Seconds of waiting between two looks at the orders."""
+POLL_SECONDS = 0.2
+"""Seconds of waiting between two looks at the snapshot requests."""
 
 
 class Ended(Exception):
     """The training is over."""
 
 
-def run_update(context: ReplicaContext) -> None:
+def run_parameter_server(context: ReplicaContext) -> None:
     """Applies gradients until the training ends."""
-    senders = context.partition.holder("gradients")
+    senders = context.role.partner("gradients")
     sources = range(senders.replicas)
     gradients = context.wire.receiver(
         "gradients", sources=sources, target=0, layout=gradients_layout(context.flow)
@@ -42,34 +43,34 @@ def run_update(context: ReplicaContext) -> None:
         "parameters", layout=parameters_layout(context.flow), readers=senders.replicas
     )
     learner = restored_learner(context, context.flow.state.learner)
-    updating = _Updating(context, learner)
+    server = _Server(context, learner)
     report = StartReport(context)
-    parameters.publish(updating.parameters, version=0)
+    parameters.publish(server.parameters, version=0)
     with contextlib.suppress(Ended):
         while True:
             context.control.at("waiting for gradients")
-            with _next(gradients, updating) as message:
-                updating.apply(message)
+            with _next(gradients, server) as message:
+                server.apply(message)
             report.send()
-            parameters.publish(updating.parameters, version=updating.version)
+            parameters.publish(server.parameters, version=server.version)
 
 
-def _next(gradients: Receiver, updating: "_Updating") -> ReceivedMessage:
+def _next(gradients: Receiver, server: "_Server") -> ReceivedMessage:
     while True:
         try:
-            return gradients.receive(timeout=PATIENCE)
+            return gradients.receive(timeout=POLL_SECONDS)
         except TimedOut:
-            updating.look_around()
+            server.look_around()
         except ChannelClosed:  # between hosts, workers that have ended close what they sent through
-            updating.await_end()
+            server.await_end()
 
 
-class _Updating:
+class _Server:
     """The learner, and what has happened to it."""
 
     def __init__(self, context: ReplicaContext, learner: Learner | None) -> None:
-        graph, senders = context.graph, context.partition.holder("gradients")
-        self._context, self._orders = context, SnapshotRequests(context.control)
+        graph, senders = context.graph, context.role.partner("gradients")
+        self._context, self._requests = context, SnapshotRequests(context.control)
         self._ending = StopParticipant(context.control, begun=context.first, planned=graph.loops.iterations)
         self._learner = jax.jit(partial(start_learner, graph))(context.key) if learner is None else learner
         self._asynchronous = not senders.synchronous
@@ -99,7 +100,7 @@ class _Updating:
             self.look_around()  # workers go on sending until they are ended, and may leave no time to wait
             return
         self._context.control.work("updating")
-        if self._whole and self._orders.wants(self._iteration):
+        if self._whole and self._requests.wants(self._iteration):
             self._send_snapshot()
         slopes, metrics = message.copy()
         self._learner = self._update(self._learner, slopes)
@@ -118,7 +119,7 @@ class _Updating:
         if len(self._rows) < self._rows_each:
             return
         row = dict(zip(self._context.flow.metric_names, np.mean(self._rows, axis=0).tolist(), strict=True))
-        self._context.control.send("row", {"iteration": self._iteration, "metrics": {**row, **self._lag.take()}})
+        send(self._context.control, IterationMetrics(self._iteration, [{**row, **self._lag.take()}]))
         self._rows, self._whole = [], True
         self._iteration += 1
 
@@ -129,11 +130,11 @@ class _Updating:
             Ended: that was sent.
         """
         self._context.control.at("waiting for gradients")
-        if (wanted := self._orders.pending()) is None:
+        if (wanted := self._requests.pending()) is None:
             return
-        if self._orders.final or (self._whole and wanted == self._iteration):
+        if self._requests.final or (self._whole and wanted == self._iteration):
             self._send_snapshot()
-        if self._orders.final:
+        if self._requests.final:
             raise Ended
 
     def await_end(self) -> NoReturn:
@@ -144,9 +145,10 @@ class _Updating:
         """
         while True:
             self.look_around()
-            self._orders.wait()
+            self._requests.wait()
 
     def _send_snapshot(self) -> None:
-        fields = {"iteration": self._orders.pending(), "lowest": 0}
-        self._context.control.send("snapshot", fields, learner_part(self._context, self._learner))
-        self._orders.answered()
+        iteration = self._requests.pending()
+        assert iteration is not None
+        send(self._context.control, Snapshot(iteration, 0, learner_part(self._context, self._learner)))
+        self._requests.answered()

@@ -1,4 +1,4 @@
-"""What the crossings of a learner's program mean: means over channels, and parameters from the update's group."""
+"""Remote parts of a learner's program: means over replicas, and parameters from the parameter server."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,9 +32,9 @@ class MeanOverReplicas:
             self._reductions[kind] = self._open(Layout.of(tree))
         self._steps += 1
         self._context.control.at("waiting for the mean over replicas")
-        found = self._reductions[kind].mean(tree, step=self._steps)
+        mean = self._reductions[kind].mean(tree, step=self._steps)
         self._context.control.work("learning")
-        return found
+        return mean
 
     def _open(self, layout: Layout) -> Reduction:
         context, number = self._context, len(self._reductions)
@@ -43,7 +43,7 @@ class MeanOverReplicas:
 
 
 class ParameterClient:
-    """The update's group, as a group with gradients meets it: gradients go, parameters come.
+    """Client of the parameter server: sends gradients, and receives parameters.
 
     Where nobody waits, gradients are held back until the next ones, or the iteration's metrics, are there: so
     that the last ones of an iteration, however many there are, carry its metrics.
@@ -101,7 +101,7 @@ class ParameterClient:
 
     def _read(self, at_least: int | None) -> PyTree:
         self._context.control.at("waiting for parameters")
-        found = self._parameters.read(at_least=at_least)
-        self._version = found.version
+        latest = self._parameters.read(at_least=at_least)
+        self._version = latest.version
         self._context.control.work("learning")
-        return found.tree
+        return latest.tree

@@ -1,8 +1,8 @@
-"""The collecting half of an iteration, in the group that holds the policy.
+"""Collecting rollouts, in the group that holds the policy.
 
 With the environment in the same group a rollout is one compiled program. Otherwise it is a loop on the host
-that sends actions and waits for answers, in as many lanes as there are groups of environments: while the
-environments of one lane are stepped, the policy decides for another.
+that sends actions and waits for replies, over as many links as there are groups of environments: while the
+environments of one link are stepped, the policy decides for another.
 
 Shape letters: `T` steps, `E` environments of this replica.
 """
@@ -55,18 +55,18 @@ def _collect(graph: Graph, unroll: int, weights: Weights, collector: Collector, 
 
 
 class RemoteEnvsRollout:
-    """The policy here, environments at the ends of lanes; a lane's collector holds its environments' part.
+    """A loop on the host over the policy's steps, with environments behind links; each link has its own collector.
 
     Weights and collectors are kept as leaves: taking modules apart at every step would cost more than deciding.
     """
 
-    def __init__(self, graph: Graph, key: Key, lanes: Sequence[EnvLink], collectors: Sequence[Collector]) -> None:
-        """`graph` is one whose environment is elsewhere; all lanes are equally wide."""
-        self._graph, self._lanes = graph, lanes
+    def __init__(self, graph: Graph, key: Key, links: Sequence[EnvLink], collectors: Sequence[Collector]) -> None:
+        """`graph` has a remote environment; all links have equally many environments."""
+        self._graph, self._links = graph, links
         self._key = jax.jit(partial(iteration_key, key, use=COLLECT))
         self._collectors = [jax.tree.leaves(collector) for collector in collectors]
         self._structure = jax.tree.structure(collectors[0])
-        self._last: list[StepReply | None] = [None] * len(lanes)
+        self._last: list[StepReply | None] = [None] * len(links)
         self._step: tuple[CompiledSegments, Any] | None = None
 
     @property
@@ -83,10 +83,10 @@ class RemoteEnvsRollout:
         pieces, structure = self._step
         leaves = jax.device_put(jax.tree.leaves(weights))  # once, and not at every step
         decide = lambda n, t: self._decide(n, pieces, [*leaves, *self._collectors[n], key, np.int32(t)], iteration)
-        walks = [decide(n, 0) for n in range(len(self._lanes))]
-        rollout = _Rollout(self._graph.loops.num_steps, len(self._lanes))
+        walks = [decide(n, 0) for n in range(len(self._links))]
+        rollout = _Rollout(self._graph.loops.num_steps, len(self._links))
         for t in range(rollout.num_steps):
-            for n in range(len(self._lanes)):
+            for n in range(len(self._links)):
                 rollout.store(t, n, self._follow(n, walks[n]))
                 if t + 1 < rollout.num_steps:
                     walks[n] = decide(n, t + 1)
@@ -96,65 +96,65 @@ class RemoteEnvsRollout:
         )
 
     def _compiled(self, weights: Weights, key: Key) -> tuple[CompiledSegments, Any]:
-        """A step of one lane, and the structure of what it returns beside the collector."""
-        program = cut(partial(step_all, self._graph), weights, self._lane_collector(0), key, np.int32(0))
+        """A step of one link, and the structure of what it returns beside the collector."""
+        program = cut(partial(step_all, self._graph), weights, self._link_collector(0), key, np.int32(0))
         return CompiledSegments(program), program.result.children()[1]
 
-    def _decide(self, lane: int, pieces: CompiledSegments, leaves: Sequence[Any], iteration: int):
-        """The policy decides for one lane; its actions leave."""
+    def _decide(self, link: int, pieces: CompiledSegments, leaves: Sequence[Any], iteration: int):
+        """Decides for the environments of one link, and sends the actions."""
         walking = pieces.walk_leaves(leaves)
         _, request = next(walking)
-        self._lanes[lane].send(request, iteration)
+        self._links[link].send(request, iteration)
         return walking
 
-    def _follow(self, lane: int, walking: Any) -> list[Any]:
-        """The answer arrives; the step is complete. Returns its leaves, `[E, ...]`."""
-        turn, restarted = self._lanes[lane].receive()
+    def _follow(self, link: int, walking: Any) -> list[Any]:
+        """Receives the reply, which completes the step. Returns its leaves, `[E, ...]`."""
+        reply, restarted = self._links[link].receive()
         if restarted:
-            turn = cut_short(turn, self._lane_collector(lane), self._last[lane])
-        self._last[lane] = turn
+            reply = truncate_lost(reply, self._link_collector(link), self._last[link])
+        self._last[link] = reply
         try:
-            walking.send(turn)
+            walking.send(reply)
         except StopIteration as end:
             count = self._structure.num_leaves
-            self._collectors[lane] = end.value[:count]
+            self._collectors[link] = end.value[:count]
             return end.value[count:]
         raise AssertionError("a step of the policy has one crossing, to the environment")
 
-    def _lane_collector(self, lane: int) -> Collector:
-        return jax.tree.unflatten(self._structure, self._collectors[lane])
+    def _link_collector(self, link: int) -> Collector:
+        return jax.tree.unflatten(self._structure, self._collectors[link])
 
 
 class _Rollout:
-    """The steps of all lanes, `[T, E, ...]`, filled as they come."""
+    """The steps of all links, `[T, E, ...]`, stored in the order of their arrival."""
 
-    def __init__(self, num_steps: int, num_lanes: int) -> None:
-        self.num_steps, self._num_lanes = num_steps, num_lanes
+    def __init__(self, num_steps: int, num_links: int) -> None:
+        self.num_steps, self._num_links = num_steps, num_links
         self.leaves: list[np.ndarray] = []
 
-    def store(self, t: int, lane: int, step: Sequence[Any]) -> None:
-        """Puts one lane's step, leaves `[E, ...]`, into its columns."""
+    def store(self, t: int, link: int, step: Sequence[Any]) -> None:
+        """Puts one link's step, leaves `[E, ...]`, into its columns."""
         arrays = [np.asarray(leaf) for leaf in step]
         if not self.leaves:
             self.leaves = [self._empty(array) for array in arrays]
-        for place, array in zip(self.leaves, arrays, strict=True):
+        for leaf, array in zip(self.leaves, arrays, strict=True):
             width = len(array)
-            place[t, lane * width : (lane + 1) * width] = array
+            leaf[t, link * width : (link + 1) * width] = array
 
     def _empty(self, array: np.ndarray) -> np.ndarray:
-        return np.empty((self.num_steps, self._num_lanes * len(array), *array.shape[1:]), array.dtype)
+        return np.empty((self.num_steps, self._num_links * len(array), *array.shape[1:]), array.dtype)
 
 
-def cut_short(turn: StepReply, before: Collector, last: StepReply | None) -> StepReply:
-    """The answer of environments that were lost: their episodes end, truncated, where they were seen last."""
-    info = turn.info
+def truncate_lost(reply: StepReply, before: Collector, last: StepReply | None) -> StepReply:
+    """The reply in place of lost environments: their episodes end, truncated, where they were last observed."""
+    info = reply.info
     if last is not None:  # returns and lengths as they stood, or none where an episode had just ended
         done = np.asarray(last.terminated) | np.asarray(last.truncated)
-        info = {name: jax.tree.map(partial(_unless, done), last.info[name]) for name in turn.info}
-    return turn._replace(
-        reward=jax.tree.map(np.zeros_like, turn.reward),
-        terminated=np.zeros_like(turn.terminated),
-        truncated=np.ones_like(turn.truncated),
+        info = {name: jax.tree.map(partial(_unless, done), last.info[name]) for name in reply.info}
+    return reply._replace(
+        reward=jax.tree.map(np.zeros_like, reply.reward),
+        terminated=np.zeros_like(reply.terminated),
+        truncated=np.ones_like(reply.truncated),
         info={**info, "final_observation": jax.tree.map(np.asarray, before.observation)},
     )
 
@@ -164,17 +164,22 @@ def _unless(done: np.ndarray, leaf: Any) -> np.ndarray:
     return np.where(done.reshape(-1, *[1] * (leaf.ndim - 1)), np.zeros_like(leaf), leaf)
 
 
-def opened(graph: Graph, index: np.ndarray, opening: Any) -> Collector:
-    """The policy's part of the collector of environments that have just been opened elsewhere.
+def collector_from_reset(graph: Graph, index: np.ndarray, opening: Any) -> Collector:
+    """The policy's part of the collector of remote environments that have just been reset.
 
-    It knows no state of theirs but what it may do: the action mask (`EnvironmentElsewhere`).
+    Of their state it knows the action mask only (`RemoteEnvironment`).
     """
     memory = jax.vmap(lambda _: graph.start_memory())(jnp.zeros(len(index)))
     opening = jax.tree.map(jnp.asarray, opening)
     return Collector(jnp.asarray(index), opening.action_mask, opening.observation, opening.action_mask, memory)
 
 
-def reopened(collector: Collector, places: np.ndarray) -> Collector:
-    """The same of environments that go on elsewhere: those at some places of a whole collector."""
-    part = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[places]), collector)
+def collector_from_checkpoint(collector: Collector, positions: np.ndarray) -> Collector:
+    """The policy's part of the collector of remote environments that go on from a checkpoint.
+
+    Args:
+        collector: of all environments of this replica.
+        positions: where in it those of one link are.
+    """
+    part = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[positions]), collector)
     return replace(part, environment=part.action_mask)

@@ -1,45 +1,46 @@
-"""What the coordinator asked a replica for: its part of a checkpoint."""
+"""The coordinator's requests for a replica's part of a snapshot."""
 
-from rollmill.execution.processes import Control, WorkerMessage
+from rollmill.execution.processes import Control
+from rollmill.execution.protocol import Line, MissedSnapshot, SnapshotRequest, latest, send, wait
 
 
 class SnapshotRequests:
-    """The newest order."""
+    """The newest request."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Line | Control) -> None:
         self._control = control
         self._snapshot: int | None = None
         self._final = False
 
     def wants(self, iteration: int) -> bool:
-        """Whether the state before this iteration is wanted for a checkpoint; it may have been missed."""
+        """Whether a snapshot before this iteration is requested; reports it as missed where it is too late."""
         self._read()
         if self._snapshot is not None and iteration > self._snapshot:
-            self._control.send("missed", {"iteration": self._snapshot})
+            send(self._control, MissedSnapshot(self._snapshot))
             self._snapshot = None
         return self._snapshot == iteration
 
     def pending(self) -> int | None:
-        """The checkpoint that is wanted, and not yet answered."""
+        """The iteration of the request that was not answered yet."""
         self._read()
         return self._snapshot
 
     def wait(self) -> None:
-        """Until a checkpoint is wanted."""
-        self._take(self._control.wait("snapshot"))
+        """Waits until a snapshot is requested."""
+        self._take(wait(self._control, SnapshotRequest))
 
     @property
     def final(self) -> bool:
-        """Whether the one that is wanted is the last one, after which nothing comes."""
+        """Whether the requested snapshot is the last one, after which nothing comes."""
         return self._final
 
     def answered(self) -> None:
-        """The state was sent."""
+        """Notes that the requested part was sent."""
         self._snapshot = None
 
     def _read(self) -> None:
-        if wanted := self._control.latest("snapshot"):
+        if (wanted := latest(self._control, SnapshotRequest)) is not None:
             self._take(wanted)
 
-    def _take(self, wanted: WorkerMessage) -> None:
-        self._snapshot, self._final = int(wanted.fields["iteration"]), bool(wanted.fields.get("final"))
+    def _take(self, wanted: SnapshotRequest) -> None:
+        self._snapshot, self._final = wanted.iteration, wanted.final

@@ -1,4 +1,4 @@
-"""A replica's part of the training state, as named arrays; and all parts together as the state.
+"""Snapshots: each replica's part of the training state as named arrays, and the state assembled from all parts.
 
 The state is the same whatever the placement: a run can go on under another distribution policy.
 """
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.dataflow import Collector, Learner, State
+from rollmill.dataflow import Collector, Learner, Owned, State
 from rollmill.execution.replica.context import ReplicaContext
 from rollmill.record import from_host, to_host
 
@@ -20,7 +20,7 @@ ENVIRONMENT = "collector.environment"
 
 
 class StatePart(NamedTuple):
-    """What one replica contributes."""
+    """One replica's part of a snapshot."""
 
     lowest: int
     """The first of its environments."""
@@ -28,29 +28,35 @@ class StatePart(NamedTuple):
 
 
 def collector_part(context: ReplicaContext, collector: Collector) -> dict[str, np.ndarray]:
-    """The leaves of the collector that belong to this replica's fragments."""
+    """The leaves of the collector that this replica owns."""
+    owned = context.role.owned
+    if Owned.POLICY_INPUTS not in owned:
+        return {}
     arrays = to_host({"collector": collector})
-    whole = context.group.has("environment")
+    whole = Owned.ENVIRONMENTS in owned
     return {name: array for name, array in arrays.items() if whole or not name.startswith(ENVIRONMENT)}
 
 
-def environment_part(states: Sequence[PyTree[Any]]) -> dict[str, np.ndarray]:
-    """The environments' states of all links, in the order of their indices."""
+def environment_part(context: ReplicaContext, states: Sequence[PyTree[Any]]) -> dict[str, np.ndarray]:
+    """States of environments, joined in the order of their indices, where this replica owns them."""
+    if Owned.ENVIRONMENTS not in context.role.owned:
+        return {}
     joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
     return to_host({"collector": {"environment": joined}})
 
 
 def learner_part(context: ReplicaContext, learner: Learner) -> dict[str, np.ndarray]:
-    """The leaves of the learner that this replica's fragments write, and those that nobody writes."""
-    if context.replica:
+    """The leaves of the learner that this replica owns, and those that no fragment writes."""
+    owned = context.role.owned
+    if context.replica or not owned:
         return {}  # all replicas hold the same
-    own = frozenset(range(len(jax.tree.leaves(learner))))
-    if not context.group.has("update"):
-        own = own - context.flow.updated
-    if not context.group.has("gradients"):
-        own = own - context.flow.prepared
+    others = frozenset[int]()
+    if Owned.PARAMETERS not in owned:
+        others |= context.flow.updated
+    if Owned.STATISTICS not in owned:
+        others |= context.flow.prepared
     arrays = to_host({"learner": learner})
-    return {name: array for place, (name, array) in enumerate(arrays.items()) if place in own}
+    return {name: array for position, (name, array) in enumerate(arrays.items()) if position not in others}
 
 
 def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State | None:
@@ -61,17 +67,17 @@ def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State 
         iteration: that the state is before.
         parts: of all replicas.
     """
-    found: dict[str, list[np.ndarray]] = {"iteration": [np.asarray(iteration, np.int32)]}
+    gathered: dict[str, list[np.ndarray]] = {"iteration": [np.asarray(iteration, np.int32)]}
     for part in sorted(parts, key=lambda part: part.lowest):
         for name, array in part.arrays.items():
             if name.startswith(COLLECTOR):
-                found.setdefault(name, []).append(array)
+                gathered.setdefault(name, []).append(array)
             else:
-                found[name] = [array]
+                gathered[name] = [array]
     whole = to_host(blank)
-    if any(name.startswith("learner.") and name not in found for name in whole):
+    if any(name.startswith("learner.") and name not in gathered for name in whole):
         return None
-    for name, arrays in found.items():
+    for name, arrays in gathered.items():
         joined = np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
         if joined.shape != whole[name].shape:
             return None
@@ -80,7 +86,7 @@ def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State 
 
 
 def share_of(state: State, index: range, *, learner: bool, environments: bool) -> dict[str, np.ndarray]:
-    """What a replica with these environments is given of a restored state."""
+    """The leaves of a restored state that a replica with these environments begins with."""
     arrays = to_host({"learner": state.learner}) if learner else {}
     if learner and environments:
         arrays |= to_host({"key": state.key, "iteration": state.iteration})

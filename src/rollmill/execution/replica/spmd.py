@@ -16,63 +16,66 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from rollmill.dataflow import Graph, State
-from rollmill.execution.coordination.start_up import CompileClock
-from rollmill.execution.processes import Control, Job, WorkerMessage
+from rollmill.execution.processes import Control
+from rollmill.execution.program.compile_clock import CompileClock
 from rollmill.execution.program.compiled import CompiledProgram, lower
 from rollmill.execution.program.dispatch import Window, dispatch_ahead
+from rollmill.execution.protocol import Begin, IterationMetrics, Process, Snapshot, send, wait
 from rollmill.execution.replica.snapshot_requests import SnapshotRequests
 from rollmill.execution.replica.stop import StopParticipant
+from rollmill.execution.run_spec import RunSpec
 from rollmill.record import from_host, to_host
 
 STRIDE = 8
 """Checkpoints lie at multiples of it, because iterations are dispatched ahead of the host."""
 
 
-def run_on_mesh(job: Job, control: Control, *, graph: Callable[[], Graph], processes: int) -> None:
+def run_on_mesh(spec: RunSpec, control: Control, *, graph: Callable[[], Graph], rank: int, processes: int) -> None:
     """One process's part of a training; its first call to JAX has to be this one.
 
     Args:
-        job: whose replica is the process's number, and whose `settings` have the seed of the training.
+        spec: of the run.
         control: the line to the coordinator.
         graph: builds that of the training, which may use JAX.
+        rank: the number of this process.
         processes: how many there are.
     """
-    control.send("process", {"pid": os.getpid()})
-    begin = control.wait("begin")
-    start_seconds = float(job.settings["start_seconds"])
+    send(control, Process(os.getpid()))
+    begin = wait(control, Begin)
+    start_seconds = spec.start_seconds
     control.at("joining the other processes", expect=start_seconds)
-    _join(job, begin, processes)
+    _join(spec, begin, rank, processes)
     control.at("compiling", expect=3 * start_seconds)  # kernels may be tuned
-    with CompileClock() as compiling:
+    with CompileClock() as clock:
         built = graph()
-        program = lower(built, seeds=(job.settings["seed"],), devices=_devices(), unroll=job.settings["unroll"])
+        program = lower(built, seeds=(spec.seed,), devices=_devices(), unroll=spec.unroll)
         state = program.start() if not begin.arrays else _placed(program, begin)
-    control.send("started", compiling.report(time.monotonic()))
+    send(control, clock.report(time.monotonic()))
     control.at("training", expect=start_seconds)
-    _train(job, control, program, state, int(begin.fields["first"]), built.loops.iterations)
+    _train(rank, control, program, state, begin.first, built.loops.iterations)
 
 
-def _train(job: Job, control: Control, program: CompiledProgram, state: State, first: int, last: int) -> None:
-    orders, ending = SnapshotRequests(control), StopParticipant(control, begun=first, planned=last)
-    for window in dispatch_ahead(program, state, first=first, until=last, stride=STRIDE, admit=ending.admit):
+def _train(rank: int, control: Control, program: CompiledProgram, state: State, first: int, last: int) -> None:
+    requests, stop = SnapshotRequests(control), StopParticipant(control, begun=first, planned=last)
+    for window in dispatch_ahead(program, state, first=first, until=last, stride=STRIDE, admit=stop.admit):
         control.at("training")
-        _tell(job, control, window)
+        _send_metrics(rank, control, window)
         first, state = window.last, window.after
-        if orders.wants(first):
-            _send_state(job, control, first, state)
-            orders.answered()
-    _send_state(job, control, first, state)
+        if requests.wants(first):
+            _send_state(rank, control, first, state)
+            requests.answered()
+    _send_state(rank, control, first, state)
 
 
-def _join(job: Job, begin: WorkerMessage, processes: int) -> None:
-    cpu = job.settings["platform"] == "cpu"
+def _join(spec: RunSpec, begin: Begin, rank: int, processes: int) -> None:
+    cpu = spec.platform == "cpu"
     if cpu:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
-        begin.fields["meet"],
+        begin.meeting_address,
         num_processes=processes,
-        process_id=job.replica,
-        local_device_ids=None if cpu else [job.replica],
+        process_id=rank,
+        local_device_ids=None if cpu else [rank],
     )
 
 
@@ -80,7 +83,7 @@ def _devices() -> Sequence[Any]:
     return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
 
-def _placed(program: CompiledProgram, begin: WorkerMessage) -> State:
+def _placed(program: CompiledProgram, begin: Begin) -> State:
     """The state of a checkpoint, each process its part."""
     host = from_host(begin.arrays, jax.tree.map(_plain, program.state))
 
@@ -102,19 +105,19 @@ def _plain(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype)
 
 
-def _tell(job: Job, control: Control, window: Window) -> None:
-    if job.replica == 0:
+def _send_metrics(rank: int, control: Control, window: Window) -> None:
+    if rank == 0:
         rows = [{name: float(value) for name, value in row.items()} for row in window.metrics]
-        control.send("rows", {"first": window.first, "rows": rows})
+        send(control, IterationMetrics(window.first, rows))
 
 
-def _send_state(job: Job, control: Control, iteration: int, state: State) -> None:
+def _send_state(rank: int, control: Control, iteration: int, state: State) -> None:
     """The collector of this process's devices; the learner, which all hold, from the first process."""
     mine = {"collector": jax.tree.map(_local, state.collector)}
-    if job.replica == 0:
+    if rank == 0:
         mine["learner"] = jax.tree.map(lambda leaf: leaf.addressable_data(0), state.learner)
     lowest = int(np.asarray(mine["collector"].index)[0])
-    control.send("snapshot", {"iteration": iteration, "lowest": lowest}, to_host(mine))
+    send(control, Snapshot(iteration, lowest, to_host(mine)))
 
 
 def _local(leaf: Array) -> PyTree:

@@ -1,7 +1,8 @@
-"""Tells the coordinator, once, how long a replica took to build and compile."""
+"""Reports to the coordinator, once, how long a replica took to build and compile."""
 
 import time
 
+from rollmill.execution.protocol import send
 from rollmill.execution.replica.context import ReplicaContext
 
 
@@ -18,5 +19,5 @@ class StartReport:
             return
         self._sent = True
         self._context.control.started()
-        if self._context.compiling is not None:
-            self._context.control.send("started", self._context.compiling.report(self._began))
+        if self._context.compile_clock is not None:
+            send(self._context.control, self._context.compile_clock.report(self._began))

@@ -8,6 +8,7 @@ no other until it is told where the end is, which is behind all that anybody has
 import threading
 
 from rollmill.execution.processes import Control, WorkerMessage
+from rollmill.execution.protocol import End, Hold, latest, wait
 
 
 class StopParticipant:
@@ -19,7 +20,7 @@ class StopParticipant:
         self._begun, self._last = begun, planned
         self._held = False
         self._changing = threading.Lock()
-        control.answer("hold", self._hold)
+        control.answer(Hold.__name__, self._hold)
 
     def admit(self, first: int, count: int = 1) -> int:
         """How many of `count` iterations may be begun now, after the `first` ones; none where the training ends.
@@ -29,10 +30,10 @@ class StopParticipant:
         Raises:
             Abandoned: the coordinator wants this worker to stop.
         """
-        if (end := self._control.latest("end")) is not None:
+        if (end := latest(self._control, End)) is not None:
             self._release(end)
         while (admitted := self._begin(first, count)) is None:
-            self._release(self._control.wait("end"))
+            self._release(wait(self._control, End))
         return admitted
 
     def _begin(self, first: int, count: int) -> int | None:
@@ -45,11 +46,11 @@ class StopParticipant:
             return admitted
 
     def _hold(self, _: WorkerMessage) -> dict[str, int]:
-        """In another thread than the one that begins iterations."""
+        """Answers from another thread than the one that begins iterations."""
         with self._changing:
             self._held = True
-            return {"begun": self._begun}
+            return Hold(self._begun)._asdict()
 
-    def _release(self, end: WorkerMessage) -> None:
+    def _release(self, end: End) -> None:
         with self._changing:
-            self._held, self._last = False, int(end.fields["iteration"])
+            self._held, self._last = False, end.iteration

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.own_line import own_line
 from rollmill.dataflow import Group, Partition
-from rollmill.planning.counts import Counts
+from rollmill.planning.placement import Counts
 
 Distribution: TypeAlias = Callable[[Counts], Partition]
 

@@ -1,7 +1,7 @@
 """Actors compute gradients of their own rollouts, one place applies them (A3C, where asynchronous)."""
 
 from rollmill.dataflow import Group, Partition
-from rollmill.planning.counts import Counts
+from rollmill.planning.placement import Counts
 
 
 def partition(counts: Counts) -> Partition:

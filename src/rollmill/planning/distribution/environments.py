@@ -1,7 +1,7 @@
 """Environments, policies and learners apart, each as often as it pays."""
 
 from rollmill.dataflow import Group, Partition
-from rollmill.planning.counts import Counts
+from rollmill.planning.placement import Counts
 
 
 def partition(counts: Counts) -> Partition:

@@ -1,7 +1,7 @@
 """All four fragments together, on as many devices or processes as there are learners."""
 
 from rollmill.dataflow import FRAGMENTS, Group, Partition
-from rollmill.planning.counts import Counts, only_synchronous
+from rollmill.planning.placement import Counts, only_synchronous
 
 
 def partition(counts: Counts) -> Partition:

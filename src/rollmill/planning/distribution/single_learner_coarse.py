@@ -1,7 +1,7 @@
 """Actors collect whole rollouts, one learner learns from them (IMPALA, where asynchronous)."""
 
 from rollmill.dataflow import Group, Partition
-from rollmill.planning.counts import Counts
+from rollmill.planning.placement import Counts
 
 
 def partition(counts: Counts) -> Partition:

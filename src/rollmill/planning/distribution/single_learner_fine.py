@@ -1,7 +1,7 @@
 """Environments on CPU workers, one learner decides and learns for all of them."""
 
 from rollmill.dataflow import Group, Partition
-from rollmill.planning.counts import Counts, only_synchronous
+from rollmill.planning.placement import Counts, only_synchronous
 
 
 def partition(counts: Counts) -> Partition:

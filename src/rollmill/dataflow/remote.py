@@ -1,4 +1,4 @@
-"""Graphs in which a fragment is placed elsewhere: a crossing stands in its place."""
+"""Graphs with remote fragments: a crossing takes the place of a fragment that another group holds."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,29 +17,29 @@ REDUCE, START, ENVIRONMENT, UPDATE = "reduce", "start", "environment", "update"
 
 
 class ResetReply(NamedTuple):
-    """What the environment's group says before the first step of a training."""
+    """The environment group's message before the first step of a training."""
 
     observation: Observation
     action_mask: PyTree[Bool[Array, "..."]]
 
 
-class EnvironmentElsewhere(NamedTuple):
-    """What a graph needs of an environment that is not part of the program; its state is the action mask."""
+class RemoteEnvironment(NamedTuple):
+    """The functions of an environment that is no part of the program; its state here is the action mask."""
 
     start: Callable[[Key, Int[Array, ""]], tuple[PyTree[Array], Observation]]
     step: Callable[[Key, PyTree[Array], Action], Timestep]
     action_mask: Callable[[PyTree[Array]], PyTree[Bool[Array, "..."]]]
 
 
-def environment_elsewhere(turn: StepReply) -> EnvironmentElsewhere:
-    """Functions of ONE environment that is stepped elsewhere and answers in the shapes of `turn`."""
+def remote_environment(reply: StepReply) -> RemoteEnvironment:
+    """Functions of ONE environment that is stepped by another group and answers in the shapes of `reply`."""
 
     def start(key, index):
-        opening = cross(START, index, ResetReply(turn.observation, turn.action_mask))
+        opening = cross(START, index, ResetReply(reply.observation, reply.action_mask))
         return opening.action_mask, opening.observation
 
     def step(key, state, action):
-        answer = cross(ENVIRONMENT, StepRequest(jax.random.key_data(key), action), turn)
+        answer = cross(ENVIRONMENT, StepRequest(jax.random.key_data(key), action), reply)
         return Timestep(
             answer.observation,
             answer.action_mask,
@@ -49,16 +49,16 @@ def environment_elsewhere(turn: StepReply) -> EnvironmentElsewhere:
             answer.info,
         )
 
-    return EnvironmentElsewhere(start, step, identity)
+    return RemoteEnvironment(start, step, identity)
 
 
-def with_environment_elsewhere(graph: Graph, flow: Flow) -> Graph:
+def with_remote_environment(graph: Graph, flow: Flow) -> Graph:
     """The graph as the group sees it that holds the policy, but not the environment."""
-    elsewhere = environment_elsewhere(flow.turn)
+    remote = remote_environment(flow.reply)
     return graph._replace(
-        environment=graph.environment._replace(function=elsewhere.step),
-        start_environment=elsewhere.start,
-        action_mask=elsewhere.action_mask,
+        environment=graph.environment._replace(function=remote.step),
+        start_environment=remote.start,
+        action_mask=remote.action_mask,
     )
 
 
@@ -80,10 +80,10 @@ def remote_reduce(tree: PyTree[Array]) -> PyTree[Array]:
     )
 
 
-def turn_one(graph: Graph, state: PyTree[Array], request: StepRequest) -> tuple[PyTree[Array], StepReply]:
-    """The environment fragment of ONE environment, as it answers a request."""
+def answer_request(graph: Graph, state: PyTree[Array], request: StepRequest) -> tuple[PyTree[Array], StepReply]:
+    """The environment fragment of ONE environment, answering a request."""
     timestep = graph.environment.function(jax.random.wrap_key_data(request.key), state, request.action)
-    turn = StepReply(
+    reply = StepReply(
         timestep.observation,
         graph.action_mask(timestep.state),
         timestep.reward,
@@ -91,4 +91,4 @@ def turn_one(graph: Graph, state: PyTree[Array], request: StepRequest) -> tuple[
         timestep.truncated,
         dict(timestep.info),
     )
-    return timestep.state, turn
+    return timestep.state, reply

@@ -1,0 +1,156 @@
+"""Opens a training: in one compiled program, or with workers."""
+
+import contextlib
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from rollmill.api.options import RunOptions
+from rollmill.core.errors import NonFiniteError
+from rollmill.dataflow import Graph, State
+from rollmill.execution import (
+    CompiledProgram,
+    Launches,
+    ProgramTraining,
+    RunSpec,
+    Saved,
+    Training,
+    enable_compilation_cache,
+    launch,
+    lower,
+    take_devices,
+    telling_memory,
+)
+from rollmill.execution.faults.replay import MESSAGE
+from rollmill.planning import Plan
+from rollmill.record import Display, Restored, RunDirectory, write_json
+
+GRAPH_FACTORY = "rollmill.api.specification:graph_of_worker"
+
+
+def compile_program(
+    graph: Graph, plan: Plan, options: RunOptions, display: Display, *, launches: Launches | None = None
+) -> CompiledProgram:
+    """Compiles an iteration for the devices of a plan.
+
+    Args:
+        graph: what to train.
+        plan: with one group.
+        options: how.
+        display: shows what was compiled and fused.
+        launches: of the kernels, as they were chosen when the run began.
+
+    Raises:
+        UsageError: a kernel was asked for and cannot be made, or the devices' memory does not suffice.
+    """
+    enable_compilation_cache()
+    replicas = plan.partition.groups[0].replicas
+    devices = take_devices(replicas if replicas > 1 else options.devices)
+    display.note("compiling ...")
+    with telling_memory(graph.loops):
+        program = lower(
+            graph,
+            seeds=options.seeds,
+            devices=devices,
+            unroll=options.unroll,
+            fusion=options.fusion,
+            numerics=options.numerics,
+            launches=launches,
+        )
+    for note in program.notes:
+        display.note(note)
+    where = f"{len(devices)} x {devices[0].device_kind}"
+    display.note(f"compiled in {program.compile_seconds:.1f} s for {where}")
+    return program
+
+
+@contextlib.contextmanager
+def open_program(
+    graph: Graph, program: CompiledProgram, run: RunDirectory, options: RunOptions, restored: Restored | None
+) -> Iterator[tuple[Training, State]]:
+    """A training in one program of this process, and its first state."""
+    with telling_memory(graph.loops):
+        state = program.place(restored.state) if restored else program.start()
+        first = restored.iteration if restored else 0
+        stride = options.checkpoint_iterations
+        yield ProgramTraining(graph, program, state, first=first, stride=stride, fault=run.fault), state
+
+
+@contextlib.contextmanager
+def open_workers(
+    graph: Graph,
+    plan: Plan,
+    run: RunDirectory,
+    options: RunOptions,
+    restored: Restored | None,
+    display: Display,
+    *,
+    described: dict[str, Any],
+    imports: Sequence[str],
+) -> Iterator[tuple[Training, State]]:
+    """A training with workers, which build the graph from its description; and its first state."""
+    begin_with = Saved(restored.iteration, restored.state) if restored else None
+    with (
+        _keeping_faults(run),
+        launch(
+            graph,
+            run_spec(plan, options, described=described, imports=imports),
+            run,
+            begin_with=begin_with,
+            show=display.note,
+            fault_advice=_fault_advice(graph, run),
+        ) as (coordinator, initial),
+    ):
+        yield coordinator, begin_with.state if begin_with else initial
+
+
+def run_spec(plan: Plan, options: RunOptions, *, described: dict[str, Any], imports: Sequence[str]) -> RunSpec:
+    """The specification of a run with workers.
+
+    Args:
+        plan: where it runs.
+        options: how.
+        described: what `describe` says of the graph.
+        imports: modules that workers import first.
+    """
+    return RunSpec(
+        graph=described,
+        graph_factory=GRAPH_FACTORY,
+        plan=plan.to_json(),
+        platform=jax.default_backend(),
+        imports=tuple(imports),
+        seed=options.seed,
+        unroll=options.unroll,
+        checksums=options.checksums,
+        hang_seconds=options.hang_seconds,
+        start_seconds=options.start_seconds,
+        max_failures=options.max_failures,
+        cluster=options.cluster,
+        host=options.host,
+    )
+
+
+@contextlib.contextmanager
+def _keeping_faults(run: RunDirectory) -> Iterator[None]:
+    """Writes the message about a number that is not finite into the run, for `rollmill doctor`."""
+    if run.fault.has(MESSAGE):
+        run.fault.remove(MESSAGE)
+    try:
+        yield
+    except NonFiniteError as error:
+        run.fault.make()
+        write_json(run.fault, MESSAGE, {"message": str(error)})
+        raise
+
+
+def _fault_advice(graph: Graph, run: RunDirectory) -> str:
+    """How to find the cause of a number that is not finite."""
+    if graph.host is not None:
+        return (
+            "All rewards and observations were finite, so it came up in learning from them.\n"
+            "hint: a smaller learning_rate or max_grad_norm, or normalize_observations and normalize_rewards."
+        )
+    resume = f"rollmill resume {shlex.quote(str(run.root))} --distribution gpu-only"
+    return f"To find the step and the line, go on from the last checkpoint in one program: {resume}"

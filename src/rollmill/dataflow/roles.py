@@ -1,0 +1,181 @@
+"""The role of each group of a partition: its stages, channels and part of the state, derived as data.
+
+`planning.picture` prints roles and `execution.replica` runs them; nothing else derives what a group does from the
+fragments that it holds.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+from rollmill.dataflow.partition import Group, Partition
+
+
+class Stage(StrEnum):
+    """A part of an iteration that one replica does. A role lists its stages in the order in which data passes."""
+
+    APPLY = "apply gradients"
+    """The whole loop of a group that holds the update alone: one update for each message of gradients."""
+    FETCH = "fetch parameters"
+    SERVE = "serve environments"
+    RECEIVE_WEIGHTS = "receive weights"
+    COLLECT = "collect"
+    SEND = "send trajectories"
+    RECEIVE = "receive trajectories"
+    LEARN = "learn"
+    PUBLISH = "publish weights"
+    REPORT = "report metrics"
+    """Send the metrics of an iteration to the coordinator."""
+
+
+class Owned(StrEnum):
+    """A part of the training state that snapshots take from one group."""
+
+    ENVIRONMENTS = "environments"
+    """States of environments."""
+    POLICY_INPUTS = "policy inputs"
+    """Observations, action masks and memories, with which the next decisions are made."""
+    PARAMETERS = "parameters"
+    """Leaves of the learner that the update writes: weights and the optimiser's state."""
+    STATISTICS = "statistics"
+    """Leaves of the learner that `prepare` writes: running statistics."""
+
+
+class Channel(NamedTuple):
+    """A connection between the replicas of two groups, or among those of one."""
+
+    name: str
+    kind: Literal["queue", "latest value", "all-reduce"]
+    sender: Group
+    receiver: Group
+
+    def other_end(self, group: Group) -> Group:
+        """The group at the end that is not this group's."""
+        return self.receiver if group.name == self.sender.name else self.sender
+
+
+class Role(NamedTuple):
+    """The work of each replica of one group."""
+
+    group: Group
+    stages: tuple[Stage, ...]
+    channels: tuple[Channel, ...]
+    """Those that the group has an end of."""
+    owned: frozenset[Owned]
+    in_step: bool
+    """Whether its replicas end after the same iteration as all others and have a part in every snapshot. The
+    others go on until they are ended, because a learner takes whatever comes first."""
+    replaceable: bool
+    """Whether one of its replicas can be lost without taking all others back to the last snapshot."""
+
+    def has_channel(self, name: str) -> bool:
+        """Whether the group has an end of the channel with that name."""
+        return any(channel.name == name for channel in self.channels)
+
+    def partner(self, name: str) -> Group:
+        """The group at the other end of the channel with that name."""
+        return next(channel for channel in self.channels if channel.name == name).other_end(self.group)
+
+    @property
+    def steps_environments(self) -> bool:
+        """Whether environments are stepped in its replicas."""
+        return "environment" in self.group.fragments
+
+    @property
+    def learns(self) -> bool:
+        """Whether its replicas hold the learner, so that they need it to begin."""
+        return Stage.LEARN in self.stages or Stage.APPLY in self.stages
+
+    @property
+    def ends_on_request(self) -> bool:
+        """Whether it cannot count iterations and has to be asked for the last state."""
+        return Stage.APPLY in self.stages
+
+
+def roles(partition: Partition, *, host: bool = False) -> dict[str, Role]:
+    """The role of each group, by the group's name.
+
+    Args:
+        partition: a valid one (`check_partition`).
+        host: whether environments are Python objects, which snapshots do not hold.
+    """
+    channels = channels_of(partition)
+    return {group.name: _role(group, partition, channels, host=host) for group in partition.groups}
+
+
+def channels_of(partition: Partition) -> tuple[Channel, ...]:
+    """All channels between groups, and among the replicas of the group that computes gradients."""
+    environment, policy, gradients, update = map(
+        partition.holder, ("environment", "policy", "gradients", "update")
+    )
+    found: list[Channel] = []
+    if environment != policy:
+        found += [
+            Channel("opening", "queue", environment, policy),
+            Channel("action", "queue", policy, environment),
+            Channel("timestep", "queue", environment, policy),
+        ]
+    if policy != gradients:
+        found += [
+            Channel("weights", "latest value", gradients, policy),
+            Channel("trajectory", "queue", policy, gradients),
+        ]
+    if gradients != update:
+        found += [
+            Channel("parameters", "latest value", update, gradients),
+            Channel("gradients", "queue", gradients, update),
+        ]
+    if gradients.replicas > 1 and gradients.synchronous:
+        found.append(Channel("mean", "all-reduce", gradients, gradients))
+    return tuple(found)
+
+
+def _role(group: Group, partition: Partition, channels: Sequence[Channel], *, host: bool) -> Role:
+    in_step = partition.synchronous or group.has("update") or (group.has("gradients") and group.synchronous)
+    return Role(
+        group=group,
+        stages=_stages(group, partition),
+        channels=tuple(channel for channel in channels if group in (channel.sender, channel.receiver)),
+        owned=_owned(group, partition, host=host) if in_step else frozenset(),
+        in_step=in_step,
+        replaceable=_replaceable(group),
+    )
+
+
+def _stages(group: Group, partition: Partition) -> tuple[Stage, ...]:
+    environment, policy, gradients, update = map(group.has, ("environment", "policy", "gradients", "update"))
+    if update and not gradients:
+        # Synchronous workers report the mean of their metrics; of asynchronous ones the update sees all.
+        reports = not partition.holder("gradients").synchronous
+        return (Stage.APPLY, Stage.REPORT) if reports else (Stage.APPLY,)
+    applicable = {
+        Stage.FETCH: gradients and not update,
+        Stage.SERVE: environment and not policy,
+        Stage.RECEIVE_WEIGHTS: policy and not gradients,
+        Stage.COLLECT: policy,
+        Stage.SEND: policy and not gradients,
+        Stage.RECEIVE: gradients and not policy,
+        Stage.LEARN: gradients,
+        Stage.PUBLISH: gradients and not policy,
+        Stage.REPORT: gradients and (update or group.synchronous),
+    }
+    return tuple(stage for stage, applies in applicable.items() if applies)
+
+
+def _owned(group: Group, partition: Partition, *, host: bool) -> frozenset[Owned]:
+    # Asynchronous environments and Python objects begin new episodes when a run goes on.
+    kept = partition.synchronous and not host
+    owned = {
+        Owned.ENVIRONMENTS: kept and group.has("environment"),
+        Owned.POLICY_INPUTS: kept and group.has("policy"),
+        Owned.PARAMETERS: group.has("update"),
+        Owned.STATISTICS: group.has("gradients"),
+    }
+    return frozenset(part for part, owns in owned.items() if owns)
+
+
+def _replaceable(group: Group) -> bool:
+    """A replica with environments is, unless it computes gradients in step with others."""
+    if group.has("gradients") or group.has("update"):
+        return group.has("environment") and not group.synchronous
+    return group.has("environment")

@@ -1,0 +1,140 @@
+"""Launches the workers of a plan, with the coordinator that drives them."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import jax
+
+from rollmill.channels import BrokerServer, LocalBroker, new_token
+from rollmill.core.machine import usable_cores, visible_gpus
+from rollmill.dataflow import Flow, Graph, State, flow
+from rollmill.execution.cluster import RayLauncher, demands_of, joined
+from rollmill.execution.coordination.coordinator import Coordinator, Saved, initial_host_state
+from rollmill.execution.coordination.jobs import jobs_of
+from rollmill.execution.processes import Supervision, Supervisor, ThreadSupervisor
+from rollmill.execution.run_spec import RunSpec, WorkerSettings
+from rollmill.execution.worker_entry import MODULE, share
+from rollmill.planning import Plan
+from rollmill.record import RunDirectory
+
+PLACED_SECONDS = 900.0
+"""How long a worker on a cluster may take until its function is called: nodes may have to be started first."""
+
+
+@contextlib.contextmanager
+def launch(
+    graph: Graph,
+    spec: RunSpec,
+    run: RunDirectory,
+    *,
+    begin_with: Saved | None,
+    show: Callable[[str], None],
+    fault_advice: str = "",
+) -> Iterator[tuple[Coordinator, State]]:
+    """Starts a broker and a supervisor of workers; yields their coordinator and an initial state.
+
+    Args:
+        graph: what to train.
+        spec: of the run, from which workers build the graph again.
+        run: gets the workers' log lines.
+        begin_with: the checkpoint to go on from; None at the beginning.
+        show: shows a line to the user.
+        fault_advice: ends the message about a number that is not finite.
+    """
+    plan, flows = spec.read_plan(), flow(graph)
+    initial = initial_host_state(graph, flows.state, jax.random.key(spec.seed))
+    with (
+        contextlib.closing(LocalBroker()) as broker,
+        _workers(broker, graph, flows, plan, spec, run, show) as workers,
+    ):
+        coordinator = Coordinator(
+            graph,
+            plan.partition,
+            workers,
+            begin_with=begin_with or Saved(0, initial),
+            initial=initial,
+            restored=begin_with is not None,
+            mesh=plan.place == "mesh",
+            max_failures=spec.max_failures,
+            hang_seconds=spec.hang_seconds,
+            fault_advice=fault_advice,
+        )
+        yield coordinator, initial
+
+
+def _workers(
+    broker: LocalBroker,
+    graph: Graph,
+    flows: Flow,
+    plan: Plan,
+    spec: RunSpec,
+    run: RunDirectory,
+    show: Callable[[str], None],
+) -> contextlib.AbstractContextManager[Supervision]:
+    if plan.place == "threads":
+        return _threads(broker, graph, flows, plan, spec)
+    settings = WorkerSettings(spec, token=new_token())
+    if plan.place == "ray":
+        return _on_cluster(broker, plan, settings, run, show)
+    return _processes(broker, plan, settings, run, show)
+
+
+@contextlib.contextmanager
+def _threads(broker: LocalBroker, graph: Graph, flows: Flow, plan: Plan, spec: RunSpec) -> Iterator[Supervision]:
+    with share(graph, flows, broker) as name:
+        settings = WorkerSettings(spec, shared=name).to_json()
+        jobs = jobs_of(plan.partition, f"{MODULE}:work_in_thread", settings, processes=False)
+        with contextlib.closing(ThreadSupervisor(jobs, hang_seconds=spec.hang_seconds)) as workers:
+            yield workers
+
+
+@contextlib.contextmanager
+def _processes(
+    broker: LocalBroker, plan: Plan, settings: WorkerSettings, run: RunDirectory, show: Callable[[str], None]
+) -> Iterator[Supervision]:
+    spec, on_mesh = settings.run, plan.place == "mesh"
+    with contextlib.closing(BrokerServer(broker, settings.token)) as server:
+        jobs = jobs_of(
+            plan.partition,
+            f"{MODULE}:{'work_on_mesh' if on_mesh else 'work_in_process'}",
+            replace(settings, broker=server.address).to_json(),
+            cores=None if on_mesh else usable_cores(),
+            gpus=[] if on_mesh else visible_gpus(),
+        )
+        supervisor = Supervisor(
+            jobs,
+            hang_seconds=spec.hang_seconds,
+            start_seconds=spec.start_seconds,
+            display=show,
+            log_folder=run.folder.inner("workers"),
+        )
+        with contextlib.closing(supervisor) as workers:
+            yield workers
+
+
+@contextlib.contextmanager
+def _on_cluster(
+    broker: LocalBroker, plan: Plan, settings: WorkerSettings, run: RunDirectory, show: Callable[[str], None]
+) -> Iterator[Supervision]:
+    spec, count = settings.run, len(list(plan.partition.replicas))
+    with (
+        joined(spec.cluster or "ray", workers=count, host=spec.host) as cluster,
+        contextlib.closing(BrokerServer(broker, settings.token, host=cluster.host)) as server,
+    ):
+        worker_settings = replace(settings, broker=server.tcp_address, host=cluster.host)
+        jobs = jobs_of(plan.partition, f"{MODULE}:work_on_cluster", worker_settings.to_json())
+        demands = demands_of(plan.partition, cluster.ray.cluster_resources())
+        with (
+            RayLauncher(cluster, demands=demands, run=run.root.name, show=show) as launcher,
+            Supervisor(
+                jobs,
+                launcher=launcher,
+                address=f"tcp:{cluster.host}:0",
+                hang_seconds=spec.hang_seconds,
+                start_seconds=max(spec.start_seconds, PLACED_SECONDS),
+                display=show,
+                log_folder=run.folder.inner("workers"),
+            ) as workers,
+        ):
+            yield workers

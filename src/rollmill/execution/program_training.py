@@ -1,0 +1,61 @@
+"""A training in one compiled program of this process."""
+
+from collections.abc import Callable, Iterator
+
+from rollmill.dataflow import Graph, State
+from rollmill.execution.faults.find import stop_at_fault
+from rollmill.execution.program.compiled import CompiledProgram
+from rollmill.execution.program.dispatch import dispatch_ahead
+from rollmill.execution.reports import Durations, MetricsRows, Report, Saved, StartedUp
+from rollmill.record import Folder
+
+
+class ProgramTraining:
+    """`Training` by one program.
+
+    Args:
+        graph: what is trained.
+        program: its compiled iteration.
+        state: to begin with.
+        first: iterations that came before.
+        stride: iterations between states that can be saved; None where any can be.
+        fault: gets what is needed to replay an iteration that is not finite.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        program: CompiledProgram,
+        state: State,
+        *,
+        first: int,
+        stride: int | None,
+        fault: Folder,
+    ) -> None:
+        self._graph, self._program, self._state = graph, program, state
+        self._first, self._stride, self._fault = first, stride, fault
+        self._snapshot_requested = False
+
+    def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
+        """See `Training`."""
+        yield StartedUp(Durations(self._program.compile_seconds, 0.0))
+        last = self._graph.loops.iterations
+        windows = dispatch_ahead(self._program, self._state, first=self._first, until=last, stride=self._stride)
+        for window in windows:
+            yield MetricsRows(window.first, window.metrics)
+            stop_at_fault(self._graph, self._program, window, self._fault)
+            ends = stopping()
+            if ends or self._snapshot_requested:
+                self._snapshot_requested = False
+                yield Saved(window.last, window.after)
+            if ends:
+                return
+
+    def request_snapshot(self) -> None:
+        """See `Training`; the next window's state is saved."""
+        self._snapshot_requested = True
+
+    @property
+    def waited_for(self) -> str:
+        """See `Training`."""
+        return ""

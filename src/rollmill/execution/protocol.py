@@ -1,0 +1,164 @@
+"""Messages between a coordinator and its replicas.
+
+A message is sent under the name of its class. Its field `arrays`, where it has one, travels as arrays, and the
+others as JSON.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from rollmill.execution.processes import Control, Job, Supervision, WorkerMessage
+from rollmill.execution.processes.messages import NOTHING
+from rollmill.execution.program.compile_clock import CompileTimes
+
+MessageType = TypeVar("MessageType")
+
+ARRAYS = "arrays"
+
+# --- from the coordinator ------------------------------------------------------------------------------
+
+
+class Begin(NamedTuple):
+    """Start iterating."""
+
+    first: int
+    """Iterations that came before."""
+    epoch: int
+    """How many times all replicas were started together before, by this coordinator; it scopes channel names."""
+    attempt: int
+    """How many times this replica was replaced since then."""
+    generation: int
+    """How many times environments started anew in this run; their random keys derive from it."""
+    opens: bool
+    """Whether environments start anew."""
+    meeting_address: str = ""
+    """Where the processes of a mesh find each other."""
+    arrays: Mapping[str, np.ndarray] = NOTHING
+    """The replica's share of the restored state; empty at the beginning."""
+
+
+class SnapshotRequest(NamedTuple):
+    """Send the part of the state that this replica owns."""
+
+    iteration: int
+    """Iterations that come before that state."""
+    final: bool = False
+    """Whether the replica ends with it."""
+
+
+class Hold(NamedTuple):
+    """Begin no further iteration, and answer with the number of those that were begun."""
+
+    begun: int = 0
+    """In the answer."""
+
+
+class End(NamedTuple):
+    """End after this many iterations."""
+
+    iteration: int
+
+
+# --- from a replica --------------------------------------------------------------------------------------
+
+
+class Process(NamedTuple):
+    """The replica's function was called."""
+
+    pid: int
+
+
+class IterationMetrics(NamedTuple):
+    """Metrics of the iterations that follow the first `first` ones."""
+
+    first: int
+    rows: Sequence[Mapping[str, Any]]
+
+
+class Snapshot(NamedTuple):
+    """A replica's part of the state."""
+
+    iteration: int
+    lowest: int
+    """The first of its environments."""
+    arrays: Mapping[str, np.ndarray]
+
+
+class MissedSnapshot(NamedTuple):
+    """The replica was past that iteration when the request came."""
+
+    iteration: int
+
+
+class EnvFailures(NamedTuple):
+    """Failures of environments that are Python objects."""
+
+    failures: Sequence[Mapping[str, Any]]
+    """Fields of `HostFailure`."""
+
+
+MESSAGES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        *(Begin, SnapshotRequest, Hold, End),
+        *(Process, CompileTimes, IterationMetrics, Snapshot, MissedSnapshot, EnvFailures),
+    )
+}
+
+
+@runtime_checkable
+class Line(Protocol):
+    """What `send`, `latest` and `wait` use of a `Control`."""
+
+    @property
+    def send(self) -> Callable[..., None]:
+        """See `Control`."""
+        ...
+
+    @property
+    def latest(self) -> Callable[[str], WorkerMessage | None]:
+        """See `Control`."""
+        ...
+
+    def wait(self, kind: str, timeout: float | None = None) -> WorkerMessage:
+        """See `Control`."""
+        ...
+
+
+def parse(message: WorkerMessage) -> Any:
+    """The typed form of a message."""
+    kind = MESSAGES[message.kind]
+    return kind(**message.fields, **({ARRAYS: message.arrays} if ARRAYS in kind._fields else {}))
+
+
+def send(line: Line | Control, message: Any) -> None:
+    """Sends a message from a replica to its coordinator."""
+    line.send(*_parts(message))
+
+
+def send_to(workers: Supervision, to: Job | str, message: Any) -> None:
+    """Sends a message from the coordinator to one replica, a group, or all."""
+    workers.send(to, *_parts(message))
+
+
+def latest(line: Line | Control, kind: type[MessageType]) -> MessageType | None:
+    """The newest message of that type that was not taken yet, at once; older ones are dropped."""
+    message = line.latest(kind.__name__)
+    return None if message is None else parse(message)
+
+
+def wait(line: Line | Control, kind: type[MessageType]) -> MessageType:
+    """The oldest message of that type that was not taken yet, as soon as there is one.
+
+    Raises:
+        Abandoned: the coordinator wants this replica to stop.
+    """
+    return parse(line.wait(kind.__name__))
+
+
+def _parts(message: Any) -> tuple[str, dict[str, Any], Mapping[str, np.ndarray]]:
+    fields = message._asdict()
+    arrays = fields.pop(ARRAYS, NOTHING)
+    return type(message).__name__, fields, arrays

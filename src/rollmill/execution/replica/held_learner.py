@@ -1,0 +1,82 @@
+"""The learner of a replica that computes gradients, from iteration to iteration."""
+
+from functools import partial
+
+import jax
+
+from rollmill.dataflow import Learner, Trajectory, Weights, start_learner
+from rollmill.execution.replica.context import ReplicaContext
+from rollmill.execution.replica.lag import metrics_of
+from rollmill.execution.replica.learner import CompiledLearner, SegmentedLearner
+from rollmill.execution.replica.remote import MeanOverReplicas, ParameterClient
+from rollmill.execution.replica.snapshots import learner_part, restored_learner
+from rollmill.execution.replica.work import Row, StageRun, Work
+
+
+class HeldLearner:
+    """A learner, and the program that learns with it; its parameters may be made by a parameter server."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context, graph = context, context.graph
+        restored = restored_learner(context, context.flow.state.learner)
+        self.tree: Learner = jax.jit(partial(start_learner, graph))(context.key) if restored is None else restored
+        self._parameters = ParameterClient(context) if context.role.has_channel("parameters") else None
+        self._learn = self._program()
+
+    @property
+    def weights(self) -> Weights:
+        """The part of the learner that the policy needs."""
+        return self._context.graph.weights(self.tree)
+
+    def fetch(self, iteration: int) -> None:
+        """Takes the parameters that an iteration begins with from the parameter server."""
+        assert self._parameters is not None
+        self.tree = self._parameters.begin(self.tree, iteration)
+
+    def learn(self, trajectory: Trajectory, iteration: int) -> Row | None:
+        """One iteration's learning; its metrics, but for those that travel with the gradients."""
+        self._context.control.work("learning")
+        self.tree, row = self._learn(self.tree, trajectory, iteration)
+        if self._parameters is not None and not self._context.group.synchronous:
+            self._parameters.end(row)  # the parameter server reports them
+            return None
+        return row
+
+    def _program(self) -> CompiledLearner | SegmentedLearner:
+        context, graph = self._context, self._context.graph
+        reduces = context.role.has_channel("mean")
+        if self._parameters is None and not reduces:
+            return CompiledLearner(graph, context.key, context.index)
+        return SegmentedLearner(
+            graph,
+            context.flow,
+            context.key,
+            context.index,
+            reduce=MeanOverReplicas(context) if reduces else None,
+            update=self._parameters,
+        )
+
+
+def fetch_stage(learner: HeldLearner) -> StageRun:
+    """Makes the stage that takes the parameters which an iteration begins with."""
+
+    def fetch(work: Work) -> Work:
+        learner.fetch(work.iteration)
+        return work
+
+    return StageRun(fetch)
+
+
+def learn_stage(context: ReplicaContext, learner: HeldLearner) -> StageRun:
+    """Makes the stage that learns from the iteration's trajectory."""
+    loops = context.graph.loops
+    updates = loops.epochs * loops.num_minibatches
+
+    def learn(work: Work) -> Work:
+        assert work.trajectory is not None
+        row = learner.learn(work.trajectory, work.iteration)
+        if row is not None and work.lags is not None:
+            row |= metrics_of([lag * updates for lag in work.lags])
+        return work._replace(metrics=row)
+
+    return StageRun(learn, part=lambda: learner_part(context, learner.tree))

@@ -1,0 +1,79 @@
+"""Reports of a running training, whatever runs it: one program, or a coordinator with workers."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from rollmill.dataflow import State
+
+Row: TypeAlias = Mapping[str, Any]
+"""Metrics of one iteration."""
+
+
+class MetricsRows(NamedTuple):
+    """Metrics of the iterations that follow the first `first` ones."""
+
+    first: int
+    rows: Sequence[Row]
+
+
+class Saved(NamedTuple):
+    """The state after so many iterations, on the host."""
+
+    iteration: int
+    state: State
+
+
+class RolledBack(NamedTuple):
+    """All replicas begin again after so many iterations."""
+
+    iteration: int
+
+
+class Notice(NamedTuple):
+    """A line for the user."""
+
+    text: str
+
+
+class Durations(NamedTuple):
+    """Durations of a training's start, in seconds."""
+
+    compiling: float
+    """While at least one worker compiled."""
+    total: float
+    """While the training had not begun: workers were started, built environments, or compiled."""
+
+
+class StartedUp(NamedTuple):
+    """The training, or one more of its replicas, has started."""
+
+    so_far: Durations
+    """Durations over all replicas that have started."""
+
+
+Report: TypeAlias = MetricsRows | Saved | RolledBack | StartedUp | Notice
+
+
+@runtime_checkable
+class Training(Protocol):
+    """A training that can be run to its end."""
+
+    def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
+        """Yields reports until the training ends, the last of them with its last state.
+
+        Args:
+            stopping: whether to end early; asked about twice a second or oftener.
+
+        Raises:
+            NonFiniteError: a number of an iteration is not finite.
+        """
+        ...
+
+    def request_snapshot(self) -> None:
+        """Requests a `Saved` after one of the next iterations."""
+        ...
+
+    @property
+    def waited_for(self) -> str:
+        """The workers that keep a training from ending; empty where it needs none."""
+        ...

@@ -1,0 +1,66 @@
+"""The specification of a run: a value with a JSON form, made once, from which every worker knows what to do."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rollmill.core.json_data import read_as
+from rollmill.planning import Plan
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What is trained, where, and how patiently."""
+
+    graph: dict[str, Any]
+    """Names and hyperparameters that `graph_factory` builds the graph from."""
+    graph_factory: str
+    """`module:function` that is called with `graph` and `imports`, and returns a `dataflow.Graph`."""
+    plan: dict[str, Any]
+    """JSON form of the `planning.Plan`."""
+    platform: str
+    """JAX's name of the platform that trains."""
+    imports: tuple[str, ...] = ()
+    """Modules that a worker imports first, because they register environments, networks or algorithms."""
+    seed: int = 0
+    unroll: int | None = None
+    """Steps of the environment loop that are compiled as one; None chooses by platform."""
+    checksums: bool = False
+    """Whether messages between groups carry a checksum."""
+    hang_seconds: float = 120.0
+    """Time without progress after which a worker counts as hung."""
+    start_seconds: float = 600.0
+    """The same while a worker starts."""
+    max_failures: int = 5
+    """Failures in a row of an environment, or of a worker that steps environments, that do not end the run."""
+    cluster: str | None = None
+    """The Ray cluster, where Ray places the workers."""
+    host: str | None = None
+    """This machine's address for workers on other hosts; None finds it out."""
+
+    def read_plan(self) -> Plan:
+        """The plan as a value."""
+        return Plan.from_json(self.plan)
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """The settings of a worker's job."""
+
+    run: RunSpec
+    broker: str = ""
+    """Address of the broker that the coordinator serves."""
+    token: str = ""
+    """The secret that the broker and other workers ask for."""
+    host: str = ""
+    """The coordinator's address, for workers on other hosts."""
+    shared: str = ""
+    """Name under which a thread finds what its process holds already (`execution.worker_entry.share`)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON; `read_settings` reads it."""
+        return asdict(self)
+
+
+def read_settings(settings: Any) -> WorkerSettings:
+    """The settings that `to_json` wrote."""
+    return read_as(WorkerSettings, settings, where="the worker's settings", error=ValueError)

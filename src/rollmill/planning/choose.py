@@ -1,0 +1,97 @@
+"""Chooses a plan: a file's, or that of a distribution policy with its counts."""
+
+from collections.abc import Sequence
+
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import Graph, Partition, flow
+from rollmill.planning.distribution import find_distribution
+from rollmill.planning.placement import COUNTS, PlacementOptions, RecordedCounts
+from rollmill.planning.plan import Place, Plan, read_plan
+
+
+def choose_plan(graph: Graph, options: PlacementOptions, *, custom: Sequence[str] = ()) -> Plan:
+    """The plan of these options.
+
+    Args:
+        graph: what to train.
+        options: where.
+        custom: parts of the graph that only this process has; it is then trained in this process, where the
+            options leave the choice.
+
+    Raises:
+        UsageError: if it does not fit the graph or the options.
+    """
+    separate: Place = "threads" if custom else "processes"
+    if options.plan is not None:
+        _refuse_beside_plan(options)
+        plan = read_plan(options.plan)
+        plan = plan if options.cluster is None else Plan(plan.partition, "ray")
+    else:
+        partition = _partition(options)
+        one_program = len(partition.groups) == 1 and graph.host is None
+        by_default: Place = "program" if one_program else separate
+        plan = Plan(partition, options.place or (by_default if options.cluster is None else "ray"))
+    if plan.place == "program" and graph.host is not None:
+        plan = Plan(plan.partition, separate)
+    plan.check(graph.loops)
+    _check(plan, graph, options)
+    return plan
+
+
+def uses_workers(options: PlacementOptions) -> bool:
+    """Whether a training with these options has workers, as far as is known before its graph is built."""
+    one_program = options.distribution == "gpu-only" and options.plan is None
+    return options.place not in (None, "program") or options.cluster is not None or not one_program
+
+
+def _partition(options: PlacementOptions) -> Partition:
+    """The distribution policy's partition.
+
+    Raises:
+        UsageError: a count was given that the policy does not read.
+    """
+    given = {name: getattr(options, name) for name in COUNTS if getattr(options, name) not in (None, False)}
+    counts = RecordedCounts(**given)
+    counts.read.clear()
+    partition = find_distribution(options.distribution)(counts)
+    for name in given:
+        if name not in counts.read:
+            used = ", ".join(count for count in COUNTS if count in counts.read) or "no count"
+            raise UsageError(
+                f"{name}={given[name]} has no effect: the distribution policy {options.distribution} has no such "
+                f"groups (it reads {used}). hint: leave it out, or choose another policy of `rollmill plan`."
+            )
+    return partition
+
+
+def _refuse_beside_plan(options: PlacementOptions) -> None:
+    default = PlacementOptions()
+    for name in ("distribution", "place", *COUNTS):
+        if getattr(options, name) != getattr(default, name):
+            raise UsageError(
+                f"{name}={getattr(options, name)} has no effect beside plan={options.plan}, which says where each "
+                "group runs. hint: leave one of the two out."
+            )
+
+
+def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
+    if options.host is not None and plan.place != "ray":
+        raise UsageError(
+            f"host={options.host} has no effect with place={plan.place}: only workers that Ray places connect to "
+            "it. hint: leave it out, or give cluster=ray."
+        )
+    if plan.place == "program":
+        return
+    partition = plan.partition
+    if partition.apart("gradients", "update") and not partition.synchronous and flow(graph).prepared:
+        raise UsageError(
+            f"{partition.name}, asynchronous, sends gradients to the update and nothing else, so running "
+            "statistics of its workers would drift apart; leave out normalize_observations and "
+            "normalize_rewards, or let it be synchronous."
+        )
+    if options.devices not in (0, 1):
+        raise UsageError(
+            f"devices={options.devices} share one program; with place={plan.place} say learners={options.devices}."
+        )
+    if plan.place == "mesh" and graph.host is not None:
+        raise UsageError("place=mesh steps environments in JAX, and these live on the host; use place=processes.")
