@@ -64,16 +64,22 @@ def test_everything_apart_at_a_thousand_iterations_a_second():
 def test_boxes():
     text = draw(Plan(find_distribution("central")(Counts(actors=4, asynchronous=True)), "processes"), GRAPH,
                 steps_per_second=40.0)  # fmt: skip
-    assert text.splitlines()[2:11] == [
+    assert text.splitlines()[2:17] == [
         "  +- actor x 4 ------------------------------------+",
         "  | environment + policy + gradients               |",
         "  | 2 environments each, device: any, asynchronous |",
+        "  | stages:   fetch parameters, collect, learn     |",
+        "  | snapshot: nothing                              |",
+        "  | if lost:  replaced alone                       |",
         "  +------------------------------------------------+",
         "",
-        "  +- update x 1 -+",
-        "  | update       |",
-        "  | device: any  |",
-        "  +--------------+",
+        "  +- update x 1 -------------------------------------+",
+        "  | update                                           |",
+        "  | device: any                                      |",
+        "  | stages:   apply gradients, report metrics        |",
+        "  | snapshot: parameters                             |",
+        "  | if lost:  all begin again from the last snapshot |",
+        "  +--------------------------------------------------+",
     ]
 
 

@@ -1,35 +1,43 @@
-"""Draws a plan: groups, and what passes between them."""
+"""Draws a plan: the role of each group, and the data between groups."""
 
-from rollmill.dataflow import Graph, Group, Interface, Partition, interfaces
+from rollmill.dataflow import Graph, Interface, Owned, Partition, Role, interfaces, roles
 from rollmill.planning.plan import Plan
 
 
 def draw(plan: Plan, graph: Graph, *, steps_per_second: float) -> str:
-    """Groups with their fragments and environments, and for each edge what carries it and bytes a second.
+    """Groups with their roles, and for each edge the bytes a second that it carries.
 
     Args:
         plan: what to draw.
         graph: whose shapes decide how much passes.
         steps_per_second: environment steps, over all environments, that the rates are for.
     """
-    partition, found = plan.partition, interfaces(graph)
+    partition, edges = plan.partition, interfaces(graph)
     rate = steps_per_second / graph.loops.batch_size
     lines = [f"{partition.name} ({plan.place}), {graph.loops.num_envs} environments", ""]
-    for group in partition.groups:
-        lines += [*_box(group, graph.loops.num_envs), ""]
+    for role in roles(partition, host=graph.host is not None).values():
+        lines += [*_box(role, graph.loops.num_envs), ""]
     lines.append(f"at {steps_per_second:,.0f} steps/s, {rate:,.2f} iterations/s:")
-    lines += [_edge(partition, found[edge.name], rate) for edge in partition.channels]
-    lines += _reductions(partition, found["gradients"], rate)
+    lines += [_edge(partition, edges[edge.name], rate) for edge in partition.channels]
+    lines += _reductions(partition, edges["gradients"], rate)
     if not partition.channels and partition.groups[0].replicas == 1:
         lines.append("  nothing leaves the program")
     return "\n".join(lines)
 
 
-def _box(group: Group, num_envs: int) -> list[str]:
+def _box(role: Role, num_envs: int) -> list[str]:
+    group = role.group
     title = f" {group.name} x {group.replicas} "
     waits = "" if group.synchronous else ", asynchronous"
     share = "" if group.fragments == ("update",) else f"{num_envs // group.replicas} environments each, "
-    rows = [" + ".join(group.fragments), f"{share}device: {group.device}{waits}"]
+    owned = [part for part in Owned if part in role.owned]
+    rows = [
+        " + ".join(group.fragments),
+        f"{share}device: {group.device}{waits}",
+        f"stages:   {', '.join(role.stages)}",
+        f"snapshot: {', '.join(owned) or 'nothing'}",
+        f"if lost:  {'replaced alone' if role.replaceable else 'all begin again from the last snapshot'}",
+    ]
     width = max(len(title) + 2, *(len(row) + 2 for row in rows))
     return [
         f"  +-{title}{'-' * (width - len(title) - 1)}+",
