@@ -23,7 +23,8 @@ from jaxtyping import install_import_hook  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-install_import_hook("rollmill", "beartype.beartype")
+if os.environ.get("ROLLMILL_TYPE_CHECKS", "1") != "0":  # they double the time of tests that train
+    install_import_hook("rollmill", "beartype.beartype")
 
 from rollmill.execution import enable_compilation_cache  # noqa: E402 - after the hook
 

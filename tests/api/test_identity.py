@@ -14,6 +14,7 @@ from rollmill.api import choose_plan, describe, rebuild_graph
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.dataflow import ElementwiseUpdate, fingerprint
 from rollmill.envs import host_environment, registry
+from rollmill.planning import place_custom
 
 QUIET = {"quiet": True, "tensorboard": False}
 SIZES = {"num_envs": 4, "num_steps": 4, "total_timesteps": 64, "num_minibatches": 2, "update_epochs": 2}
@@ -173,7 +174,8 @@ def test_options_that_json_cannot_hold_keep_a_training_in_its_process(tmp_path):
     graph = small(rollmill.make("gymnasium:MountainCar-v0", goal_velocity=np.float32(0.03)))
     custom = describe(graph)["custom"]
     assert custom == ["environment option goal_velocity"]
-    assert choose_plan(graph, rollmill.RunOptions(), custom=custom).place == "threads"
+    options = rollmill.RunOptions()
+    assert place_custom(choose_plan(graph, options), options, custom).place == "threads"
     with pytest.raises(UsageError, match="its own environment option goal_velocity, made in Python"):
         rollmill.train(graph, place="processes", run_dir=tmp_path / "run")
 

@@ -16,6 +16,7 @@ from rollmill.core.errors import ContractError, UsageError
 from rollmill.dataflow import fingerprint
 from rollmill.envs import registry as environment_registry
 from rollmill.networks import actor_critic, registry
+from rollmill.planning import place_custom
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "execution"))
 import own_algorithm  # noqa: E402
@@ -158,10 +159,12 @@ def test_names_of_this_process_alone_stay_in_it():
     described = describe(graph)
     custom = only_here(described, [])
     assert custom == ["algorithm mine", "environment Mine-v0", "network tiny"]
-    assert choose_plan(graph, rollmill.RunOptions(), custom=custom).place == "threads"
+    options = rollmill.RunOptions()
+    assert place_custom(choose_plan(graph, options), options, custom).place == "threads"
     with pytest.raises(
         UsageError, match=r"own algorithm mine and environment Mine-v0 and .* pass imports=\[module\]"
     ):
-        choose_plan(graph, rollmill.RunOptions(place="processes"), custom=custom)
+        options = rollmill.RunOptions(place="processes")
+        place_custom(choose_plan(graph, options), options, custom)
     assert only_here(described, ["a_module"]) == []
     assert choose_plan(graph, rollmill.RunOptions()).place == "processes"

@@ -353,7 +353,9 @@ def test_on_a_mesh_states_are_those_between_windows():
 
     def script(workers):
         fields = [fields for _, fields, _ in workers.take("Begin")]
-        assert fields[0]["meeting_address"] == fields[1]["meeting_address"] and fields[0]["meeting_address"].startswith("127.0.0.1:")
+        assert fields[0]["meeting_address"] == fields[1]["meeting_address"] and fields[0][
+            "meeting_address"
+        ].startswith("127.0.0.1:")
         yield [workers.says("all/0", "IterationMetrics", {"first": 0, "rows": [{"x": 1.0}] * 8})]
         ((_, fields, _),) = workers.take("SnapshotRequest")
         assert fields["iteration"] % 8 == 0 and fields["iteration"] > 8

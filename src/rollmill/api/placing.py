@@ -1,8 +1,8 @@
 """Checks that the options of a run fit its plan, and prepares JAX for it."""
 
 import os
-from collections.abc import Sequence
 
+from rollmill import planning
 from rollmill.api.options import WORKER_LIMITS, RunOptions
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph
@@ -10,7 +10,6 @@ from rollmill.envs import is_on_host
 from rollmill.execution import take_devices
 from rollmill.execution.cluster import check_cluster
 from rollmill.planning import Plan, uses_workers
-from rollmill.planning import choose_plan as choose_placement
 
 
 def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | None = None) -> None:
@@ -30,20 +29,14 @@ def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | 
     take_devices(max(options.devices, replicas) if options.devices else 0)
 
 
-def choose_plan(graph: Graph, options: RunOptions, *, custom: Sequence[str] = ()) -> Plan:
+def choose_plan(graph: Graph, options: RunOptions) -> Plan:
     """The plan of these options: a file's, or the distribution policy's with its counts.
-
-    Args:
-        graph: what to train.
-        options: where and how.
-        custom: parts of the graph that only this process has, as `describe` names them.
 
     Raises:
         UsageError: if it does not fit the graph or the options.
     """
-    plan = choose_placement(graph, options, custom=custom)
+    plan = planning.choose_plan(graph, options)
     _check(plan, graph, options)
-    refuse_custom(plan, custom)
     return plan
 
 
@@ -64,21 +57,6 @@ def refuse_unread(plan: Plan, options: RunOptions) -> None:
         raise UsageError(
             f"numerics={options.numerics} has no effect with fusion=off: it is of kernels. hint: leave one of the "
             "two out."
-        )
-
-
-def refuse_custom(plan: Plan, custom: Sequence[str]) -> None:
-    """Refuses other processes where they cannot build the graph, because parts of it have no name.
-
-    Raises:
-        UsageError: naming the parts.
-    """
-    if plan.place not in ("program", "threads") and custom:
-        raise UsageError(
-            f"this algorithm has its own {' and '.join(custom)}, made in Python, which other processes cannot "
-            f"build, and place={plan.place} has several. hint: place='threads' stays in this process; or let a "
-            "module register what is its own (rollmill.register, register_network, register_algorithm) and pass "
-            "imports=[module]."
         )
 
 

@@ -12,7 +12,7 @@ from rollmill.api.creation import create_run, run_config, run_root
 from rollmill.api.driver import drive
 from rollmill.api.openings import compile_program, open_program, open_workers
 from rollmill.api.options import WORKER_LIMITS, RunOptions
-from rollmill.api.placing import choose_plan, prepare_devices, refuse_custom, refuse_unread
+from rollmill.api.placing import choose_plan, prepare_devices, refuse_unread
 from rollmill.api.recorder import Run, open_checkpoints
 from rollmill.api.reopening import open_graph
 from rollmill.api.saved_run import check_identity, read_options, read_saved, read_summary
@@ -23,7 +23,7 @@ from rollmill.core.fields import check_names, fit
 from rollmill.core.jax_settings import check_compiled
 from rollmill.dataflow import Graph, fingerprint
 from rollmill.execution import Fusion, state_shapes
-from rollmill.planning import PLACEMENT, PlacementOptions, Plan
+from rollmill.planning import PLACEMENT, PlacementOptions, Plan, place_custom
 from rollmill.record import Display, RunDirectory, choose_display
 
 
@@ -57,9 +57,10 @@ def train(
     options = chosen_options(options, overrides)
     if options.run_dir is not None:
         RunDirectory.refuse_occupied(Path(options.run_dir))
-    described = describe(algorithm)
-    plan = choose_plan(algorithm, options, custom=only_here(described, imports))
+    plan = choose_plan(algorithm, options)
     refuse_unread(plan, options)
+    described = describe(algorithm)  # which traces the graph: options that cannot be used are refused before it
+    plan = place_custom(plan, options, only_here(described, imports))
     RunDirectory.check_parent(run_root(described, options))
     display = choose_display(quiet=options.quiet)
     program = compile_program(algorithm, plan, options, display) if plan.place == "program" else None
@@ -136,8 +137,7 @@ def resume(
             return Run(run.root, summary, 0)
         described = _described(saved.graph, settings, graph, passed=algorithm is not None, display=display)
         custom = only_here(described, modules)
-        plan = plan or choose_plan(graph, options, custom=custom)
-        refuse_custom(plan, custom)
+        plan = place_custom(plan or choose_plan(graph, options), options, custom, saved=plan is not None)
         program = None
         if plan.place == "program":
             launches = None if placement or fusion else run.read_config().get("launches")

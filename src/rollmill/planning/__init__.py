@@ -1,6 +1,6 @@
 """From a graph to a plan: distribution policies, placement options, plans as files, and a picture of one."""
 
-from rollmill.planning.choose import choose_plan, uses_workers
+from rollmill.planning.choose import choose_plan, place_custom, uses_workers
 from rollmill.planning.distribution import find_distribution, list_distributions
 from rollmill.planning.picture import draw
 from rollmill.planning.placement import COUNTS, PLACEMENT, Counts, PlacementOptions
@@ -18,6 +18,7 @@ __all__ = [
     "draw",
     "find_distribution",
     "list_distributions",
+    "place_custom",
     "read_plan",
     "uses_workers",
     "write_plan",

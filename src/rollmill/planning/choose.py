@@ -9,19 +9,12 @@ from rollmill.planning.placement import COUNTS, PlacementOptions, RecordedCounts
 from rollmill.planning.plan import Place, Plan, read_plan
 
 
-def choose_plan(graph: Graph, options: PlacementOptions, *, custom: Sequence[str] = ()) -> Plan:
+def choose_plan(graph: Graph, options: PlacementOptions) -> Plan:
     """The plan of these options.
-
-    Args:
-        graph: what to train.
-        options: where.
-        custom: parts of the graph that only this process has; it is then trained in this process, where the
-            options leave the choice.
 
     Raises:
         UsageError: if it does not fit the graph or the options.
     """
-    separate: Place = "threads" if custom else "processes"
     if options.plan is not None:
         _refuse_beside_plan(options)
         plan = read_plan(options.plan)
@@ -29,13 +22,40 @@ def choose_plan(graph: Graph, options: PlacementOptions, *, custom: Sequence[str
     else:
         partition = _partition(options)
         one_program = len(partition.groups) == 1 and graph.host is None
-        by_default: Place = "program" if one_program else separate
+        by_default: Place = "program" if one_program else "processes"
         plan = Plan(partition, options.place or (by_default if options.cluster is None else "ray"))
     if plan.place == "program" and graph.host is not None:
-        plan = Plan(plan.partition, separate)
+        plan = Plan(plan.partition, "processes")
     plan.check(graph.loops)
     _check(plan, graph, options)
     return plan
+
+
+def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *, saved: bool = False) -> Plan:
+    """The plan for a graph of which parts are made in Python and have no name: processes cannot build them.
+
+    It stays in this process, in threads, where the options leave the choice.
+
+    Args:
+        plan: chosen by these options.
+        options: where to train.
+        custom: names of these parts.
+        saved: whether the plan is that of the run that goes on, and not chosen now.
+
+    Raises:
+        UsageError: naming the parts, if the options ask for other processes.
+    """
+    if not custom or plan.place in ("program", "threads"):
+        return plan
+    fixed = saved or options.place == "processes" or options.plan is not None
+    if plan.place == "processes" and not fixed:
+        return Plan(plan.partition, "threads")
+    raise UsageError(
+        f"this algorithm has its own {' and '.join(custom)}, made in Python, which other processes cannot "
+        f"build, and place={plan.place} has several. hint: place='threads' stays in this process; or let a "
+        "module register what is its own (rollmill.register, register_network, register_algorithm) and pass "
+        "imports=[module]."
+    )
 
 
 def uses_workers(options: PlacementOptions) -> bool:
