@@ -229,7 +229,7 @@ def test_as_many_passes_as_networks():
     loss = lambda critics, x: sum(jnp.tanh(x @ inner) @ outer for inner, outer in critics)
     critics = [(struct(4, 16), struct(16)) for _ in range(10)]
     kernel, _, kept, plan = kernel_of_loss(loss, critics, 4)
-    assert len(plan.passes) == 10
+    assert len(plan.sweeps) == 10
     assert all(f", tile{n}, mask" in kernel.source for n in range(len(kept.tiles)))
 
 

@@ -15,13 +15,13 @@ from rollmill.fusion.estimate.chips import CHIPS, Chip, find_chip
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
 from rollmill.fusion.explain import Explanation, explain
 from rollmill.fusion.ir import Loop, Node, Program, Region, evaluate
-from rollmill.fusion.kernels.descent import fused_minibatch_loop
 from rollmill.fusion.kernels.gradients import (
     check_gradients,
     first_batch,
     fused_gradients,
     run_gradients_reference,
 )
+from rollmill.fusion.kernels.minibatch_loop import fused_minibatch_loop
 from rollmill.fusion.kernels.rollout import (
     RolloutStep,
     fused_collect,
@@ -31,7 +31,7 @@ from rollmill.fusion.kernels.rollout import (
 )
 from rollmill.fusion.lower.scalarise import Scalarised, scalarise
 from rollmill.fusion.numerics import Numerics
-from rollmill.fusion.tune.search import rollouts_in_a_row, tune_descent, tune_rollout
+from rollmill.fusion.tune.search import rollouts_in_a_row, tune_minibatch_loop, tune_rollout
 from rollmill.fusion.tune.timing import Tuned
 
 __all__ = [
@@ -71,6 +71,6 @@ __all__ = [
     "run_kernel",
     "run_reference",
     "scalarise",
-    "tune_descent",
+    "tune_minibatch_loop",
     "tune_rollout",
 ]

@@ -28,7 +28,7 @@ REGISTERS = 65536
 
 
 class Resources(NamedTuple):
-    """What a compiled kernel holds."""
+    """Resources that a compiled kernel takes."""
 
     registers: int
     """Registers of a thread."""
@@ -54,7 +54,7 @@ class Explanation(NamedTuple):
     """Environment steps a second at most, by what limits them."""
     launch: Launch
     resources: Resources | None
-    """None where there is no compiler for kernels."""
+    """Resources of the compiled kernel; None where Triton is not installed."""
 
     @property
     def hopeless(self) -> str | None:
@@ -71,7 +71,7 @@ class Explanation(NamedTuple):
 
 
 def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None = None) -> Explanation:
-    """What there is to say about a graph's rollout on a chip; no GPU is needed.
+    """Explains a graph's rollout kernel on a chip; no GPU is needed.
 
     Raises:
         CannotFuse: it cannot be fused, with the reason and the line.

@@ -37,7 +37,7 @@ from rollmill.fusion import (
     fused_collect,
     fused_minibatch_loop,
     pressure_of_rollout,
-    tune_descent,
+    tune_minibatch_loop,
     tune_rollout,
 )
 
@@ -45,7 +45,7 @@ Fusion: TypeAlias = Literal["auto", "off", "rollout", "full"]
 """How deep a training is fused."""
 
 Collect: TypeAlias = Callable[[Graph, Weights, Collector, Key], tuple[Collector, Trajectory]]
-"""What `dataflow.collect` is."""
+"""A function like `dataflow.collect`."""
 
 
 class Implementation(NamedTuple):
@@ -54,7 +54,7 @@ class Implementation(NamedTuple):
     function: Any
     fused: bool
     note: str | None = None
-    """What the user is told."""
+    """A note for the user."""
     launch: tuple[int, ...] | None = None
     """The launch of its kernel."""
 
@@ -72,24 +72,24 @@ class KernelChoice(NamedTuple):
     rollouts: Implementation
     """A `Collect`."""
     gradients: Implementation
-    """A `ManyDescents`."""
+    """A `MakeMinibatchLoop`."""
     device: str | None = None
-    """What kernels were looked for on."""
+    """The device that kernels were sought for."""
 
     @property
     def notes(self) -> list[str]:
-        """What the user is told."""
+        """Notes for the user."""
         return [way.note for way in (self.rollouts, self.gradients) if way.note]
 
     @property
     def launches(self) -> Launches | None:
-        """How its kernels are launched, for a run to keep; None where none were looked for."""
+        """The launches of its kernels, for a run to keep; None where none were sought."""
         if self.device is None:
             return None
         return {"device": self.device, "rollouts": self.rollouts.launch, "gradients": self.gradients.launch}
 
-    def told(self, note: str) -> "KernelChoice":
-        """The same ways, with something to tell the user."""
+    def with_note(self, note: str) -> "KernelChoice":
+        """The same ways, with a note for the user."""
         return self._replace(rollouts=self.rollouts._replace(note=note))
 
 
@@ -129,14 +129,14 @@ def choose_ways(
         launches = None
     if fusion == "auto" and launches is None and steps < MIN_STEPS_TO_TUNE[device.platform]:
         note = f"nothing is fused: for {steps:,} environment steps it does not pay to find the fastest kernels"
-        return plain if device.platform == "cpu" else plain.told(f"{note}; fusion=full does so all the same")
+        return plain if device.platform == "cpu" else plain.with_note(f"{note}; fusion=full does so all the same")
     choice = _Chooser(graph, fusion, backend, unroll, devices, launches)
     try:
         choice.check(num_seeds)
     except UsageError as reason:
         if fusion != "auto":
             raise _impossible(fusion, reason) from reason
-        return plain.told(f"nothing is fused: {reason}")
+        return plain.with_note(f"nothing is fused: {reason}")
     rollouts = choice.way("rollouts", plain.rollouts, choice.rollouts, needed=fusion in ("rollout", "full"))
     if fusion == "rollout":
         return plain._replace(rollouts=rollouts)
@@ -149,14 +149,14 @@ def choose_ways(
 
 
 def without_kernels(fusion: Fusion, unroll: int, reason: CannotFuse) -> KernelChoice:
-    """What remains where a kernel turns out impossible once the program is made for its devices.
+    """The choice without kernels, where one turns out impossible once the program is made for its devices.
 
     Raises:
         UsageError: if a kernel was asked for.
     """
     if fusion != "auto":
         raise _impossible(fusion, reason) from reason
-    return _plain(unroll).told(f"nothing is fused: {reason}")
+    return _plain(unroll).with_note(f"nothing is fused: {reason}")
 
 
 def _plain(unroll: int) -> KernelChoice:
@@ -172,7 +172,7 @@ def _impossible(fusion: Fusion, reason: Exception) -> UsageError:
 
 @dataclass(frozen=True)
 class _Chooser:
-    """What was asked for, and where."""
+    """The options of a choice, and its devices."""
 
     graph: Graph
     fusion: Fusion
@@ -211,7 +211,7 @@ class _Chooser:
         return self._faster("rollouts", found, plain, Implementation(function, True, where, found.launch))
 
     def _check_pressure(self, pressure: Pressure) -> None:
-        """Whether a step is worth compiling as a kernel.
+        """Checks that a step is worth compiling as a kernel.
 
         Raises:
             CannotFuse: if it is not, and nobody has asked for it.
@@ -239,7 +239,7 @@ class _Chooser:
     def _tune_gradients(self, launches: Sequence[tuple[int, ...]]) -> Tuned:
         with jax.default_device(self.devices[0]):
             learner, batch, rows = jax.jit(self._epoch)(self._example)
-        return tune_descent(self.graph, learner, batch, rows, self.backend, launches)
+        return tune_minibatch_loop(self.graph, learner, batch, rows, self.backend, launches)
 
     def _launch(
         self,

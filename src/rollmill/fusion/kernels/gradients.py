@@ -45,13 +45,13 @@ class GradientStep(NamedTuple):
 
     scalarised: Scalarised
     sample: list[Leaf]
-    """Where the sample's leaves are among the inputs."""
+    """The sample's leaves, with their places among the inputs."""
     sums: list[Sum]
-    """What is summed over samples: gradients, then metrics."""
+    """Results that are summed over samples: gradients, then metrics."""
 
 
 class Shuffled(NamedTuple):
-    """What an epoch needs of its rows."""
+    """The rows of an epoch's minibatches, and the leaves that depend on a whole minibatch."""
 
     rows: UInt32[Array, "*epochs M N"]
     """Rows of each minibatch."""
@@ -68,7 +68,7 @@ class Minibatch(NamedTuple):
     shuffled: Shuffled
     """The shuffled rows of the epoch."""
     vector: Vector | None = None
-    """What is learned, where it is held as one vector."""
+    """The network, where it is held as one vector."""
 
     @property
     def num_samples(self) -> int:
@@ -107,7 +107,7 @@ def check_gradients(graph: Graph) -> None:
 
 
 def first_batch(graph: Graph, state: State) -> tuple[Learner, Batch]:
-    """What is learned from first."""
+    """The learner and the batch of the first iteration."""
     collector = state.collector
     _, trajectory = collect(graph, graph.weights(state.learner), collector, state.key)
     return prepare(graph, state.learner, trajectory, collector.index)
@@ -127,7 +127,7 @@ class BatchSamples:
         self._sample = each_struct(self._samples)
 
     def shuffled(self, rows: UInt32[Array, "epochs M N"]) -> Shuffled:
-        """What the epochs need of their rows."""
+        """The rows of all epochs, with the leaves that conditioning a minibatch changes."""
         own_of = partial(_own_leaves, self._graph, self._samples, reduce=self._reduce)
         return Shuffled(rows, jax.vmap(jax.vmap(own_of))(rows))
 
@@ -149,7 +149,7 @@ class BatchSamples:
 def fused_gradients(
     graph: Graph, batch: Batch, reduce: Reduce, *, run: Run
 ) -> Callable[[Learner, UInt32[Array, " N"]], tuple[Weights, Metrics]]:
-    """What `dataflow.gradients_of_rows` returns, by `run`."""
+    """Computes `dataflow.gradients_of_rows` by `run`."""
     samples = BatchSamples(graph, batch, reduce)
 
     def gradients(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Weights, Metrics]:

@@ -1,4 +1,4 @@
-"""Where the leaves of a tree lie among the inputs and outputs of a program.
+"""Leaves of a tree, and their places among the inputs and outputs of a program.
 
 A leaf in memory is `[E, *shape]`; a program knows its numbers, or its rows, one by one, in row-major order.
 """

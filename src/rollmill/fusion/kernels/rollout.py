@@ -34,13 +34,13 @@ class RolloutStep(NamedTuple):
 
     scalarised: Scalarised
     carried: list[Leaf]
-    """Where the collector's leaves are among the inputs."""
+    """The collector's leaves, with their places among the inputs."""
     fixed: list[Leaf]
     """Inputs that stay as they are: the environment's key of this rollout."""
     after: list[Leaf]
-    """Where the collector's leaves are among the outputs."""
+    """The collector's leaves, with their places among the outputs."""
     step: list[Leaf]
-    """Where the leaves of the trajectory's step are among the outputs."""
+    """The leaves of the trajectory's step, with their places among the outputs."""
 
     def carries(self, place: int) -> bool:
         """Whether this number, or row, is handed from step to step; others are known, or an earlier one again."""
@@ -82,7 +82,7 @@ def rollout_step(graph: Graph, weights: Weights, collector: PyTree[jax.ShapeDtyp
 
 
 def _begun(graph: Graph, key: jax.ShapeDtypeStruct) -> ValueClasses:
-    """What is true of an environment before its first step, as far as that can be read."""
+    """Labels of the numbers that an environment begins with; none where its beginning cannot be lowered."""
     begin = lambda key, index: to_raw(start_one(graph, jax.random.wrap_key_data(key), index))
     try:
         return labels_of(scalarise(begin, (key, jax.ShapeDtypeStruct((), jnp.int32))).outputs)
@@ -133,7 +133,7 @@ Run = Callable[[RolloutStep, list[Array], Array, int], tuple[list[Array], list[A
 def fused_collect(
     graph: Graph, weights: Weights, collector: Collector, key: Key, *, run: Run
 ) -> tuple[Collector, Trajectory]:
-    """What `dataflow.collect` returns, by `run`, with what `graph.appraise` adds.
+    """Computes `dataflow.collect` by `run`, and adds what `graph.appraise` computes.
 
     The collector is one that `dataflow.start` began: what is true of all of these is not read again.
     """
@@ -176,7 +176,7 @@ def written(step: RolloutStep) -> list[Leaf]:
 def unpack(
     step: RolloutStep, found: Sequence[Array], carried: Sequence[Array], num_steps: int
 ) -> tuple[list[Array], list[Array]]:
-    """What a kernel has written, beside what stayed and what is the same for all environments."""
+    """All results of a rollout: a kernel's outputs, unchanged leaves, and leaves that all environments share."""
     rest, num_envs = iter(found), carried[0].shape[0]
     pairs = zip(carried, step.changed, strict=True)
     after = [next(rest) if changes else before for before, changes in pairs]

@@ -1,7 +1,7 @@
-"""What a program gives of each sample where only the sum over samples is wanted.
+"""Results of which only the sum over samples is wanted.
 
-The gradient of a matrix of weights is a sum of outer products, and so a product of two tall matrices: nobody ever
-has the gradient of one sample. Shape letters: `N` samples.
+The gradient of a matrix of weights is a sum of outer products, and so a product of two tall matrices: the gradient
+of one sample is never materialised. Shape letters: `N` samples.
 """
 
 import math

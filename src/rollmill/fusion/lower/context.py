@@ -1,4 +1,4 @@
-"""Where a jaxpr's nodes are made, and what any value is as scalars, as rows, or as an array beside the kernel."""
+"""The context of lowering: makes nodes, and turns values into scalars, rows, or arrays of the prologue."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ class Uniforms:
         return self._slots[known]
 
     def _identity(self, array: Array | np.ndarray) -> Any:
-        """What an array is known by: numbers that are known by themselves, others by where they come from."""
+        """A key for an array: known numbers by themselves, others by their identity."""
         if isinstance(array, np.ndarray):
             return array.shape, array.dtype.name, array.tobytes()
         self._held[id(array)] = array  # so that no other array gets its id
@@ -79,7 +79,7 @@ class Uniforms:
         return self.arrays[slot].reshape(-1)[place : place + (node.width or 1)]
 
     def _once(self, array: Any, how: Any, make: Callable[[], Any]) -> Any:
-        """What is made of an array."""
+        """The result of `make` for an array, computed once."""
         key = (self._identity(array), how)
         if key not in self._made:
             self._made[key] = make()
@@ -94,7 +94,7 @@ def _pick(array: Array, places: np.ndarray) -> Array:
 
 
 class Lowering(NamedTuple):
-    """Where the nodes of a jaxpr are made, and how the jaxprs inside of it are read."""
+    """The context that rules lower in."""
 
     region: Region
     uniforms: Uniforms
@@ -115,7 +115,7 @@ class Lowering(NamedTuple):
         return self.region.emit(op, *nodes, dtype=dtype, width=width)
 
     def _with_one_uniform(self, one: Node, other: Node) -> tuple[Node, Node]:
-        """What is added; of uniform rows that are added to a row one after the other, their sum.
+        """The operands of a sum; uniform rows that are added to a row one after the other become their sum.
 
         It is rounded at another place than by XLA, as sums of products are.
         """
@@ -138,7 +138,7 @@ class Lowering(NamedTuple):
     # --- beside the kernel ------------------------------------------------------------------------------
 
     def array(self, value: Value) -> Any:
-        """What is known or uniform, as an array of the program around the kernel."""
+        """A known or uniform value as an array of the prologue."""
         match value:
             case Const(array):
                 return array
@@ -285,7 +285,7 @@ def check_columns(shape: tuple[int, ...]) -> None:
 
 
 def settled(value: Value) -> Value:
-    """What is made of constants alone is known."""
+    """A value that is made of constants alone as a `Const`."""
     if isinstance(value, ScalarArray) and not is_key(value.dtype):
         nodes = flat_nodes(value)
         if all(node.op == "constant" for node in nodes):

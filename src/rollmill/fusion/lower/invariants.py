@@ -1,4 +1,4 @@
-"""What is always true of the numbers that a step hands to the next: which are known, and which are equal.
+"""Invariants of the numbers that a step hands to the next: which are known, and which are equal.
 
 An observation often repeats the state that it is made of, beside what never changes, such as an agent's number.
 A kernel that carries all of it from step to step has no registers left for anything else. What holds of the
@@ -25,7 +25,7 @@ class ConstLabel:
     value: bool | int | float = field(compare=False)
     dtype: np.dtype
     text: str = field(init=False, repr=False)
-    """What is compared: zeros have signs, and what is no number equals itself."""
+    """The text that is compared: zeros have signs, and NaN equals itself."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", repr(self.value))
@@ -42,12 +42,12 @@ def labels_of(begun: Sequence[Value]) -> ValueClasses:
 
 
 def meet(labels: ValueClasses, after: Sequence[Value]) -> ValueClasses:
-    """What is left of an assumption by what a step returns that was read under it; the same, if it keeps all."""
+    """The part of an assumption that a step keeps which was lowered under it; the same, if it keeps all."""
     return _numbered([_kept(*pair) for pair in zip(labels, after, strict=True)])
 
 
 def _labels(value: Value) -> list[Hashable] | None:
-    """What a leaf's numbers are, each by itself."""
+    """A label for each number of a leaf; None for a leaf that is not made of scalars."""
     match value:
         case Const(array):
             return [ConstLabel(number.item(), array.dtype) for number in array.reshape(-1)]
@@ -61,7 +61,7 @@ def _label(node: Node) -> Hashable:
 
 
 def _kept(before: tuple[Hashable, ...] | None, value: Value) -> list[Hashable] | None:
-    """What is left of labels: known numbers stay known, and equal ones equal, where they were so before."""
+    """Labels after a step: known numbers stay known, and equal ones equal, where they were so before."""
     after = _labels(value)
     if before is None or after is None:
         return None

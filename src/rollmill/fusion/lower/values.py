@@ -1,4 +1,4 @@
-"""What an array of one environment is while its jaxpr is read: known, uniform, or made of nodes.
+"""Arrays of one environment while its jaxpr is lowered: known, uniform, or made of nodes.
 
 NumPy arrays of nodes do what arrays do to shapes: slicing, reshaping, transposing and concatenating them costs
 nothing in the program. Shape letters: `n` columns of rows.

@@ -23,9 +23,9 @@ from rollmill.dataflow import (
     plain_minibatch_loop,
 )
 from rollmill.fusion.backends.base import AnyLaunch, Backend
-from rollmill.fusion.kernels.descent import fused_minibatch_loop
 from rollmill.fusion.kernels.gradients import BatchSamples
 from rollmill.fusion.kernels.leaves import each_struct, to_raw
+from rollmill.fusion.kernels.minibatch_loop import fused_minibatch_loop
 from rollmill.fusion.kernels.rollout import fused_collect, rollout_step
 from rollmill.fusion.kernels.tracing import trace_abstractly
 from rollmill.fusion.tune.timing import Tuned, fastest
@@ -83,7 +83,7 @@ def rollouts_in_a_row(
     return jax.lax.scan(again, (collector, empty), jax.random.split(key, count))[0]
 
 
-def tune_descent(
+def tune_minibatch_loop(
     graph: Graph, learner: Learner, batch: Batch, rows: Array, backend: Backend, launches: Sequence[AnyLaunch]
 ) -> Tuned:
     """The fastest of these launches for an epoch with these rows `[M, N]`.
@@ -97,13 +97,11 @@ def tune_descent(
         samples = BatchSamples(graph, batch, identity)
         return use(*samples.task(learner, first(samples.shuffled(rows[None])), jnp.int32(0)))
 
-    def epochs(
-        learner: Learner, batch: Batch, rows: Array, *, descents: MakeMinibatchLoop
-    ) -> tuple[Learner, Metrics]:
-        descent = descents(graph, batch, identity)
-        shuffled = descent.shuffled(jnp.broadcast_to(rows, (backend.timed_repeats, *rows.shape)))
-        after, metrics = jax.lax.scan(descent.epoch, descent.begin(learner), shuffled)
-        return descent.end(after), metrics
+    def epochs(learner: Learner, batch: Batch, rows: Array, *, make: MakeMinibatchLoop) -> tuple[Learner, Metrics]:
+        loop = make(graph, batch, identity)
+        shuffled = loop.shuffled(jnp.broadcast_to(rows, (backend.timed_repeats, *rows.shape)))
+        after, metrics = jax.lax.scan(loop.epoch, loop.begin(learner), shuffled)
+        return loop.end(after), metrics
 
     arguments, kind = (learner, batch, rows), backend.gradients
     traced = lambda use: trace_abstractly(partial(with_task, use), *arguments)
@@ -115,8 +113,8 @@ def tune_descent(
             str(jax.tree.structure(learner)),
         ],
         launches,
-        lambda launch: partial(epochs, descents=partial(fused_minibatch_loop, run=kind.run(launch))),
-        partial(epochs, descents=plain_minibatch_loop),
+        lambda launch: partial(epochs, make=partial(fused_minibatch_loop, run=kind.run(launch))),
+        partial(epochs, make=plain_minibatch_loop),
         arguments,
         package=backend.package,
         compile_ahead=lambda: traced(partial(kind.compile_ahead, launches)),

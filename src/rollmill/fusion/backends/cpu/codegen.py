@@ -48,7 +48,7 @@ class CodeWriter:
     def write(
         self, program: Program, inputs: Sequence[BlockValue], *, then: Callable[[], None] | None = None
     ) -> list[BlockValue]:
-        """Writes a program; returns what its outputs have become, rows in memory.
+        """Writes a program; returns the values of its outputs, rows in memory.
 
         `then` is called after each node.
         """
@@ -106,7 +106,7 @@ class CodeWriter:
     # --- one node ------------------------------------------------------------------------------------------
 
     def value(self, node: Node) -> BlockValue:
-        """What a node has become; a row, in memory."""
+        """The value of a node; a row, in memory."""
         return self._held[node] if node.width is None else self.in_memory(node)
 
     def _node(self, node: Node) -> BlockValue:
@@ -132,7 +132,7 @@ class CodeWriter:
         return self.beside([self.vectors(operand) for operand in node.operands], node.dtype)
 
     def is_there(self, node: Node) -> bool:
-        """Whether what a node becomes has been written."""
+        """Whether a node's value has been written."""
         return self._held.get(node) is not None
 
     def vectors(self, node: Node) -> Vectors:
@@ -341,7 +341,7 @@ SPECIAL: dict[str, Callable[[CodeWriter, Node], Any]] = {
 
 
 def _neutral(op: str, dtype: np.dtype) -> Any:
-    """What changes no sum, or no extreme."""
+    """The neutral element of a sum, or of an extreme."""
     if op == "row_sum":
         return 0
     least, most = (-np.inf, np.inf) if is_float(dtype) else (np.iinfo(dtype).min, np.iinfo(dtype).max)

@@ -1,4 +1,4 @@
-"""What a branch or a loop leaves behind: variables, and loops of which each sample takes its own turns."""
+"""Control flow over blocks: variables that branches and loops assign, and loops of each sample's own turns."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -13,7 +13,7 @@ Vectors: TypeAlias = list[Value]
 """A number of each sample of a block."""
 
 BlockValue: TypeAlias = Vectors | Placed | None
-"""What a node has become; None for a row that is computed where it is read."""
+"""The value of a node for a block; None for a row that is computed where it is read."""
 
 
 @runtime_checkable
@@ -27,11 +27,11 @@ class BlockWriter(Protocol):
     """Vectors of a block."""
 
     def write(self, program: Program, inputs: Sequence[BlockValue]) -> list[BlockValue]:
-        """Writes a program; returns what its outputs have become."""
+        """Writes a program; returns the values of its outputs."""
         ...
 
     def value(self, node: Node) -> BlockValue:
-        """What a node has become; a row, in memory."""
+        """The value of a node; a row, in memory."""
         ...
 
     def anywhere(self, condition: Vectors) -> Value:
@@ -56,7 +56,7 @@ class BlockWriter(Protocol):
 
 
 def new_variable(writer: BlockWriter, node: Node) -> Any:
-    """A place for what a node becomes: numbers of each sample, with zeros in it, or rows."""
+    """A variable for a node's value: numbers of each sample, zero at first, or rows."""
     if node.width is None:
         kind = writer.emit.vector(node.dtype)
         slots = [writer.emit.slot(kind) for _ in range(writer.groups)]

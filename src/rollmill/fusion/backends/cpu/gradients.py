@@ -35,7 +35,7 @@ class Spot(NamedTuple):
 
 
 class SampleSource(NamedTuple):
-    """Where a leaf of the samples is read."""
+    """The memory that a leaf of the samples is read from."""
 
     array: Spot
     stride: int
@@ -174,7 +174,7 @@ class _SampleLoads:
 
 
 class _Sums:
-    """What is summed over samples: tiles in memory, single numbers in variables."""
+    """Sums over samples: tiles in memory, single numbers in variables."""
 
     def __init__(self, writer: CodeWriter, step: GradientStep) -> None:
         self._writer, self._emit = writer, writer.emit
@@ -237,7 +237,7 @@ class _Sums:
             self._emit.store(self._writer.across("row_sum", total), self._at(target, offset), FLOAT32)
 
     def _store_part(self, sums: Placed, part: TilePart, target: Value) -> None:
-        """What of a tile belongs to one result, in the result's row-major order."""
+        """Stores the part of a tile that belongs to one result, in the result's row-major order."""
         emit = self._emit
         strides = (1, part.rows) if part.turned else (part.columns, 1)
         with emit.loop(part.rows) as row, emit.loop(part.columns) as column:

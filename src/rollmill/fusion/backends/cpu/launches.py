@@ -1,4 +1,4 @@
-"""How machine code is launched; LLVM is imported when it is needed, for it may not be installed."""
+"""Launches of machine code; LLVM is imported when it is needed, for it may not be installed."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -65,7 +65,7 @@ def rollout_code(
 
 
 def _standing(writer: CodeWriter, nodes: Sequence[Node], held: Mapping[int, BlockValue]) -> list[BlockValue]:
-    """What the inputs of a step are; some are known, or another again."""
+    """The values of a step's inputs; some are known, or another input again."""
     known = lambda node: [writer.emit.constant(node.value, node.dtype)] * writer.groups
     return [known(node) if node.op == "constant" else held[node.attributes[0]] for node in nodes]
 

@@ -53,7 +53,7 @@ class TritonWriter:
         self.source = source
         self._exact_scalars = exact_scalars
         self._scattered: set[Node] = set()
-        self._narrow = SkinnyMatmuls({}, {}, {}, {})
+        self._skinny = SkinnyMatmuls({}, {}, {}, {})
         self._beside = beside or pack_row
         self._apart = apart
         self.tiles: dict[ColumnDots | tuple[str, ...], str] = {}
@@ -72,7 +72,7 @@ class TritonWriter:
         return [order.names[node] for node in program.outputs]
 
     def named(self, inputs: Sequence[Node], names: Sequence[str]) -> list[str]:
-        """What inputs are called whose numbers have these names; some are known, or another's again."""
+        """The names of inputs whose numbers have these names; some are known, or another input again."""
         known = lambda node: self._constant(node) if node.op == "constant" else names[int(node.attributes[0])]
         return [known(node) for node in inputs]
 
@@ -94,23 +94,23 @@ class TritonWriter:
                 return self._dot(node, operands[0])
             case "stack":
                 return self._stack(node, operands)
-        return self._narrow_node(node, operands) or self._assign(self._expression(node, operands))
+        return self._skinny_node(node, operands) or self._assign(self._expression(node, operands))
 
-    def _narrow_node(self, node: Node, operands: list[str]) -> str | None:
-        """A node that belongs to a narrow product."""
-        narrow = self._narrow
-        if node in narrow.absorbed:
-            return operands[node.operands.index(narrow.absorbed[node])]
-        if node in narrow.heads:
-            return self._head(*narrow.heads[node], operands[0])
-        if node in narrow.added:
-            return self._added(node, narrow.added[node], operands)
+    def _skinny_node(self, node: Node, operands: list[str]) -> str | None:
+        """A node that belongs to a skinny product."""
+        skinny = self._skinny
+        if node in skinny.absorbed:
+            return operands[node.operands.index(skinny.absorbed[node])]
+        if node in skinny.heads:
+            return self._head(*skinny.heads[node], operands[0])
+        if node in skinny.added:
+            return self._added(node, skinny.added[node], operands)
         return None
 
     def _added(self, node: Node, product: Node, operands: list[str]) -> str:
-        """A narrow product, and what is added to it."""
+        """A skinny product, and what is added to it."""
         at = node.operands.index(product)
-        addend = self._narrow.first[product]
+        addend = self._skinny.first[product]
         more = ONE if addend is None or addend.scalar is None else operands[1 - at]
         return self._first(product, [*operands[at].split(SEPARATOR), more])
 
@@ -181,7 +181,7 @@ class TritonWriter:
         return f"{self._beside_others(scalar, name)}[:, None]"
 
     def _beside_others(self, scalar: Node, name: str) -> str:
-        """A scalar where it goes into rows; what is the same for all environments lies anywhere."""
+        """A scalar in the layout from which it goes into rows; uniform ones have any layout."""
         return name if scalar.op in ("constant", "uniform") else self._apart.into(name)
 
     def _stack(self, node: Node, operands: list[str]) -> str:
@@ -195,8 +195,8 @@ class TritonWriter:
     def _dot(self, node: Node, operand: str) -> str:
         slot, rows, size, start, transposed = node.attributes
         left, width = node.operands[0], node.width or 0
-        if node in self._narrow.first:
-            return operand if self._narrow.first[node] is not None else self._first(node, operand.split(SEPARATOR))
+        if node in self._skinny.first:
+            return operand if self._skinny.first[node] is not None else self._first(node, operand.split(SEPARATOR))
         if left in self._scattered:
             stride = (1, rows) if transposed else (size, 1)
             own = [
@@ -220,10 +220,10 @@ class TritonWriter:
         precision = "tf32" if self.source.numerics == "tf32" else "ieee"
         return f'tl.dot({left}, {right}{more}, input_precision="{precision}")'
 
-    # --- narrow products -------------------------------------------------------------------------------
+    # --- skinny products -------------------------------------------------------------------------------
 
     def _find_products(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> None:
-        """Which products are narrow; exact ones are sums where that is cheap.
+        """Finds skinny products; exact ones are sums where that is cheap.
 
         A stack that anything else reads is a row like others, and so are its products.
         """
@@ -232,14 +232,14 @@ class TritonWriter:
         read = {operand for node in nodes if not is_stacked_product(node, most) for operand in node.operands}
         self._scattered |= {node for node in nodes if node.op == "stack"} - read - set(outputs)
         if not exact:
-            self._narrow = self._narrow.joined(find_skinny_matmuls(nodes, outputs, self._scattered))
+            self._skinny = self._skinny.joined(find_skinny_matmuls(nodes, outputs, self._scattered))
 
     def _first(self, node: Node, scalars: Sequence[str]) -> str:
         """The product of a few scalars; what is added to it is one more row of the matrix."""
         slot, rows, size, start, transposed = node.attributes
         width, before = node.width or 0, self.source.before
         matrix = before.matrix(slot, rows, size, start, width, transposed=transposed, of_scalars=True)
-        addend = self._narrow.first[node]
+        addend = self._skinny.first[node]
         if addend is not None:
             slot, place = addend.row.attributes
             row = before.uniform(slot, place, addend.row.dtype, addend.row.width)

@@ -27,7 +27,7 @@ from rollmill.fusion.numerics import Numerics
 
 
 class GradientLaunch(NamedTuple):
-    """How the kernel of a minibatch's gradients is launched."""
+    """The launch of the kernel of a minibatch's gradients."""
 
     programs: int
     """Each goes through its part of the minibatch block by block."""
@@ -92,7 +92,7 @@ def _slot(given: KernelArguments, array: Any, vector: Vector | None) -> str:
 
 
 class SamplePlace(NamedTuple):
-    """Where a leaf of the samples is read."""
+    """The memory that a leaf of the samples is read from."""
 
     pointer: str
     first: int | None
@@ -126,10 +126,10 @@ def gradient_source(
     """
     kept = accumulators_of(step.sums, step.scalarised.program.outputs)
     plan = plan_sweeps(kept, step.scalarised.program)
-    numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.passes for node in each.numbers)}
+    numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.sweeps for node in each.numbers)}
     lines = []
-    for n, each in enumerate(plan.passes):
-        lines += _pass(_Common(step, places, slots, whole_blocks, numerics), each, numbers, f"p{n}")
+    for n, each in enumerate(plan.sweeps):
+        lines += _sweep(_Common(step, places, slots, whole_blocks, numerics), each, numbers, f"p{n}")
     arguments = ", ".join(["table", "rows", "minibatch", *pointers, "sums"])
     constants = ", ".join(f"{name}: tl.constexpr" for name in ("N", "W", "SIZE", "PROGRAMS", "BLOCK"))
     head = [
@@ -142,7 +142,7 @@ def gradient_source(
 
 
 class _Common(NamedTuple):
-    """What all passes have in common."""
+    """The arguments that all sweeps of a kernel share."""
 
     step: GradientStep
     places: Sequence[SamplePlace]
@@ -151,8 +151,8 @@ class _Common(NamedTuple):
     numerics: Numerics
 
 
-def _pass(task: _Common, each: Sweep, numbers: Mapping[Node, str], prefix: str) -> list[str]:
-    """One pass over a program's samples, and its sums; all its names begin alike."""
+def _sweep(task: _Common, each: Sweep, numbers: Mapping[Node, str], prefix: str) -> list[str]:
+    """One sweep over a program's samples, and its sums; all its names begin alike."""
     mask = "" if task.whole_blocks else "here"
     summing_from = [node for tile in each.tiles.values() for node in (*tile.left, *tile.right) if node is not None]
     program = Program(task.step.scalarised.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers]),))
@@ -170,7 +170,7 @@ def _pass(task: _Common, each: Sweep, numbers: Mapping[Node, str], prefix: str) 
 
 
 def _inputs(task: _Common, program: Program, samples: "_SamplePrefetch") -> list[str]:
-    """The names of the inputs that a pass needs; the others are not read."""
+    """The names of the inputs that a sweep needs; the others are not read."""
     needed = {node for node in program.nodes() if node.op == "input"}
     names = [""] * len(program.inputs)
     for leaf, place in zip(task.step.sample, task.places, strict=True):
@@ -284,7 +284,7 @@ NEXT = ("spot = tl.minimum(spot + PROGRAMS * BLOCK, N - 1)", "row = tl.load(rows
 
 
 class _Summing:
-    """Adds a block's results to what is kept, each as soon as it is there, so that it need not be held."""
+    """Adds a block's results to the accumulators, each as soon as it is computed, so that it need not be held."""
 
     def __init__(self, writer: TritonWriter, each: Sweep, numbers: Mapping[Node, str], mask: str) -> None:
         self._writer, self._mask = writer, mask
@@ -357,7 +357,7 @@ def _number_stores(plan: FissionPlan, numbers: Mapping[Node, str]) -> list[str]:
 
 
 def _store(n: int, part: TilePart) -> str:
-    """Stores what of a tile belongs to one result, in the result's row-major order."""
+    """Stores the part of a tile that belongs to one result, in the result's row-major order."""
     row, strides = f"(i{n} - {part.first_row})", (1, part.rows) if part.turned else (part.columns, 1)
     place = f"{part.offset} + {row} * {strides[0]} + o{n} * {strides[1]}"
     mask = f"({row} >= 0) & ({row} < {part.rows}) & (o{n} < {part.columns})"

@@ -24,7 +24,7 @@ MOST_REGISTERS = 255
 
 
 class Launch(NamedTuple):
-    """How a rollout's kernel is launched."""
+    """The launch of a rollout's kernel."""
 
     block: int = 64
     """Environments of one program; a power of two, at least 16."""

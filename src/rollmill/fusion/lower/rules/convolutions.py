@@ -34,7 +34,7 @@ MOST_PRODUCTS = 128
 
 
 class _Taps(NamedTuple):
-    """Which numbers of an image meet which weights."""
+    """Pairs of an image's numbers and the weights that they are multiplied by."""
 
     image: np.ndarray
     """`[n, p..., k, i]`: places in the image, -1 for padding; of one group."""

@@ -1,6 +1,6 @@
 """Epochs of which each minibatch is one kernel and one step of the optimiser.
 
-Where the optimiser treats all numbers alike, what is learned is carried as one vector from the first minibatch to
+Where the optimiser treats all numbers alike, the network is carried as one vector from the first minibatch to
 the last: the kernel reads its weights there, and the optimiser takes one step, not one for each leaf.
 
 Shape letters: `M` minibatches of an epoch, `N` rows of each.
@@ -33,7 +33,7 @@ UNROLLED = 4
 
 
 def fused_minibatch_loop(graph: Graph, batch: Batch, reduce: Reduce, *, run: Run) -> MinibatchLoop:
-    """What `dataflow.plain_descent` is, by `run`."""
+    """The loop over minibatches whose gradients are computed by `run`."""
     network = graph.gradients.function.network
     like = jax.eval_shape(lambda key: network(graph.start_learner(key)), jax.random.key(0))
     if isinstance(graph.update.function, ElementwiseUpdate) and can_be_vector(like):
