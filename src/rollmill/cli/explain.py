@@ -17,10 +17,10 @@ from rollmill.fusion import (
     Explanation,
     Launch,
     Numerics,
-    check_gradients,
     check_package,
     explain,
     find_chip,
+    lower_gradients,
     machine_code,
 )
 
@@ -173,7 +173,7 @@ def _kernel(found: Explanation) -> list[str]:
 
 def _gradients(graph) -> str:
     try:
-        check_gradients(graph)
+        lower_gradients(graph)
     except CannotFuse as reason:
         return f"not fused: {reason}"
     return "one kernel too"

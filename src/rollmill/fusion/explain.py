@@ -10,16 +10,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rollmill.dataflow import Graph, State, start
+from rollmill.dataflow import Graph, start
 from rollmill.fusion.backends.triton.compile import Kernel, compiled
 from rollmill.fusion.backends.triton.launches import hopeless_on_gpu
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel
 from rollmill.fusion.estimate.chips import Chip
 from rollmill.fusion.estimate.cost import Costs, bytes_of, costs_of
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
-from rollmill.fusion.kernels.leaves import each_struct, to_raw
-from rollmill.fusion.kernels.rollout import RolloutStep, rollout_step
-from rollmill.fusion.kernels.tracing import trace_abstractly
+from rollmill.fusion.kernels.leaves import to_raw
+from rollmill.fusion.kernels.rollout import RolloutStep, lower_rollout
 from rollmill.fusion.numerics import Numerics
 
 WARP = 32
@@ -76,22 +75,15 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
     Raises:
         CannotFuse: it cannot be fused, with the reason and the line.
     """
-    launch = launch or Launch()
-
-    def made(state: State) -> tuple[RolloutStep, Kernel, list[jax.ShapeDtypeStruct]]:
-        collector = state.collector
-        step = rollout_step(graph, graph.weights(state.learner), each_struct(collector))
-        keys = jax.ShapeDtypeStruct((graph.loops.num_envs, 2), jnp.uint32)
-        steps = graph.loops.num_steps
-        kernel, arrays = rollout_kernel(step, to_raw(collector), keys, steps, launch=launch, numerics=numerics)
-        return step, kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-
-    index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
-    step, kernel, arrays = trace_abstractly(made, jax.eval_shape(partial(start, graph), jax.random.key(0), index))
-    program = step.scalarised.program
-    costs, written = costs_of(program), bytes_of([(leaf.shape, leaf.dtype) for leaf in step.step if leaf.places])
+    launch, num_envs = launch or Launch(), graph.loops.num_envs
+    state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((num_envs,), jnp.int32))
+    step, keys = lower_rollout(graph), jax.ShapeDtypeStruct((num_envs, 2), jnp.uint32)
+    task = step, step.prologue.shapes, to_raw(state.collector), keys, graph.loops.num_steps
+    kernel, arrays = rollout_kernel(*task, launch=launch, numerics=numerics)
+    costs = costs_of(step.program)
+    written = bytes_of([(leaf.shape, leaf.dtype) for leaf in step.step if leaf.places])
     return Explanation(
-        pressure=pressure_of(program),
+        pressure=pressure_of(step.program),
         state=_state_of(step),
         written=written,
         costs=costs,

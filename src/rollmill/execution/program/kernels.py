@@ -27,16 +27,19 @@ from rollmill.dataflow import (
 from rollmill.fusion import (
     Backend,
     CannotFuse,
+    GradientStep,
     Numerics,
     Pressure,
+    RolloutStep,
     Tuned,
     backend_of,
-    check_gradients,
     check_package,
     first_batch,
     fused_collect,
     fused_minibatch_loop,
-    pressure_of_rollout,
+    lower_gradients,
+    lower_rollout,
+    pressure_of,
     tune_minibatch_loop,
     tune_rollout,
 )
@@ -202,13 +205,14 @@ class _Chooser:
             return plain._replace(note=f"{what} are not fused: {reason}")
 
     def rollouts(self, plain: Implementation) -> Implementation:
-        pressure = pressure_of_rollout(self.graph)
+        step = lower_rollout(self.graph)  # once: every kernel that is timed, and the final one, is made from it
+        pressure = pressure_of(step.program)
         self._check_pressure(pressure)
         launches = self.backend.rollouts.launches(self._share, pressure.operations)
-        found = self._launch("rollouts", launches, self._tune_rollouts)
-        function = partial(fused_collect, run=self.backend.rollouts.run(found.launch))
-        where = self.backend.rollouts.describe(found.launch)
-        return self._faster("rollouts", found, plain, Implementation(function, True, where, found.launch))
+        tuned = self._launch("rollouts", launches, partial(self._tune_rollouts, step))
+        function = partial(fused_collect, run=self.backend.rollouts.run(tuned.launch), step=step)
+        note = self.backend.rollouts.describe(tuned.launch)
+        return self._faster("rollouts", tuned, plain, Implementation(function, True, note, tuned.launch))
 
     def _check_pressure(self, pressure: Pressure) -> None:
         """Checks that a step is worth compiling as a kernel.
@@ -222,24 +226,24 @@ class _Chooser:
         if reason is not None:
             raise CannotFuse(f"{reason}. fusion=rollout makes one all the same")
 
-    def _tune_rollouts(self, launches: Sequence[tuple[int, ...]]) -> Tuned:
+    def _tune_rollouts(self, step: RolloutStep, launches: Sequence[tuple[int, ...]]) -> Tuned:
         state = self._example
         weights = self.graph.weights(state.learner)
         task = self.graph, weights, state.collector, state.key
-        return tune_rollout(*task, self.backend, launches, unroll=self.unroll)
+        return tune_rollout(*task, self.backend, launches, unroll=self.unroll, step=step)
 
     def gradients(self, plain: Implementation) -> Implementation:
-        check_gradients(self.graph)
+        step = lower_gradients(self.graph)
         launches = self.backend.gradients.launches(self._minibatch, self.devices[0])
-        found = self._launch("gradients", launches, self._tune_gradients)
-        function = partial(fused_minibatch_loop, run=self.backend.gradients.run(found.launch))
-        where = self.backend.gradients.describe(found.launch)
-        return self._faster("gradients", found, plain, Implementation(function, True, where, found.launch))
+        tuned = self._launch("gradients", launches, partial(self._tune_gradients, step))
+        function = partial(fused_minibatch_loop, run=self.backend.gradients.run(tuned.launch), step=step)
+        note = self.backend.gradients.describe(tuned.launch)
+        return self._faster("gradients", tuned, plain, Implementation(function, True, note, tuned.launch))
 
-    def _tune_gradients(self, launches: Sequence[tuple[int, ...]]) -> Tuned:
+    def _tune_gradients(self, step: GradientStep, launches: Sequence[tuple[int, ...]]) -> Tuned:
         with jax.default_device(self.devices[0]):
             learner, batch, rows = jax.jit(self._epoch)(self._example)
-        return tune_minibatch_loop(self.graph, learner, batch, rows, self.backend, launches)
+        return tune_minibatch_loop(self.graph, learner, batch, rows, self.backend, launches, step=step)
 
     def _launch(
         self,
@@ -248,19 +252,19 @@ class _Chooser:
         tune: Callable[[Sequence[tuple[int, ...]]], Tuned],
     ) -> Tuned:
         """The launch that the run began with, or the only one that there is, or else the fastest."""
-        kept = (self.launches or {}).get(what)
-        if kept is not None:
-            return Tuned(tuple(kept))
+        launch = (self.launches or {}).get(what)
+        if launch is not None:
+            return Tuned(tuple(launch))
         return Tuned(tuple(launches[0])) if self.fusion != "auto" and len(launches) == 1 else tune(launches)
 
-    def _faster(self, what: str, found: Tuned, plain: Implementation, fused: Implementation) -> Implementation:
+    def _faster(self, what: str, tuned: Tuned, plain: Implementation, fused: Implementation) -> Implementation:
         """The fused way, but for `auto` where it is slower."""
-        if found.gain is None:
+        if tuned.gain is None:
             began = ", as when this run began" if self.launches is not None else ""
             return fused._replace(note=f"{what} are one kernel ({fused.note}){began}")
-        if self.fusion == "auto" and found.gain < 1:
-            return plain._replace(note=f"{what} are not fused: a kernel would take {1 / found.gain:.1f} x as long")
-        return fused._replace(note=f"{what} are one kernel ({fused.note}), {found.gain:.1f} x as fast")
+        if self.fusion == "auto" and tuned.gain < 1:
+            return plain._replace(note=f"{what} are not fused: a kernel would take {1 / tuned.gain:.1f} x as long")
+        return fused._replace(note=f"{what} are one kernel ({fused.note}), {tuned.gain:.1f} x as fast")
 
     # --- one device's share of a training -----------------------------------------------------------------
 

@@ -18,8 +18,8 @@ MAX_PRODUCTS = 100
 class KernelKind(NamedTuple):
     """The makers of one kind of kernel, rollouts or gradients.
 
-    A task is what `run` is called with: `(step, carried, keys, number of steps)` of `kernels.rollout.Run`, or
-    `(step, minibatch)` of `kernels.gradients.Run`.
+    A task is what `run` is called with: `(step, uniforms, carried, keys, num_steps)` of `kernels.rollout.Run`, or
+    `(step, minibatch)` of `kernels.gradients.Run`. Shapes of arrays are enough to write or to compile a kernel.
     """
 
     launches: Callable[[int, Any], Sequence[AnyLaunch]]

@@ -135,7 +135,7 @@ def _moves(start: Start) -> bool:
 
 def load_slice(ctx: Lowering, value: Const | Uniform, starts: Sequence[Start], sizes: Sequence[int]) -> NodeArray:
     """The block of a shared array that begins at `starts`, number by number."""
-    slot = ctx.uniforms.slot(ctx.array(value))
+    slot = ctx.prologue.slot(ctx.array(value))
     strides = [int(np.prod(value.shape[axis + 1 :])) for axis in range(len(value.shape))]
     begin = ctx.constant(0, np.int32)
     for start, stride in zip(starts, strides, strict=True):

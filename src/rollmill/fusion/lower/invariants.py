@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rollmill.fusion.ir import Node
-from rollmill.fusion.lower.values import Const, ScalarArray, Value
+from rollmill.fusion.lower.values import Const, Output, ScalarArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,17 @@ ValueClasses: TypeAlias = tuple[tuple[Hashable, ...] | None, ...]
 whose label is `ConstLabel` is known. None for a leaf in rows, of which nothing is said."""
 
 
-def labels_of(begun: Sequence[Value]) -> ValueClasses:
+def labels_of(begun: Sequence[Output]) -> ValueClasses:
     """The most that can be assumed of leaves that begin as these."""
     return _numbered([_labels(value) for value in begun])
 
 
-def meet(labels: ValueClasses, after: Sequence[Value]) -> ValueClasses:
+def meet(labels: ValueClasses, after: Sequence[Output]) -> ValueClasses:
     """The part of an assumption that a step keeps which was lowered under it; the same, if it keeps all."""
     return _numbered([_kept(*pair) for pair in zip(labels, after, strict=True)])
 
 
-def _labels(value: Value) -> list[Hashable] | None:
+def _labels(value: Output) -> list[Hashable] | None:
     """A label for each number of a leaf; None for a leaf that is not made of scalars."""
     match value:
         case Const(array):
@@ -60,7 +60,7 @@ def _label(node: Node) -> Hashable:
     return ConstLabel(node.value, node.dtype) if node.op == "constant" else node
 
 
-def _kept(before: tuple[Hashable, ...] | None, value: Value) -> list[Hashable] | None:
+def _kept(before: tuple[Hashable, ...] | None, value: Output) -> list[Hashable] | None:
     """Labels after a step: known numbers stay known, and equal ones equal, where they were so before."""
     after = _labels(value)
     if before is None or after is None:

@@ -62,7 +62,7 @@ def logistic(emit: Emitter, x: Value) -> Value:
 
 
 def log(emit: Emitter, x: Value) -> Value:
-    """The logarithm, by the series of `atanh((m - 1) / (m + 1))` of the mantissa; exact at 0, infinity and below 0."""
+    """Logarithm, by the series of `atanh((m - 1) / (m + 1))` of the mantissa; exact at 0, infinity and below 0."""
     builder, one = emit.builder, emit.constant(1.0)
     tiny = builder.fcmp_ordered("<", x, emit.constant(2.0**-126))
     bits = builder.bitcast(builder.select(tiny, emit.multiply(x, emit.constant(2.0**23)), x), emit.vector(INT32))

@@ -63,29 +63,30 @@ def gradient_code(
         raise CannotFuse(f"{programs} programs with blocks of {block} do not fit {len(samples)} samples.")
     given = KernelArguments([table, minibatch.shuffled.rows, minibatch.number.reshape(1)])
     sources = [_source(given, minibatch, leaf, n) for n, leaf in enumerate(step.sample)]
-    slots = [_uniform(given, array, minibatch.vector) for array in step.scalarised.uniforms]
+    arrays = minibatch.uniforms.slots
+    slots = [_uniform(given, array, minibatch.vector) for array in arrays]
     size = sum(each.size for each in step.sums if each.is_computed)
     emit, pointers, number, base = new_program(min(own.lanes, block), len(given.arrays) + 1)
     with emit.once():
         uniforms = [
             emit.at(pointers[slot.number], slot.first, memory_type(array.dtype))
-            for slot, array in zip(slots, step.scalarised.uniforms, strict=True)
+            for slot, array in zip(slots, arrays, strict=True)
         ]
         minibatch_number = emit.builder.zext(emit.load_number(pointers[2], np.dtype(np.int32)), INT64)
     writer = CodeWriter(emit, Scratch(emit, base), uniforms, block=block, room=own.accumulators)
     sums = _Sums(writer, step)
     sums.begin()
     batch = _SampleLoads(writer, pointers, minibatch_number, minibatch.num_samples)
-    needed = {node for node in step.scalarised.program.nodes() if node.op == "input"}
+    needed = {node for node in step.program.nodes() if node.op == "input"}
     first = emit.builder.add(emit.builder.mul(number, emit.integer(block)), emit.integer(samples.start))
     with emit.loop(samples.stop, first=first, step=programs * block) as start:
         batch.begin(start)
         inputs = [
-            held if step.scalarised.program.inputs[place] in needed else None
+            held if step.program.inputs[place] in needed else None
             for leaf, source in zip(step.sample, sources, strict=True)
             for place, held in zip(leaf.places, batch.read(leaf, source), strict=True)
         ]
-        writer.write(step.scalarised.program, inputs, then=sums.add_what_is_there)
+        writer.write(step.program, inputs, then=sums.add_what_is_there)
     with emit.once():
         target = emit.at(pointers[-1], emit.builder.mul(number, emit.integer(size)), ir.FloatType())
     sums.store(target)
@@ -104,9 +105,9 @@ def _uniform(given: KernelArguments, array: Any, vector: Vector | None) -> Spot:
 
 def _source(given: KernelArguments, minibatch: Minibatch, leaf: Leaf, number: int) -> SampleSource:
     size = len(leaf.places) * (leaf.width or 1)
-    packed, own = minibatch.packed, minibatch.shuffled.own
-    if number in own:
-        return SampleSource(Spot(given.index_of(own[number])), size, shuffled=False, in_words=False)
+    packed, conditioned = minibatch.packed, minibatch.shuffled.conditioned
+    if number in conditioned:
+        return SampleSource(Spot(given.index_of(conditioned[number])), size, shuffled=False, in_words=False)
     column = packed.columns[number]
     if column is not None:
         return SampleSource(Spot(0, column), packed.table.shape[1], shuffled=True, in_words=True)
@@ -178,7 +179,7 @@ class _Sums:
 
     def __init__(self, writer: CodeWriter, step: GradientStep) -> None:
         self._writer, self._emit = writer, writer.emit
-        self._kept = accumulators_of(step.sums, step.scalarised.program.outputs)
+        self._kept = accumulators_of(step.sums, step.program.outputs)
         self._numbers = {node: writer.emit.slot(writer.emit.vector(FLOAT32)) for _, node in self._kept.numbers}
         self._tiles = [self._place(tile) for tile in self._kept.tiles]
         self._left_tiles = dict(enumerate(self._kept.tiles))

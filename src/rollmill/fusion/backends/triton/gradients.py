@@ -49,11 +49,12 @@ def gradient_kernel(
     step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics
 ) -> tuple[Kernel, list[Any]]:
     """The kernel of a minibatch, and the arrays that it takes."""
-    packed, own, num_samples = minibatch.packed, minibatch.shuffled.own, minibatch.num_samples
+    packed, num_samples = minibatch.packed, minibatch.num_samples
+    conditioned = minibatch.shuffled.conditioned
     given = KernelArguments()
     places = [
-        SamplePlace(_pointer(given, own[number]), None, shuffled=False)
-        if number in own
+        SamplePlace(_pointer(given, conditioned[number]), None, shuffled=False)
+        if number in conditioned
         else SamplePlace("table", first, shuffled=True)
         if first is not None
         else SamplePlace(_pointer(given, leaf), None, shuffled=True)
@@ -62,7 +63,7 @@ def gradient_kernel(
     if minibatch.vector is not None:
         _pointer(given, minibatch.vector.numbers)
     aligned = len(given.arrays)
-    slots = [_slot(given, array, minibatch.vector) for array in step.scalarised.uniforms]
+    slots = [_slot(given, array, minibatch.vector) for array in minibatch.uniforms.slots]
     whole_blocks = num_samples % launch.block == 0
     pointers = [_pointer(given, array) for array in given.arrays]
     source = gradient_source(step, places, slots, pointers, whole_blocks=whole_blocks, numerics=numerics)
@@ -124,8 +125,8 @@ def gradient_source(
         whole_blocks: whether every block is full.
         numerics: of products.
     """
-    kept = accumulators_of(step.sums, step.scalarised.program.outputs)
-    plan = plan_sweeps(kept, step.scalarised.program)
+    kept = accumulators_of(step.sums, step.program.outputs)
+    plan = plan_sweeps(kept, step.program)
     numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.sweeps for node in each.numbers)}
     lines = []
     for n, each in enumerate(plan.sweeps):
@@ -155,7 +156,7 @@ def _sweep(task: _Common, each: Sweep, numbers: Mapping[Node, str], prefix: str)
     """One sweep over a program's samples, and its sums; all its names begin alike."""
     mask = "" if task.whole_blocks else "here"
     summing_from = [node for tile in each.tiles.values() for node in (*tile.left, *tile.right) if node is not None]
-    program = Program(task.step.scalarised.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers]),))
+    program = Program(task.step.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers]),))
     samples = _SamplePrefetch(prefix)
     source = KernelSource(task.numerics, task.slots, indent=2, prefix=f"{prefix}v")
     writer = TritonWriter(source, beside=samples.beside, exact_scalars=False)
