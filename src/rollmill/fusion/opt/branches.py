@@ -39,8 +39,9 @@ def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[Guar
         inside = _read_by_chosen(selects, users, needed | _decided(selects, nodes))
         if _is_worth_a_branch(inside):
             found.append(_region(condition, inside, nodes, users))
-            # No two regions share a node: what one holds is taken for the others.
-            needed |= inside
+            # No two regions share a node: what one holds is taken for the others. Nor does one hold the condition
+            # of another that comes before it: each would have to be computed before the other.
+            needed |= inside | {condition}
     return found
 
 

@@ -59,6 +59,15 @@ class SkinnyMatmuls(NamedTuple):
         )
 
 
+def scattered_stacks(nodes: Sequence[Node], outputs: Sequence[Node], most: int) -> set[Node]:
+    """Stacks of at most so many scalars that stay single numbers, for nothing but products reads them.
+
+    A stack that anything else reads is a row like others, and so are its products.
+    """
+    read = {operand for node in nodes if not is_stacked_product(node, most) for operand in node.operands}
+    return {node for node in nodes if node.op == "stack"} - read - set(outputs)
+
+
 def find_skinny_matmuls(
     nodes: Sequence[Node], outputs: Sequence[Node], scattered: Container[Node]
 ) -> SkinnyMatmuls:
@@ -67,7 +76,7 @@ def find_skinny_matmuls(
     Args:
         nodes: of the program, operands first.
         outputs: of the program.
-        scattered: stacks that stay single numbers, for nothing but such products reads them.
+        scattered: stacks that stay single numbers; see `scattered_stacks`.
     """
     only_user = _only_users(nodes, outputs)
     heads, absorbed = _heads(nodes, only_user)

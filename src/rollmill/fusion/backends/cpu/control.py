@@ -7,7 +7,8 @@ import numpy as np
 
 from rollmill.fusion.backends.cpu.builder import Emitter, Value
 from rollmill.fusion.backends.cpu.memory import Placed
-from rollmill.fusion.ir import Loop, Node, Program
+from rollmill.fusion.ir import Node
+from rollmill.fusion.opt.schedule import EmitLoop, Schedule
 
 Vectors: TypeAlias = list[Value]
 """A number of each sample of a block."""
@@ -26,7 +27,7 @@ class BlockWriter(Protocol):
     groups: int
     """Vectors of a block."""
 
-    def write(self, program: Program, inputs: Sequence[BlockValue]) -> list[BlockValue]:
+    def write(self, schedule: Schedule, inputs: Sequence[BlockValue]) -> list[BlockValue]:
         """Writes a program; returns the values of its outputs."""
         ...
 
@@ -97,9 +98,9 @@ def rows_of(variables: Sequence[Any]) -> list[Placed]:
     return [variable for variable in variables if isinstance(variable, Placed)]
 
 
-def write_loop(writer: BlockWriter, node: Node) -> Any:
-    """Each sample goes on for as long as its own condition holds."""
-    loop: Loop = node.attributes[0]
+def write_loop(writer: BlockWriter, item: EmitLoop) -> Any:
+    """Writes a loop, in which each sample goes on for as long as its own condition holds."""
+    node, loop = item.node, item.loop
     count, middle = len(loop.body.outputs), len(loop.body.inputs)
     variables = [new_variable(writer, output) for output in loop.body.outputs]
     for variable, operand in zip(variables, node.operands[:count], strict=True):
@@ -110,12 +111,12 @@ def write_loop(writer: BlockWriter, node: Node) -> Any:
 
     def turn(goes_on: Vectors | None) -> None:
         before = now()
-        after = writer.write(loop.body, [*before, *of_body])
+        after = writer.write(item.body, [*before, *of_body])
         if goes_on is not None:
             after = [_where(writer, goes_on, *pair) for pair in zip(after, before, strict=True)]
         assign_all(writer, variables, after)
 
-    condition = loop.condition
+    condition = item.condition
     if condition is None:
         if loop.turns:
             with writer.emit.loop(loop.turns):

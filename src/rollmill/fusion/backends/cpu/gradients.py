@@ -22,6 +22,7 @@ from rollmill.fusion.kernels.arguments import KernelArguments
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.leaves import Leaf
 from rollmill.fusion.kernels.vector import Vector
+from rollmill.fusion.opt.schedule import schedule_of
 
 WORD = np.dtype(np.uint32)
 
@@ -86,7 +87,7 @@ def gradient_code(
             for leaf, source in zip(step.sample, sources, strict=True)
             for place, held in zip(leaf.places, batch.read(leaf, source), strict=True)
         ]
-        writer.write(step.program, inputs, then=sums.add_what_is_there)
+        writer.write(schedule_of(step.program, sums=sums.nodes), inputs, add_sum=sums.add)
     with emit.once():
         target = emit.at(pointers[-1], emit.builder.mul(number, emit.integer(size)), ir.FloatType())
     sums.store(target)
@@ -182,8 +183,6 @@ class _Sums:
         self._kept = accumulators_of(step.sums, step.program.outputs)
         self._numbers = {node: writer.emit.slot(writer.emit.vector(FLOAT32)) for _, node in self._kept.numbers}
         self._tiles = [self._place(tile) for tile in self._kept.tiles]
-        self._left_tiles = dict(enumerate(self._kept.tiles))
-        self._left_numbers = dict(self._numbers)
 
     def _place(self, tile: Tile) -> Placed:
         width = width_of(tile.right)
@@ -200,16 +199,21 @@ class _Sums:
                 for column in range(0, sums.sample_stride, self._emit.lanes):
                     self._emit.store(zero, sums.at(self._emit, row, column), FLOAT32)
 
-    def add_what_is_there(self) -> None:
-        """Adds each result of a block as soon as it is written."""
-        for n, tile in list(self._left_tiles.items()):
-            if all(node is None or self._writer.is_there(node) for node in (*tile.left, *tile.right)):
-                self._add(self._tiles[n], self._left_tiles.pop(n))
-        for node in list(self._left_numbers):
-            if self._writer.is_there(node):
-                self._add_number(node, self._left_numbers.pop(node))
+    @property
+    def nodes(self) -> list[list[Node]]:
+        """The nodes that each sum reads: tiles, then single numbers."""
+        tiles = [[node for node in (*tile.left, *tile.right) if node is not None] for tile in self._kept.tiles]
+        return tiles + [[node] for node in self._numbers]
 
-    def _add(self, sums: Placed, tile: Tile) -> None:
+    def add(self, number: int) -> None:
+        """Adds a block's part of a sum, by its number."""
+        if number < len(self._tiles):
+            self._add_tile(self._tiles[number], self._kept.tiles[number])
+        else:
+            node = list(self._numbers)[number - len(self._tiles)]
+            self._add_number(node, self._numbers[node])
+
+    def _add_tile(self, sums: Placed, tile: Tile) -> None:
         writer = self._writer
         right = writer.contiguous(self._side(tile.right))
         gathered(self._emit, sums, self._side(tile.left), right, writer.block, writer.room)

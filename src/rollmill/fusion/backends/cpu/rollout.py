@@ -15,6 +15,7 @@ from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.ir import Node
 from rollmill.fusion.kernels.rollout import RolloutStep, written_leaves
+from rollmill.fusion.opt.schedule import schedule_of
 
 
 def rollout_code(
@@ -46,9 +47,10 @@ def rollout_code(
     for place, variable in variables.items():
         assign(writer, variable, begin[place])
     now = lambda: _standing(writer, nodes, {place: read(writer, own) for place, own in variables.items()})
+    schedule = schedule_of(step.program)
     with emit.loop(num_steps) as t:
         turn = emit.broadcast(emit.builder.trunc(t, INT32))
-        found = writer.write(step.program, [*now(), *fixed, [turn] * writer.groups])
+        found = writer.write(schedule, [*now(), *fixed, [turn] * writer.groups])
         row = emit.builder.add(emit.builder.mul(t, emit.integer(num_envs)), first)
         for leaf, pointer in zip(of_steps, pointers[len(inputs) + len(written) :], strict=True):
             store_leaf(writer, leaf, found, pointer, row)

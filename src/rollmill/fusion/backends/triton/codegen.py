@@ -10,18 +10,19 @@ from typing import TypeAlias
 
 import numpy as np
 
+from rollmill.fusion.backends.triton.control import SEPARATOR, AddSum, write_items
 from rollmill.fusion.backends.triton.hoist import columns, permute_to_mma_order
 from rollmill.fusion.backends.triton.operations import TYPES, by_constant, expression
-from rollmill.fusion.backends.triton.order import SEPARATOR, Names, Order
 from rollmill.fusion.backends.triton.registers import KEEP_LAYOUT, ONE, ZERO, LayoutChange, interleave, pack_row
 from rollmill.fusion.backends.triton.source import KernelSource
-from rollmill.fusion.ir import Loop, Node, Program, is_float
+from rollmill.fusion.ir import Node, is_float
+from rollmill.fusion.opt.schedule import Schedule
 from rollmill.fusion.opt.skinny_matmul import (
     MAX_SKINNY,
     ColumnDots,
     SkinnyMatmuls,
     find_skinny_matmuls,
-    is_stacked_product,
+    scattered_stacks,
 )
 
 Beside: TypeAlias = Callable[[KernelSource, Sequence[str]], str]
@@ -59,17 +60,16 @@ class TritonWriter:
         self.tiles: dict[ColumnDots | tuple[str, ...], str] = {}
         """Rows of scalars, and products that several nodes share, by the operands that they are made of."""
 
-    def write(
-        self, program: Program, inputs: Sequence[str], *, then: Callable[[Names], None] | None = None
-    ) -> list[str]:
+    def write(self, schedule: Schedule, inputs: Sequence[str], *, add_sum: AddSum | None = None) -> list[str]:
         """Writes a program whose inputs have these names; returns the names of its outputs.
 
-        `then` is called after each node, with the names of all that is written.
+        `add_sum` writes each sum that the program is scheduled with.
         """
-        order = Order(self, program, inputs)
-        self._find_products(order.nodes, program.outputs)
-        order.write(then)
-        return [order.names[node] for node in program.outputs]
+        nodes, outputs = schedule.program.nodes(), schedule.program.outputs
+        self._find_products(nodes, outputs)
+        names = {node: inputs[int(node.attributes[0])] for node in nodes if node.op == "input"}
+        names = write_items(self, schedule.items, names, add_sum)
+        return [names[node] for node in outputs]
 
     def named(self, inputs: Sequence[Node], names: Sequence[str]) -> list[str]:
         """The names of inputs whose numbers have these names; some are known, or another input again."""
@@ -86,8 +86,6 @@ class TritonWriter:
             case "uniform":
                 slot, place = node.attributes
                 return self.source.before.uniform(slot, place, node.dtype, node.width)
-            case "loop":
-                return self._loop(node.attributes[0], operands)
             case "item":
                 return operands[0].split(SEPARATOR)[node.attributes[0]]
             case "dot":
@@ -223,14 +221,9 @@ class TritonWriter:
     # --- skinny products -------------------------------------------------------------------------------
 
     def _find_products(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> None:
-        """Finds skinny products; exact ones are sums where that is cheap.
-
-        A stack that anything else reads is a row like others, and so are its products.
-        """
+        """Finds skinny products; exact ones are sums where that is cheap."""
         exact = self.source.numerics == "float32"
-        most = MOST_SUMMED if exact else MAX_SKINNY
-        read = {operand for node in nodes if not is_stacked_product(node, most) for operand in node.operands}
-        self._scattered |= {node for node in nodes if node.op == "stack"} - read - set(outputs)
+        self._scattered |= scattered_stacks(nodes, outputs, MOST_SUMMED if exact else MAX_SKINNY)
         if not exact:
             self._skinny = self._skinny.joined(find_skinny_matmuls(nodes, outputs, self._scattered))
 
@@ -262,48 +255,6 @@ class TritonWriter:
             left = self._taken(head.row, row)
             self.tiles[head] = self._assign(self.product(left, self.source.before.heads(head)))
         return self._assign(self._apart.column(self.tiles[head], head.columns, column))
-
-    def _loop(self, loop: Loop, operands: list[str]) -> str:
-        """Returns the names of the carried numbers, separated."""
-        count, middle = len(loop.body.outputs), len(loop.body.inputs)
-        carried = []
-        for name, node in zip(operands, loop.body.outputs, strict=False):
-            whole = name if node.width is None else f"tl.broadcast_to({name}, {self.shape(node)})"
-            carried.append(
-                self._assign(
-                    f"{whole} - tl.zeros({self.shape(node)}, {TYPES[node.dtype.name]})"
-                    if node.dtype != np.bool_
-                    else f"{whole} & tl.full({self.shape(node)}, 1, tl.int1)"
-                )
-            )
-        inputs = [*carried, *operands[count:middle]]
-        tiles = dict(self.tiles)
-        if loop.condition is None:
-            self.source.line(f"for _ in range({loop.turns}):")
-            self.source.deeper()
-            self._replace(carried, self.write(loop.body, inputs))
-            self.source.deeper(-1)
-            self.tiles = tiles
-            return SEPARATOR.join(carried)
-        asked = [*carried, *operands[middle:]]
-        going = self._assign(self.write(loop.condition, asked)[0])
-        self.source.line(f"while tl.max({going}.to(tl.int32), axis=0) != 0:")
-        self.source.deeper()
-        self._replace(carried, self.write(loop.body, inputs), going, loop)
-        self.tiles = dict(tiles)
-        self.source.line(f"{going} = {self.write(loop.condition, asked)[0]}")
-        self.source.deeper(-1)
-        self.tiles = tiles
-        return SEPARATOR.join(carried)
-
-    def _replace(self, carried: list[str], after: list[str], going: str = "", loop: Loop | None = None) -> None:
-        """Gives the carried numbers their values after a turn, all at once."""
-        news = [self._assign(new) for new in after]
-        for n, (name, new) in enumerate(zip(carried, news, strict=True)):
-            if loop is not None:
-                condition = going if loop.body.outputs[n].width is None else f"{going}[:, None]"
-                new = f"tl.where({condition}, {new}, {name})"
-            self.source.line(f"{name} = {new}")
 
 
 def _least(row: Node) -> str:

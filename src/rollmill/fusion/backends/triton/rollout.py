@@ -19,6 +19,7 @@ from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.kernels.rollout import RolloutStep, unpack, written_leaves
 from rollmill.fusion.lower.prologue import UniformArrays
 from rollmill.fusion.numerics import Numerics
+from rollmill.fusion.opt.schedule import schedule_of
 from rollmill.fusion.opt.segments import needs_segments
 
 MOST_REGISTERS = 255
@@ -109,7 +110,8 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     source.line("for t in range(T):")
     source.deeper()
     source.line(f"at = {_wide_enough('t', step, num_steps * num_envs)} * N + env")
-    found = writer.write(program, [*inputs, *_turn(source)])
+    schedule = schedule_of(program, segmented=True)
+    found = writer.write(schedule, [*inputs, *_turn(source)])
     for n, leaf in enumerate(step.step):
         if leaf.places:
             places.store(f"step{n}", "at", leaf, [found[place] for place in leaf.places])
