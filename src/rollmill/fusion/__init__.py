@@ -13,8 +13,8 @@ from rollmill.fusion.backends.triton.rollout import Launch, run_kernel
 from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.estimate.chips import CHIPS, Chip, find_chip
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
-from rollmill.fusion.explain import Explanation, explain
-from rollmill.fusion.ir import Loop, Node, Program, Region, evaluate
+from rollmill.fusion.explain import Explanation, explain, stages_of
+from rollmill.fusion.ir import Loop, Node, Program, Region, evaluate, program_text
 from rollmill.fusion.kernels.gradients import (
     GradientStep,
     first_batch,
@@ -72,12 +72,14 @@ __all__ = [
     "machine_code",
     "pressure_of",
     "pressure_of_rollout",
+    "program_text",
     "rollout_step",
     "rollouts_in_a_row",
     "run_gradients_kernel",
     "run_gradients_reference",
     "run_kernel",
     "run_reference",
+    "stages_of",
     "tune_minibatch_loop",
     "tune_rollout",
 ]

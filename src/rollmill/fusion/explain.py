@@ -17,9 +17,12 @@ from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel
 from rollmill.fusion.estimate.chips import Chip
 from rollmill.fusion.estimate.cost import Costs, bytes_of, costs_of
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
+from rollmill.fusion.ir import program_text
 from rollmill.fusion.kernels.leaves import to_raw
 from rollmill.fusion.kernels.rollout import RolloutStep, lower_rollout
+from rollmill.fusion.lower.function import LoweredFunction
 from rollmill.fusion.numerics import Numerics
+from rollmill.fusion.opt.passes import PASSES
 
 WARP = 32
 REGISTERS = 65536
@@ -91,6 +94,23 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
         launch=launch,
         resources=_resources(kernel, arrays, chip.capability),
     )
+
+
+class Stage(NamedTuple):
+    """A program after one of the compiler's stages."""
+
+    name: str
+    text: str
+
+
+def stages_of(lowered: LoweredFunction) -> list[Stage]:
+    """A function after each stage: its jaxpr, its prologue and its program, and the results of all passes."""
+    return [
+        Stage("jaxpr", str(lowered.jaxpr)),
+        Stage("prologue", str(lowered.prologue.closed)),
+        Stage("program", program_text(lowered.program)),
+        *(Stage(each.name, each.text(lowered.program)) for each in PASSES),
+    ]
 
 
 def _state_of(step: RolloutStep) -> int:

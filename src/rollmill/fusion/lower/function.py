@@ -49,6 +49,8 @@ class LoweredFunction:
     It holds no tracer, so one can be kept, printed, and used for as many kernels as are wanted.
     """
 
+    jaxpr: core.ClosedJaxpr
+    """The jaxpr that was lowered."""
     program: Program
     """An input that is known, or equal to an earlier one, is that."""
     prologue: Prologue
@@ -171,7 +173,8 @@ def _with_layout(traced: TracedFunction, assumed: ValueClasses, in_rows: list[bo
     prologue = trace_prologue(make, traced.uniform)
     program, inputs, outputs = lowered[0]
     unflatten = jax.tree.unflatten
-    return LoweredFunction(program, prologue, unflatten(traced.inputs, inputs), unflatten(traced.outputs, outputs))
+    arguments, results = unflatten(traced.inputs, inputs), unflatten(traced.outputs, outputs)
+    return LoweredFunction(traced.closed, program, prologue, arguments, results)
 
 
 def _stable_layout(
