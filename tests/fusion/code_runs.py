@@ -10,6 +10,7 @@ from rollmill.fusion.backends.cpu.leaf_io import load_leaf, store_leaf
 from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Scratch
 from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.kernels.leaves import Leaf
+from rollmill.fusion.opt.schedule import schedule_of
 
 MOST_SAMPLES = 64
 """Samples of a block; what is done with them is written out, vector by vector."""
@@ -31,7 +32,7 @@ def evaluate_by_code(program, inputs, uniforms, *, block):
         load_leaf(writer, leaf(node, 0), pointer, first)[0] if node in read else None
         for node, pointer in zip(program.inputs, pointers, strict=False)
     ]
-    found = writer.write(program, held)
+    found = writer.write(schedule_of(program), held)
     for n, node in enumerate(program.outputs):
         store_leaf(writer, leaf(node, n), found, pointers[len(arrays) + n], first)
     emit.builder.ret_void()

@@ -1,4 +1,4 @@
-"""Runs functions of one environment both ways: under `vmap`, and scalarised and evaluated."""
+"""Runs functions of one environment both ways: under `vmap`, and lowered and evaluated."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,10 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from program_rules import check_program
 
-from rollmill.fusion import evaluate, scalarise
-from rollmill.fusion.lower.values import Const, KeyPair, RowArray, ScalarArray, Uniform
-
-VALUES = (Const, Uniform, ScalarArray, RowArray)
+from rollmill.fusion import evaluate, lower_function
+from rollmill.fusion.lower.values import Const, KeyPair, PrologueOutput, RowArray, ScalarArray, is_output
 
 
 def is_key(leaf: Any) -> bool:
@@ -29,10 +27,11 @@ def split(value: ScalarArray | RowArray, array: Any) -> list[Any]:
     return [flat[:, n] for n in range(flat.shape[1])]
 
 
-def join(value: Any, found: list[Any], block: int) -> Any:
+def join(value: Any, found: list[Any], shared: list[Any], block: int) -> Any:
     """A value of one environment as an array [E, ...]; takes its outputs from the front of `found`."""
-    if isinstance(value, Const | Uniform):
-        return jnp.broadcast_to(jnp.asarray(value.array), (block, *value.shape))
+    if isinstance(value, Const | PrologueOutput):
+        array = value.array if isinstance(value, Const) else shared[value.number]
+        return jnp.broadcast_to(jnp.asarray(array), (block, *value.shape))
     pairs = bool(value.nodes.size) and isinstance(value.nodes.flat[0], KeyPair)
     count = value.nodes.size * (2 if pairs else 1)
     own = [found.pop(0) for _ in range(count)]
@@ -56,14 +55,14 @@ def by_program(
     """What the program of a function gives for arguments [E, ...]; call it under `jax.jit`."""
     block = jax.tree.leaves(each)[0].shape[0]
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tuple(each))
-    scalarised = scalarise(function, one, uniform, carried=carried)
-    check_program(scalarised.program)
-    is_value = lambda x: isinstance(x, VALUES)
-    kinds = jax.tree.leaves(scalarised.inputs, is_leaf=is_value)
+    lowered = lower_function(function, one, uniform, carried=carried)
+    check_program(lowered.program)
+    slots, shared = lowered.prologue(*uniform)
+    kinds = jax.tree.leaves(lowered.inputs, is_leaf=is_output)
     arrays = jax.tree.leaves(tuple(each))
     inputs = [x for kind, array in zip(kinds, arrays, strict=True) for x in split(kind, array)]
-    found = list(evaluate(scalarised.program, inputs, scalarised.uniforms, block=block))
-    result = jax.tree.map(lambda value: join(value, found, block), scalarised.outputs, is_leaf=is_value)
+    found = list(evaluate(lowered.program, inputs, slots, block=block))
+    result = jax.tree.map(lambda value: join(value, found, shared, block), lowered.outputs, is_leaf=is_output)
     assert not found
     return result
 

@@ -8,6 +8,7 @@ from rollmill.fusion.backends.triton.compile import Kernel, call, compiled
 from rollmill.fusion.backends.triton.leaf_io import LeafIO
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.kernels.leaves import Leaf
+from rollmill.fusion.opt.schedule import schedule_of
 
 BLOCK = 16
 
@@ -22,7 +23,7 @@ def kernel_of(program, num_inputs, num_uniforms, block):
     places = LeafIO(source, "here")
     load = lambda n: places.load(f"in{n}", "env", leaf(taken[n], 0))[0]
     names = [load(n) if n in taken else "" for n in range(num_inputs)]
-    found = writer.write(program, names)
+    found = writer.write(schedule_of(program, segmented=True), names)
     for n, node in enumerate(program.outputs):
         places.store(f"out{n}", "env", leaf(node, n), [found[n]])
     pointers = [

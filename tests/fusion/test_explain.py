@@ -8,7 +8,7 @@ import pytest
 
 from rollmill.cli import explain as command
 from rollmill.core.errors import UsageError
-from rollmill.fusion import CHIPS, scalarise
+from rollmill.fusion import CHIPS, lower_function
 from rollmill.fusion.estimate.cost import Cost, costs_of
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -16,7 +16,7 @@ LENGTH = jax.ShapeDtypeStruct((64,), jnp.float32)
 
 
 def program_of(function, *each, uniform=()):
-    return scalarise(function, each, uniform).program
+    return lower_function(function, each, uniform).program
 
 
 def test_operations_are_counted_by_their_unit():

@@ -15,17 +15,18 @@ from rollmill.fusion import (
     first_batch,
     fused_gradients,
     fused_minibatch_loop,
+    lower_gradients,
     run_gradients_reference,
 )
 from rollmill.fusion.backends.cpu.launches import machine_code
 from rollmill.fusion.backends.triton.compile import compiled
 from rollmill.fusion.backends.triton.gradients import gradient_kernel
 from rollmill.fusion.kernels.accumulators import accumulators_of
-from rollmill.fusion.kernels.gradients import BatchSamples, GradientStep, Minibatch, Shuffled
+from rollmill.fusion.kernels.gradients import GradientStep, Minibatch, Shuffled
 from rollmill.fusion.kernels.leaves import input_leaves
 from rollmill.fusion.kernels.loop_fission import plan_sweeps
 from rollmill.fusion.kernels.sums import sums_of
-from rollmill.fusion.lower.scalarise import scalarise
+from rollmill.fusion.lower.function import lower_function
 
 SHARED = rollmill.NetworkConfig(shared_torso=True)
 SEPARATE = rollmill.NetworkConfig(hidden_sizes=(40, 33), activation="relu")
@@ -77,12 +78,6 @@ def learned_a_little(graph):
     return learner, batch, rows.astype(jnp.uint32)
 
 
-def task_of(graph):
-    learner, batch, rows = learned_a_little(graph)
-    samples = BatchSamples(graph, batch, identity)
-    return samples.task(learner, first(samples.shuffled(rows.reshape(1, 1, -1))), jnp.int32(0))
-
-
 def first(tree):
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
@@ -124,16 +119,16 @@ def assert_the_gradients_of_the_mean(graph, learner, batch, rows):
 
 def test_no_gradient_of_one_sample_is_written_out():
     graph = graph_of(CASES["separate"])
-    step, _ = task_of(graph)
+    step = lower_gradients(graph)
     products = [found.shape for found in step.sums if found.right is not None]
     assert products == [(4, 40), (40, 33), (33, 2), (4, 40), (40, 33), (33, 1)]
-    assert len(step.scalarised.program.nodes()) < 300
+    assert len(step.program.nodes()) < 300
 
 
 def test_results_share_tiles_and_none_is_lost():
     graph = graph_of(CASES["shared"])
-    step, _ = task_of(graph)
-    kept = accumulators_of(step.sums, step.scalarised.program.outputs)
+    step = lower_gradients(graph)
+    kept = accumulators_of(step.sums, step.program.outputs)
     assert [len(tile.parts) for tile in kept.tiles] == [2, 1, 2, 1]  # the first layer with its bias; both heads
     covered = [
         part.offset + n for tile in kept.tiles for part in tile.parts for n in range(part.rows * part.columns)
@@ -210,13 +205,13 @@ def kernel_of_loss(loss, weights, width):
 
     def trace(weights, samples, rows):
         one = jax.ShapeDtypeStruct((width,), jnp.float32)
-        scalarised = scalarise(lambda weights, x: jax.grad(loss)(weights, x), (one,), (weights,), summed=True)
-        step = GradientStep(scalarised, input_leaves(scalarised.program, [one]), sums_of(scalarised))
-        minibatch = Minibatch(jnp.int32(0), pack([samples]), Shuffled(rows, {}))
+        lowered = lower_function(lambda weights, x: jax.grad(loss)(weights, x), (one,), (weights,), summed=True)
+        step = GradientStep(lowered, input_leaves(lowered.program, [one]), sums_of(lowered))
+        minibatch = Minibatch(jnp.int32(0), pack([samples]), Shuffled(rows, {}), step.prologue(weights))
         kernel, arrays = gradient_kernel(step, minibatch, launch=GradientLaunch(2, 32, 2), numerics="tf32")
-        kept = accumulators_of(step.sums, scalarised.program.outputs)
+        kept = accumulators_of(step.sums, step.program.outputs)
         structs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-        found.append((kernel, structs, kept, plan_sweeps(kept, scalarised.program)))
+        found.append((kernel, structs, kept, plan_sweeps(kept, step.program)))
         return ()
 
     shapes = jax.ShapeDtypeStruct((64, width), jnp.float32), jax.ShapeDtypeStruct((1, 64), jnp.uint32)
@@ -229,7 +224,7 @@ def test_as_many_passes_as_networks():
     loss = lambda critics, x: sum(jnp.tanh(x @ inner) @ outer for inner, outer in critics)
     critics = [(struct(4, 16), struct(16)) for _ in range(10)]
     kernel, _, kept, plan = kernel_of_loss(loss, critics, 4)
-    assert len(plan.passes) == 10
+    assert len(plan.sweeps) == 10
     assert all(f", tile{n}, mask" in kernel.source for n in range(len(kept.tiles)))
 
 

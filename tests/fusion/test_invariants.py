@@ -13,7 +13,7 @@ from gymnasium import spaces
 import rollmill
 from rollmill.core.types import Environment, Timestep
 from rollmill.dataflow import collect, start
-from rollmill.fusion import backend_of, evaluate, fused_collect, rollout_step, run_reference, scalarise
+from rollmill.fusion import backend_of, evaluate, fused_collect, lower_function, rollout_step, run_reference
 from rollmill.fusion.kernels.leaves import each_struct
 from rollmill.fusion.kernels.rollout import MOST_READINGS
 from rollmill.fusion.lower.invariants import ConstLabel, labels_of, meet
@@ -166,7 +166,7 @@ def test_an_environment_whose_beginning_cannot_be_read_carries_everything():
 
 
 def values_of(function, count):
-    return scalarise(function, [jax.ShapeDtypeStruct((), jnp.float32)] * count).outputs
+    return lower_function(function, [jax.ShapeDtypeStruct((), jnp.float32)] * count).outputs
 
 
 def fixed(number, dtype=np.float32):
@@ -185,7 +185,7 @@ def test_zeros_have_signs_and_what_is_no_number_equals_itself():
 
 
 def test_an_assumption_loses_what_a_step_does_not_keep():
-    node = lambda: scalarise(lambda x: x, [jax.ShapeDtypeStruct((), jnp.float32)]).outputs.nodes[()]
+    node = lambda: lower_function(lambda x: x, [jax.ShapeDtypeStruct((), jnp.float32)]).outputs.nodes[()]
     one, two = node(), node()
     scalars = lambda *nodes: ScalarArray(np.array(nodes, object), np.dtype(np.float32))
     before = labels_of([scalars(one, one, one, two), Const(np.float32([4, 5]))])
@@ -211,19 +211,12 @@ def products(*values, turned=False):
     return function, (matrix, jnp.arange(20.0))
 
 
-def scalarised(function, uniform):
-    found = []
-
-    def trace(*uniform):
-        found.append(scalarise(function, [jax.ShapeDtypeStruct((), jnp.float32)] * 2, uniform))
-        return 0
-
-    jax.jit(trace)(*uniform)
-    return found[0]
+def lowered(function, uniform):
+    return lower_function(function, [jax.ShapeDtypeStruct((), jnp.float32)] * 2, uniform)
 
 
 def operations(function, uniform):
-    return [node for node in scalarised(function, uniform).program.nodes() if node.op in ("dot", "add")]
+    return [node for node in lowered(function, uniform).program.nodes() if node.op in ("dot", "add")]
 
 
 KINDS = {
@@ -245,9 +238,9 @@ def test_products_of_what_is_partly_known(kind, turned):
 
 
 def test_uniform_arrays_that_nothing_reads_are_not_computed():
-    found = scalarised(*products(KINDS["one that is one"]))
-    kept = {slot for slot, array in enumerate(found.uniforms) if array.shape != (1,)}
-    assert kept == found.program.slots() and len(kept) == 2  # a part of the matrix, and one row
+    found = lowered(*products(KINDS["one that is one"]))
+    computed = {slot for slot, array in enumerate(found.prologue.shapes.slots) if array.shape != (1,)}
+    assert computed == found.program.slots() and len(computed) == 2  # a part of the matrix, and one row
 
 
 def test_agents_that_differ_in_who_they_are_share_a_product():

@@ -2,16 +2,11 @@
 
 from functools import partial
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 import rollmill
-from rollmill.dataflow import start
-from rollmill.fusion import rollout_step
+from rollmill.fusion import lower_rollout
 from rollmill.fusion.ir import ANYWHERE
-from rollmill.fusion.kernels.leaves import each_struct
-from rollmill.fusion.kernels.tracing import trace_abstractly
 from rollmill.fusion.opt import segments
 from rollmill.fusion.opt.branches import guarded_regions
 
@@ -21,9 +16,7 @@ ENVIRONMENTS = ["CartPole-v1", "TMaze-v0"]
 def program_of(environment):
     network = rollmill.NetworkConfig(torso="gru", hidden_sizes=(16,), gru_size=16)
     graph = rollmill.ppo(rollmill.make(environment), num_envs=1, num_steps=8, num_minibatches=1, network=network)
-    state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((1,), jnp.int32))
-    step = lambda state: rollout_step(graph, graph.weights(state.learner), each_struct(state.collector))
-    return trace_abstractly(step, state).scalarised.program
+    return lower_rollout(graph).program
 
 
 def read_by(nodes):

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rollmill.fusion import Pressure, pressure_of, scalarise
+from rollmill.fusion import Pressure, lower_function, pressure_of
 from rollmill.fusion.backends.base import MAX_PRODUCTS
 from rollmill.fusion.backends.cpu.launches import machine_code
 from rollmill.fusion.backends.triton.launches import INSTRUCTION_CACHE, MAX_NODES, REGISTER_ROOM, hopeless_on_gpu
@@ -15,7 +15,7 @@ ROW = jax.ShapeDtypeStruct((64,), jnp.float32)
 
 
 def pressure(function, *each, uniform=()):
-    return pressure_of(scalarise(function, each, uniform).program)
+    return pressure_of(lower_function(function, each, uniform).program)
 
 
 def in_turns(x):

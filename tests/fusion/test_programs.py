@@ -13,8 +13,8 @@ from program_rules import check_program
 from rollmill.algorithms import ppo
 from rollmill.dataflow import start_learner, start_one, step_one
 from rollmill.envs import make
-from rollmill.fusion import Region, evaluate, scalarise
-from rollmill.fusion.lower.values import Const, RowArray, ScalarArray, Uniform
+from rollmill.fusion import Region, evaluate, lower_function
+from rollmill.fusion.lower.values import Const, PrologueOutput, RowArray, ScalarArray
 from rollmill.networks import NetworkConfig
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
@@ -27,43 +27,37 @@ def step_program(name, network):
     key = jax.random.key(0)
     one = jax.eval_shape(lambda: start_one(graph, key, jnp.int32(0)))
     weights = jax.eval_shape(lambda: graph.weights(start_learner(graph, key)))
-    found = []
-
-    def trace(weights):
-        t = jax.ShapeDtypeStruct((), jnp.int32)
-        found.append(scalarise(partial(step_one, graph), (one, key_struct(), t), (weights,), carried=True))
-        return 0
-
-    jax.eval_shape(trace, weights)
-    check_program(found[0].program)
-    return found[0]
+    t = jax.ShapeDtypeStruct((), jnp.int32)
+    lowered = lower_function(partial(step_one, graph), (one, key_struct(), t), (weights,), carried=True)
+    check_program(lowered.program)
+    return lowered
 
 
 def key_struct():
     return jax.eval_shape(lambda: jax.random.key(0))
 
 
-def operations(scalarised):
-    return Counter(node.op for node in scalarised.program.nodes())
+def operations(lowered):
+    return Counter(node.op for node in lowered.program.nodes())
 
 
 def test_a_cartpole_step_is_small():
-    scalarised = step_program("CartPole-v1", NetworkConfig(hidden_sizes=(64, 64)))
-    count = operations(scalarised)
+    lowered = step_program("CartPole-v1", NetworkConfig(hidden_sizes=(64, 64)))
+    count = operations(lowered)
     # keys of policy and environment, the policy's draw, four draws of a reset: 7 times threefry
     assert count["shift_left"] == 7 * 20
     assert count["dot"] == 2 and count["row_sum"] == 2 and count["column"] == 0  # the critic is not needed
-    assert len(scalarised.uniforms) == 6
+    assert len(lowered.prologue.shapes.slots) == 6
     assert sum(count.values()) < 1000
 
 
 def test_a_recurrent_memory_stays_in_rows():
     network = NetworkConfig(hidden_sizes=(16,), torso="gru", gru_size=24, shared_torso=True)
-    scalarised = step_program("CartPole-v1", network)
-    count = operations(scalarised)
-    assert isinstance(scalarised.inputs[0].memory, RowArray) and isinstance(scalarised.outputs[0].memory, RowArray)
+    lowered = step_program("CartPole-v1", network)
+    count = operations(lowered)
+    assert isinstance(lowered.inputs[0].memory, RowArray) and isinstance(lowered.outputs[0].memory, RowArray)
     assert count["column"] == 0 and count["stack"] == 1  # the observation's
-    widths = [node.width for node in scalarised.program.nodes() if node.op == "dot"]
+    widths = [node.width for node in lowered.program.nodes() if node.op == "dot"]
     assert sorted(widths) == [16] + [24] * 6  # the encoder, and each gate of both products
 
 
@@ -72,8 +66,8 @@ def test_what_is_carried_lies_as_it_came():
         history, fixed, count = state
         return (jnp.roll(history, 1).at[0].set(history.sum()), jnp.zeros(()), jnp.int32(3)), history[:2]
 
-    scalarised = scalarise(function, ((ROW, NUMBER, COUNT),), carried=True)
-    (before,), (after, _) = scalarised.inputs, scalarised.outputs
+    lowered = lower_function(function, ((ROW, NUMBER, COUNT),), carried=True)
+    (before,), (after, _) = lowered.inputs, lowered.outputs
     for own, new in zip(before, after, strict=True):
         assert type(own) is type(new) and own.shape == new.shape
 
@@ -82,15 +76,12 @@ def test_what_does_not_differ_is_not_computed():
     def function(shared, x):
         return shared.sum() * 2, jnp.arange(3), x, jnp.sin(shared[1])
 
-    def trace(shared):
-        found.append(scalarise(function, (NUMBER,), (shared,)))
-        return found[0].outputs[0].array
-
-    found = []
-    total = jax.jit(trace)(jnp.arange(4.0))
-    kinds = [type(value) for value in found[0].outputs]
-    assert kinds == [Uniform, Const, ScalarArray, Uniform] and float(total) == 12.0
-    assert operations(found[0]) == {"input": 1} and found[0].uniforms == []
+    lowered = lower_function(function, (NUMBER,), (jnp.arange(4.0),))
+    slots, (total, sine) = lowered.prologue(jnp.arange(4.0))
+    kinds = [type(value) for value in lowered.outputs]
+    assert kinds == [PrologueOutput, Const, ScalarArray, PrologueOutput]
+    assert float(total) == 12.0 and float(sine) == jnp.sin(1.0)
+    assert operations(lowered) == {"input": 1} and slots == []
 
 
 def test_small_changes_of_shared_arrays_need_no_arrays_of_their_own():
@@ -98,30 +89,64 @@ def test_small_changes_of_shared_arrays_need_no_arrays_of_their_own():
         table = shared.reshape(3, 2).T
         return x * shared[4] + table[1, 0] + jnp.broadcast_to(shared[0], (5,))[2] + jnp.flip(shared)[0]
 
-    shared = jnp.arange(6.0)
-    found = []
-
-    def trace(shared):
-        found.append(scalarise(function, (NUMBER,), (shared,)))
-        return 0
-
-    jax.jit(trace)(shared)
-    assert len(found[0].uniforms) == 1 and operations(found[0])["uniform"] == 4
+    lowered = lower_function(function, (NUMBER,), (jnp.arange(6.0),))
+    assert lowered.prologue.num_slots == 1 and operations(lowered)["uniform"] == 4
 
 
 def test_a_matrix_is_read_as_it_lies():
     def function(matrix, x):
         return matrix @ x
 
-    found = []
+    matrix = jnp.ones((12, 40))
+    lowered = lower_function(function, (ROW,), (matrix,))
+    (dot,) = [node for node in lowered.program.nodes() if node.op == "dot"]
+    assert dot.attributes == (0, 40, 12, 0, True)
+    assert lowered.prologue(matrix).slots[0] is matrix  # the argument itself: by that, weights are recognised
 
-    def trace(matrix):
-        found.append(scalarise(function, (ROW,), (matrix,)))
-        return 0
 
-    jax.jit(trace)(jnp.ones((12, 40)))
-    (dot,) = [node for node in found[0].program.nodes() if node.op == "dot"]
-    assert dot.attributes == (0, 40, 12, 0, True) and found[0].uniforms[0].shape == (12, 40)
+def test_a_prologue_is_evaluated_anywhere():
+    """It is traced once, without any array, and gives the same on arrays and within another trace."""
+
+    def function(matrix, bias, x):
+        return x @ (2 * matrix) + jnp.tanh(bias), bias.sum()
+
+    matrix, bias = jnp.linspace(-1, 1, 80).reshape(40, 2), jnp.ones(2)
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (matrix, bias)]
+    prologue = lower_function(function, (ROW,), shapes).prologue
+    eager, traced = prologue(matrix, bias), jax.jit(prologue)(matrix, bias)
+    assert jax.tree.map(jnp.shape, eager) == jax.tree.map(lambda struct: struct.shape, prologue.shapes)
+    assert jax.tree.all(jax.tree.map(lambda one, other: bool((one == other).all()), eager, traced))
+    assert any(bool((slot == 2 * matrix.T).all()) for slot in eager.slots if slot.shape == (2, 40))
+
+
+def test_prologues_hold_what_is_read_and_nothing_else():
+    def function(matrix, table, x):
+        unread = jnp.sin(matrix) @ jnp.ones(3)
+        return x + table[2], jnp.stack([x, unread.sum()])[0]
+
+    shapes = [jax.ShapeDtypeStruct((4, 3), jnp.float32), jax.ShapeDtypeStruct((5,), jnp.float32)]
+    prologue = lower_function(function, (NUMBER,), shapes).prologue
+    assert [slot.shape for slot in prologue.shapes.slots] == [(5,), (1,)]  # the second is never read
+    assert [equation.primitive.name for equation in prologue.closed.jaxpr.eqns] == ["broadcast_in_dim"]
+
+
+def test_a_function_that_closes_over_a_tracer_is_refused():
+    def trace(hidden):
+        lower_function(lambda x: x + hidden, (NUMBER,))
+        return hidden
+
+    with pytest.raises(TypeError, match="make it a uniform argument"):
+        jax.jit(trace)(jnp.ones(()))
+
+
+def test_no_tracer_is_left_in_a_program():
+    with jax.checking_leaks():
+        first = step_program("CartPole-v1", NetworkConfig(hidden_sizes=(16,)))
+        again = step_program("CartPole-v1", NetworkConfig(hidden_sizes=(16,)))
+    assert str(first.prologue.closed) == str(again.prologue.closed)
+    assert [(node.op, node.attributes) for node in first.program.nodes()] == [
+        (node.op, node.attributes) for node in again.program.nodes()
+    ]
 
 
 def test_what_a_loop_does_not_change_stays_outside():
@@ -129,12 +154,12 @@ def test_what_a_loop_does_not_change_stays_outside():
         turn = lambda c: (c[0] + jnp.sin(x) * 3.0, c[1] + 1, c[2])
         return jax.lax.while_loop(lambda c: c[1] < n, turn, (x, jnp.int32(0), jnp.float32(2.0)))
 
-    scalarised = scalarise(function, (NUMBER, COUNT))
-    (loop,) = [node for node in scalarised.program.nodes() if node.op == "loop"]
+    lowered = lower_function(function, (NUMBER, COUNT))
+    (loop,) = [node for node in lowered.program.nodes() if node.op == "loop"]
     body = Counter(node.op for node in loop.attributes[0].body.nodes())
     assert body == {"add": 2, "input": 3, "constant": 1}
-    assert operations(scalarised)["sin"] == 1
-    assert isinstance(scalarised.outputs[2], Const)
+    assert operations(lowered)["sin"] == 1
+    assert isinstance(lowered.outputs[2], Const)
 
 
 def test_environments_leave_a_loop_one_by_one():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollmill.fusion import CannotFuse, scalarise
+from rollmill.fusion import CannotFuse, lower_function
 from rollmill.fusion.lower.values import MOST_SCALARS
 
 VECTOR = jax.ShapeDtypeStruct((4,), jnp.float32)
@@ -103,7 +103,7 @@ CASES = {
 def test_message_says_what_and_where(name):
     function, struct, primitive, source, way_out = CASES[name]
     with pytest.raises(CannotFuse) as refusal:
-        scalarise(function, (struct,))
+        lower_function(function, (struct,))
     text = str(refusal.value)
     assert text.startswith(primitive) and source in text and way_out in text, text
     assert "test_refusals.py" in text
@@ -111,20 +111,20 @@ def test_message_says_what_and_where(name):
 
 def test_state_that_does_not_fit():
     with pytest.raises(CannotFuse, match=r"\(64, 64\) is 4096 numbers.*do not fit on chip"):
-        scalarise(lambda board: board.sum(), (jax.ShapeDtypeStruct((64, 64), jnp.int32),))
+        lower_function(lambda board: board.sum(), (jax.ShapeDtypeStruct((64, 64), jnp.int32),))
 
 
 def test_other_keys_as_arguments():
     key = jax.eval_shape(lambda: jax.random.key(0, impl="rbg"))
     with pytest.raises(CannotFuse, match="threefry2x32"):
-        scalarise(jax.random.uniform, (key,))
+        lower_function(jax.random.uniform, (key,))
 
 
 def test_wide_numbers():
     with jax.enable_x64(True), pytest.raises(CannotFuse, match="float64"):
-        scalarise(lambda x: x.astype(jnp.float64) * 2, (VECTOR,))
+        lower_function(lambda x: x.astype(jnp.float64) * 2, (VECTOR,))
 
 
 def test_what_nobody_needs_is_not_refused():
-    scalarised = scalarise(lambda x: (call_back(x), x * 2)[1], (VECTOR,))
-    assert {node.op for node in scalarised.program.nodes()} == {"input", "constant", "mul"}
+    lowered = lower_function(lambda x: (call_back(x), x * 2)[1], (VECTOR,))
+    assert {node.op for node in lowered.program.nodes()} == {"input", "constant", "mul"}

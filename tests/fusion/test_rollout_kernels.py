@@ -12,12 +12,12 @@ from gymnasium import spaces
 import rollmill
 from rollmill.dataflow import collect, prepare, start
 from rollmill.envs import registered
-from rollmill.fusion import Launch, fused_collect, rollout_step, run_reference
+from rollmill.fusion import Launch, fused_collect, lower_rollout, run_reference
 from rollmill.fusion.backends.triton.compile import compiled
 from rollmill.fusion.backends.triton.hoist import Hoisted, permute_to_mma_order
 from rollmill.fusion.backends.triton.order import ALWAYS
 from rollmill.fusion.backends.triton.rollout import rollout_kernel, rollout_source
-from rollmill.fusion.kernels.leaves import each_struct, to_raw
+from rollmill.fusion.kernels.leaves import to_raw
 from rollmill.fusion.opt import segments
 
 GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(32,), gru_size=32)
@@ -73,10 +73,11 @@ def test_a_whole_trajectory_is_that_of_the_unfused_path(network):
 
 
 def kernel_of(graph, numerics, launch):
-    weights, collector = begun(graph)
-    step = rollout_step(graph, weights, each_struct(collector))
+    _, collector = begun(graph)
+    step = lower_rollout(graph)
     keys = jax.ShapeDtypeStruct((graph.loops.num_envs, 2), jnp.uint32)
-    kernel, arrays = rollout_kernel(step, to_raw(collector), keys, NUM_STEPS, launch=launch, numerics=numerics)
+    task = step, step.prologue.shapes, to_raw(collector), keys, NUM_STEPS
+    kernel, arrays = rollout_kernel(*task, launch=launch, numerics=numerics)
     return kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
 
 
@@ -200,8 +201,7 @@ def test_numbers_of_all_sizes_are_stored(dtype, stored):
 
 def test_scalars_are_gathered_before_exact_sums_repeat_them_in_rows():
     graph = graph_on("CartPole-v1")
-    weights, collector = begun(graph)
-    step = rollout_step(graph, weights, each_struct(collector))
+    step = lower_rollout(graph)
     source = {numerics: rollout_source(step, NUM_STEPS, 16, 16, numerics) for numerics in ("float32", "tf32")}
     first_layers = [line for line in source["float32"].splitlines() if line.count("[:, None] * v") == 4]
     assert [line.count("tl.gather(v") for line in first_layers] == [4, 4]
@@ -221,6 +221,5 @@ def test_products_take_columns_and_rows_of_a_matrix_in_one_order():
 @pytest.mark.parametrize(("num_steps", "wide"), [(2**10, False), (2**25, True)])
 def test_places_in_a_trajectory_that_is_too_long_have_64_bits(num_steps, wide):
     graph = graph_on("CartPole-v1")
-    weights, collector = begun(graph)
-    step = rollout_step(graph, weights, each_struct(collector))
+    step = lower_rollout(graph)
     assert ("at = t.to(tl.int64) * N + env" in rollout_source(step, num_steps, 16, 16, "tf32")) == wide

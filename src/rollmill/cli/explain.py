@@ -12,16 +12,19 @@ from rollmill.cli.parsing import parse, values_of
 from rollmill.cli.train import Imports, NetworkName, find_own_algorithm, with_network
 from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
+from rollmill.dataflow import Graph
 from rollmill.fusion import (
     CannotFuse,
     Explanation,
     Launch,
     Numerics,
-    check_gradients,
     check_package,
     explain,
     find_chip,
+    lower_gradients,
+    lower_rollout,
     machine_code,
+    stages_of,
 )
 
 SUBJECTS = ("fusion",)
@@ -45,6 +48,8 @@ class KernelOptions:
     """Environments of one program of the kernel."""
     num_warps: int = 4
     """Warps of one program."""
+    ir: bool = False
+    """Print the programs of the kernels instead, after each stage of the compiler."""
 
 
 def run(arguments: list[str]) -> int:
@@ -70,6 +75,8 @@ def run(arguments: list[str]) -> int:
     if graph.host is not None:
         print(f"{chosen.environment} does not fuse: its environments are stepped by Python on the host.")
         return 0
+    if kernel.ir:
+        return _print_stages(graph)
     print("compiling ...", file=sys.stderr)
     try:
         found = explain(graph, chip, kernel.numerics, Launch(kernel.block, kernel.num_warps))
@@ -80,6 +87,19 @@ def run(arguments: list[str]) -> int:
         return 0
     head = f"{chosen.environment} fuses: policy and environment are one kernel."
     print(head, *_lines(found, name), _line("gradients", _gradients(graph)), sep="\n")
+    return 0
+
+
+def _print_stages(graph: Graph) -> int:
+    """Prints the programs of both kernels after each stage of the compiler."""
+    for kernel, lower in (("rollout", lower_rollout), ("gradients", lower_gradients)):
+        try:
+            stages = stages_of(lower(graph).lowered)
+        except CannotFuse as reason:
+            print(f"=== {kernel}: not fused: {reason}\n")
+            continue
+        for stage in stages:
+            print(f"=== {kernel}: {stage.name}\n{stage.text}\n")
     return 0
 
 
@@ -171,9 +191,9 @@ def _kernel(found: Explanation) -> list[str]:
     return lines
 
 
-def _gradients(graph) -> str:
+def _gradients(graph: Graph) -> str:
     try:
-        check_gradients(graph)
+        lower_gradients(graph)
     except CannotFuse as reason:
         return f"not fused: {reason}"
     return "one kernel too"

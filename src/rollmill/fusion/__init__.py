@@ -1,8 +1,8 @@
 """Fusion: functions of ONE environment as programs for kernels.
 
-A function is traced once by JAX (a jaxpr), and then written anew in nodes, each of which is a number of every
-environment of a block (`scalarise`). The program that comes out is run by JAX's own functions (`evaluate`), which
-is the reference on any device.
+A function is traced once by JAX (a jaxpr), and then lowered to nodes, each of which is a number of every
+environment of a block (`lower_function`). The program that comes out is a value, made once for all kernels of a
+training. JAX's own functions run it as well (`evaluate`), which is the reference on any device.
 """
 
 from rollmill.fusion.backends import backend_of
@@ -13,25 +13,28 @@ from rollmill.fusion.backends.triton.rollout import Launch, run_kernel
 from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.estimate.chips import CHIPS, Chip, find_chip
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
-from rollmill.fusion.explain import Explanation, explain
-from rollmill.fusion.ir import Loop, Node, Program, Region, evaluate
-from rollmill.fusion.kernels.descent import fused_minibatch_loop
+from rollmill.fusion.explain import Explanation, explain, stages_of
+from rollmill.fusion.ir import Loop, Node, Program, Region, evaluate, program_text
 from rollmill.fusion.kernels.gradients import (
-    check_gradients,
+    GradientStep,
     first_batch,
     fused_gradients,
+    lower_gradients,
     run_gradients_reference,
 )
+from rollmill.fusion.kernels.minibatch_loop import fused_minibatch_loop
 from rollmill.fusion.kernels.rollout import (
     RolloutStep,
     fused_collect,
+    lower_rollout,
     pressure_of_rollout,
     rollout_step,
     run_reference,
 )
-from rollmill.fusion.lower.scalarise import Scalarised, scalarise
+from rollmill.fusion.lower.function import LoweredFunction, lower_function
+from rollmill.fusion.lower.prologue import Prologue, UniformArrays
 from rollmill.fusion.numerics import Numerics
-from rollmill.fusion.tune.search import rollouts_in_a_row, tune_descent, tune_rollout
+from rollmill.fusion.tune.search import rollouts_in_a_row, tune_minibatch_loop, tune_rollout
 from rollmill.fusion.tune.timing import Tuned
 
 __all__ = [
@@ -41,18 +44,20 @@ __all__ = [
     "Chip",
     "Explanation",
     "GradientLaunch",
+    "GradientStep",
     "Launch",
     "Loop",
+    "LoweredFunction",
     "Node",
     "Numerics",
     "Pressure",
     "Program",
+    "Prologue",
     "Region",
     "RolloutStep",
-    "Scalarised",
     "Tuned",
+    "UniformArrays",
     "backend_of",
-    "check_gradients",
     "check_package",
     "evaluate",
     "explain",
@@ -61,16 +66,20 @@ __all__ = [
     "fused_collect",
     "fused_minibatch_loop",
     "fused_gradients",
+    "lower_function",
+    "lower_gradients",
+    "lower_rollout",
     "machine_code",
     "pressure_of",
     "pressure_of_rollout",
+    "program_text",
     "rollout_step",
     "rollouts_in_a_row",
     "run_gradients_kernel",
     "run_gradients_reference",
     "run_kernel",
     "run_reference",
-    "scalarise",
-    "tune_descent",
+    "stages_of",
+    "tune_minibatch_loop",
     "tune_rollout",
 ]

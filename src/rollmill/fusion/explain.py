@@ -10,17 +10,19 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rollmill.dataflow import Graph, State, start
+from rollmill.dataflow import Graph, start
 from rollmill.fusion.backends.triton.compile import Kernel, compiled
 from rollmill.fusion.backends.triton.launches import hopeless_on_gpu
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel
 from rollmill.fusion.estimate.chips import Chip
 from rollmill.fusion.estimate.cost import Costs, bytes_of, costs_of
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
-from rollmill.fusion.kernels.leaves import each_struct, to_raw
-from rollmill.fusion.kernels.rollout import RolloutStep, rollout_step
-from rollmill.fusion.kernels.tracing import trace_abstractly
+from rollmill.fusion.ir import program_text
+from rollmill.fusion.kernels.leaves import to_raw
+from rollmill.fusion.kernels.rollout import RolloutStep, lower_rollout
+from rollmill.fusion.lower.function import LoweredFunction
 from rollmill.fusion.numerics import Numerics
+from rollmill.fusion.opt.passes import PASSES
 
 WARP = 32
 REGISTERS = 65536
@@ -28,7 +30,7 @@ REGISTERS = 65536
 
 
 class Resources(NamedTuple):
-    """What a compiled kernel holds."""
+    """Resources that a compiled kernel takes."""
 
     registers: int
     """Registers of a thread."""
@@ -54,7 +56,7 @@ class Explanation(NamedTuple):
     """Environment steps a second at most, by what limits them."""
     launch: Launch
     resources: Resources | None
-    """None where there is no compiler for kernels."""
+    """Resources of the compiled kernel; None where Triton is not installed."""
 
     @property
     def hopeless(self) -> str | None:
@@ -71,27 +73,20 @@ class Explanation(NamedTuple):
 
 
 def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None = None) -> Explanation:
-    """What there is to say about a graph's rollout on a chip; no GPU is needed.
+    """Explains a graph's rollout kernel on a chip; no GPU is needed.
 
     Raises:
         CannotFuse: it cannot be fused, with the reason and the line.
     """
-    launch = launch or Launch()
-
-    def made(state: State) -> tuple[RolloutStep, Kernel, list[jax.ShapeDtypeStruct]]:
-        collector = state.collector
-        step = rollout_step(graph, graph.weights(state.learner), each_struct(collector))
-        keys = jax.ShapeDtypeStruct((graph.loops.num_envs, 2), jnp.uint32)
-        steps = graph.loops.num_steps
-        kernel, arrays = rollout_kernel(step, to_raw(collector), keys, steps, launch=launch, numerics=numerics)
-        return step, kernel, [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-
-    index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
-    step, kernel, arrays = trace_abstractly(made, jax.eval_shape(partial(start, graph), jax.random.key(0), index))
-    program = step.scalarised.program
-    costs, written = costs_of(program), bytes_of([(leaf.shape, leaf.dtype) for leaf in step.step if leaf.places])
+    launch, num_envs = launch or Launch(), graph.loops.num_envs
+    state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((num_envs,), jnp.int32))
+    step, keys = lower_rollout(graph), jax.ShapeDtypeStruct((num_envs, 2), jnp.uint32)
+    task = step, step.prologue.shapes, to_raw(state.collector), keys, graph.loops.num_steps
+    kernel, arrays = rollout_kernel(*task, launch=launch, numerics=numerics)
+    costs = costs_of(step.program)
+    written = bytes_of([(leaf.shape, leaf.dtype) for leaf in step.step if leaf.places])
     return Explanation(
-        pressure=pressure_of(program),
+        pressure=pressure_of(step.program),
         state=_state_of(step),
         written=written,
         costs=costs,
@@ -99,6 +94,23 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
         launch=launch,
         resources=_resources(kernel, arrays, chip.capability),
     )
+
+
+class Stage(NamedTuple):
+    """A program after one of the compiler's stages."""
+
+    name: str
+    text: str
+
+
+def stages_of(lowered: LoweredFunction) -> list[Stage]:
+    """A function after each stage: its jaxpr, its prologue and its program, and the results of all passes."""
+    return [
+        Stage("jaxpr", str(lowered.jaxpr)),
+        Stage("prologue", str(lowered.prologue.closed)),
+        Stage("program", program_text(lowered.program)),
+        *(Stage(each.name, each.text(lowered.program)) for each in PASSES),
+    ]
 
 
 def _state_of(step: RolloutStep) -> int:

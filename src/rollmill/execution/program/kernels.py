@@ -27,17 +27,20 @@ from rollmill.dataflow import (
 from rollmill.fusion import (
     Backend,
     CannotFuse,
+    GradientStep,
     Numerics,
     Pressure,
+    RolloutStep,
     Tuned,
     backend_of,
-    check_gradients,
     check_package,
     first_batch,
     fused_collect,
     fused_minibatch_loop,
-    pressure_of_rollout,
-    tune_descent,
+    lower_gradients,
+    lower_rollout,
+    pressure_of,
+    tune_minibatch_loop,
     tune_rollout,
 )
 
@@ -45,7 +48,7 @@ Fusion: TypeAlias = Literal["auto", "off", "rollout", "full"]
 """How deep a training is fused."""
 
 Collect: TypeAlias = Callable[[Graph, Weights, Collector, Key], tuple[Collector, Trajectory]]
-"""What `dataflow.collect` is."""
+"""A function like `dataflow.collect`."""
 
 
 class Implementation(NamedTuple):
@@ -54,7 +57,7 @@ class Implementation(NamedTuple):
     function: Any
     fused: bool
     note: str | None = None
-    """What the user is told."""
+    """A note for the user."""
     launch: tuple[int, ...] | None = None
     """The launch of its kernel."""
 
@@ -72,24 +75,24 @@ class KernelChoice(NamedTuple):
     rollouts: Implementation
     """A `Collect`."""
     gradients: Implementation
-    """A `ManyDescents`."""
+    """A `MakeMinibatchLoop`."""
     device: str | None = None
-    """What kernels were looked for on."""
+    """The device that kernels were sought for."""
 
     @property
     def notes(self) -> list[str]:
-        """What the user is told."""
+        """Notes for the user."""
         return [way.note for way in (self.rollouts, self.gradients) if way.note]
 
     @property
     def launches(self) -> Launches | None:
-        """How its kernels are launched, for a run to keep; None where none were looked for."""
+        """The launches of its kernels, for a run to keep; None where none were sought."""
         if self.device is None:
             return None
         return {"device": self.device, "rollouts": self.rollouts.launch, "gradients": self.gradients.launch}
 
-    def told(self, note: str) -> "KernelChoice":
-        """The same ways, with something to tell the user."""
+    def with_note(self, note: str) -> "KernelChoice":
+        """The same ways, with a note for the user."""
         return self._replace(rollouts=self.rollouts._replace(note=note))
 
 
@@ -129,14 +132,14 @@ def choose_ways(
         launches = None
     if fusion == "auto" and launches is None and steps < MIN_STEPS_TO_TUNE[device.platform]:
         note = f"nothing is fused: for {steps:,} environment steps it does not pay to find the fastest kernels"
-        return plain if device.platform == "cpu" else plain.told(f"{note}; fusion=full does so all the same")
+        return plain if device.platform == "cpu" else plain.with_note(f"{note}; fusion=full does so all the same")
     choice = _Chooser(graph, fusion, backend, unroll, devices, launches)
     try:
         choice.check(num_seeds)
     except UsageError as reason:
         if fusion != "auto":
             raise _impossible(fusion, reason) from reason
-        return plain.told(f"nothing is fused: {reason}")
+        return plain.with_note(f"nothing is fused: {reason}")
     rollouts = choice.way("rollouts", plain.rollouts, choice.rollouts, needed=fusion in ("rollout", "full"))
     if fusion == "rollout":
         return plain._replace(rollouts=rollouts)
@@ -149,14 +152,14 @@ def choose_ways(
 
 
 def without_kernels(fusion: Fusion, unroll: int, reason: CannotFuse) -> KernelChoice:
-    """What remains where a kernel turns out impossible once the program is made for its devices.
+    """The choice without kernels, where one turns out impossible once the program is made for its devices.
 
     Raises:
         UsageError: if a kernel was asked for.
     """
     if fusion != "auto":
         raise _impossible(fusion, reason) from reason
-    return _plain(unroll).told(f"nothing is fused: {reason}")
+    return _plain(unroll).with_note(f"nothing is fused: {reason}")
 
 
 def _plain(unroll: int) -> KernelChoice:
@@ -172,7 +175,7 @@ def _impossible(fusion: Fusion, reason: Exception) -> UsageError:
 
 @dataclass(frozen=True)
 class _Chooser:
-    """What was asked for, and where."""
+    """The options of a choice, and its devices."""
 
     graph: Graph
     fusion: Fusion
@@ -202,16 +205,17 @@ class _Chooser:
             return plain._replace(note=f"{what} are not fused: {reason}")
 
     def rollouts(self, plain: Implementation) -> Implementation:
-        pressure = pressure_of_rollout(self.graph)
+        step = lower_rollout(self.graph)  # once: every kernel that is timed, and the final one, is made from it
+        pressure = pressure_of(step.program)
         self._check_pressure(pressure)
         launches = self.backend.rollouts.launches(self._share, pressure.operations)
-        found = self._launch("rollouts", launches, self._tune_rollouts)
-        function = partial(fused_collect, run=self.backend.rollouts.run(found.launch))
-        where = self.backend.rollouts.describe(found.launch)
-        return self._faster("rollouts", found, plain, Implementation(function, True, where, found.launch))
+        tuned = self._launch("rollouts", launches, partial(self._tune_rollouts, step))
+        function = partial(fused_collect, run=self.backend.rollouts.run(tuned.launch), step=step)
+        note = self.backend.rollouts.describe(tuned.launch)
+        return self._faster("rollouts", tuned, plain, Implementation(function, True, note, tuned.launch))
 
     def _check_pressure(self, pressure: Pressure) -> None:
-        """Whether a step is worth compiling as a kernel.
+        """Checks that a step is worth compiling as a kernel.
 
         Raises:
             CannotFuse: if it is not, and nobody has asked for it.
@@ -222,24 +226,24 @@ class _Chooser:
         if reason is not None:
             raise CannotFuse(f"{reason}. fusion=rollout makes one all the same")
 
-    def _tune_rollouts(self, launches: Sequence[tuple[int, ...]]) -> Tuned:
+    def _tune_rollouts(self, step: RolloutStep, launches: Sequence[tuple[int, ...]]) -> Tuned:
         state = self._example
         weights = self.graph.weights(state.learner)
         task = self.graph, weights, state.collector, state.key
-        return tune_rollout(*task, self.backend, launches, unroll=self.unroll)
+        return tune_rollout(*task, self.backend, launches, unroll=self.unroll, step=step)
 
     def gradients(self, plain: Implementation) -> Implementation:
-        check_gradients(self.graph)
+        step = lower_gradients(self.graph)
         launches = self.backend.gradients.launches(self._minibatch, self.devices[0])
-        found = self._launch("gradients", launches, self._tune_gradients)
-        function = partial(fused_minibatch_loop, run=self.backend.gradients.run(found.launch))
-        where = self.backend.gradients.describe(found.launch)
-        return self._faster("gradients", found, plain, Implementation(function, True, where, found.launch))
+        tuned = self._launch("gradients", launches, partial(self._tune_gradients, step))
+        function = partial(fused_minibatch_loop, run=self.backend.gradients.run(tuned.launch), step=step)
+        note = self.backend.gradients.describe(tuned.launch)
+        return self._faster("gradients", tuned, plain, Implementation(function, True, note, tuned.launch))
 
-    def _tune_gradients(self, launches: Sequence[tuple[int, ...]]) -> Tuned:
+    def _tune_gradients(self, step: GradientStep, launches: Sequence[tuple[int, ...]]) -> Tuned:
         with jax.default_device(self.devices[0]):
             learner, batch, rows = jax.jit(self._epoch)(self._example)
-        return tune_descent(self.graph, learner, batch, rows, self.backend, launches)
+        return tune_minibatch_loop(self.graph, learner, batch, rows, self.backend, launches, step=step)
 
     def _launch(
         self,
@@ -248,19 +252,19 @@ class _Chooser:
         tune: Callable[[Sequence[tuple[int, ...]]], Tuned],
     ) -> Tuned:
         """The launch that the run began with, or the only one that there is, or else the fastest."""
-        kept = (self.launches or {}).get(what)
-        if kept is not None:
-            return Tuned(tuple(kept))
+        launch = (self.launches or {}).get(what)
+        if launch is not None:
+            return Tuned(tuple(launch))
         return Tuned(tuple(launches[0])) if self.fusion != "auto" and len(launches) == 1 else tune(launches)
 
-    def _faster(self, what: str, found: Tuned, plain: Implementation, fused: Implementation) -> Implementation:
+    def _faster(self, what: str, tuned: Tuned, plain: Implementation, fused: Implementation) -> Implementation:
         """The fused way, but for `auto` where it is slower."""
-        if found.gain is None:
+        if tuned.gain is None:
             began = ", as when this run began" if self.launches is not None else ""
             return fused._replace(note=f"{what} are one kernel ({fused.note}){began}")
-        if self.fusion == "auto" and found.gain < 1:
-            return plain._replace(note=f"{what} are not fused: a kernel would take {1 / found.gain:.1f} x as long")
-        return fused._replace(note=f"{what} are one kernel ({fused.note}), {found.gain:.1f} x as fast")
+        if self.fusion == "auto" and tuned.gain < 1:
+            return plain._replace(note=f"{what} are not fused: a kernel would take {1 / tuned.gain:.1f} x as long")
+        return fused._replace(note=f"{what} are one kernel ({fused.note}), {tuned.gain:.1f} x as fast")
 
     # --- one device's share of a training -----------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Backends: what makes kernels for a kind of device.
+"""Backends: makers of kernels, each for a kind of device.
 
 `triton` writes Triton's language for NVIDIA's GPUs, `cpu` machine code by LLVM. Both take the steps of `kernels`.
 """
@@ -15,10 +15,10 @@ __all__ = ["AnyLaunch", "Backend", "backend_of", "check_package", "hopeless_on_g
 
 
 def backend_of(device: Any, numerics: Numerics) -> Backend:
-    """What makes kernels for a device; `numerics` of products on GPUs, those on CPUs are exact.
+    """The backend of a device; `numerics` is for products on GPUs, those on CPUs are exact.
 
     Raises:
-        UsageError: where there is nothing that does.
+        UsageError: the device has no backend.
     """
     backends = {"gpu": lambda: triton_kernels(numerics), "cpu": machine_code}
     if device.platform not in backends:

@@ -1,4 +1,4 @@
-"""What tuning and training know of a backend, whatever its kernels are made of."""
+"""The interface of backends to tuning and training."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -16,18 +16,18 @@ MAX_PRODUCTS = 100
 
 
 class KernelKind(NamedTuple):
-    """How the kernels of rollouts, or those of gradients, are made.
+    """The makers of one kind of kernel, rollouts or gradients.
 
-    A task is what `run` is called with: `(step, carried, keys, number of steps)` of `kernels.rollout.Run`, or
-    `(step, minibatch)` of `kernels.gradients.Run`.
+    A task is what `run` is called with: `(step, uniforms, carried, keys, num_steps)` of `kernels.rollout.Run`, or
+    `(step, minibatch)` of `kernels.gradients.Run`. Shapes of arrays are enough to write or to compile a kernel.
     """
 
     launches: Callable[[int, Any], Sequence[AnyLaunch]]
-    """Launches that are worth trying: for so many environments and nodes of a step, or samples and a device."""
+    """Launches that are worth trying, for so many environments and nodes of a step, or samples and a device."""
     run: Callable[[AnyLaunch], Any]
-    """From a launch to the function that computes a task."""
+    """From a launch to the function that computes a task with it."""
     text: Callable[..., str]
-    """`(launch, *task)`: all that the time of a task depends on."""
+    """`(launch, *task)`: the text of a kernel, on which its time depends."""
     describe: Callable[[AnyLaunch], str]
     """A launch in words."""
     compile_ahead: Callable[..., None]
@@ -35,24 +35,24 @@ class KernelKind(NamedTuple):
 
 
 class Backend(NamedTuple):
-    """How kernels are made for a kind of device, and how they can be launched."""
+    """The kernels of a kind of device."""
 
     package: str
-    """The Python package that makes them."""
+    """The Python package that compiles the kernels."""
     device: Callable[[Any], str]
-    """The name that launches for a device are kept under."""
+    """From a device to the name under which its launches are kept."""
     check: Callable[[Any], None]
     """Raises a UsageError where a device has no kernels."""
     hopeless: Callable[[Pressure], str | None]
     """Why a step is not worth compiling unless a kernel is asked for; None where it is."""
     timed_repeats: int
-    """How many rollouts, or epochs, are timed at once: so many that no device waits for what launches them."""
+    """Rollouts, or epochs, that are timed at once: enough that the device never waits for the host."""
     rollouts: KernelKind
     gradients: KernelKind
 
 
 def check_package(backend: Backend) -> None:
-    """Whether what makes kernels is there.
+    """Checks that the package of a backend is installed.
 
     Raises:
         UsageError: if it is not, with the command that installs it.

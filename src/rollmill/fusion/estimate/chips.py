@@ -1,4 +1,4 @@
-"""What GPUs can do a second, from their makers' white papers: what bounds are computed from."""
+"""Peak rates of GPUs, from their makers' white papers, and the bounds that follow from them."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What a program computes for one environment, counted by the unit of a GPU that does it."""
+"""Operations of a program for one environment, counted by the unit of a GPU that executes them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -50,7 +50,7 @@ class Cost(NamedTuple):
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, count: int) -> "Cost":
-        """So many of these."""
+        """This cost, so many times."""
         return Cost(*(x * count for x in self))
 
     @property
@@ -68,7 +68,7 @@ class Costs(NamedTuple):
 
 
 def costs_of(program: Program) -> Costs:
-    """What a program costs; loops whose turns nobody knows are counted once."""
+    """The cost of a program; loops of an unknown number of turns are counted once."""
     nodes = program.nodes()
     guarded = {node for guard in guarded_regions(nodes, program.outputs) for node in guard.nodes}
     return Costs(

@@ -36,8 +36,8 @@ class Pressure(NamedTuple):
 
 def pressure_of(program: Program) -> Pressure:
     """The register pressure and the code size of a program, in the order in which it is written."""
-    nodes = [node for stretch in segments_of(program.nodes()) for node in stretch.nodes]
-    guarded = {node for guard in guarded_regions(nodes, program.outputs) for node in guard.nodes}
+    nodes = [node for segment in segments_of(program.nodes()) for node in segment.nodes]
+    guarded = {node for region in guarded_regions(nodes, program.outputs) for node in region.nodes}
     total, rare = sum(map(_instructions, nodes)), sum(map(_instructions, guarded))
     return Pressure(len(nodes), _peak(nodes, program.outputs), total - rare, _products(nodes), rare)
 
@@ -60,7 +60,7 @@ def _peak(nodes: Sequence[Node], outputs: Sequence[Node]) -> int:
 
 
 def _products(nodes: Sequence[Node]) -> int:
-    """Those in loops once."""
+    """The number of matrix products; those in loops count once."""
     bodies = [node.attributes[0].body.nodes() for node in nodes if node.op == "loop"]
     return sum(node.op == "dot" for node in nodes) + sum(map(_products, bodies))
 

@@ -1,4 +1,4 @@
-"""What an operation comes to before it is made: a number where all is known, an operand that it does not change.
+"""Folding of operations before they are made: to a number where all is known, or to an operand that is unchanged.
 
 Only identities that hold for every float are used: `x + 0` is not one, for it turns -0 into 0.
 """
@@ -43,7 +43,7 @@ OF_ITSELF: dict[str, Any] = {
     "xor": 0,
     "sub": 0,
 }
-"""What an operation on two equal operands gives; not of floats."""
+"""The result of an operation on two equal operands; not of floats."""
 
 COMPARISONS: dict[str, Callable[..., Any]] = {
     "eq": np.equal,
@@ -206,7 +206,7 @@ def _in(number: int | float, dtype: np.dtype) -> Any:
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Whether numbers of a type have fractions; bfloat16 is a float here, which NumPy does not say."""
+    """Whether a type is a float; bfloat16 is one here, though not to NumPy."""
     return jnp.issubdtype(dtype, jnp.floating)
 
 

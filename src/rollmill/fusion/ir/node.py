@@ -21,7 +21,7 @@ class Node:
     """A name in `operations.OPERATIONS`, or one of `STRUCTURAL`."""
     operands: tuple["Node", ...]
     attributes: tuple[Any, ...]
-    """What else the operation needs; hashable."""
+    """Parameters of the operation that are no nodes; hashable."""
     dtype: np.dtype
     width: int | None = None
     """Numbers of a row; None for a scalar."""

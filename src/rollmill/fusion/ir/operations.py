@@ -77,7 +77,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     # choice: `select(condition, where True, where False)`
     "select": lambda condition, chosen, other: jnp.where(condition, chosen, other),
 }
-"""Of operands that are all alike; the result has the dtype of the node."""
+"""Operations whose operands are all of one type; the result has the dtype of the node."""
 
 TYPED = {
     "convert": "the operand in the node's dtype",

@@ -13,7 +13,7 @@ from rollmill.fusion.ir.node import Node, Program
 
 
 class Region:
-    """Where nodes are made; a loop's bodies have regions of their own."""
+    """Builder of nodes; a loop's body has a region of its own."""
 
     def __init__(self, outer: "Region | None" = None) -> None:
         self.outer = outer
@@ -70,7 +70,7 @@ class Region:
 
     @property
     def captures(self) -> list[Node]:
-        """What was taken from outside, in the order of the inputs that it became."""
+        """Nodes of outer regions that are read here, in the order of the inputs that stand for them."""
         return list(self._captured)
 
     @property
@@ -83,7 +83,7 @@ class Region:
         return self._captured.get(one, one) is self._captured.get(other, other)
 
     def program(self, outputs: Sequence[Node]) -> Program:
-        """What computes these outputs."""
+        """The program that computes these outputs."""
         inside = tuple(self.inside(node) for node in outputs)  # may take more from outside
         return Program(tuple(self.inputs), inside)
 

@@ -1,4 +1,4 @@
-"""What kernels compute, for any backend: a rollout, the gradients of a minibatch, and epochs of them.
+"""The work of kernels, for any backend: a rollout, the gradients of a minibatch, and epochs of them.
 
 Each has a reference, which runs the same program by JAX's own functions.
 """

@@ -1,7 +1,7 @@
-"""Where the sums over samples are kept while a kernel goes through its samples: few tiles for tensor cores.
+"""Accumulators of sums over samples: few tiles for tensor cores, kept while a kernel goes through its samples.
 
 A result that is a product of two vectors of each sample is, summed, a product of two tall matrices. Vectors of
-single numbers are narrow, and lie on the left of a tile beside others that are multiplied by the same row: the sum
+single numbers are skinny, and lie on the left of a tile beside others that are multiplied by the same row: the sum
 of that row is its product with one. Shape letters: `N` samples, `I` and `O` rows and columns of a tile.
 """
 
@@ -18,7 +18,7 @@ Side = tuple[Node | None, ...]
 
 
 class TilePart(NamedTuple):
-    """What of a tile belongs to one result."""
+    """The part of a tile that belongs to one result."""
 
     offset: int
     """The place of the result's first number in the vector of all results."""
@@ -32,7 +32,7 @@ class TilePart(NamedTuple):
 class Tile(NamedTuple):
     """`[O, N] x [N, I]`: the sum over samples of the products of two sides, the right one by the left one.
 
-    What is narrow is on the left: a tensor core's first operand has many rows.
+    The skinny side is on the left: a tensor core's first operand has many rows.
     """
 
     left: Side
@@ -41,7 +41,7 @@ class Tile(NamedTuple):
 
 
 class Accumulators(NamedTuple):
-    """All that is summed."""
+    """All sums of a kernel."""
 
     tiles: list[Tile]
     numbers: list[tuple[int, Node]]
@@ -51,7 +51,7 @@ class Accumulators(NamedTuple):
 
 
 def accumulators_of(sums: Sequence[Sum], outputs: Sequence[Node]) -> Accumulators:
-    """How to keep the sums of a program's outputs."""
+    """The accumulators for the sums of a program's outputs."""
     offsets, size = [], 0
     for found in sums:
         offsets.append(size)
@@ -91,7 +91,7 @@ class _Tiles:
         self.tiles: list[Tile] = []
 
     def add_product(self, offset: int, left: Side, right: Side) -> None:
-        """The outer product of two sides; what is narrow lies beside others."""
+        """Adds the outer product of two sides; a skinny side shares a tile with others."""
         turned = is_row(left) and not is_row(right)
         if turned:
             left, right = right, left
@@ -103,7 +103,7 @@ class _Tiles:
         self.tiles.append(Tile(left, right, [TilePart(offset, 0, width_of(left), width_of(right), turned)]))
 
     def add_row(self, offset: int, row: Node) -> None:
-        """The sum of a row: its product with one."""
+        """Adds the sum of a row: its product with one."""
         self.add_product(offset, (None,), (row,))
 
 

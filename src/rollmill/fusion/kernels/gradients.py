@@ -7,6 +7,7 @@ Shape letters: `R` samples of a batch, `N` of a minibatch, `P` programs of a ker
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
-from rollmill.core.types import Key
 from rollmill.dataflow import (
     Batch,
     Graph,
@@ -32,30 +32,45 @@ from rollmill.dataflow import (
     start,
 )
 from rollmill.fusion.errors import CannotFuse
-from rollmill.fusion.ir import evaluate
+from rollmill.fusion.ir import Program, evaluate
 from rollmill.fusion.kernels.leaves import Leaf, each_struct, input_leaves
 from rollmill.fusion.kernels.sums import Sum, mean_of, sums_of
-from rollmill.fusion.kernels.tracing import trace_abstractly
 from rollmill.fusion.kernels.vector import Vector
-from rollmill.fusion.lower.scalarise import Scalarised, scalarise
+from rollmill.fusion.lower.function import LoweredFunction, lower_function
+from rollmill.fusion.lower.prologue import Prologue, UniformArrays
+from rollmill.fusion.lower.values import is_output
 
 
-class GradientStep(NamedTuple):
-    """Gradients and metrics of ONE sample as a program."""
+@dataclass(frozen=True, eq=False, repr=False)
+class GradientStep:
+    """Gradients and metrics of ONE sample as a program: lowered once, for any number of kernels."""
 
-    scalarised: Scalarised
+    lowered: LoweredFunction
     sample: list[Leaf]
-    """Where the sample's leaves are among the inputs."""
+    """The sample's leaves, with their places among the inputs."""
     sums: list[Sum]
-    """What is summed over samples: gradients, then metrics."""
+    """Results that are summed over samples: gradients, then metrics."""
+
+    def __repr__(self) -> str:
+        return f"GradientStep({self.lowered})"
+
+    @property
+    def program(self) -> Program:
+        """The program of one sample."""
+        return self.lowered.program
+
+    @property
+    def prologue(self) -> Prologue:
+        """From the learner to the arrays that the program reads."""
+        return self.lowered.prologue
 
 
 class Shuffled(NamedTuple):
-    """What an epoch needs of its rows."""
+    """The rows of an epoch's minibatches, and the leaves that depend on a whole minibatch."""
 
     rows: UInt32[Array, "*epochs M N"]
     """Rows of each minibatch."""
-    own: dict[int, Array]
+    conditioned: dict[int, Array]
     """Leaves `[*epochs, M, N, ...]` that were changed with regard to a whole minibatch, by their number."""
 
 
@@ -67,8 +82,10 @@ class Minibatch(NamedTuple):
     """All samples."""
     shuffled: Shuffled
     """The shuffled rows of the epoch."""
+    uniforms: UniformArrays
+    """Arrays that the program of a sample reads."""
     vector: Vector | None = None
-    """What is learned, where it is held as one vector."""
+    """The network, where it is held as one vector."""
 
     @property
     def num_samples(self) -> int:
@@ -76,8 +93,25 @@ class Minibatch(NamedTuple):
         return self.shuffled.rows.shape[-1]
 
 
-def gradient_step(graph: Graph, learner: Learner, sample: PyTree[jax.ShapeDtypeStruct]) -> GradientStep:
+def lower_gradients(graph: Graph) -> GradientStep:
+    """The program of one sample, for the shapes with which a graph starts; nothing is computed.
+
+    Raises:
+        CannotFuse: what no kernel can compute, with the line where it stands.
+    """
+    index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
+    begin = lambda key, index: first_batch(graph, start(graph, key, index))
+    learner, batch = jax.eval_shape(begin, jax.random.key(0), index)
+    return gradient_step(graph, learner, each_struct(jax.eval_shape(flat_samples, batch)))
+
+
+def gradient_step(graph: Graph, learner: PyTree[Any], sample: PyTree[jax.ShapeDtypeStruct]) -> GradientStep:
     """The program of one sample.
+
+    Args:
+        graph: what is trained.
+        learner: shapes of the learner, or arrays of these shapes.
+        sample: shapes of ONE sample.
 
     Raises:
         CannotFuse: what no kernel can compute, with the line where it stands.
@@ -87,27 +121,12 @@ def gradient_step(graph: Graph, learner: Learner, sample: PyTree[jax.ShapeDtypeS
         raise CannotFuse(f"the gradients of {graph.settings['algorithm']} are no mean over samples.")
     if graph.loops.cut != "samples":
         raise CannotFuse("whole sequences are learned from, as recurrent networks do.")
-    scalarised = scalarise(gradients.of_one, (sample,), (learner,), summed=True)
-    return GradientStep(scalarised, input_leaves(scalarised.program, sample), sums_of(scalarised))
-
-
-def check_gradients(graph: Graph) -> None:
-    """Whether the gradients of a graph can be one kernel; nothing is computed.
-
-    Raises:
-        CannotFuse: if not, with the line where it stands.
-    """
-    index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
-
-    def step(key: Key, index: Int[Array, " E"]) -> GradientStep:
-        learner, batch = first_batch(graph, start(graph, key, index))
-        return gradient_step(graph, learner, each_struct(flat_samples(batch)))
-
-    trace_abstractly(step, jax.random.key(0), index)
+    lowered = lower_function(gradients.of_one, (sample,), (learner,), summed=True)
+    return GradientStep(lowered, input_leaves(lowered.program, sample), sums_of(lowered))
 
 
 def first_batch(graph: Graph, state: State) -> tuple[Learner, Batch]:
-    """What is learned from first."""
+    """The learner and the batch of the first iteration."""
     collector = state.collector
     _, trajectory = collect(graph, graph.weights(state.learner), collector, state.key)
     return prepare(graph, state.learner, trajectory, collector.index)
@@ -124,55 +143,53 @@ class BatchSamples:
         self._graph, self._reduce = graph, reduce
         self._samples = flat_samples(batch)
         self._packed = pack(self._samples)
-        self._sample = each_struct(self._samples)
+
+    @property
+    def shapes(self) -> PyTree[jax.ShapeDtypeStruct]:
+        """Shapes of ONE sample."""
+        return each_struct(self._samples)
 
     def shuffled(self, rows: UInt32[Array, "epochs M N"]) -> Shuffled:
-        """What the epochs need of their rows."""
-        own_of = partial(_own_leaves, self._graph, self._samples, reduce=self._reduce)
-        return Shuffled(rows, jax.vmap(jax.vmap(own_of))(rows))
+        """The rows of all epochs, with the leaves that conditioning a minibatch changes."""
+        condition = partial(_conditioned_leaves, self._graph, self._samples, reduce=self._reduce)
+        return Shuffled(rows, jax.vmap(jax.vmap(condition))(rows))
 
-    def task(
-        self, learner: Learner, shuffled: Shuffled, number: Int[Array, ""], vector: Vector | None = None
-    ) -> tuple[GradientStep, Minibatch]:
-        """What is to be computed for a minibatch of an epoch; `vector` is what the network is cut from."""
-        step = gradient_step(self._graph, learner, self._sample)
-        return step, Minibatch(number, self._packed, shuffled, vector)
-
-    def results(
-        self, learner: Learner, step: GradientStep, means: Float[Array, " size"]
-    ) -> tuple[Weights, Metrics]:
-        """Gradients and metrics from the means of what was computed."""
-        shapes = jax.eval_shape(self._graph.gradients.function.of_one, learner, self._sample)
-        return jax.tree.unflatten(jax.tree.structure(shapes), _pieces(step, means))
+    def minibatch(self, shuffled: Shuffled, number: Int[Array, ""], uniforms: UniformArrays) -> Minibatch:
+        """A minibatch of an epoch."""
+        return Minibatch(number, self._packed, shuffled, uniforms)
 
 
 def fused_gradients(
-    graph: Graph, batch: Batch, reduce: Reduce, *, run: Run
+    graph: Graph, batch: Batch, reduce: Reduce, *, run: Run, step: GradientStep | None = None
 ) -> Callable[[Learner, UInt32[Array, " N"]], tuple[Weights, Metrics]]:
-    """What `dataflow.gradients_of_rows` returns, by `run`."""
+    """Computes `dataflow.gradients_of_rows` by `run`; the graph's `step` is lowered here where it is left out."""
     samples = BatchSamples(graph, batch, reduce)
 
     def gradients(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Weights, Metrics]:
+        known = step or gradient_step(graph, learner, samples.shapes)
         only = jax.tree.map(lambda leaf: leaf[0], samples.shuffled(rows[None, None]))
-        step, minibatch = samples.task(learner, only, jnp.int32(0))
-        return samples.results(learner, step, run(step, minibatch))
+        uniforms = known.prologue(learner)
+        return results_of(known, uniforms, run(known, samples.minibatch(only, jnp.int32(0), uniforms)))
 
     return gradients
 
 
-def _pieces(step: GradientStep, means: Float[Array, " size"]) -> list[Array]:
-    """The results one by one, with those that need no computing."""
-    found, first = [], 0
+def results_of(
+    step: GradientStep, uniforms: UniformArrays, means: Float[Array, " size"]
+) -> tuple[Weights, Metrics]:
+    """Gradients and metrics, from the means of those that a kernel computes."""
+    results, first = [], 0
     for each in step.sums:
         if each.is_computed:
-            found.append(means[first : first + each.size].reshape(each.shape).astype(each.left.dtype))
+            results.append(means[first : first + each.size].reshape(each.shape).astype(each.left.dtype))
             first += each.size
         else:
-            found.append(jnp.asarray(each.left.same, each.left.dtype))
-    return found
+            results.append(each.left.repeated(uniforms))
+    structure = jax.tree.structure(step.lowered.outputs, is_leaf=is_output)
+    return jax.tree.unflatten(structure, results)
 
 
-def _own_leaves(graph: Graph, samples: PyTree[Array], rows: Array, *, reduce: Reduce) -> dict[int, Array]:
+def _conditioned_leaves(graph: Graph, samples: PyTree[Array], rows: Array, *, reduce: Reduce) -> dict[int, Array]:
     """The leaves that conditioning a minibatch changes; the others are not even read for it."""
     taken = jax.tree.map(lambda leaf: leaf[rows], samples)
     conditioned = graph.condition(Batch(taken), reduce).samples
@@ -184,13 +201,12 @@ def run_gradients_reference(
     step: GradientStep, minibatch: Minibatch, *, precision: Any = None
 ) -> Float[Array, " size"]:
     """All samples at once, by JAX's own functions."""
-    rows, own = minibatch.shuffled.rows[minibatch.number], minibatch.shuffled.own
+    rows, uniforms = minibatch.shuffled.rows[minibatch.number], minibatch.uniforms
     leaves = jax.tree.leaves(minibatch.packed.take(rows))
-    for place, leaf in own.items():
+    for place, leaf in minibatch.shuffled.conditioned.items():
         leaves[place] = leaf[minibatch.number]
     inputs = [x for leaf, array in zip(step.sample, leaves, strict=True) for x in leaf.split(array)]
-    found = evaluate(
-        step.scalarised.program, inputs, step.scalarised.uniforms, block=len(rows), precision=precision
-    )
-    means = [mean_of(each, found, len(rows), precision) for each in step.sums if each.is_computed]
+    outputs = evaluate(step.program, inputs, uniforms.slots, block=len(rows), precision=precision)
+    computed = [each for each in step.sums if each.is_computed]
+    means = [mean_of(each, outputs, uniforms, len(rows), precision) for each in computed]
     return jnp.concatenate([mean.reshape(-1).astype(jnp.float32) for mean in means])

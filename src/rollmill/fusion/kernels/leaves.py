@@ -1,4 +1,4 @@
-"""Where the leaves of a tree lie among the inputs and outputs of a program.
+"""Leaves of a tree, and their places among the inputs and outputs of a program.
 
 A leaf in memory is `[E, *shape]`; a program knows its numbers, or its rows, one by one, in row-major order.
 """
@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from rollmill.fusion.ir import Program
-from rollmill.fusion.lower.scalarise import Scalarised
-from rollmill.fusion.lower.values import Const, RowArray, ScalarArray, Uniform, Value, is_value
+from rollmill.fusion.lower.function import LoweredFunction
+from rollmill.fusion.lower.prologue import UniformArrays
+from rollmill.fusion.lower.values import Const, Output, PrologueOutput, RowArray, ScalarArray, is_output
 
 
 class Leaf(NamedTuple):
@@ -26,8 +27,8 @@ class Leaf(NamedTuple):
     """Its numbers, or rows, among a program's inputs or outputs."""
     width: int | None
     """Columns of its rows; None where it is held number by number."""
-    same: Any = None
-    """What it is where no program computes it, for it is the same everywhere."""
+    same: np.ndarray | PrologueOutput | None = None
+    """Its value where no program computes it, for all environments share it."""
 
     def split(self, array: Array) -> list[Array]:
         """An array `[E, *shape]` as inputs of a program."""
@@ -35,16 +36,17 @@ class Leaf(NamedTuple):
         flat = array.reshape(array.shape[0], len(self.places), *tail)
         return [flat[:, n] for n in range(len(self.places))]
 
-    def join(self, outputs: Sequence[Array], num_envs: int) -> Array:
+    def join(self, outputs: Sequence[Array], uniforms: UniformArrays, num_envs: int) -> Array:
         """Outputs of a program as an array `[E, *shape]`."""
         if not self.places:
-            return jnp.broadcast_to(jnp.asarray(self.same, self.dtype), (num_envs, *self.shape))
-        found = jnp.stack([outputs[place] for place in self.places], axis=1)
-        return found.reshape(num_envs, *self.shape)
+            return self.repeated(uniforms, num_envs)
+        numbers = jnp.stack([outputs[place] for place in self.places], axis=1)
+        return numbers.reshape(num_envs, *self.shape)
 
-    def repeated(self, *axes: int) -> Array:
-        """An array that is the same everywhere."""
-        return jnp.broadcast_to(jnp.asarray(self.same, self.dtype), (*axes, *self.shape))
+    def repeated(self, uniforms: UniformArrays, *axes: int) -> Array:
+        """An array `[*axes, *shape]` of a leaf that all environments share."""
+        shared = uniforms.outputs[self.same.number] if isinstance(self.same, PrologueOutput) else self.same
+        return jnp.broadcast_to(jnp.asarray(shared, self.dtype), (*axes, *self.shape))
 
 
 def input_leaves(program: Program, structs: PyTree[jax.ShapeDtypeStruct]) -> list[Leaf]:
@@ -59,23 +61,23 @@ def input_leaves(program: Program, structs: PyTree[jax.ShapeDtypeStruct]) -> lis
     return leaves
 
 
-def output_leaves(scalarised: Scalarised) -> list[list[Leaf]]:
-    """The leaves of each output of a scalarised function."""
-    first, found = 0, []
-    for part in scalarised.outputs:
+def output_leaves(lowered: LoweredFunction) -> list[list[Leaf]]:
+    """The leaves of each output of a function."""
+    first, parts = 0, []
+    for part in lowered.outputs:
         leaves = []
-        for value in jax.tree.leaves(part, is_leaf=is_value):
+        for value in jax.tree.leaves(part, is_leaf=is_output):
             leaf = output_leaf(value, first)
             first += len(leaf.places)
             leaves.append(leaf)
-        found.append(leaves)
-    return found
+        parts.append(leaves)
+    return parts
 
 
-def output_leaf(value: Value, first: int) -> Leaf:
+def output_leaf(value: Output, first: int) -> Leaf:
     """The leaf of a result whose first node is this one of a program's outputs."""
-    if isinstance(value, Const | Uniform):
-        return Leaf(value.shape, value.dtype, (), None, value.array)
+    if isinstance(value, Const | PrologueOutput):
+        return Leaf(value.shape, value.dtype, (), None, value.array if isinstance(value, Const) else value)
     assert isinstance(value, RowArray | ScalarArray), value
     width = value.width if isinstance(value, RowArray) else None
     return Leaf(value.shape, value.dtype, tuple(range(first, first + value.nodes.size)), width)
@@ -97,8 +99,8 @@ def from_raw(like: PyTree, leaves: Sequence[Array]) -> PyTree:
     return jax.tree.unflatten(structure, whole)
 
 
-def each_struct(tree: PyTree[Array]) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shapes of ONE environment."""
+def each_struct(tree: PyTree[Any]) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shapes of ONE environment, from arrays, or shapes, of all."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tree)
 
 

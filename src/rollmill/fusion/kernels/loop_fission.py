@@ -1,4 +1,4 @@
-"""Which sums a kernel gathers in one pass over its samples: those that have products of matrices in common.
+"""Sweeps of a kernel over its samples: sums that have products of matrices in common share one.
 
 An actor and a critic with a torso each would need the registers of both at once. What they share is only the loss,
 and a sum of losses is the sum of their sums: so the kernel goes through its samples once for each of them.
@@ -22,17 +22,17 @@ class Term(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """What is summed in one pass."""
+    """The sums that one loop over the samples gathers."""
 
     tiles: dict[int, Tile]
-    """By their numbers in the accumulators."""
+    """Tiles by their numbers in the accumulators."""
     numbers: list[Node]
 
 
 class FissionPlan(NamedTuple):
-    """The passes of a kernel, and where the sums of single numbers go."""
+    """The sweeps of a kernel, and where the sums of single numbers go."""
 
-    passes: list[Sweep]
+    sweeps: list[Sweep]
     numbers: list[tuple[int, list[Term]]]
     """Offsets in the vector of all results, and the sums that each is made of."""
 
@@ -48,12 +48,12 @@ def plan_sweeps(kept: Accumulators, program: Program) -> FissionPlan:
     for each in terms.values():
         for term in each:
             parts = _joined(parts, depends[term.node])
-    passes = [Sweep({}, []) for _ in parts or [0]]
+    sweeps = [Sweep({}, []) for _ in parts or [0]]
     for n, tile in enumerate(kept.tiles):
-        passes[_part(parts, _of_tile(tile, depends))].tiles[n] = tile
+        sweeps[_part(parts, _of_tile(tile, depends))].tiles[n] = tile
     for node in dict.fromkeys(term.node for each in terms.values() for term in each):
-        passes[_part(parts, depends[node])].numbers.append(node)
-    return FissionPlan(passes, [(offset, terms[node]) for offset, node in kept.numbers])
+        sweeps[_part(parts, depends[node])].numbers.append(node)
+    return FissionPlan(sweeps, [(offset, terms[node]) for offset, node in kept.numbers])
 
 
 def _products(program: Program) -> dict[Node, int]:

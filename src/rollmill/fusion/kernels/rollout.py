@@ -8,8 +8,9 @@ Shape letters: `T` steps, `E` environments.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,38 +20,61 @@ from rollmill.core.types import Key
 from rollmill.dataflow import Collector, Graph, Step, Trajectory, Weights, start, start_one, step_one
 from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
-from rollmill.fusion.ir import evaluate
+from rollmill.fusion.ir import Program, evaluate
 from rollmill.fusion.kernels.leaves import Leaf, each_struct, from_raw, input_leaves, output_leaves, to_raw
-from rollmill.fusion.kernels.tracing import trace_abstractly
+from rollmill.fusion.lower.function import (
+    LoweredFunction,
+    TracedFunction,
+    lower_function,
+    lower_traced,
+    trace_function,
+)
 from rollmill.fusion.lower.invariants import ValueClasses, labels_of, meet
-from rollmill.fusion.lower.scalarise import Scalarised, scalarise
+from rollmill.fusion.lower.prologue import Prologue, UniformArrays
 
 MOST_READINGS = 8
 """Times that a step is lowered, at most, to find what is always true of what it carries."""
 
 
-class RolloutStep(NamedTuple):
-    """One step of policy and environment as a program."""
+@dataclass(frozen=True, eq=False, repr=False)
+class RolloutStep:
+    """One step of policy and environment as a program: lowered once, for any number of kernels."""
 
-    scalarised: Scalarised
+    lowered: LoweredFunction
     carried: list[Leaf]
-    """Where the collector's leaves are among the inputs."""
+    """The collector's leaves, with their places among the inputs."""
     fixed: list[Leaf]
     """Inputs that stay as they are: the environment's key of this rollout."""
     after: list[Leaf]
-    """Where the collector's leaves are among the outputs."""
+    """The collector's leaves, with their places among the outputs."""
     step: list[Leaf]
-    """Where the leaves of the trajectory's step are among the outputs."""
+    """The leaves of the trajectory's step, with their places among the outputs."""
+
+    shapes: PyTree[jax.ShapeDtypeStruct]
+    """Shapes of the trajectory's step, in its structure."""
+
+    def __repr__(self) -> str:
+        return f"RolloutStep({self.lowered})"
+
+    @property
+    def program(self) -> Program:
+        """The program of one step."""
+        return self.lowered.program
+
+    @property
+    def prologue(self) -> Prologue:
+        """From the policy's weights to the arrays that the program reads."""
+        return self.lowered.prologue
 
     def carries(self, place: int) -> bool:
         """Whether this number, or row, is handed from step to step; others are known, or an earlier one again."""
-        node = self.scalarised.program.inputs[place]
+        node = self.program.inputs[place]
         return node.op == "input" and node.attributes[0] == place
 
     @property
     def changed(self) -> list[bool]:
         """Whether a step may change each of the collector's leaves."""
-        program = self.scalarised.program
+        program = self.program
 
         def stays(before: Leaf, after: Leaf) -> bool:
             return [program.inputs[n] for n in before.places] == [program.outputs[n] for n in after.places]
@@ -58,12 +82,22 @@ class RolloutStep(NamedTuple):
         return [not stays(*pair) for pair in zip(self.carried, self.after, strict=True)]
 
 
-def rollout_step(graph: Graph, weights: Weights, collector: PyTree[jax.ShapeDtypeStruct]) -> RolloutStep:
+def lower_rollout(graph: Graph) -> RolloutStep:
+    """The program of one step, for the shapes with which a graph starts; nothing is computed.
+
+    Raises:
+        CannotFuse: what no kernel can compute, with the line where it stands.
+    """
+    state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((1,), jnp.int32))
+    return rollout_step(graph, jax.eval_shape(graph.weights, state.learner), each_struct(state.collector))
+
+
+def rollout_step(graph: Graph, weights: PyTree[Any], collector: PyTree[jax.ShapeDtypeStruct]) -> RolloutStep:
     """The program of one step.
 
     Args:
         graph: what is trained.
-        weights: of the policy, known or traced.
+        weights: shapes of the policy's weights, or arrays of these shapes.
         collector: shapes of ONE environment's.
 
     Raises:
@@ -72,33 +106,33 @@ def rollout_step(graph: Graph, weights: Weights, collector: PyTree[jax.ShapeDtyp
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     t = jax.ShapeDtypeStruct((), jnp.int32)
     function, each = partial(_step_raw, graph, collector), (to_raw(collector), key, t)
-    scalarised = _under_invariants(
-        _begun(graph, key), partial(scalarise, function, each, (weights,), carried=True)
-    )
-    leaves = input_leaves(scalarised.program, [to_raw(collector), key])
+    traced = trace_function(function, each, (weights,), carried=True)
+    lowered = _under_invariants(_begun(graph, key), traced)
+    leaves = input_leaves(lowered.program, [to_raw(collector), key])
     count = len(jax.tree.leaves(collector))
-    after, step = output_leaves(scalarised)
-    return RolloutStep(scalarised, leaves[:count], leaves[count:], after, step)
+    after, step = output_leaves(lowered)
+    shapes = jax.eval_shape(partial(_appraised_step, graph), weights, collector, jax.random.key(0), t)[1]
+    return RolloutStep(lowered, leaves[:count], leaves[count:], after, step, shapes)
 
 
 def _begun(graph: Graph, key: jax.ShapeDtypeStruct) -> ValueClasses:
-    """What is true of an environment before its first step, as far as that can be read."""
+    """Labels of the numbers that an environment begins with; none where its beginning cannot be lowered."""
     begin = lambda key, index: to_raw(start_one(graph, jax.random.wrap_key_data(key), index))
     try:
-        return labels_of(scalarise(begin, (key, jax.ShapeDtypeStruct((), jnp.int32))).outputs)
+        return labels_of(lower_function(begin, (key, jax.ShapeDtypeStruct((), jnp.int32))).outputs)
     except CannotFuse:
         return ()
 
 
-def _under_invariants(labels: ValueClasses, step: Callable[..., Scalarised]) -> Scalarised:
+def _under_invariants(labels: ValueClasses, step: TracedFunction) -> LoweredFunction:
     """The program of a step under the most that it keeps of an assumption, or under none where that takes long."""
     for _ in range(MOST_READINGS):
-        found = step(assumed=labels)
-        left = meet(labels, found.outputs[0][: len(labels)])
+        lowered = lower_traced(step, labels)
+        left = meet(labels, lowered.outputs[0][: len(labels)])
         if left == labels:
-            return found
+            return lowered
         labels = left
-    return step(assumed=())
+    return lower_traced(step)
 
 
 def pressure_of_rollout(graph: Graph) -> Pressure:
@@ -107,9 +141,7 @@ def pressure_of_rollout(graph: Graph) -> Pressure:
     Raises:
         CannotFuse: if they cannot, with the line where it stands.
     """
-    state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((1,), jnp.int32))
-    step = lambda state: rollout_step(graph, graph.weights(state.learner), each_struct(state.collector))
-    return pressure_of(trace_abstractly(step, state).scalarised.program)
+    return pressure_of(lower_rollout(graph).program)
 
 
 def _step_raw(graph: Graph, like: PyTree, weights: Weights, raw: list[Array], key: Array, t: Int[Array, ""]):
@@ -126,23 +158,23 @@ def _appraised_step(
     return after, step if graph.appraise is None else graph.appraise(weights, step)
 
 
-Run = Callable[[RolloutStep, list[Array], Array, int], tuple[list[Array], list[Array]]]
-"""`(step, carried leaves [E, ...], keys [E, 2], T) -> leaves after, and of the trajectory [T, E, ...]`."""
+Run = Callable[[RolloutStep, UniformArrays, list[Array], Array, int], tuple[list[Array], list[Array]]]
+"""`(step, uniforms, leaves [E, ...], keys [E, 2], T) -> leaves after, and of the trajectory [T, E, ...]`."""
 
 
 def fused_collect(
-    graph: Graph, weights: Weights, collector: Collector, key: Key, *, run: Run
+    graph: Graph, weights: Weights, collector: Collector, key: Key, *, run: Run, step: RolloutStep | None = None
 ) -> tuple[Collector, Trajectory]:
-    """What `dataflow.collect` returns, by `run`, with what `graph.appraise` adds.
+    """Computes `dataflow.collect` by `run`, and adds what `graph.appraise` computes.
 
-    The collector is one that `dataflow.start` began: what is true of all of these is not read again.
+    The collector is one that `dataflow.start` began: what is true of all of these is not read again. `step` is the
+    graph's, which is lowered here where it is left out.
     """
-    step = rollout_step(graph, weights, each_struct(collector))
+    step = step or rollout_step(graph, weights, each_struct(collector))
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
-    after_raw, step_raw = run(step, to_raw(collector), jax.random.key_data(keys), graph.loops.num_steps)
-    after = from_raw(collector, after_raw)
-    shapes = jax.eval_shape(partial(_appraised_step, graph), weights, each_struct(collector), key, jnp.int32(0))[1]
-    steps = from_raw(shapes, step_raw)
+    task = to_raw(collector), jax.random.key_data(keys), graph.loops.num_steps
+    after_raw, step_raw = run(step, step.prologue(weights), *task)
+    after, steps = from_raw(collector, after_raw), from_raw(step.shapes, step_raw)
     return after, Trajectory(steps, collector.memory, after.observation, after.memory)
 
 
@@ -150,35 +182,39 @@ def fused_collect(
 
 
 def run_reference(
-    step: RolloutStep, carried: list[Array], keys: Array, num_steps: int, *, precision: Any = None
+    step: RolloutStep,
+    uniforms: UniformArrays,
+    carried: list[Array],
+    keys: Array,
+    num_steps: int,
+    *,
+    precision: Any = None,
 ) -> tuple[list[Array], list[Array]]:
     """Step after step, by JAX's own functions."""
-    program, uniforms = step.scalarised.program, step.scalarised.uniforms
     block = keys.shape[0]
 
     def body(now: list[Array], t: Int[Array, ""]) -> tuple[list[Array], list[Array]]:
         pairs = zip([*step.carried, *step.fixed], [*now, keys], strict=True)
         inputs = [x for leaf, array in pairs for x in leaf.split(array)]
-        found = evaluate(
-            program, [*inputs, jnp.broadcast_to(t, (block,))], uniforms, block=block, precision=precision
-        )
-        join = lambda leaf: leaf.join(found, block)
+        inputs.append(jnp.broadcast_to(t, (block,)))
+        outputs = evaluate(step.program, inputs, uniforms.slots, block=block, precision=precision)
+        join = lambda leaf: leaf.join(outputs, uniforms, block)
         return [join(leaf) for leaf in step.after], [join(leaf) for leaf in step.step]
 
     return jax.lax.scan(body, carried, jnp.arange(num_steps))
 
 
-def written(step: RolloutStep) -> list[Leaf]:
+def written_leaves(step: RolloutStep) -> list[Leaf]:
     """The collector's leaves that a rollout changes."""
     return [leaf for leaf, changes in zip(step.after, step.changed, strict=True) if changes]
 
 
 def unpack(
-    step: RolloutStep, found: Sequence[Array], carried: Sequence[Array], num_steps: int
+    step: RolloutStep, uniforms: UniformArrays, written: Sequence[Array], carried: Sequence[Array], num_steps: int
 ) -> tuple[list[Array], list[Array]]:
-    """What a kernel has written, beside what stayed and what is the same for all environments."""
-    rest, num_envs = iter(found), carried[0].shape[0]
+    """All results of a rollout: a kernel's outputs, unchanged leaves, and leaves that all environments share."""
+    rest, num_envs = iter(written), carried[0].shape[0]
     pairs = zip(carried, step.changed, strict=True)
     after = [next(rest) if changes else before for before, changes in pairs]
-    whole = lambda leaf: next(rest) if leaf.places else leaf.repeated(num_steps, num_envs)
+    whole = lambda leaf: next(rest) if leaf.places else leaf.repeated(uniforms, num_steps, num_envs)
     return after, [whole(leaf) for leaf in step.step]

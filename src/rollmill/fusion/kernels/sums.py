@@ -1,7 +1,7 @@
-"""What a program gives of each sample where only the sum over samples is wanted.
+"""Results of which only the sum over samples is wanted.
 
-The gradient of a matrix of weights is a sum of outer products, and so a product of two tall matrices: nobody ever
-has the gradient of one sample. Shape letters: `N` samples.
+The gradient of a matrix of weights is a sum of outer products, and so a product of two tall matrices: the gradient
+of one sample is never materialised. Shape letters: `N` samples.
 """
 
 import math
@@ -14,8 +14,9 @@ import numpy as np
 from jaxtyping import Array
 
 from rollmill.fusion.kernels.leaves import Leaf, output_leaf
-from rollmill.fusion.lower.scalarise import Scalarised
-from rollmill.fusion.lower.values import OuterProduct, Value, is_value
+from rollmill.fusion.lower.function import LoweredFunction
+from rollmill.fusion.lower.prologue import UniformArrays
+from rollmill.fusion.lower.values import OuterProduct, Output, is_output
 
 
 class Sum(NamedTuple):
@@ -41,29 +42,33 @@ class Sum(NamedTuple):
         return bool(self.left.places)
 
 
-def sums_of(scalarised: Scalarised) -> list[Sum]:
-    """The results of a function that was scalarised to be summed, leaf by leaf."""
-    first, found = 0, []
-    for value in jax.tree.leaves(scalarised.outputs, is_leaf=is_value):
-        found.append(_sum(value, first))
-        first += len(found[-1].left.places) + len(found[-1].right.places if found[-1].right else ())
-    return found
+def sums_of(lowered: LoweredFunction) -> list[Sum]:
+    """The results of a function that was lowered to be summed, leaf by leaf."""
+    first, sums = 0, []
+    for value in jax.tree.leaves(lowered.outputs, is_leaf=is_output):
+        sums.append(_sum(value, first))
+        first += len(sums[-1].left.places) + len(sums[-1].right.places if sums[-1].right else ())
+    return sums
 
 
-def _sum(value: Value, first: int) -> Sum:
+def _sum(value: Output, first: int) -> Sum:
     if not isinstance(value, OuterProduct):
         return Sum(output_leaf(value, first))
-    left = output_leaf(value.left, first)
-    return Sum(left, output_leaf(value.right, first + len(left.places)))
+    # Both sides were given a layout when they became outputs: they are nodes, or constants.
+    sides: Any = value.left, value.right
+    left = output_leaf(sides[0], first)
+    return Sum(left, output_leaf(sides[1], first + len(left.places)))
 
 
-def mean_of(found: Sum, outputs: Sequence[Array], num_samples: int, precision: Any) -> Array:
+def mean_of(
+    each: Sum, outputs: Sequence[Array], uniforms: UniformArrays, num_samples: int, precision: Any
+) -> Array:
     """The mean over samples, from a program's outputs for all of them: the reference for kernels."""
-    if not found.is_computed:
-        return jnp.asarray(found.left.same, found.left.dtype)
-    left = found.left.join(outputs, num_samples)
-    if found.right is None:
+    if not each.is_computed:
+        return each.left.repeated(uniforms)
+    left = each.left.join(outputs, uniforms, num_samples)
+    if each.right is None:
         return jnp.mean(left, axis=0)
-    right = found.right.join(outputs, num_samples)
+    right = each.right.join(outputs, uniforms, num_samples)
     product = jax.lax.dot(left.T, right, precision=precision, preferred_element_type=np.dtype(np.float32))
     return product / num_samples

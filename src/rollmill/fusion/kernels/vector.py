@@ -1,4 +1,4 @@
-"""What is learned as one vector: an optimiser that treats all numbers alike then takes one step."""
+"""A network as one vector: an optimiser that treats all numbers alike then takes one step."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ class Vector(NamedTuple):
     """Cut out of `numbers`."""
 
     def offset_of(self, array: Any) -> int | None:
-        """Where a leaf begins; None for what is no leaf."""
+        """The offset of a leaf in the vector; None for an array that is no leaf."""
         first = 0
         for leaf in self.leaves:
             if leaf is array:

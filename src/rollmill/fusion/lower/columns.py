@@ -27,7 +27,7 @@ def slice_row(region: Region, row: Node, first: int, width: int) -> Node:
 
 
 def _parts(node: Node) -> tuple[Node, ...]:
-    """What has to be cut before a node can be."""
+    """Operands that have to be cut before a node can be."""
     return node.operands if node.width is not None and (node.op in OPERATIONS or node.op in TYPED) else ()
 
 

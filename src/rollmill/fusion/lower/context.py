@@ -1,15 +1,15 @@
-"""Where a jaxpr's nodes are made, and what any value is as scalars, as rows, or as an array beside the kernel."""
+"""The context of lowering: makes nodes, and turns values into scalars, rows, or arrays of the prologue."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import COMPARISONS, Node, Region
+from rollmill.fusion.lower.prologue import PrologueBuilder
 from rollmill.fusion.lower.values import (
     MOST_COLUMNS,
     Concat,
@@ -28,76 +28,11 @@ from rollmill.fusion.lower.values import (
 )
 
 
-class Uniforms:
-    """The uniform arrays that a program reads, each by its slot."""
-
-    def __init__(self) -> None:
-        self.arrays: list[Array] = []
-        self._slots: dict[Any, int] = {}
-        self._held: dict[int, Any] = {}
-        self._made: dict[Any, Any] = {}
-
-    def slot(self, array: Array | np.ndarray) -> int:
-        """The slot of an array, which is the same each time it is asked for."""
-        known = self._identity(array)
-        if known not in self._slots:
-            self._slots[known] = len(self.arrays)
-            self.arrays.append(jnp.asarray(array))
-        return self._slots[known]
-
-    def _identity(self, array: Array | np.ndarray) -> Any:
-        """What an array is known by: numbers that are known by themselves, others by where they come from."""
-        if isinstance(array, np.ndarray):
-            return array.shape, array.dtype.name, array.tobytes()
-        self._held[id(array)] = array  # so that no other array gets its id
-        return id(array)
-
-    def picked(self, value: Uniform) -> Array:
-        """A uniform array as it lies in memory; one that is a choice of another's elements is computed once."""
-        places = value.places
-        if places is None:
-            return value.array
-        how = ("picked", places.shape, places.tobytes())
-        return self._once(value.array, how, lambda: _pick(value.array, places))
-
-    def turned(self, matrix: Array | np.ndarray) -> Array | np.ndarray:
-        """The transposed matrix, computed once."""
-        return self._once(matrix, ("turned",), lambda: matrix.T)
-
-    def combined(self, rows: Array | np.ndarray, weights: np.ndarray, dtype: Any) -> Array:
-        """The sum of a matrix' rows, each times a number, computed once."""
-        total = lambda: jnp.sum(jnp.asarray(rows) * weights[:, None], axis=0).astype(dtype)
-        return self._once(rows, ("combined", weights.tobytes(), dtype), total)
-
-    def added(self, one: Node, other: Node) -> Array:
-        """The sum of two uniform rows, computed once."""
-        whole = self.arrays[one.attributes[0]]
-        return self._once(whole, ("added", one, other), lambda: self._row(one) + self._row(other))
-
-    def _row(self, node: Node) -> Array:
-        slot, place = node.attributes
-        return self.arrays[slot].reshape(-1)[place : place + (node.width or 1)]
-
-    def _once(self, array: Any, how: Any, make: Callable[[], Any]) -> Any:
-        """What is made of an array."""
-        key = (self._identity(array), how)
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
-
-
-def _pick(array: Array, places: np.ndarray) -> Array:
-    flat, wanted = array.reshape(-1), places.reshape(-1)
-    if wanted.size and np.array_equal(wanted, wanted[0] + np.arange(wanted.size)):
-        return jax.lax.slice(flat, (int(wanted[0]),), (int(wanted[-1]) + 1,)).reshape(places.shape)
-    return flat[jnp.asarray(places, jnp.int32)]
-
-
 class Lowering(NamedTuple):
-    """Where the nodes of a jaxpr are made, and how the jaxprs inside of it are read."""
+    """The context that rules lower in."""
 
     region: Region
-    uniforms: Uniforms
+    prologue: PrologueBuilder
     read: Callable[..., list[Value]]
     """`lower_jaxpr`; handed to the rules, which it calls."""
 
@@ -115,7 +50,7 @@ class Lowering(NamedTuple):
         return self.region.emit(op, *nodes, dtype=dtype, width=width)
 
     def _with_one_uniform(self, one: Node, other: Node) -> tuple[Node, Node]:
-        """What is added; of uniform rows that are added to a row one after the other, their sum.
+        """The operands of a sum; uniform rows that are added to a row one after the other become their sum.
 
         It is rounded at another place than by XLA, as sums of products are.
         """
@@ -124,12 +59,12 @@ class Lowering(NamedTuple):
                 continue
             for rest, first in (before.operands, before.operands[::-1]):
                 if _is_uniform_row(first) and first.width == last.width:
-                    return rest, self.uniform_row(self.uniforms.added(first, last))
+                    return rest, self.uniform_row(self.prologue.added(first, last))
         return one, other
 
     def uniform_row(self, array: Array) -> Node:
         """A uniform array `[width]` as one node."""
-        return self.region.uniform(self.uniforms.slot(array), 0, array.dtype, array.size)
+        return self.region.uniform(self.prologue.slot(array), 0, array.dtype, array.size)
 
     def constant(self, value: Any, dtype: Any) -> Node:
         """A number that is known."""
@@ -138,12 +73,12 @@ class Lowering(NamedTuple):
     # --- beside the kernel ------------------------------------------------------------------------------
 
     def array(self, value: Value) -> Any:
-        """What is known or uniform, as an array of the program around the kernel."""
+        """A known or uniform value as an array of the prologue."""
         match value:
             case Const(array):
                 return array
             case Uniform():
-                return self.uniforms.picked(value)
+                return self.prologue.picked(value)
         raise TypeError(f"{type(value).__name__} differs from environment to environment")
 
     # --- as scalars -------------------------------------------------------------------------------------
@@ -179,12 +114,12 @@ class Lowering(NamedTuple):
 
     def _uniform_scalars(self, value: Uniform) -> ScalarArray:
         check_size(value.shape)
-        slot = self.uniforms.slot(value.array)
+        slot = self.prologue.slot(value.array)
         places = positions(value.shape) if value.places is None else value.places
         return filled(value.shape, value.dtype, lambda at: self.region.uniform(slot, int(places[at]), value.dtype))
 
     def _uniform_keys(self, value: Uniform) -> ScalarArray:
-        data = jax.random.key_data(self.uniforms.picked(value))
+        data = jax.random.key_data(self.prologue.picked(value))
         return self.keys(self.scalars(Uniform(data)), value.dtype)
 
     def keys(self, data: ScalarArray, dtype: Any) -> ScalarArray:
@@ -243,7 +178,7 @@ class Lowering(NamedTuple):
         def row(at: tuple[int, ...]) -> Node:
             if np.all(array[at] == array[at][0]) and not np.any(np.diff(np.signbit(_floats(array[at])))):
                 return self.region.constant(array[at][0].item(), array.dtype)
-            return self.region.uniform(self.uniforms.slot(array), int(first[at]), array.dtype, array.shape[-1])
+            return self.region.uniform(self.prologue.slot(array), int(first[at]), array.dtype, array.shape[-1])
 
         return filled(array.shape[:-1], array.dtype, row).nodes
 
@@ -252,8 +187,8 @@ class Lowering(NamedTuple):
         places = positions(value.shape) if value.places is None else value.places
         alike, ordered = np.all(places == places[..., :1]), np.all(places == places[..., :1] + np.arange(width))
         if not alike and not ordered:
-            return self._uniform_rows(Uniform(self.uniforms.picked(value)))
-        slot = self.uniforms.slot(value.array)
+            return self._uniform_rows(Uniform(self.prologue.picked(value)))
+        slot = self.prologue.slot(value.array)
         row = lambda at: self.region.uniform(slot, int(places[(*at, 0)]), value.dtype, None if alike else width)
         return filled(value.shape[:-1], value.dtype, row).nodes
 
@@ -285,7 +220,7 @@ def check_columns(shape: tuple[int, ...]) -> None:
 
 
 def settled(value: Value) -> Value:
-    """What is made of constants alone is known."""
+    """A value that is made of constants alone as a `Const`."""
     if isinstance(value, ScalarArray) and not is_key(value.dtype):
         nodes = flat_nodes(value)
         if all(node.op == "constant" for node in nodes):

@@ -30,11 +30,11 @@ MOST_SELECTS = 16384
 """Selects that one access may cost."""
 
 Start: TypeAlias = int | Node
-"""Where a block begins along an axis: known, or a node of int32 that is in bounds."""
+"""The start of a block along an axis: known, or a node of int32 that is in bounds."""
 
 
 def start_of(ctx: Lowering, index: Node, most: int, *, clamp: bool) -> tuple[Start, Node | None]:
-    """Where a block begins along an axis, and whether the index was in bounds.
+    """The start of a block along an axis, and whether the index was in bounds.
 
     Args:
         ctx: where nodes are made.
@@ -135,7 +135,7 @@ def _moves(start: Start) -> bool:
 
 def load_slice(ctx: Lowering, value: Const | Uniform, starts: Sequence[Start], sizes: Sequence[int]) -> NodeArray:
     """The block of a shared array that begins at `starts`, number by number."""
-    slot = ctx.uniforms.slot(ctx.array(value))
+    slot = ctx.prologue.slot(ctx.array(value))
     strides = [int(np.prod(value.shape[axis + 1 :])) for axis in range(len(value.shape))]
     begin = ctx.constant(0, np.int32)
     for start, stride in zip(starts, strides, strict=True):
@@ -151,7 +151,7 @@ def load_slice(ctx: Lowering, value: Const | Uniform, starts: Sequence[Start], s
 
 
 def default_fill(dtype: np.dtype) -> float | int | bool:
-    """What JAX reads out of bounds where it fills and nobody says with what."""
+    """The value that JAX reads out of bounds where no fill value is given."""
     if dtype == np.bool_:
         return True
     if is_float(dtype):

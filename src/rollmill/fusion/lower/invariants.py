@@ -1,4 +1,4 @@
-"""What is always true of the numbers that a step hands to the next: which are known, and which are equal.
+"""Invariants of the numbers that a step hands to the next: which are known, and which are equal.
 
 An observation often repeats the state that it is made of, beside what never changes, such as an agent's number.
 A kernel that carries all of it from step to step has no registers left for anything else. What holds of the
@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rollmill.fusion.ir import Node
-from rollmill.fusion.lower.values import Const, ScalarArray, Value
+from rollmill.fusion.lower.values import Const, Output, ScalarArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ConstLabel:
     value: bool | int | float = field(compare=False)
     dtype: np.dtype
     text: str = field(init=False, repr=False)
-    """What is compared: zeros have signs, and what is no number equals itself."""
+    """The text that is compared: zeros have signs, and NaN equals itself."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", repr(self.value))
@@ -36,18 +36,18 @@ ValueClasses: TypeAlias = tuple[tuple[Hashable, ...] | None, ...]
 whose label is `ConstLabel` is known. None for a leaf in rows, of which nothing is said."""
 
 
-def labels_of(begun: Sequence[Value]) -> ValueClasses:
+def labels_of(begun: Sequence[Output]) -> ValueClasses:
     """The most that can be assumed of leaves that begin as these."""
     return _numbered([_labels(value) for value in begun])
 
 
-def meet(labels: ValueClasses, after: Sequence[Value]) -> ValueClasses:
-    """What is left of an assumption by what a step returns that was read under it; the same, if it keeps all."""
+def meet(labels: ValueClasses, after: Sequence[Output]) -> ValueClasses:
+    """The part of an assumption that a step keeps which was lowered under it; the same, if it keeps all."""
     return _numbered([_kept(*pair) for pair in zip(labels, after, strict=True)])
 
 
-def _labels(value: Value) -> list[Hashable] | None:
-    """What a leaf's numbers are, each by itself."""
+def _labels(value: Output) -> list[Hashable] | None:
+    """A label for each number of a leaf; None for a leaf that is not made of scalars."""
     match value:
         case Const(array):
             return [ConstLabel(number.item(), array.dtype) for number in array.reshape(-1)]
@@ -60,8 +60,8 @@ def _label(node: Node) -> Hashable:
     return ConstLabel(node.value, node.dtype) if node.op == "constant" else node
 
 
-def _kept(before: tuple[Hashable, ...] | None, value: Value) -> list[Hashable] | None:
-    """What is left of labels: known numbers stay known, and equal ones equal, where they were so before."""
+def _kept(before: tuple[Hashable, ...] | None, value: Output) -> list[Hashable] | None:
+    """Labels after a step: known numbers stay known, and equal ones equal, where they were so before."""
     after = _labels(value)
     if before is None or after is None:
         return None

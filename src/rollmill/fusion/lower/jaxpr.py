@@ -1,7 +1,7 @@
 """Reads a jaxpr equation by equation, each by the rule of its primitive.
 
-What depends on no environment is not said in nodes: numbers that are known are computed while tracing, and what
-all environments share by the program around the kernel.
+Equations that depend on no environment become no nodes: known numbers are computed at once, and what all
+environments share becomes a part of the prologue.
 """
 
 from collections.abc import Sequence
@@ -161,7 +161,7 @@ def _is_moved(name: str, values: Sequence[Value]) -> bool:
 
 
 def _beside(equation: core.JaxprEqn, values: Sequence[Value], ctx: Lowering) -> Sequence[Value]:
-    """What all environments share: known now, or computed by the program around the kernel."""
+    """Results of an equation whose operands all environments share: constants, or a part of the prologue."""
     arrays = [ctx.array(value) for value in values]
     params = equation.primitive.get_bind_params(equation.params)
     bind = lambda: equation.primitive.bind(*arrays, **params)

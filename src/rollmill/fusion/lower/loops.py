@@ -70,7 +70,7 @@ def emit_loop(
 
 
 def _turn(ctx: Lowering, body: Body, start: Sequence[Value]) -> tuple[list[CarryForm], Lowering, list[Value]]:
-    """How everything is held that the body changes, where its nodes were made, and what it makes of it."""
+    """The forms of all carried values, the context of the body, and the values after a turn."""
     held = [CarryForm() for _ in start]
     while True:
         inside = ctx.inside()

@@ -1,4 +1,4 @@
-"""Arrays whose elements are those of another array in other places: what slicing, transposing and the like are."""
+"""Movement of elements: slicing, transposing and the like place an array's elements elsewhere."""
 
 from typing import NamedTuple
 
@@ -92,7 +92,7 @@ def joined(ctx: Lowering, values: list[Value]) -> Value:
 
 
 class _Piece(NamedTuple):
-    """Where one run of columns comes from."""
+    """The source of one run of columns."""
 
     part: int
     """The number of the part, of those side by side; -1 for the fill."""

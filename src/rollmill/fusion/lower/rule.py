@@ -1,4 +1,4 @@
-"""What a rule sees of an equation of a jaxpr, and what a rule is."""
+"""The interface of rules: the equation of a jaxpr that a rule sees, and the protocol of a rule."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -10,7 +10,7 @@ from rollmill.fusion.lower.values import Value
 
 
 class Equation(NamedTuple):
-    """A primitive with its parameters, and what comes out of it."""
+    """A primitive with its parameters and the types of its outputs."""
 
     primitive: str
     params: dict[str, Any]
@@ -31,7 +31,7 @@ class Equation(NamedTuple):
 
 @runtime_checkable
 class Rule(Protocol):
-    """What a primitive comes to: `(ctx, equation, operands) -> results`.
+    """Lowers one primitive: `(ctx, equation, operands) -> results`.
 
     Raises:
         LoweringError: there is no such thing in a kernel.

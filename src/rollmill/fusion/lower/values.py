@@ -1,4 +1,4 @@
-"""What an array of one environment is while its jaxpr is read: known, uniform, or made of nodes.
+"""Arrays of one environment while its jaxpr is lowered: known, uniform, or made of nodes.
 
 NumPy arrays of nodes do what arrays do to shapes: slicing, reshaping, transposing and concatenating them costs
 nothing in the program. Shape letters: `n` columns of rows.
@@ -59,7 +59,7 @@ class Const(NamedTuple):
 
 
 class Uniform(NamedTuple):
-    """An array that all environments have in common; the program around the kernel computes it."""
+    """An array that all environments have in common, while a function is lowered; the prologue computes it."""
 
     array: Array
     places: np.ndarray | None = None
@@ -74,6 +74,15 @@ class Uniform(NamedTuple):
     def dtype(self) -> Any:
         """Of the array; a typed key's is no type of NumPy's."""
         return self.array.dtype
+
+
+class PrologueOutput(NamedTuple):
+    """An output of a function that all environments share, once the function is lowered."""
+
+    number: int
+    """Among `UniformArrays.outputs`."""
+    shape: tuple[int, ...]
+    dtype: Any
 
 
 class ScalarArray(NamedTuple):
@@ -140,6 +149,9 @@ class OuterProduct(NamedTuple):
 
 Value: TypeAlias = Const | Uniform | ScalarArray | RowArray | Concat | OuterProduct
 
+Output: TypeAlias = Const | PrologueOutput | ScalarArray | RowArray | OuterProduct
+"""A result of a lowered function."""
+
 
 def filled(shape: tuple[int, ...], dtype: Any, make: Callable[[tuple[int, ...]], Any]) -> ScalarArray:
     """An array of nodes, each made from its index.
@@ -204,15 +216,15 @@ def positions(shape: tuple[int, ...]) -> np.ndarray:
     return np.arange(np.prod(shape, dtype=int)).reshape(shape)
 
 
-def is_value(x: Any) -> bool:
-    """Whether something in a tree of results is a value."""
-    return isinstance(x, Const | OuterProduct | RowArray | ScalarArray | Uniform)
+def is_output(x: Any) -> bool:
+    """Whether something in a tree of results is one result of a lowered function."""
+    return isinstance(x, Output)
 
 
-def flat_nodes(value: Value) -> list[Node]:
+def flat_nodes(value: Value | PrologueOutput) -> list[Node]:
     """The nodes of a value in row-major order, both of each key, and those of all its parts."""
     match value:
-        case Const() | Uniform():
+        case Const() | Uniform() | PrologueOutput():
             return []
         case Concat(parts):
             return [node for part in parts for node in flat_nodes(part)]

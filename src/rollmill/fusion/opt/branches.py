@@ -1,4 +1,4 @@
-"""Which nodes only matter to some environments, so that a block in which there are none may leave them out.
+"""Nodes that only matter to some environments, so that a block in which there are none may leave them out.
 
 What a new episode begins with is needed where the last one has ended, which in most blocks is nowhere.
 """
@@ -19,11 +19,11 @@ class GuardedRegion(NamedTuple):
     nodes: tuple[Node, ...]
     """In order; none is read by anything but each other and the sides of selects that the condition chooses."""
     results: tuple[Node, ...]
-    """Those that the selects choose."""
+    """The nodes that the selects choose."""
 
 
 def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[GuardedRegion]:
-    """The guards of a program that are worth a branch; no two share a node.
+    """The regions of a program that are worth a branch; no two share a node.
 
     Args:
         nodes: of a program, operands first.
@@ -38,9 +38,10 @@ def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[Guar
         # one select of a condition feeds the chosen side of another, that side stays outside.
         inside = _read_by_chosen(selects, users, needed | _decided(selects, nodes))
         if _is_worth_a_branch(inside):
-            found.append(_guard(condition, inside, nodes, users))
-            # No two regions share a node: what one holds is taken for the others.
-            needed |= inside
+            found.append(_region(condition, inside, nodes, users))
+            # No two regions share a node: what one holds is taken for the others. Nor does one hold the condition
+            # of another that comes before it: each would have to be computed before the other.
+            needed |= inside | {condition}
     return found
 
 
@@ -64,7 +65,7 @@ def _users(nodes: Sequence[Node]) -> dict[Node, list[tuple[Node, int]]]:
 def _read_by_chosen(
     selects: Sequence[Node], users: dict[Node, list[tuple[Node, int]]], needed: set[Node]
 ) -> set[Node]:
-    """What nothing reads but the chosen sides of these selects, directly or not; nothing that is needed anyway."""
+    """Nodes that only the chosen sides of these selects read, directly or not; none that is needed anyway."""
     inside: set[Node] = set()
     pending = [select.operands[1] for select in selects]
     while pending:
@@ -96,7 +97,7 @@ def _is_worth_a_branch(nodes: set[Node]) -> bool:
     return sum(map(_cost, nodes)) >= LEAST_COST
 
 
-def _guard(
+def _region(
     condition: Node, inside: set[Node], nodes: Sequence[Node], users: dict[Node, list[tuple[Node, int]]]
 ) -> GuardedRegion:
     ordered = tuple(node for node in nodes if node in inside)

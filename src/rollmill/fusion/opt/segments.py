@@ -19,17 +19,17 @@ class ProgramSegment(NamedTuple):
     """Nodes that stand together."""
 
     of_rows: bool
-    """Whether rows are among them, or what is made of one."""
+    """Whether the nodes are rows, or made of one."""
     nodes: Sequence[Node]
 
 
 def needs_segments(num_nodes: int) -> bool:
-    """Whether a compiler that follows what depends on what would follow it for hours."""
+    """Whether Triton's dependence analysis would take hours on a program of so many nodes."""
     return num_nodes > MOST_NODES
 
 
 def segments_of(nodes: Sequence[Node]) -> list[ProgramSegment]:
-    """Nodes of a program, operands first, in as few stretches as can be where it is long; rows come first."""
+    """Nodes of a program, operands first, in as few segments as can be where it is long; rows come first."""
     if not needs_segments(len(nodes)):
         return [ProgramSegment(True, nodes)]
     # Sorting is stable and an operand's level is never above its user's: operands still come first.
@@ -38,7 +38,7 @@ def segments_of(nodes: Sequence[Node]) -> list[ProgramSegment]:
 
 
 def _levels(nodes: Sequence[Node]) -> dict[Node, int]:
-    """How often rows and scalars take turns before each node; those of rows are even."""
+    """The number of changes between rows and scalars before each node; even for rows."""
     found: dict[Node, int] = {}
     for node in nodes:
         before = max((found[operand] for operand in node.operands), default=0)

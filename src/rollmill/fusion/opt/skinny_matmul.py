@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rollmill.fusion.ir import Node
 
 MAX_SKINNY = 16
-"""Rows, or columns, of products that are narrow; as many rows has a tensor core's smallest operand."""
+"""Rows, or columns, of skinny products; as many rows has a tensor core's smallest operand."""
 
 FEWEST = 8
 """Columns of a tensor core's smallest operand."""
@@ -31,26 +31,26 @@ class ColumnDots(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """What is added to a product: a uniform row, times a scalar where there is one."""
+    """An addend of a product: a uniform row, times a scalar where there is one."""
 
     scalar: Node | None
     row: Node
 
 
 class SkinnyMatmuls(NamedTuple):
-    """What is found in a program."""
+    """The skinny products of a program, and the nodes that they absorb."""
 
     first: dict[Node, Bias | None]
     """Products of stacked scalars to what is added to nothing but them, if that is one more row."""
     added: dict[Node, Node]
-    """Such additions to their product."""
+    """Additions of a bias, to the product that each of them adds to."""
     heads: dict[Node, tuple[ColumnDots, int]]
     """Sums to their product and its column."""
     absorbed: dict[Node, Node]
-    """What is multiplied in such sums, and the row in it; or in what is added, and the scalar in it."""
+    """Products that other nodes absorb: to the row of a head's sum, or to the scalar of a bias."""
 
     def joined(self, other: "SkinnyMatmuls") -> "SkinnyMatmuls":
-        """What is in either."""
+        """The union of both."""
         return SkinnyMatmuls(
             self.first | other.first,
             self.added | other.added,
@@ -59,15 +59,24 @@ class SkinnyMatmuls(NamedTuple):
         )
 
 
+def scattered_stacks(nodes: Sequence[Node], outputs: Sequence[Node], most: int) -> set[Node]:
+    """Stacks of at most so many scalars that stay single numbers, for nothing but products reads them.
+
+    A stack that anything else reads is a row like others, and so are its products.
+    """
+    read = {operand for node in nodes if not is_stacked_product(node, most) for operand in node.operands}
+    return {node for node in nodes if node.op == "stack"} - read - set(outputs)
+
+
 def find_skinny_matmuls(
     nodes: Sequence[Node], outputs: Sequence[Node], scattered: Container[Node]
 ) -> SkinnyMatmuls:
-    """Narrow products of a program.
+    """Skinny products of a program.
 
     Args:
         nodes: of the program, operands first.
         outputs: of the program.
-        scattered: stacks that stay single numbers, for nothing but such products reads them.
+        scattered: stacks that stay single numbers; see `scattered_stacks`.
     """
     only_user = _only_users(nodes, outputs)
     heads, absorbed = _heads(nodes, only_user)
@@ -124,7 +133,7 @@ def is_stacked_product(node: Node, most: int) -> bool:
 
 
 def _addend(user: Node, product: Node, only_user: Mapping[Node, Node]) -> Bias | None:
-    """What a user adds to a product, where that can be one more row of it."""
+    """The addend of a product, where it can be one more row of the matrix; None otherwise."""
     if user.op != "add":
         return None
     other = _other(user, product)

@@ -23,10 +23,10 @@ from rollmill.dataflow import (
     plain_minibatch_loop,
 )
 from rollmill.fusion.backends.base import AnyLaunch, Backend
-from rollmill.fusion.kernels.descent import fused_minibatch_loop
-from rollmill.fusion.kernels.gradients import BatchSamples
-from rollmill.fusion.kernels.leaves import each_struct, to_raw
-from rollmill.fusion.kernels.rollout import fused_collect, rollout_step
+from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
+from rollmill.fusion.kernels.leaves import to_raw
+from rollmill.fusion.kernels.minibatch_loop import example_minibatch, fused_minibatch_loop
+from rollmill.fusion.kernels.rollout import RolloutStep, fused_collect
 from rollmill.fusion.kernels.tracing import trace_abstractly
 from rollmill.fusion.tune.timing import Tuned, fastest
 
@@ -42,30 +42,29 @@ def tune_rollout(
     launches: Sequence[AnyLaunch],
     *,
     unroll: int,
+    step: RolloutStep,
 ) -> Tuned:
-    """The fastest of these launches for these environments.
+    """The fastest of these launches for these environments; `step` is the graph's.
 
     Raises:
-        CannotFuse: if the graph's policy and environment cannot be one kernel, or none that runs on this device.
+        CannotFuse: if there is no kernel that runs on this device.
     """
-
-    def with_task(use: Callable[..., T], weights: Weights, collector: Collector, key: Key) -> T:
-        step = rollout_step(graph, weights, each_struct(collector))
-        keys = jax.ShapeDtypeStruct((*collector.index.shape, 2), jnp.uint32)
-        return use(step, to_raw(collector), keys, graph.loops.num_steps)
-
-    arguments, kind = (weights, collector, key), backend.rollouts
-    traced = lambda use: trace_abstractly(partial(with_task, use), *arguments)
-    device = backend.device(_device_of(collector.index))
+    kind, arguments = backend.rollouts, (weights, collector, key)
+    keys = jax.ShapeDtypeStruct((*collector.index.shape, 2), jnp.uint32)
+    task = step, step.prologue.shapes, to_raw(jax.eval_shape(lambda: collector)), keys, graph.loops.num_steps
     several = lambda collect: partial(rollouts_in_a_row, backend.timed_repeats, collect)
     return fastest(
-        [traced(partial(kind.text, launches[0])), device, f"{backend.timed_repeats} times, unroll {unroll}"],
+        [
+            kind.text(launches[0], *task),
+            backend.device(_device_of(collector.index)),
+            f"{backend.timed_repeats} times, unroll {unroll}",
+        ],
         launches,
-        lambda launch: several(partial(fused_collect, graph, run=kind.run(launch))),
+        lambda launch: several(partial(fused_collect, graph, run=kind.run(launch), step=step)),
         several(partial(collect, graph, unroll=unroll)),
         arguments,
         package=backend.package,
-        compile_ahead=lambda: traced(partial(kind.compile_ahead, launches)),
+        compile_ahead=partial(kind.compile_ahead, launches, *task),
     )
 
 
@@ -83,43 +82,46 @@ def rollouts_in_a_row(
     return jax.lax.scan(again, (collector, empty), jax.random.split(key, count))[0]
 
 
-def tune_descent(
-    graph: Graph, learner: Learner, batch: Batch, rows: Array, backend: Backend, launches: Sequence[AnyLaunch]
+def tune_minibatch_loop(
+    graph: Graph,
+    learner: Learner,
+    batch: Batch,
+    rows: Array,
+    backend: Backend,
+    launches: Sequence[AnyLaunch],
+    *,
+    step: GradientStep,
 ) -> Tuned:
-    """The fastest of these launches for an epoch with these rows `[M, N]`.
+    """The fastest of these launches for an epoch with these rows `[M, N]`; `step` is the graph's.
 
     Raises:
-        CannotFuse: if the graph's gradients cannot be one kernel, or none that runs on this device.
+        CannotFuse: if there is no kernel that runs on this device.
     """
-    first = partial(jax.tree.map, lambda leaf: leaf[0])
+    kind, arguments = backend.gradients, (learner, batch, rows)
 
-    def with_task(use: Callable[..., T], learner: Learner, batch: Batch, rows: Array) -> T:
-        samples = BatchSamples(graph, batch, identity)
-        return use(*samples.task(learner, first(samples.shuffled(rows[None])), jnp.int32(0)))
+    def with_minibatch(use: Callable[[GradientStep, Minibatch], T]) -> T:
+        make = lambda *arguments: use(step, example_minibatch(graph, step, *arguments))
+        return trace_abstractly(make, *arguments)
 
-    def epochs(
-        learner: Learner, batch: Batch, rows: Array, *, descents: MakeMinibatchLoop
-    ) -> tuple[Learner, Metrics]:
-        descent = descents(graph, batch, identity)
-        shuffled = descent.shuffled(jnp.broadcast_to(rows, (backend.timed_repeats, *rows.shape)))
-        after, metrics = jax.lax.scan(descent.epoch, descent.begin(learner), shuffled)
-        return descent.end(after), metrics
+    def epochs(learner: Learner, batch: Batch, rows: Array, *, make: MakeMinibatchLoop) -> tuple[Learner, Metrics]:
+        loop = make(graph, batch, identity)
+        shuffled = loop.shuffled(jnp.broadcast_to(rows, (backend.timed_repeats, *rows.shape)))
+        after, metrics = jax.lax.scan(loop.epoch, loop.begin(learner), shuffled)
+        return loop.end(after), metrics
 
-    arguments, kind = (learner, batch, rows), backend.gradients
-    traced = lambda use: trace_abstractly(partial(with_task, use), *arguments)
     return fastest(
         [
-            traced(partial(kind.text, launches[0])),
+            with_minibatch(partial(kind.text, launches[0])),
             backend.device(_device_of(rows)),
             f"{backend.timed_repeats} times {rows.shape}",
             str(jax.tree.structure(learner)),
         ],
         launches,
-        lambda launch: partial(epochs, descents=partial(fused_minibatch_loop, run=kind.run(launch))),
-        partial(epochs, descents=plain_minibatch_loop),
+        lambda launch: partial(epochs, make=partial(fused_minibatch_loop, run=kind.run(launch), step=step)),
+        partial(epochs, make=plain_minibatch_loop),
         arguments,
         package=backend.package,
-        compile_ahead=lambda: traced(partial(kind.compile_ahead, launches)),
+        compile_ahead=lambda: with_minibatch(partial(kind.compile_ahead, launches)),
     )
 
 

@@ -23,17 +23,17 @@ SECONDS = 0.1
 
 
 class Tuned(NamedTuple):
-    """What timing has found."""
+    """The fastest launch, and the times that it was chosen by."""
 
     launch: tuple[int, ...]
     seconds: float | None = None
-    """In the kernel; None where it was not timed."""
+    """Seconds of a call of the kernel; None where it was not timed."""
     unfused_seconds: float | None = None
     """Seconds of the same by XLA alone."""
 
     @property
     def gain(self) -> float | None:
-        """How many times as fast the kernel is."""
+        """Unfused seconds over the kernel's; None where they were not timed."""
         if self.seconds is None or self.unfused_seconds is None:
             return None
         return self.unfused_seconds / self.seconds
@@ -89,7 +89,7 @@ def fastest(
 
 
 def _compiled(functions: Iterable[Callable[..., Any]], arguments: Sequence[Any]) -> list[Callable[[], Any]]:
-    """What returns each compiled function or raises why there is none; they are compiled side by side."""
+    """Compiles functions side by side; each result returns the compiled function or raises its error."""
     build = lambda function: jax.jit(function).lower(*arguments).compile()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         futures = [pool.submit(build, function) for function in functions]
@@ -112,7 +112,7 @@ def _seconds_of(calls: int, function: Callable[..., Any], arguments: Sequence[An
 
 
 def _identity(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: str) -> str:
-    """A name for all that the times depend on."""
+    """The hash of everything that the times depend on."""
     versions = [version(name) for name in ("jax", "jaxlib", package)]
     known = [*what, list(map(str, launches)), versions]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:24]

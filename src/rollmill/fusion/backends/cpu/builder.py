@@ -186,7 +186,7 @@ class Emitter:
 
     @contextlib.contextmanager
     def once(self) -> Iterator[None]:
-        """What is written here is computed before everything else."""
+        """Code that is written inside is computed before everything else."""
         with self.builder.goto_block(self._entry):
             yield
 
@@ -258,7 +258,7 @@ def byte(builder: ir.IRBuilder, pointer: Value, offset: int) -> Value:
 
 
 def read(builder: ir.IRBuilder, pointer: Value, offset: int, kind: Any = POINTER) -> Value:
-    """What lies so many bytes further."""
+    """Loads the value that lies so many bytes further."""
     return builder.load(byte(builder, pointer, offset), typ=kind)
 
 
@@ -298,7 +298,7 @@ def _type_of(dtype: np.dtype) -> Any:
 
 
 def suffix_of(kind: Any) -> str:
-    """How LLVM names a type in the names of its functions."""
+    """LLVM's name of a type, in the names of its functions."""
     if isinstance(kind, ir.VectorType):
         return f"v{kind.count}{suffix_of(kind.element)}"
     if isinstance(kind, ir.IntType):

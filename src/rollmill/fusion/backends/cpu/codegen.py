@@ -15,8 +15,8 @@ from rollmill.fusion.backends.cpu.control import BlockValue, Vectors, assign, ne
 from rollmill.fusion.backends.cpu.memory import Matrix, Placed, Scratch, pack, padded, product, side_by_side
 from rollmill.fusion.backends.cpu.operations import applied
 from rollmill.fusion.errors import CannotFuse
-from rollmill.fusion.ir import OPERATIONS, TYPED, Node, Program, is_float, toposort
-from rollmill.fusion.opt.branches import GuardedRegion, guarded_regions
+from rollmill.fusion.ir import OPERATIONS, TYPED, Node, is_float
+from rollmill.fusion.opt.schedule import Accumulate, Emit, EmitLoop, If, Item, Schedule, Segment
 
 STORED = ("dot", "column", "loop", "item", "stack")
 """Operations that read rows from memory."""
@@ -46,57 +46,49 @@ class CodeWriter:
         self._stored: set[Node] = set()
 
     def write(
-        self, program: Program, inputs: Sequence[BlockValue], *, then: Callable[[], None] | None = None
+        self, schedule: Schedule, inputs: Sequence[BlockValue], *, add_sum: Callable[[int], None] | None = None
     ) -> list[BlockValue]:
-        """Writes a program; returns what its outputs have become, rows in memory.
+        """Writes a program; returns the values of its outputs, rows in memory.
 
-        `then` is called after each node.
+        `add_sum` writes each sum that the program is scheduled with.
         """
-        nodes = program.nodes()
-        before = self._held, self._beside, self._stored
-        self._held, self._beside, self._stored = {}, {}, _stored(nodes, program.outputs)
+        nodes, outputs = schedule.program.nodes(), schedule.program.outputs
+        outer = self._held, self._beside, self._stored
+        self._held, self._beside, self._stored = {}, {}, _stored(nodes, outputs)
         for node in nodes:
             if node.op == "input":
                 self._held[node] = inputs[int(node.attributes[0])]
-        waiting = {node: guard for guard in guarded_regions(nodes, program.outputs) for node in guard.nodes}
-        for node in nodes:
-            self._write_once(node, waiting)
-            if then is not None:
-                then()
-        found = [self.in_memory(node) if node.width is not None else self._held[node] for node in program.outputs]
-        self._held, self._beside, self._stored = before
-        return found
+        self._write_items(schedule.items, add_sum)
+        values = [self.in_memory(node) if node.width is not None else self._held[node] for node in outputs]
+        self._held, self._beside, self._stored = outer
+        return values
 
-    # --- what only some samples need -----------------------------------------------------------------------
+    def _write_items(self, items: Sequence[Item], add_sum: Callable[[int], None] | None = None) -> None:
+        for item in items:
+            match item:
+                case Emit(node):
+                    self._held[node] = self._node(node)
+                case EmitLoop(node):
+                    self._held[node] = write_loop(self, item)
+                case If(condition, body, results):
+                    self._write_branch(condition, body, results)
+                case Segment(body):
+                    self._write_items(body)  # LLVM needs none
+                case Accumulate(number):
+                    assert add_sum is not None
+                    add_sum(number)
 
-    def _write_once(self, root: Node, waiting: dict[Node, GuardedRegion]) -> None:
-        """Writes a node, and its guard where it has one, once everything that they read is written."""
-        if root in self._held or root in waiting:
-            return
-        for guard in dict.fromkeys(waiting[operand] for operand in root.operands if operand in waiting):
-            self._write_guard(guard, waiting)
-        self._held[root] = self._node(root)
-
-    def _write_guard(self, guard: GuardedRegion, waiting: dict[Node, GuardedRegion]) -> None:
-        if guard.results[0] in self._held:
-            return
-        own = set(guard.nodes)
-        outside = [operand for node in guard.nodes for operand in node.operands if operand not in own]
-        for node in dict.fromkeys([*outside, guard.condition]):
-            for each in list(toposort([node], self._held)):
-                if each in waiting:
-                    self._write_guard(waiting[each], waiting)
-                self._write_once(each, waiting)
-        results = {node: new_variable(self, node) for node in guard.results}
-        needed = self.anywhere(self.vectors(guard.condition))
+    def _write_branch(self, condition: Node, body: Sequence[Item], results: Sequence[Node]) -> None:
+        variables = {node: new_variable(self, node) for node in results}
+        needed = self.anywhere(self.vectors(condition))
+        # Values of the branch are not known behind it: they are not even computed where it is not taken.
         held, beside = dict(self._held), dict(self._beside)
         with self.emit.builder.if_then(needed):
-            for node in guard.nodes:
-                self._held[node] = self._node(node)
-            for node, variable in results.items():
+            self._write_items(body)
+            for node, variable in variables.items():
                 assign(self, variable, self.value(node))
         self._held, self._beside = held, beside
-        for node, variable in results.items():
+        for node, variable in variables.items():
             self._held[node] = read(self, variable)
 
     def anywhere(self, condition: Vectors) -> Value:
@@ -106,7 +98,7 @@ class CodeWriter:
     # --- one node ------------------------------------------------------------------------------------------
 
     def value(self, node: Node) -> BlockValue:
-        """What a node has become; a row, in memory."""
+        """The value of a node; a row, in memory."""
         return self._held[node] if node.width is None else self.in_memory(node)
 
     def _node(self, node: Node) -> BlockValue:
@@ -130,10 +122,6 @@ class CodeWriter:
 
     def _stack(self, node: Node) -> Placed:
         return self.beside([self.vectors(operand) for operand in node.operands], node.dtype)
-
-    def is_there(self, node: Node) -> bool:
-        """Whether what a node becomes has been written."""
-        return self._held.get(node) is not None
 
     def vectors(self, node: Node) -> Vectors:
         """A number of each sample."""
@@ -328,7 +316,6 @@ SPECIAL: dict[str, Callable[[CodeWriter, Node], Any]] = {
     "constant": CodeWriter._constant,
     "uniform": CodeWriter._uniform_value,
     "table": CodeWriter._from_table,
-    "loop": write_loop,
     "item": CodeWriter._item,
     "dot": CodeWriter._dot,
     "stack": CodeWriter._stack,
@@ -341,7 +328,7 @@ SPECIAL: dict[str, Callable[[CodeWriter, Node], Any]] = {
 
 
 def _neutral(op: str, dtype: np.dtype) -> Any:
-    """What changes no sum, or no extreme."""
+    """The neutral element of a sum, or of an extreme."""
     if op == "row_sum":
         return 0
     least, most = (-np.inf, np.inf) if is_float(dtype) else (np.iinfo(dtype).min, np.iinfo(dtype).max)

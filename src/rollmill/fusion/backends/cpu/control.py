@@ -1,4 +1,4 @@
-"""What a branch or a loop leaves behind: variables, and loops of which each sample takes its own turns."""
+"""Control flow over blocks: variables that branches and loops assign, and loops of each sample's own turns."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -7,13 +7,14 @@ import numpy as np
 
 from rollmill.fusion.backends.cpu.builder import Emitter, Value
 from rollmill.fusion.backends.cpu.memory import Placed
-from rollmill.fusion.ir import Loop, Node, Program
+from rollmill.fusion.ir import Node
+from rollmill.fusion.opt.schedule import EmitLoop, Schedule
 
 Vectors: TypeAlias = list[Value]
 """A number of each sample of a block."""
 
 BlockValue: TypeAlias = Vectors | Placed | None
-"""What a node has become; None for a row that is computed where it is read."""
+"""The value of a node for a block; None for a row that is computed where it is read."""
 
 
 @runtime_checkable
@@ -26,12 +27,12 @@ class BlockWriter(Protocol):
     groups: int
     """Vectors of a block."""
 
-    def write(self, program: Program, inputs: Sequence[BlockValue]) -> list[BlockValue]:
-        """Writes a program; returns what its outputs have become."""
+    def write(self, schedule: Schedule, inputs: Sequence[BlockValue]) -> list[BlockValue]:
+        """Writes a program; returns the values of its outputs."""
         ...
 
     def value(self, node: Node) -> BlockValue:
-        """What a node has become; a row, in memory."""
+        """The value of a node; a row, in memory."""
         ...
 
     def anywhere(self, condition: Vectors) -> Value:
@@ -56,7 +57,7 @@ class BlockWriter(Protocol):
 
 
 def new_variable(writer: BlockWriter, node: Node) -> Any:
-    """A place for what a node becomes: numbers of each sample, with zeros in it, or rows."""
+    """A variable for a node's value: numbers of each sample, zero at first, or rows."""
     if node.width is None:
         kind = writer.emit.vector(node.dtype)
         slots = [writer.emit.slot(kind) for _ in range(writer.groups)]
@@ -97,9 +98,9 @@ def rows_of(variables: Sequence[Any]) -> list[Placed]:
     return [variable for variable in variables if isinstance(variable, Placed)]
 
 
-def write_loop(writer: BlockWriter, node: Node) -> Any:
-    """Each sample goes on for as long as its own condition holds."""
-    loop: Loop = node.attributes[0]
+def write_loop(writer: BlockWriter, item: EmitLoop) -> Any:
+    """Writes a loop, in which each sample goes on for as long as its own condition holds."""
+    node, loop = item.node, item.loop
     count, middle = len(loop.body.outputs), len(loop.body.inputs)
     variables = [new_variable(writer, output) for output in loop.body.outputs]
     for variable, operand in zip(variables, node.operands[:count], strict=True):
@@ -110,12 +111,12 @@ def write_loop(writer: BlockWriter, node: Node) -> Any:
 
     def turn(goes_on: Vectors | None) -> None:
         before = now()
-        after = writer.write(loop.body, [*before, *of_body])
+        after = writer.write(item.body, [*before, *of_body])
         if goes_on is not None:
             after = [_where(writer, goes_on, *pair) for pair in zip(after, before, strict=True)]
         assign_all(writer, variables, after)
 
-    condition = loop.condition
+    condition = item.condition
     if condition is None:
         if loop.turns:
             with writer.emit.loop(loop.turns):

@@ -22,7 +22,7 @@ FRAME_EXTENSION, FRAME_API, FRAME_STAGE, FRAME_ARGUMENTS, FRAME_RESULTS = 8, 16,
 """Bytes from the start of a call's frame."""
 EXTENSION_TYPE, EXTENSION_METADATA = 8, 24
 API_VERSION, METADATA_VERSION = 16, 8
-"""Of the interface, where it says its own version, and where a handler says the one that it was made for."""
+"""Offsets of the version: in the interface, and in a handler's own metadata."""
 MAJOR, MINOR = 16, 20
 OWN_MAJOR = 0
 """Another one moves what is in a frame."""
@@ -41,7 +41,7 @@ class NativeKernel(NamedTuple):
     module: ir.Module
     """Holds the function `program(arrays, number, scratch)`: `arrays` are pointers to inputs, then to outputs."""
     programs: int
-    """How often it is called, with numbers from 0 on."""
+    """Number of calls, each with its number from 0 on."""
     scratch: int
     """Bytes that one core needs, a multiple of 64."""
     outputs: tuple[jax.ShapeDtypeStruct, ...]
@@ -156,7 +156,7 @@ def _share(kernel: NativeKernel, builder: ir.IRBuilder, pointers: Value, scratch
 
 
 def _write_task(kernel: NativeKernel) -> ir.Function:
-    """What a thread does: it takes one program after the other, until there is none."""
+    """The function of a thread: it takes one program after the other, until there is none."""
     function = ir.Function(kernel.module, ir.FunctionType(ir.VoidType(), [POINTER, INT64]), TASK)
     function.linkage = "internal"
     emit = Emitter(function, 1)

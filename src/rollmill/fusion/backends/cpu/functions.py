@@ -16,7 +16,7 @@ INT64 = np.dtype(np.int64)
 FLOAT64 = np.dtype(np.float64)
 
 LOG2_HIGH = 0.693359375
-"""Of the logarithm of 2 as many bits that products with small integers are exact."""
+"""The logarithm of 2, in so few bits that products with small integers are exact."""
 LOG2_LOW = math.log(2) - LOG2_HIGH
 
 ROUNDING = 1.5 * 2.0**23
@@ -47,7 +47,7 @@ def expm1(emit: Emitter, x: Value) -> Value:
 
 
 def tanh(emit: Emitter, x: Value) -> Value:
-    """By `e / (e + 2)` where `e = expm1(2 x)`; from 9.1 on it is one."""
+    """The hyperbolic tangent: `e / (e + 2)` where `e = expm1(2 x)`; from 9.1 on it is one."""
     inside = _between(emit, x, -9.1, 9.1)
     whole, small = _expm1_parts(emit, emit.add(inside, inside))
     power = _power_of_two(emit, whole)
@@ -62,7 +62,7 @@ def logistic(emit: Emitter, x: Value) -> Value:
 
 
 def log(emit: Emitter, x: Value) -> Value:
-    """By the series of `atanh((m - 1) / (m + 1))` for the mantissa; exact at 0, at infinity and below 0."""
+    """Logarithm, by the series of `atanh((m - 1) / (m + 1))` of the mantissa; exact at 0, infinity and below 0."""
     builder, one = emit.builder, emit.constant(1.0)
     tiny = builder.fcmp_ordered("<", x, emit.constant(2.0**-126))
     bits = builder.bitcast(builder.select(tiny, emit.multiply(x, emit.constant(2.0**23)), x), emit.vector(INT32))
@@ -110,7 +110,7 @@ def cos(emit: Emitter, x: Value) -> Value:
 
 
 def tan(emit: Emitter, x: Value) -> Value:
-    """By `sin` and `cos`."""
+    """The tangent, by `sin` and `cos`."""
     return emit.builder.fdiv(sin(emit, x), cos(emit, x))
 
 
@@ -180,7 +180,7 @@ MOST_REDUCED = 2.0**48
 
 
 def _any_angle(emit: Emitter, x: Value, by_c: str, *, quarter: int) -> Value:
-    """By `_circular`; where a lane holds a greater angle, by C's function, behind a branch that is rare."""
+    """Sine or cosine by `_circular`; where a lane holds a greater angle, by C's function, behind a rare branch."""
     builder = emit.builder
     found = emit.slot(x.type)
     builder.store(_circular(emit, x, quarter=quarter), found)

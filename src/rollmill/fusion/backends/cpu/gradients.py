@@ -22,6 +22,7 @@ from rollmill.fusion.kernels.arguments import KernelArguments
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.leaves import Leaf
 from rollmill.fusion.kernels.vector import Vector
+from rollmill.fusion.opt.schedule import schedule_of
 
 WORD = np.dtype(np.uint32)
 
@@ -35,7 +36,7 @@ class Spot(NamedTuple):
 
 
 class SampleSource(NamedTuple):
-    """Where a leaf of the samples is read."""
+    """The memory that a leaf of the samples is read from."""
 
     array: Spot
     stride: int
@@ -63,29 +64,30 @@ def gradient_code(
         raise CannotFuse(f"{programs} programs with blocks of {block} do not fit {len(samples)} samples.")
     given = KernelArguments([table, minibatch.shuffled.rows, minibatch.number.reshape(1)])
     sources = [_source(given, minibatch, leaf, n) for n, leaf in enumerate(step.sample)]
-    slots = [_uniform(given, array, minibatch.vector) for array in step.scalarised.uniforms]
+    arrays = minibatch.uniforms.slots
+    slots = [_uniform(given, array, minibatch.vector) for array in arrays]
     size = sum(each.size for each in step.sums if each.is_computed)
     emit, pointers, number, base = new_program(min(own.lanes, block), len(given.arrays) + 1)
     with emit.once():
         uniforms = [
             emit.at(pointers[slot.number], slot.first, memory_type(array.dtype))
-            for slot, array in zip(slots, step.scalarised.uniforms, strict=True)
+            for slot, array in zip(slots, arrays, strict=True)
         ]
         minibatch_number = emit.builder.zext(emit.load_number(pointers[2], np.dtype(np.int32)), INT64)
     writer = CodeWriter(emit, Scratch(emit, base), uniforms, block=block, room=own.accumulators)
     sums = _Sums(writer, step)
     sums.begin()
     batch = _SampleLoads(writer, pointers, minibatch_number, minibatch.num_samples)
-    needed = {node for node in step.scalarised.program.nodes() if node.op == "input"}
+    needed = {node for node in step.program.nodes() if node.op == "input"}
     first = emit.builder.add(emit.builder.mul(number, emit.integer(block)), emit.integer(samples.start))
     with emit.loop(samples.stop, first=first, step=programs * block) as start:
         batch.begin(start)
         inputs = [
-            held if step.scalarised.program.inputs[place] in needed else None
+            held if step.program.inputs[place] in needed else None
             for leaf, source in zip(step.sample, sources, strict=True)
             for place, held in zip(leaf.places, batch.read(leaf, source), strict=True)
         ]
-        writer.write(step.scalarised.program, inputs, then=sums.add_what_is_there)
+        writer.write(schedule_of(step.program, sums=sums.nodes), inputs, add_sum=sums.add)
     with emit.once():
         target = emit.at(pointers[-1], emit.builder.mul(number, emit.integer(size)), ir.FloatType())
     sums.store(target)
@@ -104,9 +106,9 @@ def _uniform(given: KernelArguments, array: Any, vector: Vector | None) -> Spot:
 
 def _source(given: KernelArguments, minibatch: Minibatch, leaf: Leaf, number: int) -> SampleSource:
     size = len(leaf.places) * (leaf.width or 1)
-    packed, own = minibatch.packed, minibatch.shuffled.own
-    if number in own:
-        return SampleSource(Spot(given.index_of(own[number])), size, shuffled=False, in_words=False)
+    packed, conditioned = minibatch.packed, minibatch.shuffled.conditioned
+    if number in conditioned:
+        return SampleSource(Spot(given.index_of(conditioned[number])), size, shuffled=False, in_words=False)
     column = packed.columns[number]
     if column is not None:
         return SampleSource(Spot(0, column), packed.table.shape[1], shuffled=True, in_words=True)
@@ -174,15 +176,13 @@ class _SampleLoads:
 
 
 class _Sums:
-    """What is summed over samples: tiles in memory, single numbers in variables."""
+    """Sums over samples: tiles in memory, single numbers in variables."""
 
     def __init__(self, writer: CodeWriter, step: GradientStep) -> None:
         self._writer, self._emit = writer, writer.emit
-        self._kept = accumulators_of(step.sums, step.scalarised.program.outputs)
+        self._kept = accumulators_of(step.sums, step.program.outputs)
         self._numbers = {node: writer.emit.slot(writer.emit.vector(FLOAT32)) for _, node in self._kept.numbers}
         self._tiles = [self._place(tile) for tile in self._kept.tiles]
-        self._left_tiles = dict(enumerate(self._kept.tiles))
-        self._left_numbers = dict(self._numbers)
 
     def _place(self, tile: Tile) -> Placed:
         width = width_of(tile.right)
@@ -199,16 +199,21 @@ class _Sums:
                 for column in range(0, sums.sample_stride, self._emit.lanes):
                     self._emit.store(zero, sums.at(self._emit, row, column), FLOAT32)
 
-    def add_what_is_there(self) -> None:
-        """Adds each result of a block as soon as it is written."""
-        for n, tile in list(self._left_tiles.items()):
-            if all(node is None or self._writer.is_there(node) for node in (*tile.left, *tile.right)):
-                self._add(self._tiles[n], self._left_tiles.pop(n))
-        for node in list(self._left_numbers):
-            if self._writer.is_there(node):
-                self._add_number(node, self._left_numbers.pop(node))
+    @property
+    def nodes(self) -> list[list[Node]]:
+        """The nodes that each sum reads: tiles, then single numbers."""
+        tiles = [[node for node in (*tile.left, *tile.right) if node is not None] for tile in self._kept.tiles]
+        return tiles + [[node] for node in self._numbers]
 
-    def _add(self, sums: Placed, tile: Tile) -> None:
+    def add(self, number: int) -> None:
+        """Adds a block's part of a sum, by its number."""
+        if number < len(self._tiles):
+            self._add_tile(self._tiles[number], self._kept.tiles[number])
+        else:
+            node = list(self._numbers)[number - len(self._tiles)]
+            self._add_number(node, self._numbers[node])
+
+    def _add_tile(self, sums: Placed, tile: Tile) -> None:
         writer = self._writer
         right = writer.contiguous(self._side(tile.right))
         gathered(self._emit, sums, self._side(tile.left), right, writer.block, writer.room)
@@ -237,7 +242,7 @@ class _Sums:
             self._emit.store(self._writer.across("row_sum", total), self._at(target, offset), FLOAT32)
 
     def _store_part(self, sums: Placed, part: TilePart, target: Value) -> None:
-        """What of a tile belongs to one result, in the result's row-major order."""
+        """Stores the part of a tile that belongs to one result, in the result's row-major order."""
         emit = self._emit
         strides = (1, part.rows) if part.turned else (part.columns, 1)
         with emit.loop(part.rows) as row, emit.loop(part.columns) as column:

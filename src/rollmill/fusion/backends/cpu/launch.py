@@ -1,4 +1,4 @@
-"""How machine code is run, and where."""
+"""The launch of machine code, and the name of the processor."""
 
 import platform
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from rollmill.core.machine import usable_cores
 
 
 class CodeLaunch(NamedTuple):
-    """How machine code is run."""
+    """The launch of machine code."""
 
     block: int
     """Environments, or samples, that are computed together; a power of two."""
@@ -16,5 +16,5 @@ class CodeLaunch(NamedTuple):
 
 
 def describe_processor() -> str:
-    """What launches, and the order of sums, were chosen for."""
+    """Name of this processor; launches, and with them the order of sums, are chosen for it."""
     return f"{platform.machine()} CPU, {usable_cores()} cores"

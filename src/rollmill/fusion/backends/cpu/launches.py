@@ -1,4 +1,4 @@
-"""How machine code is launched; LLVM is imported when it is needed, for it may not be installed."""
+"""Launches of machine code; LLVM is imported when it is needed, for it may not be installed."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -11,7 +11,8 @@ from rollmill.core.machine import usable_cores
 from rollmill.fusion.backends.base import AnyLaunch, Backend, KernelKind, many_products
 from rollmill.fusion.backends.cpu.launch import CodeLaunch, describe_processor
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
-from rollmill.fusion.kernels.rollout import RolloutStep, unpack, written
+from rollmill.fusion.kernels.rollout import RolloutStep, unpack
+from rollmill.fusion.lower.prologue import UniformArrays
 
 ENVIRONMENTS_TOGETHER = 16
 SAMPLES_TOGETHER = 32
@@ -59,24 +60,29 @@ def _parts(num_samples: int, device: Any) -> list[CodeLaunch]:
 
 
 def run_rollout_code(
-    step: RolloutStep, carried: list[Array], keys: Array, num_steps: int, *, launch: CodeLaunch
+    step: RolloutStep,
+    uniforms: UniformArrays,
+    carried: list[Array],
+    keys: Array,
+    num_steps: int,
+    *,
+    launch: CodeLaunch,
 ) -> tuple[list[Array], list[Array]]:
     """All steps as machine code on the CPU."""
     from rollmill.fusion.backends.cpu.ffi import call
 
-    kernel = _rollout_code(launch, step, carried, keys, num_steps)
-    found = call(kernel, [*carried, keys, *step.scalarised.uniforms])
-    return unpack(step, found, carried, num_steps)
+    kernel = _rollout_code(launch, step, uniforms, carried, keys, num_steps)
+    return unpack(step, uniforms, call(kernel, [*carried, keys, *uniforms.slots]), carried, num_steps)
 
 
 def run_gradient_code(step: GradientStep, minibatch: Minibatch, *, launch: CodeLaunch) -> Array:
     """All samples as machine code on the CPU, and the sum over its parts, always in the same order."""
     from rollmill.fusion.backends.cpu.ffi import call
 
-    found = [
+    sums = [
         call(*_gradient_code(part, step, minibatch, samples))[0] for part, samples in _shares(launch, minibatch)
     ]
-    return jnp.sum(jnp.concatenate(found), axis=0) / minibatch.num_samples
+    return jnp.sum(jnp.concatenate(sums), axis=0) / minibatch.num_samples
 
 
 def _shares(launch: CodeLaunch, minibatch: Minibatch) -> list[tuple[CodeLaunch, range]]:
@@ -87,10 +93,17 @@ def _shares(launch: CodeLaunch, minibatch: Minibatch) -> list[tuple[CodeLaunch, 
     return shares if left else shares[:1]
 
 
-def _rollout_code(launch: CodeLaunch, step: RolloutStep, carried: Sequence[Any], keys: Any, num_steps: int) -> Any:
+def _rollout_code(
+    launch: CodeLaunch,
+    step: RolloutStep,
+    uniforms: UniformArrays,
+    carried: Sequence[Any],
+    keys: Any,
+    num_steps: int,
+) -> Any:
     from rollmill.fusion.backends.cpu.rollout import rollout_code
 
-    return rollout_code(step, carried, keys, num_steps, written(step), launch.block)
+    return rollout_code(step, [*carried, keys, *uniforms.slots], keys.shape[0], num_steps, launch.block)
 
 
 def _gradient_code(

@@ -1,4 +1,4 @@
-"""Where rows lie while a block is computed, and what is done with whole rows: loops over its samples.
+"""Memory of rows while a block is computed, and operations on whole rows: loops over its samples.
 
 A row is held sample after sample, with as many columns as fill whole vectors; what is the same for all samples is
 held once; numbers that were single ones lie one column after the other, and are read as they lie.
@@ -205,7 +205,7 @@ def _vectors(emit: Emitter, rows: Placed, row: Value, tile: Tiling) -> list[Valu
 
 
 def _columns(emit: Emitter, tile: Tiling) -> range:
-    """Where a tile's vectors begin."""
+    """The first columns of a tile's vectors."""
     return range(tile.first * emit.lanes, (tile.first + tile.vectors) * emit.lanes, emit.lanes)
 
 

@@ -1,4 +1,4 @@
-"""What each operation of a program is in LLVM's language."""
+"""Operations of a program in LLVM's language."""
 
 from collections.abc import Callable, Sequence
 
@@ -167,7 +167,7 @@ def _compared(emit: Emitter, symbol: str, operands: Sequence[Value], dtype: np.d
 
 
 def _divided(emit: Emitter, op: str, x: Value, y: Value, *, signed: bool) -> Value:
-    """As JAX has it where a processor would stop: division by zero, and of the least number by -1."""
+    """Integer division with JAX's results where a processor would stop: by zero, and of the least number by -1."""
     builder, number = emit.builder, lambda n: ir.Constant(x.type, [n] * emit.lanes)
     by_zero = builder.icmp_unsigned("==", y, number(0))
     safe = builder.select(by_zero, number(1), y)
@@ -231,9 +231,9 @@ def _converted(emit: Emitter, x: Value, before: np.dtype, after: np.dtype) -> Va
         return emit.intrinsic("fptosi.sat" if after.kind == "i" else "fptoui.sat", x, result=kind)
     if after.kind == "f":
         return builder.sitofp(x, kind) if before.kind == "i" else builder.uitofp(x, kind)
-    narrow = number_type(after).width - number_type(before).width
-    if narrow < 0:
+    widening = number_type(after).width - number_type(before).width
+    if widening < 0:
         return builder.trunc(x, kind)
-    if narrow == 0:
+    if widening == 0:
         return x
     return builder.sext(x, kind) if before.kind == "i" else builder.zext(x, kind)

@@ -14,12 +14,12 @@ from rollmill.fusion.backends.cpu.memory import ALIGNMENT, Scratch
 from rollmill.fusion.backends.cpu.target import processor
 from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.ir import Node
-from rollmill.fusion.kernels.leaves import Leaf
-from rollmill.fusion.kernels.rollout import RolloutStep
+from rollmill.fusion.kernels.rollout import RolloutStep, written_leaves
+from rollmill.fusion.opt.schedule import schedule_of
 
 
 def rollout_code(
-    step: RolloutStep, carried: Sequence[Any], keys: Any, num_steps: int, written: Sequence[Leaf], block: int
+    step: RolloutStep, inputs: Sequence[Any], num_envs: int, num_steps: int, block: int
 ) -> NativeKernel:
     """The machine code of a rollout, block of environments by block.
 
@@ -29,28 +29,30 @@ def rollout_code(
     Raises:
         CannotFuse: where there are fewer environments than in a block.
     """
-    num_envs, own = keys.shape[0], processor()
+    own = processor()
     if num_envs < block:
         raise CannotFuse(f"a block of {block} does not fit {num_envs} environments.")
-    inputs, told = [*carried, keys, *step.scalarised.uniforms], [leaf for leaf in step.step if leaf.places]
-    emit, pointers, number, base = new_program(min(own.lanes, block), len(inputs) + len(written) + len(told))
-    slots = pointers[len(carried) + 1 : len(inputs)]
+    written, of_steps = written_leaves(step), [leaf for leaf in step.step if leaf.places]
+    count = len(inputs) + len(written) + len(of_steps)
+    emit, pointers, number, base = new_program(min(own.lanes, block), count)
+    slots = pointers[len(step.carried) + len(step.fixed) : len(inputs)]
     scratch = Scratch(emit, base)
     writer = CodeWriter(emit, scratch, slots, block=block, room=own.accumulators)
     first = _first_of(emit, number, num_envs, block)
     load = lambda leaf, pointer: load_leaf(writer, leaf, pointer, first)
     begin = [held for pair in zip(step.carried, pointers, strict=False) for held in load(*pair)]
-    fixed = [held for pair in zip(step.fixed, pointers[len(carried) :], strict=False) for held in load(*pair)]
-    nodes = step.scalarised.program.inputs[: len(begin)]
+    fixed = [held for pair in zip(step.fixed, pointers[len(step.carried) :], strict=False) for held in load(*pair)]
+    nodes = step.program.inputs[: len(begin)]
     variables = {n: new_variable(writer, node) for n, node in enumerate(nodes) if step.carries(n)}
     for place, variable in variables.items():
         assign(writer, variable, begin[place])
     now = lambda: _standing(writer, nodes, {place: read(writer, own) for place, own in variables.items()})
+    schedule = schedule_of(step.program)
     with emit.loop(num_steps) as t:
         turn = emit.broadcast(emit.builder.trunc(t, INT32))
-        found = writer.write(step.scalarised.program, [*now(), *fixed, [turn] * writer.groups])
+        found = writer.write(schedule, [*now(), *fixed, [turn] * writer.groups])
         row = emit.builder.add(emit.builder.mul(t, emit.integer(num_envs)), first)
-        for leaf, pointer in zip(told, pointers[len(inputs) + len(written) :], strict=True):
+        for leaf, pointer in zip(of_steps, pointers[len(inputs) + len(written) :], strict=True):
             store_leaf(writer, leaf, found, pointer, row)
         after = [found[place] for leaf in step.after for place in leaf.places]
         assign_all(writer, list(variables.values()), [after[place] for place in variables])
@@ -60,12 +62,14 @@ def rollout_code(
         store_leaf(writer, leaf, ends, pointer, first)
     emit.builder.ret_void()
     struct = lambda leaf, *axes: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
-    outputs = [struct(leaf, num_envs) for leaf in written] + [struct(leaf, num_steps, num_envs) for leaf in told]
+    outputs = [struct(leaf, num_envs) for leaf in written] + [
+        struct(leaf, num_steps, num_envs) for leaf in of_steps
+    ]
     return NativeKernel(emit.module, -(-num_envs // block), max(scratch.size, ALIGNMENT), tuple(outputs))
 
 
 def _standing(writer: CodeWriter, nodes: Sequence[Node], held: Mapping[int, BlockValue]) -> list[BlockValue]:
-    """What the inputs of a step are; some are known, or another again."""
+    """The values of a step's inputs; some are known, or another input again."""
     known = lambda node: [writer.emit.constant(node.value, node.dtype)] * writer.groups
     return [known(node) if node.op == "constant" else held[node.attributes[0]] for node in nodes]
 

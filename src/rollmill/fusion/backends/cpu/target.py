@@ -11,17 +11,17 @@ from rollmill.fusion.errors import CannotFuse
 
 
 class Processor(NamedTuple):
-    """What code is generated for."""
+    """The processor that code is generated for."""
 
     name: str
-    """As LLVM knows it."""
+    """LLVM's name of the processor."""
     features: str
     lanes: int
     """Numbers of 32 bits in a vector."""
     accumulators: int
     """Vectors that a product of matrices may hold in registers, beside its operands."""
     cores: int
-    """That this process may use."""
+    """Cores that this process may use."""
 
 
 WIDEST = (("avx512f", 16, 16), ("avx2", 8, 8), ("neon", 4, 16))

@@ -10,18 +10,19 @@ from typing import TypeAlias
 
 import numpy as np
 
+from rollmill.fusion.backends.triton.control import SEPARATOR, AddSum, write_items
 from rollmill.fusion.backends.triton.hoist import columns, permute_to_mma_order
 from rollmill.fusion.backends.triton.operations import TYPES, by_constant, expression
-from rollmill.fusion.backends.triton.order import SEPARATOR, Names, Order
 from rollmill.fusion.backends.triton.registers import KEEP_LAYOUT, ONE, ZERO, LayoutChange, interleave, pack_row
 from rollmill.fusion.backends.triton.source import KernelSource
-from rollmill.fusion.ir import Loop, Node, Program, is_float
+from rollmill.fusion.ir import Node, is_float
+from rollmill.fusion.opt.schedule import Schedule
 from rollmill.fusion.opt.skinny_matmul import (
     MAX_SKINNY,
     ColumnDots,
     SkinnyMatmuls,
     find_skinny_matmuls,
-    is_stacked_product,
+    scattered_stacks,
 )
 
 Beside: TypeAlias = Callable[[KernelSource, Sequence[str]], str]
@@ -53,26 +54,25 @@ class TritonWriter:
         self.source = source
         self._exact_scalars = exact_scalars
         self._scattered: set[Node] = set()
-        self._narrow = SkinnyMatmuls({}, {}, {}, {})
+        self._skinny = SkinnyMatmuls({}, {}, {}, {})
         self._beside = beside or pack_row
         self._apart = apart
         self.tiles: dict[ColumnDots | tuple[str, ...], str] = {}
         """Rows of scalars, and products that several nodes share, by the operands that they are made of."""
 
-    def write(
-        self, program: Program, inputs: Sequence[str], *, then: Callable[[Names], None] | None = None
-    ) -> list[str]:
+    def write(self, schedule: Schedule, inputs: Sequence[str], *, add_sum: AddSum | None = None) -> list[str]:
         """Writes a program whose inputs have these names; returns the names of its outputs.
 
-        `then` is called after each node, with the names of all that is written.
+        `add_sum` writes each sum that the program is scheduled with.
         """
-        order = Order(self, program, inputs)
-        self._find_products(order.nodes, program.outputs)
-        order.write(then)
-        return [order.names[node] for node in program.outputs]
+        nodes, outputs = schedule.program.nodes(), schedule.program.outputs
+        self._find_products(nodes, outputs)
+        names = {node: inputs[int(node.attributes[0])] for node in nodes if node.op == "input"}
+        names = write_items(self, schedule.items, names, add_sum)
+        return [names[node] for node in outputs]
 
     def named(self, inputs: Sequence[Node], names: Sequence[str]) -> list[str]:
-        """What inputs are called whose numbers have these names; some are known, or another's again."""
+        """The names of inputs whose numbers have these names; some are known, or another input again."""
         known = lambda node: self._constant(node) if node.op == "constant" else names[int(node.attributes[0])]
         return [known(node) for node in inputs]
 
@@ -86,31 +86,29 @@ class TritonWriter:
             case "uniform":
                 slot, place = node.attributes
                 return self.source.before.uniform(slot, place, node.dtype, node.width)
-            case "loop":
-                return self._loop(node.attributes[0], operands)
             case "item":
                 return operands[0].split(SEPARATOR)[node.attributes[0]]
             case "dot":
                 return self._dot(node, operands[0])
             case "stack":
                 return self._stack(node, operands)
-        return self._narrow_node(node, operands) or self._assign(self._expression(node, operands))
+        return self._skinny_node(node, operands) or self._assign(self._expression(node, operands))
 
-    def _narrow_node(self, node: Node, operands: list[str]) -> str | None:
-        """A node that belongs to a narrow product."""
-        narrow = self._narrow
-        if node in narrow.absorbed:
-            return operands[node.operands.index(narrow.absorbed[node])]
-        if node in narrow.heads:
-            return self._head(*narrow.heads[node], operands[0])
-        if node in narrow.added:
-            return self._added(node, narrow.added[node], operands)
+    def _skinny_node(self, node: Node, operands: list[str]) -> str | None:
+        """A node that belongs to a skinny product."""
+        skinny = self._skinny
+        if node in skinny.absorbed:
+            return operands[node.operands.index(skinny.absorbed[node])]
+        if node in skinny.heads:
+            return self._head(*skinny.heads[node], operands[0])
+        if node in skinny.added:
+            return self._added(node, skinny.added[node], operands)
         return None
 
     def _added(self, node: Node, product: Node, operands: list[str]) -> str:
-        """A narrow product, and what is added to it."""
+        """A skinny product, and what is added to it."""
         at = node.operands.index(product)
-        addend = self._narrow.first[product]
+        addend = self._skinny.first[product]
         more = ONE if addend is None or addend.scalar is None else operands[1 - at]
         return self._first(product, [*operands[at].split(SEPARATOR), more])
 
@@ -181,7 +179,7 @@ class TritonWriter:
         return f"{self._beside_others(scalar, name)}[:, None]"
 
     def _beside_others(self, scalar: Node, name: str) -> str:
-        """A scalar where it goes into rows; what is the same for all environments lies anywhere."""
+        """A scalar in the layout from which it goes into rows; uniform ones have any layout."""
         return name if scalar.op in ("constant", "uniform") else self._apart.into(name)
 
     def _stack(self, node: Node, operands: list[str]) -> str:
@@ -195,8 +193,8 @@ class TritonWriter:
     def _dot(self, node: Node, operand: str) -> str:
         slot, rows, size, start, transposed = node.attributes
         left, width = node.operands[0], node.width or 0
-        if node in self._narrow.first:
-            return operand if self._narrow.first[node] is not None else self._first(node, operand.split(SEPARATOR))
+        if node in self._skinny.first:
+            return operand if self._skinny.first[node] is not None else self._first(node, operand.split(SEPARATOR))
         if left in self._scattered:
             stride = (1, rows) if transposed else (size, 1)
             own = [
@@ -220,26 +218,21 @@ class TritonWriter:
         precision = "tf32" if self.source.numerics == "tf32" else "ieee"
         return f'tl.dot({left}, {right}{more}, input_precision="{precision}")'
 
-    # --- narrow products -------------------------------------------------------------------------------
+    # --- skinny products -------------------------------------------------------------------------------
 
     def _find_products(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> None:
-        """Which products are narrow; exact ones are sums where that is cheap.
-
-        A stack that anything else reads is a row like others, and so are its products.
-        """
+        """Finds skinny products; exact ones are sums where that is cheap."""
         exact = self.source.numerics == "float32"
-        most = MOST_SUMMED if exact else MAX_SKINNY
-        read = {operand for node in nodes if not is_stacked_product(node, most) for operand in node.operands}
-        self._scattered |= {node for node in nodes if node.op == "stack"} - read - set(outputs)
+        self._scattered |= scattered_stacks(nodes, outputs, MOST_SUMMED if exact else MAX_SKINNY)
         if not exact:
-            self._narrow = self._narrow.joined(find_skinny_matmuls(nodes, outputs, self._scattered))
+            self._skinny = self._skinny.joined(find_skinny_matmuls(nodes, outputs, self._scattered))
 
     def _first(self, node: Node, scalars: Sequence[str]) -> str:
         """The product of a few scalars; what is added to it is one more row of the matrix."""
         slot, rows, size, start, transposed = node.attributes
         width, before = node.width or 0, self.source.before
         matrix = before.matrix(slot, rows, size, start, width, transposed=transposed, of_scalars=True)
-        addend = self._narrow.first[node]
+        addend = self._skinny.first[node]
         if addend is not None:
             slot, place = addend.row.attributes
             row = before.uniform(slot, place, addend.row.dtype, addend.row.width)
@@ -262,48 +255,6 @@ class TritonWriter:
             left = self._taken(head.row, row)
             self.tiles[head] = self._assign(self.product(left, self.source.before.heads(head)))
         return self._assign(self._apart.column(self.tiles[head], head.columns, column))
-
-    def _loop(self, loop: Loop, operands: list[str]) -> str:
-        """Returns the names of the carried numbers, separated."""
-        count, middle = len(loop.body.outputs), len(loop.body.inputs)
-        carried = []
-        for name, node in zip(operands, loop.body.outputs, strict=False):
-            whole = name if node.width is None else f"tl.broadcast_to({name}, {self.shape(node)})"
-            carried.append(
-                self._assign(
-                    f"{whole} - tl.zeros({self.shape(node)}, {TYPES[node.dtype.name]})"
-                    if node.dtype != np.bool_
-                    else f"{whole} & tl.full({self.shape(node)}, 1, tl.int1)"
-                )
-            )
-        inputs = [*carried, *operands[count:middle]]
-        tiles = dict(self.tiles)
-        if loop.condition is None:
-            self.source.line(f"for _ in range({loop.turns}):")
-            self.source.deeper()
-            self._replace(carried, self.write(loop.body, inputs))
-            self.source.deeper(-1)
-            self.tiles = tiles
-            return SEPARATOR.join(carried)
-        asked = [*carried, *operands[middle:]]
-        going = self._assign(self.write(loop.condition, asked)[0])
-        self.source.line(f"while tl.max({going}.to(tl.int32), axis=0) != 0:")
-        self.source.deeper()
-        self._replace(carried, self.write(loop.body, inputs), going, loop)
-        self.tiles = dict(tiles)
-        self.source.line(f"{going} = {self.write(loop.condition, asked)[0]}")
-        self.source.deeper(-1)
-        self.tiles = tiles
-        return SEPARATOR.join(carried)
-
-    def _replace(self, carried: list[str], after: list[str], going: str = "", loop: Loop | None = None) -> None:
-        """Gives the carried numbers their values after a turn, all at once."""
-        news = [self._assign(new) for new in after]
-        for n, (name, new) in enumerate(zip(carried, news, strict=True)):
-            if loop is not None:
-                condition = going if loop.body.outputs[n].width is None else f"{going}[:, None]"
-                new = f"tl.where({condition}, {new}, {name})"
-            self.source.line(f"{name} = {new}")
 
 
 def _least(row: Node) -> str:

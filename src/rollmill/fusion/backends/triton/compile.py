@@ -36,12 +36,12 @@ class Kernel(NamedTuple):
     programs: int
     """Programs of the grid."""
     outputs: tuple[jax.ShapeDtypeStruct, ...]
-    """What the last pointers are for."""
+    """The outputs, to which the last pointers point."""
     constants: dict[str, Any]
     """Arguments known at compile time."""
     num_warps: int
     uniforms: int = 0
-    """How many of the last arrays all programs read alike; XLA may hand in a slice of another for such a one."""
+    """Number of trailing uniform arrays. XLA may pass slices of larger buffers, so no alignment is assumed."""
     num_stages: int = 1
     registers: int = 0
     """The most that a thread may have; 0 leaves it to the compiler."""
@@ -98,7 +98,7 @@ def compilation_of(kernel: Kernel, arrays: Sequence[Any], capability: int) -> Co
 
 
 def _options(kernel: Kernel) -> tuple[tuple[str, Any], ...]:
-    """Triton's."""
+    """Options of Triton's compiler."""
     options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": True}
     return tuple((options | ({"maxnreg": kernel.registers} if kernel.registers else {})).items())
 

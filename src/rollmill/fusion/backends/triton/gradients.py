@@ -5,29 +5,27 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
-from rollmill.dataflow import TOGETHER
 from rollmill.fusion.backends.triton.codegen import TritonWriter
 from rollmill.fusion.backends.triton.compile import Kernel, call
+from rollmill.fusion.backends.triton.control import Names
 from rollmill.fusion.backends.triton.hoist import columns
-from rollmill.fusion.backends.triton.operations import TYPES
-from rollmill.fusion.backends.triton.order import Names
-from rollmill.fusion.backends.triton.registers import ONE, pack_by_select
+from rollmill.fusion.backends.triton.registers import ONE
+from rollmill.fusion.backends.triton.samples import SamplePlace, SamplePrefetch
 from rollmill.fusion.backends.triton.source import KernelSource
 from rollmill.fusion.ir import Node, Program
 from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, accumulators_of, is_row, width_of
 from rollmill.fusion.kernels.arguments import KernelArguments
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
-from rollmill.fusion.kernels.leaves import Leaf
 from rollmill.fusion.kernels.loop_fission import FissionPlan, Sweep, plan_sweeps
 from rollmill.fusion.kernels.vector import Vector
 from rollmill.fusion.numerics import Numerics
+from rollmill.fusion.opt.schedule import schedule_of
 
 
 class GradientLaunch(NamedTuple):
-    """How the kernel of a minibatch's gradients is launched."""
+    """The launch of the kernel of a minibatch's gradients."""
 
     programs: int
     """Each goes through its part of the minibatch block by block."""
@@ -49,11 +47,12 @@ def gradient_kernel(
     step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics
 ) -> tuple[Kernel, list[Any]]:
     """The kernel of a minibatch, and the arrays that it takes."""
-    packed, own, num_samples = minibatch.packed, minibatch.shuffled.own, minibatch.num_samples
+    packed, num_samples = minibatch.packed, minibatch.num_samples
+    conditioned = minibatch.shuffled.conditioned
     given = KernelArguments()
     places = [
-        SamplePlace(_pointer(given, own[number]), None, shuffled=False)
-        if number in own
+        SamplePlace(_pointer(given, conditioned[number]), None, shuffled=False)
+        if number in conditioned
         else SamplePlace("table", first, shuffled=True)
         if first is not None
         else SamplePlace(_pointer(given, leaf), None, shuffled=True)
@@ -62,7 +61,7 @@ def gradient_kernel(
     if minibatch.vector is not None:
         _pointer(given, minibatch.vector.numbers)
     aligned = len(given.arrays)
-    slots = [_slot(given, array, minibatch.vector) for array in step.scalarised.uniforms]
+    slots = [_slot(given, array, minibatch.vector) for array in minibatch.uniforms.slots]
     whole_blocks = num_samples % launch.block == 0
     pointers = [_pointer(given, array) for array in given.arrays]
     source = gradient_source(step, places, slots, pointers, whole_blocks=whole_blocks, numerics=numerics)
@@ -91,16 +90,6 @@ def _slot(given: KernelArguments, array: Any, vector: Vector | None) -> str:
 # --- its source -------------------------------------------------------------------------------------------
 
 
-class SamplePlace(NamedTuple):
-    """Where a leaf of the samples is read."""
-
-    pointer: str
-    first: int | None
-    """Its first word in a row of the table; None where it is an array of its own."""
-    shuffled: bool
-    """Whether it lies in the order of the batch, and not of the minibatch."""
-
-
 def gradient_source(
     step: GradientStep,
     places: Sequence[SamplePlace],
@@ -124,12 +113,12 @@ def gradient_source(
         whole_blocks: whether every block is full.
         numerics: of products.
     """
-    kept = accumulators_of(step.sums, step.scalarised.program.outputs)
-    plan = plan_sweeps(kept, step.scalarised.program)
-    numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.passes for node in each.numbers)}
+    kept = accumulators_of(step.sums, step.program.outputs)
+    plan = plan_sweeps(kept, step.program)
+    numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.sweeps for node in each.numbers)}
     lines = []
-    for n, each in enumerate(plan.passes):
-        lines += _pass(_Common(step, places, slots, whole_blocks, numerics), each, numbers, f"p{n}")
+    for n, each in enumerate(plan.sweeps):
+        lines += _sweep(_Common(step, places, slots, whole_blocks, numerics), each, numbers, f"p{n}")
     arguments = ", ".join(["table", "rows", "minibatch", *pointers, "sums"])
     constants = ", ".join(f"{name}: tl.constexpr" for name in ("N", "W", "SIZE", "PROGRAMS", "BLOCK"))
     head = [
@@ -142,7 +131,7 @@ def gradient_source(
 
 
 class _Common(NamedTuple):
-    """What all passes have in common."""
+    """The arguments that all sweeps of a kernel share."""
 
     step: GradientStep
     places: Sequence[SamplePlace]
@@ -151,17 +140,18 @@ class _Common(NamedTuple):
     numerics: Numerics
 
 
-def _pass(task: _Common, each: Sweep, numbers: Mapping[Node, str], prefix: str) -> list[str]:
-    """One pass over a program's samples, and its sums; all its names begin alike."""
+def _sweep(task: _Common, each: Sweep, numbers: Mapping[Node, str], prefix: str) -> list[str]:
+    """One sweep over a program's samples, and its sums; all its names begin alike."""
     mask = "" if task.whole_blocks else "here"
     summing_from = [node for tile in each.tiles.values() for node in (*tile.left, *tile.right) if node is not None]
-    program = Program(task.step.scalarised.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers]),))
-    samples = _SamplePrefetch(prefix)
+    program = Program(task.step.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers]),))
+    samples = SamplePrefetch(prefix)
     source = KernelSource(task.numerics, task.slots, indent=2, prefix=f"{prefix}v")
     writer = TritonWriter(source, beside=samples.beside, exact_scalars=False)
     inputs = _inputs(task, program, samples)
     source.lines += samples.words
-    writer.write(program, inputs, then=_Summing(writer, each, numbers, mask).add_what_is_there)
+    sums = _Sums(writer, each, numbers, mask)
+    writer.write(schedule_of(program, segmented=True, sums=sums.nodes), inputs, add_sum=sums.add)
     loop = ["    for first in range(tl.program_id(0) * BLOCK, N, PROGRAMS * BLOCK):"]
     here = [f"        {mask} = first + tl.arange(0, BLOCK) < N"] if mask else []
     before = [*source.before.lines, *samples.opening(), *_empty(each, numbers)]
@@ -169,8 +159,8 @@ def _pass(task: _Common, each: Sweep, numbers: Mapping[Node, str], prefix: str) 
     return [*before, *inside, *_tile_stores(each), *_summed(each, numbers)]
 
 
-def _inputs(task: _Common, program: Program, samples: "_SamplePrefetch") -> list[str]:
-    """The names of the inputs that a pass needs; the others are not read."""
+def _inputs(task: _Common, program: Program, samples: SamplePrefetch) -> list[str]:
+    """The names of the inputs that a sweep needs; the others are not read."""
     needed = {node for node in program.nodes() if node.op == "input"}
     names = [""] * len(program.inputs)
     for leaf, place in zip(task.step.sample, task.places, strict=True):
@@ -180,125 +170,29 @@ def _inputs(task: _Common, program: Program, samples: "_SamplePrefetch") -> list
     return names
 
 
-# --- one block of samples -----------------------------------------------------------------------------------
-
-
-class _SamplePrefetch:
-    """Reads the samples of the next block while one is computed: words of the table four at a time."""
-
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self.words: list[str] = []
-        """Lines that take apart what was read."""
-        self._fetched: dict[str, str] = {}
-        self._groups: dict[int, list[str]] = {}
-        self._numbers: dict[str, int] = {}
-
-    def read(self, leaf: Leaf, place: SamplePlace) -> list[str]:
-        """Names of a leaf's numbers, or rows."""
-        if place.first is not None and leaf.width is None:
-            return [self._word(place.first + n, leaf.dtype) for n in range(len(leaf.places))]
-        return [self._load(leaf, place, n) for n in range(len(leaf.places))]
-
-    def beside(self, source: KernelSource, parts: Sequence[str]) -> str:
-        """A row of scalars; those that lie beside each other in the table are read as a row."""
-        numbers = [self._numbers.get(part, -1) for part in parts]
-        count = next((n for n, number in enumerate(numbers) if number != numbers[0] + n), len(parts))
-        if numbers[0] < 0 or count < 2:
-            return pack_by_select(source, parts)
-        column = source.before.columns(len(parts))
-        words = f"table + at[:, None] + {numbers[0]} + {column}[None, :]"
-        fetched = self._fetch(f"tl.load({words}, mask={column}[None, :] < {count}, other=0)")
-        tile = f"{fetched}.to(tl.float32, bitcast=True)"
-        return pack_by_select(source, parts, onto=(tile, count))
-
-    # --- ahead of the block that is computed -----------------------------------------------------------------
-
-    def opening(self) -> list[str]:
-        """Lines that read the first block's samples."""
-        return [
-            "    spot = tl.minimum(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), N - 1)",
-            "    row = tl.load(rows + spot)",
-            "    at = row.to(tl.int64) * W",
-            *(f"    {name} = {expression}" for name, expression in self._fetched.items()),
-            *(f"    {line}" for line in NEXT),
-        ]
-
-    def ahead(self) -> list[str]:
-        """Lines that read the next block's samples."""
-        fetches = [f"        next_{name} = {expression}" for name, expression in self._fetched.items()]
-        return ["        at = row.to(tl.int64) * W", *fetches, *(f"        {line}" for line in NEXT)]
-
-    def over(self) -> list[str]:
-        """Lines that make the next block's samples those that are computed."""
-        return [f"        {name} = next_{name}" for name in self._fetched]
-
-    def _fetch(self, expression: str) -> str:
-        """The name of what an expression of `spot`, `row` and `at` reads."""
-        name = f"{self._prefix}s{len(self._fetched)}"
-        self._fetched[name] = expression
-        return name
-
-    def _word(self, number: int, dtype: np.dtype) -> str:
-        """The name of a word of the table as a number of this type."""
-        group, place = divmod(number, TOGETHER)
-        if group not in self._groups:
-            self._groups[group] = self._four(group)
-        name = f"{self._prefix}w{number}"
-        self.words.append(f"        {name} = {self._groups[group][place]}.to({TYPES[dtype.name]}, bitcast=True)")
-        if dtype == np.float32:
-            self._numbers[name] = number
-        return name
-
-    def _four(self, group: int) -> list[str]:
-        first = group * TOGETHER
-        tile = self._fetch(f"tl.load(table + at[:, None] + ({first} + tl.arange(0, {TOGETHER}))[None, :])")
-        names = [f"{tile}_{n}" for n in range(TOGETHER)]
-        self.words += [
-            f"        {tile}_even, {tile}_odd = tl.split(tl.reshape({tile}, [BLOCK, 2, 2]))",
-            f"        {names[0]}, {names[2]} = tl.split({tile}_even)",
-            f"        {names[1]}, {names[3]} = tl.split({tile}_odd)",
-        ]
-        return names
-
-    def _load(self, leaf: Leaf, place: SamplePlace, n: int) -> str:
-        """The name of the n-th number, or row, of a leaf."""
-        size = int(np.prod(leaf.shape))
-        row = f"row.to(tl.int64) * {size}" if place.shuffled else f"spot.to(tl.int64) * {size}"
-        start = f"{row if place.first is None else 'at'} + {(place.first or 0) + n * (leaf.width or 1)}"
-        mask = ""
-        if leaf.width is not None:
-            column = f"tl.arange(0, {columns(leaf.width)})[None, :]"
-            start = f"({start})[:, None] + {column}"
-            mask = f", mask={column} < {leaf.width}, other=0" if columns(leaf.width) != leaf.width else ""
-        cast = f".to({TYPES[leaf.dtype.name]}, bitcast=True)" if place.first is not None else ""
-        before = "" if place.shuffled else f" + tl.load(minibatch).to(tl.int64) * {size} * N"
-        return self._fetch(f"tl.load({place.pointer}{before} + {start}{mask}){cast}")
-
-
-NEXT = ("spot = tl.minimum(spot + PROGRAMS * BLOCK, N - 1)", "row = tl.load(rows + spot)")
-"""Lines that go on to the rows of the next block."""
-
-
 # --- sums -------------------------------------------------------------------------------------------------
 
 
-class _Summing:
-    """Adds a block's results to what is kept, each as soon as it is there, so that it need not be held."""
+class _Sums:
+    """Adds a block's results to the accumulators, each as soon as it is computed, so that it need not be held."""
 
     def __init__(self, writer: TritonWriter, each: Sweep, numbers: Mapping[Node, str], mask: str) -> None:
         self._writer, self._mask = writer, mask
-        self._tiles = dict(each.tiles)
-        self._numbers = {node: numbers[node] for node in each.numbers}
+        self._tiles, self._numbers = list(each.tiles.items()), [(node, numbers[node]) for node in each.numbers]
 
-    def add_what_is_there(self, names: Names) -> None:
-        """Adds all of which every operand has a name, once."""
-        for n, tile in list(self._tiles.items()):
-            if all(node is None or node in names for node in (*tile.left, *tile.right)):
-                self._add_tile(n, self._tiles.pop(n), names)
-        for node in list(self._numbers):
-            if node in names:
-                self._add_number(self._numbers.pop(node), names[node])
+    @property
+    def nodes(self) -> list[list[Node]]:
+        """The nodes that each sum reads: tiles, then single numbers."""
+        tiles = [[node for node in (*tile.left, *tile.right) if node is not None] for _, tile in self._tiles]
+        return tiles + [[node] for node, _ in self._numbers]
+
+    def add(self, number: int, names: Names) -> None:
+        """Adds a sum by its number."""
+        if number < len(self._tiles):
+            self._add_tile(*self._tiles[number], names)
+        else:
+            node, total = self._numbers[number - len(self._tiles)]
+            self._add_number(total, names[node])
 
     def _add_tile(self, n: int, tile: Tile, names: Names) -> None:
         """`tile += right^T left`; samples that are none are zero on the right."""
@@ -357,7 +251,7 @@ def _number_stores(plan: FissionPlan, numbers: Mapping[Node, str]) -> list[str]:
 
 
 def _store(n: int, part: TilePart) -> str:
-    """Stores what of a tile belongs to one result, in the result's row-major order."""
+    """Stores the part of a tile that belongs to one result, in the result's row-major order."""
     row, strides = f"(i{n} - {part.first_row})", (1, part.rows) if part.turned else (part.columns, 1)
     place = f"{part.offset} + {row} * {strides[0]} + o{n} * {strides[1]}"
     mask = f"({row} >= 0) & ({row} < {part.rows}) & (o{n} < {part.columns})"

@@ -1,4 +1,4 @@
-"""What a kernel reads once, before its loop: numbers, rows and matrices that are the same for all.
+"""Loads that are hoisted before a kernel's loop: numbers, rows and matrices that are the same for all.
 
 They stay in registers or in shared memory for the whole loop. Rows have as many columns as the next power of two;
 those that are too many are zero in a matrix.
@@ -24,7 +24,7 @@ def columns(width: int) -> int:
 
 
 class Hoisted:
-    """Lines before a kernel's loop, each of which is said once."""
+    """Lines before a kernel's loop, each of which is written once."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class Hoisted:
         self._slots = slots
         self._fresh = fresh
         self._read = memory.read
-        self._said: dict[tuple, str] = {}
+        self._names: dict[tuple, str] = {}
 
     def once(self, key: tuple, text: str) -> str:
-        """The name of what is said under a key."""
-        if key not in self._said:
-            self._said[key] = self._fresh()
-            self.lines.append(f"    {self._said[key]} = {text}")
-        return self._said[key]
+        """The name of the expression that is written once under a key."""
+        if key not in self._names:
+            self._names[key] = self._fresh()
+            self.lines.append(f"    {self._names[key]} = {text}")
+        return self._names[key]
 
     def columns(self, width: int) -> str:
         """The numbers of a row's columns."""

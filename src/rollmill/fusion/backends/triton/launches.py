@@ -1,4 +1,4 @@
-"""Which launches of kernels are worth trying on a GPU, and which kernels are not."""
+"""Launches of kernels that are worth trying on a GPU, and kernels that are not."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -18,9 +18,9 @@ class Word(NamedTuple):
 
     kind: str
     out: str
-    """What follows a register's name to make it a number of `{type}`."""
+    """Suffix that turns a register into a number of `{type}`."""
     into: str
-    """What follows a number's name to fill a register."""
+    """Suffix that turns a number into a register."""
 
 
 WORDS = {
@@ -28,11 +28,11 @@ WORDS = {
     2: Word("b16", ".to(tl.int16).to({type}, bitcast=True)", ".to(tl.int16, bitcast=True).to(tl.int32)"),
     4: Word("b32", ".to({type}, bitcast=True)", ".to(tl.int32, bitcast=True)"),
 }
-"""By the bytes of a number."""
+"""Moves of numbers, by their bytes."""
 
 
 class LeafIO(NamedTuple):
-    """Where the environments of a block have their leaves."""
+    """Loads and stores of leaves for the environments of a block."""
 
     source: KernelSource
     mask: str
@@ -136,7 +136,7 @@ def _together(leaf: Leaf) -> int:
 
 
 def _moved(kind: str, first: int, together: int) -> tuple[str, str]:
-    """How an instruction says what it moves, and its operands, from this one on."""
+    """The suffix of an instruction that moves so many numbers, and its operands, from this one on."""
     operands = ", ".join(f"${first + n}" for n in range(together))
     return (f".v{together}.{kind}", f"{{{operands}}}") if together > 1 else (f".{kind}", operands)
 

@@ -1,4 +1,4 @@
-"""How kernels read and write memory in Triton's language.
+"""Reads and writes of memory in Triton's language.
 
 What Triton reads and writes itself, it places well: such kernels are faster than those by instructions. But for
 each place it looks for what else in the kernel depends on it, which takes hours for a long program. What an
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Memory(NamedTuple):
-    """How a kernel reads and writes; places are pointers, checks say which of them are there."""
+    """A way to read and write; places are pointers, checks say which of them exist."""
 
     read: Callable[[str, Sequence[str]], str]
     """`(places, checks)`: an expression, zero where a check fails."""

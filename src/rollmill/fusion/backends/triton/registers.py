@@ -1,4 +1,4 @@
-"""Scalars beside each other, as the row that a product of matrices takes; and what comes out of it as scalars."""
+"""Scalars packed into the rows that matrix products take, and columns of rows as scalars again."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -43,14 +43,14 @@ def pack_by_select(source: KernelSource, parts: Sequence[str], onto: tuple[str, 
 
 
 class LayoutChange(NamedTuple):
-    """How scalars come out of rows, and go into them again, as expressions."""
+    """Changes of layout between rows and scalars, as expressions."""
 
     scalar: Callable[[str], str]
-    """Where what was computed from each row lies."""
+    """From a number that was computed from each row to a scalar."""
     column: Callable[[str, int, int], str]
     """`(rows, how many columns they have, which one)`."""
     into: Callable[[str], str] = str
-    """Where a scalar lies that is repeated in the columns of a row."""
+    """From a scalar to one that is repeated in the columns of a row."""
 
 
 def _chosen(rows: str, columns: int, column: int) -> str:
@@ -77,9 +77,9 @@ changes where they lie and nothing else.
 """
 
 ENV_PER_THREAD_BOTH_WAYS = LayoutChange(_one_each, _gathered, _one_each)
-"""As `ENV_PER_THREAD`, and what goes into rows is gathered as well.
+"""Like `ENV_PER_THREAD`, with a gather before scalars go into rows as well.
 
-Products on the ordinary units may take their left side with all rows of a block in every warp. Triton 3.6 computes
-the scalars anew where the rows are, with all that they come from: the whole environment, 32 times over. It cannot
-look through a gathering.
+Products on the ordinary units may take their left side with all rows of a block in every warp. Triton 3.6
+rematerialises the scalars in the rows' layout, with all that they come from: the whole environment, 32 times over.
+It does not rematerialise through `tl.gather`.
 """

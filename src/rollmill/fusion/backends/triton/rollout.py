@@ -1,6 +1,7 @@
 """A whole rollout as one kernel on a GPU."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +16,10 @@ from rollmill.fusion.backends.triton.memory import BY_INSTRUCTIONS, BY_TRITON
 from rollmill.fusion.backends.triton.operations import TYPES
 from rollmill.fusion.backends.triton.registers import ENV_PER_THREAD, ENV_PER_THREAD_BOTH_WAYS
 from rollmill.fusion.backends.triton.source import KernelSource
-from rollmill.fusion.kernels.rollout import RolloutStep, unpack, written
+from rollmill.fusion.kernels.rollout import RolloutStep, unpack, written_leaves
+from rollmill.fusion.lower.prologue import UniformArrays
 from rollmill.fusion.numerics import Numerics
+from rollmill.fusion.opt.schedule import schedule_of
 from rollmill.fusion.opt.segments import needs_segments
 
 MOST_REGISTERS = 255
@@ -24,7 +27,7 @@ MOST_REGISTERS = 255
 
 
 class Launch(NamedTuple):
-    """How a rollout's kernel is launched."""
+    """The launch of a rollout's kernel."""
 
     block: int = 64
     """Environments of one program; a power of two, at least 16."""
@@ -34,47 +37,61 @@ class Launch(NamedTuple):
 
 
 def run_kernel(
-    step: RolloutStep, carried: list[Array], keys: Array, num_steps: int, *, launch: Launch, numerics: Numerics
+    step: RolloutStep,
+    uniforms: UniformArrays,
+    carried: list[Array],
+    keys: Array,
+    num_steps: int,
+    *,
+    launch: Launch,
+    numerics: Numerics,
 ) -> tuple[list[Array], list[Array]]:
     """All steps in one kernel on a GPU."""
-    kernel, arrays = rollout_kernel(step, carried, keys, num_steps, launch=launch, numerics=numerics)
-    return unpack(step, call(kernel, arrays), carried, num_steps)
+    kernel, arrays = rollout_kernel(step, uniforms, carried, keys, num_steps, launch=launch, numerics=numerics)
+    return unpack(step, uniforms, call(kernel, arrays), carried, num_steps)
 
 
 def rollout_kernel(
-    step: RolloutStep, carried: Sequence[Any], keys: Any, num_steps: int, *, launch: Launch, numerics: Numerics
+    step: RolloutStep,
+    uniforms: UniformArrays,
+    carried: Sequence[Any],
+    keys: Any,
+    num_steps: int,
+    *,
+    launch: Launch,
+    numerics: Numerics,
 ) -> tuple[Kernel, list[Any]]:
     """The kernel of a rollout, and the arrays that it takes."""
     num_envs = keys.shape[0]
     source = rollout_source(step, num_steps, num_envs, launch.block, numerics)
     struct = lambda leaf, *axes: jax.ShapeDtypeStruct((*axes, *leaf.shape), leaf.dtype)
-    outputs = [struct(leaf, num_envs) for leaf in written(step)]
+    outputs = [struct(leaf, num_envs) for leaf in written_leaves(step)]
     outputs += [struct(leaf, num_steps, num_envs) for leaf in step.step if leaf.places]
     constants = {"N": num_envs, "T": num_steps, "BLOCK": launch.block}
     programs = -(-num_envs // launch.block)
-    uniforms = step.scalarised.uniforms
     kernel = Kernel(
         source,
         programs,
         tuple(outputs),
         constants,
         launch.num_warps,
-        len(uniforms),
+        len(uniforms.slots),
         registers=launch.registers or MOST_REGISTERS,
     )
-    return kernel, [*carried, keys, *uniforms]
+    return kernel, [*carried, keys, *uniforms.slots]
 
 
 # --- its source -------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=64)  # launches that differ in warps share it, and so does the program that is compiled at last
 def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int, numerics: Numerics) -> str:
     """The function `kernel` of a rollout; its arguments are pointers, and `N`, `T` and `BLOCK`.
 
     Pointers: the collector's leaves, the keys, uniform arrays; then leaves after the rollout that have changed,
     and the leaves of the trajectory.
     """
-    program, slots = step.scalarised.program, range(len(step.scalarised.uniforms))
+    program, slots = step.program, range(step.prologue.num_slots)
     taken = [*step.carried, *step.fixed]
     changes = step.changed
     before, uniform = [f"in{n}" for n in range(len(taken))], [f"uniform{n}" for n in slots]
@@ -93,7 +110,8 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     source.line("for t in range(T):")
     source.deeper()
     source.line(f"at = {_wide_enough('t', step, num_steps * num_envs)} * N + env")
-    found = writer.write(program, [*inputs, *_turn(source)])
+    schedule = schedule_of(program, segmented=True)
+    found = writer.write(schedule, [*inputs, *_turn(source)])
     for n, leaf in enumerate(step.step):
         if leaf.places:
             places.store(f"step{n}", "at", leaf, [found[place] for place in leaf.places])

@@ -1,4 +1,4 @@
-"""What each primitive comes to in nodes; one module for each group of them."""
+"""Lowering rules of primitives; one module for each group of them."""
 
 from rollmill.fusion.lower.rule import Rule
 from rollmill.fusion.lower.rules import (

@@ -28,7 +28,7 @@ INLINED = {
 """Primitive to the parameter that holds what is called."""
 
 UNNEEDED = Const(np.zeros(0))
-"""In the place of what nobody reads."""
+"""Stands for results that nothing reads."""
 
 
 def _call(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
@@ -45,7 +45,7 @@ def _linear_solve(ctx: Lowering, equation: Equation, values: Sequence[Value]) ->
 
 
 def _expand(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """What some functions of jax.numpy are from jax 0.12 on: primitives that know what they are made of."""
+    """Primitives that expand into others, as some functions of jax.numpy are from jax 0.12 on."""
     primitive = equation.params["_prim"]
 
     def expand(*leaves: Any) -> Any:

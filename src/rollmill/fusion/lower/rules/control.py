@@ -71,12 +71,12 @@ class _Scan(NamedTuple):
     taken: Sequence[Value]
     """Arrays of which each turn takes an element."""
     given: Sequence[ShapedArray]
-    """What the turns give, stacked."""
+    """Types of the turns' stacked outputs."""
     needed: tuple[bool, ...]
-    """Of what it carries and what it gives."""
+    """Whether each carried value and each stacked output is read."""
 
     def place(self, turn: int) -> int:
-        """Of a turn's elements."""
+        """The place of a turn's elements in the arrays."""
         return self.length - 1 - turn if self.reverse else turn
 
 
@@ -90,7 +90,7 @@ def _scan(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
 
 
 def _operands(equation: Equation, values: Sequence[Value]) -> tuple[list[Value], list[Value], list[Value]]:
-    """What is fixed, what is carried, and of what each turn takes an element."""
+    """The operands: fixed values, carried values, and arrays of which each turn takes an element."""
     if "ft_in" in equation.params:  # from jax 0.11 on
         fixed, start, taken = equation.params["ft_in"].update(values).unpack()
         return list(fixed), list(start), list(taken)
@@ -99,7 +99,7 @@ def _operands(equation: Equation, values: Sequence[Value]) -> tuple[list[Value],
 
 
 def _written_out(ctx: Lowering, scan: _Scan) -> list[Value] | None:
-    """One turn after the other; None where that is too long."""
+    """The scan written out turn after turn; None where that is too long."""
     begin, now = ctx.region.size, scan.start
     given: list[list[Value]] = []
     for turn in range(scan.length):

@@ -34,7 +34,7 @@ MOST_PRODUCTS = 128
 
 
 class _Taps(NamedTuple):
-    """Which numbers of an image meet which weights."""
+    """Pairs of an image's numbers and the weights that they are multiplied by."""
 
     image: np.ndarray
     """`[n, p..., k, i]`: places in the image, -1 for padding; of one group."""
@@ -109,7 +109,7 @@ def _with_shared(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype
     for at in np.ndindex(*lead):
         inside = np.flatnonzero(under[at] >= 0)
         vector = gather_static(ctx, image, under[at][inside])
-        matrix = whole if len(inside) == len(rows) else whole.chosen(ctx.uniforms, inside)
+        matrix = whole if len(inside) == len(rows) else whole.chosen(ctx.prologue, inside)
         found.append(vector_matrix(ctx, vector, matrix, dtype) if len(inside) else Const(np.zeros(outs, dtype)))
     return gathered(ctx, found, lead, outs)
 
@@ -121,7 +121,7 @@ def _picked(ctx: Lowering, weights: Value, places: np.ndarray) -> Any:
             return array.reshape(-1)[places]
         case Uniform(array, before):
             own = places if before is None else before.reshape(-1)[places]
-            return ctx.uniforms.picked(Uniform(array, own))
+            return ctx.prologue.picked(Uniform(array, own))
     raise TypeError(f"{type(weights).__name__} differs from environment to environment")
 
 

@@ -102,7 +102,7 @@ def _by_nodes(combine: Callable[..., Node]) -> Rule:
 
 
 def identity(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
-    """What changes no number."""
+    """The identity, for primitives that change no number."""
     return list(values)
 
 
@@ -196,7 +196,7 @@ def _exp2(ctx: Lowering, equation: Equation, x: Node) -> Node:
 
 
 def _polynomial(ctx: Lowering, equation: Equation, x: Node, *coefficients: Node) -> Node:
-    """By Horner's rule; the constant comes first."""
+    """A polynomial by Horner's rule; the constant comes first."""
     total = coefficients[-1]
     for coefficient in coefficients[-2::-1]:
         total = ctx.apply("add", ctx.apply("mul", total, x), coefficient)
@@ -204,7 +204,7 @@ def _polynomial(ctx: Lowering, equation: Equation, x: Node, *coefficients: Node)
 
 
 def _integer_pow(ctx: Lowering, equation: Equation, x: Node) -> Node:
-    """By repeated squaring, in the order in which JAX multiplies."""
+    """An integer power by repeated squaring, in the order in which JAX multiplies."""
     exponent = equation.params["y"]
     if exponent == 0:
         return ctx.constant(1, x.dtype)

@@ -126,7 +126,7 @@ def window_start(
     *,
     clamp: bool,
 ) -> tuple[list[Start], Node | None]:
-    """Where a gather's window begins in the array, and whether all of it is inside; None where that is sure.
+    """The start of a gather's window in the array, and whether all of it is inside; None where that is sure.
 
     Args:
         ctx: where nodes are made.

@@ -13,8 +13,9 @@ from jaxtyping import Array
 
 from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node, is_float
-from rollmill.fusion.lower.context import Lowering, Uniforms
+from rollmill.fusion.lower.context import Lowering
 from rollmill.fusion.lower.movement import gather_static, reshaped, transposed
+from rollmill.fusion.lower.prologue import PrologueBuilder
 from rollmill.fusion.lower.rule import Equation, Rule
 from rollmill.fusion.lower.rules.elementwise import converted
 from rollmill.fusion.lower.rules.reductions import row_total
@@ -108,11 +109,11 @@ class MatrixOperand(NamedTuple):
         own = slice(first, first + count)
         return self._replace(array=self.array[:, own] if self.transposed else self.array[own], summed=count)
 
-    def chosen(self, uniforms: Uniforms, chosen: np.ndarray) -> "MatrixOperand":
+    def chosen(self, prologue: PrologueBuilder, chosen: np.ndarray) -> "MatrixOperand":
         """Those of what is summed over, the same array each time."""
         places = positions(self.array.shape)[:, chosen] if self.transposed else positions(self.array.shape)[chosen]
         is_known = isinstance(self.array, np.ndarray)
-        array = self.array.reshape(-1)[places] if is_known else uniforms.picked(Uniform(self.array, places))
+        array = self.array.reshape(-1)[places] if is_known else prologue.picked(Uniform(self.array, places))
         return self._replace(array=array, summed=len(chosen))
 
 
@@ -183,7 +184,7 @@ def vector_matrix(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: An
     if matrix.summed == 1:
         return _multiple(ctx, ctx.scalar(vector), matrix, dtype)
     row = ctx.rows(vector).nodes[()]
-    slot = ctx.uniforms.slot(matrix.array)
+    slot = ctx.prologue.slot(matrix.array)
     attributes = (slot, matrix.summed, matrix.columns, 0, matrix.transposed)
     row = ctx.region.emit("dot", row, dtype=dtype, width=matrix.columns, attributes=attributes)
     return RowArray(alone(row), matrix.columns, dtype)
@@ -197,13 +198,13 @@ def _with_known(ctx: Lowering, vector: ScalarArray, matrix: MatrixOperand, dtype
     """
     is_known = np.array([node.op == "constant" for node in vector.nodes])
     numbers = np.array([node.value if known else 0 for node, known in zip(vector.nodes, is_known, strict=True)])
-    rows = matrix.chosen(ctx.uniforms, np.flatnonzero(numbers))
-    turned = ctx.uniforms.turned(rows.array) if rows.transposed else rows.array
-    known = ctx.uniforms.combined(turned, numbers[numbers != 0].astype(np.float32), np.dtype(dtype))
+    rows = matrix.chosen(ctx.prologue, np.flatnonzero(numbers))
+    turned = ctx.prologue.turned(rows.array) if rows.transposed else rows.array
+    known = ctx.prologue.combined(turned, numbers[numbers != 0].astype(np.float32), np.dtype(dtype))
     if is_known.all():
         return RowArray(alone(ctx.uniform_row(known)), matrix.columns, dtype)
     # Only the unknown numbers are multiplied in the kernel, by their rows of the matrix.
-    own = matrix.chosen(ctx.uniforms, np.flatnonzero(~is_known))
+    own = matrix.chosen(ctx.prologue, np.flatnonzero(~is_known))
     found = ctx.rows(vector_matrix(ctx, ScalarArray(vector.nodes[~is_known], vector.dtype), own, dtype))
     if not rows.summed:
         return found
@@ -242,14 +243,14 @@ def _as_value(array: Array | np.ndarray) -> Const | Uniform:
 def _column_by_column(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: Any) -> ScalarArray:
     """Few columns: the sum over each one's products, for a kernel's matrix products are wide."""
     row = ctx.rows(vector).nodes[()]
-    turned = matrix.array if matrix.transposed else ctx.uniforms.turned(matrix.array)
+    turned = matrix.array if matrix.transposed else ctx.prologue.turned(matrix.array)
     columns = ctx.row_operands(_as_value(turned), (matrix.columns, matrix.summed))
     return ScalarArray(np.array([_sum_over_columns(ctx, row, column, dtype) for column in columns], object), dtype)
 
 
 def _multiple(ctx: Lowering, number: Node, matrix: MatrixOperand, dtype: Any) -> RowArray:
     """The only row of a matrix, times a number."""
-    whole = ctx.uniforms.turned(matrix.array) if matrix.transposed else matrix.array
+    whole = ctx.prologue.turned(matrix.array) if matrix.transposed else matrix.array
     (row,) = ctx.row_operands(_as_value(whole), (1, matrix.columns))
     return ctx.rows_of(alone(_product(ctx, number, row, dtype)), matrix.columns, dtype)
 

@@ -27,7 +27,7 @@ from rollmill.fusion.lower.values import (
 )
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-"""Of threefry's rounds, by turns (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)."""
+"""Rotations of threefry, by turns (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)."""
 
 PARITY = 0x1BD11BDA
 
@@ -44,7 +44,7 @@ def check_threefry(dtype: Any) -> None:
 
 
 def _of_data(ctx: Lowering, function: Callable[..., Any], *values: Value) -> Value:
-    """What a function of arrays gives."""
+    """The results of a function of arrays."""
     structs = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
     (result,) = ctx.read(jax.make_jaxpr(function)(*structs), values, ctx)
     return result

@@ -103,7 +103,7 @@ def row_total(ctx: Lowering, op: str, row: Node) -> Node:
 
 
 def of_none(op: str, dtype: Any) -> Any:
-    """What an operation gives where there is nothing to combine."""
+    """The result of a reduction over no elements."""
     limits = jnp.finfo(dtype) if is_float(dtype) else None if dtype == np.bool_ else np.iinfo(dtype)
     match op:
         case "max":

@@ -18,7 +18,7 @@ Combine = Callable[[Any, Any], Any]
 """`(what is there, what is written) -> what is there then`; nodes, or keys."""
 
 COMBINATIONS = {"add": "add", "sub": "sub", "mul": "mul", "min": "min", "max": "max"}
-"""What a scatter does, by the end of its name, to the operation."""
+"""Ending of a scatter's name to the operation that combines old and new."""
 
 
 def _dynamic_update_slice(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:

@@ -1,0 +1,120 @@
+"""Reads the samples of a minibatch, a block ahead of the one that is computed."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rollmill.dataflow import TOGETHER
+from rollmill.fusion.backends.triton.hoist import columns
+from rollmill.fusion.backends.triton.operations import TYPES
+from rollmill.fusion.backends.triton.registers import pack_by_select
+from rollmill.fusion.backends.triton.source import KernelSource
+from rollmill.fusion.kernels.leaves import Leaf
+
+
+class SamplePlace(NamedTuple):
+    """The memory that a leaf of the samples is read from."""
+
+    pointer: str
+    first: int | None
+    """Its first word in a row of the table; None where it is an array of its own."""
+    shuffled: bool
+    """Whether it lies in the order of the batch, and not of the minibatch."""
+
+
+class SamplePrefetch:
+    """Reads the samples of the next block while one is computed: words of the table four at a time."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.words: list[str] = []
+        """Lines that take apart what was read."""
+        self._fetched: dict[str, str] = {}
+        self._groups: dict[int, list[str]] = {}
+        self._numbers: dict[str, int] = {}
+
+    def read(self, leaf: Leaf, place: SamplePlace) -> list[str]:
+        """Names of a leaf's numbers, or rows."""
+        if place.first is not None and leaf.width is None:
+            return [self._word(place.first + n, leaf.dtype) for n in range(len(leaf.places))]
+        return [self._load(leaf, place, n) for n in range(len(leaf.places))]
+
+    def beside(self, source: KernelSource, parts: Sequence[str]) -> str:
+        """A row of scalars; those that lie beside each other in the table are read as a row."""
+        numbers = [self._numbers.get(part, -1) for part in parts]
+        count = next((n for n, number in enumerate(numbers) if number != numbers[0] + n), len(parts))
+        if numbers[0] < 0 or count < 2:
+            return pack_by_select(source, parts)
+        column = source.before.columns(len(parts))
+        words = f"table + at[:, None] + {numbers[0]} + {column}[None, :]"
+        fetched = self._fetch(f"tl.load({words}, mask={column}[None, :] < {count}, other=0)")
+        tile = f"{fetched}.to(tl.float32, bitcast=True)"
+        return pack_by_select(source, parts, onto=(tile, count))
+
+    # --- ahead of the block that is computed -----------------------------------------------------------------
+
+    def opening(self) -> list[str]:
+        """Lines that read the first block's samples."""
+        return [
+            "    spot = tl.minimum(tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), N - 1)",
+            "    row = tl.load(rows + spot)",
+            "    at = row.to(tl.int64) * W",
+            *(f"    {name} = {expression}" for name, expression in self._fetched.items()),
+            *(f"    {line}" for line in NEXT),
+        ]
+
+    def ahead(self) -> list[str]:
+        """Lines that read the next block's samples."""
+        fetches = [f"        next_{name} = {expression}" for name, expression in self._fetched.items()]
+        return ["        at = row.to(tl.int64) * W", *fetches, *(f"        {line}" for line in NEXT)]
+
+    def over(self) -> list[str]:
+        """Lines that make the next block's samples those that are computed."""
+        return [f"        {name} = next_{name}" for name in self._fetched]
+
+    def _fetch(self, expression: str) -> str:
+        """The name of what an expression of `spot`, `row` and `at` reads."""
+        name = f"{self._prefix}s{len(self._fetched)}"
+        self._fetched[name] = expression
+        return name
+
+    def _word(self, number: int, dtype: np.dtype) -> str:
+        """The name of a word of the table as a number of this type."""
+        group, place = divmod(number, TOGETHER)
+        if group not in self._groups:
+            self._groups[group] = self._four(group)
+        name = f"{self._prefix}w{number}"
+        self.words.append(f"        {name} = {self._groups[group][place]}.to({TYPES[dtype.name]}, bitcast=True)")
+        if dtype == np.float32:
+            self._numbers[name] = number
+        return name
+
+    def _four(self, group: int) -> list[str]:
+        first = group * TOGETHER
+        tile = self._fetch(f"tl.load(table + at[:, None] + ({first} + tl.arange(0, {TOGETHER}))[None, :])")
+        names = [f"{tile}_{n}" for n in range(TOGETHER)]
+        self.words += [
+            f"        {tile}_even, {tile}_odd = tl.split(tl.reshape({tile}, [BLOCK, 2, 2]))",
+            f"        {names[0]}, {names[2]} = tl.split({tile}_even)",
+            f"        {names[1]}, {names[3]} = tl.split({tile}_odd)",
+        ]
+        return names
+
+    def _load(self, leaf: Leaf, place: SamplePlace, n: int) -> str:
+        """The name of the n-th number, or row, of a leaf."""
+        size = int(np.prod(leaf.shape))
+        row = f"row.to(tl.int64) * {size}" if place.shuffled else f"spot.to(tl.int64) * {size}"
+        start = f"{row if place.first is None else 'at'} + {(place.first or 0) + n * (leaf.width or 1)}"
+        mask = ""
+        if leaf.width is not None:
+            column = f"tl.arange(0, {columns(leaf.width)})[None, :]"
+            start = f"({start})[:, None] + {column}"
+            mask = f", mask={column} < {leaf.width}, other=0" if columns(leaf.width) != leaf.width else ""
+        cast = f".to({TYPES[leaf.dtype.name]}, bitcast=True)" if place.first is not None else ""
+        before = "" if place.shuffled else f" + tl.load(minibatch).to(tl.int64) * {size} * N"
+        return self._fetch(f"tl.load({place.pointer}{before} + {start}{mask}){cast}")
+
+
+NEXT = ("spot = tl.minimum(spot + PROGRAMS * BLOCK, N - 1)", "row = tl.load(rows + spot)")
+"""Lines that go on to the rows of the next block."""

@@ -1,0 +1,112 @@
+"""Programs as readable text: one line for each node, with names in the order of the nodes.
+
+Equal programs have equal text. Constants and uniform arrays are written where they are read: `2.5`, `slot3[7]` for
+a number, `slot3[7:71]` for a row. Types follow a colon: `f32`, or `f32[64]` for a row of 64 numbers.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rollmill.fusion.ir.node import OF_UNIFORMS, Loop, Node, Program
+
+INDENT = "  "
+
+SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u"}
+"""Kind of a type to the letters that stand for it, before its bits."""
+
+
+class NodeNames:
+    """Names of the nodes of one program."""
+
+    def __init__(self, program: Program) -> None:
+        self._names: dict[Node, str] = {}
+        count = 0
+        for node in program.nodes():
+            if node.op == "input":
+                self._names[node] = f"in{node.attributes[0]}"
+            elif node.op not in ("constant", "uniform"):
+                self._names[node], count = f"v{count}", count + 1
+
+    def of(self, node: Node) -> str:
+        """A node where it is read."""
+        match node.op:
+            case "constant":
+                return str(node.value)
+            case "uniform":
+                slot, place = node.attributes
+                return (
+                    f"slot{slot}[{place}]" if node.width is None else f"slot{slot}[{place}:{place + node.width}]"
+                )
+            case "input" if node not in self._names:
+                return f"in{node.attributes[0]}"  # is not read
+        return self._names[node]
+
+    def all_of(self, nodes: Sequence[Node]) -> str:
+        """Several nodes."""
+        return ", ".join(map(self.of, nodes))
+
+    def line(self, node: Node) -> str:
+        """The line that computes a node; a loop's program is not part of it."""
+        name, operands = f"{self.of(node)}:{type_text(node)}", self.all_of(node.operands)
+        return f"{name} = {node.op}{_attributes_text(node)} {operands}".rstrip()
+
+
+def program_text(program: Program) -> str:
+    """A program, with its inputs first and its outputs last."""
+    return "\n".join(_program_lines(program))
+
+
+def _program_lines(program: Program) -> Iterator[str]:
+    names = NodeNames(program)
+    yield inputs_line(program, names)
+    for node in program.nodes():
+        if node.op in ("input", "constant", "uniform"):
+            continue
+        yield INDENT + names.line(node)
+        if node.op == "loop":
+            yield from (INDENT * 2 + line for line in _loop_lines(node.attributes[0]))
+    yield f"return {names.all_of(program.outputs)}"
+
+
+def _loop_lines(loop: Loop) -> Iterator[str]:
+    if loop.condition is not None:
+        yield "while:"
+        yield from (INDENT + line for line in _program_lines(loop.condition))
+    yield "do:" if loop.condition is not None else f"{loop.turns} times:"
+    yield from (INDENT + line for line in _program_lines(loop.body))
+
+
+def inputs_line(program: Program, names: NodeNames) -> str:
+    """The inputs of a program, with their types; one that is known, or another again, as that."""
+    shown = []
+    for place, node in enumerate(program.inputs):
+        own = node.op == "input" and node.attributes[0] == place
+        shown.append(f"in{place}:{type_text(node)}" if own else f"in{place}={names.of(node)}")
+    return f"program({', '.join(shown)}):"
+
+
+def type_text(node: Node) -> str:
+    """The type of a node, such as `f32` or `i32[4]`; a loop's is that of what it carries."""
+    if node.op == "loop":
+        return f"({', '.join(map(type_text, node.attributes[0].body.outputs))})"
+    return _dtype_text(node.dtype) if node.width is None else f"{_dtype_text(node.dtype)}[{node.width}]"
+
+
+def _dtype_text(dtype: np.dtype) -> str:
+    kind = dtype.name.rstrip("0123456789")
+    return f"{SHORT[kind]}{dtype.itemsize * 8}" if kind in SHORT else dtype.name
+
+
+def _attributes_text(node: Node) -> str:
+    """Parameters of an operation."""
+    if node.op == "dot":
+        slot, rows, columns, start, transposed = node.attributes
+        matrix = f"slot{slot}[{rows}, {columns}]"
+        part = "" if node.width == columns else f" columns {start}:{start + (node.width or 0)}"
+        return f"({matrix}{part}{' transposed' if transposed else ''})"
+    if node.op in OF_UNIFORMS:
+        return f"(slot{node.attributes[0]})"
+    if node.op == "loop" or not node.attributes:
+        return ""
+    return f"({', '.join(map(str, node.attributes))})"

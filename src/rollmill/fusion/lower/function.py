@@ -1,0 +1,302 @@
+"""Lowers a function of ONE environment to the program that computes it for blocks of them.
+
+The part that does not depend on the environment becomes the prologue, which computes the program's uniform arrays.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jaxtyping import Array, PyTree
+
+from rollmill.fusion.errors import CannotFuse, LoweringError
+from rollmill.fusion.ir import Node, Program, Region, is_float
+from rollmill.fusion.lower.context import Lowering
+from rollmill.fusion.lower.invariants import ConstLabel, ValueClasses
+from rollmill.fusion.lower.jaxpr import TYPES, lower_jaxpr
+from rollmill.fusion.lower.prologue import Prologue, PrologueBuilder, UniformArrays, trace_prologue
+from rollmill.fusion.lower.rules.products import materialised
+from rollmill.fusion.lower.rules.random import check_threefry
+from rollmill.fusion.lower.values import (
+    LEAST_ROW,
+    Concat,
+    Const,
+    KeyPair,
+    OuterProduct,
+    Output,
+    PrologueOutput,
+    RowArray,
+    ScalarArray,
+    Uniform,
+    Value,
+    check_size,
+    filled,
+    flat_nodes,
+    is_key,
+    is_traced,
+    shared,
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LoweredFunction:
+    """A function of ONE environment as a program and its prologue.
+
+    It holds no tracer, so one can be kept, printed, and used for as many kernels as are wanted.
+    """
+
+    jaxpr: core.ClosedJaxpr
+    """The jaxpr that was lowered."""
+    program: Program
+    """An input that is known, or equal to an earlier one, is that."""
+    prologue: Prologue
+    """From the uniform arguments to the arrays that the program reads by slot."""
+    inputs: PyTree
+    """The program's inputs as `ScalarArray`s and `RowArray`s, in the structure of the arguments that differ."""
+    outputs: PyTree
+    """One `Output` for each array, in the structure that the function returns. The nodes of `ScalarArray`,
+    `RowArray` and both sides of an `OuterProduct` are the program's outputs, in order; constants and
+    `PrologueOutput`s are none of them."""
+
+    def __repr__(self) -> str:
+        # Short: JAX prints the arguments of each partial function that it traces.
+        return f"LoweredFunction of {len(self.program.nodes())} nodes"
+
+
+class TracedFunction(NamedTuple):
+    """The jaxpr of a function, and how it is to be lowered."""
+
+    closed: core.ClosedJaxpr
+    uniform: list[jax.ShapeDtypeStruct]
+    """Shapes of the leaves that all environments share."""
+    each: list[Any]
+    """Shapes of the leaves that differ from environment to environment."""
+    inputs: Any
+    """The structure of the leaves in `each`."""
+    outputs: Any
+    """The structure of the results."""
+    carried: int
+    """How many of the first leaves are handed in again."""
+    summed: bool
+    """Whether only sums of the results are wanted."""
+
+
+def lower_function(
+    function: Callable[..., Any],
+    each: Sequence[PyTree[jax.ShapeDtypeStruct]],
+    uniform: Sequence[PyTree[Any]] = (),
+    *,
+    carried: bool = False,
+    summed: bool = False,
+) -> LoweredFunction:
+    """The program of `function(*uniform, *each)`; see `trace_function` for the arguments.
+
+    Raises:
+        CannotFuse: a primitive that has no meaning in a kernel, or arrays too large for it.
+    """
+    return lower_traced(trace_function(function, each, uniform, carried=carried, summed=summed))
+
+
+def trace_function(
+    function: Callable[..., Any],
+    each: Sequence[PyTree[jax.ShapeDtypeStruct]],
+    uniform: Sequence[PyTree[Any]] = (),
+    *,
+    carried: bool = False,
+    summed: bool = False,
+) -> TracedFunction:
+    """Traces `function(*uniform, *each)`.
+
+    Args:
+        function: of one environment.
+        each: shapes of the arguments that differ from environment to environment; each array becomes inputs of
+            the program in row-major order, one a number, or one a row. A random key is two numbers.
+        uniform: arguments that all environments have in common: shapes, or arrays of which only those are read.
+        carried: whether the function returns a tuple whose first part is handed in again as the first of `each`:
+            then both lie in the same way, and nothing of it is left to be known or uniform.
+        summed: whether only sums of the results over environments are wanted: then products of two vectors, such
+            as gradients of matrices, are left as `OuterProduct`.
+    """
+    shapes = jax.tree.map(_shape_of, tuple(uniform))
+    closed, results = jax.make_jaxpr(function, return_shape=True)(*shapes, *each)
+    if any(map(is_traced, closed.consts)):
+        raise TypeError("a function that is lowered reads a traced array; make it a uniform argument")
+    leaves, structure = jax.tree.flatten(tuple(each))
+    count = len(jax.tree.leaves(each[0])) if carried else 0
+    return TracedFunction(
+        closed, jax.tree.leaves(shapes), leaves, structure, jax.tree.structure(results), count, summed
+    )
+
+
+def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    aval: Any = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def lower_traced(traced: TracedFunction, assumed: ValueClasses = ()) -> LoweredFunction:
+    """The program of a traced function; `assumed` says of the first leaves which numbers are known or equal.
+
+    Raises:
+        CannotFuse: a primitive that has no meaning in a kernel, or arrays too large for it.
+    """
+    in_rows = [_is_row(leaf) for leaf in traced.each]
+    try:
+        return _with_layout(traced, assumed, in_rows)
+    except CannotFuse:
+        if not any(in_rows):
+            raise
+        scalars = _without_rows(traced, assumed)
+        if scalars is None:
+            raise
+        return scalars
+
+
+def _with_layout(traced: TracedFunction, assumed: ValueClasses, in_rows: list[bool]) -> LoweredFunction:
+    """The program for inputs in rows or scalars; carried ones are in rows where they come back as such."""
+    lowered: list[tuple[Program, list[Any], list[Output]]] = []
+
+    def make(uniform: list[Array]) -> UniformArrays:
+        ctx, inputs, values = _stable_layout(traced, assumed, in_rows, uniform)
+        arrays: list[Array] = []
+        outputs = [_output(ctx, value, layout, arrays) for value, layout in values]
+        program = ctx.region.program([node for output in outputs for node in flat_nodes(output)])
+        taken = tuple(node for value in inputs for node in flat_nodes(value))
+        lowered.append((program._replace(inputs=taken), inputs, outputs))
+        return UniformArrays(_read_by(program, ctx.prologue.arrays), arrays)
+
+    prologue = trace_prologue(make, traced.uniform)
+    program, inputs, outputs = lowered[0]
+    unflatten = jax.tree.unflatten
+    arguments, results = unflatten(traced.inputs, inputs), unflatten(traced.outputs, outputs)
+    return LoweredFunction(traced.closed, program, prologue, arguments, results)
+
+
+def _stable_layout(
+    traced: TracedFunction, assumed: ValueClasses, in_rows: list[bool], uniform: list[Array]
+) -> tuple[Lowering, list[ScalarArray | RowArray], list[tuple[Value, bool | None]]]:
+    """The context, the inputs, and the results with the layout that each must have, True for rows.
+
+    Lowered again while a carried leaf comes back in rows that was handed in as scalars: rows only ever grow more.
+    """
+    common = list(map(shared, uniform))
+    while True:
+        ctx = Lowering(Region(), PrologueBuilder(), lower_jaxpr)
+        inputs = _inputs(ctx.region, traced, assumed, in_rows)
+        values = _results(ctx, traced, [*common, *inputs])
+        back = [isinstance(value, RowArray | Concat) for value in values[: traced.carried]]
+        back += [False] * (len(in_rows) - len(back))
+        wanted = [before or row for before, row in zip(in_rows, back, strict=True)]
+        if wanted == in_rows:
+            layouts = [*in_rows[: traced.carried], *[None] * (len(values) - traced.carried)]
+            return ctx, inputs, list(zip(values, layouts, strict=True))
+        in_rows = wanted
+
+
+def _read_by(program: Program, arrays: Sequence[Array]) -> list[Array]:
+    """Uniform arrays, of which those that nothing reads need not be computed."""
+    read = program.slots()
+    return [array if slot in read else jnp.zeros(1, array.dtype) for slot, array in enumerate(arrays)]
+
+
+def _results(ctx: Lowering, traced: TracedFunction, arguments: Sequence[Value]) -> list[Value]:
+    values = lower_jaxpr(traced.closed, arguments, ctx)
+    if traced.summed:
+        return values
+    try:
+        return [materialised(ctx, value) if isinstance(value, OuterProduct) else value for value in values]
+    except LoweringError as error:
+        raise CannotFuse(f"a result cannot be fused: {error}.") from error
+
+
+def _without_rows(traced: TracedFunction, assumed: ValueClasses) -> LoweredFunction | None:
+    """The program for inputs of which none is in rows, which can be cut as one likes; None where there is none."""
+    try:
+        return _with_layout(traced, assumed, [False] * len(traced.each))
+    except CannotFuse:
+        return None
+
+
+def _is_row(leaf: jax.ShapeDtypeStruct) -> bool:
+    is_number = not is_key(leaf.dtype) and is_float(np.dtype(leaf.dtype))
+    return is_number and len(leaf.shape) > 0 and leaf.shape[-1] >= LEAST_ROW
+
+
+def _inputs(
+    region: Region, traced: TracedFunction, assumed: ValueClasses, in_rows: Sequence[bool]
+) -> list[ScalarArray | RowArray]:
+    """A node for each number that is handed in, or row; what is known, or another again, is that."""
+    unlabelled = [None] * (len(traced.each) - len(assumed))
+    met: dict[Any, Node] = {}
+    try:
+        return [
+            _input(region, leaf, row, met, labels)
+            for leaf, row, labels in zip(traced.each, in_rows, [*assumed, *unlabelled], strict=True)
+        ]
+    except LoweringError as error:
+        raise CannotFuse(str(error)) from error
+
+
+def _input(
+    region: Region, leaf: jax.ShapeDtypeStruct, in_rows: bool, met: dict[Any, Node], labels: Any
+) -> ScalarArray | RowArray:
+    if is_key(leaf.dtype):
+        check_threefry(leaf.dtype)
+        return filled(leaf.shape, leaf.dtype, lambda at: KeyPair(region.input(np.uint32), region.input(np.uint32)))
+    dtype = np.dtype(leaf.dtype)
+    if dtype.name not in TYPES:
+        raise LoweringError(f"an argument of type {dtype.name} cannot be fused; kernels know {', '.join(TYPES)}")
+    if in_rows:
+        width = leaf.shape[-1]
+        rows = filled(leaf.shape[:-1], dtype, lambda at: region.input(dtype, width))
+        return RowArray(rows.nodes, width, dtype)
+    check_size(leaf.shape, "an argument: the state")
+    numbers = filled(leaf.shape, dtype, lambda at: region.input(dtype))
+    for at, label in zip(np.ndindex(*leaf.shape), labels or (), strict=bool(labels)):
+        known = isinstance(label, ConstLabel)
+        numbers.nodes[at] = (
+            region.constant(label.value, dtype) if known else met.setdefault(label, numbers.nodes[at])
+        )
+    return numbers
+
+
+def _output(ctx: Lowering, value: Value, in_rows: bool | None, uniform: list[Array]) -> Output:
+    """A value as it leaves the program, or the prologue, whose outputs so far are `uniform`.
+
+    `in_rows` says how it must lie, or None that it may lie as it does.
+    """
+    if 0 in value.shape:
+        return Const(np.zeros(value.shape, value.dtype))
+    try:
+        if in_rows is not None:
+            return ctx.rows(value) if in_rows else ctx.scalars(value)
+        match value:
+            case Concat():
+                return ctx.scalars(value)
+            case OuterProduct(left, right, dtype):
+                return OuterProduct(_side(ctx, left), _side(ctx, right), dtype)
+            case Uniform():
+                uniform.append(ctx.prologue.picked(value))
+                return PrologueOutput(len(uniform) - 1, value.shape, value.dtype)
+        return value
+    except LoweringError as error:
+        raise CannotFuse(f"a result cannot be fused: {error}.") from error
+
+
+def _side(ctx: Lowering, side: Value) -> Const | RowArray | ScalarArray:
+    """A side of a product of vectors as it leaves the program."""
+    if 0 in side.shape:
+        return Const(np.zeros(side.shape, side.dtype))
+    return ctx.rows(side) if _lies_in_rows(side) else ctx.scalars(side)
+
+
+def _lies_in_rows(side: Value) -> bool:
+    """Whether a side of a product is a row, and not single numbers."""
+    return isinstance(side, RowArray | Concat) or (
+        not isinstance(side, ScalarArray) and side.shape[-1] >= LEAST_ROW
+    )

@@ -1,0 +1,148 @@
+"""The prologue of a program: the arrays that it reads by slot, computed once before its kernel starts.
+
+A function's uniform arguments are abstract while it is lowered: what is computed from them alone is traced, and
+the trace is the prologue. So a program holds no tracer. Its prologue is evaluated wherever the kernel is called.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jaxtyping import Array, PyTree
+
+from rollmill.fusion.ir import Node
+from rollmill.fusion.lower.values import Uniform
+
+
+class UniformArrays(NamedTuple):
+    """What a prologue computes, as arrays, or as their shapes."""
+
+    slots: list[Any]
+    """Arrays that nodes read by slot."""
+    outputs: list[Any]
+    """Outputs of the function that all environments share; see `PrologueOutput`."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prologue:
+    """The part of a function that depends on its uniform arguments alone."""
+
+    closed: core.ClosedJaxpr
+    """From the leaves of the uniform arguments to the slots, then the outputs."""
+    num_slots: int
+
+    def __repr__(self) -> str:
+        return f"Prologue of {self.num_slots} slots"
+
+    def __call__(self, *uniform: PyTree[Array]) -> UniformArrays:
+        """Evaluates the prologue, on arrays or within a trace.
+
+        A slot that is an argument itself is the same object: backends recognise weights by that.
+        """
+        results = core.jaxpr_as_fun(self.closed)(*jax.tree.leaves(uniform))
+        return self._parts([x if isinstance(x, jax.Array) else jnp.asarray(x) for x in results])
+
+    @property
+    def shapes(self) -> UniformArrays:
+        """Shapes of the arrays."""
+        avals: Sequence[Any] = self.closed.out_avals
+        return self._parts([jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals])
+
+    def _parts(self, results: list[Any]) -> UniformArrays:
+        return UniformArrays(results[: self.num_slots], results[self.num_slots :])
+
+
+def trace_prologue(make: Callable[[list[Array]], UniformArrays], uniform: Sequence[Any]) -> Prologue:
+    """The prologue that computes what `make` returns for uniform arguments of these shapes."""
+    num_slots: list[int] = []
+
+    def trace(*leaves: Array) -> list[Array]:
+        arrays = make(list(leaves))
+        num_slots.append(len(arrays.slots))
+        return [*arrays.slots, *arrays.outputs]
+
+    closed = jax.make_jaxpr(trace)(*uniform)
+    return Prologue(_without_dead_code(closed), num_slots[0])
+
+
+def _without_dead_code(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """The same results, without equations and constants that none of them needs."""
+    jaxpr = closed.jaxpr
+    read = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
+    live = []
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not read.isdisjoint(equation.outvars):
+            read.update(atom for atom in equation.invars if not isinstance(atom, core.Literal))
+            live.append(equation)
+    pairs = [pair for pair in zip(jaxpr.constvars, closed.consts, strict=True) if pair[0] in read]
+    pruned = jaxpr.replace(eqns=live[::-1], constvars=[var for var, _ in pairs])
+    return core.ClosedJaxpr(pruned, [const for _, const in pairs])
+
+
+class PrologueBuilder:
+    """Collects the arrays of a prologue while a function is lowered, each by its slot."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Array] = []
+        self._slots: dict[Any, int] = {}
+        self._held: dict[int, Any] = {}
+        self._computed: dict[Any, Any] = {}
+
+    def slot(self, array: Array | np.ndarray) -> int:
+        """The slot of an array, which is the same each time it is asked for."""
+        key = self._identity(array)
+        if key not in self._slots:
+            self._slots[key] = len(self.arrays)
+            self.arrays.append(jnp.asarray(array))
+        return self._slots[key]
+
+    def _identity(self, array: Array | np.ndarray) -> Any:
+        """A key for an array: known numbers by themselves, others by their identity."""
+        if isinstance(array, np.ndarray):
+            return array.shape, array.dtype.name, array.tobytes()
+        self._held[id(array)] = array  # so that no other array gets its id
+        return id(array)
+
+    def picked(self, value: Uniform) -> Array:
+        """A uniform array as it lies in memory; one that is a choice of another's elements is computed once."""
+        places = value.places
+        if places is None:
+            return value.array
+        key = ("picked", places.shape, places.tobytes())
+        return self._once(value.array, key, lambda: _pick(value.array, places))
+
+    def turned(self, matrix: Array | np.ndarray) -> Array | np.ndarray:
+        """The transposed matrix, computed once."""
+        return self._once(matrix, ("turned",), lambda: matrix.T)
+
+    def combined(self, rows: Array | np.ndarray, weights: np.ndarray, dtype: Any) -> Array:
+        """The sum of a matrix' rows, each times a number, computed once."""
+        total = lambda: jnp.sum(jnp.asarray(rows) * weights[:, None], axis=0).astype(dtype)
+        return self._once(rows, ("combined", weights.tobytes(), dtype), total)
+
+    def added(self, one: Node, other: Node) -> Array:
+        """The sum of two uniform rows, computed once."""
+        whole = self.arrays[one.attributes[0]]
+        return self._once(whole, ("added", one, other), lambda: self._row(one) + self._row(other))
+
+    def _row(self, node: Node) -> Array:
+        slot, place = node.attributes
+        return self.arrays[slot].reshape(-1)[place : place + (node.width or 1)]
+
+    def _once(self, array: Any, how: Any, make: Callable[[], Any]) -> Any:
+        """The result of `make` for an array, computed once."""
+        key = (self._identity(array), how)
+        if key not in self._computed:
+            self._computed[key] = make()
+        return self._computed[key]
+
+
+def _pick(array: Array, places: np.ndarray) -> Array:
+    flat, wanted = array.reshape(-1), places.reshape(-1)
+    if wanted.size and np.array_equal(wanted, wanted[0] + np.arange(wanted.size)):
+        return jax.lax.slice(flat, (int(wanted[0]),), (int(wanted[-1]) + 1,)).reshape(places.shape)
+    return flat[jnp.asarray(places, jnp.int32)]

@@ -1,0 +1,181 @@
+"""The order in which a program is written, with its branches and loops: what a backend's code generator follows.
+
+A schedule is a list of items. Operands come before their users; a guarded region stands behind one branch, once
+all that it reads is there; and where a program is long, its scalars are cut into segments. Code generators only
+fold over the list, and decide nothing of this.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from rollmill.fusion.ir import Loop, Node, Program, toposort
+from rollmill.fusion.opt.branches import GuardedRegion, guarded_regions
+from rollmill.fusion.opt.segments import segments_of
+
+LEAST_SEGMENT = 100
+"""Scalars of a long program that are worth a branch of their own."""
+
+
+class Emit(NamedTuple):
+    """A node is computed; its operands have been."""
+
+    node: Node
+
+
+class EmitLoop(NamedTuple):
+    """A node that is a loop is computed."""
+
+    node: Node
+    body: "Schedule"
+    condition: "Schedule | None"
+    """Whether another turn follows; None for a counted loop."""
+
+    @property
+    def loop(self) -> Loop:
+        """The loop that the node is."""
+        return self.node.attributes[0]
+
+
+class If(NamedTuple):
+    """A branch that is taken where a condition holds for any environment of a block."""
+
+    condition: Node
+    body: tuple["Item", ...]
+    results: tuple[Node, ...]
+    """Nodes of the body that are read behind the branch; where it is not taken, nothing reads their values."""
+
+
+class Segment(NamedTuple):
+    """A part of a long program, for compilers to look at by itself."""
+
+    body: tuple["Item", ...]
+    results: tuple[Node, ...]
+    """Nodes of the body that are read behind it."""
+
+
+class Accumulate(NamedTuple):
+    """One of the sums that a program is scheduled for is added up; its nodes have been computed."""
+
+    number: int
+
+
+Item: TypeAlias = Emit | EmitLoop | If | Segment | Accumulate
+
+
+class Schedule(NamedTuple):
+    """A program, and the items that compute it; its inputs are there from the beginning."""
+
+    program: Program
+    items: tuple[Item, ...]
+
+
+def schedule_of(program: Program, *, segmented: bool = False, sums: Sequence[Sequence[Node]] = ()) -> Schedule:
+    """Orders a program.
+
+    Args:
+        program: to be written.
+        segmented: whether long programs are cut into segments; one that is scheduled with sums is not, though the
+            bodies of its loops are.
+        sums: nodes that each sum over environments reads. It is accumulated as soon as all of them are there, so
+            that they need not be held.
+    """
+    scheduler = _Scheduler(program, segmented, sums)
+    scheduler.order()
+    return Schedule(program, tuple(scheduler.items))
+
+
+class _Scheduler:
+    """The items of a program so far, and the nodes that are available behind them."""
+
+    def __init__(self, program: Program, segmented: bool, sums: Sequence[Sequence[Node]]) -> None:
+        self.items: list[Item] = []
+        self._nodes, self._outputs = program.nodes(), program.outputs
+        self._segmented, self._sums = segmented, dict(enumerate(sums))
+        # In the order in which they became available, which is the order in which branches hand them out.
+        self._available = dict.fromkeys(node for node in self._nodes if node.op == "input")
+        self._waiting = {
+            node: region for region in guarded_regions(self._nodes, program.outputs) for node in region.nodes
+        }
+
+    def order(self) -> None:
+        if self._sums or not self._segmented:
+            self._emit_each(self._nodes)
+            return
+        for segment in segments_of(self._nodes):
+            if segment.of_rows or len(segment.nodes) < LEAST_SEGMENT:
+                self._emit_each(segment.nodes)
+            else:
+                body, results = self._in_branch(lambda nodes=segment.nodes: self._emit_segment(nodes))
+                self.items.append(Segment(body, results))
+
+    def _emit_each(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._emit_once(node)
+            self._accumulate()
+
+    def _emit_once(self, node: Node) -> None:
+        """A node, unless it is available or in a region; the regions that it reads come before it."""
+        if node in self._available or node in self._waiting:
+            return
+        read = [self._waiting[operand] for operand in node.operands if operand in self._waiting]
+        for region in dict.fromkeys(read):
+            self._emit_region(region)
+        self._emit(node)
+
+    def _emit(self, node: Node) -> None:
+        self._available[node] = None
+        if node.op != "loop":
+            self.items.append(Emit(node))
+            return
+        loop: Loop = node.attributes[0]
+        body = schedule_of(loop.body, segmented=self._segmented)
+        condition = None if loop.condition is None else schedule_of(loop.condition, segmented=self._segmented)
+        self.items.append(EmitLoop(node, body, condition))
+
+    def _accumulate(self) -> None:
+        """The sums of which all nodes are available, each once."""
+        for number, nodes in list(self._sums.items()):
+            if all(node in self._available for node in nodes):
+                self.items.append(Accumulate(number))
+                del self._sums[number]
+
+    # --- branches ----------------------------------------------------------------------------------------
+
+    def _emit_region(self, region: GuardedRegion) -> None:
+        if not self._available.keys().isdisjoint(region.results):
+            return
+        inside = set(region.nodes)
+        read = [operand for node in region.nodes for operand in node.operands if operand not in inside]
+        for node in dict.fromkeys([*read, region.condition]):
+            self._emit_tree(node)
+        body, results = self._in_branch(lambda: self._emit_body(region))
+        self.items.append(If(region.condition, body, results))
+
+    def _emit_tree(self, root: Node) -> None:
+        """A node, and all that it needs."""
+        for node in list(toposort([root], self._available)):
+            if node in self._waiting:
+                self._emit_region(self._waiting[node])
+            self._emit_once(node)
+
+    def _emit_body(self, region: GuardedRegion) -> Sequence[Node]:
+        for node in region.nodes:
+            self._emit(node)
+        return region.results
+
+    def _emit_segment(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Nodes of a segment; returns those that are read by what is not emitted yet."""
+        outside = set(self._available)
+        self._emit_each(nodes)
+        left = [node for node in self._nodes if node not in self._available]
+        read = {operand for node in left for operand in node.operands}.union(self._outputs)
+        return [node for node in self._available if node in read and node not in outside]
+
+    def _in_branch(self, emit: Callable[[], Sequence[Node]]) -> tuple[tuple[Item, ...], tuple[Node, ...]]:
+        """The items that `emit` adds, and the nodes that it returns: they alone are available behind it."""
+        items, available = self.items, self._available
+        self.items, self._available = [], dict(available)
+        results = tuple(emit())
+        body, self.items = tuple(self.items), items
+        self._available = available | dict.fromkeys(results)
+        return body, results

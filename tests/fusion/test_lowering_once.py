@@ -1,0 +1,73 @@
+"""A training lowers the step of each of its kernels once, however many launches are tried."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import rollmill
+from rollmill.dataflow import start
+from rollmill.execution.program import kernels as choosing
+from rollmill.execution.program.compiled import lower
+from rollmill.fusion.backends.triton import gradients as triton_gradients
+from rollmill.fusion.backends.triton import rollout as triton_rollout
+from rollmill.fusion.backends.triton.launches import triton_kernels
+from rollmill.fusion.kernels import gradients, rollout
+from rollmill.fusion.tune import search
+from rollmill.fusion.tune.timing import Tuned
+
+
+@pytest.fixture
+def lowered(monkeypatch):
+    """The functions that have been traced for kernels, by the module that asked."""
+    calls = []
+
+    def counted(name, function):
+        return lambda *arguments, **settings: calls.append(name) or function(*arguments, **settings)
+
+    monkeypatch.setattr(rollout, "trace_function", counted("rollout", rollout.trace_function))
+    monkeypatch.setattr(gradients, "lower_function", counted("gradients", gradients.lower_function))
+    return calls
+
+
+def training():
+    return rollmill.ppo(rollmill.make("CartPole-v1"), num_envs=64, num_steps=16, total_timesteps=64 * 16 * 4)
+
+
+def test_machine_code_is_made_from_one_lowering(lowered, tmp_path, monkeypatch):
+    pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install 'rollmill[fusion]'")
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
+    lower(training(), fusion="full")
+    assert sorted(lowered) == ["gradients", "rollout"]
+
+
+def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, monkeypatch):
+    """Up to the source of each kernel: what calls it is replaced, for there is no GPU."""
+    sources = set()
+
+    def call(kernel, arrays):
+        sources.add(kernel.source)
+        return [jnp.zeros(struct.shape, struct.dtype) for struct in kernel.outputs]
+
+    def fastest(what, launches, fused, unfused, arguments, **_):
+        for launch in launches:
+            jax.eval_shape(fused(launch), *arguments)
+        return Tuned(tuple(launches[0]), 1.0, 2.0)
+
+    monkeypatch.setattr(triton_rollout, "call", call)
+    monkeypatch.setattr(triton_gradients, "call", call)
+    monkeypatch.setattr(search, "fastest", fastest)
+    graph, backend = training(), triton_kernels("tf32")._replace(device=lambda device: "a GPU")
+    backend = backend._replace(
+        gradients=backend.gradients._replace(launches=lambda size, device: [(4, 64, 4), (4, 32, 2)])
+    )
+    chooser = choosing._Chooser(graph, "full", backend, 1, jax.devices()[:1], None)
+    plain = choosing._plain(1)
+    ways = chooser.rollouts(plain.rollouts), chooser.gradients(plain.gradients)
+    assert all(way.fused for way in ways) and len(sources) > 2
+    state = jax.eval_shape(partial(start, graph), jax.random.key(0), jnp.arange(64, dtype=jnp.int32))
+    jax.eval_shape(
+        lambda state: ways[0].function(graph, graph.weights(state.learner), state.collector, state.key), state
+    )
+    assert sorted(lowered) == ["gradients", "rollout"]
