@@ -28,7 +28,7 @@ from rollmill.channels.protocols import (
     Versioned,
     Wire,
 )
-from rollmill.channels.routing import fixed, least_filled, round_robin
+from rollmill.channels.routing import round_robin
 from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.wire import MemoryWire
 from rollmill.channels.tcp.wire import TcpWire
@@ -65,8 +65,6 @@ __all__ = [
     "TimedOut",
     "Versioned",
     "Wire",
-    "fixed",
-    "least_filled",
     "new_token",
     "round_robin",
 ]

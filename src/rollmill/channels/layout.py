@@ -73,13 +73,6 @@ class Layout:
         """SHA-256, in hexadecimal, of names, shapes and dtypes: equal where both ends read bytes alike."""
         return hashlib.sha256("\n".join([sys.byteorder, *map(str, self.leaves)]).encode()).hexdigest()
 
-    def views(self, buffer: Buffer) -> PyTree[np.ndarray]:
-        """The tree of read-only arrays that lie in `buffer`."""
-        views = self.flat_views(buffer)
-        for view in views:
-            view.flags.writeable = False
-        return self.unflatten(views)
-
     def flat_views(self, buffer: Buffer) -> list[np.ndarray]:
         """Arrays that lie in `buffer`, writable where it is, in the order of `leaves`."""
         return [np.ndarray(leaf.shape, leaf.dtype, buffer, leaf.offset) for leaf in self.leaves]

@@ -58,14 +58,9 @@ class ChannelStatistics(NamedTuple):
     """
 
     messages: int
-    payload_bytes: int
-    waited_seconds: float
-    """How long this end was blocked: a sender by a full ring, a receiver by an empty one."""
+    """Messages published by a sender, or taken by a receiver."""
     depth: int
     """Messages that are published and not yet taken."""
-    lost: int = 0
-    """Messages that a receiver held, or that were on their way to it, when another took its place; it may have
-    used some of them. Between hosts, the sender counts them."""
 
 
 @runtime_checkable
@@ -114,12 +109,6 @@ class Sender(Protocol):
         Raises:
             UsageError: `tree` is not as the layout says, or there is no such target.
         """
-        ...
-
-    def try_send(
-        self, tree: PyTree, *, version: int = 0, iteration: int = 0, flags: int = 0, target: int | None = None
-    ) -> bool:
-        """As `send`, but returns False at once where the channel is full."""
         ...
 
     def reserve(self, *, target: int | None = None, timeout: float | None = None) -> Reservation:
@@ -187,10 +176,6 @@ class Receiver(Protocol):
 
         Several may be held at a time and released in any order, but each takes a slot of its ring.
         """
-        ...
-
-    def try_receive(self, *, source: int | None = None) -> ReceivedMessage | None:
-        """As `receive`, but None where nothing is there."""
         ...
 
     def gather(
@@ -309,7 +294,7 @@ class Wire(Protocol):
             targets: ranks of the consumers that it may send to.
             layout: of one package.
             capacity: messages that fit between one producer and one consumer, the ones held included.
-            route: which target is next; None takes turns. See `round_robin`, `least_filled`, `fixed`.
+            route: chooses the next target; None is `round_robin`.
             checksum: adds a CRC-32 of the payload, which the receiver checks (about 1 GB/s at each end).
         """
         ...

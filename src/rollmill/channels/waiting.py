@@ -59,21 +59,21 @@ class Waiter:
         self._poll = select.poll()
         self._poll.register(doorbell.fileno(), select.POLLIN)
 
-    def until(self, ready: Callable[[], T | None], *, timeout: float | None) -> tuple[T, int]:
-        """The first value of `ready` that is not None, and the nanoseconds spent waiting for it.
+    def until(self, ready: Callable[[], T | None], *, timeout: float | None) -> T:
+        """The first value of `ready` that is not None.
 
         Raises:
             TimedOut: `timeout` seconds passed.
             Abandoned: the run is being stopped.
         """
         if (value := ready()) is not None:
-            return value, 0
-        began, deadline = time.monotonic_ns(), Deadline(timeout)
+            return value
+        deadline = Deadline(timeout)
         while (value := self._look(ready)) is None:
             check_waiting(deadline, self._abandon, self._what)
             if self._poll.poll(deadline.nap_ms()):
                 self._doorbell.silence()  # before looking again, so that no ring is missed
-        return value, time.monotonic_ns() - began
+        return value
 
     def _look(self, ready: Callable[[], T | None]) -> T | None:
         for _ in range(LOOKS):

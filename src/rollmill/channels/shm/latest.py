@@ -132,8 +132,7 @@ class BoardReader:
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
         """A copy of the newest message."""
-        found, _ = self._waiter.until(lambda: self._copy(at_least), timeout=timeout)
-        return found
+        return self._waiter.until(lambda: self._copy(at_least), timeout=timeout)
 
     def newest(self) -> LatestVersion | None:
         """Number and version of the newest message; None before the first."""

@@ -91,24 +91,11 @@ class QueueSender:
         self.publish(reservation, version, iteration, flags)
         return reservation.target
 
-    def try_send(
-        self, tree: PyTree, *, version: int = 0, iteration: int = 0, flags: int = 0, target: int | None = None
-    ) -> bool:
-        """As `send`, or False where there is no room."""
-        free = self._free(target)
-        if free is None:
-            return False
-        reservation = self._reserve(free)
-        self.layout.fill(reservation.views, tree)
-        self.publish(reservation, version, iteration, flags)
-        return True
-
     def reserve(self, *, target: int | None = None, timeout: float | None = None) -> QueueReservation:
         """Room for one message."""
-        free, waited = self._waiter.until(lambda: self._free(target), timeout=timeout)
-        if waited:
-            self._writers[free].add_wait(waited)
-        return self._reserve(free)
+        free = self._waiter.until(lambda: self._free(target), timeout=timeout)
+        self._open = QueueReservation(self, self._writers[free], free)
+        return self._open
 
     def publish(self, reservation: QueueReservation, version: int, iteration: int, flags: int) -> None:
         """What `reservation.publish` does."""
@@ -126,10 +113,6 @@ class QueueSender:
         for writer in self._writers.values():
             writer.close()
         self._on_close()
-
-    def _reserve(self, target: int) -> QueueReservation:
-        self._open = QueueReservation(self, self._writers[target], target)
-        return self._open
 
     def _free(self, target: int | None) -> int | None:
         chosen = self._next_target() if target is None else self._known(target)
@@ -182,14 +165,7 @@ class QueueReceiver:
     def receive(self, *, source: int | None = None, timeout: float | None = None) -> RingMessage:
         """The next message."""
         candidates = self._candidates(source)
-        message, waited = self._waiter.until(lambda: self._take(candidates), timeout=timeout)
-        if waited:
-            message.reader.add_wait(waited)
-        return message
-
-    def try_receive(self, *, source: int | None = None) -> RingMessage | None:
-        """The next message, or None."""
-        return self._take(self._candidates(source))
+        return self._waiter.until(lambda: self._take(candidates), timeout=timeout)
 
     def gather(
         self,

@@ -48,8 +48,8 @@ from rollmill.core.errors import UsageError
 
 # Words of the root, of a section and of a ledger. Each is a cache line of its own.
 PRODUCER, PRODUCER_READY, CONSUMER, CONSUMER_READY = 0, 1, 2, 3
-PUBLISHED, ENDED, PRODUCER_WAITED, START, BEFORE = 0, 1, 2, 3, 4
-TAKEN, RELEASED, GONE, CONSUMER_WAITED, LOST = 0, 1, 2, 3, 4
+PUBLISHED, ENDED, START, BEFORE = 0, 1, 2, 3
+TAKEN, RELEASED, GONE = 0, 1, 2
 LINE = 64
 
 HEADER = struct.Struct("<QqqQiIII")
@@ -241,7 +241,6 @@ class RingWriter:
             predecessor = ring.section(before)
             self._words[BEFORE] = before
             self._words[START] = predecessor.end
-            self._words[PRODUCER_WAITED] = predecessor.words[PRODUCER_WAITED]
         ring.holders.confirm(PRODUCER, self._owner)
         doorbell.ring()
 
@@ -306,15 +305,9 @@ class RingWriter:
         self._check_owner()
         self._doorbell.ring()
 
-    def add_wait(self, nanoseconds: int) -> None:
-        """Counts time that the producer was blocked."""
-        self._words[PRODUCER_WAITED] += nanoseconds
-
     def statistics(self, earlier: int = 0) -> ChannelStatistics:
         """The producer's side, after `earlier` messages that passed before the ring was there."""
-        return _statistics(
-            self._ring, earlier + self.published, self._words[PRODUCER_WAITED], self._section, self._reader()
-        )
+        return ChannelStatistics(earlier + self.published, self.published - self._reader().words[TAKEN])
 
     def reopen(self) -> None:
         """More will come after all."""
@@ -418,7 +411,8 @@ class RingReader:
         self._owner = ring.holders.claim(CONSUMER)
         self._words = ring.ledger(self._owner).words
         if before := ring.root[CONSUMER_READY]:
-            self._take_over(ring.ledger(before).words)
+            # What the replaced consumer held is given back, whether or not it had used it.
+            self._words[TAKEN] = self._words[RELEASED] = ring.ledger(before).words[TAKEN]
         self._released = self._words[RELEASED]
         self._returned: set[int] = set()
         self._sections: list[SectionViews] = []
@@ -476,27 +470,15 @@ class RingReader:
         if self._ring.root[CONSUMER] != self._owner:
             raise ChannelClosed(f"{self._name}: another receiver took this one's place.")
 
-    def add_wait(self, nanoseconds: int) -> None:
-        """Counts time that the consumer was blocked."""
-        self._words[CONSUMER_WAITED] += nanoseconds
-
     def statistics(self, earlier: int = 0) -> ChannelStatistics:
         """The consumer's side, after `earlier` messages that passed before the ring was there."""
         newest = self._ring.section(self._ring.root[PRODUCER_READY] or 1)
-        ledger = self._ring.ledger(self._owner)
-        return _statistics(self._ring, earlier + self._words[TAKEN], self._words[CONSUMER_WAITED], newest, ledger)
+        return ChannelStatistics(earlier + self._words[TAKEN], newest.end - self._words[TAKEN])
 
     def close(self) -> None:
         """Nobody takes any more."""
         self._words[GONE] = 1
         self._doorbell.ring()
-
-    def _take_over(self, before: memoryview) -> None:
-        """Gives back the messages that the replaced consumer held, whether or not it had used them."""
-        taken = before[TAKEN]
-        self._words[LOST] = before[LOST] + taken - before[RELEASED]
-        self._words[CONSUMER_WAITED] = before[CONSUMER_WAITED]
-        self._words[TAKEN] = self._words[RELEASED] = taken
 
     def _section(self) -> Section | None:
         """The section of the next message, as far as this consumer has come; None before there is a producer."""
@@ -537,8 +519,3 @@ class RingReader:
             self.release(position)
             raise Damaged(f"{self._name}: message {position} is not whole. Does a dead worker still run?")
         return Header(sequence, source, version, iteration, flags, size)
-
-
-def _statistics(ring: Ring, messages: int, waited: int, section: Section, ledger: Ledger) -> ChannelStatistics:
-    depth = section.end - ledger.words[TAKEN]
-    return ChannelStatistics(messages, messages * ring.layout.nbytes, waited / 1e9, depth, ledger.words[LOST])

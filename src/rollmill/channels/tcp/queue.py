@@ -33,8 +33,7 @@ So at most once holds where
     a producer wakes up late   its connection was ended by its successor's, and it is turned away (2)
     a consumer wakes up late   pumps have left it for its successor, with none of the messages that it has (1, 2)
 
-At most as many messages are lost as fit in the ring. The sender counts those that a replaced receiver had not
-released; nobody can count those that died with their sender.
+At most as many messages are lost as fit in the ring.
 """
 
 import struct

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rollmill.channels.errors import Refused
 from rollmill.channels.shm.doorbell import Doorbell
-from rollmill.channels.shm.ring import ENDED, GONE, HEADER, LOST, PRODUCER, PUBLISHED, RELEASED, TAKEN, Ring
+from rollmill.channels.shm.ring import ENDED, GONE, HEADER, PRODUCER, PUBLISHED, RELEASED, TAKEN, Ring
 from rollmill.channels.tcp.hub import Hub
 from rollmill.channels.tcp.queue import END, LOOK_SECONDS, MESSAGE, NOBODY, WORD, ResumePoint, RingEnds
 from rollmill.channels.transport.backoff import Backoff
@@ -119,7 +119,6 @@ class SenderThread:
         known = self._pairing
         if known is None or receiver > known.receiver:
             known = self._pairing = PositionMap(receiver, self._consumer[TAKEN])
-            self._consumer[LOST] += self._consumer[TAKEN] - self._consumer[RELEASED]
             self._release(self._consumer[TAKEN])  # what was sent to the one before is not sent again
         if receiver < known.receiver or not 0 <= arrived <= self._consumer[TAKEN] - known.start:
             raise Refused(f"{self._ends.receiver}: a receiver that was replaced answered.")
