@@ -424,5 +424,5 @@ class ReplacedTcpEnds(ReplacedEnds):
 @pytest.mark.parametrize("machine", [ReplacedEnds, ReplacedTcpEnds])
 def test_ends_that_die_stop_and_are_replaced(machine, monkeypatch):
     for module in (sending, receiving):
-        monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.05)
     run_state_machine_as_test(machine, settings=settings(max_examples=16, stateful_step_count=25, **UNHURRIED))
