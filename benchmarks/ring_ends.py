@@ -10,6 +10,7 @@ import struct
 import sys
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,6 @@ from rollmill.channels import (
     RemoteBroker,
     TcpWire,
     TimedOut,
-    least_filled,
 )
 
 FENCED = 3
@@ -84,6 +84,12 @@ def sent_log(end: End, target: int) -> Path:
 
 def taken_log(end: End) -> Path:
     return Path(end.folder, f"taken-{end.process}-{end.rank}")
+
+
+def least_filled(turn: int, occupied: Sequence[int]) -> int:
+    """Route to the target with the fewest messages, in turn among equals; waits only when all are full."""
+    count = len(occupied)
+    return min(range(count), key=lambda index: (occupied[index], (index - turn) % count))
 
 
 def produce(end: End) -> None:

@@ -1,10 +1,10 @@
 """Rollmill: reinforcement-learning training in JAX.
 
-An environment and an algorithm are written once, as pure functions that name no machine; Rollmill
-decides how they run, runs them, and records what happened.
+Environments and algorithms are written once, as pure functions that name no machine; Rollmill
+decides how they run, runs them, and records the results.
 """
 
-# Names are imported when they are first used: `import rollmill` and the command line's help do not wait for JAX.
+# Names are imported at their first use, so that `import rollmill` and `--help` do not wait for JAX.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -325,14 +325,14 @@ def _links() -> Iterator[Case]:
         yield Case("links", f"{name} is a pipe", pipe(name), f"{name} is a pipe, a socket or a device", commands)
         yield Case("links", f"{name} is a folder", folder_at(name), f"{name} is a folder", commands)
     yield Case("links", ".lock", link(".lock"), r"\.lock is a link", (RESUME,))
-    yield Case("links", ".lock, hard", link(".lock", hard=True), r"\.lock has a second name elsewhere", (RESUME,))
+    yield Case("links", ".lock, hard", link(".lock", hard=True), r"\.lock has another hard link", (RESUME,))
     yield Case("links", ".lock is a pipe", pipe(".lock"), r"\.lock is a pipe", (RESUME,))
     yield Case("links", "checkpoints", link("checkpoints", folder=True), "checkpoints is a link", (DOCTOR, *OPEN))
     yield Case(
         "links",
         "checkpoints/9 is a link",
         link("checkpoints/9", folder=True),
-        "checkpoints/9 is no folder",
+        "checkpoints/9 is not a folder",
         (RESUME,),
     )
     for file in ("record.json", "state.safetensors"):

@@ -171,6 +171,6 @@ def test_a_folder_that_cannot_be_written_is_found_before_anything_is_compiled(tm
     algorithm = rollmill.ppo(rollmill.make("CartPole-v1"), total_timesteps=STEPS, **SIZES)
     (tmp_path / "file").write_text("")
     for root in (Path("/proc/rollmill/run"), tmp_path / "file" / "run"):
-        with pytest.raises(UsageError, match=f"{root} cannot be made: .* hint: choose another --run-dir"):
+        with pytest.raises(UsageError, match=f"{root} cannot be created: .* hint: choose another --run-dir"):
             rollmill.train(algorithm, run_dir=root, **QUIET)
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]

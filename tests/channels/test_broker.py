@@ -178,7 +178,7 @@ def test_nobody_at_the_address_is_told(address):
 
 @pytest.mark.parametrize("address", ["", "unix:", "tcp:host", "http://x:1"])
 def test_what_is_no_address_is_told(address):
-    with pytest.raises(UsageError, match="no address of a broker"):
+    with pytest.raises(UsageError, match="not an address of a broker"):
         RemoteBroker(address, "token")
 
 

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from rollmill.channels import Abandoned, ChannelClosed, Layout, TimedOut, fixed, least_filled
+from rollmill.channels import Abandoned, ChannelClosed, Layout, TimedOut
 from rollmill.core.errors import UsageError
 
 LAYOUT = Layout.of({"values": np.zeros((2, 3), np.float32), "tag": np.zeros((1,), np.int32)})
@@ -61,23 +61,22 @@ def test_every_package_arrives_once_whole_and_in_order(open_wire, run_together):
 def test_a_full_channel_holds_the_sender_until_a_slot_is_released(open_wire):
     sender = open_wire().sender("edge", source=0, targets=[0], layout=LAYOUT, capacity=2)
     receiver = open_wire().receiver("edge", sources=[0], target=0, layout=LAYOUT, capacity=2)
-    assert sender.try_send(package(0)) and sender.try_send(package(1))
-    assert not sender.try_send(package(2))
+    for number in range(2):
+        sender.send(package(number), timeout=0.0)
     with pytest.raises(TimedOut, match="sending edge"):
         sender.send(package(2), timeout=0.02)
     held = receiver.receive(timeout=5.0)
-    assert not sender.try_send(package(2))  # taken, but its slot is still in use
+    with pytest.raises(TimedOut):  # taken, but its slot is still in use
+        sender.send(package(2), timeout=0.0)
     timer = threading.Timer(0.05, held.release)
     timer.start()
     sender.send(package(2), timeout=5.0)
     timer.join()
     assert [number_of(receiver.receive(timeout=5.0).tree) for _ in range(2)] == [1, 2]
-    assert sender.statistics()[0].waited_seconds > 0.02
 
 
 def test_receiving_from_nobody_times_out_and_says_what_was_awaited(open_wire):
     receiver = open_wire().receiver("edge", sources=[0, 1], target=3, layout=LAYOUT)
-    assert receiver.try_receive() is None
     with pytest.raises(TimedOut, match=r"receiving edge at 3: nothing happened within 0.05 s"):
         receiver.receive(timeout=0.05)
 
@@ -131,7 +130,8 @@ def test_a_reservation_is_written_in_place_and_published_once(open_wire):
     for stale in (dropped, slot):
         with pytest.raises(UsageError, match="published already"):
             stale.publish()
-    assert receiver.try_receive() is None
+    with pytest.raises(TimedOut):
+        receiver.receive(timeout=0.0)
 
 
 def test_a_tree_that_does_not_fit_is_refused_and_nothing_is_sent(open_wire):
@@ -159,26 +159,13 @@ def test_routes_choose_the_target(open_wire):
         )
         return sender, [sender.send(package(i), timeout=5.0) for i in range(6)]
 
-    assert sent_to("fixed", fixed(1), capacity=6)[1] == [6] * 6
+    assert sent_to("second", lambda turn, occupied: 1, capacity=6)[1] == [6] * 6
     assert sent_to("turns", None)[1] == [5, 6, 7, 5, 6, 7]
-    sender, _ = sent_to("filled", least_filled)
+    sender, _ = sent_to("emptiest", lambda turn, occupied: occupied.index(min(occupied)))
     assert sender.send(package(6), target=6, timeout=5.0) == 6
     assert {sender.send(package(7 + i), timeout=5.0) for i in range(2)} == {5, 7}
     with pytest.raises(UsageError, match="target=9"):
         sender.send(package(0), target=9)
-
-
-def test_least_filled_goes_where_there_is_room(open_wire):
-    sender = open_wire().sender("edge", source=0, targets=[0, 1], layout=LAYOUT, route=least_filled, capacity=2)
-    slow, fast = (
-        open_wire().receiver("edge", sources=[0], target=target, layout=LAYOUT, capacity=2) for target in (0, 1)
-    )
-    for number in range(4):
-        sender.send(package(number), timeout=5.0)
-    for number in range(4, 9):
-        fast.receive(timeout=5.0).release()
-        assert sender.send(package(number), timeout=5.0) == 1
-    assert number_of(slow.receive(timeout=5.0).tree) == 0
 
 
 def test_sources_take_turns_and_one_can_be_asked_for(open_wire):
@@ -196,7 +183,7 @@ def test_sources_take_turns_and_one_can_be_asked_for(open_wire):
             taken.append(message.header.source)
     assert taken == [0, 1, 2, 0, 1, 2]
     with pytest.raises(UsageError, match="source=4"):
-        receiver.try_receive(source=4)
+        receiver.receive(source=4)
 
 
 def test_packages_are_gathered_along_an_axis_of_each_leaf(open_wire):

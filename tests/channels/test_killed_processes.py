@@ -54,7 +54,8 @@ def test_a_producer_killed_in_mid_write_and_its_replacement(workers, wire_of_wor
     take(0, 0)
     take(1, 1)
     workers.kill(dying)
-    assert receiver.try_receive() is None
+    with pytest.raises(TimedOut):
+        receiver.receive(timeout=0.0)
     replacement.tell("produce", wire_of_workers, first=50, count=5, **options)
     for number in range(5):
         take(50 + number, 2 + number)

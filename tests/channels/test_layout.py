@@ -52,12 +52,11 @@ def test_a_tree_comes_back_by_value_from_bytes_alone(tree):
     buffer = fresh_buffer(layout.nbytes)
     layout.pack(tree, buffer)
     copied = bytearray(buffer.tobytes())
-    back = layout.views(copied)
+    back = layout.unflatten(layout.flat_views(copied))
     assert jax.tree.structure(back) == jax.tree.structure(tree)
     for sent, got in zip(jax.tree.leaves(tree), jax.tree.leaves(back), strict=True):
         assert got.dtype == sent.dtype and got.shape == sent.shape
         assert got.tobytes() == sent.tobytes()
-        assert not got.flags.writeable
 
 
 @settings(max_examples=60, deadline=None)
@@ -100,7 +99,7 @@ def test_jax_arrays_and_strided_arrays_are_packed_by_value():
     layout = Layout.of(tree)
     buffer = fresh_buffer(layout.nbytes)
     layout.pack(tree, buffer)
-    back = layout.views(buffer)
+    back = layout.unflatten(layout.flat_views(buffer))
     np.testing.assert_array_equal(back["device"].astype(np.float32), np.arange(5, dtype=np.float32))
     np.testing.assert_array_equal(back["strided"], [[0, 3], [12, 15]])
     assert back["scalar"] == 7 and back["scalar"].shape == ()

@@ -91,7 +91,7 @@ def test_closing_lets_the_last_version_stand_and_another_writer_go_on(open_wire)
     writer.publish(weights(1), version=1)
     writer.close()
     assert reader.read(at_least=1, timeout=5.0).version == 1
-    with pytest.raises(ChannelClosed, match="version 2 never came"):
+    with pytest.raises(ChannelClosed, match="before version 2"):
         reader.read(at_least=2, timeout=5.0)
     assert is_whole(reader.read())
     second = open_wire().newest_writer("weights", layout=LAYOUT, readers=1)

@@ -81,13 +81,13 @@ def test_a_rank_that_never_arrives_gives_nobody_a_mean_and_ends_the_reduction(op
     with pytest.raises(TimedOut):
         present.mean(gradients(0, 0), timeout=0.1)
     for late in (ranks[missing], present):
-        with pytest.raises(ChannelClosed, match="no further part"):
+        with pytest.raises(ChannelClosed, match="left the reduction"):
             late.mean(gradients(0, 0), timeout=5.0)
 
 
 def test_a_rank_that_dies_between_arriving_and_summing_gives_nobody_a_mean(open_threads_wire):
     present, dying = open_ranks(open_threads_wire)
-    dying._layout.fill(dying._own, gradients(1, 0))
+    dying._layout.fill(dying._operand, gradients(1, 0))
     dying._lines[1][ARRIVED] = 1
     with pytest.raises(TimedOut):
         present.mean(gradients(0, 0), timeout=0.1)
@@ -102,7 +102,7 @@ def test_a_rank_that_leaves_ends_the_waiting_of_the_others(open_wire, run_togeth
         ranks[leaving].close()
 
     def wait():
-        with pytest.raises(ChannelClosed, match=f"rank {leaving} takes no further part"):
+        with pytest.raises(ChannelClosed, match=f"rank {leaving} left the reduction"):
             ranks[1 - leaving].mean(gradients(0, 0), timeout=10.0)
 
     began = time.monotonic()
@@ -126,7 +126,7 @@ def test_ranks_that_disagree_about_the_step_get_no_mean(open_wire, run_together)
     ranks = open_ranks(open_wire)
 
     def take_part(rank):
-        with pytest.raises(UsageError, match="rank 0 says 7, rank 1 says 8"):
+        with pytest.raises(UsageError, match="rank 0 is at 7, rank 1 is at 8"):
             ranks[rank].mean(gradients(rank, 0), step=7 + rank, timeout=10.0)
 
     run_together(lambda: take_part(0), lambda: take_part(1))

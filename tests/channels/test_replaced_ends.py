@@ -26,6 +26,7 @@ from rollmill.channels import (
     MemoryWire,
     RemoteBroker,
     TcpWire,
+    TimedOut,
 )
 from rollmill.channels.errors import ConnectionLost
 from rollmill.channels.shm.ring import Ring, RingReader, RingWriter, ring_bytes
@@ -369,15 +370,19 @@ class ReplacedEnds(RuleBasedStateMachine):
         holder.die()
 
     def try_to_send(self, holder):
+        if holder.is_stopped:
+            return
         message = (holder.incarnation, holder.number)
-        if not holder.is_stopped and holder.end.try_send(
-            package(*message), version=message[0], iteration=message[1]
-        ):
+        with contextlib.suppress(TimedOut):
+            holder.end.send(package(*message), version=message[0], iteration=message[1], timeout=0.0)
             self.deliveries.sent.add(message)
             holder.number += 1
 
     def try_to_take(self, holder, release):
-        if not holder.is_stopped and (message := holder.end.try_receive()) is not None:
+        if holder.is_stopped:
+            return
+        with contextlib.suppress(TimedOut):
+            message = holder.end.receive(timeout=0.0)
             self.deliveries.take(holder.incarnation, message)
             message.release() if release else holder.held.append(message)
 
@@ -419,5 +424,5 @@ class ReplacedTcpEnds(ReplacedEnds):
 @pytest.mark.parametrize("machine", [ReplacedEnds, ReplacedTcpEnds])
 def test_ends_that_die_stop_and_are_replaced(machine, monkeypatch):
     for module in (sending, receiving):
-        monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+        monkeypatch.setattr(module, "POLL_SECONDS", 0.05)
     run_state_machine_as_test(machine, settings=settings(max_examples=16, stateful_step_count=25, **UNHURRIED))

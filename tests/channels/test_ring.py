@@ -220,6 +220,5 @@ def test_counters_go_on_when_ends_are_replaced(make_ends):
         ends.new_writer()
         ends.new_reader()
     ends.send(5)
-    ends.writer.add_wait(2_000_000_000)
-    assert ends.writer.statistics() == (6, 6 * LAYOUT.nbytes, 2.0, 1, 0)
-    assert ends.reader.statistics() == (5, 5 * LAYOUT.nbytes, 0.0, 1, 0)
+    assert ends.writer.statistics() == (6, 1)
+    assert ends.reader.statistics() == (5, 1)

@@ -3,6 +3,7 @@
 Whatever is not in this table's fast part is in its slow one: `pytest -m slow tests/execution/test_groups.py`.
 """
 
+import contextlib
 import functools
 import itertools
 import threading
@@ -18,7 +19,7 @@ from own_algorithm import partition as crosswise
 from own_algorithm import reinforce
 
 import rollmill
-from rollmill.channels import LocalBroker, MemoryWire
+from rollmill.channels import LocalBroker, MemoryWire, TimedOut
 from rollmill.dataflow import flow, roles
 from rollmill.execution import dispatch_ahead, lower
 from rollmill.execution.processes import WorkerMessage
@@ -363,7 +364,8 @@ def test_an_update_ends_though_gradients_never_cease(updating):
     deadline = time.monotonic() + 30
     while thread.is_alive() and time.monotonic() < deadline:
         for sender in senders:
-            sender.try_send(gradients, flags=LAST)
+            with contextlib.suppress(TimedOut):
+                sender.send(gradients, flags=LAST, timeout=0.0)
     assert not thread.is_alive()
     assert control.sent == ENDED
 

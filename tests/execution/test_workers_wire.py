@@ -111,7 +111,7 @@ def test_strangers_are_refused(refused):
         socket.create_connection((host, int(port))) as loud,
     ):
         loud.sendall(b"GET / HTTP/1.1\r\n\r\n".ljust(66))
-        wait_for(lines, "claims to be somebody in 8,224 bytes")
+        wait_for(lines, "its claim has 8,224 bytes")
         with pytest.raises(Refused, match="the token is not that of the run"):
             report(supervisor.address, b"guess", job(obeys))
         wait_for(lines, "does not know the run's token")

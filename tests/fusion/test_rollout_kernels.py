@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
+from rollmill.fusion.backends.triton.order import ALWAYS
 
 import rollmill
 from rollmill.dataflow import collect, prepare, start
@@ -15,7 +16,6 @@ from rollmill.envs import registered
 from rollmill.fusion import Launch, fused_collect, lower_rollout, run_reference
 from rollmill.fusion.backends.triton.compile import compiled
 from rollmill.fusion.backends.triton.hoist import Hoisted, permute_to_mma_order
-from rollmill.fusion.backends.triton.order import ALWAYS
 from rollmill.fusion.backends.triton.rollout import rollout_kernel, rollout_source
 from rollmill.fusion.kernels.leaves import to_raw
 from rollmill.fusion.opt import segments

@@ -226,7 +226,7 @@ def test_when_none_is_whole_the_way_out_is_named(tmp_path):
     save_all(tmp_path, [1, 2])
     truncate(tmp_path / "1")
     delete_data(tmp_path / "2")
-    message = "no checkpoint to resume from is whole(.|\n)*--run-dir"
+    message = "no checkpoint to resume from is intact(.|\n)*--run-dir"
     with Checkpoints(tmp_path, read_only=True) as checkpoints, pytest.warns(CheckpointWarning):
         pytest.raises(CheckpointError, checkpoints.restore, simple(0)).match(message)
 

@@ -81,14 +81,14 @@ def test_a_link_where_something_is_read_or_written_is_refused(run, precious, nam
     is_folder = name not in (".lock", "metrics.jsonl")
     (run.root / name).parent.mkdir(exist_ok=True)
     (run.root / name).symlink_to(precious if is_folder else precious / "thesis.tex")
-    with pytest.raises(CheckpointError, match=f"{name} is (a link, and links|no folder, and stands)"):
+    with pytest.raises(CheckpointError, match=f"{name} is (a link, and links|not a folder, and is in the way)"):
         write_everything(run)
     assert untouched(precious)
 
 
 def test_a_lock_file_that_is_a_hard_link_is_refused(run, precious):
     os.link(precious / "thesis.tex", run.root / ".lock")
-    with pytest.raises(ForeignFileError, match=r"\.lock has a second name elsewhere"), run.lock():
+    with pytest.raises(ForeignFileError, match=r"\.lock has another hard link"), run.lock():
         pass
     assert untouched(precious)
 
@@ -158,7 +158,7 @@ def test_odd_names_among_the_checkpoints_are_left_alone(run):
 def test_a_file_where_a_checkpoint_will_be_is_named_before_anything_is_done(run):
     run.checkpoints.make()
     (run.checkpoints.path / "30").write_bytes(PRECIOUS)
-    with pytest.raises(ForeignFileError, match="checkpoints/30 is no folder.* hint: move it away"):
+    with pytest.raises(ForeignFileError, match="checkpoints/30 is not a folder.* hint: move it away"):
         Checkpoints(run.checkpoints)
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         assert checkpoints.restore(state()) is None
@@ -174,7 +174,7 @@ def test_a_renamed_checkpoint_is_an_error(run, renamed, named):
     (run.checkpoints.path / "15").rename(run.checkpoints.path / "15x")
     with (
         Checkpoints(run.checkpoints) as checkpoints,
-        pytest.raises(CheckpointError, match=f"checkpoint {named} in .* holds iteration 20: .* name it 20 again"),
+        pytest.raises(CheckpointError, match=f"checkpoint {named} in .* holds iteration 20: .* rename it to 20"),
     ):
         checkpoints.restore(state())
     assert (run.checkpoints.path / renamed).is_dir()

@@ -52,16 +52,16 @@ def test_places_where_nothing_can_be_made_are_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a file"):
         create(tmp_path / "file")
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be created"):
         create(tmp_path / "file" / "run")
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be created"):
         create(Path("/proc/rollmill/run"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_parent_that_is_not_writable_is_refused(tmp_path):
     tmp_path.chmod(0o500)
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be created"):
         create(tmp_path / "run")
 
 

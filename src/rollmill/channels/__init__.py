@@ -1,8 +1,8 @@
-"""How edges between groups of fragments are carried: experience, weights, and reductions.
+"""Channels, which carry the edges between groups of fragments: queues, latest values, and reductions.
 
-A `Wire` opens the ends of channels by name; it may run through threads, shared memory or TCP, and whoever
-uses a channel does not see which. What moves are pytrees of arrays whose `Layout` both ends know
-beforehand, as raw bytes. Nothing that comes from a channel is unpickled or evaluated.
+A `Wire` opens the ends of channels by name, through threads, shared memory or TCP; the caller does not see
+which. Messages are pytrees of arrays as raw bytes, and both ends know their `Layout` beforehand. Nothing
+received from a channel is unpickled or evaluated.
 """
 
 from rollmill.channels.broker.client import RemoteBroker
@@ -28,7 +28,7 @@ from rollmill.channels.protocols import (
     Versioned,
     Wire,
 )
-from rollmill.channels.routing import fixed, least_filled, round_robin
+from rollmill.channels.routing import round_robin
 from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.wire import MemoryWire
 from rollmill.channels.tcp.wire import TcpWire
@@ -65,8 +65,6 @@ __all__ = [
     "TimedOut",
     "Versioned",
     "Wire",
-    "fixed",
-    "least_filled",
     "new_token",
     "round_robin",
 ]

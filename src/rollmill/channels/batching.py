@@ -1,4 +1,4 @@
-"""Packages of several producers joined along an axis, straight into the batch that a trainer takes."""
+"""Concatenation of messages along an axis, each copied directly into its part of the batch."""
 
 from dataclasses import dataclass
 
@@ -12,43 +12,47 @@ from rollmill.core.errors import UsageError
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Where each of `count` packages goes in the batch."""
+    """Layout of a batch of `count` concatenated messages."""
 
     batch: Layout
+    """Layout of the whole batch."""
     axes: tuple[int, ...]
-    """The axis of each leaf along which packages are put together, not negative."""
+    """Axis of concatenation of each leaf, not negative."""
     count: int
+    """Number of messages."""
 
     @staticmethod
-    def of(package: Layout, axis: int | PyTree[int], count: int) -> "BatchLayout":
-        """For packages of one layout.
+    def of(message: Layout, axis: int | PyTree[int], count: int) -> "BatchLayout":
+        """The batch layout for messages of one layout.
 
         Args:
-            package: layout of each.
-            axis: one number, or a tree of them that is like the package's or begins like it.
-            count: how many are joined.
+            message: layout of each message.
+            axis: one number, or a tree (or a prefix of it) of them.
+            count: number of messages.
 
         Raises:
             UsageError: a leaf does not have the axis.
         """
-        spread = jax.tree.broadcast(axis, jax.tree.unflatten(package.structure, range(len(package.leaves))))
-        axes = tuple(map(_positive, package.leaves, jax.tree.leaves(spread)))
+        axis_tree = jax.tree.broadcast(axis, jax.tree.unflatten(message.structure, range(len(message.leaves))))
+        axes = tuple(map(_positive, message.leaves, jax.tree.leaves(axis_tree)))
         leaves, offset = [], 0
-        for leaf, at in zip(package.leaves, axes, strict=True):
-            shape = (*leaf.shape[:at], leaf.shape[at] * count, *leaf.shape[at + 1 :])
+        for leaf, leaf_axis in zip(message.leaves, axes, strict=True):
+            shape = (*leaf.shape[:leaf_axis], leaf.shape[leaf_axis] * count, *leaf.shape[leaf_axis + 1 :])
             leaves.append(leaf._replace(shape=shape, offset=offset))
             offset = aligned(offset + leaves[-1].nbytes)
-        return BatchLayout(Layout(package.structure, tuple(leaves), offset), axes, count)
+        return BatchLayout(Layout(message.structure, tuple(leaves), offset), axes, count)
 
-    def places(self) -> tuple[PyTree[np.ndarray], list[list[np.ndarray]]]:
-        """A batch in fresh memory, and for each package the views of it that the package fills."""
-        views = self.batch.flat_views(fresh_buffer(self.batch.nbytes))
-        parts = [np.split(view, self.count, axis) for view, axis in zip(views, self.axes, strict=True)]
-        return self.batch.unflatten(views), [[leaf[i] for leaf in parts] for i in range(self.count)]
+    def allocate(self) -> tuple[PyTree[np.ndarray], list[list[np.ndarray]]]:
+        """A batch in new memory, and for each message the views of the batch that it fills."""
+        leaves = self.batch.flat_views(fresh_buffer(self.batch.nbytes))
+        parts = [np.split(leaf, self.count, axis) for leaf, axis in zip(leaves, self.axes, strict=True)]
+        return self.batch.unflatten(leaves), [[part[i] for part in parts] for i in range(self.count)]
 
 
 def _positive(leaf: LeafLayout, axis: int) -> int:
     rank = len(leaf.shape)
     if not -rank <= axis < rank:
-        raise UsageError(f"{leaf} has no axis {axis} to join packages along. Send it as an array of more axes.")
+        raise UsageError(
+            f"{leaf} has no axis {axis} to concatenate messages along. Send it as an array of more axes."
+        )
     return axis % rank

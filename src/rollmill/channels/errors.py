@@ -1,37 +1,37 @@
-"""How a channel says no. Each can be raised at either end, whatever carries the channel."""
+"""Errors of channels. Each can be raised at either end, by any transport."""
 
 from rollmill.core.errors import RollmillError
 
 
 class ChannelClosed(RollmillError):
-    """The other end closed the channel, gave up, or was replaced; waiting longer cannot help."""
+    """The channel is closed: the other end closed it or gave up, or this end was replaced."""
 
     exit_code = 1
 
 
 class TimedOut(RollmillError):
-    """Nothing came, or no room was made, within the timeout; the channel is as it was."""
+    """Nothing arrived, or no slot became free, within the timeout; the channel is unchanged."""
 
     exit_code = 1
 
 
 class Abandoned(RollmillError):
-    """The run is being stopped: `abandon` said so while this end was waiting."""
+    """The run is being stopped: `abandon` returned True while this end was waiting."""
 
     exit_code = 1
 
 
 class Damaged(RollmillError):
-    """A message does not say what it must: its stamp, its size or its checksum is wrong."""
+    """A message is corrupt: its stamp, its size or its checksum is wrong."""
 
     exit_code = 1
 
 
 class Refused(RollmillError):
-    """The broker or the other end did not accept the token, or asked for something not on offer."""
+    """The broker or the other end rejected the token or the request."""
 
 
 class ConnectionLost(RollmillError):
-    """The stream to another process ended; whoever uses it dials again, or closes its channel."""
+    """The stream to another process ended; its user reconnects, or closes the channel."""
 
     exit_code = 1

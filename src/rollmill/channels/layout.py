@@ -1,6 +1,6 @@
-"""Where each leaf of a pytree lies in a flat buffer: known at both ends, never sent.
+"""The layout of a pytree in a flat buffer: known at both ends of a channel, never sent.
 
-A leaf starts at a multiple of 64 bytes (a cache line, and what JAX asks of a buffer that it takes over).
+A leaf starts at a multiple of 64 bytes: a cache line, and the alignment at which JAX adopts a host buffer.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ from jaxtyping import PyTree
 from rollmill.core.errors import UsageError
 
 ALIGNMENT = 64
-NOT_NUMERIC = "OSUmM"  # numpy's kinds of objects, text and dates
+NOT_NUMERIC = "OSUmM"  # NumPy's kind codes of objects, text and dates
 
 Buffer: TypeAlias = memoryview | bytearray | np.ndarray
 """Writable bytes, at least as many as the layout needs."""
 
 
 class LeafLayout(NamedTuple):
-    """One array: its path in the tree, its type, and where its first byte lies."""
+    """One array of a layout: its path in the tree, its type, and its offset in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class LeafLayout(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements, without padding."""
+        """Size of the elements in bytes, without padding."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def __str__(self) -> str:
@@ -44,20 +44,22 @@ class LeafLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """A tree's structure, and its leaves one after the other in a buffer of `nbytes` bytes."""
+    """The structure of a tree, and its leaves one after the other in a buffer of `nbytes` bytes."""
 
     structure: Any
-    """The tree without its leaves; differs between processes, and is not part of the digest."""
+    """Tree structure without leaves; differs between processes, and is not part of the digest."""
 
     leaves: tuple[LeafLayout, ...]
+    """Leaves in the order of the flattened tree."""
     nbytes: int
+    """Size of the buffer in bytes, padding included."""
 
     @staticmethod
     def of(tree: PyTree) -> "Layout":
         """The layout of a tree of arrays or of `jax.ShapeDtypeStruct`, such as `jax.eval_shape` returns.
 
         Raises:
-            UsageError: a leaf is no array of numbers; typed random keys are none.
+            UsageError: a leaf is not an array of numbers; typed random keys are not supported.
         """
         named, structure = jax.tree.flatten_with_path(tree)
         leaves, offset = [], 0
@@ -70,46 +72,39 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of names, shapes and dtypes: equal where both ends read bytes alike."""
+        """SHA-256, in hexadecimal, of names, shapes, dtypes and byte order: equal ends interpret bytes equally."""
         return hashlib.sha256("\n".join([sys.byteorder, *map(str, self.leaves)]).encode()).hexdigest()
 
-    def views(self, buffer: Buffer) -> PyTree[np.ndarray]:
-        """The tree of read-only arrays that lie in `buffer`."""
-        views = self.flat_views(buffer)
-        for view in views:
-            view.flags.writeable = False
-        return self.unflatten(views)
-
     def flat_views(self, buffer: Buffer) -> list[np.ndarray]:
-        """Arrays that lie in `buffer`, writable where it is, in the order of `leaves`."""
+        """Views of `buffer` as arrays in the order of `leaves`; writable if the buffer is."""
         return [np.ndarray(leaf.shape, leaf.dtype, buffer, leaf.offset) for leaf in self.leaves]
 
     def pack(self, tree: PyTree, buffer: Buffer) -> None:
-        """Copies the leaves of `tree` to their places in `buffer`.
+        """Copies the leaves of `tree` to their offsets in `buffer`.
 
         Raises:
-            UsageError: structure, shape or dtype are not those of the layout; nothing is converted.
+            UsageError: structure, shape or dtype differ from the layout; nothing is converted.
         """
         self.fill(self.flat_views(buffer), tree)
 
     def fill(self, views: Sequence[np.ndarray], tree: PyTree) -> None:
-        """As `pack`, into `flat_views(buffer)` that the caller keeps for many messages."""
+        """Like `pack`, into the result of `flat_views(buffer)`, which the caller reuses for many messages."""
         for view, leaf in zip(views, self.on_host(tree), strict=True):
             np.copyto(view, leaf, casting="no")
 
     def on_host(self, tree: PyTree) -> list[np.ndarray]:
-        """The leaves of `tree` as NumPy arrays, without a copy where they are in the host's memory.
+        """The leaves of `tree` as NumPy arrays, without a copy where they are in host memory.
 
         Raises:
-            UsageError: as `pack`.
+            UsageError: see `pack`.
         """
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.structure:
             raise UsageError(f"a tree of structure {structure} was given, the layout has {self.structure}.")
         for leaf in leaves:
             if isinstance(leaf, jax.Array) and leaf.platform() != "cpu":  # pyright: ignore[reportAttributeAccessIssue]
-                leaf.copy_to_host_async()  # those on a device travel together
-        return [_checked(np.asarray(leaf), place) for leaf, place in zip(leaves, self.leaves, strict=True)]
+                leaf.copy_to_host_async()  # so that transfers from a device overlap
+        return [_checked(np.asarray(leaf), layout) for leaf, layout in zip(leaves, self.leaves, strict=True)]
 
     def unflatten(self, leaves: Sequence[np.ndarray]) -> PyTree[np.ndarray]:
         """The tree with these leaves."""
@@ -117,12 +112,12 @@ class Layout:
 
 
 def aligned(nbytes: int) -> int:
-    """`nbytes`, rounded up to where the next leaf may start."""
+    """`nbytes` rounded up to the alignment of leaves."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def fresh_buffer(nbytes: int) -> np.ndarray:
-    """Uninitialised bytes `[nbytes]` that start at a multiple of 64."""
+    """Uninitialised bytes `[nbytes]` that start at a multiple of 64 bytes."""
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes]
@@ -142,7 +137,7 @@ def _numeric(name: str, leaf: Any) -> np.dtype:
     return dtype
 
 
-def _checked(array: np.ndarray, place: LeafLayout) -> np.ndarray:
-    if array.shape != place.shape or array.dtype != place.dtype:
-        raise UsageError(f"{place} was expected, {array.dtype.name}{list(array.shape)} was given.")
+def _checked(array: np.ndarray, layout: LeafLayout) -> np.ndarray:
+    if array.shape != layout.shape or array.dtype != layout.dtype:
+        raise UsageError(f"{layout} was expected, {array.dtype.name}{list(array.shape)} was given.")
     return array

@@ -1,20 +1,20 @@
-"""What the user of channels may rely on, whoever carries them: threads, shared memory or TCP.
+"""Protocols of channels, whatever carries them: threads, shared memory or TCP.
 
 A channel is an edge between two groups of fragments that run in different threads, processes or
-hosts. Both ends know beforehand what travels on it: a `Layout`. An end is opened by name with a
+hosts. Both ends know the `Layout` of its messages beforehand. An end is opened by name with a
 `Wire`; ends that open the same name with another layout or size are refused. Ends may be opened in
-any order, and one opened again, after its process died, takes the place of the dead one. Ranks number
-the replicas of a group from 0.
+any order. One opened again, after its process died, replaces the dead one. Ranks number the replicas of
+a group from 0.
 
-Every end belongs to one thread. A call that must wait takes `timeout` in seconds (None: as long as it
-takes, 0: not at all), and raises
+Every end belongs to one thread. A blocking call takes `timeout` in seconds (None: no limit, 0: do not
+wait), and raises
 
     TimedOut        the timeout passed
-    Abandoned       the wire's `abandon` said that the run is being stopped
+    Abandoned       the wire's `abandon` returned True: the run is being stopped
     ChannelClosed   the other end closed, or this end was replaced
 
-Arrays that a channel hands out start at multiples of 64 bytes. `jax.device_put` on CPU takes such NumPy arrays
-over without a copy, so give it `message.copy()` and never a view into a message that is still to be released.
+Arrays returned by a channel start at multiples of 64 bytes. On CPU `jax.device_put` shares memory with such
+NumPy arrays instead of copying, so pass it `message.copy()`, never a view into a message yet to be released.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,65 +31,60 @@ Address: TypeAlias = tuple[str, int]
 """Host and port."""
 
 Route: TypeAlias = Callable[[int, Sequence[int]], int]
-"""(messages sent so far, messages that lie before each target) -> index of the target of the next one."""
+"""(messages sent so far, occupied slots of each target's ring) -> index of the next message's target."""
 
 
 class Header(NamedTuple):
-    """What travels with each message; the channel fills in `sequence`, `source` and `payload_bytes`."""
+    """Metadata of a message; the channel fills in `sequence`, `source` and `payload_bytes`."""
 
     sequence: int
-    """Counts the messages of one source to one target, from 0. Never repeated; where a connection
-    between hosts was lost, some may be missing."""
+    """Number of the message among those of one source to one target, from 0. Never repeated; numbers may be
+    missing where a connection between hosts was lost."""
     source: int
     """Rank of the sender."""
     version: int = 0
-    """The version of the weights that the payload was made with."""
+    """Version of the weights that the payload was computed with."""
     iteration: int = 0
     flags: int = 0
-    """32 bits for the user."""
+    """32 bits whose meaning the user defines."""
     payload_bytes: int = 0
 
 
 class ChannelStatistics(NamedTuple):
-    """Of one end's side of one ring, since the channel exists: replaced ends go on counting.
+    """Counts of one end of one ring since the channel was first opened; a replacement continues them.
 
-    Between hosts, what an earlier holder had sent and did not arrive counts for the receiver alone; and an end
-    that took another's place has to wait until it is told, by the other end, how many messages came before.
+    Between hosts, messages of an earlier sender that never arrived are counted by the receiver only, and a
+    replacement blocks until the other end reports how many messages came before it.
     """
 
     messages: int
-    payload_bytes: int
-    waited_seconds: float
-    """How long this end was blocked: a sender by a full ring, a receiver by an empty one."""
+    """Messages published by a sender, or taken by a receiver."""
     depth: int
     """Messages that are published and not yet taken."""
-    lost: int = 0
-    """Messages that a receiver held, or that were on their way to it, when another took its place; it may have
-    used some of them. Between hosts, the sender counts them."""
 
 
 @runtime_checkable
 class Reservation(Protocol):
-    """A slot of the channel that a sender fills in place. Dropped unpublished, it never was."""
+    """A slot of the channel that the sender fills in place. Nothing is sent if it is never published."""
 
     @property
     def tree(self) -> PyTree[np.ndarray]:
-        """Writable arrays that lie in the channel; their content is undefined until it is written."""
+        """Writable arrays in the channel's memory, uninitialised."""
         ...
 
     @property
     def target(self) -> int:
-        """Rank of the receiver that the message goes to."""
+        """Rank of the receiver."""
         ...
 
     def publish(self, *, version: int = 0, iteration: int = 0, flags: int = 0) -> None:
-        """Hands the slot over, whole; `tree` must not be touched after. Never blocks."""
+        """Makes the message visible to the receiver; `tree` must not be written afterwards. Never blocks."""
         ...
 
 
 @runtime_checkable
 class Sender(Protocol):
-    """The end of one producer, towards one or more consumers."""
+    """The end of one producer, for one or more consumers."""
 
     def send(
         self,
@@ -101,78 +96,72 @@ class Sender(Protocol):
         target: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Copies `tree` into the channel, waiting while it is full; returns the target's rank.
+        """Copies `tree` into the channel and returns the target's rank; blocks while the channel is full.
 
         Args:
-            tree: arrays of JAX or NumPy as the layout says; nothing is broadcast or converted.
+            tree: JAX or NumPy arrays that match the layout exactly; nothing is broadcast or converted.
             version: see `Header`.
             iteration: see `Header`.
             flags: see `Header`.
-            target: goes there, whatever the route says.
+            target: rank of the target, instead of the one that the route chooses.
             timeout: see the module.
 
         Raises:
-            UsageError: `tree` is not as the layout says, or there is no such target.
+            UsageError: `tree` does not match the layout, or there is no such target.
         """
         ...
 
-    def try_send(
-        self, tree: PyTree, *, version: int = 0, iteration: int = 0, flags: int = 0, target: int | None = None
-    ) -> bool:
-        """As `send`, but returns False at once where the channel is full."""
-        ...
-
     def reserve(self, *, target: int | None = None, timeout: float | None = None) -> Reservation:
-        """Room for one message, to be written in place; only one reservation is open at a time."""
+        """Reserves a slot for a message to be written in place; only the latest reservation can be published."""
         ...
 
     def statistics(self) -> Mapping[int, ChannelStatistics]:
-        """Statistics of each ring, by the replica at its other end."""
+        """Statistics of each ring, by the rank at its other end."""
         ...
 
     def close(self) -> None:
-        """Says that nothing more will come: receivers take what is there, then get `ChannelClosed`."""
+        """Ends the stream: receivers take the remaining messages, then get `ChannelClosed`."""
         ...
 
 
 @runtime_checkable
 class ReceivedMessage(Protocol):
-    """One package, which was taken: nobody else gets it, even if this process dies now.
+    """A message taken from the channel: no other receiver gets it, even if this process dies now.
 
-    As a context manager it releases itself.
+    As a context manager it is released on exit.
     """
 
     @property
     def header(self) -> Header:
-        """What was sent with it."""
+        """The header sent with the message."""
         ...
 
     @property
     def tree(self) -> PyTree[np.ndarray]:
-        """Read-only arrays that lie in the channel: valid until `release`, after which they change."""
+        """Read-only arrays in the channel's memory, valid until `release`; the slot is reused afterwards."""
         ...
 
     def copy(self) -> PyTree[np.ndarray]:
-        """The tree in memory of its own, which nobody else writes; does not release."""
+        """A copy of the tree that belongs to the caller; does not release the slot."""
         ...
 
     def release(self) -> None:
-        """Gives the slot back to the sender; a second time does nothing."""
+        """Returns the slot to the sender. Further calls do nothing."""
         ...
 
     def __enter__(self) -> "ReceivedMessage":
-        """Itself."""
+        """Returns the message."""
         ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Releases."""
+        """Releases the slot."""
         ...
 
 
 class Gathered(NamedTuple):
-    """Packages joined along an axis, in the order of `headers`; the arrays belong to the caller."""
+    """Messages concatenated along an axis, in the order of `headers`; the arrays belong to the caller."""
 
     tree: PyTree[np.ndarray]
     headers: tuple[Header, ...]
@@ -180,17 +169,13 @@ class Gathered(NamedTuple):
 
 @runtime_checkable
 class Receiver(Protocol):
-    """The end of one consumer, which takes from one or more producers."""
+    """The end of one consumer of one or more producers."""
 
     def receive(self, *, source: int | None = None, timeout: float | None = None) -> ReceivedMessage:
-        """The next message, in the order sent, of `source`, or of any: sources take turns.
+        """The next message of `source`, in the order sent; without `source`, sources are served round-robin.
 
-        Several may be held at a time and released in any order, but each takes a slot of its ring.
+        Several messages may be held at a time and released in any order; each occupies a slot of its ring.
         """
-        ...
-
-    def try_receive(self, *, source: int | None = None) -> ReceivedMessage | None:
-        """As `receive`, but None where nothing is there."""
         ...
 
     def gather(
@@ -201,27 +186,27 @@ class Receiver(Protocol):
         sources: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Gathered:
-        """Several packages joined into one buffer, each copied once and released at once.
+        """Concatenates several messages in one buffer; each is copied once and released at once.
 
         Args:
-            axis: along which the leaves are joined: one number, or a tree (or its prefix) of them.
-            count: this many messages of any source, as they come.
-            sources: one message of each, in this order; all sources, where `count` is left out too.
-            timeout: of the whole; what was taken before it passed is lost (taken once or not at all).
+            axis: axis of concatenation: one number for all leaves, or a tree (or a prefix of it) of numbers.
+            count: take this many messages of any source, in the order of arrival.
+            sources: take one message of each of these, in this order. Default, without `count`: all sources.
+            timeout: for all messages together; messages taken before it passed are lost.
         """
         ...
 
     def statistics(self) -> Mapping[int, ChannelStatistics]:
-        """Statistics of each ring, by the replica at its other end."""
+        """Statistics of each ring, by the rank at its other end."""
         ...
 
     def close(self) -> None:
-        """Says that nobody takes any more: senders get `ChannelClosed`."""
+        """Stops receiving: senders get `ChannelClosed`."""
         ...
 
 
 class Versioned(NamedTuple):
-    """What a reader of the newest-wins channel gets; the arrays belong to the caller."""
+    """A message of a latest-value channel and its version; the arrays belong to the caller."""
 
     tree: PyTree[np.ndarray]
     version: int
@@ -229,66 +214,66 @@ class Versioned(NamedTuple):
 
 @runtime_checkable
 class LatestWriter(Protocol):
-    """The one writer of a channel in which the newest message wins, such as the weights."""
+    """The one writer of a latest-value channel, such as that of the weights."""
 
     def publish(self, tree: PyTree, *, version: int) -> None:
-        """Replaces what readers see; never waits for them.
+        """Replaces the value that readers see; never blocks.
 
-        Versions should not fall, but may, when a run goes back to a checkpoint.
+        Versions rise, except when a run goes back to a checkpoint.
         """
         ...
 
     def close(self) -> None:
-        """Says that nothing newer will come: waiting readers get `ChannelClosed`, others the last one."""
+        """Ends the stream: readers that wait for a newer version get `ChannelClosed`, others the last value."""
         ...
 
 
 @runtime_checkable
 class LatestReader(Protocol):
-    """One of the readers, which never hold the writer up."""
+    """One reader of a latest-value channel; readers never block the writer."""
 
     def version(self) -> int | None:
-        """The version of the newest message; None before the first. Cheap: nothing is copied."""
+        """Version of the newest message; None before the first. Copies nothing."""
         ...
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
-        """A copy of the newest message, whole, as soon as its version is `at_least` (None: any)."""
+        """A copy of the newest message; blocks until its version is `at_least` or later (None: any)."""
         ...
 
     def close(self) -> None:
-        """Lets go of the channel."""
+        """Closes this reader."""
         ...
 
 
 @runtime_checkable
 class Reduction(Protocol):
-    """One rank's end of a mean over all ranks of a group that shares no mesh."""
+    """One rank's end of an all-reduce (mean) over the ranks of a group that shares no mesh."""
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
-        """The mean over ranks of floating-point arrays: bit for bit the same in every rank.
+        """The mean over ranks of floating-point arrays, bit for bit the same on every rank.
 
-        Summed in the order of ranks, in float32 for narrower types and in the leaf's own otherwise,
+        Summed in the order of ranks, in float32 for narrower types and in the leaf's own type otherwise,
         divided by the number of ranks, then rounded to the leaf's type. Returned arrays belong to the caller.
 
         Args:
-            tree: as the layout says.
-            step: which mean this is; all ranks must say the same.
-            timeout: see the module. Whatever this raises, the reduction is over for all its ranks: each
-                gets `ChannelClosed` at the next call. A group that lost a rank restarts under a new name.
+            tree: arrays that match the layout.
+            step: number of this reduction; must be equal on all ranks.
+            timeout: see the module. After any exception the reduction is closed on all ranks: each gets
+                `ChannelClosed` from its next call. A group that lost a rank restarts under a new name.
 
         Raises:
-            UsageError: ranks disagree about `step`.
+            UsageError: ranks passed different `step`s.
         """
         ...
 
     def close(self) -> None:
-        """Says that this rank takes no further part: ranks that wait for it get `ChannelClosed`."""
+        """Leaves the reduction: ranks that wait for this one get `ChannelClosed`."""
         ...
 
 
 @runtime_checkable
 class Wire(Protocol):
-    """Opens ends of channels by name. What carries them, the caller does not see."""
+    """Opens ends of channels by name, through one transport."""
 
     def sender(
         self,
@@ -301,52 +286,52 @@ class Wire(Protocol):
         route: Route | None = None,
         checksum: bool = False,
     ) -> Sender:
-        """The producer `source` of edge `name`.
+        """Opens the end of producer `source` of edge `name`.
 
         Args:
-            name: of the edge; unique within the run.
+            name: name of the edge, unique within the run.
             source: rank of this producer.
             targets: ranks of the consumers that it may send to.
-            layout: of one package.
-            capacity: messages that fit between one producer and one consumer, the ones held included.
-            route: which target is next; None takes turns. See `round_robin`, `least_filled`, `fixed`.
-            checksum: adds a CRC-32 of the payload, which the receiver checks (about 1 GB/s at each end).
+            layout: layout of one message.
+            capacity: slots between one producer and one consumer; messages that are held count.
+            route: chooses the next target; None is `round_robin`.
+            checksum: add a CRC-32 of the payload, which the receiver verifies (about 1 GB/s at each end).
         """
         ...
 
     def receiver(
         self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
     ) -> Receiver:
-        """The consumer `target` of edge `name`, which takes from `sources`; see `sender`."""
+        """Opens the end of consumer `target` of edge `name`, which receives from `sources`; see `sender`."""
         ...
 
     def newest_writer(self, name: str, *, layout: Layout, readers: int) -> LatestWriter:
-        """The writer of channel `name`, for as many readers."""
+        """Opens the writer of latest-value channel `name`, which has `readers` readers."""
         ...
 
     def newest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> LatestReader:
-        """Reader number `reader` of as many."""
+        """Opens reader number `reader` of the `readers` of latest-value channel `name`."""
         ...
 
     def reduction(self, name: str, *, rank: int, size: int, layout: Layout) -> Reduction:
-        """Rank `rank` of a mean over `size` ranks.
+        """Opens rank `rank` of an all-reduce over `size` ranks.
 
-        A name serves one incarnation of the group: a rank that opens it a second time is refused,
-        because the others cannot know what it has forgotten.
+        A name serves one incarnation of the group: a rank that opens it a second time is refused, because
+        it has lost its place in the sequence of reductions.
         """
         ...
 
     def close(self) -> None:
-        """Lets go of everything that this wire opened; other ends see it as if this process died."""
+        """Closes all ends that this wire opened; the other ends see it as if this process had died."""
         ...
 
 
 @runtime_checkable
 class Broker(Protocol):
-    """The coordinator's register of the parts that channels are made of; each is made when first asked for."""
+    """The coordinator's registry of the parts of channels; each part is created at the first request."""
 
     def segment(self, name: str, *, nbytes: int, digest: str) -> memoryview:
-        """Shared memory, all zeros when made; whoever asks for the same name gets the same memory.
+        """The shared memory of that name, initially zero; every caller gets the same memory.
 
         Raises:
             UsageError: it exists with another size or digest.
@@ -354,10 +339,10 @@ class Broker(Protocol):
         ...
 
     def agree(self, name: str, *, digest: str) -> None:
-        """Says what `name` is to be; every end of a channel does when it is opened.
+        """Declares the digest of `name`; every end of a channel does so when it is opened.
 
         Raises:
-            UsageError: somebody else said something else.
+            UsageError: another end declared a different digest.
         """
         ...
 
@@ -366,37 +351,37 @@ class Broker(Protocol):
         ...
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Takes the end called `name` over: returns the caller's incarnation, 1 for the first holder.
+        """Claims the end called `name` and returns the caller's incarnation, 1 for the first holder.
 
-        Incarnations of a name rise and are never handed out twice; whoever holds a lower one has been replaced.
+        Incarnations of a name increase and are never reused; a holder with a lower one has been replaced.
 
         Args:
-            name: of the end.
-            segment: shared memory that shows the incarnation from now on; None: it is not shown.
-            word: where, in words of 64 bits.
+            name: name of the end.
+            segment: shared memory in which to publish the incarnation; None: nowhere.
+            word: position in the segment, in words of 64 bits.
         """
         ...
 
     def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
-        """Shows in a segment that this incarnation is ready; does nothing where a later one claimed the end."""
+        """Publishes in a segment that this incarnation is ready, unless a later one has claimed the end."""
         ...
 
     def drop(self, name: str) -> None:
-        """Nobody will ask for the segment of that name again; it stays while somebody uses it."""
+        """Forgets the segment of that name; mappings that exist stay valid."""
         ...
 
     def holder(self, name: str) -> int:
-        """The incarnation that claimed `name` last; 0 where nobody did."""
+        """The latest incarnation that claimed `name`; 0 where none did."""
         ...
 
     def announce(self, name: str, address: Address, incarnation: int) -> None:
-        """Says where the end called `name` listens; does nothing where a later incarnation has claimed it."""
+        """Registers the address of the end called `name`, unless a later incarnation has claimed it."""
         ...
 
     def lookup(self, name: str) -> Address | None:
-        """Where the holder of `name` listens; None where it has not announced it."""
+        """Address at which the holder of `name` listens; None until it is announced."""
         ...
 
     def close(self) -> None:
-        """Lets go of files and connections; memory stays while somebody uses it."""
+        """Closes files and connections; mapped memory stays valid."""
         ...

@@ -1,4 +1,4 @@
-"""How an end waits: a short look around, then asleep on its doorbell until it rings."""
+"""Waiting at one end of a channel: a short spin, then sleep until the doorbell rings."""
 
 import math
 import select
@@ -12,44 +12,44 @@ from rollmill.channels.shm.doorbell import Doorbell
 T = TypeVar("T")
 
 Abandon: TypeAlias = Callable[[], bool]
-"""Whether to stop waiting because the run is being stopped; asked about ten times a second."""
+"""Returns True when the run is being stopped, so that waiting ends; polled about ten times a second."""
 
 NAP_MS = 100.0
-LOOKS = 30  # about 20 microseconds: less than falling asleep and being woken costs
+SPINS = 30  # about 20 microseconds: less than the cost of sleeping and being woken
 
 
 def never() -> bool:
-    """The run is not being stopped."""
+    """An `Abandon` for runs that are never stopped."""
     return False
 
 
 class Deadline:
-    """When a call that waits must give up."""
+    """The time at which a blocking call gives up."""
 
     def __init__(self, timeout: float | None) -> None:
         self.timeout = timeout
         self._end = math.inf if timeout is None else time.monotonic() + timeout
 
     def left(self) -> float:
-        """Seconds until then: infinite without a timeout, negative afterwards."""
+        """Seconds left: infinite without a timeout, negative when it has passed."""
         return self._end - time.monotonic()
 
     def seconds(self) -> float | None:
-        """What to pass on as a timeout."""
+        """Seconds left as a `timeout` argument: None without a timeout, never negative."""
         return None if self.timeout is None else max(0.0, self.left())
 
     def nap_ms(self) -> float:
-        """For how long to sleep at most before asking `abandon` again."""
+        """Longest sleep in milliseconds before `abandon` is polled again."""
         return max(0.0, min(NAP_MS, self.left() * 1000))
 
 
 class Waiter:
-    """Waits at one end of a channel.
+    """Blocks one end of a channel until a condition holds.
 
     Args:
-        doorbell: what the other ends ring when something has changed.
-        abandon: whether the run is being stopped.
-        what: names the end in errors.
+        doorbell: rung by the other ends after each change.
+        abandon: returns True when the run is being stopped.
+        what: name of the end in error messages.
     """
 
     def __init__(self, doorbell: Doorbell, abandon: Abandon, what: str) -> None:
@@ -59,31 +59,31 @@ class Waiter:
         self._poll = select.poll()
         self._poll.register(doorbell.fileno(), select.POLLIN)
 
-    def until(self, ready: Callable[[], T | None], *, timeout: float | None) -> tuple[T, int]:
-        """The first value of `ready` that is not None, and the nanoseconds spent waiting for it.
+    def until(self, ready: Callable[[], T | None], *, timeout: float | None) -> T:
+        """The first value of `ready` that is not None.
 
         Raises:
             TimedOut: `timeout` seconds passed.
             Abandoned: the run is being stopped.
         """
         if (value := ready()) is not None:
-            return value, 0
-        began, deadline = time.monotonic_ns(), Deadline(timeout)
-        while (value := self._look(ready)) is None:
+            return value
+        deadline = Deadline(timeout)
+        while (value := self._spin(ready)) is None:
             check_waiting(deadline, self._abandon, self._what)
             if self._poll.poll(deadline.nap_ms()):
-                self._doorbell.silence()  # before looking again, so that no ring is missed
-        return value, time.monotonic_ns() - began
+                self._doorbell.silence()  # before polling again, so that no ring is missed
+        return value
 
-    def _look(self, ready: Callable[[], T | None]) -> T | None:
-        for _ in range(LOOKS):
+    def _spin(self, ready: Callable[[], T | None]) -> T | None:
+        for _ in range(SPINS):
             if (value := ready()) is not None:
                 return value
         return None
 
 
 def check_waiting(deadline: Deadline, abandon: Abandon, what: str) -> None:
-    """Returns where waiting may go on.
+    """Raises when waiting has to end.
 
     Raises:
         TimedOut: the deadline passed.

@@ -1,1 +1,1 @@
-"""The nouns that every room uses: `types`, `spaces`, `errors`, `machine`, and `own_line` for the user's lines."""
+"""What all packages share: `types`, `spaces`, `errors`, `machine`, and `own_line` for lines of the user's code."""

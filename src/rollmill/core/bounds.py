@@ -1,4 +1,4 @@
-"""Bounds of numbers, written beside the fields of a dataclass: `gamma: Annotated[float, Range(0, 1)] = 0.99`."""
+"""Bounds of numbers, in the annotations of a dataclass: `gamma: Annotated[float, Range(0, 1)] = 0.99`."""
 
 import dataclasses
 import math
@@ -11,17 +11,17 @@ from rollmill.core.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers that a field may hold, or each entry of a tuple; NaN is never one of them."""
+    """The valid range of a numeric field, or of each entry of a tuple. NaN is never valid."""
 
     least: int | float = -math.inf
     most: int | float = math.inf
     exclusive: bool = False
-    """Whether `least` itself is outside."""
+    """True if `least` itself is invalid."""
     finite: bool = True
-    """Whether infinity is outside."""
+    """True if infinity is invalid."""
 
     def holds(self, number: int | float) -> bool:
-        """Whether a number lies inside."""
+        """True if the number is valid."""
         if math.isnan(number) or (self.finite and math.isinf(number)):
             return False
         return self.least <= number <= self.most and not (self.exclusive and number == self.least)
@@ -42,17 +42,17 @@ Positive: TypeAlias = Annotated[float, Range(0, exclusive=True)]
 
 
 def bounds_of(config: type) -> dict[str, Range]:
-    """The bounds of a dataclass's fields, by name; of those that have any."""
+    """Bounds of a dataclass's fields by name; fields without bounds are left out."""
     hints = typing.get_type_hints(config, include_extras=True)
-    found = {field.name: _range_in(hints[field.name]) for field in dataclasses.fields(config)}
-    return {name: bounds for name, bounds in found.items() if bounds is not None}
+    ranges = {field.name: _range_in(hints[field.name]) for field in dataclasses.fields(config)}
+    return {name: bounds for name, bounds in ranges.items() if bounds is not None}
 
 
 def check_bounds(values: Any) -> None:
-    """Every number of an instance of a dataclass lies within the bounds of its field.
+    """Checks every number of a dataclass instance against the bounds of its field.
 
     Raises:
-        UsageError: naming the first one that does not.
+        UsageError: a number is out of bounds; names the first one.
     """
     for name, bounds in bounds_of(type(values)).items():
         for number in _numbers(getattr(values, name)):
@@ -61,10 +61,10 @@ def check_bounds(values: Any) -> None:
 
 
 def _range_in(hint: Any) -> Range | None:
-    """The bounds in an annotation, such as `Annotated[int, Range(1)] | None`."""
-    own = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Range)]
-    inner = [found for part in typing.get_args(hint) if (found := _range_in(part)) is not None]
-    return next(iter([*own, *inner]), None)
+    """The bounds in an annotation such as `Annotated[int, Range(1)] | None`; None without any."""
+    direct = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Range)]
+    nested = [bounds for part in typing.get_args(hint) if (bounds := _range_in(part)) is not None]
+    return next(iter([*direct, *nested]), None)
 
 
 def _numbers(value: Any) -> Iterator[int | float]:

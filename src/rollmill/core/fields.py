@@ -1,4 +1,4 @@
-"""Values of dataclass fields, checked against their annotations: whole numbers for `int`, numbers for `float`."""
+"""Validation of dataclass fields against their annotations: whole numbers for `int`, numbers for `float`."""
 
 import dataclasses
 import types
@@ -58,42 +58,42 @@ ALIASES = {
     "num_actors": "actors",
     "verbose": "quiet",
 }
-"""Names that other libraries give to settings, to the names that they have here."""
+"""Names of settings in other libraries, with the names that they have here."""
 
 
 def named_like(name: str, known: Iterable[str]) -> str | None:
-    """The one of the known names that other libraries call `name`; None where there is none."""
+    """The known name of the setting that other libraries call `name`; None if there is none."""
     meant = ALIASES.get(name.strip("-").replace("-", "_").lower())
     return meant if meant in set(known) else None
 
 
 def fitted(values: Values) -> Values:
-    """An instance of the same dataclass with each field as its annotation says.
+    """A dataclass instance with each field converted to its annotated type.
 
     Raises:
-        UsageError: naming the first field that holds something else.
+        UsageError: a field cannot be converted; names the first one.
     """
     changed = changed_by_fitting(values)
     return dataclasses.replace(values, **changed) if changed else values  # pyright: ignore[reportArgumentType]
 
 
 def changed_by_fitting(values: Any) -> dict[str, Any]:
-    """The fields of a dataclass's instance that are not as their annotations say, and can be made so.
+    """The fields of a dataclass instance that `fitted` changes, with their converted values.
 
     Raises:
-        UsageError: naming the first field that cannot.
+        UsageError: a field cannot be converted; names the first one.
     """
     hints = typing.get_type_hints(type(values))
-    own = {field.name: getattr(values, field.name) for field in dataclasses.fields(values) if field.init}
-    new = {name: fit(name, hints[name], value) for name, value in own.items()}
-    return {name: value for name, value in new.items() if type(value) is not type(own[name]) or value != own[name]}
+    old = {field.name: getattr(values, field.name) for field in dataclasses.fields(values) if field.init}
+    new = {name: fit(name, hints[name], value) for name, value in old.items()}
+    return {name: value for name, value in new.items() if type(value) is not type(old[name]) or value != old[name]}
 
 
 def check_names(kind: type, values: Mapping[str, Any], *, what: str, hint: str = "") -> None:
-    """Every name is that of a field.
+    """Checks that every key is the name of a field.
 
     Raises:
-        UsageError: with the nearest names, or with the name here of what other libraries call so.
+        UsageError: a name is unknown; suggests the nearest names, or the one for another library's name.
     """
     known = [field.name for field in dataclasses.fields(kind)]
     for name in values:
@@ -102,10 +102,10 @@ def check_names(kind: type, values: Mapping[str, Any], *, what: str, hint: str =
 
 
 def fit(name: str, hint: Any, value: Any) -> Any:
-    """`value` as the annotation says: 1e6 as 1000000 where a whole number is wanted, a list as a tuple.
+    """Converts `value` to its annotated type: 1e6 to 1000000 for `int`, a list to a tuple.
 
     Raises:
-        UsageError: naming the field, the value, and what is wanted.
+        UsageError: it has another type; names the field, the value, and the expected type.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, types.UnionType) or origin is typing.Union:
@@ -159,12 +159,12 @@ def _real(name: str, value: Any) -> float:
     return float(_number(name, value, "a number"))
 
 
-def _number(name: str, value: Any, wanted: str) -> int | float:
+def _number(name: str, value: Any, expected: str) -> int | float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     if not isinstance(value, bool | np.bool_ | str) and getattr(value, "shape", None) == () and _is_number(value):
         return value.item()
-    raise _misfit(name, value, wanted)
+    raise _misfit(name, value, expected)
 
 
 def _is_number(value: Any) -> bool:
@@ -192,7 +192,7 @@ def _text(name: str, value: Any) -> str:
 _READERS: dict[Any, Callable[[str, Any], Any]] = {int: _whole, float: _real, bool: _flag, str: _text, Path: _path}
 
 
-def _misfit(name: str, value: Any, wanted: str) -> UsageError:
+def _misfit(name: str, value: Any, expected: str) -> UsageError:
     shown = repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    return UsageError(f"{name}={shown} must be {wanted}, not a {type(value).__name__}.")
+    return UsageError(f"{name}={shown} must be {expected}, not a {type(value).__name__}.")

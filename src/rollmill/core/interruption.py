@@ -1,4 +1,4 @@
-"""Ctrl-C before a training listens. It imports nothing that takes time: the command line begins with it."""
+"""Handling of Ctrl-C before a training starts. Imports nothing slow, as the command line imports it first."""
 
 from dataclasses import dataclass
 from types import FrameType
@@ -6,15 +6,16 @@ from types import FrameType
 
 @dataclass
 class Interruption:
-    """The handler of Ctrl-C before a training installs its own: `signal.signal(signal.SIGINT, Interruption())`.
+    """Handler of SIGINT until a training installs its own: `signal.signal(signal.SIGINT, Interruption())`.
 
-    It raises KeyboardInterrupt. Where that comes up in a finaliser or a callback, Python prints it and goes on; a
-    training that begins after that stops at its first chance.
+    It raises KeyboardInterrupt. In a finaliser or a callback Python prints that exception and goes on; a training
+    that begins afterwards stops at its first opportunity.
     """
 
     asked: bool = False
+    """True once the signal has arrived."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handles the signal."""
+        """Records the signal and raises KeyboardInterrupt."""
         self.asked = True
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Settings of JAX under which nothing can be trained, found before anything is traced."""
+"""Checks of JAX's settings, before anything is traced."""
 
 import os
 
@@ -8,10 +8,10 @@ from rollmill.core.errors import UsageError
 
 
 def check_jax() -> None:
-    """Refuses 64-bit numbers, and platforms that JAX cannot use; starts JAX's backend.
+    """Checks precision and platform, and starts JAX's backend.
 
     Raises:
-        UsageError: either.
+        UsageError: 64-bit numbers are enabled, or the platform is not available.
     """
     if jax.config.values["jax_enable_x64"]:
         raise UsageError(
@@ -25,25 +25,25 @@ def check_platform() -> None:
     """Starts JAX's backend.
 
     Raises:
-        UsageError: JAX was told to use a platform that it does not have.
+        UsageError: JAX is configured for a platform that it does not have.
     """
     try:
         jax.default_backend()
     except RuntimeError as error:
         chosen = jax.config.values["jax_platforms"]
         name = "JAX_PLATFORMS" if chosen == os.environ.get("JAX_PLATFORMS") else "jax_platforms"
-        said = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0]
         raise UsageError(
-            f"JAX cannot start with {name}={chosen}: {said} hint: unset it, or set it to cpu; for NVIDIA's GPUs "
+            f"JAX cannot start with {name}={chosen}: {reason} hint: unset it, or set it to cpu; for NVIDIA's GPUs "
             "install JAX's CUDA packages, `pip install -e '.[cuda]'`."
         ) from error
 
 
 def check_compiled() -> None:
-    """Refuses JAX_DISABLE_JIT, under which every operation of a training would be interpreted.
+    """Checks that compilation is enabled.
 
     Raises:
-        UsageError: it is set.
+        UsageError: JAX_DISABLE_JIT is set, so every operation would be interpreted.
     """
     if jax.config.values["jax_disable_jit"]:
         raise UsageError(

@@ -1,8 +1,8 @@
-"""JSON that comes from outside: files of a run, plans, messages of other processes.
+"""Untrusted JSON: files of a run, plans, messages of other processes.
 
-`parse_json` bounds size, nesting and integers before anything else looks at a document. `read_as` checks a
-document against a dataclass, so that the dataclass is the schema. Both end in one sentence that names source,
-field and value.
+`parse_json` bounds size, nesting and integers before anything else reads a document. `read_as` checks a
+document against a dataclass, so that the dataclass is the schema. Errors of both are one sentence that names
+source, field and value.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ from rollmill.core.errors import DataError
 
 MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 32
-"""Lists and objects inside one another; the deepest document of Rollmill has eight."""
+"""Limit on nested lists and objects; the deepest document of Rollmill has eight levels."""
 
 SHOWN_CHARACTERS = 60
 INTEGERS = range(-(2**63), 2**64)
 INFINITIES = ("inf", "-inf")
-"""JSON has no infinities; numbers of a configuration are written as text where they are infinite."""
+"""Text of infinities, which JSON does not have, where a number is expected."""
 
 EXPECTED = {
     "int": "an integer",
@@ -38,7 +38,7 @@ EXPECTED = {
     "object": "an object",
     "null": "null",
 }
-"""Names of JSON's types in messages."""
+"""Names of types in messages."""
 
 
 def parse_json(
@@ -49,19 +49,19 @@ def parse_json(
     depth: int = MAX_DEPTH,
     error: type[Exception] = DataError,
 ) -> Any:
-    """The value of a JSON document.
+    """Parses a JSON document.
 
-    Stricter than `json.loads`: no NaN and no infinity, no number beyond 64 bits, no text that is not Unicode.
+    Stricter than `json.loads`: no NaN or infinity, no integer beyond 64 bits, no invalid Unicode.
 
     Args:
-        data: the document; UTF-8 where it is bytes.
-        where: its source, with which a message begins, such as a path.
-        limit: the most bytes (or characters) that are read.
-        depth: the most lists and objects inside one another.
-        error: the class of what is raised; called with the message.
+        data: the document; UTF-8 if it is bytes.
+        where: its source, such as a path, with which messages begin.
+        limit: largest number of bytes (or characters).
+        depth: deepest nesting of lists and objects.
+        error: class of the exception; called with the message.
 
     Raises:
-        DataError: or `error`, if it is no JSON, or beyond a limit.
+        DataError: or `error`, if it is not JSON, or beyond a limit.
     """
     if len(data) > limit:
         raise error(f"{where} cannot be read: it has {len(data):,} bytes, and at most {limit:,} are read.")
@@ -83,7 +83,7 @@ def parse_object(
     depth: int = MAX_DEPTH,
     error: type[Exception] = DataError,
 ) -> dict[str, Any]:
-    """The JSON object of a document; arguments and errors are those of `parse_json`."""
+    """Parses a JSON document whose value is an object; arguments and errors are those of `parse_json`."""
     value = parse_json(data, where=where, limit=limit, depth=depth, error=error)
     if not isinstance(value, dict):
         raise error(f"{where} cannot be read: it holds {_kind_of(value)} instead of a JSON object.")
@@ -91,25 +91,25 @@ def parse_object(
 
 
 def read_as(kind: Any, value: Any, *, where: str, field: str = "", error: type[Exception] = DataError) -> Any:
-    """`value` as an instance of a dataclass, or of any type that msgspec knows.
+    """Converts a parsed value to a dataclass, or to any type that msgspec supports.
 
-    Types are checked strictly: 8.0 and "8" are no integers; "inf" is taken where a number is expected. Fields with
-    a default may be missing, unknown ones are refused. The dataclass's own checks run too.
+    Types are checked strictly: 8.0 and "8" are not integers; "inf" is accepted for a number. Fields with
+    a default may be missing, unknown fields are refused. The dataclass's own checks run too.
 
     Args:
         kind: the schema: a class, or a generic type such as `list[Entry]`.
-        value: from `parse_json`.
-        where: the document's source, with which a message begins.
-        field: where `value` lies in the document, such as `graph.config`.
-        error: the class of what is raised; called with the message.
+        value: result of `parse_json`.
+        where: the document's source, with which messages begin.
+        field: path of `value` in the document, such as `graph.config`.
+        error: class of the exception; called with the message.
 
     Raises:
         DataError: or `error`, if a field is unknown, missing or of another type.
     """
     for path, known in _unknown_fields(kind, value, field):
         near = difflib.get_close_matches(path.rpartition(".")[2], known, n=1)
-        offer = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}."
-        raise error(f"{where}: {path} is unknown; {offer}")
+        suggestion = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}."
+        raise error(f"{where}: {path} is unknown; {suggestion}")
     try:
         return msgspec.convert(_with_infinities(kind, value), kind)
     except msgspec.ValidationError as problem:
@@ -117,7 +117,7 @@ def read_as(kind: Any, value: Any, *, where: str, field: str = "", error: type[E
 
 
 def is_json(value: Any) -> bool:
-    """Whether JSON gives a value back as it was: not so a tuple, an array, or an infinity."""
+    """True if the value survives a round trip through JSON; a tuple, an array or an infinity does not."""
     try:
         return parse_json(json.dumps(value, allow_nan=False), where="value") == value
     except (DataError, RecursionError, TypeError, ValueError):
@@ -125,20 +125,20 @@ def is_json(value: Any) -> bool:
 
 
 def writable(value: Any) -> Any:
-    """`value` with infinities as text, as `read_as` takes them: `max_grad_norm=inf` means no clipping."""
+    """`value` with infinities as text, as `read_as` accepts them: `max_grad_norm=inf` means no clipping."""
     if isinstance(value, dict):
         return {name: writable(part) for name, part in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def shown(value: Any) -> str:
-    """`value` as JSON for messages: short, on one line, and without characters that control a terminal."""
+    """`value` as JSON for messages: short, on one line, and without terminal control characters."""
     text = json.dumps(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
 
 
 def _check_bounds(value: Any, where: str, depth: int, error: type[Exception]) -> None:
-    """Level by level, because a recursion would be as deep as the document."""
+    """Checks nesting and integers level by level, as recursion would be as deep as the document."""
     level = [value]
     for _ in range(depth + 1):
         for part in level:
@@ -187,7 +187,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _children(hint: Any, value: Any) -> Iterator[tuple[str | int, Any, Any]]:
-    """Key, type and value of the parts of a value that the schema knows."""
+    """Yields key, type and value of the parts of `value` that the schema describes."""
     for kind in _alternatives(hint):
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
@@ -229,18 +229,19 @@ _STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[(\.\.\.)\]")
 
 
 def _complaint(kind: Any, value: Any, field: str, problem: str) -> str:
-    """The message of msgspec, with the value and with words of JSON."""
-    at = _PATH.search(problem)
-    steps = [name or (int(index) if index else ...) for name, index, _ in _STEP.findall(at[1] if at else "")]
-    path, hint, guilty = _followed(kind, value, field, steps)
+    """Msgspec's message with the value added, in JSON's terms."""
+    location = _PATH.search(problem)
+    path_text = location[1] if location else ""
+    steps = [name or (int(index) if index else ...) for name, index, _ in _STEP.findall(path_text)]
+    path, hint, invalid = _followed(kind, value, field, steps)
     missing = re.search(r"missing required field `(.+?)`", problem)
     if missing:
         return f"{_joined(path, missing[1])} is missing"
-    return f"{path or 'the document'} is {shown(guilty)}, and has to be {_expected(hint, problem)}"
+    return f"{path or 'the document'} is {shown(invalid)}, and has to be {_expected(hint, problem)}"
 
 
 def _followed(hint: Any, value: Any, field: str, steps: list[Any]) -> tuple[str, Any, Any]:
-    """Path, type and value of what msgspec complains of; it names no keys of dictionaries, so those are tried."""
+    """Path, type and value of the invalid part; msgspec does not name dictionary keys, so those are tried."""
     for step in steps:
         children = {key: (inner, part) for key, inner, part in _children(hint, value)}
         if step is ...:
@@ -264,7 +265,7 @@ def _expected(hint: Any, problem: str) -> str:
     if choices:
         return " or ".join([*choices, *(["null"] if type(None) in _alternatives(hint) else [])])
     types_named = _EXPECTED.search(problem)
-    if types_named is None:  # such as a list of another length
+    if types_named is None:  # for instance a list of another length
         text = problem.partition(" - at ")[0]
         return text[:1].lower() + text[1:]
     names = [EXPECTED.get(name, name) for name in types_named[1].split(" | ")]

@@ -1,4 +1,4 @@
-"""What a result depends on besides its configuration: versions, hardware, the user's commit."""
+"""Provenance of a result besides its configuration: versions, hardware, commit."""
 
 import ctypes
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Options of mallopt, from glibc's malloc.h."""
+"""Options of `mallopt`, from glibc's malloc.h."""
 
 PACKAGES = {
     "rollmill": "rollmill",
@@ -27,14 +27,14 @@ PACKAGES = {
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that decide a run's numbers; None for one not installed."""
+    """Versions of Python and of the packages that determine a run's numbers; None if not installed."""
     return {"python": platform.python_version()} | {key: _version(name) for key, name in PACKAGES.items()}
 
 
 def hardware() -> dict[str, Any]:
     """This machine: platform, processor, cores usable by this process, memory and JAX's devices.
 
-    Starts JAX's backend where it has not started yet. Memory is in bytes, None where it is unknown.
+    Starts JAX's backend if it has not started yet. Memory is in bytes, None if unknown.
     """
     return {
         "platform": platform.platform(),
@@ -46,18 +46,18 @@ def hardware() -> dict[str, Any]:
 
 
 def git_commit(folder: Path | None = None) -> str | None:
-    """Commit of the repository around a folder, with `-dirty` where tracked files differ.
+    """Commit of the repository that contains a folder, with `-dirty` if tracked files differ.
 
     None outside of a repository, without a commit, or without git.
 
     Args:
-        folder: the working directory if left out.
+        folder: default: the working directory.
     """
     return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*", folder=folder)
 
 
 def own_commit() -> str | None:
-    """Commit of Rollmill itself, where it runs from a checkout or was installed from one by its address."""
+    """Commit of Rollmill itself, if it runs from a clone or was installed from a repository's URL."""
     folder = Path(__file__).parent
     if _git("ls-files", "--error-unmatch", Path(__file__).name, folder=folder):
         return git_commit(folder)
@@ -70,12 +70,12 @@ def own_commit() -> str | None:
 
 def _git(*arguments: str, folder: Path | None) -> str | None:
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    return completed.stdout.strip() or None if completed.returncode == 0 else None
 
 
 def _version(distribution: str) -> str | None:
@@ -93,7 +93,7 @@ def _cpu_model() -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Number of cores that this process may run on."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS has no affinity
@@ -101,10 +101,10 @@ def usable_cores() -> int:
 
 
 def keep_freed_memory() -> None:
-    """Lets this process keep memory that it frees, for what it allocates next.
+    """Makes the allocator keep freed memory for later allocations.
 
-    XLA's programs on a CPU take their arrays anew each time, and fresh pages from the system take longer than what
-    is computed in them. Where the C library is not glibc, nothing happens.
+    XLA's CPU programs allocate their arrays anew at each call, and fresh pages from the system take longer than
+    the computation on them. Does nothing if the C library is not glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -113,7 +113,7 @@ def keep_freed_memory() -> None:
 
 
 def visible_gpus() -> list[str]:
-    """NVIDIA's GPUs that programs started here may use, as CUDA_VISIBLE_DEVICES names them; no driver is asked."""
+    """Names of the NVIDIA GPUs visible to child processes, as in CUDA_VISIBLE_DEVICES; asks no driver."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip()]
@@ -128,7 +128,7 @@ def _memory_bytes() -> int | None:
 
 
 def _devices() -> list[dict[str, Any]]:
-    import jax  # here, so that asking for versions does not import it
+    import jax  # here, so that `versions` does not import it
 
     return [
         {"id": d.id, "kind": d.device_kind, "platform": d.platform, "memory_bytes": _device_memory(d)}

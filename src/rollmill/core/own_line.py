@@ -1,4 +1,4 @@
-"""Which line of the user's own code an error came from, in a traceback that is mostly JAX's."""
+"""Finds the line of the user's own code in a traceback that is mostly JAX's."""
 
 import linecache
 import os
@@ -36,10 +36,10 @@ class SourceLine(NamedTuple):
 
 
 def own_line(error: BaseException) -> str:
-    """The innermost line of the caller's code that an error passed through, as `file:line: source`.
+    """The innermost line of the user's code in an error's traceback, as `file:line: source`.
 
-    "Own" is code outside Python's folders and outside Rollmill. Where the traceback holds none, it is the
-    last line of an installed package that is not JAX or one it stands on; then the last of Rollmill.
+    The user's code is all code outside of Python's folders and of Rollmill. If the traceback has none, it is the
+    last line of an installed package other than JAX and its dependencies; else the last one of Rollmill.
     """
     frames = traceback.extract_tb(error.__traceback__)
     return _innermost_own([SourceLine(frame.filename, frame.lineno or 0) for frame in frames])
@@ -47,17 +47,17 @@ def own_line(error: BaseException) -> str:
 
 @contextmanager
 def blaming(what: str) -> Iterator[None]:
-    """Turns an error that the caller's code raises into a `ContractError` that shows its own line.
+    """Turns an exception of the user's code into a `ContractError` that names the line.
 
     Args:
-        what: what was called, such as "CartPole-v1: step".
+        what: the call for the message, such as "CartPole-v1: step".
 
     Raises:
-        ContractError: from any error but Rollmill's own.
+        ContractError: from any exception but Rollmill's own.
     """
     try:
         yield
-    except (RollmillError, FloatingPointError):  # the latter is how `jax.debug_nans` speaks
+    except (RollmillError, FloatingPointError):  # `jax.debug_nans` raises the latter
         raise
     except Exception as error:
         hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), None)
@@ -66,48 +66,48 @@ def blaming(what: str) -> Iterator[None]:
 
 
 def own_line_of(equation: jax.extend.core.JaxprEqn) -> str:
-    """The caller's line that an equation of a jaxpr was traced from, found as `own_line` does."""
+    """The user's line that an equation of a jaxpr was traced from, found as by `own_line`."""
     recorded = equation.source_info.traceback
     frames = recorded.frames if recorded else []
     return _innermost_own([SourceLine(frame.file_name, frame.line_num) for frame in reversed(frames)])
 
 
-def _innermost_own(places: Sequence[SourceLine]) -> str:
-    """The text of the last place that is own code; places go from the outermost call inwards."""
-    inside = _from_rollmill_inwards([place for place in places if not place.file.startswith("<")])
+def _innermost_own(lines: Sequence[SourceLine]) -> str:
+    """The text of the last of `lines` that is the user's code; lines go from the outermost call inwards."""
+    inner = _inside_rollmill([line for line in lines if not line.file.startswith("<")])
     for is_candidate in (_is_own, _is_installed, _is_rollmill):
-        candidates = [place for place in inside if is_candidate(place)]
+        candidates = [line for line in inner if is_candidate(line)]
         if candidates:
             return _text(candidates[-1])
-    return _text(inside[-1]) if inside else "unknown line"
+    return _text(inner[-1]) if inner else "unknown line"
 
 
-def _from_rollmill_inwards(places: Sequence[SourceLine]) -> Sequence[SourceLine]:
-    """Without the frames that only called Rollmill, where it was called at all."""
-    first = next((index for index, place in enumerate(places) if _is_rollmill(place)), 0)
-    return places[first:]
+def _inside_rollmill(lines: Sequence[SourceLine]) -> Sequence[SourceLine]:
+    """The lines from the first one of Rollmill on; all lines if there is none."""
+    first = next((index for index, line in enumerate(lines) if _is_rollmill(line)), 0)
+    return lines[first:]
 
 
-def _is_own(place: SourceLine) -> bool:
-    return not _is_rollmill(place) and not place.file.startswith(_PYTHON)
+def _is_own(line: SourceLine) -> bool:
+    return not _is_rollmill(line) and not line.file.startswith(_PYTHON)
 
 
-def _is_installed(place: SourceLine) -> bool:
-    parts = Path(place.file).parts
-    return "site-packages" in parts and not _is_rollmill(place) and not _has_any(parts, _MACHINERY)
+def _is_installed(line: SourceLine) -> bool:
+    parts = Path(line.file).parts
+    return "site-packages" in parts and not _is_rollmill(line) and not _has_any(parts, _MACHINERY)
 
 
-def _is_rollmill(place: SourceLine) -> bool:
-    return place.file.startswith(_ROLLMILL)
+def _is_rollmill(line: SourceLine) -> bool:
+    return line.file.startswith(_ROLLMILL)
 
 
 def _has_any(parts: Iterable[str], names: Iterable[str]) -> bool:
     return not set(names).isdisjoint(parts)
 
 
-def _text(place: SourceLine) -> str:
-    source = linecache.getline(place.file, place.line).strip()
-    return f"{place.file}:{place.line}: {source}"
+def _text(line: SourceLine) -> str:
+    source = linecache.getline(line.file, line.line).strip()
+    return f"{line.file}:{line.line}: {source}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Commands that are printed for the user to copy."""
+"""Shell commands that are printed for the user to copy."""
 
 import shlex
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 def command(*words: str | Path, imports: Sequence[str] = ()) -> str:
-    """A `rollmill` command as a shell reads it, with the modules that the user named at this call.
+    """A `rollmill` command, quoted for a shell.
 
     Args:
-        *words: of the command, after `rollmill`.
-        imports: modules that register environments.
+        *words: words of the command after `rollmill`.
+        imports: modules to pass as `--import`.
     """
-    named = [word for module in imports for word in ("--import", module)]
-    return shlex.join(["rollmill", *map(str, words), *named])
+    options = [word for module in imports for word in ("--import", module)]
+    return shlex.join(["rollmill", *map(str, words), *options])

@@ -1,4 +1,4 @@
-"""What JAX needs to know of a `gymnasium.spaces` value: shapes, dtypes, samples, membership.
+"""JAX's view of `gymnasium.spaces`: shapes, dtypes, sampling and membership.
 
 Gymnasium's 64-bit defaults (`Discrete` is int64) become JAX's 32-bit ones here and nowhere else.
 """
@@ -29,7 +29,7 @@ def struct(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
 
 
 def sample(key: Key, space: spaces.Space) -> PyTree[Array]:
-    """One element drawn uniformly; unbounded sides of a `Box` are drawn within one unit of the bound."""
+    """Draws one element uniformly; a `Box` side without a bound extends one unit from the other bound."""
     match space:
         case spaces.Dict():
             keys = jax.random.split(key, len(space.spaces))
@@ -52,7 +52,7 @@ def sample(key: Key, space: spaces.Space) -> PyTree[Array]:
 
 
 def contains(space: spaces.Space, value: PyTree[Array]) -> Bool[Array, ""]:
-    """Whether `value`, of the shape that `struct` gives, lies inside the space; traceable."""
+    """True if `value`, structured as `struct` says, is an element of the space. Traceable."""
     match space:
         case spaces.Dict():
             inside = [contains(part, value[name]) for name, part in space.spaces.items()]
@@ -74,11 +74,11 @@ def contains(space: spaces.Space, value: PyTree[Array]) -> Bool[Array, ""]:
 
 
 def possible_choices(space: spaces.Space) -> np.ndarray | None:
-    """The choices of a discrete action space as a mask of all of them; None for other spaces.
+    """The mask of all choices of a discrete action space; None for other spaces.
 
-    `[n]` for `Discrete`; `[*shape, max(nvec)]` for `MultiDiscrete`, where False fills up the shorter ones.
-    An `action_mask` has this shape, and so have the policy's logits. Where there are several agents, the mask
-    is a dictionary from kinds, each of whose entries has the shape of that kind's space.
+    `[n]` for `Discrete`; `[*shape, max(nvec)]` for `MultiDiscrete`, padded with False where `nvec` is smaller.
+    An `action_mask` has this shape, and so have the policy's logits. With several agents, masks are a dictionary
+    by kind, with an entry of this shape for each kind's space.
     """
     match space:
         case spaces.Discrete():
@@ -89,9 +89,9 @@ def possible_choices(space: spaces.Space) -> np.ndarray | None:
 
 
 def repeated(space: spaces.Space, count: int) -> spaces.Space:
-    """The space of `count` elements of `space`, as arrays with one more leading axis; of the same kind.
+    """The space of `count` elements of `space`, as arrays with one more leading axis.
 
-    A `Discrete` becomes a `MultiDiscrete`, and a `Dict` or `Tuple` one of repeated parts.
+    A `Discrete` becomes a `MultiDiscrete`, a `Dict` or `Tuple` one of repeated parts; other kinds stay.
     """
     match space:
         case spaces.Dict():
@@ -113,7 +113,7 @@ def repeated(space: spaces.Space, count: int) -> spaces.Space:
 
 
 def unsupported(space: spaces.Space) -> UsageError:
-    """The error for a kind of space that has no fixed shape in JAX."""
+    """The error for a kind of space without a fixed-shape JAX form."""
     names = ", ".join(kind.__name__ for kind in SUPPORTED)
     return UsageError(f"the space {space} has no fixed-shape JAX form; supported: {names}.")
 

@@ -1,4 +1,4 @@
-"""The nouns that every room of the house uses: an environment, a timestep, what passes between them.
+"""The types that all packages share: environments, timesteps, and their parts.
 
 Everything here is about ONE environment, unbatched. Batching is a transform (`envs.transforms`).
 """
@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 Key: TypeAlias = PRNGKeyArray
-"""A typed random key, as `jax.random.key` makes it; shape `[]`."""
+"""A typed random key, as `jax.random.key` returns; shape `[]`."""
 
 Observation: TypeAlias = PyTree[Array]
 State: TypeAlias = PyTree[Array]
@@ -21,16 +21,17 @@ Params: TypeAlias = PyTree[Any]
 Memory: TypeAlias = PyTree[Array]
 Info: TypeAlias = dict[str, Any]
 Options: TypeAlias = Mapping[str, Any]
-"""Keyword arguments by which an environment of a name was made."""
+"""Keyword arguments that `make` passes to an environment's constructor."""
 
 NO_OPTIONS: Options = MappingProxyType({})
 
 
 class Timestep(NamedTuple):
-    """What one step of an environment returns.
+    """The result of one step of an environment.
 
-    `terminated` says that the episode's end is part of the task, so that no value follows it;
-    `truncated` that it was cut (a time limit), so that the value of `observation` still counts.
+    `terminated`: the episode ended by the rules of the task, so the return after this step is zero.
+    `truncated`: the episode was cut, for example by a time limit, so the return is bootstrapped from the value of
+    `observation`.
     """
 
     observation: Observation
@@ -53,19 +54,19 @@ class StepFunction(Protocol):
     """Advances an episode by one action; never resets by itself."""
 
     def __call__(self, key: Key, state: State, action: Action, params: Params, /) -> Timestep:
-        """What the action leads to."""
+        """The timestep after the action."""
         ...
 
 
 class AgentKind(NamedTuple):
-    """Agents of one kind in a multi-agent environment: alike in what they see and what they can do."""
+    """A group of agents with equal observation and action spaces in a multi-agent environment."""
 
     name: str
     count: int
     observation_space: gymnasium.Space
-    """The observations of ONE agent."""
+    """Space of ONE agent's observations."""
     action_space: gymnasium.Space
-    """The actions of ONE agent."""
+    """Space of ONE agent's actions."""
 
 
 class Environment(NamedTuple):
@@ -73,14 +74,14 @@ class Environment(NamedTuple):
 
     `reset(key, params)` returns the first observation and the state, `step(key, state, action, params)` a
     `Timestep`: ordinary JAX functions of one unbatched environment. `params` is a pytree that both receive; its
-    leaves may differ from replica to replica (`envs.transforms.vectorise`). `action_mask`, where given, maps
-    `(state, params)` to booleans in the shape of the policy's logits: True marks an action that is legal now.
+    leaves may differ between environments (`envs.transforms.vectorise`). `action_mask`, if given, maps
+    `(state, params)` to booleans in the shape of the policy's logits: True marks a legal action.
 
     A multi-agent environment lists its `agents`. Observations, actions and rewards are then dictionaries
     from the kind's name to arrays with an agent axis, `[count, ...]` (rewards `[count]`), and its two
     spaces are `Dict`s of the kinds' spaces with that axis; `terminated` and `truncated` end the episode
-    for all. `active` says which agents still take part: what the others do and receive does not count.
-    `central` is what a centralised critic may see of the whole.
+    for all. `active` marks the agents that still take part: actions and rewards of the others are ignored.
+    `central` is the input of a centralised critic.
     """
 
     name: str
@@ -92,21 +93,21 @@ class Environment(NamedTuple):
     action_mask: Callable[[State, Params], Bool[Array, "..."]] | None = None
     agents: tuple[AgentKind, ...] = ()
     active: Callable[[State, Params], dict[str, Bool[Array, "..."]]] | None = None
-    """Kind to `[count]`; all agents where it is left out."""
+    """Active agents of each kind, `[count]`. Default: all agents."""
     central: Callable[[State, Params], Float[Array, "..."]] | None = None
-    """`[features]`; the observations of all agents together where it is left out."""
+    """Input of a centralised critic, `[features]`. Default: the observations of all agents."""
     options: Options = NO_OPTIONS
-    """The options that `make` was given with the name; a run records both, and makes the environment from them."""
+    """Options that `make` was given besides the name; a run records both, to make the environment again."""
 
 
 class HostStep(NamedTuple):
-    """What one step of `n` host environments returns: NumPy arrays, whose axis 0 is the environments.
+    """The result of one step of `n` host environments: NumPy arrays with a leading axis of environments.
 
-    As after `envs.auto_reset` and `envs.record_episodes`, where an episode ended, `observation` is the first
-    of the next one, while reward and flags are still those of the old one. `info` holds
+    As after `envs.auto_reset` and `envs.record_episodes`: where an episode ended, `observation` is the first
+    of the next episode, while reward and flags are those of the old one. `info` holds
     `final_observation` (before any reset), `episode_return` (float32) and `episode_length` (int32) up to this
-    step, `discounted_return` (float32) where a `gamma` was given, and `action_mask` (what is legal after this
-    step) where the environment has one.
+    step, `discounted_return` (float32) if a `gamma` was given, and `action_mask` (legal actions after this
+    step) if the environment has one.
     """
 
     observation: PyTree[np.ndarray]
@@ -117,39 +118,39 @@ class HostStep(NamedTuple):
 
 
 class HostFailure(NamedTuple):
-    """An environment raised; another one has taken its place."""
+    """A host environment that raised an exception and was replaced."""
 
     index: int
-    """The environment's number among those of the whole training."""
+    """Global index of the environment in the training."""
     doing: str
-    """`make`, `reset` or `step`."""
+    """The call that raised: `make`, `reset` or `step`."""
     error: str
-    """The exception's type and the first line of what it says."""
+    """Type of the exception and the first line of its message."""
     line: str
-    """The line of the environment's own code that raised, as `core.own_line` finds it."""
+    """Line of the environment's code that raised, as found by `core.own_line`."""
     seed: int
-    """The seed of the environment that raised."""
+    """Seed of the environment that raised."""
 
 
 @runtime_checkable
 class HostVector(Protocol):
-    """`n` host environments that are stepped in this process and reset themselves."""
+    """`n` host environments that are stepped in this process, with automatic resets."""
 
     @property
     def num_envs(self) -> int:
-        """How many: `n`."""
+        """Number of environments, `n`."""
         ...
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seed that each of the environments of now was begun with."""
+        """Seed of each current environment."""
         ...
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """Begins an episode in each.
+        """Starts an episode in each environment.
 
         Args:
-            out: the arrays to write, as `envs.step_struct` describes them; new ones where it is left out.
+            out: arrays to write, as described by `envs.step_struct`. Default: new arrays.
 
         Returns:
             `out`: the first observations, also as `final_observation`, and the masks; all else is 0 or False.
@@ -160,15 +161,15 @@ class HostVector(Protocol):
         ...
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """Advances each by its action, and begins the next episode where one ended.
+        """Advances each environment by its action, and starts the next episode where one ended.
 
         Args:
-            actions: `[n, ...]`; a `Box`'s are clipped to its bounds.
-            out: the arrays to write, as for `reset`.
+            actions: `[n, ...]`; those of a `Box` are clipped to its bounds.
+            out: arrays to write, as for `reset`.
 
         Returns:
-            `out`. An environment that raised was truncated with reward 0, and its final observation is the
-            last whole one; `drain_failures` tells of it.
+            `out`. An environment that raised is truncated with reward 0, its final observation is the last
+            valid one, and `drain_failures` reports it.
 
         Raises:
             ContractError: one environment failed too many times in a row.
@@ -177,36 +178,36 @@ class HostVector(Protocol):
         ...
 
     def drain_failures(self) -> list[HostFailure]:
-        """What failed since the last call, in order."""
+        """The failures since the last call, in order."""
         ...
 
     def close(self) -> None:
-        """Closes all environments; for good."""
+        """Closes all environments permanently."""
         ...
 
 
 class StartHost(Protocol):
-    """Starts some of a training's host environments in this process."""
+    """Function that starts some of a training's host environments in this process."""
 
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
     ) -> HostVector:
-        """The environments of these numbers.
+        """Starts the environments with these global indices.
 
         Args:
-            indices: of the environments among those of the whole training; they decide the seeds.
-            seed: of the whole training.
-            generation: how many times these environments were started before, so that one that is started
-                again does not repeat its episodes.
-            gamma: where given, discounted returns are recorded, as `envs.record_discounted_returns` does.
+            indices: global indices of the environments; they determine the seeds.
+            seed: seed of the training.
+            generation: number of times that these environments were started before, so that a restarted one
+                does not repeat its episodes.
+            gamma: if given, discounted returns are recorded, as by `envs.record_discounted_returns`.
         """
         ...
 
 
 class HostEnvironment(NamedTuple):
-    """An environment that lives on the host CPU as Python objects and cannot be compiled.
+    """An environment made of Python objects on the host CPU, which cannot be compiled.
 
-    `start(range(n), seed=0)` starts `n` of them in this process.
+    `start(range(n), seed=0)` starts `n` copies in this process.
     """
 
     name: str
@@ -214,6 +215,6 @@ class HostEnvironment(NamedTuple):
     observation_space: gymnasium.Space
     action_space: gymnasium.Space
     has_action_mask: bool = False
-    """Whether it says at each reset and step which actions are legal."""
+    """True if it reports the legal actions at each reset and step."""
     options: Options = NO_OPTIONS
-    """The options that `make` was given with the name; a run records both, and makes the environment from them."""
+    """Options that `make` was given besides the name; a run records both, to make the environment again."""

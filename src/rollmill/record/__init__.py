@@ -1,6 +1,6 @@
-"""The record of a run: its directory, checkpoints, metrics, and how it is asked to stop.
+"""The record of a run: its directory, checkpoints and metrics; and the signals that stop it.
 
-Nothing here knows of algorithms, networks, environments or execution: a state is a pytree of arrays,
+Nothing here depends on algorithms, networks, environments or execution: a state is a pytree of arrays,
 a configuration is JSON.
 """
 
@@ -12,10 +12,10 @@ from rollmill.record.folder import Folder, ForeignFileError
 from rollmill.record.json_files import plain, read_json, write_json
 from rollmill.record.leaves import from_host, to_host, tree_digest
 from rollmill.record.metrics import MetricsLog, MetricsWarning, check_metrics, read_metrics
-from rollmill.record.pace import Throughput
 from rollmill.record.row_sums import RowSums, SavedSums
 from rollmill.record.run_directory import RunDirectory, name_run
 from rollmill.record.signals import StopRequest, stop_on_signals
+from rollmill.record.throughput import Throughput
 
 __all__ = [
     "CheckpointWarning",

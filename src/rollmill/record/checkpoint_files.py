@@ -1,8 +1,8 @@
-"""One checkpoint on disk: named host arrays in the safetensors format, and a JSON record beside them.
+"""The files of one checkpoint: named host arrays in the safetensors format, and a JSON record.
 
 The format is 8 bytes of length, a JSON header, and the elements of all arrays one after the other. It is written
-and read here, because a reader has to work on a descriptor that it opened without following links, and to compare
-the header with what is expected before it takes any memory: nothing is allocated because a file asks for it.
+and read here because the reader has to use a descriptor that was opened without following links, and to compare
+the header with the expected arrays before it allocates memory: a file never decides how much is allocated.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ RECORD, ARRAYS = "record.json", "state.safetensors"
 
 LENGTH = struct.Struct("<Q")
 MAX_HEADER_BYTES = 16 * 2**20
-PIECE_BYTES = 2**20
+CHUNK_BYTES = 2**20
 ALIGNMENT = 8
 """The header is padded so that the first array is aligned."""
 
@@ -33,16 +33,16 @@ NAMES = {
     **{"uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL"},
     **{"complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
 }
-"""Dtypes of the format; arrays of any other are stored as bytes."""
+"""Names of dtypes in the format; arrays of other dtypes are stored as bytes."""
 
 
 class DamageError(Exception):
-    """A checkpoint that cannot be read as it was written; the text says why."""
+    """A damaged checkpoint; the text names the damage."""
 
 
 @dataclass(frozen=True)
 class HeaderEntry:
-    """An array in the header of the file."""
+    """The entry of one array in the header of a safetensors file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,35 +54,35 @@ class CheckpointRecord:
     """The JSON record of a checkpoint."""
 
     iteration: int
-    """Iterations that led to the state."""
+    """Number of iterations that led to the state."""
     leaves: dict[str, tuple[str, tuple[int, ...]]]
-    """Path of each leaf, with its dtype and its shape."""
+    """Dtype and shape of each leaf, by path."""
     sha256: str
     """Digest of the arrays."""
     score: float | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    """The caller's own."""
+    """The caller's metadata."""
     record_sha256: str = ""
-    """Digest of the rest of the record."""
+    """Digest of all other fields of the record."""
 
     @property
     def types(self) -> dict[str, LeafType]:
-        """The type of each leaf."""
+        """Type of each leaf, by path."""
         return {path: LeafType(dtype, shape) for path, (dtype, shape) in self.leaves.items()}
 
 
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with the digest of its own text, so that damage to it is told from another run's."""
-    content = {name: part for name, part in record.items() if name != "record_sha256"}
+    """A record with the digest of its own text, so that a damaged record is not mistaken for another run's."""
+    content = {name: value for name, value in record.items() if name != "record_sha256"}
     text = json.dumps(content, sort_keys=True)
     return content | {"record_sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def write(folder: Folder, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any]) -> None:
-    """Writes a checkpoint into a new folder; it is on the disk when this returns.
+    """Writes a checkpoint into a new folder and flushes it to disk.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the files cannot be written.
     """
     with os.fdopen(folder.create(ARRAYS), "wb") as file:
         header = json.dumps(_header({name: (a.dtype, a.shape) for name, a in arrays.items()})).encode()
@@ -97,12 +97,12 @@ def write(folder: Folder, arrays: Mapping[str, np.ndarray], record: Mapping[str,
 
 
 def read_record(folder: Folder) -> CheckpointRecord:
-    """The record of a checkpoint.
+    """Reads the record of a checkpoint.
 
     Raises:
-        DamageError: it is none, or does not match its digest.
-        ForeignFileError: it is a link, or no plain file.
-        OSError: it is not there.
+        DamageError: it is malformed, or does not match its digest.
+        ForeignFileError: it is a link, or not a regular file.
+        OSError: it does not exist.
     """
     where = str(folder.path / RECORD)
     text = folder.read(RECORD, limit=MAX_HEADER_BYTES)
@@ -114,14 +114,14 @@ def read_record(folder: Folder) -> CheckpointRecord:
 
 
 def read_arrays(folder: Folder, types: Mapping[str, LeafType]) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint, which are those of `types`.
+    """Reads the arrays of a checkpoint, which must have these types.
 
-    Nothing is allocated before the file is seen to hold them.
+    Nothing is allocated before header and file size are known to match.
 
     Raises:
         DamageError: the file holds other arrays, or another number of bytes.
-        ForeignFileError: it is a link, or no plain file.
-        OSError: it is not there, or cannot be read.
+        ForeignFileError: it is a link, or not a regular file.
+        OSError: it does not exist, or cannot be read.
     """
     expected = {path: host_type(kind) for path, kind in types.items()}
     where = str(folder.path / ARRAYS)
@@ -129,10 +129,11 @@ def read_arrays(folder: Folder, types: Mapping[str, LeafType]) -> dict[str, np.n
         size = os.fstat(file.fileno()).st_size
         header_bytes = _header_length(file.read(LENGTH.size), size)
         header = parse_object(file.read(header_bytes), where=where, limit=MAX_HEADER_BYTES, error=DamageError)
-        wanted = _header({name: expected[name] for name in header if name in expected})
+        # In the file's own order of arrays, so equality also proves that they are contiguous from offset 0.
+        expected_header = _header({name: expected[name] for name in header if name in expected})
         if header.keys() != expected.keys():
             raise DamageError("some of its arrays are missing")
-        if header != wanted:
+        if header != expected_header:
             raise DamageError(f"{ARRAYS} holds arrays of other types or sizes than its record says")
         nbytes = sum(_nbytes(*kind) for kind in expected.values())
         if size != LENGTH.size + header_bytes + nbytes:
@@ -141,12 +142,12 @@ def read_arrays(folder: Folder, types: Mapping[str, LeafType]) -> dict[str, np.n
 
 
 def array_digest(folder: Folder, record: CheckpointRecord) -> str:
-    """The digest of a checkpoint's arrays as they lie on the disk, read piece by piece.
+    """The digest of a checkpoint's arrays on disk, read in chunks.
 
     Raises:
         DamageError: the file holds other arrays than the record says, or another number of bytes.
-        ForeignFileError: it is a link, or no plain file.
-        OSError: it is not there, or cannot be read.
+        ForeignFileError: it is a link, or not a regular file.
+        OSError: it does not exist, or cannot be read.
     """
     sha, where = hashlib.sha256(), str(folder.path / ARRAYS)
     with folder.reading(ARRAYS) as file:
@@ -161,8 +162,8 @@ def array_digest(folder: Folder, record: CheckpointRecord) -> str:
             begin, end = entries[path].data_offsets
             sha.update(f"{path}\0{record.types[path]}\0{end - begin}\0".encode())
             file.seek(LENGTH.size + header_bytes + begin)
-            for position in range(begin, end, PIECE_BYTES):
-                sha.update(file.read(min(PIECE_BYTES, end - position)))
+            for position in range(begin, end, CHUNK_BYTES):
+                sha.update(file.read(min(CHUNK_BYTES, end - position)))
     return sha.hexdigest()
 
 
@@ -176,14 +177,14 @@ def _arrays(file: Any, kinds: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) ->
 
 
 def _header(kinds: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> dict[str, Any]:
-    """The header of a file with these arrays in this order."""
+    """The header of a file that holds these arrays in this order."""
     header, begin = {}, 0
     for name, (dtype, shape) in kinds.items():
         nbytes = _nbytes(dtype, shape)
-        known = NAMES.get(dtype.name)
+        format_name = NAMES.get(dtype.name)
         header[name] = {
-            "dtype": known or "U8",
-            "shape": list(shape) if known else [nbytes],
+            "dtype": format_name or "U8",
+            "shape": list(shape) if format_name else [nbytes],
             "data_offsets": [begin, begin + nbytes],
         }
         begin += nbytes
@@ -200,7 +201,7 @@ def _header_length(prefix: bytes, size: int) -> int:
 
 
 def _check_offsets(entries: Mapping[str, HeaderEntry], nbytes: int) -> None:
-    """The arrays lie one after the other and fill the file, so that none is read twice."""
+    """Checks that the arrays are contiguous and fill the file, so that no byte is read twice."""
     expected = 0
     for begin, end in (entry.data_offsets for entry in entries.values()):
         if begin != expected or end < begin:

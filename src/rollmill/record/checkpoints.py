@@ -1,7 +1,7 @@
-"""Checkpoints of a run: written in the background, verified when read, the last and the best kept.
+"""Checkpoints of a run: written in the background, verified when read; the last and the best are kept.
 
 A checkpoint is a directory named for its iteration. It appears by a rename, so it is complete or
-absent whenever the process dies; a digest over its content tells damage that came later.
+absent whenever the process dies; a digest over its content detects later damage.
 """
 
 import contextlib
@@ -35,21 +35,21 @@ from rollmill.record.leaves import LeafType, differences, digest, from_host, lea
 from rollmill.record.storage import disk_is_full, in_bytes
 
 OVERHEAD_BYTES = 256 * 1024
-"""Room on disk that a checkpoint needs besides its arrays."""
+"""Disk space that a checkpoint needs besides its arrays."""
 
 SHOWN_DIFFERENCES = 5
 WRITING, REPLACED, DELETED = ".writing-", ".replaced-", ".deleted-"
 
 NAME = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
-"""Name of a checkpoint's folder; other numbers, such as `007`, are not ours and stay as they are."""
+"""Pattern of checkpoint folders; other names, such as `007`, are not Rollmill's and stay untouched."""
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint was passed over because it is damaged, or the last save failed on the way out."""
+    """A damaged checkpoint was skipped, or the last save failed while another exception was raised."""
 
 
 class Restored(NamedTuple):
-    """What a checkpoint held. `metadata` has the caller's entries, `iteration`, `score` and `sha256`."""
+    """The content of a checkpoint. `metadata` has the caller's entries, `iteration`, `score` and `sha256`."""
 
     iteration: int
     state: PyTree
@@ -57,21 +57,21 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints in one directory, of which the last `keep_last` and best `keep_best` are kept.
+    """The checkpoints in one directory, of which the last `keep_last` and the best `keep_best` are kept.
 
-    Only one process may write a directory at a time (`RunDirectory.lock`); a `read_only` opening
-    changes nothing in it. Use it as a context manager, or call `close`: a save still under way when
-    the interpreter ends is lost. Room is needed for one checkpoint more than are kept, because the
-    oldest goes only when the newest is complete.
+    Only one process may write a directory at a time (`RunDirectory.lock`); `read_only` changes nothing in it.
+    Use it as a context manager, or call `close`: a save still running when the interpreter exits is lost. The
+    disk needs space for one checkpoint more than are kept, because the oldest is deleted only when the newest
+    is complete.
 
     Args:
-        directory: made where it is missing, unless `read_only`; in a `Folder`, names below the root are no links.
-        keep_last: how many of the newest are kept, at least 1.
-        keep_best: how many of those with the highest scores are kept besides.
-        read_only: for looking at a run that another process may be writing.
+        directory: created if it is missing, unless `read_only`; in a `Folder`, links below the root are refused.
+        keep_last: number of newest checkpoints to keep, at least 1.
+        keep_best: number of checkpoints with the highest scores to keep besides.
+        read_only: for inspecting a run that another process may be writing.
 
     Raises:
-        StorageError: the directory cannot be made or tidied.
+        StorageError: the directory cannot be created or cleaned up.
         ForeignFileError: the directory, or a checkpoint in it, is a link or a file.
     """
 
@@ -92,7 +92,7 @@ class Checkpoints:
             self._prepare()
 
     def iterations(self) -> tuple[int, ...]:
-        """Iterations of the committed checkpoints, oldest first; whether they are whole is not looked at."""
+        """Iterations of all checkpoints, oldest first; their content is not verified."""
         try:
             kinds = self._folder.kinds()
         except OSError as error:
@@ -102,7 +102,7 @@ class Checkpoints:
         )
 
     def best(self) -> int | None:
-        """The iteration with the highest score (the newest of equals); None where no checkpoint has a score."""
+        """The iteration with the highest score (the newest of equals); None if no checkpoint has a score."""
         self.wait()
         ranked = self._ranked(self.iterations())
         return ranked[0] if ranked and self._scores[ranked[0]] > -math.inf else None
@@ -110,20 +110,20 @@ class Checkpoints:
     def save(
         self, iteration: int, state: PyTree, *, metadata: Mapping[str, Any], score: float | None = None
     ) -> None:
-        """Copies `state` to the host and writes it in the background; waits only for an earlier save.
+        """Copies `state` to the host and writes it in the background; blocks only on an earlier save.
 
-        Checkpoints of later iterations belong to a future that was given up by going back: they are
+        Checkpoints of later iterations were invalidated by going back to an earlier one: they are
         deleted once this one is complete. One of the same iteration is replaced.
 
         Args:
-            iteration: how many iterations led to `state`, at least 0.
+            iteration: number of iterations that led to `state`, at least 0.
             state: a pytree of arrays, typed random keys among them, all addressable by this process.
-            metadata: what else to keep with it, as JSON; NaN and infinities become None.
+            metadata: JSON values to store with it; NaN and infinities become None.
             score: larger is better; None and NaN count as worst.
 
         Raises:
-            StorageError: the disk has too little room for this save, or the previous save failed.
-            UsageError: a leaf of `state` is no array of numbers.
+            StorageError: the disk has too little space for this save, or the previous save failed.
+            UsageError: a leaf of `state` is not an array of numbers.
         """
         if self.read_only:
             raise UsageError(f"the checkpoints in {self.directory} were opened read_only.")
@@ -147,21 +147,21 @@ class Checkpoints:
         iteration: int | None = None,
         check: Callable[[int, dict[str, Any]], None] | None = None,
     ) -> Restored | None:
-        """The newest whole checkpoint, or that of `iteration`; None where there is none at all.
+        """Reads the newest intact checkpoint, or that of `iteration`; None if there are no checkpoints.
 
-        A damaged checkpoint is named in a `CheckpointWarning` and the one before it is used. Bits,
-        dtypes and shapes come back as they were; a weakly typed array comes back strongly typed.
+        A damaged checkpoint is reported as a `CheckpointWarning` and the one before it is used. Bits,
+        dtypes and shapes are restored exactly; a weakly typed array becomes strongly typed.
 
         Args:
             abstract_state: a tree like the one saved, of arrays or `jax.ShapeDtypeStruct`; leaves
-                with a sharding (and committed arrays) say where the restored ones go.
+                with a sharding (and committed arrays) determine the placement of the restored ones.
             iteration: one of `iterations()`, for instance `best()`; no other is tried.
-            check: called with a checkpoint's iteration and metadata before its arrays are looked at; it may raise.
+            check: called with a checkpoint's iteration and metadata before its arrays are read; may raise.
 
         Raises:
-            CheckpointError: no checkpoint is whole, `iteration` is not there or damaged, or the
-                checkpoint holds the state of another algorithm or network, or of another iteration than its
-                folder's name says.
+            CheckpointError: no checkpoint is intact, `iteration` is missing or damaged, or the checkpoint
+                holds the state of another algorithm or network, or of another iteration than its folder's
+                name.
         """
         self.wait()
         present = self.iterations()
@@ -177,24 +177,24 @@ class Checkpoints:
             if iteration is None:
                 warnings.warn(f"{reasons[-1]}; trying the one before.", CheckpointWarning, stacklevel=2)
         if reasons:
-            raise self._none_whole(reasons)
+            raise self._none_intact(reasons)
         return None
 
     def wait(self) -> None:
-        """Returns when nothing is being written.
+        """Blocks until no save is running.
 
         Raises:
-            StorageError: the save under way failed; the checkpoints before it are as they were.
+            StorageError: the save failed; earlier checkpoints are unchanged.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def close(self) -> None:
-        """Waits for the save under way and ends the background thread.
+        """Waits for a running save and ends the background thread.
 
         Raises:
-            StorageError: as `wait`.
+            StorageError: see `wait`.
         """
         try:
             self.wait()
@@ -221,7 +221,7 @@ class Checkpoints:
         arrays: Mapping[str, np.ndarray],
         needed: int,
     ) -> None:
-        """Runs in the background thread: all of a save but the copy to the host."""
+        """The part of a save after the copy to the host; runs in the background thread."""
         iteration = record["iteration"]
         record = sealed(record | {"sha256": digest(types, arrays)})
         try:
@@ -230,13 +230,14 @@ class Checkpoints:
             self._put(iteration, arrays, record)
             self._scores[iteration] = _rank(record["score"])
             self._prune(iteration)
-        except Exception as error:  # whatever it is, training has to hear of it
+        except Exception as error:  # any error: the training thread has to learn of it
             with contextlib.suppress(OSError, CheckpointError):
-                self._tidy()
+                self._clean_up()
             raise self._failure(iteration, needed, error) from error
 
     def _put(self, iteration: int, arrays: Mapping[str, np.ndarray], record: dict[str, Any]) -> None:
-        """Writes a checkpoint beside its place; one that was there before is moved aside only then."""
+        """Writes a checkpoint under a temporary name, then renames it, moving an existing one aside first."""
+        # If the process dies between the two renames, `_clean_up` restores the checkpoint that was moved aside.
         partial, name = f"{WRITING}{iteration}", str(iteration)
         self._folder.remove(partial)
         self._folder.inner(partial).make()
@@ -264,25 +265,25 @@ class Checkpoints:
         arrays = read_arrays(folder, record.types)
         if digest(record.types, arrays) != record.sha256:
             raise DamageError("its content does not match its digest")
-        known = {"iteration": record.iteration, "score": record.score, "sha256": record.sha256}
-        return Restored(iteration, from_host(arrays, abstract_state), record.metadata | known)
+        fields = {"iteration": record.iteration, "score": record.score, "sha256": record.sha256}
+        return Restored(iteration, from_host(arrays, abstract_state), record.metadata | fields)
 
     def _prepare(self) -> None:
         try:
             self._folder.make()
-            self._tidy()
+            self._clean_up()
             kinds = self._folder.kinds()
         except OSError as error:
             raise StorageError(f"{self.directory} cannot be written: {error.strerror or error}.") from error
         for name, kind in kinds.items():
             if NAME.fullmatch(name) and kind != "folder":
                 raise ForeignFileError(
-                    f"{self.directory / name} is no folder, and stands where checkpoint {name} will be written. "
+                    f"{self.directory / name} is not a folder, and is in the way of checkpoint {name}. "
                     "hint: move it away."
                 )
 
-    def _tidy(self) -> None:
-        """Removes the rest of saves that were cut off; a checkpoint that they had moved aside comes back."""
+    def _clean_up(self) -> None:
+        """Removes the remains of interrupted saves; restores a checkpoint that they had moved aside."""
         for name in self._folder.kinds():
             original = name.removeprefix(REPLACED)
             if name.startswith(REPLACED) and not self._folder.has(original):
@@ -299,7 +300,7 @@ class Checkpoints:
         return iteration in self._scores and existing.record_sha256 == record["record_sha256"]
 
     def metadata(self, iteration: int) -> dict[str, Any]:
-        """The caller's entries of a whole checkpoint.
+        """The caller's entries in a checkpoint's metadata.
 
         Raises:
             CheckpointError: its record is damaged.
@@ -310,7 +311,7 @@ class Checkpoints:
             raise CheckpointError(f"checkpoint {iteration} in {self.directory}: {_reason(damage)}.") from damage
 
     def check(self, iteration: int) -> str | None:
-        """The damage of a checkpoint; None where it is whole. Its arrays pass by in pieces."""
+        """Verifies a checkpoint, reading arrays in chunks; returns the damage as text, None if it is intact."""
         try:
             record = read_record(self._folder.inner(str(iteration)))
             if record.iteration != iteration:
@@ -322,15 +323,15 @@ class Checkpoints:
         return None
 
     def _prune(self, newest: int) -> None:
-        """Deletes what is neither among the last nor the best, and what is later than `newest`."""
+        """Deletes all checkpoints after `newest`, and those neither among the last nor the best."""
         past = [i for i in self.iterations() if i <= newest]
-        kept = {*past[-self.keep_last :], *self._ranked(past)[: self.keep_best]}
-        for iteration in set(self.iterations()) - kept:
-            doomed = f"{DELETED}{iteration}"
-            self._folder.remove(doomed)
-            self._folder.rename(str(iteration), doomed)  # a half-deleted one would look damaged
+        keep = {*past[-self.keep_last :], *self._ranked(past)[: self.keep_best]}
+        for iteration in set(self.iterations()) - keep:
+            trash = f"{DELETED}{iteration}"
+            self._folder.remove(trash)
+            self._folder.rename(str(iteration), trash)  # first, as a partly deleted checkpoint would look damaged
             self._scores.pop(iteration, None)
-        self._tidy()
+        self._clean_up()
 
     def _ranked(self, iterations: Sequence[int]) -> list[int]:
         for iteration in iterations:
@@ -345,7 +346,7 @@ class Checkpoints:
             return -math.inf
         return _rank(record.score) if record.iteration == iteration else -math.inf
 
-    def _way_back(self, iteration: int) -> str:
+    def _recovery_hint(self, iteration: int) -> str:
         earlier = [i for i in self.iterations() if i != iteration]
         if not earlier:
             return "no earlier checkpoint exists."
@@ -355,7 +356,7 @@ class Checkpoints:
         free = _free_bytes(self.directory)
         return StorageError(
             f"the disk of {self.directory} is full: checkpoint {iteration} needs {in_bytes(needed)}, "
-            f"{in_bytes(free)} are free. Free some space; {self._way_back(iteration)}"
+            f"{in_bytes(free)} are free. Free some space; {self._recovery_hint(iteration)}"
         )
 
     def _failure(self, iteration: int, needed: int, error: Exception) -> StorageError:
@@ -363,30 +364,30 @@ class Checkpoints:
             return self._disk_full(iteration, needed)
         return StorageError(
             f"checkpoint {iteration} cannot be written to {self.directory}: {_first_line(error)}; "
-            f"{self._way_back(iteration)}"
+            f"{self._recovery_hint(iteration)}"
         )
 
     def _misplaced(self, iteration: int, record: CheckpointRecord) -> CheckpointError:
         return CheckpointError(
             f"checkpoint {iteration} in {self.directory} holds iteration {record.iteration}: its folder was "
-            f"renamed, or copied over another. hint: name it {record.iteration} again, or move it out of "
-            f"{self.directory}; {self._way_back(iteration)}"
+            f"renamed, or copied over another. hint: rename it to {record.iteration}, or move it out of "
+            f"{self.directory}; {self._recovery_hint(iteration)}"
         )
 
     def _other_state(self, iteration: int, metadata: dict[str, Any], lines: list[str]) -> CheckpointError:
-        told = ", ".join(f"{k}={v}" for k, v in metadata.items() if isinstance(v, str | int | float))
+        origin = ", ".join(f"{k}={v}" for k, v in metadata.items() if isinstance(v, str | int | float))
         more = len(lines) - SHOWN_DIFFERENCES
         shown = lines[:SHOWN_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
         return CheckpointError(
             f"checkpoint {iteration} in {self.directory} belongs to another algorithm or network "
-            f"({told or 'it names no run'}):\n  " + "\n  ".join(shown) + "\n"
+            f"({origin or 'it names no run'}):\n  " + "\n  ".join(shown) + "\n"
             "Resume it with the configuration that it was written with, or start another --run-dir."
         )
 
-    def _none_whole(self, reasons: list[str]) -> CheckpointError:
+    def _none_intact(self, reasons: list[str]) -> CheckpointError:
         return CheckpointError(
-            "no checkpoint to resume from is whole:\n  " + "\n  ".join(reasons) + "\n"
-            f"Bring {self.directory} back from a copy, choose another iteration, or start again with "
+            "no checkpoint to resume from is intact:\n  " + "\n  ".join(reasons) + "\n"
+            f"Restore {self.directory} from a backup, choose another iteration, or start again with "
             "another --run-dir."
         )
 

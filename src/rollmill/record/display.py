@@ -1,4 +1,4 @@
-"""Shows a training while it runs: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Progress displays of a training: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
 
 import sys
 import time
@@ -10,11 +10,11 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColum
 from rich.text import Text
 
 LINE_SECONDS = 5.0
-"""Time between two plain lines."""
+"""Seconds between two plain lines."""
 
 
 class Status(NamedTuple):
-    """What is shown of a training's progress."""
+    """A training's progress, as displays show it."""
 
     env_steps: int
     total_steps: int
@@ -24,7 +24,7 @@ class Status(NamedTuple):
 
     @property
     def seconds_left(self) -> float:
-        """At the present speed."""
+        """Estimated seconds until the end, at the current throughput."""
         return (self.total_steps - self.env_steps) / max(self.steps_per_second, 1e-9)
 
     def __str__(self) -> str:
@@ -37,41 +37,41 @@ class Status(NamedTuple):
 
 @runtime_checkable
 class Display(Protocol):
-    """Something that shows a training."""
+    """Shows the progress of a training."""
 
     def note(self, text: str) -> None:
-        """Shows a line of its own."""
+        """Shows a line of text."""
 
     def update(self, status: Status) -> None:
-        """Shows where the training stands; may be called every iteration."""
+        """Shows the current progress; may be called every iteration."""
 
     def close(self) -> None:
-        """Leaves the last status standing."""
+        """Ends the display; the last status stays visible."""
 
 
 def choose_display(*, quiet: bool) -> Display:
-    """A bar on a terminal, plain lines elsewhere, nothing when quiet."""
+    """The display for standard error: a bar on a terminal, plain lines elsewhere, none when quiet."""
     if quiet or sys.stderr is None:
         return Quiet()
     return Tolerant(Bar() if sys.stderr.isatty() else Lines())
 
 
 class Tolerant:
-    """A display that goes silent once it cannot be shown: a reader that went away must not end a training."""
+    """A display that goes silent once its output fails: a closed pipe or terminal must not end a training."""
 
     def __init__(self, shown: Display) -> None:
         self._shown = shown
 
     def note(self, text: str) -> None:
-        """Shows the line while anybody reads."""
+        """Shows the line while output works."""
         self._try(lambda: self._shown.note(text))
 
     def update(self, status: Status) -> None:
-        """Shows the status while anybody reads."""
+        """Shows the status while output works."""
         self._try(lambda: self._shown.update(status))
 
     def close(self) -> None:
-        """Leaves the last status standing."""
+        """Ends the display."""
         self._try(self._shown.close)
 
     def _try(self, show: Callable[[], None]) -> None:
@@ -85,17 +85,17 @@ class Quiet:
     """Shows nothing."""
 
     def note(self, text: str) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def update(self, status: Status) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class Lines:
-    """A plain line every few seconds, to standard error."""
+    """Prints a plain line to standard error every few seconds."""
 
     def __init__(self) -> None:
         self._shown_at = -LINE_SECONDS
@@ -142,7 +142,7 @@ class Bar:
         self._progress.update(self._task, completed=status.env_steps, description=text)
 
     def close(self) -> None:
-        """Leaves the bar as it stands."""
+        """Stops the bar, which stays visible."""
         self._progress.stop()
 
 

@@ -1,45 +1,45 @@
-"""The recent episodes of one training: what "the return" means while a run goes on."""
+"""The window of recent episodes of one training, over which the reported return is the mean."""
 
 from collections import deque
 from typing import Any, NamedTuple
 
 EPISODES = 100
-"""The mean is over the latest iterations that together hold at least this many episodes."""
+"""Size of a full window: means are over the latest iterations with at least this many episodes together."""
 
 
-class _Ended(NamedTuple):
+class _EndedEpisodes(NamedTuple):
     count: float
     return_sum: float
     length_sum: float
 
 
 class EpisodeWindow:
-    """Mean return and length over recent episodes, and the best that the mean return ever was.
+    """Mean return and length over recent episodes, and the best mean return so far.
 
-    `best_return` is that of full windows alone: the mean of a few early episodes is no record. `best` is defined
-    wherever `mean_return` is, and never below it, so that means of the two over several trainings can be compared.
+    `best_return` is the maximum over full windows only: the mean of a few early episodes does not count. `best`
+    is defined wherever `mean_return` is, and never below it, so that means of both over several trainings compare.
     """
 
     def __init__(self) -> None:
-        self._recent: deque[_Ended] = deque()
+        self._recent: deque[_EndedEpisodes] = deque()
         self.best_return: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` goes on from."""
+        """The state of the window as JSON, for `from_json`."""
         return {"recent": [list(ended) for ended in self._recent], "best_return": self.best_return}
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "EpisodeWindow":
         """The window as it was when `to_json` was called."""
         window = cls()
-        window._recent.extend(_Ended(*ended) for ended in saved["recent"])
+        window._recent.extend(_EndedEpisodes(*ended) for ended in saved["recent"])
         window.best_return = saved["best_return"]
         return window
 
     def add(self, count: float, return_sum: float, length_sum: float) -> None:
-        """Adds the episodes that ended in one iteration: how many, their returns and lengths in sum."""
+        """Adds the episodes that ended in one iteration: their number, and the sums of returns and lengths."""
         if count:
-            self._recent.append(_Ended(count, return_sum, length_sum))
+            self._recent.append(_EndedEpisodes(count, return_sum, length_sum))
         while len(self._recent) > 1 and sum(e.count for e in self._recent) - self._recent[0].count >= EPISODES:
             self._recent.popleft()
         mean = self.mean_return
@@ -48,12 +48,12 @@ class EpisodeWindow:
 
     @property
     def full(self) -> bool:
-        """Whether the means are over as many episodes as they should be."""
+        """True if the window holds at least `EPISODES` episodes."""
         return sum(e.count for e in self._recent) >= EPISODES
 
     @property
     def best(self) -> float | None:
-        """The best mean return; that of the present where there were never enough episodes for a full window."""
+        """The best mean return; the current one if the window was never full."""
         return self.mean_return if self.best_return is None else self.best_return
 
     @property

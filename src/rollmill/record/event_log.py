@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, written by a thread of their own so that training never waits for them."""
+"""TensorBoard scalars, written by a background thread so that training never waits for them."""
 
 import os
 import socket
@@ -26,8 +26,8 @@ class EventLog:
     blocks for ever once its thread has died of a full disk, and whose files are opened through links.
 
     Args:
-        folder: made at the first entry.
-        purge_step: on resuming, TensorBoard hides earlier files' entries from this step on.
+        folder: folder of the event files, created at the first entry.
+        purge_step: on resuming, TensorBoard hides entries of earlier files from this step on.
     """
 
     def __init__(self, folder: Folder, *, purge_step: int | None = None) -> None:
@@ -50,7 +50,7 @@ class EventLog:
         self._entries.put(_Entry(step, time.time(), dict(scalars)))
 
     def close(self) -> None:
-        """Writes what is queued and closes the file.
+        """Writes the queued entries and closes the file.
 
         Raises:
             StorageError: an entry could not be written.
@@ -74,7 +74,7 @@ class EventLog:
                     _write_event(file, _event(entry))
                     if self._entries.empty():
                         file.flush()
-        except Exception as error:  # whatever it is, `add` must not queue for a thread that is gone
+        except Exception as error:  # any error: `add` must not queue for a thread that has ended
             self._error = error
 
 

@@ -1,7 +1,7 @@
-"""Folders whose content may come from a stranger: nothing in them is followed through links, or opened unseen.
+"""Access to folders with untrusted content: links are not followed, and only regular files are opened.
 
-A path is trusted up to the folder's root, which the user named. Below it every component is opened by itself,
-relative to the one above and without following links, so that no name in a run directory leads out of it.
+A path is trusted up to the folder's root, which the user named. Below it every component is opened separately,
+relative to its parent and without following links, so that no name in a run directory leads out of it.
 """
 
 import contextlib
@@ -21,62 +21,62 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK
 
 
 class ForeignFileError(CheckpointError):
-    """Something else than a plain file or folder where one of a run's is expected: a link, a pipe, a device."""
+    """A link, a pipe or a device where a regular file or folder of a run is expected."""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder: `root`, which the user named, and the names below it that lead there."""
+    """A folder: a trusted `root`, which the user named, and the names below it that lead to the folder."""
 
     root: Path
     names: tuple[str, ...] = ()
 
     @property
     def path(self) -> Path:
-        """The whole path, for messages."""
+        """The full path, for messages."""
         return self.root.joinpath(*self.names)
 
     def inner(self, name: str) -> "Folder":
-        """A folder in this one; it need not exist."""
+        """A subfolder; it need not exist."""
         return Folder(self.root, (*self.names, name))
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """A descriptor of the folder.
+        """Opens a descriptor of the folder.
 
         Raises:
             ForeignFileError: a component below the root is a link.
-            OSError: it does not exist, or cannot be opened.
+            OSError: the folder does not exist, or cannot be opened.
         """
         descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for depth, name in enumerate(self.names, start=1):
-                below = _open(descriptor, name, os.O_RDONLY | os.O_DIRECTORY, self._ancestor(depth))
+                child = _open(descriptor, name, os.O_RDONLY | os.O_DIRECTORY, self._ancestor(depth))
                 os.close(descriptor)
-                descriptor = below
+                descriptor = child
             yield descriptor
         finally:
             os.close(descriptor)
 
     def make(self) -> None:
-        """Makes the folder, and the root, where they are missing.
+        """Creates the folder, its parents and the root where they are missing.
 
         Raises:
-            ForeignFileError: a link or a file stands in its place.
-            OSError: it cannot be made.
+            ForeignFileError: there is a link or a file in its place.
+            OSError: the folder cannot be created.
         """
         if not self.names:
             self.root.mkdir(parents=True, exist_ok=True)
             return
-        above = Folder(self.root, self.names[:-1])
-        above.make()
-        with above.opened() as parent, contextlib.suppress(FileExistsError):
-            os.mkdir(self.names[-1], dir_fd=parent)
-        with self.opened():  # refuses what stands there instead
+        parent = Folder(self.root, self.names[:-1])
+        parent.make()
+        with parent.opened() as descriptor, contextlib.suppress(FileExistsError):
+            os.mkdir(self.names[-1], dir_fd=descriptor)
+        with self.opened():  # raises if something else is there
             pass
 
     def is_folder(self) -> bool:
-        """Whether it exists, and is a folder and no link."""
+        """True if it exists and is a folder, not a link."""
         try:
             with self.opened():
                 return True
@@ -84,11 +84,11 @@ class Folder:
             return False
 
     def kinds(self) -> dict[str, str]:
-        """Each name in the folder, and what it is: `file`, `folder`, `link` or `other`; empty where there is none.
+        """Kind of each entry by name: `file`, `folder`, `link` or `other`; empty if the folder does not exist.
 
         Raises:
             ForeignFileError: the folder itself is a link or a file.
-            OSError: it cannot be read.
+            OSError: the folder cannot be read.
         """
         try:
             with self.opened() as descriptor, os.scandir(descriptor) as entries:
@@ -97,7 +97,7 @@ class Folder:
             return {}
 
     def has(self, name: str) -> bool:
-        """Whether there is anything of that name, a broken link too."""
+        """True if there is an entry of that name, even a broken link."""
         try:
             with self.opened() as descriptor:
                 os.stat(name, dir_fd=descriptor, follow_symlinks=False)
@@ -107,7 +107,7 @@ class Folder:
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[Any]:
-        """A plain file, opened for reading bytes.
+        """Opens a regular file for reading bytes.
 
         Raises:
             ForeignFileError: it is a link, a folder, a pipe or a device.
@@ -124,7 +124,7 @@ class Folder:
             yield opened
 
     def read(self, name: str, *, limit: int) -> bytes:
-        """The content of a plain file.
+        """Reads the content of a regular file.
 
         Raises:
             ForeignFileError: it is a link, a folder, a pipe or a device, or has more than `limit` bytes.
@@ -139,10 +139,10 @@ class Folder:
             return file.read(limit)
 
     def open_to_append(self, name: str) -> int:
-        """A descriptor of a plain file that is written at its end, made where it is missing.
+        """Opens a regular file for appending and returns its descriptor; creates the file if it is missing.
 
         Raises:
-            ForeignFileError: it is a link, a folder, a pipe or a device, or has a second name elsewhere.
+            ForeignFileError: it is a link, a folder, a pipe or a device, or has another hard link.
             OSError: it cannot be opened.
         """
         with self.opened() as descriptor:
@@ -156,12 +156,12 @@ class Folder:
         return file
 
     def create(self, name: str) -> int:
-        """A descriptor of a new file, for writing.
+        """Creates a new file and returns a descriptor for writing.
 
-        A file or link that had its name is deleted; where the link led is untouched.
+        An existing file or link of that name is deleted; the target of the link is untouched.
 
         Raises:
-            OSError: it cannot be made, or a folder has that name.
+            OSError: it cannot be created, or a folder has that name.
         """
         with self.opened() as descriptor:
             with contextlib.suppress(FileNotFoundError):
@@ -170,7 +170,7 @@ class Folder:
 
     @contextlib.contextmanager
     def replacing(self, name: str) -> Iterator[Any]:
-        """A file to write, which replaces `name` when the context ends without an error; otherwise `name` stays.
+        """Opens a new file that replaces `name` if the context ends without an error.
 
         Raises:
             OSError: it cannot be written.
@@ -188,7 +188,7 @@ class Folder:
             raise
 
     def rename(self, name: str, other: str) -> None:
-        """Gives a file or folder another name in this folder.
+        """Renames a file or folder within this folder.
 
         Raises:
             OSError: it does not exist, or cannot be renamed.
@@ -197,7 +197,7 @@ class Folder:
             os.rename(name, other, src_dir_fd=descriptor, dst_dir_fd=descriptor)
 
     def remove(self, name: str) -> None:
-        """Deletes a file, a link, or a folder with all that is in it; links in it are not followed.
+        """Deletes a file, a link, or a folder with its content, without following links.
 
         Raises:
             OSError: it cannot be deleted.
@@ -207,20 +207,15 @@ class Folder:
                 os.unlink(name, dir_fd=descriptor)
             except FileNotFoundError:
                 return
-            except (IsADirectoryError, PermissionError):  # macOS says EPERM of a folder
+            except (IsADirectoryError, PermissionError):  # macOS reports EPERM for a folder
                 shutil.rmtree(name, dir_fd=descriptor)
 
     def _ancestor(self, depth: int) -> Path:
         return self.root.joinpath(*self.names[:depth])
 
 
-def plain_file(path: Path) -> tuple[Folder, str]:
-    """Folder and name of a file whose folder the user named."""
-    return Folder(path.parent), path.name
-
-
 def _open(folder: int, name: str, flags: int, path: Path) -> int:
-    """Opens without following a link, and without waiting for the other end of a pipe."""
+    """Opens without following a link, and without blocking on a pipe."""
     try:
         return os.open(name, flags | NO_LINK | os.O_NONBLOCK, 0o666, dir_fd=folder)
     except OSError as error:
@@ -235,8 +230,7 @@ def _check_plain(descriptor: int, path: Path, *, alone: bool = False) -> None:
         raise _foreign(path, _kind(status.st_mode))
     if alone and status.st_nlink > 1:
         raise ForeignFileError(
-            f"{path} has a second name elsewhere (a hard link), which would be overwritten with it. "
-            f"hint: delete {path}."
+            f"{path} has another hard link, whose content would be overwritten too. hint: delete {path}."
         )
 
 
@@ -247,7 +241,7 @@ def _foreign(path: Path, kind: str) -> ForeignFileError:
             "itself there, or delete the link."
         )
     names = {"file": "a file", "folder": "a folder", "other": "a pipe, a socket or a device"}
-    return ForeignFileError(f"{path} is {names[kind]}, which it should not be. hint: move it away.")
+    return ForeignFileError(f"{path} is {names[kind]}, which is not expected there. hint: move it away.")
 
 
 def _kind(mode: int) -> str:

@@ -1,4 +1,4 @@
-"""JSON that any reader accepts, in files that are whole or absent."""
+"""JSON files that are strictly standard, and written atomically."""
 
 import json
 import math
@@ -15,14 +15,14 @@ from rollmill.record.folder import Folder
 from rollmill.record.storage import write_failure
 
 MAX_BYTES = 2 * 2**20
-"""The largest JSON file of a run that is read; a configuration has a few thousand bytes."""
+"""Size limit for reading a JSON file of a run; a configuration has a few thousand bytes."""
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON knows it: arrays become numbers or lists, paths text, NaN and infinities None.
+    """`value` in JSON's types: arrays become numbers or lists, paths text, NaN and infinities None.
 
     Raises:
-        TypeError: JSON has no form for something in `value`.
+        TypeError: a part of `value` has no JSON form.
     """
     match value:
         case None | bool() | int() | str():
@@ -44,7 +44,7 @@ def write_json(folder: Folder, name: str, value: Mapping[str, Any]) -> None:
     """Replaces a file by `value` atomically: a reader sees the old file or the new one.
 
     Raises:
-        StorageError: the file cannot be written; the old one is as it was.
+        StorageError: the file cannot be written; the old one is unchanged.
         ForeignFileError: the folder is a link.
     """
     text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
@@ -56,10 +56,10 @@ def write_json(folder: Folder, name: str, value: Mapping[str, Any]) -> None:
 
 
 def read_json(folder: Folder, name: str) -> dict[str, Any]:
-    """The object in a file.
+    """Reads the JSON object in a file.
 
     Raises:
-        CheckpointError: the file is missing, unreadable, too large, no plain file, or not one JSON object.
+        CheckpointError: the file is missing, unreadable, too large, not a regular file, or not one JSON object.
     """
     path = folder.path / name
     try:

@@ -1,7 +1,7 @@
-"""A pytree of arrays as a flat table of named host arrays, and back; digests of it.
+"""Conversion of a pytree of arrays to named host arrays and back, and digests of it.
 
-Nothing here is ever pickled: names, dtypes and shapes are text, so that two trees can be compared
-without building either. A typed random key is held as its key data, its kind as `key<threefry2x32>`.
+Nothing is ever pickled: names, dtypes and shapes are text, so that two trees can be compared
+without building either. A typed random key is stored as its key data, with a dtype such as `key<threefry2x32>`.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ from jaxtyping import PyTree
 from rollmill.core.errors import UsageError
 
 KEY_DTYPE = re.compile(r"key<(.+)>")
-NOT_NUMERIC = "OSUmM"  # numpy's kinds of objects, text and dates
+NOT_NUMERIC = "OSUmM"  # NumPy's kind codes of objects, text and dates
 
 
 class LeafType(NamedTuple):
-    """Name of the dtype and shape of one leaf; the shape of a key leaf is that of the keys."""
+    """Dtype (by name) and shape of one leaf; the shape of a key leaf is that of the keys."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -31,19 +31,19 @@ class LeafType(NamedTuple):
 
 
 def leaf_types(tree: PyTree) -> dict[str, LeafType]:
-    """Path of each leaf -> its type; `tree` may be concrete or made of `jax.ShapeDtypeStruct`.
+    """Type of each leaf by path; `tree` may be concrete or made of `jax.ShapeDtypeStruct`.
 
     Raises:
-        UsageError: a leaf is no array of numbers.
+        UsageError: a leaf is not an array of numbers.
     """
     return {path: _leaf_type(path, leaf) for path, leaf in _named_leaves(tree)}
 
 
 def to_host(tree: PyTree) -> dict[str, np.ndarray]:
-    """Path of each leaf -> a host array that nobody else writes; keys become their key data.
+    """Copies of all leaves on the host, by path; keys become their key data.
 
-    One `jax.device_get` fetches all leaves. On a CPU its results share memory with the arrays,
-    which the next step may take over (donation), so those are copied.
+    One `jax.device_get` fetches all leaves. On a CPU its results share memory with the JAX arrays, whose buffers
+    the next step may reuse (donation), so those are copied.
     """
     named = _named_leaves(tree)
     fetched = jax.device_get([jax.random.key_data(leaf) if _is_key(leaf) else leaf for _, leaf in named])
@@ -51,17 +51,17 @@ def to_host(tree: PyTree) -> dict[str, np.ndarray]:
 
 
 def from_host(arrays: Mapping[str, np.ndarray], abstract: PyTree) -> PyTree:
-    """The tree shaped like `abstract`, its leaves taken from `arrays` by path.
+    """The tree structured like `abstract`, with leaves from `arrays` by path.
 
-    A leaf whose abstract one is a numpy array stays one; the others become JAX arrays, placed by
-    the abstract leaf's sharding where it has one.
+    A leaf that is a NumPy array in `abstract` stays one; the others become JAX arrays, with the abstract leaf's
+    sharding where it has one.
     """
     leaves = [_place(arrays[path], leaf) for path, leaf in _named_leaves(abstract)]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
 
 def host_type(kind: LeafType) -> tuple[np.dtype, tuple[int, ...]]:
-    """Dtype and shape of the host array of a leaf, for a key that of its key data."""
+    """Dtype and shape of a leaf's host array; for a key, those of its key data."""
     if key := KEY_DTYPE.fullmatch(kind.dtype):
         one = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=key[1])))
         return np.dtype(one.dtype), (*kind.shape, *one.shape)
@@ -81,16 +81,16 @@ def digest(types: Mapping[str, LeafType], arrays: Mapping[str, np.ndarray]) -> s
 def tree_digest(tree: PyTree) -> str:
     """SHA-256 of a tree of arrays, in hexadecimal: equal for equal paths, dtypes, shapes and bits.
 
-    It does not depend on where the arrays lie, nor on the order in which a dict was filled.
+    It depends neither on the devices of the arrays nor on the order in which a dict was filled.
 
     Raises:
-        UsageError: a leaf is no array of numbers.
+        UsageError: a leaf is not an array of numbers.
     """
     return digest(leaf_types(tree), to_host(tree))
 
 
 def differences(stored: Mapping[str, LeafType], wanted: Mapping[str, LeafType]) -> list[str]:
-    """One line for each path whose type differs, in path order; empty where the two agree."""
+    """One line for each path whose type differs, in path order; empty if the two are equal."""
     paths = sorted(stored.keys() | wanted.keys())
     return [
         f"{path}: stored {stored.get(path, 'nothing')}, expected {wanted.get(path, 'nothing')}"
@@ -102,7 +102,7 @@ def differences(stored: Mapping[str, LeafType], wanted: Mapping[str, LeafType]) 
 def _named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
     flat, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") or "value" for path, _ in flat]
-    if len(set(names)) < len(names):  # such as {1: ..., "1": ...}: the longer form tells them apart
+    if len(set(names)) < len(names):  # as for {1: ..., "1": ...}: the longer form is unambiguous
         names = [jax.tree_util.keystr(path) for path, _ in flat]
     return list(zip(names, [leaf for _, leaf in flat], strict=True))
 
@@ -125,14 +125,14 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _key_kind(leaf: Any) -> str:
-    kinds = []  # `key_impl` takes arrays and tracers, no ShapeDtypeStruct
+    kinds = []  # traced, as `key_impl` accepts arrays and tracers, but no ShapeDtypeStruct
     jax.eval_shape(lambda key: kinds.append(jax.random.key_impl(key)), leaf)
     return str(kinds[0])
 
 
 def _owned(leaf: Any, value: Any) -> np.ndarray:
-    private = isinstance(leaf, jax.Array) and isinstance(value, np.ndarray) and value.flags.owndata
-    return value if private else np.array(value, copy=True)
+    is_copy = isinstance(leaf, jax.Array) and isinstance(value, np.ndarray) and value.flags.owndata
+    return value if is_copy else np.array(value, copy=True)
 
 
 def _place(array: np.ndarray, abstract: Any) -> Any:
@@ -141,5 +141,5 @@ def _place(array: np.ndarray, abstract: Any) -> Any:
     value = jax.device_put(array)
     if _is_key(abstract):
         value = jax.random.wrap_key_data(value, impl=_key_kind(abstract))
-    pinned = abstract.committed if isinstance(abstract, jax.Array) else abstract.sharding is not None
-    return jax.device_put(value, abstract.sharding) if pinned else value
+    is_placed = abstract.committed if isinstance(abstract, jax.Array) else abstract.sharding is not None
+    return jax.device_put(value, abstract.sharding) if is_placed else value

@@ -1,4 +1,4 @@
-"""What a run measured: one JSON line an iteration, and the same numbers for TensorBoard."""
+"""Metrics of a run: one JSON line for each iteration, and the same numbers for TensorBoard."""
 
 import contextlib
 import json
@@ -22,26 +22,26 @@ MAX_LINE_BYTES = 2**20
 
 
 class MetricsWarning(UserWarning):
-    """A line of the metrics could not be read and is left out."""
+    """A line of the metrics could not be read and was dropped."""
 
 
 @dataclass(frozen=True)
 class LineStart:
-    """The fields that every line of the metrics has."""
+    """The fields that every line of the metrics begins with."""
 
     iteration: int
     env_steps: int
 
 
 class MetricsLog:
-    """Appends to a run's `metrics.jsonl` and TensorBoard events. Close it, or use it in a `with`.
+    """Appends to a run's `metrics.jsonl` and TensorBoard events. Close it, or use it as a context manager.
 
     Args:
-        run: where to write.
-        tensorboard: whether to write event files too.
-        resume_from: the iteration that the run goes on from, 0 in a new run. Lines of later iterations
-            and lines that cannot be read are cut (a `MetricsWarning` names the first of these), and
-            TensorBoard is told to hide what they showed.
+        run: directory of the run.
+        tensorboard: write event files too.
+        resume_from: iteration that the run continues from, 0 in a new run. Lines of later iterations
+            and unreadable lines are cut (a `MetricsWarning` names the first unreadable one), and
+            TensorBoard is told to hide their entries.
 
     Raises:
         StorageError: `metrics.jsonl` cannot be written.
@@ -53,16 +53,16 @@ class MetricsLog:
         self._events = EventLog(run.tensorboard, purge_step=purge_step) if tensorboard else None
 
     def write(self, iteration: int, env_steps: int, metrics: Mapping[str, Any]) -> None:
-        """Adds one line; it is in the file when this returns, whole or not at all.
+        """Appends one line, completely or not at all; it is in the file when this returns.
 
         Args:
-            iteration: counts from 1; a checkpoint of iteration `i` follows line `i`.
+            iteration: number of the iteration, from 1; a checkpoint of iteration `i` follows line `i`.
             env_steps: environment steps so far, TensorBoard's x axis.
-            metrics: names such as `episode/return` to host numbers (text and None are kept out of
-                TensorBoard); NaN and infinities become null.
+            metrics: numbers on the host, by names such as `episode/return`; text and None are left out of
+                TensorBoard, NaN and infinities become null.
 
         Raises:
-            StorageError: the disk is full, or another reason not to be able to write.
+            StorageError: the file cannot be written, for example because the disk is full.
         """
         line = {"iteration": iteration, "env_steps": env_steps, **plain(metrics)}
         self._append(json.dumps(line, allow_nan=False).encode() + b"\n")
@@ -70,7 +70,7 @@ class MetricsLog:
             self._events.add(env_steps, _scalars(line))
 
     def rewind(self, iteration: int) -> None:
-        """Cuts the lines of later iterations, because the run goes on from there.
+        """Cuts the lines of later iterations, for a run that goes back to `iteration`.
 
         Raises:
             StorageError: the file cannot be written.
@@ -82,7 +82,7 @@ class MetricsLog:
             self._events = EventLog(self._folder, purge_step=purge_step)
 
     def close(self) -> None:
-        """Finishes both files.
+        """Completes and closes both files.
 
         Raises:
             StorageError: TensorBoard's file could not be written.
@@ -100,7 +100,7 @@ class MetricsLog:
         try:
             self.close()
         except StorageError:
-            if error is None:  # must not hide an error that is under way
+            if error is None:  # must not hide an exception in flight
                 raise
 
     def _open(self, iteration: int) -> int | None:
@@ -113,10 +113,10 @@ class MetricsLog:
 
     def _append(self, line: bytes) -> None:
         size = self._file.seek(0, os.SEEK_END)
-        rest = memoryview(line)
+        remaining = memoryview(line)
         try:
-            while rest:  # a disk that fills up takes a part first
-                rest = rest[self._file.write(rest) :]
+            while remaining:  # a disk that runs full accepts a part first
+                remaining = remaining[self._file.write(remaining) :]
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._file.truncate(size)
@@ -124,10 +124,10 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`, oldest first; a last line that is torn is left out.
+    """The lines of a `metrics.jsonl`, oldest first, without an incomplete last line.
 
     Raises:
-        CheckpointError: the file is missing, no plain file, or a line before the last is damaged.
+        CheckpointError: the file is missing or not a regular file, or a line before the last is damaged.
     """
     lines: list[dict[str, Any]] = []
     for parsed, _ in _lines(Folder(path.parent), path.name):
@@ -138,10 +138,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def check_metrics(folder: Folder) -> tuple[int, str | None]:
-    """How many whole lines there are, and the first complaint about one before the last.
+    """The number of complete lines, and the first problem with a line before the last.
 
     Raises:
-        CheckpointError: the file is missing, or no plain file.
+        CheckpointError: the file is missing, or not a regular file.
     """
     count, complaint = 0, None
     for parsed, _ in _lines(folder, METRICS):
@@ -158,7 +158,7 @@ def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _cut_after(folder: Folder, iteration: int) -> int | None:
-    """Keeps the lines up to `iteration`; returns the first environment step not covered, None in a new run."""
+    """Cuts lines after `iteration`; returns the first environment step not covered, None in a new run."""
     if not folder.has(METRICS):
         return None
     covered, complaints = -1, []
@@ -176,7 +176,7 @@ def _cut_after(folder: Folder, iteration: int) -> int | None:
 
 
 def _lines(folder: Folder, name: str) -> Iterator[tuple[dict[str, Any] | str, bytes]]:
-    """Each line as an object, or the complaint about it, and its bytes; a last line that is torn is left out."""
+    """Yields each line's object, or its problem as text, with its bytes; skips an incomplete last line."""
     path, number = folder.path / name, 0
     try:
         with folder.reading(name) as file:
@@ -198,7 +198,7 @@ def _skip_line(file: IO[bytes], line: bytes) -> None:
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any] | str:
-    """The object in a line, or the complaint about it."""
+    """The object in a line, or the problem with it as text."""
     try:
         value = parse_object(line, where=where, limit=MAX_LINE_BYTES, depth=2)
         read_as(LineStart, {key: value[key] for key in ("iteration", "env_steps") if key in value}, where=where)

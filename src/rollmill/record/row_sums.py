@@ -1,4 +1,4 @@
-"""Metrics of several iterations, gathered into one line of the log."""
+"""Metrics of several iterations, aggregated for one line of the log."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class SavedSums:
-    """Sums that a checkpoint carries, of the iterations since the last line."""
+    """Sums over the iterations since the last line, as stored in a checkpoint."""
 
     iterations: int = 0
     sums: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Metric to one number a seed."""
+    """For each metric, one number for each seed."""
 
 
 class RowSums:
-    """Sums of metrics over iterations; metrics are scalars or `[seed]`, and all finite."""
+    """Sums of metrics over iterations. Metrics are scalars or `[seed]`, and finite."""
 
     def __init__(self, saved: SavedSums | None = None) -> None:
         saved = saved or SavedSums()
@@ -36,9 +36,9 @@ class RowSums:
         return {name: float(np.sum(numbers)) for name, numbers in self._sums.items()}
 
     def means(self) -> dict[str, np.ndarray]:
-        """Means over iterations, one number a seed."""
+        """Means over iterations, one number for each seed."""
         return {name: numbers / self.iterations for name, numbers in self._sums.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """The same as `SavedSums` in JSON."""
+        """The sums as JSON in the form of `SavedSums`."""
         return {"iterations": self.iterations, "sums": {name: x.tolist() for name, x in self._sums.items()}}

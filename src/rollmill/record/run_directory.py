@@ -1,4 +1,4 @@
-"""The directory of one run: what is where, how it appears, who may write it."""
+"""The directory of one run: its files, its atomic creation, and its lock."""
 
 import difflib
 import fcntl
@@ -25,56 +25,56 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where the files of a run are. `create` makes one, `open` finds one; the paths need not exist."""
+    """Paths of the files of a run. `create` makes a run, `open` opens one; the paths need not exist."""
 
     root: Path
 
     @property
     def folder(self) -> Folder:
-        """The directory as a folder whose content may come from a stranger."""
+        """The directory as a `Folder`, whose content is not trusted."""
         return Folder(self.root)
 
     @property
     def config_file(self) -> Path:
-        """The configuration of the run; a directory without it is no run."""
+        """Path of the run's configuration; a directory without it is not a run."""
         return self.root / CONFIG
 
     @property
     def versions_file(self) -> Path:
-        """What the run was started with: versions, hardware, commit."""
+        """Path of the record of versions, hardware and commit at the start."""
         return self.root / VERSIONS
 
     @property
     def metrics_file(self) -> Path:
-        """One JSON object a line, one line an iteration."""
+        """Path of the metrics: one JSON object in each line, one line for each iteration."""
         return self.root / METRICS
 
     @property
     def summary_file(self) -> Path:
-        """The result, written when the run ends."""
+        """Path of the result, written when the run ends."""
         return self.root / SUMMARY
 
     @property
     def checkpoints(self) -> Folder:
-        """The checkpoints, a folder each."""
+        """Folder of the checkpoints, each a folder of its own."""
         return self.folder.inner("checkpoints")
 
     @property
     def tensorboard(self) -> Folder:
-        """The event files of TensorBoard."""
+        """Folder of TensorBoard's event files."""
         return self.folder.inner("tensorboard")
 
     @property
     def fault(self) -> Folder:
-        """The state before an iteration that failed."""
+        """Folder of the state before an iteration that failed."""
         return self.folder.inner("fault")
 
     @staticmethod
     def refuse_occupied(root: Path) -> None:
-        """Raises a UsageError where `root` is a run, a file, or a directory with other files."""
+        """Raises a UsageError if `root` is a run, a file, or a directory with other files."""
         if (root / CONFIG).exists():
-            again = RunDirectory(root).command("resume")
-            raise UsageError(f"{root} already holds a run: `{again}`, or choose another --run-dir.")
+            resume = RunDirectory(root).command("resume")
+            raise UsageError(f"{root} already holds a run: `{resume}`, or choose another --run-dir.")
         if root.is_dir() and any(root.iterdir()):
             raise UsageError(f"{root} is not empty and holds no run. Choose another --run-dir.")
         if root.exists() and not root.is_dir():
@@ -82,61 +82,61 @@ class RunDirectory:
 
     @staticmethod
     def check_parent(root: Path) -> None:
-        """Tries whether a run can be made in `root`, in the nearest folder that exists; leaves nothing there.
+        """Checks that a run can be created at `root`, by writing to the nearest folder that exists.
 
         Raises:
-            UsageError: the folder cannot be written.
+            UsageError: that folder cannot be written.
         """
         parent = next(folder for folder in root.absolute().parents if os.path.lexists(folder))
         try:
             with tempfile.TemporaryDirectory(prefix=".rollmill-", dir=parent):
                 pass
         except OSError as error:
-            raise UsageError(f"{root} cannot be made: {error}. hint: choose another --run-dir.") from error
+            raise UsageError(f"{root} cannot be created: {error}. hint: choose another --run-dir.") from error
 
     @classmethod
     def create(cls, root: Path, *, config: Mapping[str, Any], versions: Mapping[str, Any]) -> "RunDirectory":
-        """Makes the directory of a new run; it appears complete or not at all.
+        """Creates the directory of a new run, completely or not at all.
 
         Raises:
             UsageError: `root` is a run, is a file or holds other files, or its parent is not writable.
             StorageError: the disk is full.
-            TypeError: JSON has no form for something in `config` or `versions`.
+            TypeError: a value in `config` or `versions` has no JSON form.
         """
         root, config, versions = Path(root), plain(config), plain(versions)
         cls.refuse_occupied(root)
         partial = root.with_name(f".{root.name}.{os.getpid()}.tmp")
         try:
             root.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had our number
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed process with our process number
             partial.mkdir()
             write_json(Folder(partial), VERSIONS, versions)
             write_json(Folder(partial), CONFIG, config)
             partial.rename(root)  # replaces an empty directory, refuses any other
         except (OSError, StorageError) as error:
             shutil.rmtree(partial, ignore_errors=True)
-            cls.refuse_occupied(root)  # another process may have been quicker
+            cls.refuse_occupied(root)  # another process may have created it meanwhile
             if disk_is_full(error):
                 raise write_failure(root, error) from error
-            raise UsageError(f"{root} cannot be made: {error}. Choose another --run-dir.") from error
+            raise UsageError(f"{root} cannot be created: {error}. Choose another --run-dir.") from error
         return cls(root)
 
     @classmethod
     def open(cls, root: Path) -> "RunDirectory":
-        """The run in `root`, whose configuration was found readable.
+        """Opens the run in `root` and checks that its configuration is readable.
 
         Raises:
-            CheckpointError: `root` is missing, is no run, or its configuration is damaged.
+            CheckpointError: `root` is missing or not a run, or its configuration is damaged.
         """
         run = cls(Path(root))
         if not os.path.lexists(run.config_file):
-            fault = "is not the directory of a run" if run.root.exists() else "does not exist"
-            raise CheckpointError(f"{run.root} {fault}. {_nearest_runs(run.root)}")
+            problem = "is not the directory of a run" if run.root.exists() else "does not exist"
+            raise CheckpointError(f"{run.root} {problem}. {_nearest_runs(run.root)}")
         run.read_config()
         return run
 
     def read_config(self) -> dict[str, Any]:
-        """The configuration, as `create` was given it but for its JSON form.
+        """Reads the configuration that `create` was given, in its JSON form.
 
         Raises:
             CheckpointError: the file is missing or damaged.
@@ -147,24 +147,24 @@ class RunDirectory:
         """Replaces the configuration atomically.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
         write_json(self.folder, CONFIG, config)
 
     def read_summary(self) -> dict[str, Any] | None:
-        """The summary; None before the run has ended for the first time.
+        """Reads the summary; None before the run has ended for the first time.
 
         Raises:
-            CheckpointError: it is damaged.
+            CheckpointError: the file is damaged.
         """
         return read_json(self.folder, SUMMARY) if self.folder.has(SUMMARY) else None
 
     def command(self, name: str, *words: str) -> str:
-        """A command on this run as a shell reads it, with the modules that the run was started with.
+        """A shell command on this run, with the `--import`s that the run was started with.
 
         Args:
-            name: such as `resume`.
-            *words: that follow the directory.
+            name: command, such as `resume`.
+            *words: arguments after the directory.
         """
         try:
             imports = self.read_config().get("imports", [])
@@ -177,20 +177,20 @@ class RunDirectory:
         """Writes or replaces the summary atomically.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
         write_json(self.folder, SUMMARY, summary)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Holds the run for this process, so that no second one writes it; freed when the process dies.
+        """Locks the run, so that no second process writes it; released when the process dies.
 
-        It keeps processes apart, not threads: within one process enter it once.
+        The lock excludes processes, not threads: enter it once within one process.
 
         Raises:
-            UsageError: another process holds it.
+            UsageError: another process holds the lock.
             StorageError: the lock file cannot be written.
-            ForeignFileError: the lock file is a link, or no plain file.
+            ForeignFileError: the lock file is a link, or not a regular file.
         """
         try:
             descriptor = self.folder.open_to_append(LOCK)
@@ -209,29 +209,29 @@ class RunDirectory:
 
 
 def name_run(algorithm: str, environment: str, *, seed: int, now: datetime) -> Path:
-    """Such as `runs/ppo-CartPole-v1-seed0-20261121-101500`, fit to be a file name anywhere."""
+    """Default directory of a run, such as `runs/ppo-CartPole-v1-seed0-20261121-101500`, valid on any system."""
     name = f"{algorithm}-{environment}-seed{seed}-{now:%Y%m%d-%H%M%S}"
     return Path("runs") / re.sub(r"[^\w.+-]", "-", name)
 
 
 def _nearest_runs(root: Path) -> str:
-    found, beside = [], root.parent
-    for beside in (root.parent, Path("runs")):
-        found = [entry.parent for entry in beside.glob(f"*/{CONFIG}")]
-        if found:
+    runs, folder = [], root.parent
+    for folder in (root.parent, Path("runs")):
+        runs = [entry.parent for entry in folder.glob(f"*/{CONFIG}")]
+        if runs:
             break
-    if not found:
+    if not runs:
         return f"There are no runs in {root.parent.absolute()}, nor in {Path('runs')}/."
-    near = difflib.get_close_matches(root.name, [run.name for run in found], n=3, cutoff=0.5)
-    newest = [run.name for run in sorted(found, key=lambda run: run.stat().st_mtime, reverse=True)[:3]]
-    label = "Did you mean" if near else f"The newest runs in {beside}:"
-    offer = (" or " if near else ", ").join(str(beside / name) for name in near or newest)
+    near = difflib.get_close_matches(root.name, [run.name for run in runs], n=3, cutoff=0.5)
+    newest = [run.name for run in sorted(runs, key=lambda run: run.stat().st_mtime, reverse=True)[:3]]
+    label = "Did you mean" if near else f"The newest runs in {folder}:"
+    offer = (" or " if near else ", ").join(str(folder / name) for name in near or newest)
     return f"{label} {offer}{'?' if near else '.'}"
 
 
 def _lock_or_refuse(root: Path, descriptor: int) -> None:
     try:
-        # A record lock: unlike flock's, it does not live on in environment workers forked from here.
+        # A record lock: unlike flock's, it is not inherited by environment workers forked from here.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
         owner = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip()

@@ -1,4 +1,4 @@
-"""What to say when the run directory cannot be written."""
+"""Errors of writing the run directory."""
 
 import errno
 from pathlib import Path
@@ -10,7 +10,7 @@ FULL_TEXTS = ("No space left", "Disk quota exceeded", "RESOURCE_EXHAUSTED")
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether `error`, or one that it came from, says that the disk or a quota is full."""
+    """True if `error`, or an exception that caused it, means that the disk or a quota is full."""
     if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
         return True
     if any(text in str(error) for text in FULL_TEXTS):
@@ -27,7 +27,7 @@ def write_failure(path: Path, error: BaseException) -> StorageError:
 
 
 def in_bytes(count: int) -> str:
-    """`1536` as `1.5 KiB`."""
+    """A number of bytes as text: 1536 as `1.5 KiB`."""
     size, units = float(count), ["bytes", "KiB", "MiB", "GiB", "TiB"]
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]

@@ -1,1 +1,1 @@
-"""Brokers: which names the ends of channels have, and where the other end is."""
+"""Brokers: registries of the names, memory and addresses of channel ends."""

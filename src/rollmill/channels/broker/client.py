@@ -1,4 +1,4 @@
-"""The coordinator's broker, seen from another process."""
+"""The coordinator's broker, for other processes."""
 
 import os
 import socket
@@ -17,19 +17,19 @@ PATIENCE = 30.0
 
 
 class RemoteBroker:
-    """See `rollmill.channels.Broker`. Any thread may call it.
+    """Client of a `BrokerServer`; see `rollmill.channels.Broker`. Thread-safe.
 
-    What was opened goes on working when the coordinator is gone; asking for more then raises `ChannelClosed`.
+    Open channels keep working when the coordinator is gone; further requests then raise `ChannelClosed`.
 
     Args:
         address: `BrokerServer.address` or `BrokerServer.tcp_address`.
-        token: of the run.
-        patience: seconds for which it is tried to reach a broker that is slow.
+        token: the run's token.
+        patience: timeout in seconds for connecting to a broker that is slow.
 
     Raises:
         Refused: the token is not that of the run.
-        ChannelClosed: nobody listens at the address, or answers in time.
-        UsageError: `address` is none.
+        ChannelClosed: nothing listens at the address, or there is no answer in time.
+        UsageError: `address` is malformed.
     """
 
     def __init__(self, address: str, token: str, *, patience: float = REACH_SECONDS) -> None:
@@ -39,18 +39,18 @@ class RemoteBroker:
         self._connection = Connection(_reach(address, token.encode(), patience))
 
     def segment(self, name: str, *, nbytes: int, digest: str) -> memoryview:
-        """The memory of that name, made of zeros when first asked for."""
+        """The shared memory of that name, initially zero."""
         with self._lock:
             _, descriptors = self._ask(ask="segment", name=name, nbytes=nbytes, digest=digest)
             try:
                 if name not in self._mapped:
                     self._mapped[name] = map_memory(descriptors[0], nbytes)
             finally:
-                os.close(descriptors[0])  # the mapping has its own
+                os.close(descriptors[0])  # the mapping keeps its own reference
             return self._mapped[name]
 
     def agree(self, name: str, *, digest: str) -> None:
-        """Both ends of a channel call it when they open it."""
+        """Declares the digest of `name`; every end of a channel does so when it is opened."""
         with self._lock:
             self._ask(ask="agree", name=name, digest=digest)
 
@@ -63,13 +63,13 @@ class RemoteBroker:
             return self._doorbells[name]
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Takes the end of that name over."""
+        """Claims the end of that name and returns the caller's incarnation."""
         with self._lock:
             answer, _ = self._ask(ask="claim", name=name, segment=segment, word=word)
         return int(answer["incarnation"])
 
     def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
-        """Shows that this incarnation is ready."""
+        """Publishes that this incarnation is ready."""
         with self._lock:
             self._ask(ask="confirm", name=name, incarnation=incarnation, segment=segment, word=word)
 
@@ -80,24 +80,24 @@ class RemoteBroker:
             self._ask(ask="drop", name=name)
 
     def holder(self, name: str) -> int:
-        """The incarnation that claimed the name last."""
+        """The latest incarnation that claimed the name."""
         with self._lock:
             answer, _ = self._ask(ask="holder", name=name)
         return int(answer["incarnation"])
 
     def announce(self, name: str, address: Address, incarnation: int) -> None:
-        """Says where the end called `name` listens."""
+        """Registers the address of the end called `name`."""
         with self._lock:
             self._ask(ask="announce", name=name, address=list(address), incarnation=incarnation)
 
     def lookup(self, name: str) -> Address | None:
-        """Where the holder listens."""
+        """Address at which the holder of `name` listens; None until it is announced."""
         with self._lock:
             answer, _ = self._ask(ask="lookup", name=name)
         return None if answer["address"] is None else (str(answer["address"][0]), int(answer["address"][1]))
 
     def close(self) -> None:
-        """Gives file descriptors back; memory that is mapped stays."""
+        """Closes file descriptors; mapped memory stays valid."""
         with self._lock:
             self._connection.close()
             for doorbell in self._doorbells.values():
@@ -110,7 +110,7 @@ class RemoteBroker:
             self._connection.send_json(request, timeout=PATIENCE)
             answer, descriptors = self._connection.receive_json(timeout=PATIENCE)
         except (ConnectionLost, TimedOut) as error:
-            self._connection.close()  # an answer that comes later must not pass for that to the next question
+            self._connection.close()  # a late answer must not be taken for the answer to the next request
             raise ChannelClosed("the coordinator's broker is gone.") from error
         if "error" in answer:
             raise UsageError(str(answer["error"]))
@@ -125,13 +125,13 @@ def _reach(address: str, token: bytes, patience: float) -> socket.socket:
 
 
 def _dial(address: str) -> socket.socket:
-    kind, _, place = address.partition(":")
-    host, _, port = place.rpartition(":")
-    if kind == "unix" and place:
-        return _dial_in_host("\0" + place[1:] if place.startswith("@") else place)
+    kind, _, location = address.partition(":")
+    host, _, port = location.rpartition(":")
+    if kind == "unix" and location:
+        return _dial_in_host("\0" + location[1:] if location.startswith("@") else location)
     if kind == "tcp" and port.isdecimal():
         return socket.create_connection((host, int(port)), timeout=PATIENCE)
-    raise UsageError(f"{address!r} is no address of a broker: unix:PATH or tcp:HOST:PORT.")
+    raise UsageError(f"{address!r} is not an address of a broker: unix:PATH or tcp:HOST:PORT.")
 
 
 def _dial_in_host(path: str) -> socket.socket:

@@ -1,6 +1,6 @@
-"""The coordinator's register of segments, doorbells and addresses, for the threads of one process.
+"""The coordinator's registry of segments, doorbells and addresses, for the threads of one process.
 
-`BrokerServer` opens it to other processes.
+`BrokerServer` serves it to other processes.
 """
 
 import os
@@ -18,14 +18,14 @@ WORD = struct.Struct("@q")
 
 @dataclass(frozen=True)
 class MemorySegment:
-    """Memory that was asked for by name."""
+    """A named shared memory: its file descriptor and its size in bytes."""
 
     fd: int
     nbytes: int
 
 
 class LocalBroker:
-    """See `rollmill.channels.Broker`. Any thread may call it."""
+    """The broker of one process; see `rollmill.channels.Broker`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class LocalBroker:
         self._holders: dict[str, int] = {}
 
     def segment(self, name: str, *, nbytes: int, digest: str) -> memoryview:
-        """The memory of that name, made of zeros when first asked for."""
+        """The shared memory of that name, initially zero."""
         fd = self.segment_descriptor(name, nbytes=nbytes, digest=digest)
         with self._lock:
             if name not in self._mapped:
@@ -45,7 +45,7 @@ class LocalBroker:
             return self._mapped[name]
 
     def segment_descriptor(self, name: str, *, nbytes: int, digest: str) -> int:
-        """The file behind `segment`, which stays the broker's."""
+        """File descriptor of the memory of that name; it belongs to the broker."""
         self.agree(name, digest=digest)
         with self._lock:
             if name not in self._segments:
@@ -56,7 +56,7 @@ class LocalBroker:
         return segment.fd
 
     def agree(self, name: str, *, digest: str) -> None:
-        """Both ends of a channel call it when they open it."""
+        """Declares the digest of `name`; every end of a channel does so when it is opened."""
         with self._lock:
             known = self._digests.setdefault(name, digest)
         if known != digest:
@@ -73,19 +73,19 @@ class LocalBroker:
             return self._doorbells[name]
 
     def claim(self, name: str, *, segment: str | None = None, word: int = 0) -> int:
-        """Takes the end of that name over."""
+        """Claims the end of that name and returns the caller's incarnation."""
         with self._lock:
             self._holders[name] = self._holders.get(name, 0) + 1
-            self._addresses.pop(name, None)  # of the one before
+            self._addresses.pop(name, None)  # the previous holder's
             if segment is not None:
-                self._show(segment, word, self._holders[name])
+                self._publish(segment, word, self._holders[name])
             return self._holders[name]
 
     def confirm(self, name: str, incarnation: int, *, segment: str, word: int) -> None:
-        """Shows that this incarnation is ready."""
+        """Publishes that this incarnation is ready."""
         with self._lock:
             if incarnation == self._holders.get(name):
-                self._show(segment, word, incarnation)
+                self._publish(segment, word, incarnation)
 
     def drop(self, name: str) -> None:
         """Forgets the segment of that name."""
@@ -96,30 +96,30 @@ class LocalBroker:
                 os.close(segment.fd)
 
     def holder(self, name: str) -> int:
-        """The incarnation that claimed the name last."""
+        """The latest incarnation that claimed the name."""
         with self._lock:
             return self._holders.get(name, 0)
 
     def announce(self, name: str, address: Address, incarnation: int) -> None:
-        """Says where the end called `name` listens."""
+        """Registers the address of the end called `name`."""
         with self._lock:
             if incarnation == self._holders.get(name):
                 self._addresses[name] = address
 
     def lookup(self, name: str) -> Address | None:
-        """Where the holder listens."""
+        """Address at which the holder of `name` listens; None until it is announced."""
         with self._lock:
             return self._addresses.get(name)
 
-    def _show(self, segment: str, word: int, incarnation: int) -> None:
+    def _publish(self, segment: str, word: int, incarnation: int) -> None:
         if segment not in self._segments:
-            raise UsageError(f"there is no segment {segment} to show who holds an end.")
+            raise UsageError(f"there is no segment {segment} to publish the holder of an end in.")
         if not 0 <= word < self._segments[segment].nbytes // WORD.size:
             raise UsageError(f"{segment} has no word {word}.")
         os.pwrite(self._segments[segment].fd, WORD.pack(incarnation), word * WORD.size)
 
     def close(self) -> None:
-        """Gives file descriptors back; memory that is mapped stays."""
+        """Closes file descriptors; mapped memory stays valid."""
         with self._lock:
             for segment in self._segments.values():
                 os.close(segment.fd)

@@ -1,6 +1,6 @@
-"""Opens a broker to other processes: file descriptors over a Unix socket, addresses over TCP as well.
+"""Serves a broker to other processes: file descriptors over a Unix socket, all other requests over TCP as well.
 
-A request is a JSON object, and so is its answer, which carries "error" where something was wrong.
+A request is a JSON object, and so is its answer, which has the key "error" if the request failed.
 
     {"ask": "segment", "name": ..., "nbytes": ..., "digest": ...}   -> {} and one file descriptor
     {"ask": "doorbell", "name": ...}                                -> {} and one or two
@@ -28,19 +28,19 @@ class BrokerServer:
     """Serves a `LocalBroker` until it is closed.
 
     Args:
-        broker: of the coordinator, which uses it directly.
-        token: which other processes must know.
-        host: listens there too, for processes of other hosts. None: only on a Unix socket.
-        port: 0 takes a free one.
+        broker: the coordinator's broker, which the coordinator uses directly.
+        token: the run's token, which clients must know.
+        host: address to listen on for processes of other hosts. None: only on a Unix socket.
+        port: port to listen on; 0 picks a free one.
     """
 
     def __init__(self, broker: LocalBroker, token: str, *, host: str | None = None, port: int = 0) -> None:
         self._broker = broker
         sock, path, self._remove_path = listen_in_host()
         self.address = f"unix:{path}"
-        """For `RemoteBroker` in processes of this host."""
+        """Address for `RemoteBroker`s in processes of this host."""
         self.tcp_address: str | None = None
-        """For `RemoteBroker` in processes of other hosts, which get no shared memory."""
+        """Address for `RemoteBroker`s in processes of other hosts, which get no shared memory."""
         self._listeners = [self._listener(sock, token, in_host=True)]
         if host is not None:
             sock, (_, port) = listen_on_host(host, port)

@@ -1,15 +1,15 @@
-"""The mean over ranks through memory that they share; bit for bit the same in each.
+"""All-reduce (mean) over ranks through shared memory; bit for bit the same result on every rank.
 
-    1. Each rank writes its part to its buffer, and has arrived.
+    1. Each rank writes its operand to its buffer, and increments its counter ARRIVED.
     2. When all have arrived, each sums its share of the elements over all buffers in the order of ranks, writes
-       their mean where all find it, and has summed.
-    3. When all have summed, each copies the whole mean.
+       their mean to the shared result, and increments its counter SUMMED.
+    3. When all have summed, each copies the result.
 
-Counters say how many means each rank has arrived at and summed. One buffer a rank is enough: whoever writes
-to it for mean n + 1 has seen all sum mean n. One place for the mean is enough too: whoever writes mean n + 1
-has seen all arrive at it, which each does after copying mean n.
+One buffer for each rank is enough: a rank that writes the operand of reduction n + 1 has seen all ranks sum
+reduction n. One shared result is enough too: a rank that writes result n + 1 has seen all ranks arrive at n + 1,
+which each does after copying result n.
 
-A rank that gives up says so in its line, and all others give up too; one that dies never arrives.
+A rank that gives up sets a flag in its line, and all others give up too; one that dies never arrives.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,11 +29,11 @@ from rollmill.core.errors import UsageError
 LINE = 8  # words of a rank: a cache line of its own
 ARRIVED, SUMMED, STEP, LEFT, ATTACHED = range(5)
 BLOCK = 1 << 15
-"""Elements that are summed over all ranks before the next ones are: the running sum stays in a cache."""
+"""Number of elements that are summed over all ranks at a time, so that the running sum stays in cache."""
 
 
 class Span(NamedTuple):
-    """Neighbouring leaves of one type, summed as one array; what lies between them is zeros."""
+    """Byte range of adjacent leaves of one dtype, summed as one array; the padding between them is zero."""
 
     dtype: np.dtype
     start: int
@@ -41,21 +41,21 @@ class Span(NamedTuple):
 
 
 def spans(layout: Layout) -> list[Span]:
-    """The layout as few arrays.
+    """The layout as few spans, each of one dtype.
 
     Raises:
-        UsageError: a leaf is of integers, whose mean is none.
+        UsageError: a leaf is not of a floating-point type.
     """
-    found: list[Span] = []
+    merged: list[Span] = []
     ends = [leaf.offset for leaf in layout.leaves[1:]] + [layout.nbytes]
     for leaf, end in zip(layout.leaves, ends, strict=True):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise UsageError(f"{leaf} has no mean in its own type: reduce floating-point arrays.")
-        if found and found[-1].dtype == leaf.dtype:
-            found[-1] = found[-1]._replace(stop=end)
+        if merged and merged[-1].dtype == leaf.dtype:
+            merged[-1] = merged[-1]._replace(stop=end)
         else:
-            found.append(Span(leaf.dtype, leaf.offset, end))
-    return found
+            merged.append(Span(leaf.dtype, leaf.offset, end))
+    return merged
 
 
 def mean_over(
@@ -64,12 +64,12 @@ def mean_over(
     """Writes the mean over ranks, or one share of its elements.
 
     Args:
-        parts: of each rank, in order, the arrays of all spans.
-        out: where the mean of each span goes.
-        share: which part of each span to write.
-        of: how many such parts there are.
+        parts: for each rank, in order, the arrays of all spans.
+        out: arrays that receive the mean of each span.
+        share: index of the share of each span to write.
+        of: number of shares.
     """
-    with np.errstate(all="ignore"):  # what is not finite is found where it matters
+    with np.errstate(all="ignore"):  # non-finite values are reported by the update, with their fragment
         for span, mean in enumerate(out):
             first, last = len(mean) * share // of, len(mean) * (share + 1) // of
             for start in range(first, last, BLOCK):
@@ -88,16 +88,16 @@ def _mean(parts: Sequence[np.ndarray], out: np.ndarray) -> None:
         np.copyto(out, total, casting="same_kind")
 
 
-def span_views(found: Sequence[Span], buffer: memoryview | np.ndarray) -> list[np.ndarray]:
-    """The spans as flat arrays that lie in `buffer`."""
+def span_views(layout_spans: Sequence[Span], buffer: memoryview | np.ndarray) -> list[np.ndarray]:
+    """The spans as flat views of `buffer`."""
     return [
         np.ndarray(((span.stop - span.start) // span.dtype.itemsize,), span.dtype, buffer, span.start)
-        for span in found
+        for span in layout_spans
     ]
 
 
 def reduction_bytes(layout: Layout, size: int) -> int:
-    """Size of the memory that `size` ranks share."""
+    """Size in bytes of the memory that `size` ranks share."""
     return size * (LINE * 8 + layout.nbytes) + layout.nbytes
 
 
@@ -105,12 +105,12 @@ class MemoryReduction:
     """One rank's end; see `rollmill.channels.Reduction`.
 
     Args:
-        memory: `reduction_bytes(layout, size)` bytes, zeros at first.
-        layout: of the tree.
-        rank: this one.
-        doorbells: of all ranks.
-        waiter: on this rank's.
-        name: for errors.
+        memory: `reduction_bytes(layout, size)` bytes, initially zero.
+        layout: layout of the tree.
+        rank: rank of this end.
+        doorbells: doorbells of all ranks.
+        waiter: waits for this rank's doorbell.
+        name: name in error messages.
 
     Raises:
         UsageError: this rank was opened before.
@@ -132,25 +132,25 @@ class MemoryReduction:
         self._waiter = waiter
         self._name = name
         self._fence = Fence()
-        found = spans(layout)
+        layout_spans = spans(layout)
         size, nbytes = len(doorbells), layout.nbytes
         self._lines = [memory[i * LINE * 8 : (i + 1) * LINE * 8].cast("q") for i in range(size)]
         starts = [size * LINE * 8 + i * nbytes for i in range(size + 1)]
         buffers = [memory[start : start + nbytes] for start in starts]
-        self._own = layout.flat_views(buffers[rank])
-        self._parts = [span_views(found, buffer) for buffer in buffers[:size]]
-        self._mean_parts = span_views(found, buffers[size])
-        self._mean_bytes = np.ndarray((nbytes,), np.uint8, buffers[size])
-        refuse_twice(bool(self._lines[rank][ATTACHED]), name, rank)
+        self._operand = layout.flat_views(buffers[rank])
+        self._parts = [span_views(layout_spans, buffer) for buffer in buffers[:size]]
+        self._result_parts = span_views(layout_spans, buffers[size])
+        self._result_bytes = np.ndarray((nbytes,), np.uint8, buffers[size])
+        refuse_reopening(bool(self._lines[rank][ATTACHED]), name, rank)
         self._lines[rank][ATTACHED] = 1
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
         """The mean over all ranks."""
-        return over_at_error(lambda: self._mean(tree, step, timeout), self.close)
+        return close_on_error(lambda: self._mean(tree, step, timeout), self.close)
 
     def close(self) -> None:
-        """This rank takes no further part."""
-        self._fence()
+        """Leaves the reduction."""
+        self._fence()  # the counters that this rank reached are visible before it is seen to have left
         self._lines[self._rank][LEFT] = 1
         self._ring_others()
 
@@ -158,22 +158,23 @@ class MemoryReduction:
         line, deadline = self._lines[self._rank], Deadline(timeout)
         number = line[ARRIVED] + 1
         self._check_left(ARRIVED, number)
-        self._layout.fill(self._own, tree)
+        self._layout.fill(self._operand, tree)
         line[STEP] = step
-        self._meet(ARRIVED, number, deadline)
+        self._barrier(ARRIVED, number, deadline)
         check_steps([other[STEP] for other in self._lines], self._name)
-        mean_over(self._parts, self._mean_parts, share=self._rank, of=len(self._lines))
-        self._meet(SUMMED, number, deadline)
+        mean_over(self._parts, self._result_parts, share=self._rank, of=len(self._lines))
+        self._barrier(SUMMED, number, deadline)
         buffer = fresh_buffer(self._layout.nbytes)
-        np.copyto(buffer, self._mean_bytes)
+        np.copyto(buffer, self._result_bytes)
         return self._layout.unflatten(self._layout.flat_views(buffer))
 
-    def _meet(self, counter: int, number: int, deadline: Deadline) -> None:
-        """Waits until that counter of every rank is at `number`; what they wrote before is seen after."""
+    def _barrier(self, counter: int, number: int, deadline: Deadline) -> None:
+        """Waits until that counter of every rank is `number`; their earlier writes are visible afterwards."""
         self._fence()
         self._lines[self._rank][counter] = number
         self._fence()
-        if self._all_at(counter, number):  # the last one, or one of those who may be: of two, one sees the other
+        # The last rank to arrive wakes the others. Of two that arrive at once at least one sees the other's count.
+        if self._all_at(counter, number):
             self._ring_others()
         else:
             self._waiter.until(lambda: self._all_at(counter, number), timeout=deadline.seconds())
@@ -187,20 +188,20 @@ class MemoryReduction:
         return True
 
     def _check_left(self, counter: int, number: int) -> None:
-        """What a rank did before it left is still good."""
+        """Raises if a rank left before it reached `number`; one that left later does not matter yet."""
         for rank, line in enumerate(self._lines):
             if line[LEFT]:
                 self._fence()
                 if rank == self._rank or line[counter] < number:
-                    raise ChannelClosed(f"{self._name}: rank {rank} takes no further part.")
+                    raise ChannelClosed(f"{self._name}: rank {rank} left the reduction.")
 
     def _ring_others(self) -> None:
         for doorbell in self._others:
             doorbell.ring()
 
 
-def over_at_error(mean: Callable[[], PyTree[np.ndarray]], close: Callable[[], None]) -> PyTree[np.ndarray]:
-    """What `mean` returns; whatever it raises, this rank takes no further part: the others shall not wait."""
+def close_on_error(mean: Callable[[], PyTree[np.ndarray]], close: Callable[[], None]) -> PyTree[np.ndarray]:
+    """Calls `mean`; on any exception closes this rank, so that the others do not wait for it."""
     try:
         return mean()
     except BaseException:
@@ -209,16 +210,16 @@ def over_at_error(mean: Callable[[], PyTree[np.ndarray]], close: Callable[[], No
 
 
 def check_steps(steps: Sequence[int], name: str) -> None:
-    """Raises `UsageError` where ranks reduce different things."""
+    """Raises `UsageError` where ranks passed different steps."""
     if len(set(steps)) > 1:
-        told = ", ".join(f"rank {rank} says {step}" for rank, step in enumerate(steps))
-        raise UsageError(f"{name}: ranks disagree about the step: {told}. Restart all from one checkpoint.")
+        listed = ", ".join(f"rank {rank} is at {step}" for rank, step in enumerate(steps))
+        raise UsageError(f"{name}: ranks disagree about the step: {listed}. Restart all from one checkpoint.")
 
 
-def refuse_twice(opened: bool, name: str, rank: int) -> None:
-    """Raises `UsageError` for a rank that was opened before."""
+def refuse_reopening(opened: bool, name: str, rank: int) -> None:
+    """Raises `UsageError` if `opened`: this rank was opened before."""
     if opened:
         raise UsageError(
-            f"{name}: rank {rank} was opened before, and the others cannot know what it has forgotten. "
+            f"{name}: rank {rank} was opened before, and has lost its place in the sequence of reductions. "
             "Restart all ranks under a new name."
         )

@@ -1,4 +1,4 @@
-"""How one end of a channel wakes the other: a file descriptor to wait on, across processes."""
+"""Doorbells, by which one end of a channel wakes the other: file descriptors to wait on, across processes."""
 
 import contextlib
 import os
@@ -6,13 +6,13 @@ import sys
 
 HAS_EVENTFD = sys.platform == "linux"
 CLOSED = -1
-ONE = (1).to_bytes(8, sys.byteorder)  # what an eventfd adds up
+ONE = (1).to_bytes(8, sys.byteorder)  # an eventfd adds the 64-bit numbers written to it
 
 
 class Doorbell:
-    """Rung by anybody, waited on by one end. Rings that nobody heard yet are heard as one.
+    """Wakes the one end that waits on it; anyone may ring. Rings before the end wakes up count as one.
 
-    An eventfd where the system has it, otherwise a pipe. Waking up promises nothing: look again.
+    An eventfd where the system has it, otherwise a pipe. Wake-ups may be spurious: check the condition again.
     """
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
@@ -21,7 +21,7 @@ class Doorbell:
 
     @staticmethod
     def create() -> "Doorbell":
-        """A new one."""
+        """Creates a doorbell."""
         if HAS_EVENTFD:
             fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             return Doorbell(fd, fd)
@@ -31,26 +31,26 @@ class Doorbell:
         return Doorbell(read_fd, write_fd)
 
     def descriptors(self) -> list[int]:
-        """One or two file descriptors, from which another process makes the same doorbell."""
+        """One or two file descriptors, from which another process opens the same doorbell."""
         return [self._read_fd] if self._read_fd == self._write_fd else [self._read_fd, self._write_fd]
 
     def ring(self) -> None:
-        """Wakes whoever waits, now or later; a closed one wakes nobody."""
+        """Wakes the end that waits, now or later; does nothing once closed."""
         if self._write_fd != CLOSED:
-            with contextlib.suppress(BlockingIOError):  # full: it rings anyway
+            with contextlib.suppress(BlockingIOError):  # full, so it is ringing already
                 os.write(self._write_fd, ONE)
 
     def silence(self) -> None:
-        """Forgets the rings so far."""
+        """Clears the rings so far."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
 
     def fileno(self) -> int:
-        """Readable while it rings."""
+        """File descriptor that is readable while the doorbell rings."""
         return self._read_fd
 
     def close(self) -> None:
-        """Gives the file descriptors back."""
+        """Closes the file descriptors."""
         for fd in self.descriptors():
             if fd != CLOSED:
                 os.close(fd)

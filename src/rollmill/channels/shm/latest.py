@@ -1,9 +1,9 @@
-"""The newest message wins: one writer, any number of readers that never hold it up.
+"""Latest-value channels in shared memory: one writer, any number of readers, which never block it.
 
 A board has a few slots, which the writer fills in turn. A slot's stamp is odd while it is being written,
-and `2 * n` when it holds message number `n` (a seqlock). `latest` names the newest whole message, so that a
-writer that dies in mid-write leaves the one before. A reader copies, and then looks whether the stamp is
-still the same; with four slots the writer must lap it for the copy to be in vain.
+and `2 * n` when it holds message number `n` (a seqlock). The word `LATEST` is the number of the newest complete
+message, so a writer that dies in mid-write leaves the previous one readable. A reader copies a slot, then checks
+that its stamp is unchanged; with four slots, a copy fails only if the writer laps the reader.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ STAMP, VERSION = 0, 1
 
 
 class LatestVersion(NamedTuple):
-    """Which message is the newest."""
+    """Number and version of the newest message."""
 
     number: int
     version: int
 
 
 class SeqlockBoard:
-    """The parts of the memory of a channel in which the newest wins."""
+    """The memory of a latest-value channel: control words, and slots of stamp and payload."""
 
     def __init__(self, memory: memoryview, layout: Layout) -> None:
         starts = range(CONTROL_BYTES, board_bytes(layout), SLOT_BYTES + layout.nbytes)
@@ -45,17 +45,17 @@ class SeqlockBoard:
 
 
 def board_bytes(layout: Layout) -> int:
-    """Size of a board."""
+    """Size of a board in bytes."""
     return CONTROL_BYTES + NUM_SLOTS * (SLOT_BYTES + layout.nbytes)
 
 
 class BoardWriter:
-    """The writer's end; it takes the place of one that was there before. See `rollmill.channels.NewestWriter`.
+    """The writer's end; replaces the previous writer, if any. See `rollmill.channels.LatestWriter`.
 
     Args:
         board: shared with the readers.
-        doorbells: of the readers.
-        name: for errors.
+        doorbells: doorbells of the readers.
+        name: name in error messages.
     """
 
     def __init__(self, board: SeqlockBoard, doorbells: Sequence[Doorbell], name: str) -> None:
@@ -70,15 +70,15 @@ class BoardWriter:
         self._words[ENDED] = 0
 
     def publish(self, tree: PyTree, *, version: int) -> None:
-        """Replaces what readers see."""
-        arrays = self._board.layout.on_host(tree)  # before the slot is marked, as it may raise
+        """Replaces the value that readers see."""
+        arrays = self._board.layout.on_host(tree)  # may raise, so before the slot is marked as being written
         self.begin()
         for view, leaf in zip(self._views[self._slot()], arrays, strict=True):
             np.copyto(view, leaf, casting="no")
         self.finish(version)
 
     def begin(self) -> memoryview:
-        """The bytes of the next message, for who writes them as they are; `finish` comes after.
+        """Starts the next message and returns its payload bytes; `finish` publishes it.
 
         Raises:
             ChannelClosed: this writer was replaced.
@@ -90,7 +90,7 @@ class BoardWriter:
         return self._board.payloads[self._slot()]
 
     def finish(self, version: int) -> None:
-        """Makes the message that was begun the newest."""
+        """Publishes the message started by `begin`."""
         number, stamps = self._words[LATEST] + 1, self._board.stamps[self._slot()]
         stamps[VERSION] = version
         self._fence()
@@ -100,7 +100,7 @@ class BoardWriter:
         self._ring_all()
 
     def close(self) -> None:
-        """Nothing newer will come."""
+        """Ends the stream, unless this writer was replaced."""
         if self._words[WRITER] == self._owner:
             self._fence()
             self._words[ENDED] = 1
@@ -115,7 +115,7 @@ class BoardWriter:
 
 
 class BoardReader:
-    """One reader's end; see `rollmill.channels.NewestReader`."""
+    """One reader's end; see `rollmill.channels.LatestReader`."""
 
     def __init__(self, board: SeqlockBoard, waiter: Waiter, name: str) -> None:
         self._board = board
@@ -126,14 +126,13 @@ class BoardReader:
         self._payloads = [np.ndarray((board.layout.nbytes,), np.uint8, payload) for payload in board.payloads]
 
     def version(self) -> int | None:
-        """The version of the newest message."""
+        """Version of the newest message; None before the first."""
         newest = self.newest()
         return None if newest is None else newest.version
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
-        """A copy of the newest message."""
-        found, _ = self._waiter.until(lambda: self._copy(at_least), timeout=timeout)
-        return found
+        """A copy of the newest message, of version `at_least` or later."""
+        return self._waiter.until(lambda: self._copy(at_least), timeout=timeout)
 
     def newest(self) -> LatestVersion | None:
         """Number and version of the newest message; None before the first."""
@@ -147,17 +146,17 @@ class BoardReader:
         return None
 
     def copy_into(self, buffer: np.ndarray, newest: LatestVersion) -> bool:
-        """Copies the bytes of that message; False where the writer has lapped us, and they are no good."""
+        """Copies the payload of that message; False if the writer overwrote it meanwhile."""
         np.copyto(buffer, self._payloads[newest.number % NUM_SLOTS])
         self._fence()
         return self._board.stamps[newest.number % NUM_SLOTS][STAMP] == 2 * newest.number
 
     def ended(self) -> bool:
-        """Whether the writer said that nothing newer will come; ask before `newest`."""
+        """True if the writer has closed. Read it before `newest`, so that no last message is missed."""
         return bool(self._words[ENDED])
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Does nothing: a reader holds no resources."""
 
     def _copy(self, at_least: int | None) -> Versioned | None:
         layout = self._board.layout
@@ -168,11 +167,11 @@ class BoardReader:
         return None
 
     def _wanted(self, at_least: int | None) -> LatestVersion | None:
-        ended = self.ended()  # before looking: the last message was there before the end
+        ended = self.ended()  # read first: the last message was published before the end
         self._fence()
         newest = self.newest()
         if newest is not None and (at_least is None or newest.version >= at_least):
             return newest
         if ended:
-            raise ChannelClosed(f"{self._name}: the writer closed the channel; version {at_least} never came.")
+            raise ChannelClosed(f"{self._name}: the writer closed the channel before version {at_least}.")
         return None

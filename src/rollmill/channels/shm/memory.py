@@ -1,4 +1,4 @@
-"""Memory that several processes share and that no name leaks: it is gone when the last of them is."""
+"""Shared memory without names: it is freed with the last process that maps it, so nothing can leak."""
 
 import mmap
 import os
@@ -10,35 +10,35 @@ ON_LINUX = sys.platform == "linux"
 
 
 def create_memory(nbytes: int) -> int:
-    """File descriptor of `nbytes` bytes of zeros, which exist as long as somebody holds it or maps it."""
+    """File descriptor of `nbytes` zero bytes, which live as long as it is open or mapped anywhere."""
     if ON_LINUX:
         fd = os.memfd_create("rollmill", os.MFD_CLOEXEC)
     else:
-        with tempfile.TemporaryFile() as file:  # has lost its name already
+        with tempfile.TemporaryFile() as file:  # already unlinked
             fd = os.dup(file.fileno())
     os.ftruncate(fd, nbytes)
     return fd
 
 
 def map_memory(fd: int, nbytes: int) -> memoryview:
-    """The bytes behind `fd`, writable; they stay mapped while a view of them exists."""
+    """The memory behind `fd`, writable; it stays mapped while a view of it exists."""
     flags = mmap.MAP_SHARED
     if ON_LINUX:
-        flags |= mmap.MAP_POPULATE  # now, and not page by page while the first messages are written
+        flags |= mmap.MAP_POPULATE  # fault all pages in now, not while the first messages are written
     return memoryview(mmap.mmap(fd, nbytes, flags=flags))
 
 
 def private_memory(nbytes: int) -> memoryview:
-    """As many bytes of zeros that only this process sees, from the beginning of a page."""
+    """`nbytes` page-aligned zero bytes, private to this process."""
     return memoryview(mmap.mmap(-1, nbytes))
 
 
 class Fence:
-    """Orders memory: what was read and written before a call stays before what comes after it.
+    """A memory fence: reads and writes before a call are not reordered with those after it.
 
-    x86 needs it hardly ever, ARM does. Python has no fence, but a lock that is given back and taken again is one:
-    nothing before sinks below the release, nothing after rises above the acquire, and the acquire
-    follows the release because it reads what that wrote. Belongs to one thread.
+    x86 hardly ever needs it, ARM does. Python has no fence, but releasing and acquiring a lock is one:
+    nothing before it moves below the release, nothing after it moves above the acquire, and the acquire
+    follows the release because it reads the value that the release wrote. Belongs to one thread.
     """
 
     def __init__(self) -> None:
@@ -46,6 +46,6 @@ class Fence:
         self._lock.acquire()
 
     def __call__(self) -> None:
-        """Takes about 0.1 microseconds."""
+        """Issues the fence; takes about 0.1 microseconds."""
         self._lock.release()
         self._lock.acquire()

@@ -1,7 +1,7 @@
-"""Many producers to many consumers: one ring for each pair, one doorbell for each end.
+"""Queues from many producers to many consumers: one ring for each pair, one doorbell for each end.
 
-What Guo et al. ("GMI-DRL", USENIX ATC 2025) call dispenser, packer, migrator and batcher are here a
-route, `Layout.pack` straight into a ring's slot, the ring, and `gather`.
+The dispenser, packer, migrator and batcher of Guo et al. ("GMI-DRL", USENIX ATC 2025) are here a route,
+`Layout.fill` directly into a ring's slot, the ring, and `gather`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,11 @@ from rollmill.core.errors import UsageError
 
 
 def nothing() -> None:
-    """What closing an end needs besides."""
+    """The default `on_close`."""
 
 
 def none_earlier(rank: int) -> int:
-    """Messages with that rank that its ring has not seen: a ring in shared memory has seen all."""
+    """The default `earlier`: a ring in shared memory counts all messages since the first."""
     return 0
 
 
@@ -37,11 +37,11 @@ class QueueReservation:
 
     @property
     def tree(self) -> PyTree[np.ndarray]:
-        """Writable arrays that lie in the slot."""
+        """Writable views of the slot."""
         return self._sender.layout.unflatten(self.views)
 
     def publish(self, *, version: int = 0, iteration: int = 0, flags: int = 0) -> None:
-        """Hands the slot over."""
+        """Makes the message visible to the receiver."""
         self._sender.publish(self, version, iteration, flags)
 
 
@@ -49,12 +49,12 @@ class QueueSender:
     """One producer's end; see `rollmill.channels.Sender`.
 
     Args:
-        writers: by rank of the target, in the order that `route` counts them.
-        layout: of one package.
-        route: which target is next.
-        waiter: on the doorbell that the targets ring.
-        on_close: what to do when this end was closed.
-        earlier: how many messages went to a target before its ring existed.
+        writers: writers by rank of the target; `route` returns an index in their order.
+        layout: layout of one message.
+        route: chooses the next target.
+        waiter: waits for the doorbell that the targets ring.
+        on_close: called after this end was closed.
+        earlier: returns the number of messages to a target before its ring existed.
     """
 
     def __init__(
@@ -91,60 +91,44 @@ class QueueSender:
         self.publish(reservation, version, iteration, flags)
         return reservation.target
 
-    def try_send(
-        self, tree: PyTree, *, version: int = 0, iteration: int = 0, flags: int = 0, target: int | None = None
-    ) -> bool:
-        """As `send`, or False where there is no room."""
-        free = self._free(target)
-        if free is None:
-            return False
-        reservation = self._reserve(free)
-        self.layout.fill(reservation.views, tree)
-        self.publish(reservation, version, iteration, flags)
-        return True
-
     def reserve(self, *, target: int | None = None, timeout: float | None = None) -> QueueReservation:
-        """Room for one message."""
-        free, waited = self._waiter.until(lambda: self._free(target), timeout=timeout)
-        if waited:
-            self._writers[free].add_wait(waited)
-        return self._reserve(free)
+        """Reserves a slot of the next target, or of `target`."""
+        chosen = self._waiter.until(lambda: self._target_with_room(target), timeout=timeout)
+        self._open = QueueReservation(self, self._writers[chosen], chosen)
+        return self._open
 
     def publish(self, reservation: QueueReservation, version: int, iteration: int, flags: int) -> None:
-        """What `reservation.publish` does."""
+        """Publishes a reservation; see `QueueReservation.publish`."""
         if reservation is not self._open:
             raise UsageError("this reservation was published already, or another one was made since.")
         self._open = None
         self._writers[reservation.target].publish(version, iteration, flags)
 
     def statistics(self) -> dict[int, ChannelStatistics]:
-        """Statistics of each ring, by the replica at its other end."""
+        """Statistics of each ring, by the rank at its other end."""
         return {target: writer.statistics(self._earlier(target)) for target, writer in self._writers.items()}
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Ends the stream to all targets."""
         for writer in self._writers.values():
             writer.close()
         self._on_close()
 
-    def _reserve(self, target: int) -> QueueReservation:
-        self._open = QueueReservation(self, self._writers[target], target)
-        return self._open
-
-    def _free(self, target: int | None) -> int | None:
-        chosen = self._next_target() if target is None else self._known(target)
+    def _target_with_room(self, target: int | None) -> int | None:
+        chosen = self._next_target() if target is None else self._checked(target)
         return chosen if self._writers[chosen].has_room() else None
 
     def _next_target(self) -> int:
         if len(self._targets) == 1:
             return self._targets[0]
         writers = self._writers.values()
-        turn = sum(writer.published for writer in writers)  # a replacement takes up where the dead one was
-        return self._targets[self._route(turn, [writer.occupied for writer in writers])]
+        sent = sum(writer.published for writer in writers)  # counted by the rings, so a replacement continues it
+        return self._targets[self._route(sent, [writer.occupied for writer in writers])]
 
-    def _known(self, target: int) -> int:
+    def _checked(self, target: int) -> int:
         if target not in self._writers:
-            raise UsageError(f"target={target} is none of this sender's: {', '.join(map(str, self._targets))}.")
+            known = ", ".join(map(str, self._targets))
+            raise UsageError(f"target={target} is not a target of this sender; known: {known}.")
         return target
 
 
@@ -152,12 +136,12 @@ class QueueReceiver:
     """One consumer's end; see `rollmill.channels.Receiver`.
 
     Args:
-        readers: by rank of the source.
-        layout: of one package.
-        waiter: on the doorbell that the sources ring.
-        name: for errors.
-        on_close: what to do when this end was closed.
-        earlier: how many messages of a source were sent before its ring existed.
+        readers: readers by rank of the source.
+        layout: layout of one message.
+        waiter: waits for the doorbell that the sources ring.
+        name: name in error messages.
+        on_close: called after this end was closed.
+        earlier: returns the number of messages of a source before its ring existed.
     """
 
     def __init__(
@@ -176,20 +160,13 @@ class QueueReceiver:
         self._name = name
         self._on_close = on_close
         self._earlier = earlier
-        self._turn = 0
-        self._joinings: dict[tuple[str, int], BatchLayout] = {}
+        self._next_source = 0
+        self._batch_layouts: dict[tuple[str, int], BatchLayout] = {}
 
     def receive(self, *, source: int | None = None, timeout: float | None = None) -> RingMessage:
-        """The next message."""
+        """The next message of `source`, or of any source."""
         candidates = self._candidates(source)
-        message, waited = self._waiter.until(lambda: self._take(candidates), timeout=timeout)
-        if waited:
-            message.reader.add_wait(waited)
-        return message
-
-    def try_receive(self, *, source: int | None = None) -> RingMessage | None:
-        """The next message, or None."""
-        return self._take(self._candidates(source))
+        return self._waiter.until(lambda: self._take(candidates), timeout=timeout)
 
     def gather(
         self,
@@ -199,25 +176,25 @@ class QueueReceiver:
         sources: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Gathered:
-        """Several messages in one batch."""
+        """Concatenates several messages in one batch."""
         if count is not None and sources is not None:
             raise UsageError(f"gather count={count} messages of any source, or one of each in sources={sources}.")
         order = [None] * count if count is not None else list(sources or self._sources)
-        batch, places = self._joining(axis, len(order)).places()
+        batch, parts = self._batch_layout(axis, len(order)).allocate()
         deadline, headers = Deadline(timeout), []
-        for source, place in zip(order, places, strict=True):
+        for source, part in zip(order, parts, strict=True):
             with self.receive(source=source, timeout=deadline.seconds()) as message:
-                for destination, leaf in zip(place, message.views, strict=True):
+                for destination, leaf in zip(part, message.views, strict=True):
                     np.copyto(destination, leaf, casting="no")
                 headers.append(message.header)
         return Gathered(batch, tuple(headers))
 
     def statistics(self) -> dict[int, ChannelStatistics]:
-        """Statistics of each ring, by the replica at its other end."""
+        """Statistics of each ring, by the rank at its other end."""
         return {source: reader.statistics(self._earlier(source)) for source, reader in self._readers.items()}
 
     def close(self) -> None:
-        """Nobody takes any more."""
+        """Stops receiving from all sources."""
         for reader in self._readers.values():
             reader.close()
         self._on_close()
@@ -226,27 +203,28 @@ class QueueReceiver:
         if source is None:
             return self._sources
         if source not in self._readers:
-            raise UsageError(f"source={source} is none of this receiver's: {', '.join(map(str, self._sources))}.")
+            known = ", ".join(map(str, self._sources))
+            raise UsageError(f"source={source} is not a source of this receiver; known: {known}.")
         return (source,)
 
     def _take(self, candidates: tuple[int, ...]) -> RingMessage | None:
-        ended = 0
-        for step in range(len(candidates)):
-            index = (self._turn + step) % len(candidates)
+        closed = 0
+        for offset in range(len(candidates)):
+            index = (self._next_source + offset) % len(candidates)
             reader = self._readers[candidates[index]]
-            over = reader.ended  # before taking: what was sent before the end is still taken
+            ended = reader.ended  # read before taking, so that the last message is not missed
             if (message := reader.take()) is not None:
-                self._turn = index + 1 if len(candidates) > 1 else self._turn
+                self._next_source = index + 1 if len(candidates) > 1 else self._next_source
                 return message
-            ended += over
-        if ended == len(candidates):
-            raise ChannelClosed(f"{self._name}: every sender closed the channel, and all was taken.")
+            closed += ended
+        if closed == len(candidates):
+            raise ChannelClosed(f"{self._name}: every sender closed the channel, and all messages were taken.")
         return None
 
-    def _joining(self, axis: int | PyTree[int], count: int) -> BatchLayout:
+    def _batch_layout(self, axis: int | PyTree[int], count: int) -> BatchLayout:
         if not isinstance(axis, int):
             return BatchLayout.of(self._layout, axis, count)
         key = (str(axis), count)
-        if key not in self._joinings:
-            self._joinings[key] = BatchLayout.of(self._layout, axis, count)
-        return self._joinings[key]
+        if key not in self._batch_layouts:
+            self._batch_layouts[key] = BatchLayout.of(self._layout, axis, count)
+        return self._batch_layouts[key]

@@ -1,19 +1,20 @@
 """A bounded ring of fixed-size slots between one producer and one consumer, in memory that they share.
 
-Each side is held by one *incarnation* after the other; the broker numbers them. What was believed dead may only
-have been asleep, and go on at any instruction. So no word and no slot is ever written by two incarnations:
+Each side is held by one *incarnation* after the other, numbered by the broker. A process that was believed dead
+may only have been stopped, and may resume at any instruction. So no word and no slot is ever written by two
+incarnations:
 
-    root      which incarnations hold the two sides; written by the broker alone
-    section   of one producer: its slots, and how many messages it has published in them
-    ledger    of one consumer: how many messages were taken, and how many slots given back
+    root      the incarnations that hold the two sides; written by the broker alone
+    section   memory of one producer: its slots, and how many messages it has published in them
+    ledger    memory of one consumer: how many messages it has taken, and how many slots it has released
 
-Messages are counted through all sections: a section starts where the one before ended.
+Messages are numbered through all sections: a section starts at the number at which the one before ended.
 
     released <= taken <= published <= released + capacity
 
-A successor claims its side at the broker, which shows the new holder in the root; then it reads where its
-predecessor is, and goes on from there in memory of its own; then it confirms that it is ready. And whoever
-publishes or takes first writes so, then looks whether it holds its side still. Of the two sequences
+A successor claims its side at the broker, which writes the new holder to the root; then it reads its
+predecessor's counts, and continues from there in memory of its own; then it confirms that it is ready. To
+publish or take, a holder first writes its count, then checks that it still holds its side. Of the two sequences
 
     predecessor   writes its count, fence, reads the holder
     successor     (the broker) writes the holder, fence, reads the predecessor's count
@@ -22,13 +23,13 @@ at least one sees the other: either the successor counts the message, or the pre
 replaced and has neither sent nor taken it. So a message is taken once or not at all where
 
     the producer dies          in mid-write it has published nothing; what it published stays in its section
-    the consumer dies          its successor gives back what it held, and goes on behind it
-    both die                   counts outlive them: they are read from the memory of the dead
-    a producer wakes up late   it writes to its own section, behind the end that its successor has noted
-    a consumer wakes up late   it is closed before it takes anything; what it was reading may be overwritten,
-                               which it finds out by looking at the holder once it has copied a message
+    the consumer dies          its successor releases the messages that it held, and continues after them
+    both die                   their counts outlive them in shared memory
+    a producer wakes up late   it writes to its own section, past the end that its successor has recorded
+    a consumer wakes up late   it is closed before it takes anything; a slot that it was reading may be
+                               overwritten, so it checks the holder after copying a message
 
-Between hosts (`tcp_experience`) both sides of a ring are in one process, and are never replaced.
+Between hosts (`channels.tcp.queue`) both sides of a ring are in one process, and are never replaced.
 """
 
 import struct
@@ -46,20 +47,22 @@ from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.memory import Fence
 from rollmill.core.errors import UsageError
 
-# Words of the root, of a section and of a ledger. Each is a cache line of its own.
+# Indices of 64-bit words in the root, in a section and in a ledger, each of which has a cache line of its own.
 PRODUCER, PRODUCER_READY, CONSUMER, CONSUMER_READY = 0, 1, 2, 3
-PUBLISHED, ENDED, PRODUCER_WAITED, START, BEFORE = 0, 1, 2, 3, 4
-TAKEN, RELEASED, GONE, CONSUMER_WAITED, LOST = 0, 1, 2, 3, 4
+PUBLISHED, ENDED, START, BEFORE = 0, 1, 2, 3
+TAKEN, RELEASED, GONE = 0, 1, 2
 LINE = 64
 
 HEADER = struct.Struct("<QqqQiIII")
-"""Sequence, version, iteration, payload bytes, source, flags, checksum, and whether there is one."""
+"""Sequence, version, iteration, payload bytes, source, flags, checksum, and 1 if there is a checksum."""
 
 STAMP_BYTES = 64 - HEADER.size
+"""Bytes of a slot before its header. The first 8 are the stamp: the number of the message plus 1, or 0 while it is
+being written, so that a reader recognises a slot that was overwritten."""
 
 
 class Slot:
-    """Room for one message."""
+    """Memory of one message: stamp, header and payload."""
 
     def __init__(self, memory: memoryview) -> None:
         self.stamp = memory[:8].cast("q")
@@ -78,7 +81,7 @@ class Section:
 
     @property
     def end(self) -> int:
-        """Number of the first message that is not in it yet, or will be in its successor."""
+        """Number of the first message after those published here; where the successor's section starts."""
         return self.words[START] + self.words[PUBLISHED]
 
 
@@ -91,27 +94,27 @@ class Ledger:
 
 @runtime_checkable
 class Holders(Protocol):
-    """Who holds the sides of one ring, and the memory of those who came after the first."""
+    """The holders of the two sides of a ring, and the memory of all incarnations but the first."""
 
     def claim(self, word: int) -> int:
-        """Takes a side over; see `Broker.claim`."""
+        """Claims a side; see `Broker.claim`."""
         ...
 
     def confirm(self, word: int, incarnation: int) -> None:
-        """Shows in the root that this incarnation is ready, unless it was replaced."""
+        """Publishes in the root that this incarnation is ready, unless it was replaced."""
         ...
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
-        """The shared memory of one incarnation of the side that `word` names."""
+        """The shared memory of one incarnation of the side given by `word`."""
         ...
 
     def drop(self, word: int, incarnation: int) -> None:
-        """Nobody will ask for that memory any more."""
+        """Frees the name of that memory; mappings that exist stay valid."""
         ...
 
 
 class Alone:
-    """`Holders` of a ring whose sides are never replaced, because one process has both."""
+    """`Holders` of a ring with both sides in one process; they are never replaced."""
 
     def __init__(self, memory: memoryview) -> None:
         self._root = memory[:LINE].cast("q")
@@ -135,13 +138,13 @@ class Alone:
 
 
 class Ring:
-    """The parts of a ring's memory.
+    """The memory of a ring: root, ledgers and sections.
 
     Args:
-        memory: `ring_bytes(layout, capacity)` bytes, zeros at first: the root, and the first ledger and section.
-        layout: of the payload.
+        memory: `ring_bytes(layout, capacity)` bytes, initially zero: the root, and the first ledger and section.
+        layout: layout of the payload.
         capacity: number of slots.
-        holders: of its sides; None where both are in this process.
+        holders: holders of its sides; None where both are in this process.
     """
 
     def __init__(self, memory: memoryview, layout: Layout, capacity: int, holders: Holders | None = None) -> None:
@@ -153,7 +156,7 @@ class Ring:
         self._sections = {1: Section(memory[2 * LINE :], layout, capacity, 1)}
 
     def section(self, incarnation: int) -> Section:
-        """The section that an incarnation of the producer writes."""
+        """The section of one incarnation of the producer."""
         if incarnation not in self._sections:
             nbytes = section_bytes(self.layout, self.capacity)
             memory = self.holders.memory(PRODUCER, incarnation, nbytes)
@@ -161,29 +164,29 @@ class Ring:
         return self._sections[incarnation]
 
     def ledger(self, incarnation: int) -> Ledger:
-        """The ledger that an incarnation of the consumer writes."""
+        """The ledger of one incarnation of the consumer."""
         if incarnation not in self._ledgers:
             self._ledgers[incarnation] = Ledger(self.holders.memory(CONSUMER, incarnation, LINE))
         return self._ledgers[incarnation]
 
     def drop_section(self, incarnation: int) -> None:
-        """All its messages were released; the first is part of the ring and stays."""
+        """Frees a section whose messages are all released; the first one is part of the ring and stays."""
         if incarnation > 1 and self._sections.pop(incarnation, None) is not None:
             self.holders.drop(PRODUCER, incarnation)
 
     def drop_ledger(self, incarnation: int) -> None:
-        """Its consumer was replaced, and its successor has noted what was there."""
+        """Frees the ledger of a replaced consumer once its successor has copied the counts."""
         if incarnation > 1 and self._ledgers.pop(incarnation, None) is not None:
             self.holders.drop(CONSUMER, incarnation)
 
     def section_after(self, section: Section) -> Section | None:
-        """That of the producer that followed, once it is ready."""
+        """The section of the producer's next incarnation; None until that one is ready."""
         incarnation = self.root[PRODUCER_READY]
-        while incarnation > section.incarnation:  # earlier ones may have been dropped
-            later = self.section(incarnation)
-            incarnation = later.words[BEFORE]
+        while incarnation > section.incarnation:  # from the newest backwards: earlier ones may have been dropped
+            candidate = self.section(incarnation)
+            incarnation = candidate.words[BEFORE]
             if incarnation == section.incarnation:
-                return later
+                return candidate
         return None
 
     def section_of(self, position: int) -> Section | None:
@@ -198,15 +201,15 @@ class Ring:
 
 
 def section_bytes(layout: Layout, capacity: int) -> int:
-    """Size of a section."""
+    """Size of a section in bytes."""
     return LINE + capacity * (64 + layout.nbytes)
 
 
 def ring_bytes(layout: Layout, capacity: int) -> int:
-    """Size of a ring.
+    """Size of a ring in bytes.
 
     Raises:
-        UsageError: it would hold nothing.
+        UsageError: `capacity` is less than 1.
     """
     if capacity < 1:
         raise UsageError(f"capacity={capacity} must be at least 1 message.")
@@ -214,14 +217,14 @@ def ring_bytes(layout: Layout, capacity: int) -> int:
 
 
 class RingWriter:
-    """The producer's side; it takes the place of one that was there before.
+    """The producer's side of a ring; replaces the previous producer, if any.
 
     Args:
         ring: shared with the reader.
-        source: rank that the headers name.
-        doorbell: rung when a message is there, or will never be.
-        checksum: whether payloads get a CRC-32.
-        name: for errors.
+        source: rank of the producer, written to headers.
+        doorbell: rung when a message is published, and when the producer closes.
+        checksum: add a CRC-32 to payloads.
+        name: name in error messages.
     """
 
     def __init__(self, ring: Ring, *, source: int, doorbell: Doorbell, checksum: bool, name: str) -> None:
@@ -236,35 +239,33 @@ class RingWriter:
         self._words = self._section.words
         self._views = [ring.layout.flat_views(slot.payload) for slot in self._section.slots]
         self._consumer = 0
-        self._ledger = ring.ledger(1)  # until one is ready nothing was taken, and that is what it says
-        if before := ring.root[PRODUCER_READY]:
-            predecessor = ring.section(before)
-            self._words[BEFORE] = before
-            self._words[START] = predecessor.end
-            self._words[PRODUCER_WAITED] = predecessor.words[PRODUCER_WAITED]
+        self._ledger = ring.ledger(1)  # all zeros until a consumer is ready, which is right: nothing was taken
+        if previous := ring.root[PRODUCER_READY]:
+            self._words[BEFORE] = previous
+            self._words[START] = ring.section(previous).end
         ring.holders.confirm(PRODUCER, self._owner)
         doorbell.ring()
 
     @property
     def published(self) -> int:
-        """Messages published since the ring exists."""
+        """Number of messages published since the ring was created."""
         return self._words[START] + self._words[PUBLISHED]
 
     @property
     def released(self) -> int:
-        """Messages whose slot is free again."""
+        """Number of messages whose slots were released."""
         return self._reader().words[RELEASED]
 
     @property
     def occupied(self) -> int:
-        """Slots that are not free."""
+        """Number of slots in use."""
         return self.published - self.released
 
     def has_room(self) -> bool:
-        """Whether `views` may be written.
+        """True if there is a free slot, so that `views` may be written.
 
         Raises:
-            ChannelClosed: the consumer is gone, or this producer was replaced.
+            ChannelClosed: either end was closed, or this producer was replaced.
         """
         self._check_owner()
         gone = self._reader().words[GONE]
@@ -273,19 +274,19 @@ class RingWriter:
         return self.occupied < self._ring.capacity
 
     def views(self) -> list[np.ndarray]:
-        """Writable leaves of the next slot, which must be free."""
-        self._fence()  # the consumer has read what was there
+        """Writable leaves of the next slot, which must be free; marks the slot as being written."""
+        self._fence()  # the consumer's reads of the slot come before these writes
         position = self._words[PUBLISHED] % self._ring.capacity
         self._section.slots[position].stamp[0] = 0
         return self._views[position]
 
     def payload(self) -> memoryview:
-        """All bytes of the next slot, for who writes them as they are."""
+        """All payload bytes of the next slot, for a caller that writes raw bytes."""
         self.views()
         return self._slot().payload
 
     def publish(self, version: int, iteration: int, flags: int) -> None:
-        """Hands the next slot over, which is complete.
+        """Publishes the next slot, whose payload is complete.
 
         Raises:
             ChannelClosed: this producer was replaced.
@@ -296,33 +297,27 @@ class RingWriter:
         self.publish_raw(HEADER.pack(*fields))
 
     def publish_raw(self, header: bytes) -> None:
-        """As `publish`, with a header that was made elsewhere."""
+        """Like `publish`, with a packed header."""
         slot = self._slot()
         slot.header[:] = header
         slot.stamp[0] = self.published + 1
-        self._fence()
+        self._fence()  # payload, header and stamp are visible before the count
         self._words[PUBLISHED] += 1
-        self._fence()  # before looking who holds this side; see the module
+        self._fence()  # write the count before reading the holder; see the module
         self._check_owner()
         self._doorbell.ring()
 
-    def add_wait(self, nanoseconds: int) -> None:
-        """Counts time that the producer was blocked."""
-        self._words[PRODUCER_WAITED] += nanoseconds
-
     def statistics(self, earlier: int = 0) -> ChannelStatistics:
-        """The producer's side, after `earlier` messages that passed before the ring was there."""
-        return _statistics(
-            self._ring, earlier + self.published, self._words[PRODUCER_WAITED], self._section, self._reader()
-        )
+        """Counts of the producer's side; `earlier` messages passed before this ring existed."""
+        return ChannelStatistics(earlier + self.published, self.published - self._reader().words[TAKEN])
 
     def reopen(self) -> None:
-        """More will come after all."""
+        """Takes `close` back: more messages will follow."""
         self._words[ENDED] = 0
 
     def close(self) -> None:
-        """Nothing more will come."""
-        self._fence()
+        """Ends the stream: no more messages will follow."""
+        self._fence()  # a reader that sees the end sees all messages before it
         self._words[ENDED] = 1
         self._doorbell.ring()
 
@@ -330,11 +325,11 @@ class RingWriter:
         return self._section.slots[self._words[PUBLISHED] % self._ring.capacity]
 
     def _reader(self) -> Ledger:
-        """The ledger of the consumer that is ready; slots it released stay released after its replacement."""
+        """The ledger of the current consumer; its counts include those of its predecessors."""
         if (ready := self._ring.root[CONSUMER_READY]) != self._consumer:
-            self._ledger, before = self._ring.ledger(ready), self._consumer
+            self._ledger, previous = self._ring.ledger(ready), self._consumer
             self._consumer = ready
-            self._ring.drop_ledger(before)
+            self._ring.drop_ledger(previous)
         return self._ledger
 
     def _check_owner(self) -> None:
@@ -343,7 +338,7 @@ class RingWriter:
 
 
 class RingMessage:
-    """A taken message; see `rollmill.channels.Message`."""
+    """A message taken from a ring; see `rollmill.channels.ReceivedMessage`."""
 
     __slots__ = ("_position", "_section", "header", "reader")
 
@@ -355,24 +350,24 @@ class RingMessage:
 
     @property
     def views(self) -> list[np.ndarray]:
-        """The leaves, read-only, where they lie."""
+        """The leaves as read-only views of the slot."""
         return self._section.leaves[self._section.slot_of(self._position)]
 
     @property
     def tree(self) -> PyTree[np.ndarray]:
-        """The leaves in their tree, read-only, where they lie."""
+        """The tree of read-only views of the slot."""
         return self.reader.layout.unflatten(self.views)
 
     def copy(self) -> PyTree[np.ndarray]:
-        """The tree in memory of its own."""
+        """A copy of the tree in new memory."""
         layout = self.reader.layout
         buffer = fresh_buffer(layout.nbytes)
         np.copyto(buffer, self._section.payloads[self._section.slot_of(self._position)])
-        self.reader.check_owner()  # otherwise the slot may have been overwritten meanwhile
+        self.reader.check_owner()  # once replaced, the slot may have been overwritten during the copy
         return layout.unflatten(layout.flat_views(buffer))
 
     def release(self) -> None:
-        """Gives the slot back."""
+        """Returns the slot to the producer."""
         self.reader.release(self._position)
 
     def __enter__(self) -> "RingMessage":
@@ -383,11 +378,11 @@ class RingMessage:
     ) -> None:
         self.release()
         if kind is None:
-            self.reader.check_owner()  # as in `copy`: what was read from the views may be wrong
+            self.reader.check_owner()  # as in `copy`: data read from the views may be corrupt
 
 
 class SectionViews:
-    """A section as its consumer sees it: nothing can be written."""
+    """Read-only views of a section, for its consumer."""
 
     def __init__(self, section: Section, layout: Layout) -> None:
         self.section = section
@@ -401,12 +396,12 @@ class SectionViews:
 
 
 class RingReader:
-    """The consumer's side; it takes the place of one that was there before.
+    """The consumer's side of a ring; replaces the previous consumer, if any.
 
     Args:
         ring: shared with the writer.
-        doorbell: rung when a slot is free, or the consumer has gone.
-        name: for errors.
+        doorbell: rung when a slot is released, and when the consumer closes.
+        name: name in error messages.
     """
 
     def __init__(self, ring: Ring, *, doorbell: Doorbell, name: str) -> None:
@@ -417,89 +412,78 @@ class RingReader:
         self._fence = Fence()
         self._owner = ring.holders.claim(CONSUMER)
         self._words = ring.ledger(self._owner).words
-        if before := ring.root[CONSUMER_READY]:
-            self._take_over(ring.ledger(before).words)
+        if previous := ring.root[CONSUMER_READY]:
+            # Releases the messages that the replaced consumer held, whether or not it had used them.
+            self._words[TAKEN] = self._words[RELEASED] = ring.ledger(previous).words[TAKEN]
         self._released = self._words[RELEASED]
         self._returned: set[int] = set()
         self._sections: list[SectionViews] = []
         ring.holders.confirm(CONSUMER, self._owner)
-        if ring.root[CONSUMER_READY] == self._owner:  # from now on nobody goes back to the one before
-            ring.drop_ledger(before)
+        if ring.root[CONSUMER_READY] == self._owner:  # nobody reads the previous ledger from now on
+            ring.drop_ledger(previous)
         doorbell.ring()
 
     @property
     def ended(self) -> bool:
-        """Whether the producer said that nothing more will come; ask before `take`."""
+        """True if the current producer has closed. Read it before `take`, so that no last message is missed."""
         section = self._section()
         return (
             section is not None and bool(section.words[ENDED]) and self._ring.root[PRODUCER] == section.incarnation
         )
 
     def take(self) -> RingMessage | None:
-        """The next message, or None.
+        """The next message; None where there is none yet.
 
         Raises:
-            ChannelClosed: this consumer was replaced.
-            Damaged: the message is not whole; it counts as taken.
+            ChannelClosed: this consumer was closed or replaced.
+            Damaged: the message is corrupt; it counts as taken.
         """
         if self._words[GONE]:
             raise ChannelClosed(f"{self._name}: the receiver was closed.")
         self.check_owner()
         position = self._words[TAKEN]
-        if not self._is_there(position):
+        if not self._is_published(position):
             return None
         self._words[TAKEN] = position + 1
-        self._fence()  # before looking who holds this side; see the module
+        self._fence()  # write the count before reading the holder; see the module
         self.check_owner()
         views = self._sections[-1]
         return RingMessage(self, views, position, self._checked_header(views, position))
 
     def release(self, position: int) -> None:
-        """Gives the slot of message `position` back; slots become free in their order."""
+        """Releases the slot of message `position`; slots become free in the order of messages."""
         if position < self._released:
             return
         self._returned.add(position)
         while self._released in self._returned:
             self._returned.remove(self._released)
             self._released += 1
-        self._fence()
+        self._fence()  # reads of the slots come before the producer overwrites them
         self._words[RELEASED] = self._released
         self._doorbell.ring()
 
     def check_owner(self) -> None:
-        """Returns where this consumer was not replaced.
+        """Checks that this consumer was not replaced.
 
         Raises:
-            ChannelClosed: it was; so slots that it holds may have been overwritten.
+            ChannelClosed: it was replaced, so slots that it holds may have been overwritten.
         """
         self._fence()
         if self._ring.root[CONSUMER] != self._owner:
             raise ChannelClosed(f"{self._name}: another receiver took this one's place.")
 
-    def add_wait(self, nanoseconds: int) -> None:
-        """Counts time that the consumer was blocked."""
-        self._words[CONSUMER_WAITED] += nanoseconds
-
     def statistics(self, earlier: int = 0) -> ChannelStatistics:
-        """The consumer's side, after `earlier` messages that passed before the ring was there."""
+        """Counts of the consumer's side; `earlier` messages passed before this ring existed."""
         newest = self._ring.section(self._ring.root[PRODUCER_READY] or 1)
-        ledger = self._ring.ledger(self._owner)
-        return _statistics(self._ring, earlier + self._words[TAKEN], self._words[CONSUMER_WAITED], newest, ledger)
+        return ChannelStatistics(earlier + self._words[TAKEN], newest.end - self._words[TAKEN])
 
     def close(self) -> None:
-        """Nobody takes any more."""
+        """Stops receiving: the producer gets `ChannelClosed`."""
         self._words[GONE] = 1
         self._doorbell.ring()
 
-    def _take_over(self, before: memoryview) -> None:
-        """Gives back the messages that the replaced consumer held, whether or not it had used them."""
-        taken = before[TAKEN]
-        self._words[LOST] = before[LOST] + taken - before[RELEASED]
-        self._words[CONSUMER_WAITED] = before[CONSUMER_WAITED]
-        self._words[TAKEN] = self._words[RELEASED] = taken
-
     def _section(self) -> Section | None:
-        """The section of the next message, as far as this consumer has come; None before there is a producer."""
+        """The section that this consumer reads at present; None before the first producer is ready."""
         if not self._sections:
             section = self._ring.section_of(self._words[TAKEN])
             if section is None:
@@ -507,22 +491,24 @@ class RingReader:
             self._sections.append(SectionViews(section, self.layout))
         return self._sections[-1].section
 
-    def _is_there(self, position: int) -> bool:
-        """Whether that message was published; on the way, goes on to the section that it is in."""
+    def _is_published(self, position: int) -> bool:
+        """True if that message was published; moves on to the section that holds it."""
         while (section := self._section()) is not None:
             end = section.end
             self._fence()
-            if self._ring.root[PRODUCER] == section.incarnation:  # its successor, if any, will count these
+            # Still the holder after its count was read: a successor, if any, starts at or after `end`.
+            if self._ring.root[PRODUCER] == section.incarnation:
                 return position < end
-            following = self._ring.section_after(section)
-            if following is None or position < following.words[START]:
-                return following is not None
-            self._sections.append(SectionViews(following, self.layout))
+            # Replaced: its count may still rise, and only messages before its successor's start are valid.
+            successor = self._ring.section_after(section)
+            if successor is None or position < successor.words[START]:
+                return successor is not None
+            self._sections.append(SectionViews(successor, self.layout))
             self._drop_sections()
         return False
 
     def _drop_sections(self) -> None:
-        """Messages of earlier sections may still be held; those are kept alive by their views."""
+        """Drops the sections read to their end; messages still held keep the memory alive by their views."""
         for views in self._sections[:-1]:
             self._ring.drop_section(views.section.incarnation)
         del self._sections[:-1]
@@ -530,15 +516,12 @@ class RingReader:
     def _checked_header(self, views: SectionViews, position: int) -> Header:
         slot = views.section.slots[views.slot_of(position)]
         sequence, version, iteration, size, source, flags, checksum, checked = HEADER.unpack(slot.header)
-        whole = slot.stamp[0] == position + 1 and size == self.layout.nbytes
-        if whole and checked:
-            whole = zlib.crc32(slot.payload) == checksum
-        if not whole:
+        intact = slot.stamp[0] == position + 1 and size == self.layout.nbytes
+        if intact and checked:
+            intact = zlib.crc32(slot.payload) == checksum
+        if not intact:
             self.release(position)
-            raise Damaged(f"{self._name}: message {position} is not whole. Does a dead worker still run?")
+            raise Damaged(
+                f"{self._name}: message {position} is corrupt. Is a worker that was replaced still running?"
+            )
         return Header(sequence, source, version, iteration, flags, size)
-
-
-def _statistics(ring: Ring, messages: int, waited: int, section: Section, ledger: Ledger) -> ChannelStatistics:
-    depth = section.end - ledger.words[TAKEN]
-    return ChannelStatistics(messages, messages * ring.layout.nbytes, waited / 1e9, depth, ledger.words[LOST])

@@ -1,7 +1,6 @@
 """Channels through memory: between the threads of a process, or the processes of a host.
 
-Which of the two is the broker's business: `LocalBroker` for threads and for the coordinator itself,
-`RemoteBroker` for its workers.
+The broker decides which: `LocalBroker` for threads and for the coordinator itself, `RemoteBroker` for its workers.
 """
 
 import contextlib
@@ -21,12 +20,12 @@ SIDES = {PRODUCER: "producer", CONSUMER: "consumer"}
 
 
 class BrokerHolders:
-    """`Holders` of a ring, as the broker knows them.
+    """`Holders` of a ring, kept by a broker.
 
     Args:
-        broker: hands out memory and incarnations.
-        ring: name of its segment, which begins with its root.
-        digest: of the segment.
+        broker: allocates memory and incarnations.
+        ring: name of the ring's segment, which begins with its root.
+        digest: digest of the segment.
     """
 
     def __init__(self, broker: Broker, ring: str, digest: str) -> None:
@@ -44,23 +43,23 @@ class BrokerHolders:
 
     def memory(self, word: int, incarnation: int, nbytes: int) -> memoryview:
         """See `Holders`."""
-        return self._broker.segment(self._of(word, incarnation), nbytes=nbytes, digest=self._digest)
+        return self._broker.segment(self._segment_name(word, incarnation), nbytes=nbytes, digest=self._digest)
 
     def drop(self, word: int, incarnation: int) -> None:
         """See `Holders`."""
         with contextlib.suppress(RollmillError):  # without a broker nobody can ask for it
-            self._broker.drop(self._of(word, incarnation))
+            self._broker.drop(self._segment_name(word, incarnation))
 
-    def _of(self, word: int, incarnation: int) -> str:
+    def _segment_name(self, word: int, incarnation: int) -> str:
         return f"{self._ring}/{SIDES[word]} {incarnation}"
 
 
 class MemoryWire:
-    """See `rollmill.channels.Wire`.
+    """A wire through shared memory; see `rollmill.channels.Wire`.
 
     Args:
-        broker: hands out the memory.
-        abandon: whether the run is being stopped; waiting ends ask it about ten times a second.
+        broker: allocates the memory.
+        abandon: returns True when the run is being stopped; ends that wait poll it about ten times a second.
     """
 
     def __init__(self, broker: Broker, *, abandon: Abandon = never) -> None:
@@ -78,7 +77,7 @@ class MemoryWire:
         route: Route | None = None,
         checksum: bool = False,
     ) -> QueueSender:
-        """The producer `source` of edge `name`."""
+        """Opens the end of producer `source` of edge `name`."""
         check_ranks(targets, name, "targets")
         writers = {
             target: RingWriter(
@@ -96,7 +95,7 @@ class MemoryWire:
     def receiver(
         self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
     ) -> QueueReceiver:
-        """The consumer `target` of edge `name`."""
+        """Opens the end of consumer `target` of edge `name`."""
         check_ranks(sources, name, "sources")
         readers = {
             source: RingReader(
@@ -110,18 +109,18 @@ class MemoryWire:
         return QueueReceiver(readers, layout, waiter, f"{name} at {target}")
 
     def newest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:
-        """The writer of channel `name`."""
+        """Opens the writer of latest-value channel `name`."""
         doorbells = [self._broker.doorbell(reader_bell(name, reader)) for reader in range(readers)]
         return BoardWriter(self._board(name, layout, readers), doorbells, name)
 
     def newest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> BoardReader:
-        """Reader number `reader` of as many."""
+        """Opens reader number `reader` of latest-value channel `name`."""
         check_rank(reader, readers, name, "reader")
         waiter = self._waiter(reader_bell(name, reader), f"reading {name} at {reader}")
         return BoardReader(self._board(name, layout, readers), waiter, name)
 
     def reduction(self, name: str, *, rank: int, size: int, layout: Layout) -> MemoryReduction:
-        """Rank `rank` of a mean over `size` ranks."""
+        """Opens rank `rank` of an all-reduce over `size` ranks."""
         check_rank(rank, size, name, "rank")
         digest = f"mean over {size} of {layout.digest}"
         return MemoryReduction(
@@ -134,7 +133,7 @@ class MemoryWire:
         )
 
     def close(self) -> None:
-        """There is nothing to let go of: the memory goes with its last user."""
+        """Does nothing: memory is freed with its last user."""
 
     def _ring(self, name: str, source: int, target: int, layout: Layout, capacity: int) -> Ring:
         nbytes, ring = ring_bytes(layout, capacity), f"{name}/{source} to {target}"
@@ -152,32 +151,32 @@ class MemoryWire:
 
 
 def source_bell(name: str, source: int) -> str:
-    """Rung when a producer has room again."""
+    """Name of the doorbell of a producer, rung when a slot is released."""
     return f"{name}/source {source}"
 
 
 def target_bell(name: str, target: int) -> str:
-    """Rung when a consumer has a message."""
+    """Name of the doorbell of a consumer, rung when a message is published."""
     return f"{name}/target {target}"
 
 
 def reader_bell(name: str, reader: int) -> str:
-    """Rung when a reader may read something newer."""
+    """Name of the doorbell of a reader, rung when a newer message is published."""
     return f"{name}/reader {reader}"
 
 
 def rank_bell(name: str, rank: int) -> str:
-    """Rung when another rank arrived."""
+    """Name of the doorbell of a rank, rung when all ranks have arrived or one has left."""
     return f"{name}/rank {rank}"
 
 
 def check_rank(rank: int, count: int, name: str, what: str) -> None:
-    """Raises `UsageError` for a rank that is not below `count`."""
+    """Raises `UsageError` for a rank outside of `range(count)`."""
     if not 0 <= rank < count:
         raise UsageError(f"{name}: {what}={rank} must be from 0 to {count - 1}.")
 
 
 def check_ranks(ranks: Sequence[int], name: str, what: str) -> None:
-    """Raises `UsageError` where there are none, or one twice."""
+    """Raises `UsageError` where `ranks` is empty or has duplicates."""
     if not ranks or len(set(ranks)) < len(ranks):
-        raise UsageError(f"{name}: {what}={list(ranks)} must name at least one rank, and each once.")
+        raise UsageError(f"{name}: {what}={list(ranks)} must name at least one rank, and each rank once.")

@@ -1,1 +1,1 @@
-"""Channels between hosts."""
+"""Channels between hosts, over TCP."""

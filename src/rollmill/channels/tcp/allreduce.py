@@ -1,7 +1,7 @@
-"""The mean over ranks of several hosts: rank 0 gathers, sums in the order of ranks, and sends the mean back.
+"""All-reduce (mean) between hosts: rank 0 gathers, sums in the order of ranks, and broadcasts the result.
 
-rank r -> rank 0   its step, payload
-rank 0 -> rank r   the steps of all ranks; where they agree, the mean
+rank r -> rank 0   step, payload
+rank 0 -> rank r   the steps of all ranks, and a payload, which is the mean if the steps agree
 """
 
 import struct
@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 
 from rollmill.channels.errors import ChannelClosed, ConnectionLost, TimedOut
 from rollmill.channels.layout import Layout, fresh_buffer
-from rollmill.channels.shm.allreduce import check_steps, mean_over, over_at_error, span_views, spans
+from rollmill.channels.shm.allreduce import check_steps, close_on_error, mean_over, span_views, spans
 from rollmill.channels.tcp.hub import Hub
 from rollmill.channels.transport.backoff import Backoff
 from rollmill.channels.transport.connection import Connection
@@ -29,10 +29,10 @@ class RootReduction:
     """Rank 0's end; see `rollmill.channels.Reduction`.
 
     Args:
-        layout: of the tree.
+        layout: layout of the tree.
         size: number of ranks.
-        abandon: whether the run is being stopped.
-        name: for errors.
+        abandon: returns True when the run is being stopped.
+        name: name in error messages.
     """
 
     def __init__(self, layout: Layout, *, size: int, abandon: Abandon, name: str) -> None:
@@ -44,60 +44,60 @@ class RootReduction:
         self._parts = [span_views(self._spans, buffer) for buffer in self._buffers]
         self._others = range(1, size)
         self._connections: dict[int, Connection] = {}
-        self._came = threading.Condition()
-        self._over = threading.Event()
+        self._connected = threading.Condition()
+        self._closed = threading.Event()
 
     def serve(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Lends the connection of another rank to `mean`, until the reduction is over."""
+        """Lends the connection of another rank to `mean` until the reduction is closed."""
         rank = int(hello["rank"])
-        with self._came:
+        with self._connected:
             if rank not in self._others or rank in self._connections:
                 return
             connection.send_json({}, timeout=PATIENCE)
             connection.abandon = self._abandon
             self._connections[rank] = connection
-            self._came.notify()
-        self._over.wait()
+            self._connected.notify()
+        self._closed.wait()
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
         """The mean over all ranks."""
-        return over_at_error(lambda: self._mean(tree, step, Deadline(timeout)), self.close)
+        return close_on_error(lambda: self._mean(tree, step, Deadline(timeout)), self.close)
 
     def close(self) -> None:
-        """This rank takes no further part, so nobody can."""
-        self._over.set()
-        with self._came:
+        """Leaves the reduction, which ends it for all ranks."""
+        self._closed.set()
+        with self._connected:
             for connection in self._connections.values():
                 connection.end()
 
     def _mean(self, tree: PyTree, step: int, deadline: Deadline) -> PyTree[np.ndarray]:
-        if self._over.is_set():
-            raise ChannelClosed(f"{self._name}: rank 0 takes no further part.")
+        if self._closed.is_set():
+            raise ChannelClosed(f"{self._name}: rank 0 left the reduction.")
         self._layout.pack(tree, self._buffers[0])
         steps = [step, *(self._gather(rank, deadline) for rank in self._others)]
         buffer = fresh_buffer(self._layout.nbytes)
         if len(set(steps)) == 1:
             mean_over(self._parts, span_views(self._spans, buffer))
-        told = b"".join(map(WORD.pack, steps))
+        packed_steps = b"".join(map(WORD.pack, steps))
         for rank in self._others:
-            with talking_with(rank, self._name):
+            with naming_rank(rank, self._name):
                 self._connections[rank].check_silent()
-                self._connections[rank].send(told, buffer.data, timeout=deadline.seconds())
+                self._connections[rank].send(packed_steps, buffer.data, timeout=deadline.seconds())
         check_steps(steps, self._name)
         return self._layout.unflatten(self._layout.flat_views(buffer))
 
     def _gather(self, rank: int, deadline: Deadline) -> int:
-        with talking_with(rank, self._name):
+        with naming_rank(rank, self._name):
             connection = self._connection(rank, deadline)
             (step,) = WORD.unpack(connection.receive(WORD.size, timeout=deadline.seconds()))
             connection.receive_into(self._buffers[rank].data, timeout=deadline.seconds())
         return step
 
     def _connection(self, rank: int, deadline: Deadline) -> Connection:
-        with self._came:
+        with self._connected:
             while rank not in self._connections:
                 check_waiting(deadline, self._abandon, "waiting for its connection")
-                self._came.wait(min(NAP_MS / 1000, max(0.0, deadline.left())))
+                self._connected.wait(min(NAP_MS / 1000, max(0.0, deadline.left())))
             return self._connections[rank]
 
 
@@ -105,13 +105,13 @@ class BranchReduction:
     """The end of any other rank; see `rollmill.channels.Reduction`.
 
     Args:
-        layout: of the tree.
-        rank: this one.
+        layout: layout of the tree.
+        rank: rank of this end.
         size: number of ranks.
-        hub: reaches rank 0.
+        hub: connects to rank 0.
         end: name of rank 0's end.
-        abandon: whether the run is being stopped.
-        name: for errors.
+        abandon: returns True when the run is being stopped.
+        name: name in error messages.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class BranchReduction:
         abandon: Abandon,
         name: str,
     ) -> None:
-        spans(layout)  # raises where there is no mean
+        spans(layout)  # raises for leaves that have no mean
         self._layout = layout
         self._rank = rank
         self._size = size
@@ -135,39 +135,39 @@ class BranchReduction:
         self._name = name
         self._buffer = fresh_buffer(layout.nbytes)
         self._connection: Connection | None = None
-        self._over = threading.Event()
+        self._closed = threading.Event()
 
     def mean(self, tree: PyTree, *, step: int = 0, timeout: float | None = None) -> PyTree[np.ndarray]:
         """The mean over all ranks."""
-        return over_at_error(lambda: self._mean(tree, step, Deadline(timeout)), self.close)
+        return close_on_error(lambda: self._mean(tree, step, Deadline(timeout)), self.close)
 
     def close(self) -> None:
-        """This rank takes no further part, so nobody can."""
-        if self._over.is_set():
+        """Leaves the reduction, which ends it for all ranks."""
+        if self._closed.is_set():
             return
-        self._over.set()
-        connection = self._connection or self._dial_once()  # rank 0 hears it by a connection that ends
+        self._closed.set()
+        connection = self._connection or self._dial_once()  # rank 0 learns of it by a connection that ends
         if connection is not None:
             connection.close()
 
     def _mean(self, tree: PyTree, step: int, deadline: Deadline) -> PyTree[np.ndarray]:
-        if self._over.is_set():
-            raise ChannelClosed(f"{self._name}: rank {self._rank} takes no further part.")
+        if self._closed.is_set():
+            raise ChannelClosed(f"{self._name}: rank {self._rank} left the reduction.")
         self._layout.pack(tree, self._buffer)
         mean = fresh_buffer(self._layout.nbytes)
-        with talking_with(0, self._name):
+        with naming_rank(0, self._name):
             connection = self._connection = self._connection or self._dial(deadline)
             connection.send(WORD.pack(step), self._buffer.data, timeout=deadline.seconds())
-            told = connection.receive(self._size * WORD.size, timeout=deadline.seconds())
+            packed_steps = connection.receive(self._size * WORD.size, timeout=deadline.seconds())
             connection.receive_into(mean.data, timeout=deadline.seconds())
-        check_steps([step for (step,) in WORD.iter_unpack(told)], self._name)
+        check_steps([step for (step,) in WORD.iter_unpack(packed_steps)], self._name)
         return self._layout.unflatten(self._layout.flat_views(mean))
 
     def _dial(self, deadline: Deadline) -> Connection:
         backoff = Backoff()
         while (connection := self._dial_once()) is None:
             check_waiting(deadline, self._abandon, "connecting to it")
-            self._over.wait(min(backoff.seconds(), max(0.0, deadline.left())))
+            self._closed.wait(min(backoff.seconds(), max(0.0, deadline.left())))
         return connection
 
     def _dial_once(self) -> Connection | None:
@@ -179,11 +179,11 @@ class BranchReduction:
 
 
 @contextmanager
-def talking_with(rank: int, name: str) -> Iterator[None]:
-    """Says which rank an error is about."""
+def naming_rank(rank: int, name: str) -> Iterator[None]:
+    """Adds the rank to errors of the connection with it."""
     try:
         yield
     except ConnectionLost as error:
-        raise ChannelClosed(f"{name}: rank {rank} takes no further part.") from error
+        raise ChannelClosed(f"{name}: rank {rank} left the reduction.") from error
     except TimedOut as error:
         raise TimedOut(f"{name}: rank {rank} did not arrive in time ({error})") from error

@@ -1,7 +1,7 @@
-"""One process's connections to other hosts: a listener for all its ends, and how to reach theirs.
+"""A process's connections to other hosts: one listener for all its ends, and dialling of remote ends.
 
-Who dials says which end it wants by a JSON object with the name of that end in "to". The answer has
-"absent" where this process has no such end (any more), and what the end says otherwise.
+The dialler names the end that it wants by a JSON object with the key "to". The answer has the key "absent" if
+this process has no such end (any more), otherwise it is the end's own.
 """
 
 import socket
@@ -20,17 +20,17 @@ from rollmill.core.errors import RollmillError
 DIAL_SECONDS = 3.0
 
 Serve: TypeAlias = Callable[[Connection, dict[str, Any]], None]
-"""Talks with who dialled, until it returns; the answer to the dialler is its first word."""
+"""Serves a connection until it returns, given the dialler's greeting; must first send the answer to it."""
 
 
 class Hub:
-    """Listens until it is closed.
+    """Listens for all ends of a process until it is closed, and dials remote ends.
 
     Args:
-        broker: knows which end listens where.
-        token: of the run.
-        host: this host's address, as others reach it.
-        port: 0 takes a free one.
+        broker: knows the addresses of ends.
+        token: the run's token.
+        host: this host's address, as other hosts reach it.
+        port: port to listen on; 0 picks a free one.
     """
 
     def __init__(self, broker: Broker, token: str, *, host: str, port: int) -> None:
@@ -42,24 +42,24 @@ class Hub:
         self._listener = Listener(sock, token.encode(), self._connect)
 
     def claim(self, end: str) -> int:
-        """Takes `end` over; see `Broker.claim`."""
+        """Claims `end`; see `Broker.claim`."""
         return self._broker.claim(end)
 
     def is_replaced(self, end: str, incarnation: int) -> bool:
-        """Whether a later incarnation has claimed `end`, as far as the broker can be asked."""
+        """True if a later incarnation has claimed `end`; False if the broker cannot be reached."""
         try:
             return self._broker.holder(end) > incarnation
-        except RollmillError:  # without a coordinator nobody is replaced any more
+        except RollmillError:  # without a coordinator no end is replaced any more
             return False
 
     def announce(self, end: str, serve: Serve, incarnation: int) -> None:
-        """From now on `serve` talks with who dials `end`, each in a thread of its own."""
+        """Registers `serve` for connections to `end`, each in a thread of its own, and publishes the address."""
         with self._lock:
             self._ends[end] = serve
         self._broker.announce(end, self.address, incarnation)
 
     def dial(self, end: str, **hello: Any) -> tuple[Connection, dict[str, Any]] | None:
-        """A connection to `end` and its answer; None where it cannot be reached, now."""
+        """Connects to `end` and returns the connection and the answer; None if it cannot be reached now."""
         try:
             address = self._broker.lookup(end)
             sock = None if address is None else socket.create_connection(address, timeout=DIAL_SECONDS)
@@ -70,7 +70,7 @@ class Hub:
         try:
             converse(sock, present(self._token.encode()), timeout=PATIENCE)
             connection = Connection(sock)
-        except RollmillError:  # gone again, or another program has its port now
+        except RollmillError:  # closed meanwhile, or another program has its port now
             sock.close()
             return None
         try:
@@ -85,7 +85,7 @@ class Hub:
         return connection, answer
 
     def close(self) -> None:
-        """Ends the connections that others dialled."""
+        """Stops listening and ends the accepted connections."""
         self._listener.close()
 
     def _connect(self, peer: socket.socket, admission: Admission) -> None:
@@ -103,26 +103,26 @@ class Hub:
             raise Refused(f"not a greeting: {error!r}.") from error
 
 
-class ConnectionNumber:
-    """Lets only the newest of several connections to one end speak: those before it are ended.
+class LatestConnection:
+    """Lets only the latest of several connections to one end be served; earlier ones are ended.
 
-    Connections of a later incarnation of the peer are newer than all those of earlier ones.
+    Connections of a later incarnation of the peer are later than all those of earlier ones.
     """
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
-        self._speaking = threading.Lock()
-        self._newest: Connection | None = None
+        self._serving = threading.Lock()
+        self._latest: Connection | None = None
         self._incarnation = 0
 
     @contextmanager
-    def of(self, connection: Connection, incarnation: int = 0) -> Iterator[bool]:
-        """Waits until those before are silent; whether `connection` is still the newest then."""
+    def take_over(self, connection: Connection, incarnation: int = 0) -> Iterator[bool]:
+        """Waits until no earlier connection is served; yields True if `connection` is still the latest."""
         with self._changing:
             if incarnation >= self._incarnation:
-                before, self._newest = self._newest, connection
+                previous, self._latest = self._latest, connection
                 self._incarnation = incarnation
-                if before is not None:
-                    before.end()
-        with self._speaking:
-            yield self._newest is connection
+                if previous is not None:
+                    previous.end()
+        with self._serving:
+            yield self._latest is connection

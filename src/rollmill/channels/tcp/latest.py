@@ -1,4 +1,4 @@
-"""A board at each end of a connection: the newest message of the writer's is copied to the readers'.
+"""Latest-value channels between hosts: a board at each end of a connection, copied from writer to readers.
 
 reader -> writer   nothing
 writer -> reader   MESSAGE, version, payload;  or END
@@ -15,7 +15,7 @@ from rollmill.channels.layout import fresh_buffer
 from rollmill.channels.protocols import Versioned
 from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.latest import ENDED, BoardReader, BoardWriter, SeqlockBoard
-from rollmill.channels.tcp.hub import ConnectionNumber, Hub
+from rollmill.channels.tcp.hub import Hub, LatestConnection
 from rollmill.channels.transport.backoff import LONGEST_SECONDS, Backoff
 from rollmill.channels.transport.connection import Connection
 from rollmill.channels.transport.handshake import PATIENCE
@@ -26,26 +26,26 @@ MESSAGE, END = 1, 2
 
 
 class BoardPublisher:
-    """The writer's side: each reader that dials gets every message that is the newest when it is its turn.
+    """The writer's side: sends each connected reader the newest message, skipping those it was too slow for.
 
     Args:
-        board: local; the writer fills it.
+        board: local board, which the writer fills.
         doorbells: one for each reader, rung by the writer.
-        name: for errors.
+        name: name in error messages.
     """
 
     def __init__(self, board: SeqlockBoard, doorbells: Sequence[Doorbell], name: str) -> None:
         self._board = board
         self._doorbells = doorbells
         self._name = name
-        self._turns = [ConnectionNumber() for _ in doorbells]
+        self._latest_connections = [LatestConnection() for _ in doorbells]
         self._serving: set[int] = set()
 
     def serve(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Talks with one reader; an older connection of the same reader is ended first."""
+        """Serves one reader; an older connection of that reader is ended first."""
         index = int(hello["reader"])
-        with self._turns[index].of(connection) as is_newest:
-            if is_newest:
+        with self._latest_connections[index].take_over(connection) as is_latest:
+            if is_latest:
                 connection.send_json({}, timeout=PATIENCE)
                 self._serving.add(index)
                 try:
@@ -53,8 +53,8 @@ class BoardPublisher:
                 finally:
                     self._serving.discard(index)
 
-    def has_something_to_send(self) -> bool:
-        """Whether the writer was closed, and a reader that is connected has not been told."""
+    def is_draining(self) -> bool:
+        """True if the writer was closed and a connected reader has not received the end yet."""
         return bool(self._board.words[ENDED]) and bool(self._serving)
 
     def _send_newest(self, connection: Connection, doorbell: Doorbell) -> None:
@@ -80,13 +80,13 @@ class BoardPublisher:
 
 
 class TcpLatestReader:
-    """The reader's end, with a thread that keeps its board up to date; see `rollmill.channels.NewestReader`.
+    """The reader's end, with a thread that keeps its board up to date; see `rollmill.channels.LatestReader`.
 
     Args:
-        board: local.
+        board: local board.
         doorbell: rung by the thread.
-        reader: the end that reads the board.
-        hub: reaches the writer.
+        reader: reads the local board.
+        hub: connects to the writer.
         end: name of the writer's end.
         index: number of this reader.
     """
@@ -113,7 +113,7 @@ class TcpLatestReader:
         self._thread.start()
 
     def version(self) -> int | None:
-        """The version of the newest message that has arrived."""
+        """Version of the newest message that has arrived; None before the first."""
         return self._reader.version()
 
     def read(self, *, at_least: int | None = None, timeout: float | None = None) -> Versioned:
@@ -145,7 +145,7 @@ class TcpLatestReader:
                 kind, version = FRAME.unpack(connection.receive(FRAME.size))
                 if kind == END:
                     writer.close()
-                    self._stop.wait(LONGEST_SECONDS)  # another writer may come
+                    self._stop.wait(LONGEST_SECONDS)  # before dialling again: another writer may replace this one
                     return
                 connection.receive_into(writer.begin())
                 writer.finish(version)

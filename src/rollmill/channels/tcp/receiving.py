@@ -1,4 +1,4 @@
-"""The receiver's half of rings between hosts; see `tcp_experience` for the protocol."""
+"""The receiver's half of rings between hosts; see `channels.tcp.queue` for the protocol."""
 
 import select
 import time
@@ -8,31 +8,31 @@ from typing import Any, NamedTuple
 from rollmill.channels.errors import ConnectionLost, Refused
 from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.ring import CONSUMER, GONE, HEADER, Ring, RingWriter
-from rollmill.channels.tcp.hub import ConnectionNumber, Hub
-from rollmill.channels.tcp.queue import END, LOOK_SECONDS, NOBODY, RANGE, WORD, ResumePoint, RingEnds
+from rollmill.channels.tcp.hub import Hub, LatestConnection
+from rollmill.channels.tcp.queue import END, NOBODY, POLL_SECONDS, RANGE, WORD, ResumePoint, RingEnds
 from rollmill.channels.transport.connection import Connection
 from rollmill.channels.transport.handshake import PATIENCE
 
 
 class Arrivals(NamedTuple):
-    """Messages that have arrived from the latest sender of one source."""
+    """The messages that have arrived from the latest incarnation of one source's sender."""
 
     sender: int = 0
-    """Its incarnation."""
+    """Incarnation of the sender."""
     start: int = 0
-    """Position in the receiver's ring of its first message."""
+    """Position of its first message in the receiver's ring."""
 
 
 class ReceiverEndpoint:
-    """Puts what arrives from all sources of one receiver in its rings.
+    """Writes messages that arrive from all sources of one receiver to its rings.
 
     Args:
-        rings: by source; local, the receiver is their consumer.
-        space: by source; rung when the receiver releases.
+        rings: local ring of each source, whose consumer is the receiver.
+        space: doorbell of each source, rung when the receiver releases a message.
         arrived: the receiver's doorbell.
-        hub: knows who was replaced.
-        ends: by source; names of the two ends.
-        name: for errors.
+        hub: knows which ends were replaced.
+        ends: names of the two ends, by source.
+        name: name in error messages.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class ReceiverEndpoint:
             for source, ring in rings.items()
         }
         self._connected: set[int] = set()
-        self._look_at = time.monotonic() + LOOK_SECONDS
+        self._next_poll = time.monotonic() + POLL_SECONDS
         self._arrivals = dict.fromkeys(rings, Arrivals())
-        self._turns = {source: ConnectionNumber() for source in rings}
+        self._latest_connection = {source: LatestConnection() for source in rings}
         self.earlier = {source: ResumePoint() for source in rings}
         self.incarnations = {source: hub.claim(ends[source].receiver) for source in rings}
         for source, incarnation in self.incarnations.items():
@@ -66,38 +66,38 @@ class ReceiverEndpoint:
                 self.earlier[source].learn(0)
 
     def serve(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Talks with one source's pump; an older connection of the same source is ended first."""
+        """Receives from one source's sender thread; an older connection of that source is ended first."""
         source, sender = int(hello["source"]), int(hello["sender"])
         replaced = self._hub.is_replaced(self._ends[source].sender, sender)
         if replaced or sender < self._arrivals[source].sender:
             connection.send_json({"replaced": True}, timeout=PATIENCE)
             return
         try:
-            with self._turns[source].of(connection, sender) as is_newest:
-                if is_newest and not self._step_down(source):
+            with self._latest_connection[source].take_over(connection, sender) as is_latest:
+                if is_latest and not self._step_down(source):
                     self._connected.add(source)
                     self._receive(connection, source, sender, hello["sequence"])
         finally:
             self._connected.discard(source)
             self._step_down(source)
 
-    def look(self) -> None:
-        """Asks the broker now and then whether this receiver was replaced, where no pump has reached it."""
-        if time.monotonic() > self._look_at:
-            self._look_at = time.monotonic() + LOOK_SECONDS
+    def poll_broker(self) -> None:
+        """Checks now and then whether this receiver was replaced, for sources that are not connected."""
+        if time.monotonic() > self._next_poll:
+            self._next_poll = time.monotonic() + POLL_SECONDS
             for source in self._rings.keys() - self._connected:
                 self._step_down(source)
 
     def _step_down(self, source: int) -> bool:
-        """Whether another receiver took this one's place: then this one notices when it looks for messages."""
+        """True if this receiver was replaced; it then gets `ChannelClosed` from its next receive."""
         if not self._hub.is_replaced(self._ends[source].receiver, self.incarnations[source]):
             return False
         self._rings[source].root[CONSUMER] += 1
         self._arrived.ring()
         return True
 
-    def _unused(self, source: int) -> int:
-        """The first number of a range that the broker has handed out to nobody before."""
+    def _new_range(self, source: int) -> int:
+        """The first sequence number of a range that was never used."""
         return self._hub.claim(self._ends[source].ranges) * RANGE
 
     def _receive(self, connection: Connection, source: int, sender: int, sequence: int | None) -> None:
@@ -109,28 +109,30 @@ class ReceiverEndpoint:
         writer.reopen()
         if sender > self._arrivals[source].sender:
             self._arrivals[source] = Arrivals(sender, writer.published)
-        if not earlier.is_known:  # the sender does where it is older than this receiver; otherwise nobody does
-            earlier.learn(self._unused(source) if sequence is None else int(sequence))
+        if not earlier.is_known:  # rule 3: the sender knows the number if it is older than this receiver
+            earlier.learn(self._new_range(source) if sequence is None else int(sequence))
         start = self._arrivals[source].start
-        places = {"arrived": writer.published - start, "released": writer.released - start}
-        expected = earlier.sequence + writer.published
-        connection.send_json(
-            {"receiver": self.incarnations[source], "sequence": expected, **places}, timeout=PATIENCE
-        )
+        answer = {
+            "receiver": self.incarnations[source],
+            "sequence": earlier.sequence + writer.published,
+            "arrived": writer.published - start,
+            "released": writer.released - start,
+        }
+        connection.send_json(answer, timeout=PATIENCE)
         stream = Stream(connection, writer, ring, self._space[source], start)
         while (header := stream.header()) is not None:
             number, _, _, size, rank, *_ = HEADER.unpack(header)
             if (number, size, rank) != (earlier.sequence + writer.published, ring.layout.nbytes, source):
-                raise Refused(f"{self._name}: what came from {source} is not the next message of this channel.")
+                raise Refused(f"{self._name}: data from {source} is not the next message of this channel.")
             if not writer.has_room():
-                raise Refused(f"{self._name}: {source} sent more messages than fit.")
+                raise Refused(f"{self._name}: {source} sent more messages than there are free slots.")
             stream.fill(writer.payload())
             writer.publish_raw(header)
         writer.close()
 
 
 class Stream:
-    """Reads messages from a connection, and tells the other end meanwhile how many were released since `start`."""
+    """Reads messages from a connection, and sends the number of messages released since `start` as credit."""
 
     def __init__(
         self, connection: Connection, writer: RingWriter, ring: Ring, space: Doorbell, start: int
@@ -140,13 +142,13 @@ class Stream:
         self._writer = writer
         self._ring = ring
         self._space = space
-        self._told = writer.released
+        self._reported = writer.released
         self._poll = select.poll()
         for source in (connection, space):
             self._poll.register(source.fileno(), select.POLLIN)
 
     def header(self) -> bytes | None:
-        """The next message's; None when the sender says that there is none."""
+        """The next message's header; None when the sender has ended the stream."""
         word = bytearray(WORD.size)
         self.fill(memoryview(word))
         if WORD.unpack(word) == (END,):
@@ -156,20 +158,20 @@ class Stream:
         return bytes(header)
 
     def fill(self, view: memoryview) -> None:
-        """Fills `view`, waiting for what has not arrived."""
-        self._tell()
+        """Fills `view`; blocks until all of it has arrived."""
+        self._report()
         while len(view):
             count = self._connection.receive_some(view)
             view = view[count:]
             if count == 0:
                 self._poll.poll()
                 self._space.silence()
-                self._tell()
+                self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._ring.ledger(1).words[GONE]:
             self._connection.send(WORD.pack(NOBODY))
             raise ConnectionLost("the receiver was closed.")
-        if self._writer.released > self._told:
-            self._told = self._writer.released
-            self._connection.send(WORD.pack(self._told - self._start))
+        if self._writer.released > self._reported:
+            self._reported = self._writer.released
+            self._connection.send(WORD.pack(self._reported - self._start))

@@ -1,4 +1,4 @@
-"""The sender's half of a ring between hosts; see `tcp_experience` for the protocol."""
+"""The sender's half of a ring between hosts; see `channels.tcp.queue` for the protocol."""
 
 import select
 import threading
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from rollmill.channels.errors import Refused
 from rollmill.channels.shm.doorbell import Doorbell
-from rollmill.channels.shm.ring import ENDED, GONE, HEADER, LOST, PRODUCER, PUBLISHED, RELEASED, TAKEN, Ring
+from rollmill.channels.shm.ring import ENDED, GONE, HEADER, PRODUCER, PUBLISHED, RELEASED, TAKEN, Ring
 from rollmill.channels.tcp.hub import Hub
-from rollmill.channels.tcp.queue import END, LOOK_SECONDS, MESSAGE, NOBODY, WORD, ResumePoint, RingEnds
+from rollmill.channels.tcp.queue import END, MESSAGE, NOBODY, POLL_SECONDS, WORD, ResumePoint, RingEnds
 from rollmill.channels.transport.backoff import Backoff
 from rollmill.channels.transport.connection import Connection
 from rollmill.channels.transport.handshake import PATIENCE
@@ -17,22 +17,22 @@ from rollmill.core.errors import RollmillError
 
 
 class PositionMap(NamedTuple):
-    """Which messages of the local ring go to one receiver."""
+    """The messages of the local ring that go to one incarnation of the receiver."""
 
     receiver: int
-    """Its incarnation."""
+    """Incarnation of the receiver."""
     start: int
-    """Position of the first of them."""
+    """Position of the first message in the local ring."""
 
 
 class SenderThread:
-    """Empties a sender's ring into the receiver's, in a thread of its own.
+    """Sends the messages of a sender's ring to the receiver's, in a thread of its own.
 
     Args:
-        ring: local; the sender is its producer.
-        space: rung when a slot of it is free.
+        ring: local ring, whose producer is the sender.
+        space: rung when a slot of the ring is released.
         published: rung by the sender.
-        hub: reaches the receiver.
+        hub: connects to the receiver.
         ends: names of the two ends.
         source: rank of the sender.
     """
@@ -55,27 +55,27 @@ class SenderThread:
         self._hub = hub
         self._ends = ends
         self._source = source
-        self._pairing: PositionMap | None = None
+        self._positions: PositionMap | None = None
         self._incarnation = hub.claim(ends.sender)
         self.earlier = ResumePoint()
         if self._incarnation == 1:
             self.earlier.learn(0)
-        self._look_at = time.monotonic() + LOOK_SECONDS
+        self._next_poll = time.monotonic() + POLL_SECONDS
         self._stop = threading.Event()
         self._connection: Connection | None = None
-        self._thread = threading.Thread(target=self._run, name=f"rollmill-pump-{ends.receiver}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"rollmill-sender-{ends.receiver}", daemon=True)
         self._thread.start()
 
     def has_unsent(self) -> bool:
-        """Whether something was published and not sent, and the receiver has not said that it wants no more."""
+        """True if published messages are unsent and the receiver still accepts them."""
         return self._consumer[TAKEN] < self._producer[PUBLISHED] and self._thread.is_alive()
 
-    def has_something_to_send(self) -> bool:
-        """Whether the sender was closed and what it left is still being sent."""
+    def is_draining(self) -> bool:
+        """True if the sender was closed and its remaining messages are still being sent."""
         return bool(self._producer[ENDED]) and self._thread.is_alive()
 
     def close(self) -> None:
-        """Stops, whether all was sent or not."""
+        """Stops the thread; unsent messages are dropped."""
         self._stop.set()
         self._published.ring()
         if (connection := self._connection) is not None:
@@ -89,51 +89,50 @@ class SenderThread:
             hello = {"source": self._source, "sender": self._incarnation, "sequence": sequence}
             dialled = self._hub.dial(self._ends.receiver, **hello)
             if dialled is not None:
-                if self._talk(*dialled):
+                if self._serve(*dialled):
                     return
-                if self._pairing is not None:
+                if self._positions is not None:
                     backoff.reset()
             elif self._hub.is_replaced(self._ends.sender, self._incarnation):
                 self._step_down()
                 return
             self._stop.wait(backoff.seconds())
 
-    def _talk(self, connection: Connection, answer: dict[str, Any]) -> bool:
-        """Whether there is nothing more to say."""
+    def _serve(self, connection: Connection, answer: dict[str, Any]) -> bool:
+        """Sends over one connection until it is lost; returns True when there is nothing left to do."""
         self._connection = connection
         try:
             if answer.get("gone"):
                 return self._give_up()
             if answer.get("replaced"):
                 return self._step_down()
-            credit = self._pair(answer)
-            return self._send_all(connection, credit)
-        except RollmillError:  # lost; dial again
+            released = self._resume(answer)
+            return self._send_all(connection, released)
+        except RollmillError:  # the connection was lost: dial again
             return False
         finally:
             connection.close()
 
-    def _pair(self, answer: dict[str, Any]) -> int:
-        """Finds the message to go on with; returns how many of the receiver's slots were released."""
+    def _resume(self, answer: dict[str, Any]) -> int:
+        """Sets the next message to send; returns how many of the receiver's slots were released."""
         receiver, arrived = int(answer["receiver"]), int(answer["arrived"])
-        known = self._pairing
-        if known is None or receiver > known.receiver:
-            known = self._pairing = PositionMap(receiver, self._consumer[TAKEN])
-            self._consumer[LOST] += self._consumer[TAKEN] - self._consumer[RELEASED]
-            self._release(self._consumer[TAKEN])  # what was sent to the one before is not sent again
-        if receiver < known.receiver or not 0 <= arrived <= self._consumer[TAKEN] - known.start:
+        positions = self._positions
+        if positions is None or receiver > positions.receiver:
+            positions = self._positions = PositionMap(receiver, self._consumer[TAKEN])
+            self._release(self._consumer[TAKEN])  # rule 1: messages sent to the previous receiver are not resent
+        if receiver < positions.receiver or not 0 <= arrived <= self._consumer[TAKEN] - positions.start:
             raise Refused(f"{self._ends.receiver}: a receiver that was replaced answered.")
-        self._consumer[TAKEN] = known.start + arrived  # what was lost on the way is still in its slot
+        self._consumer[TAKEN] = positions.start + arrived  # messages lost in transit are still in their slots
         self.earlier.learn(int(answer["sequence"]) - self._consumer[TAKEN])
         return int(answer["released"])
 
     def _send_all(self, connection: Connection, released: int) -> bool:
-        incoming, connection.abandon = Incoming(connection), self._must_leave
+        credit, connection.abandon = CreditStream(connection), self._must_disconnect
         poll = select.poll()
         for source in (connection, self._published):
             poll.register(source.fileno(), select.POLLIN)
-        while not self._must_leave():
-            released = incoming.newest(released)
+        while not self._must_disconnect():
+            released = credit.newest(released)
             if released == NOBODY:
                 return self._give_up()
             ended = self._producer[ENDED]
@@ -141,26 +140,28 @@ class SenderThread:
                 continue
             if ended and self._consumer[TAKEN] == self._producer[PUBLISHED]:
                 connection.send(WORD.pack(END))
-                incoming.drain()
+                credit.drain()
                 return True
-            poll.poll(LOOK_SECONDS * 1000)
+            poll.poll(POLL_SECONDS * 1000)
             self._published.silence()
         return self._stop.is_set()
 
-    def _must_leave(self) -> bool:
-        """Whether this pump was closed, or its receiver replaced; the broker is asked every two seconds."""
+    def _must_disconnect(self) -> bool:
+        """True if this thread was stopped, or the receiver replaced; polls the broker every two seconds."""
         if self._stop.is_set():
             return True
-        if self._pairing is None or time.monotonic() < self._look_at:
+        if self._positions is None or time.monotonic() < self._next_poll:
             return False
-        self._look_at = time.monotonic() + LOOK_SECONDS
-        return self._hub.is_replaced(self._ends.receiver, self._pairing.receiver)
+        self._next_poll = time.monotonic() + POLL_SECONDS
+        return self._hub.is_replaced(self._ends.receiver, self._positions.receiver)
 
     def _send_next(self, connection: Connection, released: int) -> bool:
-        """Sends a message, where one is there and the receiver has a slot for it."""
-        assert self._pairing is not None
+        """Sends a message if one is published and the receiver has a free slot; returns True if it did."""
+        assert self._positions is not None
         capacity, position = self._ring.capacity, self._consumer[TAKEN]
-        released += self._pairing.start
+        released += (
+            self._positions.start
+        )  # from the receiver's count of this sender to positions of the local ring
         self._release(min(position, released))
         if position == self._producer[PUBLISHED] or position - released >= capacity:
             return False
@@ -182,14 +183,14 @@ class SenderThread:
         return True
 
     def _step_down(self) -> bool:
-        """Another sender took this one's place: the sender finds it out when it asks for room."""
+        """Marks the sender as replaced: it gets `ChannelClosed` when it next checks for room."""
         self._ring.root[PRODUCER] += 1
         self._space.ring()
         return True
 
 
-class Incoming:
-    """Numbers that arrive in a connection, of which only the newest matters."""
+class CreditStream:
+    """The receiver's counts of released messages, of which only the newest matters."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -197,7 +198,7 @@ class Incoming:
         self._filled = 0
 
     def newest(self, known: int) -> int:
-        """The newest number; `known` where none arrived."""
+        """The newest count; `known` where none arrived."""
         while count := self._connection.receive_some(memoryview(self._buffer)[self._filled :]):
             self._filled += count
             if self._filled == WORD.size:
@@ -206,7 +207,7 @@ class Incoming:
         return known
 
     def drain(self) -> None:
-        """Reads on until the other end has read all and closed: closing first could destroy what it has not."""
+        """Reads until the other end has closed: closing first could discard data that it has not read yet."""
         try:
             while True:
                 self._connection.receive(1, timeout=PATIENCE)

@@ -1,7 +1,7 @@
 """Channels between hosts: the ends of `MemoryWire` on private memory, joined by connections.
 
-sender -> local ring -> pump ~ endpoint -> local ring -> receiver
-writer -> local board -> publisher ~ thread of the reader -> local board -> reader
+sender -> local ring -> SenderThread ~ ReceiverEndpoint -> local ring -> receiver
+writer -> local board -> BoardPublisher ~ TcpLatestReader -> local board -> reader
 """
 
 import secrets
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from rollmill.channels.layout import Layout
 from rollmill.channels.protocols import Address, Broker, Route
 from rollmill.channels.routing import round_robin
-from rollmill.channels.shm.allreduce import refuse_twice
+from rollmill.channels.shm.allreduce import refuse_reopening
 from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.shm.latest import BoardReader, BoardWriter, SeqlockBoard, board_bytes
 from rollmill.channels.shm.memory import private_memory
@@ -28,26 +28,26 @@ from rollmill.channels.waiting import Abandon, Deadline, Waiter, never
 from rollmill.core.errors import UsageError
 
 LINGER = 5.0
-"""Seconds for which `close` goes on sending what closed senders and writers have left."""
+"""Seconds for which `close` goes on sending the remaining messages of closed senders and writers."""
 
 NAP = 0.005
 
 
 class TcpWire:
-    """See `rollmill.channels.Wire`.
+    """A wire over TCP; see `rollmill.channels.Wire`.
 
-    A message is on its way when `send` returns: a sender's process that dies then takes along what it
-    had not sent yet. The depth in a sender's statistics counts those.
+    `send` returns before the message has left this process; if the process dies then, unsent messages are lost.
+    The depth in a sender's statistics counts them.
 
     Args:
-        broker: knows which end listens where.
-        token: of the run; ends that do not know it are not talked with.
-        host: this host's address, as the others reach it. The default is reached from this host only.
-        port: 0 takes a free one.
-        abandon: whether the run is being stopped; waiting ends ask it about ten times a second.
+        broker: knows the addresses of ends.
+        token: the run's token; peers that do not know it are refused.
+        host: this host's address, as the other hosts reach it. The default is reached from this host only.
+        port: port to listen on; 0 picks a free one.
+        abandon: returns True when the run is being stopped; ends that wait poll it about ten times a second.
 
     Raises:
-        UsageError: there is no listening at `host` and `port`.
+        UsageError: `host` and `port` cannot be listened on.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TcpWire:
         self._broker = broker
         self._abandon = abandon
         self._hub = Hub(broker, token, host=host, port=port)
-        self._pumps: list[SenderThread] = []
+        self._sender_threads: list[SenderThread] = []
         self._senders: list[QueueSender] = []
         self._publishers: list[BoardPublisher] = []
         self._closing: list[Callable[[], None]] = []
@@ -64,7 +64,7 @@ class TcpWire:
 
     @property
     def address(self) -> Address:
-        """Where this wire listens."""
+        """Address at which this wire listens."""
         return self._hub.address
 
     def sender(
@@ -78,7 +78,7 @@ class TcpWire:
         route: Route | None = None,
         checksum: bool = False,
     ) -> QueueSender:
-        """The producer `source` of edge `name`."""
+        """Opens the end of producer `source` of edge `name`."""
         check_ranks(targets, name, "targets")
         space = self._doorbell()
         writers, earlier = {}, {}
@@ -89,19 +89,19 @@ class TcpWire:
                 ring, source=source, doorbell=published, checksum=checksum, name=described
             )
             ends = _ends(name, source, target)
-            pump = SenderThread(ring, space=space, published=published, hub=self._hub, ends=ends, source=source)
-            self._pumps.append(pump)
-            earlier[target] = pump.earlier
+            thread = SenderThread(ring, space=space, published=published, hub=self._hub, ends=ends, source=source)
+            self._sender_threads.append(thread)
+            earlier[target] = thread.earlier
         described = f"sending {name} from {source}"
         waiter = Waiter(space, self._abandon, described)
-        count = lambda target: earlier[target].wait(self._abandon, described)
-        self._senders.append(QueueSender(writers, layout, route or round_robin, waiter, earlier=count))
+        count_earlier = lambda target: earlier[target].wait(self._abandon, described)
+        self._senders.append(QueueSender(writers, layout, route or round_robin, waiter, earlier=count_earlier))
         return self._senders[-1]
 
     def receiver(
         self, name: str, *, sources: Sequence[int], target: int, layout: Layout, capacity: int = 2
     ) -> QueueReceiver:
-        """The consumer `target` of edge `name`."""
+        """Opens the end of consumer `target` of edge `name`."""
         check_ranks(sources, name, "sources")
         described, arrived = f"{name} at {target}", self._doorbell()
         rings = {source: self._ring(name, source, target, layout, capacity) for source in sources}
@@ -114,12 +114,12 @@ class TcpWire:
         endpoint = ReceiverEndpoint(rings, space=space, arrived=arrived, hub=self._hub, ends=ends, name=described)
         for source in sources:
             self._hub.announce(ends[source].receiver, endpoint.serve, endpoint.incarnations[source])
-        waiter = Waiter(arrived, lambda: endpoint.look() or self._abandon(), f"receiving {described}")
-        count = lambda source: endpoint.earlier[source].wait(self._abandon, described)
-        return QueueReceiver(readers, layout, waiter, described, earlier=count)
+        waiter = Waiter(arrived, lambda: endpoint.poll_broker() or self._abandon(), f"receiving {described}")
+        count_earlier = lambda source: endpoint.earlier[source].wait(self._abandon, described)
+        return QueueReceiver(readers, layout, waiter, described, earlier=count_earlier)
 
     def newest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:
-        """The writer of channel `name`."""
+        """Opens the writer of latest-value channel `name`."""
         board, doorbells = self._board(name, layout, readers), [self._doorbell() for _ in range(readers)]
         publisher = BoardPublisher(board, doorbells, name)
         self._publishers.append(publisher)
@@ -128,11 +128,11 @@ class TcpWire:
         return BoardWriter(board, doorbells, name)
 
     def newest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> TcpLatestReader:
-        """Reader number `reader` of as many."""
+        """Opens reader number `reader` of latest-value channel `name`."""
         check_rank(reader, readers, name, "reader")
         board, doorbell = self._board(name, layout, readers), self._doorbell()
         waiter = Waiter(doorbell, self._abandon, f"reading {name} at {reader}")
-        opened = TcpLatestReader(
+        remote_reader = TcpLatestReader(
             board,
             doorbell,
             BoardReader(board, waiter, name),
@@ -140,20 +140,20 @@ class TcpWire:
             end=f"{name}/newest",
             index=reader,
         )
-        self._closing.append(opened.close)
-        return opened
+        self._closing.append(remote_reader.close)
+        return remote_reader
 
     def reduction(self, name: str, *, rank: int, size: int, layout: Layout) -> RootReduction | BranchReduction:
-        """Rank `rank` of a mean over `size` ranks."""
+        """Opens rank `rank` of an all-reduce over `size` ranks."""
         check_rank(rank, size, name, "rank")
         self._broker.agree(f"{name}/mean", digest=f"mean over {size} of {layout.digest}")
         self._open_once(name, rank)
         end = f"{name}/mean"
         if rank == 0:
-            opened = RootReduction(layout, size=size, abandon=self._abandon, name=name)
-            self._hub.announce(end, opened.serve, self._hub.claim(end))
+            reduction = RootReduction(layout, size=size, abandon=self._abandon, name=name)
+            self._hub.announce(end, reduction.serve, self._hub.claim(end))
         else:
-            opened = BranchReduction(
+            reduction = BranchReduction(
                 layout,
                 rank=rank,
                 size=size,
@@ -162,39 +162,45 @@ class TcpWire:
                 abandon=self._abandon,
                 name=name,
             )
-        self._closing.append(opened.close)
-        return opened
+        self._closing.append(reduction.close)
+        return reduction
 
     def finish(self) -> None:
-        """Closes the senders, waits as long as it takes until what they have left is sent, and closes itself."""
+        """Closes the senders, waits without limit until their messages are sent, then closes this wire."""
         for sender in self._senders:
             sender.close()
-        while any(pump.has_unsent() for pump in self._pumps) and not self._abandon():
+        while any(thread.has_unsent() for thread in self._sender_threads) and not self._abandon():
             time.sleep(NAP)
         self.close()
 
     def close(self) -> None:
-        """Sends what closed senders and writers have left, then ends all connections."""
+        """Sends the remaining messages of closed senders and writers for a while, then ends all connections."""
         deadline = Deadline(LINGER)
-        while any(end.has_something_to_send() for end in (*self._pumps, *self._publishers)):
+        while any(end.is_draining() for end in (*self._sender_threads, *self._publishers)):
             if deadline.left() <= 0 or self._abandon():
                 break
             time.sleep(NAP)
-        for pump in self._pumps:
-            pump.close()
+        for thread in self._sender_threads:
+            thread.close()
         for close in self._closing:
             close()
         self._hub.close()
         for doorbell in self._doorbells:
             doorbell.close()
-        for opened in (self._pumps, self._senders, self._publishers, self._closing, self._doorbells):
-            opened.clear()
+        for resources in (
+            self._sender_threads,
+            self._senders,
+            self._publishers,
+            self._closing,
+            self._doorbells,
+        ):
+            resources.clear()
 
     def _open_once(self, name: str, rank: int) -> None:
         try:
             self._broker.agree(rank_bell(name, rank), digest=secrets.token_hex(8))
         except UsageError:
-            refuse_twice(True, name, rank)
+            refuse_reopening(True, name, rank)
 
     def _ring(self, name: str, source: int, target: int, layout: Layout, capacity: int) -> Ring:
         nbytes = ring_bytes(layout, capacity)
@@ -211,6 +217,6 @@ class TcpWire:
 
 
 def _ends(name: str, source: int, target: int) -> RingEnds:
-    """The ends of one ring: receivers of one rank may share its sources out."""
+    """Names of the two ends of one ring: for each pair, as receivers of one rank may divide its sources."""
     ring = f"{name}/{source} to {target}"
     return RingEnds(f"{ring}/sender", f"{ring}/receiver")

@@ -1,1 +1,1 @@
-"""Connections with mutual authentication, which channels and workers are reached by."""
+"""Mutually authenticated connections, used by channels and workers."""

@@ -1,4 +1,4 @@
-"""The time between two tries: it doubles each time, and chance keeps many processes from trying in step."""
+"""Delays between retries: doubled after each, with jitter so that many processes do not retry in step."""
 
 import random
 
@@ -6,11 +6,11 @@ FIRST_SECONDS, LONGEST_SECONDS = 0.02, 0.5
 
 
 class Backoff:
-    """Exponential back-off with jitter.
+    """Exponential backoff with jitter.
 
     Args:
-        first: seconds after the first try, at most.
-        longest: seconds that no wait exceeds.
+        first: longest delay after the first attempt, in seconds.
+        longest: longest delay after any attempt, in seconds.
     """
 
     def __init__(self, first: float = FIRST_SECONDS, longest: float = LONGEST_SECONDS) -> None:
@@ -19,11 +19,11 @@ class Backoff:
         self._limit = first
 
     def seconds(self) -> float:
-        """How long to wait now: from half of the current limit up to all of it."""
+        """The next delay in seconds: drawn between half of the current limit and all of it."""
         limit = self._limit
         self._limit = min(2 * limit, self._longest)
         return random.uniform(limit / 2, limit)
 
     def reset(self) -> None:
-        """Begins anew, after a try that succeeded."""
+        """Restarts at the first delay, after a successful attempt."""
         self._limit = self._first

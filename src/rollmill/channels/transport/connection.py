@@ -1,4 +1,4 @@
-"""A stream between two processes: exact numbers of bytes, small JSON objects, file descriptors."""
+"""A stream socket between two processes that carries bytes, small JSON objects and file descriptors."""
 
 import array
 import contextlib
@@ -19,19 +19,19 @@ LENGTH = struct.Struct("<I")
 LONGEST_JSON = 1 << 16
 MOST_DESCRIPTORS = 4
 SECONDS_UNTIL_LOST = 20
-"""After this long without an answer a host is taken for dead."""
+"""Seconds without an acknowledgement after which a host is considered dead."""
 
 
 class Connection:
     """One end of a stream socket. One thread may send while another receives.
 
     Every call raises `ConnectionLost` when the stream has ended, `TimedOut` after `timeout` seconds (None:
-    never), and `Abandoned` when `abandon` says so; after the last two the stream may be cut in mid-message
-    and is to be closed.
+    never), and `Abandoned` when `abandon` returns True; after the last two, a message may be incomplete, and
+    the connection has to be closed.
     """
 
     abandon: Abandon
-    """Whether the run is being stopped; for connections on which a user's thread waits."""
+    """Returns True when the run is being stopped; polled by calls that block."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -41,7 +41,7 @@ class Connection:
         self.abandon = never
 
     def fileno(self) -> int:
-        """Readable when there is something to receive."""
+        """File descriptor of the socket, readable when there is data to receive."""
         return self._socket.fileno()
 
     def send(self, *parts: memoryview | bytes, timeout: float | None = None) -> None:
@@ -57,7 +57,7 @@ class Connection:
                 raise ConnectionLost(f"the connection was lost: {error}.") from error
 
     def receive_some(self, view: memoryview) -> int:
-        """Fills the beginning of `view`, which is not empty, with what is there; returns how much, maybe 0."""
+        """Reads available bytes into the front of `view`, which is not empty; returns their number, maybe 0."""
         try:
             count = self._socket.recv_into(view)
         except BlockingIOError:
@@ -69,17 +69,17 @@ class Connection:
         return count
 
     def check_silent(self) -> None:
-        """Returns where the other end is still there, and has nothing to say.
+        """Checks that the other end is connected and has sent nothing.
 
         Raises:
-            ConnectionLost: it is gone.
-            Refused: it said something.
+            ConnectionLost: the stream has ended.
+            Refused: there is data.
         """
         if self.receive_some(memoryview(bytearray(1))):
-            raise Refused("the other end spoke when it was not its turn.")
+            raise Refused("the other end sent data out of turn.")
 
     def receive_into(self, view: memoryview, *, timeout: float | None = None) -> None:
-        """Fills all of `view`."""
+        """Fills all of `view`, blocking until enough bytes have arrived."""
         deadline = Deadline(timeout)
         while len(view):
             count = self.receive_some(view)
@@ -88,7 +88,7 @@ class Connection:
                 self._sleep(select.POLLIN, deadline)
 
     def receive(self, count: int, *, timeout: float | None = None) -> bytes:
-        """Exactly so many bytes."""
+        """Receives exactly `count` bytes."""
         buffer = bytearray(count)
         self.receive_into(memoryview(buffer), timeout=timeout)
         return bytes(buffer)
@@ -96,7 +96,7 @@ class Connection:
     def send_json(
         self, value: dict[str, Any], *, descriptors: Sequence[int] = (), timeout: float | None = None
     ) -> None:
-        """Sends a small object, and with it file descriptors, where the socket is a Unix one."""
+        """Sends a small object, and file descriptors with it (Unix sockets only)."""
         text = json.dumps(value).encode()
         message = LENGTH.pack(len(text)) + text
         if descriptors:
@@ -105,10 +105,10 @@ class Connection:
         self.send(message, timeout=timeout)
 
     def receive_json(self, *, timeout: float | None = None) -> tuple[dict[str, Any], list[int]]:
-        """An object, and the file descriptors that came with it, which are now the caller's.
+        """Receives an object and the file descriptors sent with it, which now belong to the caller.
 
         Raises:
-            Refused: what came is no such object.
+            Refused: the data is not a JSON object, or too long.
         """
         deadline = Deadline(timeout)
         first, descriptors = self._receive_descriptors(deadline)
@@ -116,7 +116,7 @@ class Connection:
             rest = self.receive(LENGTH.size - 1, timeout=deadline.seconds())
             (length,) = LENGTH.unpack(first + rest)
             if length > LONGEST_JSON:
-                raise Refused(f"{length} bytes of JSON were announced, at most {LONGEST_JSON} are taken.")
+                raise Refused(f"{length} bytes of JSON were announced, at most {LONGEST_JSON} are accepted.")
             text = self.receive(length, timeout=deadline.seconds())
             return parse_object(text, where="a message", limit=LONGEST_JSON, error=Refused), descriptors
         except BaseException:
@@ -125,12 +125,12 @@ class Connection:
             raise
 
     def end(self) -> None:
-        """Ends the stream: whoever waits on it, at either end, gets `ConnectionLost`."""
+        """Shuts the stream down: calls that block on it, at either end, raise `ConnectionLost`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the stream and gives its file descriptor back."""
+        """Shuts the stream down and closes its file descriptor."""
         self.end()
         self._socket.close()
 

@@ -1,4 +1,4 @@
-"""How a process reaches a listener that may be slow: it tries again, and waits longer each time."""
+"""Dialling a listener that may be overloaded, with retries and exponential backoff."""
 
 import socket
 import time
@@ -16,32 +16,33 @@ FIRST_WAIT, LONGEST_WAIT = 0.05, 2.0
 def reach(
     connect: Callable[[], socket.socket], token: bytes, claim: bytes = b"", *, timeout: float = REACH_SECONDS
 ) -> socket.socket:
-    """A connection to a listener that has accepted the token and the claim.
+    """Connects to a listener and completes the handshake.
 
-    A listener that has no room, time, thread or file descriptor closes the connection without an answer; then this
-    tries again. Where nobody listens, or the token is refused, waiting would not help.
+    A listener that lacks room, time, threads or file descriptors closes the connection without an answer; only
+    then, and after a timeout, is there another attempt. Without a listener, or with a wrong token, waiting would
+    not help.
 
     Args:
-        connect: makes a connection.
-        token: that both ends know.
+        connect: opens a socket.
+        token: the run's token.
         claim: see `handshake`.
-        timeout: seconds for all tries together.
+        timeout: seconds for all attempts together.
 
     Raises:
         Refused: the token is wrong.
         ConnectionLost: the listener closed every connection without an answer.
-        TimedOut: it did not answer.
+        TimedOut: the listener did not answer.
         OSError: there is no listener.
     """
     deadline, backoff = Deadline(timeout), Backoff(FIRST_WAIT, LONGEST_WAIT)
     while True:
         try:
             return _try(connect, token, claim, deadline)
-        except (ConnectionLost, TimedOut, BlockingIOError):  # the last one: its queue is full
-            wait = backoff.seconds()
-            if deadline.left() < wait:
+        except (ConnectionLost, TimedOut, BlockingIOError):  # BlockingIOError: the listen queue is full
+            delay = backoff.seconds()
+            if deadline.left() < delay:
                 raise
-        time.sleep(wait)
+        time.sleep(delay)
 
 
 def _try(connect: Callable[[], socket.socket], token: bytes, claim: bytes, deadline: Deadline) -> socket.socket:

@@ -1,16 +1,17 @@
-"""Both ends of a connection prove that they know a token, which itself never travels.
+"""Mutual authentication: both ends of a connection prove that they know a token, which is never sent.
 
     acceptor -> dialler   greeting, nonce
     dialler  -> acceptor  nonce, HMAC-SHA256(token, "dialler", both nonces, claim), length of the claim, claim
     acceptor -> dialler   "+", HMAC-SHA256(token, "acceptor", both nonces);  or "-" where the proof was wrong
 
-The claim says who the dialler is, where the acceptor wants to know it. A connection that ends without an answer
-was not refused: the acceptor had no time or no room, and the dialler may try again.
+The claim is the dialler's identity, for acceptors that need it. A connection that ends without an answer was not
+refused: the acceptor had no time or no room, and the dialler may try again.
 
-Each side is a *dialogue*: a generator that yields what is to be sent and how many bytes must then come, and is
-sent these bytes. So one thread can lead many at once (`listener`), or one to its end (`converse`).
+Each side is a *dialogue*: a generator that yields the bytes to send and the number of bytes to receive then, and
+is sent the bytes received. So one thread can run many dialogues at once (`listener`), or one to its end
+(`converse`).
 
-What follows is neither encrypted nor signed: keep to loopback, or to a network that is trusted.
+The traffic after the handshake is neither encrypted nor signed: use loopback, or a trusted network.
 """
 
 import hmac
@@ -34,7 +35,7 @@ ACCEPTED, REFUSED = b"+", b"-"
 ANSWER_BYTES = 1 + PROOF_BYTES
 
 PATIENCE = 10.0
-"""Seconds within which the other end must have said what is asked of it."""
+"""Timeout in seconds for an expected message of the other end."""
 
 Step: TypeAlias = tuple[bytes, int]
 """Bytes to send, and the number of bytes to receive afterwards."""
@@ -43,63 +44,64 @@ Dialogue: TypeAlias = Generator[Step, bytes, T]
 
 
 class Admission(NamedTuple):
-    """A dialler that knows the token."""
+    """An authenticated dialler."""
 
     claim: bytes
+    """The identity that the dialler claims."""
     answer: bytes
-    """To be sent as soon as somebody serves the connection: until then the dialler may try again."""
+    """Bytes to send as soon as a thread serves the connection; a dialler without them tries again."""
 
 
 def new_token() -> str:
-    """A token that nobody can guess: 64 hexadecimal digits."""
+    """A random token: 64 hexadecimal digits."""
     return secrets.token_hex(32)
 
 
 def admit(token: bytes) -> Dialogue[Admission]:
-    """The acceptor's side.
+    """The acceptor's side of the handshake.
 
     Raises:
-        Refused: the dialler does not know the token, or claims too much.
+        Refused: the dialler does not know the token, or its claim is too long.
     """
-    own = secrets.token_bytes(NONCE_BYTES)
-    head = yield GREETING + own, NONCE_BYTES + PROOF_BYTES + LENGTH.size
-    theirs, proof = head[:NONCE_BYTES], head[NONCE_BYTES : NONCE_BYTES + PROOF_BYTES]
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    head = yield GREETING + nonce, NONCE_BYTES + PROOF_BYTES + LENGTH.size
+    peer_nonce, proof = head[:NONCE_BYTES], head[NONCE_BYTES : NONCE_BYTES + PROOF_BYTES]
     (length,) = LENGTH.unpack(head[-LENGTH.size :])
     if length > LONGEST_CLAIM:
-        raise Refused(f"it claims to be somebody in {length:,} bytes; at most {LONGEST_CLAIM:,} are taken.")
+        raise Refused(f"its claim has {length:,} bytes; at most {LONGEST_CLAIM:,} are accepted.")
     claim = (yield b"", length) if length else b""
-    if not hmac.compare_digest(proof, _proof(token, b"dialler", own + theirs, claim)):
+    if not hmac.compare_digest(proof, _proof(token, b"dialler", nonce + peer_nonce, claim)):
         yield REFUSED + bytes(PROOF_BYTES), 0
         raise Refused("it does not know the run's token.")
-    return Admission(claim, ACCEPTED + _proof(token, b"acceptor", own + theirs))
+    return Admission(claim, ACCEPTED + _proof(token, b"acceptor", nonce + peer_nonce))
 
 
 def present(token: bytes, claim: bytes = b"") -> Dialogue[None]:
-    """The dialler's side.
+    """The dialler's side of the handshake.
 
     Raises:
-        Refused: the acceptor does not take the token, or does not know it itself.
+        Refused: the acceptor rejects the token, or does not know it itself.
     """
-    first = yield b"", len(GREETING) + NONCE_BYTES
-    if not first.startswith(GREETING):
-        raise Refused("what listens there is not a rollmill of this version.")
-    own = secrets.token_bytes(NONCE_BYTES)
-    nonces = first[len(GREETING) :] + own
-    head = own + _proof(token, b"dialler", nonces, claim) + LENGTH.pack(len(claim))
+    greeting = yield b"", len(GREETING) + NONCE_BYTES
+    if not greeting.startswith(GREETING):
+        raise Refused("the listener there is not Rollmill of this version.")
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    nonces = greeting[len(GREETING) :] + nonce
+    head = nonce + _proof(token, b"dialler", nonces, claim) + LENGTH.pack(len(claim))
     answer = yield head + claim, ANSWER_BYTES
     if not answer.startswith(ACCEPTED):
         raise Refused("the connection was refused: the token is not that of the run.")
     if not hmac.compare_digest(answer[1:], _proof(token, b"acceptor", nonces)):
-        raise Refused("what listens there does not know the run's token.")
+        raise Refused("the listener there does not know the run's token.")
 
 
 def converse(sock: socket.socket, dialogue: Dialogue[T], *, timeout: float) -> T:
-    """Leads a dialogue to its end; the timeout is that of the whole.
+    """Runs a dialogue to its end and returns its result; the timeout is for the whole dialogue.
 
     Raises:
         Refused: see the dialogue.
-        ConnectionLost: the other end went away.
-        TimedOut: it took too long.
+        ConnectionLost: the other end closed the connection.
+        TimedOut: the dialogue took too long.
     """
     deadline, received = Deadline(timeout), b""
     try:
@@ -121,10 +123,10 @@ def _receive(sock: socket.socket, count: int, deadline: Deadline) -> bytes:
     received = bytearray()
     while len(received) < count:
         sock.settimeout(_seconds_left(deadline))
-        more = sock.recv(count - len(received))
-        if not more:
+        chunk = sock.recv(count - len(received))
+        if not chunk:
             raise ConnectionLost("the other end closed the connection.")
-        received += more
+        received += chunk
     return bytes(received)
 
 

@@ -1,9 +1,8 @@
-"""Takes connections that know the token, and serves each in a thread of its own.
+"""Accepts connections, authenticates them, and serves each in a thread of its own.
 
-All listeners of Rollmill are this one: of the broker, of the ends of channels, of the supervisor and of the lines
-of Ray's workers. One thread accepts, and leads the handshakes of all who have not proved themselves. A stranger
-costs a file descriptor and no thread; it has a limit of time for the whole handshake, and where there are too many
-of them the one that has taken longest must go.
+The one listener of Rollmill: for the broker, the ends of channels, the supervisor and the workers that Ray places.
+One thread accepts, and runs all handshakes. An unauthenticated peer costs a file descriptor and no thread; its
+whole handshake has a time limit, and where there are too many handshakes, the oldest one is dropped.
 """
 
 import contextlib
@@ -28,17 +27,17 @@ BACKLOG = 128
 HAS_ABSTRACT_PATHS = sys.platform == "linux"
 
 HANDSHAKE_SECONDS = 10.0
-"""For the whole of it."""
+"""Time limit for a whole handshake."""
 
 MOST_HANDSHAKES = 64
-"""That are under way at the same time."""
+"""Number of handshakes under way at the same time."""
 
 REST_SECONDS = 0.05
-"""For which nobody is accepted where the system has no file descriptor to spare."""
+"""Pause in accepting when the system has no free file descriptor."""
 
 
 class Handshake:
-    """A connection whose other end has not proved itself yet."""
+    """A connection whose other end is not authenticated yet."""
 
     def __init__(self, sock: socket.socket, dialogue: Dialogue[Admission]) -> None:
         sock.setblocking(False)
@@ -54,15 +53,15 @@ class Handshake:
 
     @property
     def events(self) -> int:
-        """The socket events that the peer waits for, as `selectors` names them."""
+        """The socket event to wait for next, as a flag of `selectors`."""
         return selectors.EVENT_WRITE if self._unsent else selectors.EVENT_READ
 
     def advance(self) -> Admission | None:
-        """Goes on as far as it can without waiting; returns the result at the end.
+        """Continues as far as possible without blocking; returns the result at the end, None before it.
 
         Raises:
             Refused: see `admit`.
-            OSError: the other end is gone.
+            OSError: the connection was lost.
         """
         try:
             while True:
@@ -78,22 +77,22 @@ class Handshake:
         while self._unsent:
             self._unsent = self._unsent[self.sock.send(self._unsent) :]
         while len(self._received) < self._wanted:
-            more = self.sock.recv(self._wanted - len(self._received))
-            if not more:
+            chunk = self.sock.recv(self._wanted - len(self._received))
+            if not chunk:
                 raise ConnectionLost("it closed the connection before it had proved itself.")
-            self._received += more
+            self._received += chunk
         return self._dialogue.send(bytes(self._received))
 
 
 class Listener:
-    """Listens until it is closed.
+    """Accepts connections until it is closed.
 
     Args:
-        sock: bound and listening; now the listener's.
-        token: which diallers must know.
-        serve: is called with each connection that does, in a thread of its own, and sends the admission's answer
-            first. When it returns or raises, the connection is closed.
-        show: is given a sentence for each connection that was turned away, from any thread.
+        sock: bound and listening socket, which the listener takes over.
+        token: the run's token, which diallers must know.
+        serve: called with each authenticated connection in a thread of its own; must first send the admission's
+            answer. When it returns or raises, the connection is closed.
+        show: called with a sentence for each refused connection, from any thread.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """Takes nobody in any more; those who are served go on."""
+        """Stops accepting; connections that are being served go on."""
         if not self._thread.is_alive():
             return
         self._stop.ring()
@@ -126,7 +125,7 @@ class Listener:
         self._stop.close()
 
     def end_served(self) -> list[threading.Thread]:
-        """Ends all connections that are served; returns their threads."""
+        """Shuts down all connections that are being served; returns their threads."""
         with self._lock:
             served = dict(self._served)
         for sock in served.values():
@@ -135,7 +134,7 @@ class Listener:
         return list(served)
 
     def close(self) -> None:
-        """Ends all connections and waits for their threads."""
+        """Stops accepting, shuts down all connections, and waits for their threads."""
         self.stop()
         for thread in self.end_served():
             thread.join()
@@ -144,28 +143,28 @@ class Listener:
         with self._selector:
             for source in (self._socket, self._stop):
                 self._selector.register(source, selectors.EVENT_READ)
-            while self._look():
+            while self._process_events():
                 self._drop_late()
             for handshake in list(self._handshakes.values()):
                 self._forget(handshake).close()
 
-    def _look(self) -> bool:
-        """Waits for something to happen and attends to it; whether to go on."""
-        limit = min((each.deadline for each in self._handshakes.values()), default=None)
-        timeout = None if limit is None else max(0.0, limit - time.monotonic())
+    def _process_events(self) -> bool:
+        """Waits for events until the next deadline and handles them; False once the listener is stopped."""
+        deadline = min((handshake.deadline for handshake in self._handshakes.values()), default=None)
+        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         for key, _ in self._selector.select(timeout):
             if key.fileobj is self._stop:
                 return False
             if key.fileobj is self._socket:
                 self._accept()
-            elif key.fd in self._handshakes:  # it may have had to make room just now
+            elif key.fd in self._handshakes:  # it may have been dropped just now to make room
                 self._advance(self._handshakes[key.fd])
         return True
 
     def _accept(self) -> None:
         try:
             sock, _ = self._socket.accept()
-        except BlockingIOError:  # the dialler has gone again
+        except BlockingIOError:  # the dialler has disconnected again
             return
         except OSError as error:  # most likely there is no file descriptor left
             self._make_room(error)
@@ -180,13 +179,13 @@ class Listener:
 
     def _make_room(self, reason: object) -> None:
         for oldest in list(self._handshakes.values())[:1]:
-            self._turn_away(oldest, reason)
+            self._refuse(oldest, reason)
 
     def _advance(self, handshake: Handshake) -> None:
         try:
             admission = handshake.advance()
-        except Exception as error:  # a stranger may send anything, and the others must not suffer from it
-            self._turn_away(handshake, error)
+        except Exception as error:  # an unauthenticated peer may send anything, and must not disturb others
+            self._refuse(handshake, error)
             return
         if admission is None:
             self._selector.modify(handshake, handshake.events)
@@ -195,12 +194,12 @@ class Listener:
 
     def _drop_late(self) -> None:
         now = time.monotonic()
-        for handshake in [each for each in self._handshakes.values() if each.deadline <= now]:
-            self._turn_away(handshake, TimedOut(f"it did not prove itself within {HANDSHAKE_SECONDS:g} s."))
+        for handshake in [candidate for candidate in self._handshakes.values() if candidate.deadline <= now]:
+            self._refuse(handshake, TimedOut(f"it did not prove itself within {HANDSHAKE_SECONDS:g} s."))
 
-    def _turn_away(self, handshake: Handshake, reason: object) -> None:
+    def _refuse(self, handshake: Handshake, reason: object) -> None:
         self._forget(handshake).close()
-        self._tell(reason)
+        self._report(reason)
 
     def _forget(self, handshake: Handshake) -> socket.socket:
         self._selector.unregister(handshake)
@@ -215,31 +214,31 @@ class Listener:
             self._served[thread] = sock
         try:
             thread.start()
-        except RuntimeError as error:  # no more threads: the dialler, who has no answer yet, tries again
+        except RuntimeError as error:  # no more threads: the dialler, which has no answer yet, tries again
             with self._lock:
                 del self._served[thread]
             sock.close()
-            self._tell(error)
+            self._report(error)
 
     def _serve_one(self, sock: socket.socket, admission: Admission) -> None:
         try:
-            with contextlib.suppress(RollmillError, OSError):  # who is gone needs no answer
+            with contextlib.suppress(RollmillError, OSError):  # the peer is gone, so there is nobody to report to
                 self._serve(sock, admission)
         finally:
             with self._lock:
                 del self._served[threading.current_thread()]
             sock.close()
 
-    def _tell(self, reason: object) -> None:
+    def _report(self, reason: object) -> None:
         with contextlib.suppress(Exception):
             self._show(f"a connection was refused: {reason}")
 
 
 def listen_on_host(host: str, port: int = 0) -> tuple[socket.socket, Address]:
-    """A listening TCP socket, and where it is reached; port 0 takes a free one.
+    """A listening TCP socket and its address; port 0 picks a free one.
 
     Raises:
-        UsageError: the host is none of this machine's addresses, or the port is taken.
+        UsageError: the host is not an address of this machine, or the port is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -250,9 +249,9 @@ def listen_on_host(host: str, port: int = 0) -> tuple[socket.socket, Address]:
 
 
 def listen_in_host() -> tuple[socket.socket, str, Callable[[], None]]:
-    """A listening Unix socket, its path, and what removes the path.
+    """A listening Unix socket, its path, and a function that removes the path.
 
-    On Linux the path is abstract ("@" stands for the zero byte): it is no file, and goes with the process.
+    On Linux the path is abstract ("@" stands for the zero byte): it is not a file, and vanishes with the process.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if HAS_ABSTRACT_PATHS:
