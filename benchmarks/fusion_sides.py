@@ -17,7 +17,7 @@ from fusion_simulators import Simulator
 
 import rollmill
 from rollmill.core.types import Environment
-from rollmill.dataflow import Decision, Fragment, Graph, Trajectory, collect
+from rollmill.dataflow import Decision, Graph, Trajectory, collect
 from rollmill.dataflow.loops import start_collector
 from rollmill.envs import auto_reset
 from rollmill.fusion import Launch, fused_collect, run_kernel
@@ -180,8 +180,8 @@ def collecting_graph(env: Environment, num_envs: int, num_steps: int) -> Graph:
 
     sizes = {"num_envs": num_envs, "num_steps": num_steps, "total_timesteps": num_envs * num_steps}
     return rollmill.ppo(env, **sizes, num_minibatches=1)._replace(
-        environment=Fragment("environment", step),
-        policy=Fragment("policy", decide),
+        environment=step,
+        policy=decide,
         start_environment=start,
         start_memory=lambda: (),
         action_mask=lambda state: (),

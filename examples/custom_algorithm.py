@@ -31,11 +31,11 @@ def decayed_ppo(env, config):
     graph = rollmill.ppo(env, config)
 
     def update(learner, gradients, *, share=1.0):
-        after = graph.update.function(learner, gradients, share=share)
+        after = graph.update(learner, gradients, share=share)
         network = jax.tree.map(lambda w: (1.0 - share * config.weight_decay) * w, after.weights.network)
         return eqx.tree_at(lambda learner: learner.weights.network, after, network)
 
-    return graph._replace(update=graph.update._replace(function=update))
+    return graph._replace(update=update)
 
 
 def tiny(key, observation_space, action_space):

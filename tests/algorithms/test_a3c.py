@@ -106,7 +106,7 @@ def test_gradients_are_those_of_a_loss_written_out(rollout):
 
     rows = jnp.arange(E if rollout.policy.recurrent else E * T, dtype=jnp.uint32)
     minibatch = minibatch_gather(rollout.batch, rollout.graph.loops)(rows)
-    slopes, metrics = eqx.filter_jit(rollout.graph.gradients.function)(learner, minibatch)
+    slopes, metrics = eqx.filter_jit(rollout.graph.gradients)(learner, minibatch)
     (total, expected_metrics), expected = eqx.filter_jit(jax.value_and_grad(loss_by_hand, has_aux=True))(
         learner.weights.network
     )
@@ -125,7 +125,7 @@ def test_the_statistics_of_rmsprop_are_shared():
     config = configure(max_grad_norm=1e9, learning_rate=0.1, anneal_lr=False, rms_decay=0.5, rms_eps=0.25)
     graph = rollmill.a3c(restless(), config)
     learner = eqx.filter_jit(graph.start_learner)(jax.random.key(0))
-    update = eqx.filter_jit(partial(graph.update.function, share=0.5))
+    update = eqx.filter_jit(partial(graph.update, share=0.5))
     squares = 0.0
     for slope in (2.0, -1.0):  # of two workers, one after the other
         slopes = jax.tree.map(lambda w, slope=slope: jnp.full_like(w, slope), learner.weights.network)
@@ -140,7 +140,7 @@ def test_workers_that_update_one_by_one_anneal_as_planned():
     """Three iterations of four workers: the rate falls to zero after twelve updates, not after three."""
     graph = rollmill.a3c(restless(), configure(total_timesteps=3 * E * T, learning_rate=0.1))
     learner = eqx.filter_jit(graph.start_learner)(jax.random.key(0))
-    update = eqx.filter_jit(partial(graph.update.function, share=0.25))
+    update = eqx.filter_jit(partial(graph.update, share=0.25))
     slopes = jax.tree.map(lambda w: jnp.full_like(w, 0.1), learner.weights.network)
     moved = []
     for _ in range(13):

@@ -118,7 +118,7 @@ def test_gradients_are_those_of_a_loss_written_out(rollout):
         total = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
         return total, {"losses/policy": policy_loss, "losses/value": value_loss, "losses/entropy": entropy}
 
-    slopes, metrics = eqx.filter_jit(rollout.graph.gradients.function)(learner, rollout.minibatch)
+    slopes, metrics = eqx.filter_jit(rollout.graph.gradients)(learner, rollout.minibatch)
     (total, expected_metrics), expected = eqx.filter_jit(jax.value_and_grad(loss_by_hand, has_aux=True))(
         learner.weights.network
     )
@@ -135,7 +135,7 @@ def test_gradients_are_those_of_a_loss_written_out(rollout):
 
 
 def test_the_mean_over_equal_parts_is_the_gradient_of_the_whole(rollout):
-    run = eqx.filter_jit(partial(rollout.graph.gradients.function, rollout.learner))
+    run = eqx.filter_jit(partial(rollout.graph.gradients, rollout.learner))
     halves = [run(jax.tree.map(lambda x, i=i: x[i * E // 2 :][: E // 2], rollout.minibatch)) for i in range(2)]
     mean = jax.tree.map(lambda a, b: (a + b) / 2, *halves)
     assert_close(mean, run(rollout.minibatch), rtol=1e-3, atol=1e-5)
@@ -338,7 +338,7 @@ def test_the_optimiser_is_a_choice():
         graph = rollmill.impala(restless(), config)
         learner = eqx.filter_jit(graph.start_learner)(jax.random.key(0))
         slopes = jax.tree.map(lambda w: jnp.full_like(w, 0.03), learner.weights.network)
-        after = eqx.filter_jit(graph.update.function)(learner, slopes)
+        after = eqx.filter_jit(graph.update)(learner, slopes)
         moved[optimizer] = (after.weights.network.critic.bias - learner.weights.network.critic.bias).item()
     np.testing.assert_allclose(moved["adam"], -0.01, rtol=1e-3)
     np.testing.assert_allclose(moved["rmsprop"], -0.02, rtol=1e-3)

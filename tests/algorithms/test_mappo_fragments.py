@@ -166,7 +166,7 @@ def test_running_statistics_are_of_active_agents_alone(rollout):
 def test_learning_starts_from_a_ratio_of_one(rollout):
     take = minibatch_gather(rollout.batch, rollout.graph.loops)
     whole = rollout.graph.condition(take(jnp.arange(E * T, dtype=jnp.uint32)), identity)
-    _, metrics = eqx.filter_jit(rollout.graph.gradients.function)(rollout.learner, whole)
+    _, metrics = eqx.filter_jit(rollout.graph.gradients)(rollout.learner, whole)
     for name in ("", "/walker", "/keeper"):
         assert metrics[f"losses/clip_fraction{name}"] == 0
         assert 0 <= metrics[f"losses/approx_kl{name}"] < 1e-9
@@ -205,7 +205,7 @@ def test_agents_that_are_out_change_neither_gradients_nor_metrics(rollout):
     view = rows.view._replace(agents={**rows.view.agents, "walker": seen})
     other = rows._replace(view=view, agents={**rows.agents, "walker": walkers})
     gradients = eqx.filter_jit(
-        lambda b: rollout.graph.gradients.function(rollout.learner, rollout.graph.condition(b, identity))
+        lambda b: rollout.graph.gradients(rollout.learner, rollout.graph.condition(b, identity))
     )
     assert not np.array_equal(walkers.advantage, rows.agents["walker"].advantage)
     assert_close(gradients(Batch(other)), gradients(Batch(rows)), rtol=0, atol=0)
@@ -242,7 +242,7 @@ def test_advantages_are_standardised_for_each_kind_over_active_agents(rollout):
 
 def test_unequal_parts_of_a_minibatch_make_the_whole(rollout):
     """As on two devices: one holds more active agents than the other."""
-    gradients, learner = rollout.graph.gradients.function, rollout.learner
+    gradients, learner = rollout.graph.gradients, rollout.learner
     whole = minibatch(rollout)
     order = jnp.argsort(whole.samples.weight["walker"].sum(axis=1))
     halves = jax.tree.map(lambda leaf: leaf[order].reshape(2, -1, *leaf.shape[1:]), whole)
@@ -270,7 +270,7 @@ def test_two_devices_give_the_numbers_of_one():
 def test_each_parameter_set_is_clipped_by_itself(rollout):
     slopes = jax.tree.map(jnp.ones_like, rollout.learner.weights.networks)
     louder = {**slopes, "walker": jax.tree.map(lambda leaf: leaf * 1e6, slopes["walker"])}
-    step = eqx.filter_jit(rollout.graph.update.function)
+    step = eqx.filter_jit(rollout.graph.update)
     ours, theirs = (step(rollout.learner, s).weights.networks for s in (slopes, louder))
     assert_close(ours["keeper"], theirs["keeper"], rtol=0, atol=0)
     assert_close(ours["walker"], theirs["walker"])  # only the direction is left of it
@@ -286,6 +286,6 @@ def test_agents_of_their_own_are_updated_one_by_one():
         learner.weights.networks,
     )
     louder = jax.tree.map(lambda leaf: leaf.at[1].multiply(1e6), slopes)
-    step = eqx.filter_jit(graph.update.function)
+    step = eqx.filter_jit(graph.update)
     ours, theirs = (step(learner, s).weights.networks for s in (slopes, louder))
     assert_close(ours, theirs)

@@ -102,7 +102,7 @@ def test_learning_starts_from_a_ratio_of_one(rollout):
     np.testing.assert_allclose(said.log_prob, rollout.batch.samples.log_prob, atol=1e-5)
     rows = jnp.arange(E * T if rollout.graph.loops.cut == "samples" else E, dtype=jnp.uint32)
     whole = minibatch_gather(rollout.batch, rollout.graph.loops)(rows)
-    _, metrics = eqx.filter_jit(lambda m: rollout.graph.gradients.function(rollout.learner, m))(whole)
+    _, metrics = eqx.filter_jit(lambda m: rollout.graph.gradients(rollout.learner, m))(whole)
     assert metrics["losses/clip_fraction"] == 0
     assert 0 <= metrics["losses/approx_kl"] < 1e-10
 
@@ -273,7 +273,7 @@ def test_gradients_are_those_of_a_loss_written_out(rollout):
     for clip_vloss in (True,) if rollout.policy.recurrent else (True, False):
         config = replace(rollout.config, clip_vloss=clip_vloss, ent_coef=0.05, vf_coef=0.7)
         graph = rollmill.ppo(restless(), config)
-        slopes, metrics = eqx.filter_jit(lambda m, graph=graph: graph.gradients.function(learner, m))(minibatch)
+        slopes, metrics = eqx.filter_jit(lambda m, graph=graph: graph.gradients(learner, m))(minibatch)
         loss_and_slope = jax.value_and_grad(partial(by_hand, config=config), has_aux=True)
         (loss, expected_metrics), expected = eqx.filter_jit(loss_and_slope)(network)
         assert 0.1 < expected_metrics["losses/clip_fraction"] < 0.95
@@ -284,7 +284,7 @@ def test_gradients_are_those_of_a_loss_written_out(rollout):
 def test_the_mean_over_equal_parts_is_the_gradient_of_the_whole(rollout):
     network = disturbed_network(rollout.learner.weights.network)
     learner, minibatch = with_network(rollout.learner, network), whole_of(rollout)
-    run = eqx.filter_jit(lambda m: rollout.graph.gradients.function(learner, m))
+    run = eqx.filter_jit(lambda m: rollout.graph.gradients(learner, m))
     size = len(jax.tree.leaves(minibatch.samples)[0])
     cuts = [jax.tree.map(lambda x, i=i: x[i * size // 2 : (i + 1) * size // 2], minibatch) for i in range(2)]
     halves = [run(half) for half in cuts]
@@ -318,7 +318,7 @@ def test_equal_advantages_stay_finite():
 def learner_and_update(config):
     graph = rollmill.ppo(restless(), config)
     learner = eqx.filter_jit(graph.start_learner)(jax.random.key(0))
-    return learner, eqx.filter_jit(graph.update.function)
+    return learner, eqx.filter_jit(graph.update)
 
 
 def fill(learner, value):
@@ -359,7 +359,7 @@ def test_gradients_are_scaled_down_to_the_largest_norm(norm, limit, kept):
 
 
 def test_an_update_leaves_the_statistics_alone(rollout):
-    update = eqx.filter_jit(rollout.graph.update.function)
+    update = eqx.filter_jit(rollout.graph.update)
     after = update(rollout.learner, fill(rollout.learner, 0.1))
     assert_close(after.weights.observations, rollout.learner.weights.observations, rtol=0)
     assert_close(after.returns, rollout.learner.returns, rtol=0)

@@ -28,7 +28,7 @@ def small(env="CartPole-v1", **config):
 
 def frozen(graph):
     """The graph, of which nothing is learned."""
-    return graph._replace(update=graph.update._replace(function=ElementwiseUpdate(_unchanged)))
+    return graph._replace(update=ElementwiseUpdate(_unchanged))
 
 
 def _unchanged(learner, gradients, *, share=1.0):
@@ -48,11 +48,9 @@ CHANGES = {
     "update": (frozen, "algorithm"),
     "gradients": (
         lambda g: g._replace(
-            gradients=g.gradients._replace(
-                function=lambda learner, batch: (
-                    negated(lambda: g.gradients.function(learner, batch)[0])(),
-                    g.gradients.function(learner, batch)[1],
-                )
+            gradients=lambda learner, batch: (
+                negated(lambda: g.gradients(learner, batch)[0])(),
+                g.gradients(learner, batch)[1],
             )
         ),
         "algorithm",
@@ -67,13 +65,9 @@ CHANGES = {
         lambda g: g._replace(start_learner=lambda key: g.start_learner(jax.random.key(5))),
         "algorithm",
     ),
-    "greedy": (lambda g: g._replace(greedy=g.policy.function), "policy"),
+    "greedy": (lambda g: g._replace(greedy=g.policy), "policy"),
     "environment": (
-        lambda g: g._replace(
-            environment=g.environment._replace(
-                function=lambda key, state, action: g.environment.function(key, state, 1 - action)
-            )
-        ),
+        lambda g: g._replace(environment=lambda key, state, action: g.environment(key, state, 1 - action)),
         "environment",
     ),
 }

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from gymnasium import spaces
 
 from rollmill.core.types import Timestep
-from rollmill.dataflow import Batch, Decision, Fragment, Graph, Loops
+from rollmill.dataflow import Batch, Decision, Graph, Loops
 
 FIRST_MEMORY = 100
 
@@ -81,10 +81,10 @@ def counting_graph(*, keep_learning=None, **sizes):
         observation_space=spaces.Box(0, 100, (2,)),
         action_space=spaces.Discrete(1000),
         loops=small._replace(**sizes),
-        environment=Fragment("environment", _step),
-        policy=Fragment("policy", _decide),
-        gradients=Fragment("gradients", _gradients),
-        update=Fragment("update", _update),
+        environment=_step,
+        policy=_decide,
+        gradients=_gradients,
+        update=_update,
         start_environment=_start_environment,
         start_memory=lambda: jnp.int32(FIRST_MEMORY),
         start_learner=lambda key: {

@@ -79,7 +79,7 @@ def test_what_only_the_update_reads_and_what_nobody_writes_do_not_travel():
     graph = counting_graph()
 
     def update(learner, gradients):
-        inner = graph.update.function(learner["inner"], gradients)
+        inner = graph.update(learner["inner"], gradients)
         return {**learner, "inner": inner, "momentum": 0.9 * learner["momentum"] + gradients["weight"]}
 
     nested = graph._replace(
@@ -90,10 +90,8 @@ def test_what_only_the_update_reads_and_what_nobody_writes_do_not_travel():
         },
         weights=lambda learner: graph.weights(learner["inner"]),
         prepare=lambda learner, trajectory, **how: _prepared(graph, learner, trajectory, how),
-        gradients=graph.gradients._replace(
-            function=lambda learner, batch: graph.gradients.function(learner["inner"], batch)
-        ),
-        update=graph.update._replace(function=update),
+        gradients=lambda learner, batch: graph.gradients(learner["inner"], batch),
+        update=update,
     )
     flows = flow(nested)
     assert names(flows, flows.prepared) == {"['inner']['prepared']"}

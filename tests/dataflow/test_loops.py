@@ -174,8 +174,8 @@ def test_each_epoch_and_each_key_shuffles_anew():
     learner = begin(GRAPH).learner
     order = lambda minibatch: jnp.vdot(minibatch.samples["observation"][:, 0], jnp.arange(20.0))
     watched = GRAPH._replace(
-        gradients=GRAPH.gradients._replace(function=lambda learner, minibatch: ({"weight": order(minibatch)}, {})),
-        update=GRAPH.update._replace(function=lambda learner, slopes: {**learner, "weight": slopes["weight"]}),
+        gradients=lambda learner, minibatch: ({"weight": order(minibatch)}, {}),
+        update=lambda learner, slopes: {**learner, "weight": slopes["weight"]},
     )
     _, batch = GRAPH.prepare(learner, trajectory, reduce=lambda tree: tree, replicas=1)
 
@@ -214,7 +214,7 @@ def test_metrics_of_episodes():
 def broken(graph, fragment, change):
     """The graph with the output of one of its fragments changed."""
     whole = getattr(graph, fragment)
-    return graph._replace(**{fragment: whole._replace(function=lambda *args: change(whole.function(*args)))})
+    return graph._replace(**{fragment: lambda *args: change(whole(*args))})
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_an_iteration_in_several_places_is_the_iteration_in_one(cut, places):
     graph = counting_graph(cut=cut, num_shards=4, num_steps=6 if cut == "samples" else 5)
     if cut == "sequences":
         of_first = lambda learner, batch: _mean_of_sequences(batch, learner)
-        graph = graph._replace(gradients=graph.gradients._replace(function=of_first))
+        graph = graph._replace(gradients=of_first)
     state = begin(graph)
     together, metrics = run_iterate(graph, state)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from rollmill.algorithms import environment_functions
-from rollmill.dataflow import Batch, Decision, Fragment, Graph, Group, Loops, Partition
+from rollmill.dataflow import Batch, Decision, Graph, Group, Loops, Partition
 from rollmill.networks import Categorical
 
 
@@ -48,10 +48,10 @@ def reinforce(env, *, num_envs=8, num_steps=8, iterations=20, learning_rate=0.1,
         observation_space=env.observation_space,
         action_space=env.action_space,
         loops=Loops(iterations, num_envs, num_steps, epochs=1, num_minibatches=2, num_shards=4, cut="samples"),
-        environment=Fragment("environment", functions.step),
-        policy=Fragment("policy", _decide),
-        gradients=Fragment("gradients", _gradients),
-        update=Fragment("update", update),
+        environment=functions.step,
+        policy=_decide,
+        gradients=_gradients,
+        update=update,
         start_environment=functions.start,
         start_memory=lambda: (),
         start_learner=start_learner,

@@ -70,7 +70,7 @@ def learned_a_little(graph):
     learner, batch = jax.jit(lambda key: first_batch(graph, start(graph, key, index)))(jax.random.key(5))
     keys = iter(jax.random.split(jax.random.key(2), 64))
     moved = lambda x: x + 0.05 * jax.random.normal(next(keys), x.shape) if x.dtype == jnp.float32 else x
-    network = jax.tree.map(moved, graph.gradients.function.network(learner))
+    network = jax.tree.map(moved, graph.gradients.network(learner))
     learner = jax.tree.map(lambda x: x, learner)
     weights = type(learner.weights)(network, *list(vars(learner.weights).values())[1:])
     learner = type(learner)(weights, learner.optimiser, learner.returns)
@@ -167,8 +167,8 @@ def test_an_epoch_leads_to_the_same_weights(name):
     mine, right = (jax.jit(partial(an_epoch, graph, way))(learner, batch, rows.reshape(2, -1)) for way in ways)
     assert jax.tree.structure(mine) == jax.tree.structure(right)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), mine, right)
-    before = graph.gradients.function.network(learner)
-    after = graph.gradients.function.network(mine[0])
+    before = graph.gradients.network(learner)
+    after = graph.gradients.network(mine[0])
     assert not jax.tree.all(jax.tree.map(lambda x, y: bool(jnp.all(x == y)), before, after))
 
 

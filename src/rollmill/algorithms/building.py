@@ -23,7 +23,7 @@ from rollmill.core.fields import check_names, fit, fitted
 from rollmill.core.jax_settings import check_jax
 from rollmill.core.json_data import is_json
 from rollmill.core.types import Environment, HostEnvironment, Params, StartHost
-from rollmill.dataflow import ElementwiseUpdate, Fragment, Graph, Loops, choose_num_shards
+from rollmill.dataflow import ElementwiseUpdate, Graph, Loops, choose_num_shards
 from rollmill.envs import as_environment
 from rollmill.networks import TORSOS, NetworkConfig, actor_critic, registered_networks, resolve_layout
 
@@ -272,10 +272,10 @@ def graph_of(
         observation_space=parts.env.observation_space,
         action_space=parts.env.action_space,
         loops=loops,
-        environment=Fragment("environment", environment.step),
-        policy=Fragment("policy", policy.sample),
-        gradients=Fragment("gradients", gradients),
-        update=Fragment("update", ElementwiseUpdate(partial(update, optimiser))),
+        environment=environment.step,
+        policy=policy.sample,
+        gradients=gradients,
+        update=ElementwiseUpdate(partial(update, optimiser)),
         start_environment=environment.start,
         start_memory=policy.start_memory,
         start_learner=partial(start_learner, policy, optimiser, normalise_rewards=rewards),

@@ -38,7 +38,7 @@ from rollmill.algorithms.sizes import check_fractions
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
 from rollmill.core.errors import unknown_name
 from rollmill.core.types import Environment, HostEnvironment, Key, Params
-from rollmill.dataflow import Fragment, Graph, Loops, Metrics
+from rollmill.dataflow import Graph, Loops, Metrics
 from rollmill.envs import as_environment
 from rollmill.networks import AgentNetwork, NetworkConfig, actor_critic
 
@@ -188,10 +188,10 @@ def _assemble(
         observation_space=env.observation_space,
         action_space=env.action_space,
         loops=loops,
-        environment=Fragment("environment", environment.step),
-        policy=Fragment("policy", policy.sample),
-        gradients=Fragment("gradients", partial(mean_gradients, policy, partial(sample_loss, config))),
-        update=Fragment("update", partial(update, policy.sets, optimiser)),
+        environment=environment.step,
+        policy=policy.sample,
+        gradients=partial(mean_gradients, policy, partial(sample_loss, config)),
+        update=partial(update, policy.sets, optimiser),
         start_environment=environment.start,
         start_memory=policy.start_memory,
         start_learner=partial(start_learner, policy, optimiser, normalise_values=config.normalize_values),

@@ -44,7 +44,7 @@ class Policy:
 
     def __init__(self, graph: Graph, weights: Weights) -> None:
         self._graph, self._weights = graph, weights
-        self._greedy, self._sample = jax.jit(graph.greedy), jax.jit(graph.policy.function)
+        self._greedy, self._sample = jax.jit(graph.greedy), jax.jit(graph.policy)
         self._key = jax.random.key(0)
         self._memory: Memory = graph.start_memory()
 
@@ -234,7 +234,7 @@ def _on(graph: Graph, env: Environment) -> Graph:
     """The graph with another environment in the place of its own."""
     envs = environment_functions(env, num_envs=graph.loops.num_envs)
     return graph._replace(
-        environment=graph.environment._replace(function=envs.step),
+        environment=envs.step,
         start_environment=envs.start,
         action_mask=envs.action_mask,
     )

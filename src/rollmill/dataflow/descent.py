@@ -60,19 +60,19 @@ def learn_minibatch(
 ) -> tuple[Learner, Metrics]:
     """Gradients of one minibatch, reduced over replicas, and the update with them."""
     with jax.named_scope("gradients"):
-        found = reduce(graph.gradients.function(learner, graph.condition(minibatch, reduce)))
+        found = reduce(graph.gradients(learner, graph.condition(minibatch, reduce)))
     return _descended(graph, learner, *found)
 
 
 def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., tuple[Weights, Metrics]]:
     """The function from a learner and the rows of a minibatch to its gradients and metrics."""
     take = minibatch_gather(batch, graph.loops)
-    return lambda learner, rows: graph.gradients.function(learner, graph.condition(take(rows), reduce))
+    return lambda learner, rows: graph.gradients(learner, graph.condition(take(rows), reduce))
 
 
 def _descended(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
     with jax.named_scope("update"):
-        advanced = graph.update.function(learner, gradients)
+        advanced = graph.update(learner, gradients)
     return advanced, {**metrics, **gradient_metrics(gradients, metrics)}
 
 

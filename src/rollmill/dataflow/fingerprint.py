@@ -38,16 +38,16 @@ def fragment_fingerprints(graph: Graph) -> dict[str, str]:
     state, observation = jax.eval_shape(graph.start_environment, key, index)
     mask = jax.eval_shape(graph.action_mask, state)
     weights, memory = jax.eval_shape(lambda k: graph.weights(graph.start_learner(k)), key), graph.start_memory()
-    decision = jax.eval_shape(graph.policy.function, weights, key, memory, observation, mask)
+    decision = jax.eval_shape(graph.policy, weights, key, memory, observation, mask)
     host = None if graph.host is None else _without_addresses(repr(graph.host))
     environment = (
         jax.make_jaxpr(graph.start_environment)(key, index),
-        jax.make_jaxpr(graph.environment.function)(key, state, decision.action),
+        jax.make_jaxpr(graph.environment)(key, state, decision.action),
         jax.make_jaxpr(graph.action_mask)(state),
     )
     policy = tuple(
         jax.make_jaxpr(function)(weights, key, memory, observation, mask)
-        for function in (graph.policy.function, graph.greedy)
+        for function in (graph.policy, graph.greedy)
     )
     digest = lambda programs: _sha256("".join(map(_Digests().of_closed, programs)))
     return {"environment": _sha256(f"{digest(environment)}{host}"), "policy": digest(policy)}

@@ -11,7 +11,7 @@ Shape letters: `T` steps of a rollout, `E` environments, `N` samples of a miniba
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import equinox as eqx
 import numpy as np
@@ -128,13 +128,7 @@ class Loops(NamedTuple):
         return self.num_envs * self.num_steps
 
 
-class Fragment(NamedTuple):
-    """A named function; `dataflow.EDGES` says what it takes and gives, `dataflow.interfaces` in what shapes."""
-
-    name: Literal["environment", "policy", "gradients", "update"]
-    function: Callable[..., Any]
-
-
+@runtime_checkable
 class StepEnvironment(Protocol):
     """`environment`: one step with auto-reset; `info["final_observation"]` is kept."""
 
@@ -143,6 +137,7 @@ class StepEnvironment(Protocol):
         ...
 
 
+@runtime_checkable
 class Decide(Protocol):
     """`policy`: one action for one observation."""
 
@@ -153,6 +148,7 @@ class Decide(Protocol):
         ...
 
 
+@runtime_checkable
 class Gradients(Protocol):
     """`gradients`: of the mean loss over a minibatch.
 
@@ -165,6 +161,7 @@ class Gradients(Protocol):
         ...
 
 
+@runtime_checkable
 class Update(Protocol):
     """`update`: one optimiser step.
 
@@ -177,6 +174,7 @@ class Update(Protocol):
         ...
 
 
+@runtime_checkable
 class Prepare(Protocol):
     """Turns a trajectory into a batch, once an iteration; may advance the learner's statistics."""
 
@@ -195,10 +193,10 @@ class Graph(NamedTuple):
     observation_space: spaces.Space
     action_space: spaces.Space
     loops: Loops
-    environment: Fragment
-    policy: Fragment
-    gradients: Fragment
-    update: Fragment
+    environment: StepEnvironment
+    policy: Decide
+    gradients: Gradients
+    update: Update
     start_environment: Callable[[Key, Int[Array, ""]], tuple[PyTree[Array], Observation]]
     """`(key, global index) -> (state, observation)` of one environment."""
     start_memory: Callable[[], Memory]

@@ -140,9 +140,9 @@ def step_one(
     """
     policy_key, env_key = (jax.random.fold_in(key, 2 * jnp.uint32(t) + fragment) for fragment in (0, 1))
     with jax.named_scope("policy"):
-        decision = graph.policy.function(weights, policy_key, now.memory, now.observation, now.action_mask)
+        decision = graph.policy(weights, policy_key, now.memory, now.observation, now.action_mask)
     with jax.named_scope("environment"):
-        timestep = graph.environment.function(env_key, now.environment, decision.action)
+        timestep = graph.environment(env_key, now.environment, decision.action)
         action_mask = graph.action_mask(timestep.state)
     info = dict(timestep.info)
     final_observation = info.pop("final_observation")

@@ -56,7 +56,7 @@ def with_remote_environment(graph: Graph, flow: Flow) -> Graph:
     """The graph as the group sees it that holds the policy, but not the environment."""
     remote = remote_environment(flow.reply)
     return graph._replace(
-        environment=graph.environment._replace(function=remote.step),
+        environment=remote.step,
         start_environment=remote.start,
         action_mask=remote.action_mask,
     )
@@ -69,7 +69,7 @@ def with_remote_update(graph: Graph, flow: Flow) -> Graph:
     def update(learner: Learner, gradients: Weights, *, share: float = 1.0) -> Learner:
         return flow.put_parameters(learner, cross(UPDATE, gradients, parameters))
 
-    return graph._replace(update=graph.update._replace(function=update))
+    return graph._replace(update=update)
 
 
 def remote_reduce(tree: PyTree[Array]) -> PyTree[Array]:
@@ -82,7 +82,7 @@ def remote_reduce(tree: PyTree[Array]) -> PyTree[Array]:
 
 def answer_request(graph: Graph, state: PyTree[Array], request: StepRequest) -> tuple[PyTree[Array], StepReply]:
     """The environment fragment of ONE environment, answering a request."""
-    timestep = graph.environment.function(jax.random.wrap_key_data(request.key), state, request.action)
+    timestep = graph.environment(jax.random.wrap_key_data(request.key), state, request.action)
     reply = StepReply(
         timestep.observation,
         graph.action_mask(timestep.state),

@@ -69,7 +69,7 @@ def evaluate(
         UsageError: if an episode does not end within `MAX_STEPS` steps.
     """
     episodes, seed = _check_numbers(episodes, seed)
-    policy = graph.policy if stochastic else graph.policy._replace(function=graph.greedy)
+    policy = graph.policy if stochastic else graph.greedy
     enable_compilation_cache()
     batch = min(episodes, _most_at_once(graph))
     play = jax.jit(partial(_play, graph._replace(policy=policy), batch), compiler_options=EXACT_PRECISION)
@@ -174,7 +174,7 @@ def evaluate_on_host(
     episodes, seed = _check_numbers(episodes, seed)
     num_envs = min(episodes, MAX_COPIES)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
-    decide = jax.jit(jax.vmap(graph.policy.function if stochastic else graph.greedy, in_axes=(None, 0, 0, 0, 0)))
+    decide = jax.jit(jax.vmap(graph.policy if stochastic else graph.greedy, in_axes=(None, 0, 0, 0, 0)))
     vector = env.start(range(num_envs), seed=seed)
     try:
         return _play_on_host(

@@ -109,7 +109,7 @@ MESSAGES: dict[str, Any] = {
 
 
 @runtime_checkable
-class Line(Protocol):
+class MessageLine(Protocol):
     """What `send`, `latest` and `wait` use of a `Control`."""
 
     @property
@@ -133,7 +133,7 @@ def parse(message: WorkerMessage) -> Any:
     return kind(**message.fields, **({ARRAYS: message.arrays} if ARRAYS in kind._fields else {}))
 
 
-def send(line: Line | Control, message: Any) -> None:
+def send(line: MessageLine | Control, message: Any) -> None:
     """Sends a message from a replica to its coordinator."""
     line.send(*_parts(message))
 
@@ -143,13 +143,13 @@ def send_to(workers: Supervision, to: Job | str, message: Any) -> None:
     workers.send(to, *_parts(message))
 
 
-def latest(line: Line | Control, kind: type[MessageType]) -> MessageType | None:
+def latest(line: MessageLine | Control, kind: type[MessageType]) -> MessageType | None:
     """The newest message of that type that was not taken yet, at once; older ones are dropped."""
     message = line.latest(kind.__name__)
     return None if message is None else parse(message)
 
 
-def wait(line: Line | Control, kind: type[MessageType]) -> MessageType:
+def wait(line: MessageLine | Control, kind: type[MessageType]) -> MessageType:
     """The oldest message of that type that was not taken yet, as soon as there is one.
 
     Raises:

@@ -96,20 +96,20 @@ def explain(graph: Graph, chip: Chip, numerics: Numerics, launch: Launch | None 
     )
 
 
-class Stage(NamedTuple):
+class CompilerStage(NamedTuple):
     """A program after one of the compiler's stages."""
 
     name: str
     text: str
 
 
-def stages_of(lowered: LoweredFunction) -> list[Stage]:
+def stages_of(lowered: LoweredFunction) -> list[CompilerStage]:
     """A function after each stage: its jaxpr, its prologue and its program, and the results of all passes."""
     return [
-        Stage("jaxpr", str(lowered.jaxpr)),
-        Stage("prologue", str(lowered.prologue.closed)),
-        Stage("program", program_text(lowered.program)),
-        *(Stage(each.name, each.text(lowered.program)) for each in PASSES),
+        CompilerStage("jaxpr", str(lowered.jaxpr)),
+        CompilerStage("prologue", str(lowered.prologue.closed)),
+        CompilerStage("program", program_text(lowered.program)),
+        *(CompilerStage(each.name, each.text(lowered.program)) for each in PASSES),
     ]
 
 

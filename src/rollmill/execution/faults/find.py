@@ -215,7 +215,7 @@ def bad_rows(graph: Graph, step: LearningStep) -> Bool[np.ndarray, " N"]:
 
     def is_bad(row: Batch) -> Bool[Array, ""]:
         alone = jax.tree.map(lambda leaf: leaf[None], row)
-        return all_finite(graph.gradients.function(step.learner, alone)) < 1
+        return all_finite(graph.gradients(step.learner, alone)) < 1
 
     conditioned = graph.condition(step.batch, identity)
     return np.asarray(jax.jit(lambda batch: jax.lax.map(is_bad, batch, batch_size=256))(conditioned))

@@ -132,8 +132,8 @@ def _replay_minibatch(graph: Graph, state: State, fault: Fault) -> Replayed:
     batch = _few_rows(graph, step)
 
     def learn():
-        gradients, metrics = graph.gradients.function(step.learner, batch)
-        return graph.weights(graph.update.function(step.learner, gradients)), metrics
+        gradients, metrics = graph.gradients(step.learner, batch)
+        return graph.weights(graph.update(step.learner, gradients)), metrics
 
     line, (_, metrics) = _unjitted(learn)
     return Replayed(fault, line, *_on_host(({"samples": batch.samples}, metrics)))

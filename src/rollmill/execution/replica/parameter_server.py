@@ -76,7 +76,7 @@ class _Server:
         self._asynchronous = not senders.synchronous
         self._share = 1.0 / senders.replicas if self._asynchronous else 1.0
         self._rows_each = senders.replicas if self._asynchronous else 1
-        self._update = jax.jit(partial(graph.update.function, share=self._share))
+        self._update = jax.jit(partial(graph.update, share=self._share))
         self._rows: list[np.ndarray] = []
         self._lag = Lag()
         self._iteration = context.first  # that the learner is before, or in

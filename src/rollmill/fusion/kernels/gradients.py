@@ -116,13 +116,22 @@ def gradient_step(graph: Graph, learner: PyTree[Any], sample: PyTree[jax.ShapeDt
     Raises:
         CannotFuse: what no kernel can compute, with the line where it stands.
     """
-    gradients = graph.gradients.function
-    if not isinstance(gradients, MeanGradients):
-        raise CannotFuse(f"the gradients of {graph.settings['algorithm']} are no mean over samples.")
+    gradients = mean_gradients(graph)
     if graph.loops.cut != "samples":
         raise CannotFuse("whole sequences are learned from, as recurrent networks do.")
     lowered = lower_function(gradients.of_one, (sample,), (learner,), summed=True)
     return GradientStep(lowered, input_leaves(lowered.program, sample), sums_of(lowered))
+
+
+def mean_gradients(graph: Graph) -> MeanGradients:
+    """The graph's gradients, where they are a mean over samples.
+
+    Raises:
+        CannotFuse: they are none.
+    """
+    if not isinstance(graph.gradients, MeanGradients):
+        raise CannotFuse(f"the gradients of {graph.settings['algorithm']} are no mean over samples.")
+    return graph.gradients
 
 
 def first_batch(graph: Graph, state: State) -> tuple[Learner, Batch]:

@@ -34,6 +34,7 @@ from rollmill.fusion.kernels.gradients import (
     Shuffled,
     fused_gradients,
     gradient_step,
+    mean_gradients,
     results_of,
 )
 from rollmill.fusion.kernels.vector import as_vector, can_be_vector, cut
@@ -51,8 +52,8 @@ def fused_minibatch_loop(
     """
     samples, learner = BatchSamples(graph, batch, reduce), jax.eval_shape(graph.start_learner, jax.random.key(0))
     step = step or gradient_step(graph, learner, samples.shapes)
-    network = jax.eval_shape(graph.gradients.function.network, learner)
-    if isinstance(graph.update.function, ElementwiseUpdate) and can_be_vector(network):
+    network = jax.eval_shape(mean_gradients(graph).network, learner)
+    if isinstance(graph.update, ElementwiseUpdate) and can_be_vector(network):
         whole = _OneVector(graph, samples, network, reduce, run, step)
         return MinibatchLoop(whole.begin, whole.samples.shuffled, whole.epoch, whole.end)
     return plain_minibatch_loop(graph, batch, reduce, gradients=partial(fused_gradients, run=run, step=step))
@@ -62,11 +63,11 @@ def example_minibatch(
     graph: Graph, step: GradientStep, learner: Learner, batch: Batch, rows: UInt32[Array, "M N"]
 ) -> Minibatch:
     """The first minibatch of an epoch, as the loop hands it to a kernel."""
-    samples, network = BatchSamples(graph, batch, identity), graph.gradients.function.network(learner)
+    samples, network = BatchSamples(graph, batch, identity), mean_gradients(graph).network(learner)
     vector = None
-    if isinstance(graph.update.function, ElementwiseUpdate) and can_be_vector(network):
+    if isinstance(graph.update, ElementwiseUpdate) and can_be_vector(network):
         network, vector = cut(as_vector(network), jax.eval_shape(lambda: network))
-        learner = eqx.tree_at(graph.gradients.function.network, learner, network)
+        learner = eqx.tree_at(mean_gradients(graph).network, learner, network)
     shuffled = jax.tree.map(lambda leaf: leaf[0], samples.shuffled(rows[None]))
     minibatch = samples.minibatch(shuffled, jnp.int32(0), step.prologue(learner))
     return minibatch._replace(vector=vector)
@@ -87,7 +88,7 @@ class _OneVector:
         self.samples = samples
         self._graph, self._like, self._reduce = graph, like, reduce
         self._run, self._step = run, step
-        self._network = graph.gradients.function.network
+        self._network = mean_gradients(graph).network
 
     def begin(self, learner: Learner) -> Learner:
         return self._with_network(learner, as_vector(self._network(learner)))
@@ -108,7 +109,7 @@ class _OneVector:
                 tree, metrics = results_of(self._step, uniforms, means)
                 gradients = as_vector(tree)
             with jax.named_scope("update"):
-                advanced = self._graph.update.function(flat, gradients)
+                advanced = self._graph.update(flat, gradients)
             metrics = {**metrics, **gradient_metrics(gradients, metrics)}
             names[:] = metrics
             return advanced, jnp.stack(list(metrics.values()))

@@ -75,7 +75,7 @@ def gradient_code(
         ]
         minibatch_number = emit.builder.zext(emit.load_number(pointers[2], np.dtype(np.int32)), INT64)
     writer = CodeWriter(emit, Scratch(emit, base), uniforms, block=block, room=own.accumulators)
-    sums = _Sums(writer, step)
+    sums = _BlockSums(writer, step)
     sums.begin()
     batch = _SampleLoads(writer, pointers, minibatch_number, minibatch.num_samples)
     needed = {node for node in step.program.nodes() if node.op == "input"}
@@ -175,7 +175,7 @@ class _SampleLoads:
 # --- sums ------------------------------------------------------------------------------------------------------
 
 
-class _Sums:
+class _BlockSums:
     """Sums over samples: tiles in memory, single numbers in variables."""
 
     def __init__(self, writer: CodeWriter, step: GradientStep) -> None:
