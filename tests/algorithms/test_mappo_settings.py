@@ -38,7 +38,7 @@ def test_algorithms_for_one_agent_and_for_several_tell_them_apart():
         ),
         (
             {"sharing": {"walker": "independent", "keeper": "walker"}},
-            r"lets each walker have weights of its own and others share a set of that name; name that set",
+            r"gives each walker weights of its own, and other kinds a set of the same name",
         ),
         (
             {"networks": {"keepers": NETWORK}},
@@ -50,7 +50,7 @@ def test_algorithms_for_one_agent_and_for_several_tell_them_apart():
         ),
         (
             {"network": rollmill.NetworkConfig(shared_torso=True)},
-            r"shared_torso=True needs a critic that sees what the actor sees",
+            r"shared_torso=True needs a critic with the actor's observations",
         ),
         ({"gamma": 2.0}, r"gamma=2\.0 must lie between 0 and 1\."),
     ],

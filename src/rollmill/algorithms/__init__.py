@@ -1,4 +1,4 @@
-"""Graphs, one file each, and the returns and losses that they share."""
+"""Algorithms as graphs, one file each, and the returns and losses that they share."""
 
 from rollmill.algorithms.a3c import A3CConfig, a3c
 from rollmill.algorithms.building import settings_of

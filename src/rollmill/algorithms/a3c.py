@@ -1,8 +1,8 @@
 """Advantage actor-critic (Mnih et al., ICML 2016) as a graph of four fragments.
 
-The graph knows nothing of asynchrony. Executed synchronously it is A2C; where every worker holds
-{environment, policy, gradients} and its gradients are applied as they come, it is A3C, with the
-statistics of RMSProp shared between the workers: they live in the learner, where `update` is.
+The graph does not depend on asynchrony. Executed synchronously it is A2C. If every worker holds
+{environment, policy, gradients} and its gradients are applied as they arrive, it is A3C, with RMSProp's
+statistics shared between the workers: they are part of the learner, in the group of `update`.
 
 Two departures from the paper: the loss is a mean over samples, not a sum, so that it does not grow with
 the rollout; and truncated episodes are bootstrapped from their final observation.
@@ -30,38 +30,38 @@ from rollmill.networks import NetworkConfig, Output
 
 @dataclass(frozen=True)
 class A3CConfig:
-    """Hyperparameters of A3C, under the field's names."""
+    """Hyperparameters of A3C, under their usual names."""
 
     total_timesteps: Count = 500_000
     """Environment steps of the whole training, over all environments."""
     num_envs: Count = 16
-    """Environments that run side by side, over all workers."""
+    """Number of parallel environments, over all workers."""
     num_steps: Count = 16
     """Steps of each environment between updates (the paper's t_max)."""
     learning_rate: NonNegative = 3e-3
-    """Step size of RMSProp, at the start where it is annealed."""
+    """Learning rate of RMSProp; the initial one if it is annealed."""
     anneal_lr: bool = True
-    """Let the step size fall linearly, to zero after the last of all planned updates."""
+    """Anneal the learning rate linearly to zero over all planned updates."""
     rms_decay: Fraction = 0.99
     """Decay of RMSProp's running mean of squared gradients."""
     rms_eps: Positive = 1e-5
-    """Added to that mean before its root is divided by; the paper's 0.1 belongs to sums over samples."""
+    """Added to that mean before the square root; the paper's 0.1 is for sums over samples."""
     gamma: Fraction = 0.99
     """Discount factor."""
     gae_lambda: Fraction = 1.0
-    """Decay of generalised advantage estimation; 1, as published, sums rewards up to the rollout's end."""
+    """Decay of generalised advantage estimation; 1, as published, sums rewards to the end of the rollout."""
     ent_coef: NonNegative = 0.01
     """Weight of the entropy bonus."""
     vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
     max_grad_norm: Annotated[float, Range(0, finite=False)] = 0.5
-    """Gradients are scaled down to this global norm."""
+    """Largest global norm of gradients; longer ones are scaled down to it."""
     normalize_observations: bool = False
     """Standardise observations by running statistics, which are part of the training state."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     num_shards: Count | None = None
-    """Logical shards that the environments are kept in, a multiple of the device count; chosen if left out."""
+    """Logical shards of the environments, a multiple of the device count. Default: automatic."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """The actor-critic network."""
 
@@ -83,15 +83,15 @@ def a3c(
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
         config: hyperparameters; single ones can be given as keywords instead: `a3c(env, num_envs=8)`.
         params: parameters of the environment instead of its own; a leaf with one more axis,
-            `[num_envs, ...]`, differs from environment to environment.
-        network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or your own, as the
-            function that makes it, `(key, observation_space, action_space) -> ActorCritic`.
-        **overrides: fields of `A3CConfig` to replace. `learning_rate` may be a schedule of Optax, which
-            gives the step size after a number of updates, in the place of annealing.
+            `[num_envs, ...]`, holds one value for each environment.
+        network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or a function that
+            makes your own network, `(key, observation_space, action_space) -> ActorCritic`.
+        **overrides: fields of `A3CConfig` to replace. `learning_rate` may be an Optax schedule, by the number
+            of updates, which replaces annealing.
 
     Raises:
-        UsageError: for names, types and sizes that cannot be used, spaces that A3C cannot handle, and environments
-            of several agents.
+        UsageError: invalid names, types or sizes, spaces that A3C does not support, or an environment of several
+            agents.
     """
     config, choices = configured(A3CConfig, config, network, overrides)
     check_fractions({name: getattr(config, name) for name in ("gamma", "gae_lambda", "rms_decay")})

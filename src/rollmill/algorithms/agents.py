@@ -1,7 +1,7 @@
-"""Several agents as the environment and policy fragments of a graph, for ONE environment.
+"""The environment and policy fragments of multi-agent algorithms, for ONE environment.
 
-Everything that all agents see and do in one environment step is one observation and one action: `AgentView`
-in, a dictionary from kinds to actions out. So a graph of many agents has the loops and edges of any other.
+The observations of all agents in one environment step are one observation, an `AgentView`; their actions are one
+action, a dictionary by kind. So a graph of many agents has the loops and edges of any other.
 
 Shape letter: `A` agents of a kind.
 """
@@ -37,26 +37,27 @@ from rollmill.envs import RunningStatistics, active_agents, initial_statistics, 
 from rollmill.networks import AgentNetwork, Distribution, flat_size, flatten
 
 MakeAgentNetwork = Callable[[Key, spaces.Space, spaces.Space, spaces.Space], AgentNetwork]
-"""`(key, what the actor sees, action space, what the critic sees) -> network`, for one parameter set."""
+"""`(key, observation space, action space, critic's observation space) -> network`, for one parameter set."""
 
 CriticSees = Literal["central", "own"]
+"""Input of critics: central features and their agent's observation, or the observation only."""
 
 
 class AgentView(NamedTuple):
-    """What an algorithm sees of an environment of several agents."""
+    """A multi-agent algorithm's observation of an environment."""
 
     agents: dict[str, Observation]
-    """Kind to observations `[A, ...]`."""
+    """Observations of each kind, `[A, ...]`."""
     active: dict[str, Bool[Array, "..."]]
-    """Kind to `[A]`: whether an agent takes part."""
+    """Active agents of each kind, `[A]`."""
     central: PyTree[Float[Array, "..."]]
-    """What the environment shows a centralised critic, `[features]`; `()` where it, or the algorithm, has none."""
+    """Central features, `[features]`; `()` if the environment has none, or the algorithm uses none."""
 
 
 def view_agents(env: Environment, *, critic: CriticSees) -> Environment:
-    """Folds who is active and the central features into the observation; goes inside of auto-reset.
+    """Adds active agents and central features to the observation; applied inside of auto-reset.
 
-    Final observations of truncated episodes then carry them too, for the value to bootstrap from.
+    Final observations of truncated episodes then have them too, for bootstrapping.
     """
 
     def view(observation: Observation, state: State, params: Params) -> AgentView:
@@ -75,13 +76,14 @@ def view_agents(env: Environment, *, critic: CriticSees) -> Environment:
 
 
 class AgentWeights(eqx.Module):
-    """What the policy needs: the networks' weights, and the statistics that observations are normalised with."""
+    """Weights of all networks, and the statistics that normalise observations."""
 
     networks: dict[str, PyTree[Array]]
-    """Name of a parameter set to weights; with a leading axis of agents where each has its own."""
+    """Weights of each parameter set, with a leading axis of agents for independent ones."""
     agents: dict[str, RunningStatistics] | None
-    """Kind to statistics of ONE agent's observation."""
+    """Statistics of ONE agent's observation of each kind; None if observations are not normalised."""
     central: RunningStatistics | None
+    """Statistics of the central features; None if there are none, or they are not normalised."""
 
 
 class SetNetwork(NamedTuple):
@@ -89,39 +91,41 @@ class SetNetwork(NamedTuple):
 
     make: Callable[[Key], AgentNetwork]
     static: PyTree
-    """All of the network that is no weight."""
+    """The parts of the network that are not weights."""
 
     def start_weights(self, key: Key) -> PyTree[Array]:
-        """Weights before training."""
+        """Initial weights."""
         return eqx.filter(self.make(key), eqx.is_inexact_array)
 
-    def distribution(self, weights: PyTree[Array], seen: Observation, mask: PyTree) -> Distribution:
-        """What ONE agent may do."""
+    def distribution(self, weights: PyTree[Array], observation: Observation, mask: PyTree) -> Distribution:
+        """Action distribution of ONE agent."""
         network: AgentNetwork = eqx.combine(weights, self.static)
-        return network.policy(seen, (), None if isinstance(mask, tuple) else mask)[0]
+        return network.policy(observation, (), None if isinstance(mask, tuple) else mask)[0]
 
-    def value(self, weights: PyTree[Array], seen: Observation) -> Float[Array, ""]:
-        """The value of ONE agent's observation."""
+    def value(self, weights: PyTree[Array], observation: Observation) -> Float[Array, ""]:
+        """Value for ONE agent, from its critic's observation."""
         network: AgentNetwork = eqx.combine(weights, self.static)
-        return network.value(seen, ())
+        return network.value(observation, ())
 
 
 class AgentPolicy(NamedTuple):
-    """The networks of all agents as functions of their weights; made by `agent_policy`."""
+    """Networks of all agents as functions of their weights; made by `agent_policy`."""
 
     kinds: tuple[AgentKind, ...]
     sets: tuple[ParameterSet, ...]
     networks: dict[str, SetNetwork]
     critic: CriticSees
     shows_active: bool
-    """Whether agents can go out at all."""
+    """True if agents can become inactive."""
     central: jax.ShapeDtypeStruct | None
-    """The shape of the environment's central features."""
+    """Shape of the environment's central features; None without."""
     agent_ids: bool
+    """True if observations get a one-hot of the agent's index."""
     normalises: bool
+    """True if observations are normalised."""
 
     def start_weights(self, key: Key) -> AgentWeights:
-        """Weights before training."""
+        """Initial weights of all parameter sets."""
         keys = split_key(key, len(self.sets))
         networks = {group.name: self._start(group, k) for group, k in zip(self.sets, keys, strict=True)}
         if not self.normalises:
@@ -134,50 +138,53 @@ class AgentPolicy(NamedTuple):
         start = self.networks[group.name].start_weights
         if not group.independent:
             return start(key)
-        return jax.lax.map(start, jax.random.split(key, group.size))  # batched QR may hang XLA's CPU backend
+        return jax.lax.map(start, jax.random.split(key, group.size))  # not vmap: batched QR may hang XLA on CPUs
 
     def start_memory(self) -> Memory:
-        """These policies remember nothing."""
+        """`()`: these policies have no memory."""
         return ()
 
     def normalise(self, weights: AgentWeights, view: AgentView) -> AgentView:
-        """The view as the networks get it; any leading axes."""
+        """The view with normalised observations; any leading axes."""
         central = view.central if weights.central is None else normalise(weights.central, view.central)
         return AgentView(self.normalise_agents(weights, view.agents), view.active, central)
 
     def normalise_agents(self, weights: AgentWeights, agents: dict[str, Observation]) -> dict[str, Observation]:
-        """The agents' observations as the networks get them; any leading axes."""
+        """The agents' normalised observations; any leading axes."""
         if weights.agents is None:
             return agents
-        return {name: normalise(of_one, agents[name]) for name, of_one in weights.agents.items()}
+        return {name: normalise(statistics, agents[name]) for name, statistics in weights.agents.items()}
 
     def distributions(
         self, networks: dict[str, PyTree[Array]], agents: dict[str, Observation], mask: PyTree
     ) -> dict[str, Distribution]:
-        """Kind to the distributions `[A]` of its agents' actions, for normalised observations."""
+        """Action distributions of each kind's agents, `[A]`, for normalised observations."""
         masks = {} if isinstance(mask, tuple) else mask
 
         def of(kind: AgentKind) -> Distribution:
-            say = self.networks[set_of(self.sets, kind.name).name].distribution
-            return self._each(kind, say, networks, self._seen(kind, agents[kind.name]), masks.get(kind.name, ()))
+            distribution = self.networks[set_of(self.sets, kind.name).name].distribution
+            observation = self._with_agent_ids(kind, agents[kind.name])
+            return self._over_agents(kind, distribution, networks, observation, masks.get(kind.name, ()))
 
         return {kind.name: of(kind) for kind in self.kinds}
 
     def values(self, networks: dict[str, PyTree[Array]], view: AgentView) -> dict[str, Float[Array, "..."]]:
-        """Kind to the values `[A]` of its agents, for a normalised view."""
+        """Values of each kind's agents, `[A]`, for a normalised view."""
         central = self._central(view)
 
         def of(kind: AgentKind) -> Float[Array, " A"]:
             network = self.networks[set_of(self.sets, kind.name).name]
-            value = lambda weights, seen: network.value(weights, seen if central is None else (seen, central))
-            return self._each(kind, value, networks, self._seen(kind, view.agents[kind.name]))
+            critic_input = lambda observation: observation if central is None else (observation, central)
+            value = lambda weights, observation: network.value(weights, critic_input(observation))
+            observation = self._with_agent_ids(kind, view.agents[kind.name])
+            return self._over_agents(kind, value, networks, observation)
 
         return {kind.name: of(kind) for kind in self.kinds}
 
     def sample(
         self, weights: AgentWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
     ) -> Decision:
-        """Actions drawn from the policies, for a raw view, or the agents' raw observations alone."""
+        """Samples actions for a raw view, or for the agents' raw observations alone."""
         keys = self._keys(key)
 
         def draw(name: str, distributions: Distribution) -> tuple[Action, Float[Array, " A"]]:
@@ -200,25 +207,27 @@ class AgentPolicy(NamedTuple):
         self, choose: Callable, weights: AgentWeights, observation: Observation, action_mask: PyTree
     ) -> Decision:
         agents = observation.agents if isinstance(observation, AgentView) else observation
-        found = self.distributions(weights.networks, self.normalise_agents(weights, agents), action_mask)
-        chosen = {name: choose(name, distributions) for name, distributions in found.items()}
+        by_kind = self.distributions(weights.networks, self.normalise_agents(weights, agents), action_mask)
+        chosen = {name: choose(name, distributions) for name, distributions in by_kind.items()}
         actions = {name: action for name, (action, _) in chosen.items()}
         return Decision(actions, (), {name: log_prob for name, (_, log_prob) in chosen.items()})
 
     def _keys(self, key: Key) -> dict[str, Array]:
-        """A key for each agent, `[A]`."""
+        """A key for each agent, `[A]` for each kind."""
         stops = np.cumsum([kind.count for kind in self.kinds]).tolist()
         keys = split_key(key, stops[-1])
         return {kind.name: keys[stop - kind.count : stop] for kind, stop in zip(self.kinds, stops, strict=True)}
 
-    def _each(self, kind: AgentKind, function: Callable, networks: dict[str, PyTree[Array]], *seen: PyTree) -> Any:
-        """Lifts a function of weights and what ONE agent sees over the agents of a kind."""
+    def _over_agents(
+        self, kind: AgentKind, function: Callable, networks: dict[str, PyTree[Array]], *inputs: PyTree
+    ) -> Any:
+        """Lifts a function of the weights and inputs of ONE agent over the agents of a kind."""
         group = set_of(self.sets, kind.name)
         axis = 0 if group.independent else None
-        return jax.vmap(function, in_axes=(axis, *(0,) * len(seen)))(networks[group.name], *seen)
+        return jax.vmap(function, in_axes=(axis, *(0,) * len(inputs)))(networks[group.name], *inputs)
 
-    def _seen(self, kind: AgentKind, observation: Observation) -> Observation:
-        """What each agent of a kind sees, with its number where it is told."""
+    def _with_agent_ids(self, kind: AgentKind, observation: Observation) -> Observation:
+        """Observations of a kind's agents, with a one-hot of each agent's index if `agent_ids`."""
         group = set_of(self.sets, kind.name)
         if not self.agent_ids or group.independent:
             return observation
@@ -226,19 +235,19 @@ class AgentPolicy(NamedTuple):
         return (observation, jnp.eye(group.size, dtype=jnp.float32)[first : first + kind.count])
 
     def _central(self, view: AgentView) -> Float[Array, " features"] | None:
-        """What all critics see besides; None where each has its agent's own observation only."""
+        """The common input of all critics; None if each sees its agent's own observation only."""
         if self.critic == "own":
             return None
-        return view.central if self.central is not None else self._joined(view)
+        return view.central if self.central is not None else self._concatenated(view)
 
-    def _joined(self, view: AgentView) -> Float[Array, " features"]:
-        """All observations in one vector: zeros in the place of agents that are out, then who is active."""
+    def _concatenated(self, view: AgentView) -> Float[Array, " features"]:
+        """All observations in one vector, zeros for inactive agents, then the flags of active agents."""
         parts = []
         for kind in self.kinds:
             flat = jax.vmap(partial(flatten, kind.observation_space))(view.agents[kind.name])
             parts.append(jnp.where(view.active[kind.name][:, None], flat, 0).reshape(-1))
-        present = [view.active[kind.name].astype(jnp.float32) for kind in self.kinds]
-        return jnp.concatenate([*parts, *(present if self.shows_active else ())])
+        active = [view.active[kind.name].astype(jnp.float32) for kind in self.kinds]
+        return jnp.concatenate([*parts, *(active if self.shows_active else ())])
 
 
 def agent_policy(
@@ -250,20 +259,20 @@ def agent_policy(
     agent_ids: bool,
     normalise_observations: bool,
 ) -> AgentPolicy:
-    """The policy of an environment of several agents.
+    """Makes the policy of an environment of several agents.
 
     Args:
         env: the environment, without transforms.
-        sets: which agents share parameters.
-        make_networks: name of a parameter set to the function that makes its network.
-        critic: whether critics see the central features besides their agent's own observation.
-        agent_ids: tell agents that share parameters apart by a one-hot of their number.
+        sets: the parameter sets.
+        make_networks: functions that make the networks, by parameter set.
+        critic: input of critics.
+        agent_ids: add a one-hot of the index to the observations of agents that share parameters.
         normalise_observations: standardise observations, and central features, by running statistics.
     """
     central = _central_struct(env) if critic == "central" else None
-    more = _central_size(env, central) if critic == "central" else None
+    central_size = _central_size(env, central) if critic == "central" else None
     networks = {
-        group.name: _set_network(group, make_networks[group.name], agent_ids=agent_ids, central=more)
+        group.name: _set_network(group, make_networks[group.name], agent_ids=agent_ids, central_size=central_size)
         for group in sets
     }
     shows_active = env.active is not None
@@ -273,16 +282,18 @@ def agent_policy(
 
 
 def _set_network(
-    group: ParameterSet, make_network: MakeAgentNetwork, *, agent_ids: bool, central: int | None
+    group: ParameterSet, make_network: MakeAgentNetwork, *, agent_ids: bool, central_size: int | None
 ) -> SetNetwork:
     kind = group.kinds[0]
-    own = kind.observation_space
+    actor_space = kind.observation_space
     if agent_ids and not group.independent:
-        own = spaces.Tuple((own, spaces.Box(0.0, 1.0, (group.size,))))
-    seen = own if central is None else spaces.Tuple((own, spaces.Box(-np.inf, np.inf, (central,))))
+        actor_space = spaces.Tuple((actor_space, spaces.Box(0.0, 1.0, (group.size,))))
+    critic_space = actor_space
+    if central_size is not None:
+        critic_space = spaces.Tuple((actor_space, spaces.Box(-np.inf, np.inf, (central_size,))))
 
     def make(key: Key) -> AgentNetwork:
-        return make_network(key, own, kind.action_space, seen)
+        return make_network(key, actor_space, kind.action_space, critic_space)
 
     weights, static = weights_and_rest(make)
     network = SetNetwork(make, static)
@@ -292,11 +303,11 @@ def _set_network(
             "without memory, such as torso='auto'."
         )
     with blaming(f"the network of {group.name}"):
-        found = jax.eval_shape(network.value, weights, struct(seen))
-        jax.eval_shape(lambda w, s: network.distribution(w, s, ()).mode(), weights, struct(own))
-    if (found.shape, found.dtype) != ((), jnp.float32):
+        value = jax.eval_shape(network.value, weights, struct(critic_space))
+        jax.eval_shape(lambda w, s: network.distribution(w, s, ()).mode(), weights, struct(actor_space))
+    if (value.shape, value.dtype) != ((), jnp.float32):
         raise ContractError(
-            f"the network of {group.name}: value(...) is {found.dtype}{list(found.shape)}, "
+            f"the network of {group.name}: value(...) is {value.dtype}{list(value.shape)}, "
             "expected one float32 []."
         )
     return network
@@ -307,26 +318,28 @@ def _central_struct(env: Environment) -> jax.ShapeDtypeStruct | None:
     if central is None:
         return None
     with blaming(f"{env.name}: central"):
-        found = jax.eval_shape(lambda key: central(env.reset(key, env.params)[1], env.params), jax.random.key(0))
-    if not isinstance(found, jax.ShapeDtypeStruct) or len(found.shape) != 1 or found.dtype != jnp.float32:
-        raise ContractError(f"{env.name}: central returned {found}, expected one vector of float32.")
-    return found
+        of_start = lambda key: central(env.reset(key, env.params)[1], env.params)
+        features = jax.eval_shape(of_start, jax.random.key(0))
+    is_struct = isinstance(features, jax.ShapeDtypeStruct)
+    if not is_struct or len(features.shape) != 1 or features.dtype != jnp.float32:
+        raise ContractError(f"{env.name}: central returned {features}, expected one vector of float32.")
+    return features
 
 
 def _central_size(env: Environment, central: jax.ShapeDtypeStruct | None) -> int:
     if central is not None:
         return central.shape[0]
-    each = sum(kind.count * flat_size(kind.observation_space) for kind in env.agents)
-    return each + (sum(kind.count for kind in env.agents) if env.active is not None else 0)
+    observations = sum(kind.count * flat_size(kind.observation_space) for kind in env.agents)
+    return observations + (sum(kind.count for kind in env.agents) if env.active is not None else 0)
 
 
 def split_key(key: Key, count: int) -> Array:
-    """`[count]` keys; of one, the key itself, so that a lone agent draws what it would draw by itself."""
+    """`[count]` keys. For a count of 1 the key itself, so that IPPO with one agent draws the numbers of PPO."""
     return key[None] if count == 1 else jax.random.split(key, count)
 
 
-def several_agents(env: Environment, algorithm: str) -> Environment:
-    """The environment itself; a `UsageError` where it has a single agent."""
+def require_multi_agent(env: Environment, algorithm: str) -> Environment:
+    """Returns the environment; raises a `UsageError` if it has a single agent."""
     if not env.agents:
         raise UsageError(f"{env.name} has one agent; {algorithm} is for environments with several. Use ppo.")
     return env

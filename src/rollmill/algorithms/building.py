@@ -1,4 +1,4 @@
-"""From an environment, hyperparameters and a network to a graph: what actor-critics have in common."""
+"""Building the graph of an actor-critic from an environment, hyperparameters and a network."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -33,32 +33,32 @@ NOT_HERE = "Options of the run, such as seed and run_dir, go to rollmill.train."
 
 
 class Choices(NamedTuple):
-    """Hyperparameters as a user chose them."""
+    """Hyperparameters as chosen by the user."""
 
     config: Any
     network: Callable[..., Any] | None
-    """The function that makes the network, where it is not of `config.network`."""
+    """Function that makes the network, in place of `config.network`; else None."""
     schedule: Callable[..., Any] | None
-    """The learning rate by updates, where it is not that of `config`."""
+    """Learning rate by the number of updates, in place of that of `config`; else None."""
 
     def made_in_python(self, **others: Any) -> list[str]:
-        """Names of the parts that no file can hold: of these choices, and of the others that are not None."""
+        """Names of the parts given as Python objects, which no file can store; `others` count unless None."""
         parts = {**others, "network": self.network, "learning_rate": self.schedule}
         return [name for name, part in parts.items() if part is not None]
 
 
 class Parts(NamedTuple):
-    """What a user handed over, ready for use."""
+    """The checked inputs of a graph: environment, policy and hyperparameters."""
 
     env: Environment | HostEnvironment
     environment: EnvironmentFunctions
     host: StartHost | None
-    """Starts environments that live on the host."""
+    """Starts host environments; None for JAX environments."""
     policy: NetworkPolicy
     config: Any
-    """The hyperparameters, in which what is chosen by the environment's spaces is resolved."""
+    """Hyperparameters, with automatic choices resolved by the environment's spaces."""
     custom: list[str]
-    """What was made in Python, and no file can hold."""
+    """Names of the parts given as Python objects, which no file can store."""
 
 
 def configured(
@@ -67,17 +67,17 @@ def configured(
     network: Callable[..., Any] | NetworkConfig | Mapping[str, Any] | str | None,
     overrides: dict[str, Any],
 ) -> tuple[Config, Choices]:
-    """The hyperparameters with single ones replaced, each of the type that its field has; and all choices.
+    """The validated hyperparameters after overrides, and the same with the parts given as Python objects.
 
     Args:
-        kind: the dataclass of the algorithm's hyperparameters.
-        config: an instance of it, or a dictionary of some of its fields; the defaults if left out.
-        network: settings of the network, or the name of a torso or of a registered one, or the
+        kind: dataclass of the algorithm's hyperparameters.
+        config: an instance of it, or a dictionary of some of its fields. Default: the defaults.
+        network: settings of the network, the name of a torso or of a registered network, or a
             function that makes it.
-        overrides: fields to replace. A `learning_rate` may be a schedule of Optax, from the number of updates.
+        overrides: fields to replace. `learning_rate` may be an Optax schedule, by the number of updates.
 
     Raises:
-        UsageError: for names and values that are none of these.
+        UsageError: an unknown name, or a value of another type.
     """
     check_jax()
     if isinstance(config, Mapping):
@@ -96,7 +96,7 @@ def configured(
 
 
 def _network_of(network: Any) -> tuple[dict[str, NetworkConfig], Any]:
-    """The field of the hyperparameters, or the function that makes the network; neither where it is None."""
+    """The override of the field `network`, and the function that makes the network; at most one is given."""
     if isinstance(network, str):
         network = {"name" if network in dict(registered_networks()) else "torso": network}
     if isinstance(network, Mapping):
@@ -123,27 +123,27 @@ def _other_config(kind: type, config: Any) -> str:
 def _first_rate(schedule: Callable[[int], Any]) -> float:
     try:
         return float(schedule(0))
-    except Exception as error:  # whatever the user's function does
+    except Exception as error:  # the user's function may raise anything
         raise UsageError(
             f"learning_rate is a function that does not return a number for 0 updates ({type(error).__name__}: "
-            f"{error}). hint: give a number, or a schedule as optax.linear_schedule makes one."
+            f"{error}). hint: give a number, or a schedule such as optax.linear_schedule returns."
         ) from error
 
 
 def optimiser_of(
     choices: Choices, scaling: optax.GradientTransformation, loops: Loops
 ) -> optax.GradientTransformation:
-    """The descent of these hyperparameters; a schedule takes the place of annealing."""
+    """The optimiser for these hyperparameters; a schedule replaces annealing."""
     return clipped_descent(scaling, max_grad_norm=choices.config.max_grad_norm, **_learning_rate(choices, loops))
 
 
 def schedule_of(choices: Choices, loops: Loops) -> optax.Schedule:
-    """The learning rate of these hyperparameters by the number of updates."""
+    """The learning rate for these hyperparameters, by the number of updates."""
     return rate_schedule(**_learning_rate(choices, loops))
 
 
 def _learning_rate(choices: Choices, loops: Loops) -> dict[str, Any]:
-    """The arguments that `clipped_descent` and `rate_schedule` have in common."""
+    """The common arguments of `clipped_descent` and `rate_schedule`."""
     config = choices.config
     return {
         "learning_rate": choices.schedule or config.learning_rate,
@@ -157,26 +157,26 @@ def parts_of(
     *,
     params: Params | None,
 ) -> Parts:
-    """Checks what a user handed over.
+    """Checks the user's inputs and prepares them for a graph.
 
     Args:
-        env: the environment, or what stands for one.
-        choices: of its hyperparameters `num_envs`, `gamma`, `network` and the normalisations are read.
+        env: the environment, or anything that `as_environment` accepts.
+        choices: hyperparameters, of which `num_envs`, `gamma`, `network` and the normalisations are used.
         params: parameters of the environment instead of its own.
 
     Raises:
-        UsageError: for spaces that have no policy, and environments that have several agents.
+        UsageError: the spaces are not supported, or the environment has several agents.
     """
     env, config = as_environment(env), choices.config
     if isinstance(env, Environment) and env.agents:
         kinds = ", ".join(kind.name for kind in env.agents)
         raise UsageError(f"{env.name} has several agents ({kinds}); train it with mappo or ippo.")
-    recorded = config.gamma if config.normalize_rewards else None
+    gamma = config.gamma if config.normalize_rewards else None
     if isinstance(env, HostEnvironment):
-        environment, host = host_functions(env, gamma=recorded), partial(env.start, gamma=recorded)
+        environment, host = host_functions(env, gamma=gamma), partial(env.start, gamma=gamma)
         _refuse_params(env, params)
     else:
-        environment = environment_functions(env, params=params, num_envs=config.num_envs, gamma=recorded)
+        environment = environment_functions(env, params=params, num_envs=config.num_envs, gamma=gamma)
         host = None
     layout = resolve_layout(env.observation_space, config.network.image_layout)
     config = replace(config, network=replace(config.network, image_layout=layout))
@@ -188,16 +188,16 @@ def parts_of(
 def _refuse_params(env: HostEnvironment, params: Params | None) -> None:
     if params is not None:
         raise UsageError(
-            f"{env.name} lives on the host and takes no params; give its options by name: "
+            f"{env.name} is a host environment, which takes no params; give its options by name: "
             f"rollmill.make({env.name!r}, option=value)."
         )
 
 
 def loops_of(config: Any, *, by_sequence: bool, epochs: int = 1, num_minibatches: int = 1) -> Loops:
-    """The loops of these hyperparameters, of which all but the two named here are read from `config`.
+    """The loop sizes of a training; those not given as arguments come from `config`.
 
     Raises:
-        UsageError: for sizes that do not fit together.
+        UsageError: sizes are not positive, or do not divide.
     """
     check_positive({name: getattr(config, name) for name in ("total_timesteps", "num_envs", "num_steps")})
     check_positive({"update_epochs": epochs, "num_minibatches": num_minibatches})
@@ -219,20 +219,20 @@ def loops_of(config: Any, *, by_sequence: bool, epochs: int = 1, num_minibatches
 def settings_of(
     name: str, env: Environment | HostEnvironment, config: Any, *, custom: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The settings that a graph is rebuilt from: names, options and hyperparameters, as JSON.
+    """The settings from which a graph is rebuilt: names, options and hyperparameters, as JSON.
 
     Args:
-        name: the algorithm's.
-        env: its environment.
-        config: hyperparameters, a dataclass.
-        custom: parts that were made in Python, and no file can hold.
+        name: name of the algorithm.
+        env: environment of the graph.
+        config: dataclass of the hyperparameters.
+        custom: names of parts given as Python objects, which no file can store.
     """
     unwritable = sorted(option for option, value in env.options.items() if not is_json(value))
-    written = {option: repr(value) if option in unwritable else value for option, value in env.options.items()}
+    options = {option: repr(value) if option in unwritable else value for option, value in env.options.items()}
     return {
         "algorithm": name,
         "environment": env.name,
-        "environment_options": written,
+        "environment_options": options,
         "config": asdict(config),
         "custom": [*custom, *(f"environment option {option}" for option in unwritable)],
     }
@@ -251,16 +251,16 @@ def graph_of(
     keep_learning: Any = None,
     appraise: Any = None,
 ) -> Graph:
-    """The graph of an actor-critic: its fragments, around what makes it special.
+    """Assembles the graph of an actor-critic.
 
     Args:
-        name: the algorithm's.
-        parts: what the user handed over.
-        choices: the hyperparameters.
-        loops: their sizes.
-        scaling: what is special about the optimiser, such as `optax.scale_by_adam()`.
+        name: name of the algorithm.
+        parts: environment and policy, from `parts_of`.
+        choices: hyperparameters.
+        loops: sizes of the loops.
+        scaling: the optimiser's transformation, such as `optax.scale_by_adam()`.
         prepare: see `Graph.prepare`.
-        gradients: the function of the fragment `Graph.gradients`.
+        gradients: function of the fragment `Graph.gradients`.
         condition: see `Graph.condition`.
         keep_learning: see `Graph.keep_learning`.
         appraise: see `Graph.appraise`.

@@ -1,12 +1,12 @@
 """PPO for several agents as a graph of four fragments: MAPPO and IPPO.
 
 MAPPO (Yu et al., "The Surprising Effectiveness of PPO in Cooperative Multi-Agent Games", NeurIPS 2022) trains
-decentralised actors with a centralised critic: each agent's value is computed from what the environment shows
-of the whole, together with the agent's own observation. IPPO (de Witt et al., "Is Independent Learning All You
+decentralised actors with a centralised critic: each agent's value is computed from central features of the
+environment together with the agent's own observation. IPPO (de Witt et al., "Is Independent Learning All You
 Need in the StarCraft Multi-Agent Challenge?", 2020) is the same with critics that see what their actors see.
 
-Agents of one kind share their parameters, unless `sharing` says otherwise. Each parameter set learns as PPO
-does: gradients are clipped and stepped by themselves, so that kinds of agents with opposed aims do not disturb
+Agents of one kind share their parameters, unless `sharing` says otherwise. Each parameter set learns as in PPO,
+with gradient clipping and an optimiser of its own, so that kinds of agents with opposed aims do not affect
 each other's step sizes. With a single agent IPPO is PPO.
 """
 
@@ -26,11 +26,11 @@ from rollmill.algorithms.agents import (
     CriticSees,
     MakeAgentNetwork,
     agent_policy,
-    several_agents,
+    require_multi_agent,
     view_agents,
 )
 from rollmill.algorithms.building import Choices, configured, loops_of, optimiser_of, schedule_of, settings_of
-from rollmill.algorithms.fragments import EnvironmentFunctions, compilable, environment_functions
+from rollmill.algorithms.fragments import EnvironmentFunctions, environment_functions, require_jax_env
 from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, report, start_learner, update
 from rollmill.algorithms.ppo import sample_loss
 from rollmill.algorithms.sharing import ParameterSet, parameter_sets
@@ -45,30 +45,30 @@ from rollmill.networks import AgentNetwork, NetworkConfig, actor_critic
 
 @dataclass(frozen=True)
 class MAPPOConfig:
-    """Hyperparameters of MAPPO and IPPO, under the field's names."""
+    """Hyperparameters of MAPPO and IPPO, under their usual names."""
 
     total_timesteps: Count = 1_000_000
     """Environment steps of the whole training, over all environments; a step of all agents counts once."""
     num_envs: Count = 64
-    """Environments that run side by side."""
+    """Number of parallel environments."""
     num_steps: Count = 64
     """Steps of each environment in one iteration."""
     update_epochs: Count = 4
-    """Passes over the batch in one iteration."""
+    """Epochs (passes over the batch) in one iteration."""
     num_minibatches: Count = 4
-    """Minibatches of one pass, cut between environment steps: all agents of a step stay together."""
+    """Minibatches of one epoch; all agents of one environment step are in the same minibatch."""
     learning_rate: NonNegative = 1e-3
-    """Step size of Adam, at the start where it is annealed."""
+    """Learning rate of Adam; the initial one if it is annealed."""
     anneal_lr: bool = True
-    """Let the step size fall linearly, to zero after the last of all planned updates."""
+    """Anneal the learning rate linearly to zero over all planned updates."""
     gamma: Fraction = 0.99
     """Discount factor."""
     gae_lambda: Fraction = 0.95
     """Decay of generalised advantage estimation: 0 is one-step, 1 is Monte Carlo."""
     clip_coef: Positive = 0.2
-    """How far the policy's ratio, and the value where it is clipped, may move from the old one."""
+    """Clipping range of the policy's ratio around 1, and of a clipped value around the old one."""
     clip_vloss: bool = True
-    """Clip the value loss as the policy's is clipped."""
+    """Clip the value loss like the policy loss."""
     norm_adv: bool = True
     """Standardise the advantages of each minibatch, for each kind over its active agents."""
     ent_coef: NonNegative = 0.01
@@ -76,23 +76,24 @@ class MAPPOConfig:
     vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
     max_grad_norm: Annotated[float, Range(0, finite=False)] = 0.5
-    """Gradients of each parameter set are scaled down to this global norm."""
+    """Largest global norm of the gradients of each parameter set; longer ones are scaled down to it."""
     target_kl: NonNegative | None = None
-    """End an iteration's learning after an epoch whose last minibatch exceeds this KL divergence in any set."""
+    """Skip the remaining epochs of an iteration after one whose last minibatch exceeds this KL divergence in any
+    parameter set."""
     normalize_observations: bool = False
     """Standardise observations, and central features, by running statistics."""
     normalize_values: bool = True
-    """Let critics learn targets that are standardised for each kind by running statistics."""
+    """Standardise the targets of critics by running statistics of each kind."""
     sharing: dict[str, str] = field(default_factory=dict)
-    """Kind to the name of its parameter set, or "independent": weights for each agent; else a set a kind."""
+    """Parameter set of each kind by name, or "independent" for weights of each agent. Default: a set a kind."""
     agent_ids: bool = False
-    """Show each network a one-hot of the agent's number among those that share its parameters."""
+    """Add a one-hot of the agent's index among those that share its parameters to its observation."""
     num_shards: Count | None = None
-    """Logical shards that shuffling stays inside, a multiple of the device count; chosen if left out."""
+    """Logical shards within which samples are shuffled, a multiple of the device count. Default: automatic."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    """The network of every parameter set."""
+    """Network of every parameter set."""
     networks: dict[str, NetworkConfig] = field(default_factory=dict)
-    """Parameter set to its network, where that is another one."""
+    """Networks of single parameter sets, in place of `network`."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -112,15 +113,15 @@ def mappo(
         env: what `rollmill.make` returns, an id, or an `Environment` of your own that lists its `agents`.
         config: hyperparameters; single ones can be given as keywords instead: `mappo(env, num_envs=8)`.
         params: parameters of the environment instead of its own; a leaf with one more axis,
-            `[num_envs, ...]`, differs from environment to environment.
-        network: a `NetworkConfig` instead of `config.network`; or your own, as the function that makes that
-            of a parameter set, `(key, observation_space, action_space, critic_space) -> AgentNetwork`.
-        **overrides: fields of `MAPPOConfig` to replace. `learning_rate` may be a schedule of Optax, which
-            gives the step size after a number of updates, in the place of annealing.
+            `[num_envs, ...]`, holds one value for each environment.
+        network: a `NetworkConfig` instead of `config.network`; or a function that makes your own network of a
+            parameter set, `(key, observation_space, action_space, critic_space) -> AgentNetwork`.
+        **overrides: fields of `MAPPOConfig` to replace. `learning_rate` may be an Optax schedule, by the number
+            of updates, which replaces annealing.
 
     Raises:
-        UsageError: for names, types and sizes that cannot be used, agents that share parameters but not their
-            spaces, recurrent networks, and environments that have one agent or live on the host.
+        UsageError: invalid names, types or sizes, agents with different spaces that share parameters, a recurrent
+            network, an environment with a single agent, or a host environment.
     """
     return _graph("mappo", env, config, params, network, overrides, critic="central")
 
@@ -133,7 +134,7 @@ def ippo(
     network: MakeAgentNetwork | NetworkConfig | str | None = None,
     **overrides: Any,
 ) -> Graph:
-    """IPPO on an environment of several agents, as a graph: critics see their agent's observation alone.
+    """IPPO on an environment of several agents, as a graph: critics see only their agent's observation.
 
     Arguments and errors are those of `mappo`.
     """
@@ -153,7 +154,7 @@ def _graph(
     config, choices = configured(MAPPOConfig, config, network, overrides)
     make_network = choices.network
     check_fractions({"gamma": config.gamma, "gae_lambda": config.gae_lambda})
-    env = several_agents(compilable(as_environment(env)), name)
+    env = require_multi_agent(require_jax_env(as_environment(env)), name)
     view = partial(view_agents, critic=critic)
     environment = environment_functions(env, params=params, num_envs=config.num_envs, view=view)
     sets = parameter_sets(env.agents, config.sharing)
@@ -205,7 +206,7 @@ def _assemble(
 
 
 def _networks(sets: tuple[ParameterSet, ...], config: MAPPOConfig) -> dict[str, MakeAgentNetwork]:
-    """Parameter set to the function that makes its network."""
+    """Functions that make the networks, by parameter set."""
     names = [group.name for group in sets]
     for name in config.networks:
         if name not in names:
@@ -224,5 +225,5 @@ def _make(
 
 
 def _all_below(target_kl: float, metrics: Metrics) -> Bool[Array, ""]:
-    found = [value for name, value in metrics.items() if name.startswith("losses/approx_kl")]
-    return jnp.max(jnp.stack(found)) <= target_kl
+    divergences = [value for name, value in metrics.items() if name.startswith("losses/approx_kl")]
+    return jnp.max(jnp.stack(divergences)) <= target_kl

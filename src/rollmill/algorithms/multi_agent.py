@@ -1,14 +1,14 @@
-"""What learners of several agents share: rollouts to batches, weights of samples, gradients, updates.
+"""The shared parts of multi-agent learners: batches, weights of samples, gradients, updates.
 
-Everything of one environment step, of all its agents, is one sample: a row that minibatches are cut from.
+One sample (row) of a batch is one environment step with all its agents.
 
-An agent that goes out ends its own episode there, as if it had terminated: no value follows, what it is paid
-in that step counts, and nothing after it does. Yu et al. (2022) do otherwise in their code: rewards of a team
-go on for those who are out, whose critic then sees zeros and the agent's number ("death masking"), and only
-the losses leave them out. Here `Environment.active` says that nothing after it counts. Where a centralised
-critic sees all observations, those of agents that are out are zeros as well.
+An agent that becomes inactive ends its own episode there, as by termination: the reward of that step counts,
+nothing after it does, and nothing is bootstrapped. The code of Yu et al. (2022) differs: team rewards continue for
+inactive agents, whose critic then sees zeros and the agent's index ("death masking"), and only the losses leave
+them out. Here `Environment.active` means that nothing counts afterwards. If a centralised critic sees all
+observations, those of inactive agents are zeros as well.
 
-Shape letters: `T` steps, `E` environments held here, `N` rows of a minibatch, `A` agents of a kind.
+Shape letters: `T` steps, `E` environments of this replica, `N` rows of a minibatch, `A` agents of a kind.
 """
 
 import math
@@ -32,37 +32,37 @@ from rollmill.dataflow import Batch, MeanGradients, Metrics, Reduce, Step, Traje
 from rollmill.envs import RunningStatistics, denormalise, initial_statistics, normalise, update_statistics
 from rollmill.networks import Output
 
-NOBODY = 1e-9
-"""Stands for a share of zero, so that it can be divided by."""
+EPS = 1e-9
+"""Smallest share of active agents, as a divisor."""
 
 
 class AgentLearner(eqx.Module):
-    """Weights, optimisers and running statistics."""
+    """Weights, optimiser states and running statistics."""
 
     weights: AgentWeights
     optimisers: dict[str, PyTree[Array]]
-    """The optimiser's state of each parameter set; with a leading axis of agents where each has its own."""
+    """Optimiser state of each parameter set, with a leading axis of agents for independent ones."""
     targets: dict[str, RunningStatistics] | None
-    """Kind to statistics of what its critic learns, where values are normalised."""
+    """Statistics of each kind's value targets; None if values are not normalised."""
     returns: dict[str, Float[Array, ""]]
-    """Kind to its mean return over the episodes that ended in the last iteration in which any did."""
+    """Mean return of each kind over the episodes of the last iteration in which any ended."""
 
 
 class SetRows(NamedTuple):
-    """What is learned from: leaves `[T, E, ...]` in a batch, `[N, ...]` in a minibatch."""
+    """Training samples of all agents: leaves `[T, E, ...]` in a batch, `[N, ...]` in a minibatch."""
 
     view: AgentView
-    """Normalised."""
+    """Normalised observations."""
     agents: dict[str, TrainingSamples]
-    """Kind to samples with leaves `[..., A, ...]`; their observations are `()`, the view has them."""
+    """Samples of each kind, leaves `[..., A, ...]`; their observations are `()`, as the view has them."""
     weight: dict[str, Float[Array, "..."]]
-    """Kind to `[..., A]`: how much a sample counts; 0 for agents that are out, 1 on the mean over a set."""
+    """Weights of each kind's samples, `[..., A]`: 0 for inactive agents; their mean over a set is 1."""
 
 
 def start_learner(
     policy: AgentPolicy, optimiser: optax.GradientTransformation, key: Key, *, normalise_values: bool
 ) -> AgentLearner:
-    """The learner before training."""
+    """The initial learner."""
     weights = policy.start_weights(key)
     start = {
         group.name: jax.vmap(optimiser.init) if group.independent else optimiser.init for group in policy.sets
@@ -89,23 +89,23 @@ def prepare(
     reduce: Reduce,
     replicas: int,
 ) -> tuple[AgentLearner, Batch]:
-    """Advantages and targets of a rollout, and statistics for the next one."""
+    """Computes advantages and targets of a rollout, and updates the statistics for the next one."""
     steps = trajectory.steps
-    after = _take_in(learner, steps, reduce=reduce, replicas=replicas)
-    said, *rest = _values(policy, learner, trajectory)
-    learned = {}
-    for name in said:
-        value, last_value, final_value = (_raw(learner, name, found[name]) for found in (said, *rest))
-        learned[name] = _advantages(
-            steps, name, value, last_value, final_value, gamma=gamma, gae_lambda=gae_lambda
-        )
-    targets, target = _normalised_targets(learner, steps, learned, reduce=reduce, replicas=replicas)
+    updated = _update_statistics(learner, steps, reduce=reduce, replicas=replicas)
+    values, last_values, final_values = _values(policy, learner, trajectory)
+    advantages = {}
+    for name in values:
+        raw_values = [_raw(learner, name, by_kind[name]) for by_kind in (values, last_values, final_values)]
+        advantages[name] = _advantages(steps, name, *raw_values, gamma=gamma, gae_lambda=gae_lambda)
+    statistics, targets = _normalised_targets(learner, steps, advantages, reduce=reduce, replicas=replicas)
     rows = SetRows(
         view=policy.normalise(learner.weights, steps.observation),
-        agents={name: _samples(steps, name, said[name], learned[name].advantage, target[name]) for name in said},
+        agents={
+            name: _samples(steps, name, values[name], advantages[name].advantage, targets[name]) for name in values
+        },
         weight={name: active.astype(jnp.float32) for name, active in steps.observation.active.items()},
     )
-    return AgentLearner(after.weights, after.optimisers, targets, after.returns), Batch(rows)
+    return AgentLearner(updated.weights, updated.optimisers, statistics, updated.returns), Batch(rows)
 
 
 def _samples(
@@ -116,20 +116,20 @@ def _samples(
 
 
 def _normalised_targets(
-    learner: AgentLearner, steps: Step, learned: dict[str, Advantages], *, reduce: Reduce, replicas: int
+    learner: AgentLearner, steps: Step, advantages: dict[str, Advantages], *, reduce: Reduce, replicas: int
 ) -> tuple[dict[str, RunningStatistics] | None, dict[str, Float[Array, "T E A"]]]:
-    """Statistics of targets, advanced by a rollout, and the targets as critics learn them."""
-    raw = {name: found.target for name, found in learned.items()}
+    """Statistics of targets, updated with a rollout, and the targets normalised by them."""
+    raw = {name: by_kind.target for name, by_kind in advantages.items()}
     if learner.targets is None:
         return None, raw
-    advance = partial(update_statistics, reduce=reduce, replicas=replicas)
+    update = partial(update_statistics, reduce=reduce, replicas=replicas)
     active = steps.observation.active
-    after = {name: advance(s, raw[name], where=active[name]) for name, s in learner.targets.items()}
-    return after, {name: normalise(after[name], target, clip=math.inf) for name, target in raw.items()}
+    statistics = {name: update(s, raw[name], where=active[name]) for name, s in learner.targets.items()}
+    return statistics, {name: normalise(statistics[name], target, clip=math.inf) for name, target in raw.items()}
 
 
-def _take_in(learner: AgentLearner, steps: Step, *, reduce: Reduce, replicas: int) -> AgentLearner:
-    """The learner with the statistics of what is seen, and the returns, advanced by a rollout."""
+def _update_statistics(learner: AgentLearner, steps: Step, *, reduce: Reduce, replicas: int) -> AgentLearner:
+    """Updates the learner's statistics of observations, and its returns, with a rollout."""
     weights, view = learner.weights, steps.observation
     update = partial(update_statistics, reduce=reduce, replicas=replicas)
     agents, central = weights.agents, weights.central
@@ -143,32 +143,34 @@ def _take_in(learner: AgentLearner, steps: Step, *, reduce: Reduce, replicas: in
     )
 
 
-def _returns(before: dict[str, Array], steps: Step, reduce: Reduce) -> dict[str, Float[Array, ""]]:
+def _returns(previous: dict[str, Array], steps: Step, reduce: Reduce) -> dict[str, Float[Array, ""]]:
+    """Mean returns of the episodes that ended in a rollout; the previous ones where none ended."""
     ended = (steps.terminated | steps.truncated).astype(jnp.float32)
-    sums = {name: jnp.mean(ended * steps.info["agent_returns"][name]) for name in before}
+    sums = {name: jnp.mean(ended * steps.info["agent_returns"][name]) for name in previous}
     sums, count = reduce((sums, jnp.mean(ended)))
-    return {name: jnp.where(count > 0, sums[name] / jnp.maximum(count, 1e-9), before[name]) for name in before}
+    mean = {name: sums[name] / jnp.maximum(count, EPS) for name in previous}
+    return {name: jnp.where(count > 0, mean[name], previous[name]) for name in previous}
 
 
 def _values(policy: AgentPolicy, learner: AgentLearner, trajectory: Trajectory):
-    """What critics say of views `[T, E]`, of where the next rollout goes on `[E]`, of final views `[T, E]`.
+    """Critics' values of views `[T, E]`, of the view after the last step `[E]`, and of final views `[T, E]`.
 
-    The last are computed only in iterations in which an episode was truncated.
+    Those of final views are computed only in iterations in which an episode was truncated.
     """
     steps, weights = trajectory.steps, learner.weights
-    of_each = jax.vmap(lambda view: policy.values(weights.networks, policy.normalise(weights, view)))
-    of_all = jax.vmap(of_each)
-    value = of_all(steps.observation)
+    values_e = jax.vmap(lambda view: policy.values(weights.networks, policy.normalise(weights, view)))
+    values_te = jax.vmap(values_e)
+    value = values_te(steps.observation)
     final_value = jax.lax.cond(
         jnp.any(steps.truncated),
-        lambda: of_all(steps.final_observation),
+        lambda: values_te(steps.final_observation),
         lambda: jax.tree.map(jnp.zeros_like, value),
     )
-    return value, of_each(trajectory.observation), final_value
+    return value, values_e(trajectory.observation), final_value
 
 
 def _raw(learner: AgentLearner, name: str, value: Float[Array, "..."]) -> Float[Array, "..."]:
-    """In the unit of rewards, of what a critic said."""
+    """A critic's value in the unit of rewards."""
     return value if learner.targets is None else denormalise(learner.targets[name], value)
 
 
@@ -182,9 +184,9 @@ def _advantages(
     gamma: float,
     gae_lambda: float,
 ) -> Advantages:
-    """Of each agent of a kind, `[T, E, A]`; its episode ends where it goes out."""
-    active, stays = steps.observation.active[name], steps.final_observation.active[name]
-    terminated = steps.terminated[..., None] | ~active | ~stays
+    """Advantages and targets of a kind's agents, `[T, E, A]`; an agent's episode ends when it becomes inactive."""
+    active, stays_active = steps.observation.active[name], steps.final_observation.active[name]
+    terminated = steps.terminated[..., None] | ~active | ~stays_active
     truncated = jnp.broadcast_to(steps.truncated[..., None], active.shape)
     bootstrap = _over_columns(bootstrap_values, (1, 0, 1, 1, 1))
     next_value = bootstrap(value, last_value, final_value, terminated, truncated)
@@ -199,11 +201,11 @@ def _over_columns(function: Any, in_axes: Any) -> Any:
 
 
 def report(schedule: optax.Schedule, learner: AgentLearner, batch: Batch) -> Metrics:
-    """The learning rate that an iteration begins with, and moments of the values of active agents of all kinds."""
+    """Metrics of an iteration: its first learning rate, and moments of the values of all active agents."""
     rows: SetRows = batch.samples
-    together = lambda leaves: jnp.concatenate([leaf.ravel() for leaf in leaves])
+    concatenated = lambda leaves: jnp.concatenate([leaf.ravel() for leaf in leaves])
     value, target, weight = map(
-        together,
+        concatenated,
         (
             [samples.value for samples in rows.agents.values()],
             [samples.target for samples in rows.agents.values()],
@@ -218,46 +220,48 @@ def report(schedule: optax.Schedule, learner: AgentLearner, batch: Batch) -> Met
 
 
 def condition(sets: tuple[ParameterSet, ...], minibatch: Batch, reduce: Reduce, *, standardise: bool) -> Batch:
-    """Weights such that a mean over rows is a mean over active agents; advantages standardised over these.
+    """Sets weights so that a mean over rows is a mean over active agents, and standardises advantages over these.
 
-    Advantages are standardised for each kind, or for each agent where each has its own parameters.
+    Advantages are standardised for each kind, or for each agent of independent ones.
     """
     rows: SetRows = minibatch.samples
-    alone = {name for group in sets if group.independent for name in group.names}
-    own = {
-        name: _moments(samples.advantage, rows.weight[name], (0,) if name in alone else (0, 1))
+    independent = {name for group in sets if group.independent for name in group.names}
+    local = {
+        name: _moments(samples.advantage, rows.weight[name], (0,) if name in independent else (0, 1))
         for name, samples in rows.agents.items()
     }
-    found = reduce(own if standardise else {name: moments.share for name, moments in own.items()})
-    agents, share = rows.agents, found
+    reduced = reduce(local if standardise else {name: moments.share for name, moments in local.items()})
+    agents, share = rows.agents, reduced
     if standardise:
-        agents = {name: _standardised(samples, found[name]) for name, samples in agents.items()}
-        share = {name: moments.share for name, moments in found.items()}
+        agents = {name: _standardised(samples, reduced[name]) for name, samples in agents.items()}
+        share = {name: moments.share for name, moments in reduced.items()}
     weight = {name: active / _share_of_set(sets, name, share) for name, active in rows.weight.items()}
     return minibatch._replace(samples=SetRows(rows.view, agents, weight))
 
 
 class _Moments(NamedTuple):
-    """Of the advantages of active agents in one part of a minibatch; each is a mean over all agents of the part.
+    """Moments of active agents' advantages in one part of a minibatch, as means over all agents of the part.
 
-    So means over equal parts are those of the whole, and one reduction is enough (Chan et al., 1979): the whole's
-    variance is the mean of the parts' variances and the variance of their means.
+    Means over equal parts are then those of the minibatch, and one reduction is enough (Chan et al., 1979): the
+    total variance is the mean of the parts' variances plus the variance of their means.
     """
 
     share: Float[Array, "1 #A"]
-    """Agents that are active."""
+    """Fraction of agents that are active."""
     mean: Float[Array, "1 #A"]
+    """Mean advantage of active agents, times their share."""
     variance: Float[Array, "1 #A"]
-    """Around the part's own mean."""
+    """Variance around the part's own mean, times the share."""
     square: Float[Array, "1 #A"]
-    """Of the part's own mean."""
+    """Square of the part's own mean, times the share."""
 
 
 def _moments(advantage: Float[Array, "N A"], active: Float[Array, "N A"], axes: tuple[int, ...]) -> _Moments:
     mean = partial(jnp.mean, axis=axes, keepdims=True)
-    share = jnp.maximum(mean(active), NOBODY)
-    own = mean(active * advantage) / share
-    return _Moments(share, share * own, mean(active * jnp.square(advantage - own)), share * jnp.square(own))
+    share = jnp.maximum(mean(active), EPS)
+    local_mean = mean(active * advantage) / share
+    variance = mean(active * jnp.square(advantage - local_mean))
+    return _Moments(share, share * local_mean, variance, share * jnp.square(local_mean))
 
 
 def _standardised(samples: TrainingSamples, moments: _Moments) -> TrainingSamples:
@@ -268,7 +272,7 @@ def _standardised(samples: TrainingSamples, moments: _Moments) -> TrainingSample
 
 
 def _share_of_set(sets: tuple[ParameterSet, ...], name: str, share: dict[str, Array]) -> Float[Array, "1 #A"]:
-    """The part of samples in which agents are active, over all kinds of the set that a kind belongs to."""
+    """Fraction of active agents over all kinds of the parameter set that a kind belongs to."""
     group = set_of(sets, name)
     parts = [kind.count / group.size * share[kind.name] for kind in group.kinds]
     return sum(parts[1:], start=parts[0])
@@ -277,50 +281,51 @@ def _share_of_set(sets: tuple[ParameterSet, ...], name: str, share: dict[str, Ar
 def mean_gradients(
     policy: AgentPolicy, loss: SampleLoss, learner: AgentLearner, minibatch: Batch
 ) -> tuple[dict[str, PyTree[Array]], Metrics]:
-    """Of the sum over parameter sets of the mean losses of their active agents."""
-    of_row = lambda networks, learner, row, sequence: _row_loss(policy, loss, networks, row)
-    slopes, metrics = MeanGradients(of_row, lambda learner: learner.weights.networks)(learner, minibatch)
-    return slopes, {**metrics, **{f"returns/{name}": found for name, found in learner.returns.items()}}
+    """Gradients of the sum over parameter sets of the mean losses of their active agents."""
+    row_loss = lambda networks, learner, row, sequence: _row_loss(policy, loss, networks, row)
+    gradients, metrics = MeanGradients(row_loss, lambda learner: learner.weights.networks)(learner, minibatch)
+    return gradients, {**metrics, **{f"returns/{name}": value for name, value in learner.returns.items()}}
 
 
 def _row_loss(
     policy: AgentPolicy, loss: SampleLoss, networks: dict[str, PyTree[Array]], row: SetRows
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Of ONE environment step; metrics are means over parameter sets, and where there are several, of each."""
+    """Loss and metrics of ONE environment step; metrics are means over parameter sets, and, of several, each."""
     masks = {name: samples.action_mask for name, samples in row.agents.items()}
     distributions = policy.distributions(networks, row.view.agents, masks)
     values = policy.values(networks, row.view)
 
     def of_kind(name: str) -> tuple[Float[Array, ""], Metrics]:
-        say = lambda sample, distribution, value: loss(sample, Output(distribution, value, ()))
-        found = jax.vmap(say)(row.agents[name], distributions[name], values[name])
-        return jax.tree.map(partial(jnp.vdot, row.weight[name]), found)
+        agent_loss = lambda sample, distribution, value: loss(sample, Output(distribution, value, ()))
+        losses = jax.vmap(agent_loss)(row.agents[name], distributions[name], values[name])
+        return jax.tree.map(partial(jnp.vdot, row.weight[name]), losses)
 
-    total, each = jnp.float32(0), {}
+    total, set_metrics = jnp.float32(0), {}
     for group in policy.sets:
         sums = jax.tree.map(lambda *parts: sum(parts), *(of_kind(name) for name in group.names))
-        set_loss, each[group.name] = jax.tree.map(lambda x, size=group.size: x / size, sums)
+        set_loss, set_metrics[group.name] = jax.tree.map(lambda x, size=group.size: x / size, sums)
+        # A sum for independent agents, so that the gradient of each agent's weights is that of its own mean loss.
         total = total + (sums[0] if group.independent else set_loss)
-    over_sets = jax.tree.map(lambda *found: sum(found) / len(found), *each.values())
-    if len(each) == 1:
+    over_sets = jax.tree.map(lambda *metrics: sum(metrics) / len(metrics), *set_metrics.values())
+    if len(set_metrics) == 1:
         return total, over_sets
-    apart = {f"{metric}/{name}": x for name, metrics in each.items() for metric, x in metrics.items()}
-    return total, {**over_sets, **apart}
+    by_set = {f"{metric}/{name}": x for name, metrics in set_metrics.items() for metric, x in metrics.items()}
+    return total, {**over_sets, **by_set}
 
 
 def update(
     sets: tuple[ParameterSet, ...],
     optimiser: optax.GradientTransformation,
     learner: AgentLearner,
-    slopes: dict[str, PyTree[Array]],
+    gradients: dict[str, PyTree[Array]],
     *,
     share: float = 1.0,
 ) -> AgentLearner:
-    """One step of each parameter set's optimiser; `share` is the part of a minibatch that the gradients are of."""
+    """One step of each parameter set's optimiser; `share` is the fraction of a minibatch behind the gradients."""
     weights, networks, optimisers = learner.weights, {}, {}
     for group in sets:
         name, step = group.name, partial(descend, optimiser, share=share)
         step = jax.vmap(step) if group.independent else step
-        networks[name], optimisers[name] = step(weights.networks[name], learner.optimisers[name], slopes[name])
-    after = AgentWeights(networks, weights.agents, weights.central)
-    return AgentLearner(after, optimisers, learner.targets, learner.returns)
+        networks[name], optimisers[name] = step(weights.networks[name], learner.optimisers[name], gradients[name])
+    updated = AgentWeights(networks, weights.agents, weights.central)
+    return AgentLearner(updated, optimisers, learner.targets, learner.returns)

@@ -1,6 +1,6 @@
-"""What actor-critics that learn from their own rollouts share: a learner, its statistics, and its gradients.
+"""The shared parts of on-policy actor-critics: the learner, its statistics, and its gradients.
 
-Shape letters: `T` steps, `E` environments held here, `N` samples, or sequences, of a minibatch.
+Shape letters: `T` steps, `E` environments of this replica, `N` samples, or sequences, of a minibatch.
 """
 
 from collections.abc import Callable
@@ -24,16 +24,17 @@ from rollmill.networks import Output
 
 
 class ActorCriticLearner(eqx.Module):
-    """Weights, optimiser and running statistics."""
+    """Weights, optimiser state and running statistics."""
 
     weights: PolicyWeights
     optimiser: PyTree[Array]
+    """State of the optimiser."""
     returns: RunningStatistics | None
-    """Statistics of the discounted return, where rewards are normalised."""
+    """Statistics of the discounted return; None if rewards are not normalised."""
 
 
 class TrainingSamples(NamedTuple):
-    """What is learned from: `[T, E, ...]` in a batch, `[N, ...]` or `[N, T, ...]` in a minibatch."""
+    """Training samples: `[T, E, ...]` in a batch, `[N, ...]` or `[N, T, ...]` in a minibatch."""
 
     observation: PyTree[Array]
     action_mask: PyTree[Bool[Array, "..."]]
@@ -43,17 +44,17 @@ class TrainingSamples(NamedTuple):
     advantage: Float[Array, "..."]
     target: Float[Array, "..."]
     begins: PyTree[Bool[Array, "..."]]
-    """Whether an episode begins with this sample, so that the memory is reset; recurrent policies only."""
+    """True where an episode begins with this sample, so that the memory is reset; `()` without memory."""
 
 
 SampleLoss: TypeAlias = Callable[[Any, Output], tuple[Float[Array, ""], Metrics]]
-"""`(sample, what the network says about it) -> loss, metrics`."""
+"""`(sample, network output) -> loss, metrics`."""
 
 
 def start_learner(
     policy: NetworkPolicy, optimiser: optax.GradientTransformation, key: Key, *, normalise_rewards: bool
 ) -> ActorCriticLearner:
-    """The learner before training."""
+    """The initial learner."""
     weights = policy.start_weights(key)
     scalar = jax.ShapeDtypeStruct((), jnp.float32)
     returns = initial_statistics(scalar) if normalise_rewards else None
@@ -73,9 +74,9 @@ def prepare(
     reduce: Reduce,
     replicas: int,
 ) -> tuple[ActorCriticLearner, Batch]:
-    """Advantages and targets of a rollout, and statistics for the next one."""
+    """Computes advantages and targets of a rollout, and updates the statistics for the next one."""
     steps, weights = trajectory.steps, learner.weights
-    after, reward = take_in(learner, steps, reduce=reduce, replicas=replicas)
+    learner, reward = update_learner_statistics(learner, steps, reduce=reduce, replicas=replicas)
     value, last_value, final_value = _values(policy, weights, trajectory)
     next_value = jax.vmap(bootstrap_values, in_axes=(1, 0, 1, 1, 1), out_axes=1)(
         value, last_value, final_value, steps.terminated, steps.truncated
@@ -93,13 +94,13 @@ def prepare(
         target=target,
         begins=beginnings(done) if policy.recurrent else (),
     )
-    return after, Batch(samples, trajectory.start_memory)
+    return learner, Batch(samples, trajectory.start_memory)
 
 
-def take_in(
+def update_learner_statistics(
     learner: ActorCriticLearner, steps: Step, *, reduce: Reduce, replicas: int
 ) -> tuple[ActorCriticLearner, Float[Array, "T E"]]:
-    """The learner with its statistics advanced by a rollout, and the rewards, scaled where they are normalised."""
+    """Updates the learner's statistics with a rollout; also returns the rewards, scaled if they are normalised."""
     returns, reward = learner.returns, steps.reward
     if returns is not None:
         returns = update_statistics(returns, steps.info["discounted_return"], reduce=reduce, replicas=replicas)
@@ -112,26 +113,26 @@ def take_in(
 
 
 def beginnings(done: Bool[Array, "T ..."]) -> Bool[Array, "T ..."]:
-    """Whether an episode begins with a step; the first step's memory is that of the rollout's start."""
+    """True for steps that begin an episode, except the first step, whose memory is the rollout's start memory."""
     return jnp.roll(done, 1, axis=0).at[0].set(False)
 
 
 def _values(policy: NetworkPolicy, weights: PolicyWeights, trajectory: Trajectory):
-    """Values of observations `[T, E]`, of where the next rollout goes on `[E]`, of final observations `[T, E]`.
+    """Values of observations `[T, E]`, of the observation after the last step `[E]`, of final ones `[T, E]`.
 
-    What a rollout has appraised is there already; otherwise the last are computed only in iterations in which an
-    episode was truncated.
+    Values added by `appraise` are reused. Otherwise those of final observations are computed only in iterations in
+    which an episode was truncated.
     """
     steps, extras = trajectory.steps, trajectory.steps.extras
-    of_each = jax.vmap(partial(policy.value, weights))
-    of_all = jax.vmap(of_each)
-    last_value = of_each(trajectory.memory, trajectory.observation)
-    value = of_all(steps.final_memory, steps.observation) if _is_missing(extras.value) else extras.value
+    value_e = jax.vmap(partial(policy.value, weights))
+    value_te = jax.vmap(value_e)
+    last_value = value_e(trajectory.memory, trajectory.observation)
+    value = value_te(steps.final_memory, steps.observation) if _is_missing(extras.value) else extras.value
     if not _is_missing(extras.final_value):
         return value, last_value, extras.final_value
     final_value = jax.lax.cond(
         jnp.any(steps.truncated),
-        lambda: of_all(steps.final_memory, steps.final_observation),
+        lambda: value_te(steps.final_memory, steps.final_observation),
         lambda: jnp.zeros_like(steps.reward),
     )
     return value, last_value, final_value
@@ -142,7 +143,7 @@ def _is_missing(value: PyTree[Array]) -> bool:
 
 
 def report(schedule: optax.Schedule, learner: ActorCriticLearner, batch: Batch) -> Metrics:
-    """The learning rate that an iteration begins with, and moments of values where the batch has them."""
+    """Metrics of an iteration: its first learning rate, and moments of values if the batch has values."""
     rate = {"learning_rate": rate_now(schedule, learner.optimiser)}
     samples = batch.samples
     return (
@@ -154,29 +155,29 @@ def report(schedule: optax.Schedule, learner: ActorCriticLearner, batch: Batch) 
 
 
 def standardise_advantages(minibatch: Batch, reduce: Reduce) -> Batch:
-    """Advantages with mean zero and deviation one over the whole minibatch.
+    """Scales advantages to mean 0 and standard deviation 1 over the minibatch of all replicas.
 
-    One reduction is enough (Chan et al., 1979): the variance of the whole is the mean of the parts' variances and
-    the variance of their means.
+    One reduction is enough (Chan et al., 1979): the total variance is the mean of the parts' variances plus the
+    variance of their means.
     """
     advantage = minibatch.samples.advantage
-    own_mean = jnp.mean(advantage)
-    own_variance = jnp.mean(jnp.square(advantage - own_mean))
-    mean, square, variance = reduce((own_mean, jnp.square(own_mean), own_variance))
+    local_mean = jnp.mean(advantage)
+    local_variance = jnp.mean(jnp.square(advantage - local_mean))
+    mean, square, variance = reduce((local_mean, jnp.square(local_mean), local_variance))
     deviation = jnp.sqrt(variance + jnp.maximum(square - jnp.square(mean), 0))
     standardised = (advantage - mean) / (deviation + 1e-8)
     return minibatch._replace(samples=minibatch.samples._replace(advantage=standardised))
 
 
 def unconditioned(minibatch: Batch, reduce: Reduce) -> Batch:
-    """The minibatch as it is: nothing needs statistics of the whole."""
+    """Returns the minibatch unchanged: the identity for `Graph.condition`."""
     return minibatch
 
 
 def mean_gradients(policy: NetworkPolicy, loss: SampleLoss) -> MeanGradients:
     """Gradients of the mean loss over a minibatch, with respect to the network's weights."""
-    of_one = _sequence_loss if policy.recurrent else _sample_loss
-    return MeanGradients(partial(of_one, policy, loss), lambda learner: learner.weights.network)
+    loss_of_one = _sequence_loss if policy.recurrent else _sample_loss
+    return MeanGradients(partial(loss_of_one, policy, loss), lambda learner: learner.weights.network)
 
 
 def _sample_loss(
@@ -199,11 +200,11 @@ def _sequence_loss(
     samples: TrainingSamples,
     start_memory: Memory,
 ) -> tuple[Float[Array, ""], Metrics]:
-    """Mean loss of one environment's sequence `[T, ...]`, the memory carried along it."""
-    weights, fresh = PolicyWeights(network, learner.weights.observations), policy.start_memory()
+    """Mean loss of one environment's sequence `[T, ...]`, carrying the memory from step to step."""
+    weights, reset_memory = PolicyWeights(network, learner.weights.observations), policy.start_memory()
 
     def step(memory, sample):
-        memory = jax.tree.map(partial(jnp.where, sample.begins), fresh, memory)
+        memory = jax.tree.map(partial(jnp.where, sample.begins), reset_memory, memory)
         output = policy.forward(weights, memory, sample.observation, sample.action_mask)
         return output.memory, loss(sample, output)
 
@@ -214,10 +215,10 @@ def _sequence_loss(
 def update(
     optimiser: optax.GradientTransformation,
     learner: ActorCriticLearner,
-    slopes: PyTree[Array],
+    gradients: PyTree[Array],
     *,
     share: float = 1.0,
 ) -> ActorCriticLearner:
-    """One step of the optimiser; `share` is the part of a minibatch that the gradients are of."""
-    network, state = descend(optimiser, learner.weights.network, learner.optimiser, slopes, share=share)
+    """One step of the optimiser; `share` is the fraction of a minibatch that the gradients come from."""
+    network, state = descend(optimiser, learner.weights.network, learner.optimiser, gradients, share=share)
     return ActorCriticLearner(PolicyWeights(network, learner.weights.observations), state, learner.returns)

@@ -1,4 +1,4 @@
-"""Optimisers that every algorithm builds in the same way: clip, scale, step at an annealed rate."""
+"""Optimisers of all algorithms: gradient clipping, scaling, and a step at an annealed learning rate."""
 
 from typing import NamedTuple
 
@@ -12,18 +12,19 @@ from rollmill.dataflow import Loops
 
 
 class Annealing(NamedTuple):
-    """How far a training has come, counted in its planned updates: `whole + part`.
+    """Number of planned updates made so far: `whole + part`.
 
-    Two numbers, because a float that counts alone loses the small shares of long trainings.
+    Two numbers, because a single float would lose small shares in long trainings.
     """
 
     whole: Int[Array, ""]
+    """Complete planned updates."""
     part: Float[Array, ""]
-    """In `[0, 1)`, rounding aside."""
+    """Fraction of the next planned update, in `[0, 1)` up to rounding."""
 
 
 def planned_updates(loops: Loops) -> int:
-    """Updates of a training in which every minibatch makes one."""
+    """Number of updates of a training with one update for each minibatch."""
     return loops.iterations * loops.epochs * loops.num_minibatches
 
 
@@ -34,21 +35,21 @@ def clipped_descent(
     max_grad_norm: float,
     anneal_over: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Descent along gradients that are clipped and then scaled; their tree is one flat vector to it.
+    """Gradient descent with clipping and scaling, on the gradients as one flat vector.
 
-    Its `update` takes `share`, as `descend` does.
+    Its `update` has the argument `share` of `descend`.
 
     Args:
-        scaling: what is special about the optimiser, such as `optax.scale_by_adam()`.
-        learning_rate: step size, at the start where it is annealed; or the step size by the number of updates.
-        max_grad_norm: gradients are scaled down to this global norm.
-        anneal_over: planned updates over which a step size that is a number falls linearly to zero.
+        scaling: the optimiser's transformation, such as `optax.scale_by_adam()`.
+        learning_rate: initial learning rate, or a schedule by the number of updates.
+        max_grad_norm: largest global norm; longer gradients are scaled down to it.
+        anneal_over: number of planned updates over which a constant learning rate is annealed linearly to zero.
 
     Raises:
-        UsageError: for a step size or a norm below zero.
+        UsageError: the learning rate or the norm is negative.
     """
-    first = learning_rate(0) if callable(learning_rate) else learning_rate
-    for name, number in {"learning_rate": first, "max_grad_norm": max_grad_norm}.items():
+    initial = learning_rate(0) if callable(learning_rate) else learning_rate
+    for name, number in {"learning_rate": initial, "max_grad_norm": max_grad_norm}.items():
         if not number >= 0:
             raise UsageError(f"{name}={number} must be at least 0.")
     if anneal_over is None and not callable(learning_rate):
@@ -59,7 +60,7 @@ def clipped_descent(
 
 
 def rate_schedule(learning_rate: float | optax.Schedule, *, anneal_over: int | None = None) -> optax.Schedule:
-    """The step size by the number of updates; arguments are those of `clipped_descent`."""
+    """The learning rate as a function of the number of updates; for the arguments, see `clipped_descent`."""
     if callable(learning_rate):
         return learning_rate
     if anneal_over is None:
@@ -68,11 +69,11 @@ def rate_schedule(learning_rate: float | optax.Schedule, *, anneal_over: int | N
 
 
 def rate_now(schedule: optax.Schedule, state: PyTree[Array]) -> Float[Array, ""]:
-    """The step size of the next update; where optimisers are stacked, the mean of theirs.
+    """The learning rate of the next update; the mean where optimisers are stacked.
 
     Args:
-        schedule: of the optimiser, as `rate_schedule` gives it.
-        state: of the optimiser.
+        schedule: the optimiser's schedule, from `rate_schedule`.
+        state: the optimiser's state.
     """
     is_annealing = lambda node: isinstance(node, Annealing)
     counts = [node for node in jax.tree.leaves(state, is_leaf=is_annealing) if is_annealing(node)]
@@ -88,15 +89,15 @@ def descend(
     *,
     share: float = 1.0,
 ) -> tuple[PyTree[Array], PyTree[Array]]:
-    """One step of the optimiser: the weights and its state after it.
+    """One step of the optimiser: returns the new weights and optimiser state.
 
     Args:
-        optimiser: what `clipped_descent` returns.
-        weights: what is learned.
-        state: of the optimiser.
-        gradients: of a mean over a minibatch, with respect to the weights.
-        share: the part of a minibatch that the gradients are of. Where each of K workers has its own
-            gradients applied, a training makes K times as many updates as planned, of 1 / K each.
+        optimiser: from `clipped_descent`.
+        weights: weights to update.
+        state: the optimiser's state.
+        gradients: gradients of a minibatch's mean loss with respect to the weights.
+        share: fraction of a minibatch that the gradients come from. If the gradients of K workers are applied
+            separately, a training makes K times as many updates as planned, each with a share of 1 / K.
     """
     with jax.numpy_dtype_promotion("standard"):  # Optax counts steps in integers and relies on promotion
         steps, state = optax.with_extra_args_support(optimiser).update(gradients, state, weights, share=share)
@@ -104,19 +105,19 @@ def descend(
 
 
 def _scheduled(rate: optax.Schedule) -> optax.GradientTransformationExtraArgs:
-    """Steps downhill at a rate that depends on how many updates were made."""
+    """Scales updates by minus the learning rate for the number of updates made so far."""
 
     def init(params: PyTree[Array]) -> Annealing:
         return Annealing(jnp.int32(0), jnp.float32(0))
 
     def update(updates, state, params=None, *, share: float = 1.0, **_):
-        now = -jnp.float32(rate(state.whole.astype(jnp.float32) + state.part))
-        return jax.tree.map(lambda u: now.astype(u.dtype) * u, updates), _advanced(state, share)
+        step_size = -jnp.float32(rate(state.whole.astype(jnp.float32) + state.part))
+        return jax.tree.map(lambda u: step_size.astype(u.dtype) * u, updates), _advanced(state, share)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _advanced(state: Annealing, share: float) -> Annealing:
     part = state.part + share
-    whole = jnp.floor(part + 1e-4)  # three thirds are one, though their sum may fall short of it
+    whole = jnp.floor(part + 1e-4)  # three thirds count as one, though their float sum may be smaller
     return Annealing(state.whole + whole.astype(jnp.int32), part - whole)

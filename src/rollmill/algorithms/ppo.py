@@ -1,10 +1,10 @@
 """Proximal policy optimisation (Schulman et al., 2017) as a graph of four fragments.
 
 Details follow Huang et al., "The 37 Implementation Details of Proximal Policy Optimization", ICLR
-Blog Track 2022, but for two: truncated episodes are bootstrapped from their final observation, and
-statistics of observations stay as they are within an iteration.
+Blog Track 2022, with two exceptions: truncated episodes are bootstrapped from their final observation, and
+statistics of observations are frozen within an iteration.
 
-Shape letters: `T` steps, `E` environments held here, `N` samples, or sequences, of a minibatch.
+Shape letters: `T` steps, `E` environments of this replica, `N` samples, or sequences, of a minibatch.
 """
 
 from collections.abc import Mapping
@@ -41,30 +41,30 @@ from rollmill.networks import NetworkConfig, Output
 
 @dataclass(frozen=True)
 class PPOConfig:
-    """Hyperparameters of PPO, under the field's names."""
+    """Hyperparameters of PPO, under their usual names."""
 
     total_timesteps: Count = 500_000
     """Environment steps of the whole training, over all environments."""
     num_envs: Count = 64
-    """Environments that run side by side."""
+    """Number of parallel environments."""
     num_steps: Count = 64
     """Steps of each environment in one iteration."""
     update_epochs: Count = 4
-    """Passes over the batch in one iteration."""
+    """Epochs (passes over the batch) in one iteration."""
     num_minibatches: Count = 4
-    """Minibatches of one pass."""
+    """Minibatches of one epoch."""
     learning_rate: NonNegative = 2.5e-3
-    """Step size of Adam, at the start where it is annealed."""
+    """Learning rate of Adam; the initial one if it is annealed."""
     anneal_lr: bool = True
-    """Let the step size fall linearly, to zero after the last of all planned updates."""
+    """Anneal the learning rate linearly to zero over all planned updates."""
     gamma: Fraction = 0.99
     """Discount factor."""
     gae_lambda: Fraction = 0.95
     """Decay of generalised advantage estimation: 0 is one-step, 1 is Monte Carlo."""
     clip_coef: Positive = 0.2
-    """How far the policy's ratio, and the value where it is clipped, may move from the old one."""
+    """Clipping range of the policy's ratio around 1, and of a clipped value around the old one."""
     clip_vloss: bool = True
-    """Clip the value loss as the policy's is clipped."""
+    """Clip the value loss like the policy loss."""
     norm_adv: bool = True
     """Standardise the advantages of each minibatch."""
     ent_coef: NonNegative = 0.01
@@ -72,15 +72,15 @@ class PPOConfig:
     vf_coef: NonNegative = 0.5
     """Weight of the value loss."""
     max_grad_norm: Annotated[float, Range(0, finite=False)] = 0.5
-    """Gradients are scaled down to this global norm."""
+    """Largest global norm of gradients; longer ones are scaled down to it."""
     target_kl: NonNegative | None = None
-    """End an iteration's learning after an epoch whose last minibatch exceeds this KL divergence."""
+    """Skip the remaining epochs of an iteration after one whose last minibatch exceeds this KL divergence."""
     normalize_observations: bool = False
     """Standardise observations by running statistics, which are part of the training state."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     num_shards: Count | None = None
-    """Logical shards that shuffling stays inside, a multiple of the device count; chosen if left out."""
+    """Logical shards within which samples are shuffled, a multiple of the device count. Default: automatic."""
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """The actor-critic network."""
 
@@ -102,15 +102,15 @@ def ppo(
         env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
         config: hyperparameters; single ones can be given as keywords instead: `ppo(env, num_envs=8)`.
         params: parameters of the environment instead of its own; a leaf with one more axis,
-            `[num_envs, ...]`, differs from environment to environment.
-        network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or your own, as the
-            function that makes it, `(key, observation_space, action_space) -> ActorCritic`.
-        **overrides: fields of `PPOConfig` to replace. `learning_rate` may be a schedule of Optax, which
-            gives the step size after a number of updates, in the place of annealing.
+            `[num_envs, ...]`, holds one value for each environment.
+        network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or a function that
+            makes your own network, `(key, observation_space, action_space) -> ActorCritic`.
+        **overrides: fields of `PPOConfig` to replace. `learning_rate` may be an Optax schedule, by the number
+            of updates, which replaces annealing.
 
     Raises:
-        UsageError: for names, types and sizes that cannot be used, spaces that PPO cannot handle, and environments
-            of several agents.
+        UsageError: invalid names, types or sizes, spaces that PPO does not support, or an environment of several
+            agents.
     """
     config, choices = configured(PPOConfig, config, network, overrides)
     check_fractions({"gamma": config.gamma, "gae_lambda": config.gae_lambda})
@@ -138,7 +138,7 @@ def ppo(
 def sample_loss(config: Any, sample: TrainingSamples, output: Output) -> tuple[Float[Array, ""], Metrics]:
     """Loss of one sample (Schulman et al., 2017, equation 9, negated).
 
-    Of `config` are read `clip_coef`, `clip_vloss`, `vf_coef` and `ent_coef`.
+    Uses `clip_coef`, `clip_vloss`, `vf_coef` and `ent_coef` of `config`.
     """
     log_ratio = output.distribution.log_prob(sample.action) - sample.log_prob
     entropy = output.distribution.entropy()

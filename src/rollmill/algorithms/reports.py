@@ -1,4 +1,4 @@
-"""Metrics of an iteration beside its losses: the learning rate, and how much of the returns critics explain."""
+"""Metrics of an iteration besides its losses: the learning rate, and the critic's explained variance."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from jaxtyping import Array, Float
 from rollmill.dataflow import Metrics
 
 MOMENTS = "values/"
-"""Begins the names of metrics that only `explained_variance` reads."""
+"""Prefix of the metrics that serve `explained_variance` only."""
 
 
 RESOLUTION = 1e-6
-"""The smallest variance that float32 sums resolve, as a part of the mean square."""
+"""Smallest variance that float32 sums resolve, relative to the mean square."""
 
 
 def value_moments(
@@ -22,12 +22,12 @@ def value_moments(
 ) -> Metrics:
     """First and second moments of targets and of critics' errors.
 
-    Like all metrics they are means over samples, so that the mean over equal parts is that of the whole.
+    Like all metrics they are means over samples, so the mean over equal parts equals the mean over the batch.
 
     Args:
-        value: what a critic predicted.
-        target: the returns that it is trained on.
-        weight: 0 for samples that do not count, 1 for others; all count if left out.
+        value: predictions of a critic.
+        target: returns that it is trained on.
+        weight: 1 for samples that count, 0 for others. Default: all count.
     """
     weight = jnp.ones_like(target) if weight is None else weight
     moments = {f"{MOMENTS}share": jnp.mean(weight)}
@@ -44,22 +44,22 @@ def explained_variance(row: Mapping[str, Any]) -> float | None:
         row: metrics of an iteration, with the means of `value_moments`; each a scalar, or `[seed]`.
 
     Returns:
-        The mean over seeds; None where there are no moments, or all targets are nearly alike.
+        The mean over seeds; None if there are no moments, or all targets are nearly equal.
     """
     if f"{MOMENTS}share" not in row:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
         explained = 1 - np.maximum(_variance(row, "error"), 0) / _variance(row, "target")
-    known = explained[np.isfinite(explained)]
-    return float(known.mean()) if known.size else None
+    finite = explained[np.isfinite(explained)]
+    return float(finite.mean()) if finite.size else None
 
 
 def _variance(row: Mapping[str, Any], name: str) -> np.ndarray:
-    """The variance of targets or errors by their moments; NaN where it may be nothing but rounding."""
+    """The variance of targets or errors from their moments; NaN for targets where it may be rounding only."""
     share, mean, square = (
         np.atleast_1d(np.asarray(row[f"{MOMENTS}{moment}"], np.float64))
         for moment in ("share", name, f"{name}_square")
     )
     variance = square / share - np.square(mean / share)
-    known = (variance > RESOLUTION * square / share) | (name == "error")
-    return np.where(known, variance, np.nan)
+    is_resolved = (variance > RESOLUTION * square / share) | (name == "error")
+    return np.where(is_resolved, variance, np.nan)

@@ -10,14 +10,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 UNROLLED = 32
-"""Steps of a rollout that are compiled as one turn of a loop: on a GPU a turn is four launches, short or long."""
+"""Steps of a rollout unrolled in one iteration of the scan; on a GPU each iteration costs four launches."""
 
 
 class Advantages(NamedTuple):
-    """What the policy (`advantage`) and the critic (`target`) learn from."""
+    """Training signals of the policy and the critic."""
 
     advantage: Float[Array, " T"]
+    """Advantage of each action, for the policy."""
     target: Float[Array, " T"]
+    """Estimated return from each step, for the critic."""
 
 
 def bootstrap_values(
@@ -27,23 +29,24 @@ def bootstrap_values(
     terminated: Bool[Array, " T"],
     truncated: Bool[Array, " T"],
 ) -> Float[Array, " T"]:
-    """The value that follows each step: `V(s_{t+1})`, or what stands for it where an episode ends.
+    """The value to bootstrap from after each step: `V(s_{t+1})` within an episode.
 
-    Nothing follows a termination. A truncation is followed by the value of the final observation,
-    not of the one that auto-reset put in its place (Pardo et al., "Time Limits in Reinforcement
-    Learning", ICML 2018).
+    It is 0 after a termination. After a truncation it is the value of the final observation, not of
+    the first one of the next episode, which auto-reset puts in its place (Pardo et al., "Time Limits in
+    Reinforcement Learning", ICML 2018).
 
     Args:
         value: `V(s_t)`.
-        last_value: `V(s_T)`, where the rollout was cut.
-        final_value: value of the observation that each step led to before any reset; read only
+        last_value: `V(s_T)`, after the last step of the rollout.
+        final_value: value of the observation after each step, before any reset; used only
             where `truncated`.
-        terminated: the episode ended at this step by its task.
-        truncated: the episode was cut at this step.
+        terminated: the episode terminated at this step.
+        truncated: the episode was truncated at this step.
     """
-    following = jnp.concatenate([value[1:], last_value[None]])
-    following = jnp.where(truncated, final_value, following)
-    return jnp.where(terminated, 0.0, following)
+    next_value = jnp.concatenate([value[1:], last_value[None]])
+    next_value = jnp.where(truncated, final_value, next_value)
+    # Termination last: a step that is both has no future, so nothing is bootstrapped.
+    return jnp.where(terminated, 0.0, next_value)
 
 
 def generalised_advantages(
@@ -78,7 +81,7 @@ def vtrace(
     clip_c: float = 1.0,
     trace_decay: float = 1.0,
 ) -> Advantages:
-    """V-trace: from a rollout that another policy collected (Espeholt et al., "IMPALA", ICML 2018, section 4).
+    """V-trace, for a rollout of another (behaviour) policy (Espeholt et al., "IMPALA", ICML 2018, section 4).
 
     With `rho_t = min(clip_rho, ratio_t)` and `c_t = trace_decay min(clip_c, ratio_t)`, the target is
 
@@ -86,37 +89,38 @@ def vtrace(
 
     `delta_t = r_t + gamma V'_t - V_t`, and the advantage `rho_t (r_t + gamma v'_t - V_t)`. `V'` comes from
     `bootstrap_values`; `v'` is the target of the next step, or `V'` at the end of an episode or of the
-    rollout. Where the policy that collected is the one that learns, all ratios are 1, and the targets
+    rollout. If the behaviour policy is the learner's own, all ratios are 1, and the targets
     are those of `generalised_advantages` with lambda = `trace_decay`.
 
     Args:
-        log_ratio: log of how much more likely the action is to the policy that learns.
+        log_ratio: log of the importance ratio, learner's policy over behaviour policy.
         reward: `r_t`.
-        value: `V_t`, by the critic that learns.
-        next_value: `V'_t`, the value that follows each step.
+        value: `V_t`, by the learner's critic.
+        next_value: `V'_t`, the value after each step.
         done: the episode ended at this step; the trace is cut.
         gamma: discount factor.
-        clip_rho: bound on the ratio of a step's own error; where it binds, the values that are learned
-            are those of a policy between the one that collected and the one that learns.
-        clip_c: bound on the ratios that carry later errors back; it changes how fast values are learned,
-            not which.
+        clip_rho: bound on the ratio that weighs a step's own error; where it binds, values converge to those
+            of a policy between the behaviour policy and the learner's.
+        clip_c: bound on the ratios that propagate later errors back; it affects the speed of convergence,
+            not the fixed point.
         trace_decay: lambda (their remark 2).
     """
     ratio = jnp.exp(log_ratio)
     rho = jnp.minimum(clip_rho, ratio)
     decay = jnp.where(done, 0.0, gamma * trace_decay * jnp.minimum(clip_c, ratio))
-    correction = _decaying_sum(rho * (reward + gamma * next_value - value), decay)
-    following = jnp.where(done, 0.0, jnp.append(correction[1:], 0.0))
-    advantage = rho * (reward + gamma * (next_value + following) - value)
+    correction = _decaying_sum(rho * (reward + gamma * next_value - value), decay)  # v_t - V_t
+    # v'_t - V'_t: within an episode V'_t is V_{t+1}; at its end, and after the last step, v'_t is V'_t.
+    next_correction = jnp.where(done, 0.0, jnp.append(correction[1:], 0.0))
+    advantage = rho * (reward + gamma * (next_value + next_correction) - value)
     return Advantages(advantage, value + correction)
 
 
 def _decaying_sum(term: Float[Array, " T"], decay: Float[Array, " T"]) -> Float[Array, " T"]:
-    """`x_t = term_t + decay_t x_{t+1}`, from the last step, which nothing follows, to the first."""
+    """Computes `x_t = term_t + decay_t x_{t+1}` backwards from `x_T = 0`."""
 
-    def backwards(following, now):
-        term_t, decay_t = now
-        found = term_t + decay_t * following
-        return found, found
+    def step_back(x_tp1, inputs):
+        term_t, decay_t = inputs
+        x_t = term_t + decay_t * x_tp1
+        return x_t, x_t
 
-    return jax.lax.scan(backwards, jnp.float32(0), (term, decay), reverse=True, unroll=UNROLLED)[1]
+    return jax.lax.scan(step_back, jnp.float32(0), (term, decay), reverse=True, unroll=UNROLLED)[1]

@@ -1,4 +1,4 @@
-"""Which agents learn the same weights: a map from kinds of agents to names of parameter sets."""
+"""Parameter sharing between agents: a map from kinds of agents to names of parameter sets."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,19 +7,20 @@ from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import AgentKind
 
 INDEPENDENT = "independent"
-"""In the place of a parameter set's name: each agent of the kind has weights of its own."""
+"""Given instead of a parameter set's name: each agent of the kind has weights of its own."""
 
 
 class ParameterSet(NamedTuple):
-    """Agents with the same parameters, or with parameters of the same shapes, each its own."""
+    """Kinds of agents that share parameters, or one kind whose agents have parameters of their own."""
 
     name: str
     kinds: tuple[AgentKind, ...]
     independent: bool = False
+    """True if each agent has parameters of its own; they are stacked along a leading axis."""
 
     @property
     def size(self) -> int:
-        """How many agents."""
+        """Number of agents in the set."""
         return sum(kind.count for kind in self.kinds)
 
     @property
@@ -28,7 +29,7 @@ class ParameterSet(NamedTuple):
         return tuple(kind.name for kind in self.kinds)
 
     def first(self, kind: AgentKind) -> int:
-        """The number, among the agents of the set, of the kind's first agent."""
+        """Index of the kind's first agent among all agents of the set."""
         return sum(member.count for member in self.kinds[: self.names.index(kind.name)])
 
 
@@ -36,29 +37,29 @@ def parameter_sets(agents: tuple[AgentKind, ...], sharing: Mapping[str, str]) ->
     """The parameter sets of an environment's agents, in the order of the kinds.
 
     Args:
-        agents: the kinds.
-        sharing: kind to the name of its parameter set, or "independent"; a kind that is left out has a set of
-            its own name.
+        agents: the kinds of agents.
+        sharing: name of each kind's parameter set, or "independent". Default: a set for each kind, of the
+            kind's name.
 
     Raises:
-        UsageError: for kinds that do not exist, and kinds that share parameters but not their spaces.
+        UsageError: a kind does not exist, or kinds with different spaces share parameters.
     """
     for name in sharing:
         if name not in {kind.name for kind in agents}:
             raise unknown_name("kind of agents in sharing", name, [kind.name for kind in agents])
     members: dict[str, list[AgentKind]] = {}
     for kind in agents:
-        chosen = sharing.get(kind.name, kind.name)
-        members.setdefault(kind.name if _independent(kind, sharing) else chosen, []).append(kind)
+        set_name = sharing.get(kind.name, kind.name)
+        members.setdefault(kind.name if _independent(kind, sharing) else set_name, []).append(kind)
     for name, kinds in members.items():
-        _check_alike(name, kinds, sharing)
+        _check_compatible(name, kinds, sharing)
     return tuple(
         ParameterSet(name, tuple(kinds), _independent(kinds[0], sharing)) for name, kinds in members.items()
     )
 
 
 def set_of(sets: tuple[ParameterSet, ...], name: str) -> ParameterSet:
-    """The set that the kind of that name belongs to."""
+    """The parameter set of the kind of that name."""
     return next(group for group in sets if name in group.names)
 
 
@@ -66,20 +67,20 @@ def _independent(kind: AgentKind, sharing: Mapping[str, str]) -> bool:
     return sharing.get(kind.name) == INDEPENDENT
 
 
-def _check_alike(name: str, kinds: list[AgentKind], sharing: Mapping[str, str]) -> None:
+def _check_compatible(name: str, kinds: list[AgentKind], sharing: Mapping[str, str]) -> None:
     first = kinds[0]
     for other in kinds[1:]:
         if _independent(first, sharing) or _independent(other, sharing):
-            both = first.name if _independent(first, sharing) else other.name
+            independent = first.name if _independent(first, sharing) else other.name
             raise UsageError(
-                f"sharing={dict(sharing)} lets each {both} have weights of its own and others share a set of "
-                "that name; name that set otherwise."
+                f"sharing={dict(sharing)} gives each {independent} weights of its own, and other kinds a set of "
+                "the same name. Give that set another name."
             )
-        for what in ("observation_space", "action_space"):
-            mine, theirs = getattr(first, what), getattr(other, what)
-            if mine != theirs:
+        for attribute in ("observation_space", "action_space"):
+            space, other_space = getattr(first, attribute), getattr(other, attribute)
+            if space != other_space:
                 raise UsageError(
                     f"sharing={dict(sharing)} gives {first.name} and {other.name} the parameters {name!r}, but "
-                    f"their {what}s differ: {mine} and {theirs}. Give them sets of different names, or spaces "
-                    "that are alike."
+                    f"their {attribute}s differ: {space} and {other_space}. Give them sets of different names, or "
+                    "equal spaces."
                 )

@@ -1,4 +1,4 @@
-"""Checks of the sizes that a user hands to an algorithm, with messages that say which sizes fit."""
+"""Checks of an algorithm's sizes, with messages that name sizes that fit."""
 
 from collections.abc import Mapping
 
@@ -6,21 +6,25 @@ from rollmill.core.errors import UsageError
 
 
 def check_positive(sizes: Mapping[str, int]) -> None:
-    """Every named size is at least one."""
+    """Raises a `UsageError` if a size is less than 1."""
     for name, size in sizes.items():
         if size < 1:
             raise UsageError(f"{name}={size} must be at least 1.")
 
 
 def check_fractions(fractions: Mapping[str, float]) -> None:
-    """Every named number lies in `[0, 1]`."""
+    """Raises a `UsageError` if a number is outside of `[0, 1]`."""
     for name, fraction in fractions.items():
         if not 0 <= fraction <= 1:
             raise UsageError(f"{name}={fraction} must lie between 0 and 1.")
 
 
 def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:
-    """Iterations that make at least `total_timesteps` environment steps."""
+    """Number of iterations for at least `total_timesteps` environment steps.
+
+    Raises:
+        UsageError: one iteration makes more steps.
+    """
     batch = num_envs * num_steps
     if total_timesteps < batch:
         raise UsageError(
@@ -30,14 +34,24 @@ def iterations_for(total_timesteps: int, num_envs: int, num_steps: int) -> int:
     return -(-total_timesteps // batch)
 
 
-def check_shards(num_shards: int, num_envs: int, rows_each: int, num_minibatches: int) -> None:
-    """Shards are equal, and every minibatch takes the same share of each."""
+def check_shards(num_shards: int, num_envs: int, rows_per_env: int, num_minibatches: int) -> None:
+    """Checks that shards are equal, and that each divides into equal parts of all minibatches.
+
+    Args:
+        num_shards: number of logical shards.
+        num_envs: number of environments.
+        rows_per_env: samples or sequences of one environment in a batch.
+        num_minibatches: minibatches of one epoch.
+
+    Raises:
+        UsageError: the sizes do not divide.
+    """
     check_positive({"num_shards": num_shards})
     if num_envs % num_shards:
         raise UsageError(f"num_shards={num_shards} does not divide num_envs={num_envs}.")
-    rows = num_envs // num_shards * rows_each
+    rows = num_envs // num_shards * rows_per_env
     if rows % num_minibatches:
         raise UsageError(
-            f"a shard holds {rows} rows (num_envs={num_envs} / num_shards={num_shards} x {rows_each}), which "
+            f"a shard holds {rows} rows (num_envs={num_envs} / num_shards={num_shards} x {rows_per_env}), which "
             f"do not divide into num_minibatches={num_minibatches}; leave num_shards out to have one chosen."
         )

@@ -11,12 +11,14 @@ from rollmill.networks import NetworkConfig
 
 
 class Recipe(NamedTuple):
-    """What to train, with what hyperparameters."""
+    """An algorithm, an environment and a complete set of hyperparameters."""
 
     algorithm: str
     environment: str
     config: Any
+    """Hyperparameters, an instance of the algorithm's config class."""
     summary: str
+    """One line for `rollmill list`."""
 
 
 def cartpole_two_cores() -> Recipe:
@@ -34,13 +36,13 @@ def cartpole_two_cores() -> Recipe:
 
 
 def a3c_cartpole() -> Recipe:
-    """CartPole-v1 by A3C; with slack for gradients of weights that are some updates old."""
+    """CartPole-v1 by A3C, with settings that tolerate gradients of weights some updates old."""
     config = A3CConfig(total_timesteps=500_000, num_envs=16, num_steps=16, learning_rate=3e-3)
     return Recipe("a3c", "CartPole-v1", config, "CartPole-v1 by A3C, in one program or by workers")
 
 
 def impala_cartpole() -> Recipe:
-    """CartPole-v1 by IMPALA; with slack for trajectories of weights that are some updates old."""
+    """CartPole-v1 by IMPALA, with settings that tolerate trajectories of weights some updates old."""
     config = IMPALAConfig(total_timesteps=500_000, num_envs=16, num_steps=16, learning_rate=3e-3)
     return Recipe("impala", "CartPole-v1", config, "CartPole-v1 by IMPALA, in one program or from actors")
 
@@ -76,7 +78,7 @@ def rejax_pendulum() -> Recipe:
 
 
 def t_maze_gru() -> Recipe:
-    """The memory probe with a recurrent policy."""
+    """TMaze-v0, the memory probe, with a recurrent policy."""
     config = PPOConfig(
         total_timesteps=150_000,
         num_envs=64,

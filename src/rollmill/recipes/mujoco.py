@@ -1,11 +1,11 @@
-"""PPO on Gymnasium's MuJoCo environments, which live on the host."""
+"""PPO on Gymnasium's MuJoCo environments, which are host environments."""
 
 from rollmill.algorithms import PPOConfig
 from rollmill.recipes.classic import Recipe
 
 
 def half_cheetah() -> Recipe:
-    """HalfCheetah-v5 in 1,000,000 steps.
+    """PPO on HalfCheetah-v5 in 1,000,000 steps.
 
     The hyperparameters are those of CleanRL's `ppo_continuous_action.py`, with its batch of 2,048 steps collected
     in 8 environments instead of one.

@@ -1,4 +1,4 @@
-"""MAPPO on Tag: taggers and runners learn at the same time, with parameters of their own.
+"""MAPPO on Tag: taggers and runners learn at the same time, each kind with parameters of its own.
 
 The environments are WarpDrive's, at sizes that two CPU cores can train.
 """
@@ -8,7 +8,7 @@ from rollmill.recipes.classic import Recipe
 
 
 def tag_gridworld() -> Recipe:
-    """Four taggers and a runner on 21 x 21 cells."""
+    """MAPPO on TagGridWorld: four taggers and a runner on 21 x 21 cells."""
     config = MAPPOConfig(
         total_timesteps=1_000_000,
         num_envs=64,
@@ -22,7 +22,7 @@ def tag_gridworld() -> Recipe:
 
 
 def tag_continuous() -> Recipe:
-    """Three taggers and nine slower runners on a continuous square."""
+    """MAPPO on TagContinuous: three taggers and nine slower runners on a square."""
     config = MAPPOConfig(
         total_timesteps=640_000,
         num_envs=64,
