@@ -1,4 +1,4 @@
-r"""An algorithm, a network and an environment of your own, under names that every command and process knows.
+r"""An algorithm, a network and an environment of your own, registered under names for all commands and processes.
 
     PYTHONPATH=examples rollmill train decayed-ppo Reach-v0 --import custom_algorithm --network tiny \
         --weight-decay 0.01 --env-option speed=0.3 --distribution single-learner-coarse
@@ -8,7 +8,7 @@ r"""An algorithm, a network and an environment of your own, under names that eve
 
 from dataclasses import dataclass
 
-import custom_environment as line  # beside this file
+import custom_environment as line  # in the folder of this file
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -20,31 +20,31 @@ import rollmill
 
 @dataclass(frozen=True)
 class DecayedPPOConfig(rollmill.PPOConfig):
-    """Hyperparameters of PPO, and one more; each is an option of the command."""
+    """Hyperparameters of PPO, and weight decay; each is an option of the command."""
 
     weight_decay: float = 1e-3
-    """Part of the weights that each update takes away."""
+    """Fraction of the weights that each update subtracts."""
 
 
 def decayed_ppo(env, config):
-    """PPO whose weights decay."""
+    """PPO with weight decay."""
     graph = rollmill.ppo(env, config)
 
     def update(learner, gradients, *, share=1.0):
-        after = graph.update(learner, gradients, share=share)
-        network = jax.tree.map(lambda w: (1.0 - share * config.weight_decay) * w, after.weights.network)
-        return eqx.tree_at(lambda learner: learner.weights.network, after, network)
+        learner = graph.update(learner, gradients, share=share)
+        network = jax.tree.map(lambda w: (1.0 - share * config.weight_decay) * w, learner.weights.network)
+        return eqx.tree_at(lambda learner: learner.weights.network, learner, network)
 
     return graph._replace(update=update)
 
 
 def tiny(key, observation_space, action_space):
-    """A small network with a standard deviation of its own."""
+    """A small network with a learned standard deviation."""
     return line.network(key, observation_space, action_space)
 
 
 def reach(speed: float = 0.2):
-    """A point on a line that has to reach another one."""
+    """A point on a line that has to reach a goal."""
     line_of, plane = (spaces.Box(-1.0, 1.0, (n,), np.float32) for n in (1, 2))
     params = {"speed": jnp.float32(speed)}
     return rollmill.time_limit(rollmill.Environment("Reach-v0", line.reset, line.step, plane, line_of, params), 20)

@@ -12,9 +12,9 @@ import rollmill
 from rollmill.networks import DiagonalGaussian
 
 
-def reset(key, params):  # the state: where a point is on a line, and where it is to go
+def reset(key, params):  # the state: the position of a point on a line, and its goal
     state = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
-    return state, state  # what is observed, and what is
+    return state, state  # the observation, and the state
 
 
 def step(key, state, action, params):
@@ -31,7 +31,7 @@ class Network(eqx.Module):
     log_std: jax.Array
 
     def initial_memory(self):
-        return ()  # remembers nothing
+        return ()  # no memory
 
     def __call__(self, observation, memory, action_mask=None):
         policy = DiagonalGaussian(self.actor(observation), self.log_std)

@@ -1,4 +1,4 @@
-"""`python -m rollmill` is the command `rollmill`."""
+"""Entry point of `python -m rollmill`, the same as the command `rollmill`."""
 
 from rollmill.cli import main
 

@@ -44,10 +44,10 @@ DOCTOR, RESUME, EVALUATE = Case._field_defaults["commands"]
 OPEN = (RESUME, EVALUATE)
 
 DOCUMENTS = {
-    "empty": (b"", "it is no JSON (input data was truncated)"),
-    "cut": (b'{"graph": {"alg', "it is no JSON (input data was truncated)"),
+    "empty": (b"", "it is not JSON (input data was truncated)"),
+    "cut": (b'{"graph": {"alg', "it is not JSON (input data was truncated)"),
     "not-unicode": (b"\xff\xfe{}", "JSON is malformed"),
-    "surrogate": (b'{"graph": "\\ud800"}', "it is no JSON"),
+    "surrogate": (b'{"graph": "\\ud800"}', "it is not JSON"),
     "nan": (b'{"graph": NaN}', "JSON is malformed: invalid character"),
     "trailing": (b"{} {}", "JSON is malformed: trailing characters"),
     "list": (b"[1]", "it holds a list instead of a JSON object"),

@@ -109,7 +109,7 @@ def test_list_and_doctor_and_help(rollmill):
     assert report.returncode == 0
     assert "jax " in report.stdout and "cpu" in report.stdout and "computes: yes" in report.stdout
     help_ = rollmill("train", "ppo", "--help").stdout
-    assert "--num-envs" in help_ and "Environments that run side by side" in help_ and "(default: 64)" in help_
+    assert "--num-envs" in help_ and "Number of parallel environments" in help_ and "(default: 64)" in help_
 
 
 BAD = {

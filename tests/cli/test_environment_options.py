@@ -20,8 +20,8 @@ def test_values_are_json_or_text():
         (["length"], "'length' has to be KEY=VALUE"),
         (["=3"], "'=3' has to be KEY=VALUE"),
         (["a=1", "a=2"], "a is given twice, as 1 and as '2'"),
-        (["healthy=False"], 'False is no JSON; write false, or "False" in double quotes'),
-        (["gravity=nan"], 'nan is no JSON; "nan" in double quotes'),
+        (["healthy=False"], 'False is not JSON; write false, or "False" in double quotes'),
+        (["gravity=nan"], 'nan is not JSON; "nan" in double quotes'),
         (["gravity=Infinity"], "gravity=Infinity cannot be read"),
     ],
 )

@@ -36,8 +36,8 @@ class Settings:
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 
 REFUSED_DOCUMENTS = [
-    (b"", "it is no JSON (input data was truncated)"),
-    (b'{"a": ', "it is no JSON (input data was truncated)"),
+    (b"", "it is not JSON (input data was truncated)"),
+    (b'{"a": ', "it is not JSON (input data was truncated)"),
     (b'{"a": NaN}', "JSON is malformed: invalid character (byte 6)"),
     (b'{"a": Infinity}', "JSON is malformed: invalid character (byte 6)"),
     (b"\xff\xfe", "JSON is malformed: invalid character (byte 0)"),

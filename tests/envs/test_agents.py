@@ -164,7 +164,7 @@ def test_an_environment_of_several_agents_keeps_the_contract():
     [
         ({"agents": KINDS[:1]}, r"observation_space means .*\['dog'\].* take it from .*joint_spaces\(agents\)"),
         ({"agents": ()}, "active or central was given, expected agents to be listed"),
-        ({"agents": (KINDS[0], KINDS[0])}, "agents are cat: 2, cat: 2; expected names that differ"),
+        ({"agents": (KINDS[0], KINDS[0])}, "agents are cat: 2, cat: 2; expected different names"),
         ({"agents": (KINDS[0]._replace(count=0), KINDS[1])}, "agents are cat: 0, dog: 3; .* counts from 1"),
         (
             {"action_space": spaces.Dict({"cat": spaces.Discrete(3), "dog": spaces.Box(-1.0, 1.0, (3, 2))})},

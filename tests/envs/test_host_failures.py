@@ -226,7 +226,7 @@ def test_a_number_that_is_not_finite_is_named_with_environment_step_and_field(fi
     vector = env.start([7, 8, 9], seed=1)
     vector.reset()
     action = np.full(3, host_cases.TERMINATE if episode else 1, np.int32)
-    with pytest.raises(NonFiniteError, match=rf"^Dividing: {said}; it was begun with seed {vector.seeds[1]}"):
+    with pytest.raises(NonFiniteError, match=rf"^Dividing: {said}; its seed is {vector.seeds[1]}"):
         for _ in range(3):
             vector.step(action)
 

@@ -197,7 +197,7 @@ def test_nan_and_infinity_are_named():
 
 def test_wrong_uses_are_refused():
     env = envs.host_environment("Script", host_cases.Script)
-    with pytest.raises(UsageError, match=r"Script: start\(\[\]\) needs the numbers of at least one"):
+    with pytest.raises(UsageError, match=r"Script: start\(\[\]\) needs at least one index"):
         env.start([], seed=0)
     vector = env.start(range(2), seed=0)
     with pytest.raises(UsageError, match="Script: step was called before reset"):

@@ -108,7 +108,7 @@ def test_auto_reset_follows_truncation_and_restarts_the_clock():
 
 def test_step_and_reset_have_keys_of_their_own():
     env, key = envs.auto_reset(counter(end=1)), jax.random.key(7)
-    step_key, reset_key = jax.random.fold_in(key, envs.transforms.OF_THE_STEP), key
+    step_key, reset_key = jax.random.fold_in(key, envs.transforms.STEP_FOLD), key
     state = {"count": jnp.float32(0), "key": jax.random.key(1)}
     ended = env.step(key, state, jnp.int32(0), env.params)
     going = envs.auto_reset(counter(end=9)).step(key, state, jnp.int32(0), env.params)

@@ -117,8 +117,8 @@ def test_a_malformed_plan_is_refused_by_name(value, message, tmp_path):
     ("content", "message"),
     [
         (None, "cannot be read: No such file or directory"),
-        (b"", r"cannot be read: it is no JSON \(input data was truncated\)"),
-        (b"{", "cannot be read: it is no JSON"),
+        (b"", r"cannot be read: it is not JSON \(input data was truncated\)"),
+        (b"{", "cannot be read: it is not JSON"),
         (b"\xff\xfe", r"cannot be read: JSON is malformed: invalid character \(byte 0\)"),
         (b"[" * 100_000, "cannot be read: it is nested deeper than 32 levels"),
         (b" " * (2**20 + 1), "cannot be read: it has 1,048,577 bytes, and at most 1,048,576 are read"),

@@ -1,4 +1,4 @@
-"""`rollmill doctor [RUN]`."""
+"""The command `rollmill doctor [RUN]`."""
 
 import sys
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ EXTRAS = {
     "envpool": ("envpool:... environments", install_command("envpool")),
     "mujoco": ("Gymnasium's MuJoCo environments", install_command("mujoco")),
     "gymnax": ("gymnax:... environments", install_command("gymnax")),
-    "tensorboard": ("looking at runs/*/tensorboard", "pip install tensorboard"),
+    "tensorboard": ("viewing runs/*/tensorboard", "pip install tensorboard"),
 }
 
 
@@ -36,25 +36,25 @@ class Doctor:
     run: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="[RUN]")] = None
     """Directory of a run."""
     trust: Trust = False
-    """Let this directory's run import the modules that it names, now and later."""
+    """Let the run of this directory import the modules that it names, now and later."""
     imports: Imports = ()
-    """Module to import first, because it registers the environment."""
+    """Module to import first, which registers the environment."""
 
 
 def run(arguments: list[str]) -> int:
-    """Prints a report."""
-    chosen = parse(Doctor, arguments, prog="rollmill doctor")
-    if chosen.run is None:
+    """Prints a report; the exit code is 2 if the run is damaged."""
+    options = parse(Doctor, arguments, prog="rollmill doctor")
+    if options.run is None:
         return _installation()
-    if kept_fault(chosen.run):
-        _show(replay(chosen.run, imports=chosen.imports, trust=chosen.trust))
+    if kept_fault(options.run):
+        _show(replay(options.run, imports=options.imports, trust=options.trust))
         return 0
-    examined = examine(chosen.run)
-    print(f"run: {chosen.run}", *(f"  {note}" for note in examined.notes), sep="\n")
+    examined = examine(options.run)
+    print(f"run: {options.run}", *(f"  {note}" for note in examined.notes), sep="\n")
     for complaint in examined.complaints:
         print(f"rollmill: {complaint}", file=sys.stderr)
     if not examined.complaints:
-        print("  no fault to replay: all that it computed was finite, and its files are whole")
+        print("  no fault to replay: all numbers that it computed were finite, and its files are intact")
     return 2 if examined.complaints else 0
 
 

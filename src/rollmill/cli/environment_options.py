@@ -1,4 +1,4 @@
-"""`--env-option KEY=VALUE`: options of an environment from the command line."""
+"""The option `--env-option KEY=VALUE`: options of an environment."""
 
 import json
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ EnvOptions: TypeAlias = Annotated[
         name="env-option",
         metavar="KEY=VALUE",
         help="Option of the environment, such as max_steps=100; true, false, null, numbers, lists and objects are "
-        "read as JSON, all else is text. May be given several times.",
+        "parsed as JSON, all else is text. May be given several times.",
     ),
     tyro.conf.UseAppendAction,
 ]
 
 NOT_JSON = {"True": "true", "False": "false", "None": "null", "NaN": None, "nan": None, "inf": None}
-"""Words that mean a value to Python and text to JSON; None where JSON has no such value."""
+"""Python's words for values, with their JSON form; None if JSON has no such value."""
 
 
 def parse_env_options(texts: Sequence[str]) -> dict[str, Any]:
-    """The options that were given as `KEY=VALUE`.
+    """Parses options given as `KEY=VALUE`.
 
     Raises:
-        UsageError: one is no pair, is given twice, or has a value that looks like Python's instead of JSON's.
+        UsageError: one is not a pair, is given twice, or has a value in Python's form instead of JSON's.
     """
     options: dict[str, Any] = {}
     for text in texts:
@@ -43,10 +43,10 @@ def parse_env_options(texts: Sequence[str]) -> dict[str, Any]:
 
 def _value(option: str, text: str) -> Any:
     if text in NOT_JSON:
-        meant = NOT_JSON[text]
-        hint = f"write {meant}, or " if meant else ""
+        json_form = NOT_JSON[text]
+        hint = f"write {json_form}, or " if json_form else ""
         raise UsageError(
-            f'--env-option {option}: {text} is no JSON; {hint}"{text}" in double quotes for the text.'
+            f'--env-option {option}: {text} is not JSON; {hint}"{text}" in double quotes for the text.'
         )
     try:
         json.loads(text)

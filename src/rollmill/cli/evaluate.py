@@ -1,4 +1,4 @@
-"""`rollmill evaluate RUN`."""
+"""The command `rollmill evaluate RUN`."""
 
 import json
 from dataclasses import dataclass
@@ -23,45 +23,45 @@ class Evaluate:
     episodes: int = 100
     """Episodes to play."""
     checkpoint: Literal["last", "best"] = "last"
-    """The last checkpoint, or the one with the best return while training."""
+    """The last checkpoint, or the one with the best return during training."""
     env: str | None = None
     """Another environment with the same spaces, such as gymnasium:CartPole-v1."""
     env_options: EnvOptions = ()
     seed: int = 0
     """Seed of the environments and, where it is stochastic, of the policy."""
     train_seed: int | None = None
-    """Which seed's policy, of a run that trained several; the first if left out."""
+    """Seed whose policy to evaluate, of a run that trained several. Default: the first."""
     stochastic: bool = False
-    """Draw actions as in training, instead of taking the most likely one."""
+    """Sample actions as in training, instead of taking the most likely one."""
     json: bool = False
     """Print the result as JSON."""
     trust: Trust = False
-    """Let this directory's run import the modules that it names, now and later; one made here does so anyway."""
+    """Let the run of this directory import the modules that it names, now and later; runs made here may anyway."""
     imports: Imports = ()
-    """Module to import first, because it registers the environment."""
+    """Module to import first, which registers the environment."""
 
 
 def run(arguments: list[str]) -> int:
-    """Evaluates, and prints the mean return."""
-    chosen = parse(Evaluate, arguments, prog="rollmill evaluate")
+    """Plays the episodes and prints the mean return."""
+    options = parse(Evaluate, arguments, prog="rollmill evaluate")
     loaded = load_weights(
-        chosen.run,
-        checkpoint=chosen.checkpoint,
-        seed=chosen.train_seed,
-        imports=chosen.imports,
-        trust=chosen.trust,
+        options.run,
+        checkpoint=options.checkpoint,
+        seed=options.train_seed,
+        imports=options.imports,
+        trust=options.trust,
     )
     episodes = evaluate_run(
         loaded,
-        env=chosen.env,
-        env_options=parse_env_options(chosen.env_options),
-        episodes=chosen.episodes,
-        seed=chosen.seed,
-        stochastic=chosen.stochastic,
+        env=options.env,
+        env_options=parse_env_options(options.env_options),
+        episodes=options.episodes,
+        seed=options.seed,
+        stochastic=options.stochastic,
     )
     returns, lengths = episodes.returns, episodes.lengths
     result = {
-        "environment": chosen.env or loaded.graph.settings["environment"],
+        "environment": options.env or loaded.graph.settings["environment"],
         "iteration": loaded.iteration,
         "episodes": returns.size,
         "mean_return": float(np.mean(returns, dtype=np.float64)),
@@ -70,7 +70,7 @@ def run(arguments: list[str]) -> int:
         "max_return": float(np.max(returns)),
         "mean_length": float(np.mean(lengths)),
     }
-    print(json.dumps(result) if chosen.json else _sentence(result))
+    print(json.dumps(result) if options.json else _sentence(result))
     return 0
 
 

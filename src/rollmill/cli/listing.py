@@ -1,4 +1,4 @@
-"""`rollmill list`."""
+"""The command `rollmill list`."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class List:
 
 
 def run(arguments: list[str]) -> int:
-    """Prints what can be trained."""
+    """Prints algorithms, environments, networks and recipes."""
     import_modules(parse(List, arguments, prog="rollmill list").imports)
     adapted = [
         ("gymnax:ID", f"environments of gymnax, with `{install_command('gymnax')}`"),
@@ -30,7 +30,7 @@ def run(arguments: list[str]) -> int:
     recipes = [(name, make().summary) for name, make in RECIPES.items()]
     _print("algorithms", [(name, algorithm.summary) for name, algorithm in ALGORITHMS.items()])
     _print("environments", [*registered(), *adapted])
-    networks = [("by --network.torso and its like", "MLP, CNN or GRU"), *registered_networks()]
+    networks = [("by --network.torso etc.", "MLP, CNN or GRU"), *registered_networks()]
     _print("networks (--network NAME)", networks)
     _print("recipes (--recipe NAME)", recipes)
     return 0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple, NoReturn
 
-# Nothing that takes time: Ctrl-C is listened to before JAX is imported.
+# Only fast imports: the handler of Ctrl-C is installed before JAX is imported.
 from rollmill.cli.output import code_after_output, open_streams
 from rollmill.core.errors import RollmillError, unknown_name
 from rollmill.core.interruption import Interruption
@@ -17,51 +17,51 @@ from rollmill.core.machine import versions
 
 
 class Command(NamedTuple):
-    """A command: where it is, and what it is for."""
+    """A command: its module, and a summary for the usage text."""
 
     module: str
     summary: str
     records: bool = False
-    """Whether its result is a run's directory, and what it prints may get lost."""
+    """True if its result is a run directory, so that its output may be lost."""
 
 
 COMMANDS = {
     "train": Command(
         "train", "train an algorithm on an environment: rollmill train ppo CartPole-v1", records=True
     ),
-    "resume": Command("resume", "go on with a run that stopped: rollmill resume RUN", records=True),
-    "plan": Command("plan", "show where a training's parts run, and what passes between them"),
-    "explain": Command("explain", "say whether an environment fuses into one kernel: explain fusion CartPole-v1"),
+    "resume": Command("resume", "continue a run that stopped: rollmill resume RUN", records=True),
+    "plan": Command("plan", "show where a training's groups run, and the edges between them"),
+    "explain": Command("explain", "show whether an environment fuses into one kernel: explain fusion CartPole-v1"),
     "evaluate": Command("evaluate", "play episodes with a run's policy: rollmill evaluate RUN"),
     "list": Command("listing", "list algorithms, environments, networks and recipes"),
-    "doctor": Command("doctor", "check the installation; doctor RUN replays where a run met a NaN"),
+    "doctor": Command("doctor", "check the installation; doctor RUN replays the step in which a run met a NaN"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and exits: 0 on success, 2 where something must be mended, 130 or 143 on a signal."""
+    """Runs a command and exits: 0 on success, 2 on a usage error, 130 or 143 on a signal."""
     output, _ = open_streams()
     interruption = Interruption()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as in the background
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # background jobs ignore it
         signal.signal(signal.SIGINT, interruption)
-    for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode shows question marks in its place
+    for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode shows question marks instead
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        given = sys.argv[1:] if arguments is None else list(arguments)
-        code = _exit_code(given)
-        if not (given and given[0] in COMMANDS and COMMANDS[given[0]].records):
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        code = _exit_code(words)
+        if not (words and words[0] in COMMANDS and COMMANDS[words[0]].records):
             code = code_after_output(code, output)
     except BaseException as error:
         if not (interruption.asked or isinstance(error, KeyboardInterrupt)):
             raise
         print("rollmill: interrupted", file=sys.stderr)
-        _leave_at_once(130)
+        _exit_at_once(130)
     sys.exit(code)
 
 
-def _leave_at_once(code: int) -> NoReturn:
-    """Ends the process as it stands: threads that still compile crash an interpreter that is being taken down."""
+def _exit_at_once(code: int) -> NoReturn:
+    """Exits without finalising the interpreter, which threads that still compile would crash."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -84,7 +84,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 def _find(name: str) -> Callable[[list[str]], int]:
     if name not in COMMANDS:
-        raise unknown_name("command", name, COMMANDS, hint="`rollmill --help` says what they do.")
+        raise unknown_name("command", name, COMMANDS, hint="`rollmill --help` describes them.")
     return import_module(f"rollmill.cli.{COMMANDS[name].module}").run
 
 

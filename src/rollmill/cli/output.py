@@ -1,7 +1,7 @@
-"""Standard output and error that may go away: a reader such as `head`, a terminal that is closed.
+"""Standard output and error whose reader may disappear, such as `head` or a terminal that is closed.
 
-Nothing that is printed may end a training. Once nobody reads a stream any more, what is written to it is dropped;
-a command that has nothing but its output to give says so by its exit code.
+Printing must never end a training. Once a stream has no reader, further output is dropped; a command whose only
+result is its output reports the loss by its exit code.
 """
 
 import errno
@@ -11,21 +11,22 @@ import sys
 from typing import Any
 
 LOST_READER = 141
-"""Exit code where the reader of a result went away: 128 and the number of SIGPIPE, as a shell reports it."""
+"""Exit code if the reader of a result disappeared: 128 plus the number of SIGPIPE, as a shell reports it."""
 UNWRITTEN = 1
-"""Exit code where a result could not be written for another reason, such as a full disk."""
+"""Exit code if a result could not be written for another reason, such as a full disk."""
 
 GONE = (errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.EBADF)
-"""Nobody reads: a closed pipe, a terminal that hung up, a closed descriptor."""
+"""Errors that mean that there is no reader: a closed pipe, a hung-up terminal, a closed descriptor."""
 
 
 class ForgivingFile(io.FileIO):
-    """A stream whose failed writes are remembered instead of raised."""
+    """A stream that records a failed write instead of raising it."""
 
     failure: OSError | None = None
+    """The first failure; None so far."""
 
     def write(self, data: Any, /) -> int:
-        """Writes, or drops what cannot be written."""
+        """Writes the data; drops it after a failure."""
         if self.failure is None:
             try:
                 return super().write(data)
@@ -35,10 +36,10 @@ class ForgivingFile(io.FileIO):
 
 
 def open_streams() -> tuple[ForgivingFile | None, ForgivingFile | None]:
-    """Puts forgiving streams in the place of standard output and error; None where somebody captures these.
+    """Replaces standard output and error by forgiving streams; None for a stream that is captured.
 
-    Descriptors 0 to 2 that are closed are opened on the null device first: otherwise the next file that is opened
-    gets such a number, and what a library prints to it ends up in the file.
+    Closed descriptors among 0 to 2 are first opened on the null device: otherwise the next file opened would get
+    such a number, and libraries' output would end up in that file.
     """
     for descriptor in range(3):
         try:
@@ -49,7 +50,7 @@ def open_streams() -> tuple[ForgivingFile | None, ForgivingFile | None]:
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if stream is not None and (not isinstance(stream, io.TextIOWrapper) or _number(stream) != descriptor):
-            streams.append(None)  # somebody captures it
+            streams.append(None)  # captured, for example by pytest
             continue
         file = ForgivingFile(descriptor, "w", closefd=False)
         setattr(sys, name, _text(file, stream))
@@ -57,15 +58,15 @@ def open_streams() -> tuple[ForgivingFile | None, ForgivingFile | None]:
     return streams[0], streams[1]
 
 
-def _text(file: ForgivingFile, before: io.TextIOWrapper | None) -> io.TextIOWrapper:
-    if before is not None:
-        before.flush()
+def _text(file: ForgivingFile, original: io.TextIOWrapper | None) -> io.TextIOWrapper:
+    if original is not None:
+        original.flush()
     return io.TextIOWrapper(
         io.BufferedWriter(file),
-        encoding=before.encoding if before else "utf-8",
-        errors=before.errors if before else "replace",
+        encoding=original.encoding if original else "utf-8",
+        errors=original.errors if original else "replace",
         line_buffering=file.isatty() or file.fileno() == 2,
-        write_through=before.write_through if before else False,
+        write_through=original.write_through if original else False,
     )
 
 
@@ -77,7 +78,7 @@ def _number(stream: io.TextIOWrapper) -> int | None:
 
 
 def code_after_output(code: int, output: ForgivingFile | None) -> int:
-    """The exit code of a command whose result is what it printed; says so where that could not be written."""
+    """The exit code of a command whose result is its output; reports a failure to write it."""
     sys.stdout.flush()
     failure = output.failure if output is not None else None
     if failure is None or code:

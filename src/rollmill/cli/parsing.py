@@ -1,4 +1,4 @@
-"""Options of the commands: read by tyro, listed in groups by `--help`, and answered by name where unknown."""
+"""Command-line options: parsed by tyro, listed in groups by `--help`, with suggestions for unknown ones."""
 
 import argparse
 import copy
@@ -25,15 +25,15 @@ RECORDING = {
 FUSION = {"fusion", "numerics", "unroll"}
 RUN = {"seed", "num-seeds"}
 GROUPS = ("environment", "algorithm", "network", "run", "recording", "placement", "fusion", "options")
-"""In the order in which they are listed."""
+"""Groups of options, in the order of `--help`."""
 
 
 def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
-    """An instance of `kind` with the options of a command; `--help` lists them and exits.
+    """Parses the options of a command to an instance of `kind`; `--help` lists them and exits.
 
     Raises:
-        UsageError: an option is unknown here that other libraries have under another name.
-        SystemExit: after help, or where the options cannot be read.
+        UsageError: an unknown option is another library's name of a known one.
+        SystemExit: after help, or if the options cannot be parsed.
     """
     parser = _parser(kind, prog)
     known = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
@@ -50,20 +50,20 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
 
 
 def values_of(option: str, arguments: Sequence[str]) -> list[str]:
-    """All values that an option is given, read before the other options are known."""
+    """All values given for one option, parsed before the other options are known."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument(option, dest="values", nargs="?", action="append", default=[])
     return [value for value in parser.parse_known_args(list(arguments))[0].values if value is not None]
 
 
 def _parser(kind: Any, prog: str) -> Any:
-    """Tyro's parser: its actions are like those of argparse, which lists them."""
+    """Tyro's parser, whose actions argparse's help formatter can list."""
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         return tyro.extras.get_parser(kind, prog=prog)
 
 
 def _help(parser: Any, prog: str, kind: Any) -> str:
-    """The options in groups, in plain text."""
+    """The help text: options in groups, in plain text."""
     formatter = argparse.HelpFormatter(prog, max_help_position=30, width=min(get_terminal_size().columns, 110))
     positional = " ".join(str(a.metavar) for a in parser._actions if not a.option_strings)
     formatter.add_usage(f"%(prog)s {positional} [OPTIONS]", [], [])
@@ -82,7 +82,7 @@ def _help(parser: Any, prog: str, kind: Any) -> str:
 
 
 def _group(action: Any) -> str:
-    """The group of an option; those of a command's own are told by where its dataclass holds them."""
+    """The group of an option, by the path of its field in the command's dataclass."""
     holder, _, name = action.dest.rpartition(".")
     if action.dest in ("environment", "env-options", "imports"):
         return "environment"
@@ -99,7 +99,7 @@ _OF_RUNS = {"run": RUN, "recording": RECORDING, "fusion": FUSION}
 
 
 def _plain(action: Any) -> Any:
-    """The option as argparse shows it, without tyro's marks of what may be None."""
+    """The option for argparse's help, without tyro's marks for optional values."""
     shown = copy.copy(action)
     if isinstance(shown.metavar, str):
         shown.metavar = shown.metavar.replace("{None}|", "")

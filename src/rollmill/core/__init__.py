@@ -1,1 +1,1 @@
-"""What all packages share: `types`, `spaces`, `errors`, `machine`, and `own_line` for lines of the user's code."""
+"""The shared base: `types`, `spaces`, `errors`, `machine`, and `own_line` for lines of the user's code."""

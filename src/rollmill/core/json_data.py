@@ -158,7 +158,9 @@ def _parts(value: Any) -> Iterable[Any]:
 
 def _described(problem: Exception) -> str:
     text = str(problem).rstrip(".")
-    return text if "JSON" in text else f"it is no JSON ({text[0].lower()}{text[1:]})" if text else "it is no JSON"
+    return (
+        text if "JSON" in text else f"it is not JSON ({text[0].lower()}{text[1:]})" if text else "it is not JSON"
+    )
 
 
 def _kind_of(value: Any) -> str:

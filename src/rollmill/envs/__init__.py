@@ -1,4 +1,4 @@
-"""Environments as values: own ones, adapted ones, transforms, running statistics, the contract's check."""
+"""Environments as values: built-in and adapted ones, transforms, running statistics, and the contract check."""
 
 from rollmill.envs.accounting import record_discounted_returns, record_episodes
 from rollmill.envs.agents import active_agents, joint_spaces

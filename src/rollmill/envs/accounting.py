@@ -1,6 +1,6 @@
-"""Transforms that count: returns and lengths of episodes, discounted returns for reward scaling.
+"""Accounting transforms: returns and lengths of episodes, and discounted returns for reward scaling.
 
-Both go around an environment that resets itself (`auto_reset`) and keep their sums in its state.
+Both wrap an auto-resetting environment (`auto_reset`) and keep their sums in its state.
 Shape letter: `A` agents of a kind.
 """
 
@@ -15,22 +15,22 @@ from rollmill.envs.transforms import wrap
 
 
 class EpisodeState(eqx.Module):
-    """An environment's state beside the returns and the length of the running episode."""
+    """An environment's state, with returns and length of the current episode."""
 
     inner: PyTree[Array]
     episode_return: Float[Array, ""]
     episode_length: Int[Array, ""]
     agent_returns: dict[str, Float[Array, ""]]
-    """Kind of agents to return; empty where there is a single agent."""
+    """Return of each kind of agents; empty with a single agent."""
 
 
 def record_episodes(env: Environment) -> Environment:
-    """Adds `info["episode_return"]` and `info["episode_length"]`: sums of the episode up to this step.
+    """Adds `info["episode_return"]` and `info["episode_length"]`: sums over the episode up to this step.
 
-    Where there are several agents, an agent's return is the sum of what it was paid while it was active, and
-    `episode_return` is the mean over all agents of all kinds: what an agent gets on average, which is the
-    team's return where all are paid alike, and next to nothing where the gain of one is another's loss.
-    `info["agent_returns"]` then is a dictionary from each kind to the mean over its agents.
+    With several agents, an agent's return is the sum of its rewards while it was active, and
+    `episode_return` is the mean over all agents of all kinds: the team's return if all get the same rewards, and
+    about zero in a zero-sum game. `info["agent_returns"]` is then a dictionary with the mean over the agents of
+    each kind.
     """
 
     def reset(key, params):
@@ -39,15 +39,20 @@ def record_episodes(env: Environment) -> Environment:
 
     def step(key, state, action, params):
         timestep = env.step(key, state.inner, action, params)
-        each, mean = _paid(env, state.inner, timestep, params)
-        so_far, length = state.episode_return + mean, state.episode_length + 1
-        of_kinds = jax.tree.map(jnp.add, state.agent_returns, each)
+        kind_rewards, mean_reward = _mean_rewards(env, state.inner, timestep, params)
+        episode_return, length = state.episode_return + mean_reward, state.episode_length + 1
+        kind_returns = jax.tree.map(jnp.add, state.agent_returns, kind_rewards)
         done = timestep.terminated | timestep.truncated
-        fresh = lambda count: jnp.where(done, 0, count)
-        after = EpisodeState(timestep.state, fresh(so_far), fresh(length), jax.tree.map(fresh, of_kinds))
-        returns = {"agent_returns": of_kinds} if env.agents else {}
-        info = {**timestep.info, "episode_return": so_far, "episode_length": length, **returns}
-        return timestep._replace(state=after, info=info)
+        reset_if_done = lambda total: jnp.where(done, 0, total)
+        next_state = EpisodeState(
+            timestep.state,
+            reset_if_done(episode_return),
+            reset_if_done(length),
+            jax.tree.map(reset_if_done, kind_returns),
+        )
+        agent_returns = {"agent_returns": kind_returns} if env.agents else {}
+        info = {**timestep.info, "episode_return": episode_return, "episode_length": length, **agent_returns}
+        return timestep._replace(state=next_state, info=info)
 
     return wrap(env, reset, step)
 
@@ -56,32 +61,32 @@ def _zero_returns(env: Environment) -> dict[str, Float[Array, ""]]:
     return {kind.name: jnp.float32(0) for kind in env.agents}
 
 
-def _paid(
+def _mean_rewards(
     env: Environment, state: State, timestep: Timestep, params: Params
 ) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
-    """The mean over each kind of what its agents were paid in a step from `state`, and the mean over all."""
+    """Mean reward of each kind in a step from `state`, and of all agents; inactive agents count as 0."""
     if not env.agents:
         return {}, timestep.reward
     active = active_agents(env, state, params)
-    paid = {name: jnp.where(active[name], timestep.reward[name], 0) for name in active}
-    total = sum(kind.count for kind in env.agents)
-    everyone = jnp.sum(jnp.stack([amounts.sum() for amounts in paid.values()])) / total
-    return {name: amounts.mean() for name, amounts in paid.items()}, everyone
+    rewards = {name: jnp.where(active[name], timestep.reward[name], 0) for name in active}
+    num_agents = sum(kind.count for kind in env.agents)
+    overall = jnp.sum(jnp.stack([reward.sum() for reward in rewards.values()])) / num_agents
+    return {name: reward.mean() for name, reward in rewards.items()}, overall
 
 
 class DiscountedState(eqx.Module):
-    """An environment's state beside the discounted sum of its rewards."""
+    """An environment's state, with the discounted sum of its rewards."""
 
     inner: PyTree[Array]
     discounted_return: PyTree[Float[Array, "..."]]
 
 
 def record_discounted_returns(env: Environment, gamma: float) -> Environment:
-    """Adds `info["discounted_return"]`, `R = gamma R + r`, set back where an episode terminates.
+    """Adds `info["discounted_return"]`, `R = gamma R + r`, reset to 0 after a termination.
 
-    Its standard deviation is what rewards are divided by (Engstrom et al., "Implementation Matters
-    in Deep Policy Gradients", ICLR 2020). Where there are several agents, it is a dictionary from kinds to
-    one sum for each agent, `[A]`; 0 for those that are out.
+    Rewards are normalised by its standard deviation (Engstrom et al., "Implementation Matters
+    in Deep Policy Gradients", ICLR 2020). With several agents it is a dictionary with one sum for each agent of
+    each kind, `[A]`; 0 for inactive agents.
     """
 
     def reset(key, params):
@@ -91,13 +96,13 @@ def record_discounted_returns(env: Environment, gamma: float) -> Environment:
 
     def step(key, state, action, params) -> Timestep:
         timestep = env.step(key, state.inner, action, params)
-        counted = lambda so_far, reward: jnp.float32(gamma) * so_far + reward
-        discounted = jax.tree.map(counted, state.discounted_return, timestep.reward)
+        accumulate = lambda total, reward: jnp.float32(gamma) * total + reward
+        discounted = jax.tree.map(accumulate, state.discounted_return, timestep.reward)
         if env.agents:
             active = active_agents(env, state.inner, params)
             discounted = {name: jnp.where(active[name], sums, 0) for name, sums in discounted.items()}
-        left = jax.tree.map(lambda x: jnp.where(timestep.terminated, 0, x), discounted)
+        carried = jax.tree.map(lambda x: jnp.where(timestep.terminated, 0, x), discounted)
         info = {**timestep.info, "discounted_return": discounted}
-        return timestep._replace(state=DiscountedState(timestep.state, left), info=info)
+        return timestep._replace(state=DiscountedState(timestep.state, carried), info=info)
 
     return wrap(env, reset, step)

@@ -1,4 +1,4 @@
-"""Acrobot-v1: two hanging links, of which only the joint between them is driven, swung up.
+"""Acrobot-v1: two hanging links, swung up by driving only the joint between them.
 
 Sutton, "Generalization in reinforcement learning: successful examples using sparse coarse coding"
 (1996), by the book's equations and with the numbers of Gymnasium's `Acrobot-v1`: step by step the
@@ -30,7 +30,7 @@ class AcrobotState(eqx.Module):
 
 
 class AcrobotParams(eqx.Module):
-    """Physics, in SI units; every leaf may be an array of one value per replica."""
+    """Physics, in SI units; every leaf may hold one value for each environment."""
 
     gravity: Scalar = 9.8
     length_1: Scalar = 1.0
@@ -45,11 +45,11 @@ class AcrobotParams(eqx.Module):
     max_speed_1: Scalar = 4 * math.pi
     max_speed_2: Scalar = 9 * math.pi
     reset_bound: Scalar = 0.1
-    """Each component of the first state is uniform within plus and minus this."""
+    """Bound of the first state, whose components are uniform within plus and minus this."""
 
 
 class Directions(NamedTuple):
-    """Cosines and sines of both angles, which dynamics, observation and goal share."""
+    """Cosines and sines of both angles, shared by dynamics, observation and goal."""
 
     cos_1: Float[Array, ""]
     sin_1: Float[Array, ""]
@@ -82,14 +82,14 @@ def reset(key: Key, params: AcrobotParams) -> tuple[Float[Array, "6"], AcrobotSt
 
 
 def step(key: Key, state: AcrobotState, action: Int[Array, ""], params: AcrobotParams) -> Timestep:
-    """Torque -1, 0 or 1 for one time step; terminated where the tip is one link above the axle."""
+    """Torque -1, 0 or 1 for one time step; terminates when the tip is one link above the axle."""
     torque = (action - 1).astype(jnp.float32) * params.torque
     moved = _bounded(_runge_kutta_step(state, torque, params), params)
-    at = _directions(moved)
-    height = -at.cos_1 - (at.cos_1 * at.cos_2 - at.sin_1 * at.sin_2)
+    directions = _directions(moved)
+    height = -directions.cos_1 - (directions.cos_1 * directions.cos_2 - directions.sin_1 * directions.sin_2)
     terminated = height > 1.0
     return Timestep(
-        observation=_observe(moved, at),
+        observation=_observe(moved, directions),
         state=moved,
         reward=jnp.where(terminated, jnp.float32(0.0), jnp.float32(-1.0)),
         terminated=terminated,
@@ -109,23 +109,23 @@ def _runge_kutta_step(state: AcrobotState, torque: Float[Array, ""], params: Acr
 
 
 def _rates(state: AcrobotState, torque: Float[Array, ""], params: AcrobotParams) -> AcrobotState:
-    """The state's derivative; its fields are rates of the fields they are named for."""
-    at = _directions(state)
+    """Time derivative of the state; each field is the rate of the field of that name."""
+    cos_1, sin_1, cos_2, sin_2 = _directions(state)
     m_2, l_1, c_2 = params.mass_2, params.length_1, params.centre_2
     coupling = m_2 * l_1 * c_2
-    own_1 = params.mass_1 * params.centre_1**2 + m_2 * l_1**2 + params.inertia
-    own_2 = m_2 * c_2**2 + params.inertia
-    d_1 = own_1 + own_2 + 2 * coupling * at.cos_2
-    d_2 = own_2 + coupling * at.cos_2
-    phi_2 = m_2 * c_2 * params.gravity * (at.sin_1 * at.cos_2 + at.cos_1 * at.sin_2)
+    inertia_1 = params.mass_1 * params.centre_1**2 + m_2 * l_1**2 + params.inertia
+    inertia_2 = m_2 * c_2**2 + params.inertia
+    d_1 = inertia_1 + inertia_2 + 2 * coupling * cos_2
+    d_2 = inertia_2 + coupling * cos_2
+    phi_2 = m_2 * c_2 * params.gravity * (sin_1 * cos_2 + cos_1 * sin_2)
     phi_1 = (
-        -coupling * at.sin_2 * state.speed_2 * (state.speed_2 + 2 * state.speed_1)
-        + (params.mass_1 * params.centre_1 + m_2 * l_1) * params.gravity * at.sin_1
+        -coupling * sin_2 * state.speed_2 * (state.speed_2 + 2 * state.speed_1)
+        + (params.mass_1 * params.centre_1 + m_2 * l_1) * params.gravity * sin_1
         + phi_2
     )
     ratio = d_2 / d_1
-    drive = torque + ratio * phi_1 - coupling * jnp.square(state.speed_1) * at.sin_2 - phi_2
-    acceleration_2 = drive / (own_2 - d_2 * ratio)
+    drive = torque + ratio * phi_1 - coupling * jnp.square(state.speed_1) * sin_2 - phi_2
+    acceleration_2 = drive / (inertia_2 - d_2 * ratio)
     acceleration_1 = -(d_2 * acceleration_2 + phi_1) / d_1
     return AcrobotState(state.speed_1, state.speed_2, acceleration_1, acceleration_2)
 
@@ -149,5 +149,5 @@ def _directions(state: AcrobotState) -> Directions:
     )
 
 
-def _observe(state: AcrobotState, at: Directions) -> Float[Array, "6"]:
-    return jnp.stack([*at, state.speed_1, state.speed_2])
+def _observe(state: AcrobotState, directions: Directions) -> Float[Array, "6"]:
+    return jnp.stack([*directions, state.speed_1, state.speed_2])

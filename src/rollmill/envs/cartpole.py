@@ -29,7 +29,7 @@ class CartPoleState(eqx.Module):
 
 
 class CartPoleParams(eqx.Module):
-    """Physics, in SI units; every leaf may be an array of one value per replica."""
+    """Physics, in SI units; every leaf may hold one value for each environment."""
 
     gravity: Scalar = 9.8
     cart_mass: Scalar = 1.0
@@ -40,7 +40,7 @@ class CartPoleParams(eqx.Module):
     position_limit: Scalar = 2.4
     angle_limit: Scalar = 12 * 2 * math.pi / 360
     reset_bound: Scalar = 0.05
-    """Each component of the first state is uniform within plus and minus this."""
+    """Bound of the first state, whose components are uniform within plus and minus this."""
 
 
 def cartpole(*, max_steps: int = 500) -> Environment:
@@ -69,7 +69,7 @@ def reset(key: Key, params: CartPoleParams) -> tuple[Float[Array, "4"], CartPole
 
 
 def step(key: Key, state: CartPoleState, action: Int[Array, ""], params: CartPoleParams) -> Timestep:
-    """One Euler step; terminated where the cart or the pole leaves its limits. Action 1 pushes right."""
+    """One Euler step; terminates if the cart or the pole leaves its limits. Action 1 pushes right."""
     moved = _euler_step(state, jnp.where(action == 1, params.force, -params.force), params)
     return Timestep(
         observation=jnp.stack([moved.position, moved.velocity, moved.angle, moved.angular_velocity]),

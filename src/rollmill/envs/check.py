@@ -1,4 +1,4 @@
-"""`check_environment`: the contract of an environment, checked before hours of training depend on it."""
+"""`check_environment`: checks the contract of an environment before it is trained on."""
 
 import gymnasium
 import numpy as np
@@ -38,20 +38,20 @@ from rollmill.envs.strong_types import strongly_typed
 def check_environment(
     env: Environment | HostEnvironment | gymnasium.Env | str, *, seed: int = 0, num_steps: int = 100
 ) -> None:
-    """Checks that an environment keeps the contract of `rollmill.Environment`, and prints a line where it does.
+    """Checks that an environment satisfies the contract of `rollmill.Environment`, and prints a line if it does.
 
-    First what tracing alone can tell (types, structures, spaces, side effects), then a rollout of random
-    actions. An environment on the host is tried as two copies, which are closed again.
+    First by tracing alone (types, structures, spaces, side effects), then by a rollout of random
+    actions. A host environment is checked with two copies, which are closed again.
 
     Args:
-        env: one environment, unbatched, without auto-reset; an id or a `gymnasium.Env` as well.
-        seed: of the random keys and actions.
-        num_steps: how many random actions are tried.
+        env: one environment, unbatched, without auto-reset; or an id, or a `gymnasium.Env`.
+        seed: seed of random keys and actions.
+        num_steps: number of random actions.
 
     Raises:
-        ContractError: what was found, what was expected, and a hint; of an error that the
-            environment's own code raised, also its line.
-        UsageError: `env` is no environment.
+        ContractError: a violation, with the expected value and a hint; for an exception in the
+            environment's own code, also its line.
+        UsageError: `env` is not an environment.
 
     Warns:
         UserWarning: reset or step relies on implicit dtype promotion, or returns weakly typed values.
@@ -70,12 +70,12 @@ def check_environment(
 
 
 def check_types(env: Environment) -> Traced:
-    """The part of `check_environment` that takes no time: what reset and step return, by type alone.
+    """The quick part of `check_environment`: the types of all results of reset and step.
 
-    Weak types do not matter here: see `strongly_typed`.
+    Ignores weak types: see `strongly_typed`.
 
     Raises:
-        ContractError: as `check_environment`.
+        ContractError: see `check_environment`.
     """
     check_params(env)
     check_kinds(env)

@@ -1,4 +1,4 @@
-"""The contract of a `HostEnvironment`, tried on a few copies.
+"""Checks the contract of a `HostEnvironment` on a few copies.
 
 Shape letter: `n` copies.
 """
@@ -18,15 +18,15 @@ from rollmill.core.types import HostEnvironment, HostStep, HostVector
 from rollmill.envs.host import step_struct
 
 NUM_COPIES = 2
-"""Copies that are started: the fewest whose order can be told."""
+"""Number of copies: the fewest that can reveal a wrong order."""
 
 
 def check_host(env: HostEnvironment, *, seed: int, num_steps: int) -> None:
     """Checks spaces, observations, rewards, flags and counts of a few copies under random actions.
 
     Raises:
-        ContractError: what was found, what was expected, and a hint; of an environment that raised,
-            also its line.
+        ContractError: a violation, with the expected value and a hint; for an exception of the
+            environment, also its line.
     """
     struct(env.observation_space)
     struct(env.action_space)
@@ -60,11 +60,13 @@ def _check_failures(env: HostEnvironment, vector: HostVector) -> None:
         raise ContractError(f"{env.name}: {failure.doing} raised {failure.error}\n  at {failure.line}")
 
 
-def _check_types(env: HostEnvironment, what: str, found: PyTree, expected: PyTree) -> None:
-    types = jax.tree.map(lambda leaf: f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}", found)
-    wanted = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", expected)
-    if types != wanted:
-        raise ContractError(f"{env.name}: {what} of {NUM_COPIES} copies returned {types}, expected {wanted}.")
+def _check_types(env: HostEnvironment, what: str, step: PyTree, expected: PyTree) -> None:
+    types = jax.tree.map(lambda leaf: f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}", step)
+    expected_types = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", expected)
+    if types != expected_types:
+        raise ContractError(
+            f"{env.name}: {what} of {NUM_COPIES} copies returned {types}, expected {expected_types}."
+        )
 
 
 def _check_numbers(env: HostEnvironment, step: HostStep) -> None:
@@ -80,11 +82,11 @@ def _check_observation(env: HostEnvironment, what: str, observation: PyTree[np.n
         if not contains(env.observation_space, row):
             raise ContractError(
                 f"{env.name}: {what} returned the observation {row}, which is not in the space "
-                f"{env.observation_space}: mend one of them (NaN, bounds)."
+                f"{env.observation_space}: fix one of them (NaN, bounds)."
             )
 
 
 def _draw_legal(space: spaces.Space, mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One action for each copy, drawn among those that `mask`, `[n, ...]`, allows."""
+    """One random action for each copy, among those legal by `mask`, `[n, ...]`."""
     assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
     return np.where(mask, rng.random(mask.shape), -1).argmax(axis=-1) + space.start

@@ -1,4 +1,4 @@
-"""What of the environment's contract only a run can tell: a rollout of random actions.
+"""Checks of an environment's contract by a rollout of random actions.
 
 Legend: `T` steps, `R` resets.
 """
@@ -18,40 +18,44 @@ from rollmill.core.types import Action, Environment, Key, Observation, Params, S
 from rollmill.envs.agents import possible_masks
 
 NUM_RESETS = 128
-"""How many first states tell what a first state looks like."""
+"""Number of resets that sample the distribution of first states."""
 
 
 class CheckedSteps(NamedTuple):
-    """T steps of one environment; leaves `[T, ...]`. `timestep` is as step returned it, before any reset."""
+    """T steps of one environment, leaves `[T, ...]`."""
 
     keys: KeyArray[Array, " T"]
     state: State
+    """State before the step."""
     action: Action
     mask: PyTree[Bool[Array, "T ..."]]
     timestep: Timestep
+    """Result of the step, before any reset."""
     inside: Bool[Array, " T"]
+    """True if the observation is in the observation space."""
 
 
 class Resets(NamedTuple):
-    """R resets; leaves `[R, ...]`."""
+    """R resets, leaves `[R, ...]`."""
 
     observation: Observation
     state: State
     inside: Bool[Array, " R"]
+    """True if the observation is in the observation space."""
 
 
 class Rollout(NamedTuple):
-    """What the environment did under random actions, and many first states to compare it with."""
+    """Steps under random actions, and many first states to compare them with."""
 
     resets: Resets
     steps: CheckedSteps
 
 
 def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
-    """Runs `num_steps` random legal actions, starting anew at each episode's end.
+    """Runs `num_steps` random legal actions, with a reset after each episode.
 
     Raises:
-        ContractError: the environment raised while it ran.
+        ContractError: the environment raised an exception.
     """
     key = jax.random.key(seed)
     with blaming(f"{env.name}: a rollout"):
@@ -60,7 +64,7 @@ def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
 
 
 def check_finite(env: Environment, record: Rollout) -> None:
-    """No observation and no reward is NaN, and no reward is infinite."""
+    """Checks that observations and rewards are not NaN, and rewards not infinite."""
     _check_not_nan(env.name, "observation", record.resets.observation, "after reset number")
     _check_not_nan(env.name, "observation", record.steps.timestep.observation, "after step number")
     for path, leaf in jax.tree_util.tree_leaves_with_path(record.steps.timestep.reward):
@@ -74,7 +78,7 @@ def check_finite(env: Environment, record: Rollout) -> None:
 
 
 def check_bounds(env: Environment, record: Rollout) -> None:
-    """Every observation lies inside the observation space."""
+    """Checks that every observation is in the observation space."""
     parts: tuple[tuple[str, Any, Any], ...] = (
         ("after reset number", record.resets.inside, record.resets.observation),
         ("after step number", record.steps.inside, record.steps.timestep.observation),
@@ -82,55 +86,55 @@ def check_bounds(env: Environment, record: Rollout) -> None:
     for when, inside, observations in parts:
         if not np.all(inside):
             first = int(np.argmin(inside))
-            found = jax.tree.map(lambda leaf, first=first: np.asarray(leaf[first]).tolist(), observations)
+            observation = jax.tree.map(lambda leaf, first=first: np.asarray(leaf[first]).tolist(), observations)
             raise ContractError(
-                f"{env.name}: the observation {when} {first} is {found}, outside of observation_space "
+                f"{env.name}: the observation {when} {first} is {observation}, outside of observation_space "
                 f"{env.observation_space}: widen the space's bounds or clip the observation."
             )
 
 
 def check_legal_actions(env: Environment, record: Rollout) -> None:
-    """Where there is an action mask, it allows at least one choice of each kind before every step."""
+    """Checks that the action mask, if any, allows at least one choice of each kind before every step."""
     if env.action_mask is None:
         return
     possible = possible_masks(env)
     for path, mask in jax.tree_util.tree_leaves_with_path(record.steps.mask):
         legal = np.asarray(mask) & (possible[path[0].key] if path else possible)
-        some = legal.any(axis=-1).reshape(len(legal), -1).all(axis=1)
-        if not some.all():
+        has_legal = legal.any(axis=-1).reshape(len(legal), -1).all(axis=1)
+        if not has_legal.all():
             raise ContractError(
                 f"{env.name}: action_mask{jax.tree_util.keystr(path)} allows no action before step "
-                f"{int(np.argmin(some))}, expected at least one: end the episode where none is left."
+                f"{int(np.argmin(has_legal))}, expected at least one: end the episode if none is left."
             )
 
 
 def check_no_auto_reset(env: Environment, record: Rollout) -> None:
-    """A step that ends an episode returns its final state, not the next episode's first.
+    """Checks that a step that ends an episode returns its final state, not the first one of the next episode.
 
-    Told by three signs together, in every step that ended an episode: the state before the step was
-    unlike any first state, the state and the observation after it are both like one.
+    Auto-reset is recognised by three signs together, in every step that ended an episode: the state before
+    the step differs from all first states, and both state and observation after it resemble first ones.
     """
     steps, resets = record.steps, record.resets
     done = np.asarray(steps.timestep.terminated | steps.timestep.truncated)
-    advanced = done & ~_is_like(steps.state, resets.state, len(done))
-    fresh = _is_like(steps.timestep.state, resets.state, len(done))
-    fresh &= _is_like(steps.timestep.observation, resets.observation, len(done))
-    if advanced.any() and fresh[done].all():
+    advanced = done & ~_resembles(steps.state, resets.state, len(done))
+    is_first = _resembles(steps.timestep.state, resets.state, len(done))
+    is_first &= _resembles(steps.timestep.observation, resets.observation, len(done))
+    if advanced.any() and is_first[done].all():
         raise ContractError(
             f"{env.name}: every step that ended an episode returned a state and an observation like those of "
-            "reset, expected the final ones: leave resetting to rollmill.envs.auto_reset."
+            "reset, expected the final ones: leave resets to rollmill.envs.auto_reset."
         )
 
 
 def check_vmapped(env: Environment, record: Rollout) -> None:
-    """Steps taken side by side under `jax.vmap` return what they returned one by one."""
+    """Checks that steps under `jax.vmap` return the same results as single steps."""
     steps = record.steps
     lifted = jax.vmap(env.step, in_axes=(0, 0, 0, None))
     with blaming(f"{env.name}: step under jax.vmap"):
-        together = jax.jit(lifted)(steps.keys, steps.state, steps.action, env.params)  # noqa: TID251, as above
-    alone = jax.tree_util.tree_leaves_with_path(steps.timestep)
-    for (path, expected), found in zip(alone, jax.tree.leaves(together), strict=True):
-        if not _is_close(_data(found), _data(expected)):
+        batched = jax.jit(lifted)(steps.keys, steps.state, steps.action, env.params)  # noqa: TID251, as above
+    single = jax.tree_util.tree_leaves_with_path(steps.timestep)
+    for (path, expected), result in zip(single, jax.tree.leaves(batched), strict=True):
+        if not _is_close(_data(result), _data(expected)):
             raise ContractError(
                 f"{env.name}: Timestep{jax.tree_util.keystr(path)} differs between step alone and step under "
                 "jax.vmap, expected the same: look for operations that mix environments or for custom_vmap."
@@ -150,10 +154,10 @@ def _rollout(env: Environment, key: Key, params: Params, num_steps: int) -> Roll
         action = _random_action(action_key, env, mask)
         timestep = env.step(step_key, state, action, params)
         inside = contains(env.observation_space, timestep.observation)
-        _, fresh = env.reset(reset_key, params)
+        _, first_state = env.reset(reset_key, params)
         done = timestep.terminated | timestep.truncated
-        after = jax.tree.map(lambda new, old: jnp.where(done, new, old), fresh, timestep.state)
-        return after, CheckedSteps(step_key, state, action, mask, timestep, inside)
+        next_state = jax.tree.map(lambda new, old: jnp.where(done, new, old), first_state, timestep.state)
+        return next_state, CheckedSteps(step_key, state, action, mask, timestep, inside)
 
     _, state = env.reset(first_key, params)
     _, steps = jax.lax.scan(one_step, state, jax.random.split(steps_key, num_steps))
@@ -165,21 +169,21 @@ def _mask(env: Environment, state: State, params: Params) -> PyTree[Bool[Array, 
 
 
 def _random_action(key: Key, env: Environment, mask: PyTree[Bool[Array, "..."]]) -> Action:
-    """Uniform over the legal actions."""
-    drawn = sample(key, env.action_space)
+    """A random action, uniform over the legal ones."""
+    action = sample(key, env.action_space)
     if not env.agents:
-        return drawn if isinstance(mask, tuple) else _draw_legal(key, env.action_space, mask)
+        return action if isinstance(mask, tuple) else _draw_legal(key, env.action_space, mask)
     keys = jax.random.split(key, len(env.agents))
     masks = {} if isinstance(mask, tuple) else mask
-    for kind, own_key in zip(env.agents, keys, strict=True):
+    for kind, kind_key in zip(env.agents, keys, strict=True):
         if kind.name in masks:
             space = repeated(kind.action_space, kind.count)
-            drawn[kind.name] = _draw_legal(own_key, space, masks[kind.name])
-    return drawn
+            action[kind.name] = _draw_legal(kind_key, space, masks[kind.name])
+    return action
 
 
 def _draw_legal(key: Key, space: Any, mask: Bool[Array, "..."]) -> Action:
-    """Uniform over the choices that `mask` allows in a `Discrete` or `MultiDiscrete` space."""
+    """A random choice in a `Discrete` or `MultiDiscrete` space, uniform over those that `mask` allows."""
     possible = possible_choices(space)
     assert possible is not None
     pick = jax.random.categorical(key, jnp.where(mask & possible, 0.0, -jnp.inf))
@@ -197,9 +201,9 @@ def _check_not_nan(name: str, what: str, values: Any, when: str) -> None:
             )
 
 
-def _is_like(values: Any, firsts: Any, num_values: int) -> np.ndarray:
-    """For each of T values, whether all its numbers lie in the range of those of the R first ones."""
-    like = np.ones(num_values, bool)
+def _resembles(values: Any, firsts: Any, num_values: int) -> np.ndarray:
+    """For each of T values, True if all its numbers are in the range of the R first ones."""
+    resembles = np.ones(num_values, bool)
     for value, first in zip(jax.tree.leaves(values), jax.tree.leaves(firsts), strict=True):
         if _is_key(value):
             continue
@@ -207,17 +211,17 @@ def _is_like(values: Any, firsts: Any, num_values: int) -> np.ndarray:
         low, high = first.min(axis=0), first.max(axis=0)
         margin = 0.05 * (high - low)
         inside = (value >= low - margin) & (value <= high + margin)
-        like &= inside.reshape(len(value), -1).all(axis=1)
-    return like
+        resembles &= inside.reshape(len(value), -1).all(axis=1)
+    return resembles
 
 
-def _is_close(found: np.ndarray, expected: np.ndarray) -> bool:
-    """Equal, but for rounding (relative to the largest number of the leaf) in floating-point leaves."""
+def _is_close(result: np.ndarray, expected: np.ndarray) -> bool:
+    """True if equal up to rounding, relative to the largest number of a floating-point leaf."""
     if not np.issubdtype(expected.dtype, np.floating):
-        return np.array_equal(found, expected)
+        return np.array_equal(result, expected)
     finite = np.abs(expected[np.isfinite(expected)])
     scale = float(finite.max()) if finite.size else 0.0
-    return np.allclose(found, expected, rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
+    return np.allclose(result, expected, rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
 
 
 def _data(leaf: Array) -> np.ndarray:

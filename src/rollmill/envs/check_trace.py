@@ -1,4 +1,4 @@
-"""What of the environment's contract can be told without running it: by tracing reset and step."""
+"""Checks of an environment's contract by tracing reset and step, without running them."""
 
 import re
 import warnings
@@ -18,11 +18,11 @@ from rollmill.core.types import Environment, Timestep
 from rollmill.envs.agents import joint_spaces, possible_masks, reward_struct
 
 HOST_PRIMITIVES = ("callback", "debug_print", "infeed", "outfeed")
-"""Parts of the names of the primitives that leave the device."""
+"""Substrings of the names of primitives that call the host."""
 
 
 class Traced(NamedTuple):
-    """Types of what reset and step return (leaves are abstract values), and their programs."""
+    """Types of the results of reset and step (leaves are abstract values), and their jaxprs."""
 
     reset_observation: Any
     reset_state: Any
@@ -53,7 +53,7 @@ def trace_environment(env: Environment) -> Traced:
 
 
 def check_params(env: Environment) -> None:
-    """Every leaf of params is an array or a number, so that it can be traced and varied."""
+    """Checks that every leaf of params is an array or a number, which can be traced and varied."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(env.params):
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float)):
             raise ContractError(
@@ -63,33 +63,33 @@ def check_params(env: Environment) -> None:
 
 
 def check_same_types(env: Environment, traced: Traced) -> None:
-    """Reset and step return states and observations of one structure, with the same types."""
+    """Checks that reset and step return states and observations of the same structure and types."""
     pairs = {
         "state": (traced.reset_state, traced.timestep.state),
         "observation": (traced.reset_observation, traced.timestep.observation),
     }
     for what, (reset, step) in pairs.items():
         _check_same_structure(env.name, what, reset, step)
-        for path, before, after in _paired_leaves(reset, step):
-            _check_same_leaf(env.name, f"{what}{path}", before, after)
+        for path, reset_leaf, step_leaf in _paired_leaves(reset, step):
+            _check_same_leaf(env.name, f"{what}{path}", reset_leaf, step_leaf)
 
 
 def check_flags(env: Environment, traced: Traced) -> None:
-    """The reward is one float32, or one for each agent of each kind; the two flags are one boolean each."""
+    """Checks that the reward is one float32, or one for each agent, and that the two flags are booleans."""
     flag = jax.ShapeDtypeStruct((), jnp.bool_)
-    every = {"reward": reward_struct(env), "terminated": flag, "truncated": flag}
-    for field, expected in every.items():
-        found = getattr(traced.timestep, field)
-        if not _same_types(found, expected):
+    expected_types = {"reward": reward_struct(env), "terminated": flag, "truncated": flag}
+    for field, expected in expected_types.items():
+        actual = getattr(traced.timestep, field)
+        if not _same_types(actual, expected):
             kind = "bool_" if expected is flag else "float32"
             raise ContractError(
-                f"{env.name}: {field} is {_outline(found)}, expected {_outline(expected)}: "
+                f"{env.name}: {field} is {_outline(actual)}, expected {_outline(expected)}: "
                 f"reduce it to this shape and cast it with .astype(jnp.{kind})."
             )
 
 
 def check_info(env: Environment, traced: Traced) -> None:
-    """Info is a dictionary, to which transforms add."""
+    """Checks that info is a dictionary, to which transforms can add entries."""
     if not isinstance(traced.timestep.info, dict):
         raise ContractError(
             f"{env.name}: info is a {type(traced.timestep.info).__name__}, expected a dict: return {{}}."
@@ -97,48 +97,48 @@ def check_info(env: Environment, traced: Traced) -> None:
 
 
 def check_observation_space(env: Environment, traced: Traced) -> None:
-    """Observations have the structure, shapes and dtypes of the observation space."""
+    """Checks that observations have the structure, shapes and dtypes of the observation space."""
     expected = _struct_of(env, "observation_space", env.observation_space)
-    found = traced.reset_observation
-    if jax.tree.structure(found) != jax.tree.structure(expected):
+    observation = traced.reset_observation
+    if jax.tree.structure(observation) != jax.tree.structure(expected):
         raise ContractError(
-            f"{env.name}: the observation is {_outline(found)}, but observation_space "
-            f"{env.observation_space} means {_outline(expected)}: make the two alike."
+            f"{env.name}: the observation is {_outline(observation)}, but observation_space "
+            f"{env.observation_space} means {_outline(expected)}: make the two equal."
         )
-    for path, leaf, of_space in _paired_leaves(found, expected):
-        if (leaf.shape, leaf.dtype) != (of_space.shape, of_space.dtype):
+    for path, leaf, space_leaf in _paired_leaves(observation, expected):
+        if (leaf.shape, leaf.dtype) != (space_leaf.shape, space_leaf.dtype):
             raise ContractError(
                 f"{env.name}: observation{path} is {_type(leaf)}, but observation_space means "
-                f"{_type(of_space)}: change the space or cast the observation."
+                f"{_type(space_leaf)}: change the space or cast the observation."
             )
 
 
 def check_action_mask(env: Environment, traced: Traced) -> None:
-    """The mask, where there is one, has one boolean for each logit of the policy.
+    """Checks that the action mask, if any, has one boolean for each logit of the policy.
 
-    Of several agents it is a dictionary, which may leave out kinds.
+    With several agents it is a dictionary, which may leave out kinds.
     """
     if env.action_mask is None:
         return
-    _, found = _trace(env, "action_mask", env.action_mask, traced.timestep.state, env.params)
+    _, mask = _trace(env, "action_mask", env.action_mask, traced.timestep.state, env.params)
     possible = possible_masks(env)
     if possible is None:
         raise ContractError(
             f"{env.name}: an action_mask was given for the action space {env.action_space}, expected a "
             "Discrete or MultiDiscrete one: leave action_mask out."
         )
-    expected = jax.tree.map(lambda mask: jax.ShapeDtypeStruct(mask.shape, jnp.bool_), possible)
-    if env.agents and isinstance(found, dict):
-        expected = {name: of_kind for name, of_kind in expected.items() if name in found} or expected
-    if not _same_types(found, expected):
+    expected = jax.tree.map(lambda choices: jax.ShapeDtypeStruct(choices.shape, jnp.bool_), possible)
+    if env.agents and isinstance(mask, dict):
+        expected = {name: kind_mask for name, kind_mask in expected.items() if name in mask} or expected
+    if not _same_types(mask, expected):
         raise ContractError(
-            f"{env.name}: action_mask returned {_outline(found)}, expected {_outline(expected)}, "
+            f"{env.name}: action_mask returned {_outline(mask)}, expected {_outline(expected)}, "
             f"one boolean for each choice of {env.action_space}."
         )
 
 
 def check_kinds(env: Environment) -> None:
-    """Kinds of agents have names of their own and at least one agent; both spaces are dictionaries of theirs."""
+    """Checks that kinds of agents have different names and agents, and that both spaces are their joint spaces."""
     if not env.agents:
         if env.active is not None or env.central is not None:
             raise ContractError(f"{env.name}: active or central was given, expected agents to be listed as well.")
@@ -146,42 +146,42 @@ def check_kinds(env: Environment) -> None:
     names = [kind.name for kind in env.agents]
     if len(set(names)) < len(names) or any(kind.count < 1 for kind in env.agents):
         counts = ", ".join(f"{kind.name}: {kind.count}" for kind in env.agents)
-        raise ContractError(f"{env.name}: agents are {counts}; expected names that differ, and counts from 1.")
+        raise ContractError(f"{env.name}: agents are {counts}; expected different names, and counts from 1.")
     expected = dict(zip(("observation_space", "action_space"), joint_spaces(env.agents), strict=True))
     for what, space in expected.items():
-        found = _struct_of(env, what, getattr(env, what))
-        if not _same_types(found, struct(space)):
+        types = _struct_of(env, what, getattr(env, what))
+        if not _same_types(types, struct(space)):
             raise ContractError(
-                f"{env.name}: {what} means {_outline(found)}, but the agents' spaces mean "
+                f"{env.name}: {what} means {_outline(types)}, but the agents' spaces mean "
                 f"{_outline(struct(space))}: take it from rollmill.envs.joint_spaces(agents)."
             )
 
 
 def check_agents(env: Environment, traced: Traced) -> None:
-    """`active`, where there is one, has a boolean for each agent, and `central` returns one vector."""
+    """Checks that `active`, if any, returns a boolean for each agent, and `central`, if any, one vector."""
     for what, function, check in (
         ("active", env.active, _check_active),
         ("central", env.central, _check_central),
     ):
         if function is not None:
-            _, found = _trace(env, what, function, traced.timestep.state, env.params)
-            check(env, found)
+            _, types = _trace(env, what, function, traced.timestep.state, env.params)
+            check(env, types)
 
 
-def _check_active(env: Environment, found: Any) -> None:
-    counts = {kind.name: jax.ShapeDtypeStruct((kind.count,), jnp.bool_) for kind in env.agents}
-    known = {name: flags for name, flags in counts.items() if name in found} if isinstance(found, dict) else {}
-    if not known or not _same_types(found, known):
-        raise ContractError(f"{env.name}: active returned {_outline(found)}, expected some of {_outline(counts)}.")
+def _check_active(env: Environment, types: Any) -> None:
+    flags = {kind.name: jax.ShapeDtypeStruct((kind.count,), jnp.bool_) for kind in env.agents}
+    expected = {name: flag for name, flag in flags.items() if name in types} if isinstance(types, dict) else {}
+    if not expected or not _same_types(types, expected):
+        raise ContractError(f"{env.name}: active returned {_outline(types)}, expected some of {_outline(flags)}.")
 
 
-def _check_central(env: Environment, found: Any) -> None:
-    if not isinstance(found, jax.ShapeDtypeStruct) or len(found.shape) != 1 or found.dtype != jnp.float32:
-        raise ContractError(f"{env.name}: central returned {_outline(found)}, expected one float32[features].")
+def _check_central(env: Environment, types: Any) -> None:
+    if not isinstance(types, jax.ShapeDtypeStruct) or len(types.shape) != 1 or types.dtype != jnp.float32:
+        raise ContractError(f"{env.name}: central returned {_outline(types)}, expected one float32[features].")
 
 
 def check_no_callbacks(env: Environment, traced: Traced) -> None:
-    """Neither program calls the host, which would stop the device at every step."""
+    """Checks that neither function calls the host, which would stall the device at every step."""
     for what, program in (("reset", traced.reset_jaxpr), ("step", traced.step_jaxpr)):
         for equation in _equations(program.jaxpr):
             name = equation.primitive.name
@@ -194,7 +194,7 @@ def check_no_callbacks(env: Environment, traced: Traced) -> None:
 
 
 def check_purity(env: Environment, traced: Traced) -> None:
-    """Tracing a second time gives the same programs, so no Python value changes from call to call."""
+    """Checks that tracing again gives the same jaxprs, so that no Python value changes from call to call."""
     state = traced.reset_state
     again = {
         "reset": (traced.reset_jaxpr, _trace(env, "reset", env.reset, _key(), env.params)[0]),
@@ -213,7 +213,7 @@ def check_purity(env: Environment, traced: Traced) -> None:
 
 
 def warn_of_promotion(env: Environment, traced: Traced) -> None:
-    """Warns where a function runs only because JAX promotes dtypes by itself."""
+    """Warns if a function relies on JAX's implicit dtype promotion."""
     calls: dict[str, tuple[Callable, tuple]] = {
         "reset": (env.reset, (_key(), env.params)),
         "step": (env.step, (_key(), traced.reset_state, _action(env), env.params)),
@@ -228,7 +228,7 @@ def warn_of_promotion(env: Environment, traced: Traced) -> None:
 
 
 def warn_of_weak_types(env: Environment) -> None:
-    """Advises on values that come from Python numbers, which are cast where the environment is used."""
+    """Warns of weakly typed values, which are cast to fixed dtypes where the environment is used."""
     traced = trace_environment(env)
     parts = {
         "the state after reset": traced.reset_state,
@@ -246,14 +246,14 @@ def warn_of_weak_types(env: Environment) -> None:
     if weak:
         warnings.warn(
             f"{env.name}: weakly typed, because they come from Python numbers: {', '.join(weak)}. They are cast "
-            "to fixed dtypes, and training works; write jnp.asarray(value, jnp.float32), or of another dtype, to "
+            "to fixed dtypes, and training works; write jnp.asarray(value, jnp.float32), or another dtype, to "
             "choose it yourself.",
             stacklevel=4,
         )
 
 
 def _trace(env: Environment, what: str, function: Callable, *args: Any) -> tuple[Any, Any]:
-    """The program of a function and the types of what it returns; traced anew in every call."""
+    """The jaxpr of a function and the types of its results; traced again in every call."""
     with blaming(f"{env.name}: {what}"):
         program, shapes = jax.make_jaxpr(lambda *args: function(*args), return_shape=True)(*args)
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in program.out_avals]
@@ -283,17 +283,17 @@ def _check_same_structure(name: str, what: str, reset: Any, step: Any) -> None:
         )
 
 
-def _check_same_leaf(name: str, where: str, before: Any, after: Any) -> None:
-    if (before.shape, before.dtype) != (after.shape, after.dtype):
+def _check_same_leaf(name: str, where: str, reset: Any, step: Any) -> None:
+    if (reset.shape, reset.dtype) != (step.shape, step.dtype):
         raise ContractError(
-            f"{name}: {where} is {_type(before)} after reset and {_type(after)} after step, expected the "
-            f"same: {_advice(before, after)}."
+            f"{name}: {where} is {_type(reset)} after reset and {_type(step)} after step, expected the "
+            f"same: {_advice(reset, step)}."
         )
 
 
-def _advice(before: Any, after: Any) -> str:
-    if before.shape == after.shape:
-        return f"return jnp.asarray(value, jnp.{after.dtype}) from reset, or cast with .astype in step"
+def _advice(reset: Any, step: Any) -> str:
+    if reset.shape == step.shape:
+        return f"return jnp.asarray(value, jnp.{step.dtype}) from reset, or cast with .astype in step"
     return "make step keep the shape"
 
 
@@ -303,14 +303,14 @@ def _paired_leaves(first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
         yield jax.tree_util.keystr(path), leaf, other
 
 
-def _same_types(found: Any, expected: Any) -> bool:
-    if jax.tree.structure(found) != jax.tree.structure(expected):
+def _same_types(actual: Any, expected: Any) -> bool:
+    if jax.tree.structure(actual) != jax.tree.structure(expected):
         return False
-    return all((a.shape, a.dtype) == (b.shape, b.dtype) for _, a, b in _paired_leaves(found, expected))
+    return all((a.shape, a.dtype) == (b.shape, b.dtype) for _, a, b in _paired_leaves(actual, expected))
 
 
 def _equations(jaxpr: jax.extend.core.Jaxpr) -> Iterator[jax.extend.core.JaxprEqn]:
-    """All equations, also those of the programs inside (branches, loop bodies, calls)."""
+    """Yields all equations, including those of inner jaxprs (branches, loop bodies, calls)."""
     for equation in jaxpr.eqns:
         yield equation
         for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_program):
@@ -338,7 +338,7 @@ def _same_constant(first: Any, second: Any) -> bool:
 
 
 def _outline(value: Any) -> str:
-    """A value's structure in one line, with the type of each leaf in its place."""
+    """A value's structure in one line, with types as leaves."""
     if type(value) is tuple:
         return f"a tuple of {len(value)} values ({', '.join(_outline(part) for part in value)})"
     leaves = jax.tree_util.tree_leaves_with_path(value)

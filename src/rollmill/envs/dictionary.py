@@ -12,32 +12,32 @@ from rollmill.envs.physics import Scalar
 from rollmill.envs.transforms import time_limit
 
 CORNERS = np.array([[-1, -1], [-1, 1], [1, -1], [1, 1]], np.float32) * np.float32(0.75)
-"""Where each goal is; its number is the row."""
+"""Position of each goal, in the row of its number."""
 
 MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]], np.float32)
-"""The direction of each action."""
+"""Direction of each action."""
 
 
 class DictGoalState(eqx.Module):
-    """Where the point is, within [-1, 1] each way, and the number of its goal."""
+    """Position of the point, coordinates within [-1, 1], and the number of its goal."""
 
     position: Float[Array, "2"]
     goal: Int[Array, ""]
 
 
 class DictGoalParams(eqx.Module):
-    """Lengths, in units of half the square's side; every leaf may be one value per replica."""
+    """Lengths, in units of half the square's side; every leaf may hold one value for each environment."""
 
     stride: Scalar = 0.25
     goal_radius: Scalar = 0.3
     reset_bound: Scalar = 0.25
-    """Each coordinate of the first position is uniform within plus and minus this."""
+    """Bound of the first position, whose coordinates are uniform within plus and minus this."""
 
 
 def dict_goal(*, max_steps: int = 32) -> Environment:
     """A point walks to the corner that the observation names: a Dict of a Box and a Discrete, 4 actions.
 
-    The reward is the distance gained, plus 1 on arrival, which terminates. The straight way has a return
+    The reward is the decrease of the distance, plus 1 on arrival, which terminates. The direct path has a return
     between 1.5 and 2.1.
 
     Args:
@@ -57,7 +57,7 @@ def dict_goal(*, max_steps: int = 32) -> Environment:
 
 
 def reset(key: Key, params: DictGoalParams) -> tuple[dict[str, Array], DictGoalState]:
-    """Starts near the centre with any goal; the observation is `{"goal": [], "position": [2]}`."""
+    """Starts near the centre with a random goal; the observation is `{"goal": [], "position": [2]}`."""
     position_key, goal_key = jax.random.split(key)
     state = DictGoalState(
         position=params.reset_bound * jax.random.uniform(position_key, (2,), minval=-1.0, maxval=1.0),
@@ -67,7 +67,7 @@ def reset(key: Key, params: DictGoalParams) -> tuple[dict[str, Array], DictGoalS
 
 
 def step(key: Key, state: DictGoalState, action: Int[Array, ""], params: DictGoalParams) -> Timestep:
-    """One stride left (0), right (1), down (2) or up (3); the walls hold the point back."""
+    """One stride left (0), right (1), down (2) or up (3), within the walls."""
     goal = jnp.asarray(CORNERS)[state.goal]
     target = state.position + params.stride * jnp.asarray(MOVES)[action]
     moved = DictGoalState(position=jnp.clip(target, -1.0, 1.0), goal=state.goal)

@@ -17,14 +17,14 @@ from rollmill.envs.transforms import time_limit
 
 
 class MountainCarState(eqx.Module):
-    """Position along the valley (its floor is near -0.5) and velocity (positions a step)."""
+    """Position along the valley (its floor is near -0.5) and velocity (position units per step)."""
 
     position: Float[Array, ""]
     velocity: Float[Array, ""]
 
 
 class MountainCarParams(eqx.Module):
-    """Physics, in positions and steps; every leaf may be an array of one value per replica."""
+    """Physics, in units of position and steps; every leaf may hold one value for each environment."""
 
     force: Scalar = 0.001
     gravity: Scalar = 0.0025
@@ -34,8 +34,9 @@ class MountainCarParams(eqx.Module):
     goal_position: Scalar = 0.5
     goal_velocity: Scalar = 0.0
     reset_low: Scalar = -0.6
+    """Lower bound of the first position, which is uniform between the two; the first velocity is zero."""
     reset_high: Scalar = -0.4
-    """The first position is uniform between these two; the first velocity is zero."""
+    """Upper bound of the first position."""
 
 
 def mountain_car(*, max_steps: int = 200) -> Environment:
@@ -70,7 +71,7 @@ def reset(key: Key, params: MountainCarParams) -> tuple[Float[Array, "2"], Mount
 
 
 def step(key: Key, state: MountainCarState, action: Int[Array, ""], params: MountainCarParams) -> Timestep:
-    """Pushes left (0), not at all (1) or right (2); terminated at the goal."""
+    """Pushes left (0), not at all (1) or right (2); terminates at the goal."""
     moved = accelerate(state, (action - 1).astype(jnp.float32) * params.force, params)
     return Timestep(
         observation=observe(moved),
@@ -92,10 +93,10 @@ def accelerate(state: MountainCarState, push: Float[Array, ""], params: Mountain
 
 
 def at_goal(state: MountainCarState, params: MountainCarParams) -> Bool[Array, ""]:
-    """Whether the car is at the goal or beyond, and fast enough."""
+    """True if the car is at the goal or beyond, and fast enough."""
     return (state.position >= params.goal_position) & (state.velocity >= params.goal_velocity)
 
 
 def observe(state: MountainCarState) -> Float[Array, "2"]:
-    """`[position, velocity]`."""
+    """The observation, `[position, velocity]`."""
     return jnp.stack([state.position, state.velocity])

@@ -33,9 +33,9 @@ def mountain_car_continuous(*, max_steps: int = 999) -> Environment:
 
 
 def step(key: Key, state: MountainCarState, action: Float[Array, "1"], params: MountainCarParams) -> Timestep:
-    """Pushes with the action clipped to [-1, 1]; the reward is 100 at the goal, less action² / 10.
+    """Pushes with the action clipped to [-1, 1]; the reward is 100 at the goal, minus action² / 10.
 
-    The cost is that of the action before clipping, as in Gymnasium.
+    The cost is computed from the unclipped action, as in Gymnasium.
     """
     push = jnp.clip(action[0], -1.0, 1.0) * params.force
     moved = valley.accelerate(state, push, params)

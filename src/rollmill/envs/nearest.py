@@ -1,11 +1,11 @@
-"""The nearest of many points in the plane, exactly, in little memory.
+"""Exact nearest neighbours of many places among many points in the plane, in little memory.
 
-`jax.lax.top_k` sorts whole rows on a GPU, and calls a function for each row on CPU. Where few points are asked
-for, it is faster on both to take one after the other from the least of each group of points (a tournament); and a
-block of places at a time keeps the distances in the cache, and their memory from growing with the square of the
-points.
+`jax.lax.top_k` sorts whole rows on a GPU, and calls a function for each row on CPU. For few neighbours it is
+faster on both to select one after the other from the minima of groups of points (a tournament). Places are
+processed in blocks, so that distances stay in cache, and their memory does not grow with the square of the number
+of points.
 
-Shape letters: `M` places, `N` points, `K` points that are found for each place; `C` groups of `c` points.
+Shape letters: `M` places, `N` points, `K` neighbours of each place; `C` groups of `c` points.
 """
 
 import math
@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 MOST_TAKEN = 16
-"""Where more points are asked for, `top_k` finds them."""
+"""Largest number of neighbours found by tournament; more are found by `top_k`."""
 
 MOST_PAIRS = 2**18
-"""Distances that are held at once, of one environment."""
+"""Largest number of distances in memory at once, for one environment."""
 
 
 class Nearest(NamedTuple):
@@ -27,7 +27,7 @@ class Nearest(NamedTuple):
 
     index: Int[Array, "M K"]
     exists: Bool[Array, "M K"]
-    """Whether there are as many points; any index and infinity where there are not."""
+    """False for missing neighbours, whose index is arbitrary and whose distance is infinite."""
     squared_distance: Float[Array, "M K"]
 
 
@@ -39,16 +39,16 @@ def nearest(
     exclude: Int[Array, " M"] | None = None,
     count: int = 1,
 ) -> Nearest:
-    """The `count` nearest points of each place; of equals, the one with the lower index comes first.
+    """The `count` nearest points of each place; at equal distances, the lower index comes first.
 
     Args:
-        places: both coordinates.
-        points: both coordinates.
-        where: which points count.
-        exclude: of each place the index of one point that does not count for it, such as itself.
+        places: both coordinates of the places.
+        points: both coordinates of the points.
+        where: mask of the points that count.
+        exclude: for each place, the index of one point that does not count for it, such as itself.
         count: `K`, at most `N`.
     """
-    # Otherwise what places are made of, sines and cosines, would be computed for every pair.
+    # Without the barrier, XLA would recompute the coordinates, sines and cosines, for every pair.
     places, points = jax.lax.optimization_barrier((places, points))
     num_places, num_pairs = places[0].size, places[0].size * points[0].size
     exclude = jnp.full(num_places, -1) if exclude is None else exclude
@@ -58,8 +58,8 @@ def nearest(
     size = -(-num_places // num_blocks)
     missing = num_blocks * size - num_places
     blocks = jax.tree.map(lambda row: jnp.pad(row, (0, missing)).reshape(num_blocks, size), (places, exclude))
-    found = jax.lax.map(lambda block: _search(block[0], points, where, block[1], count), blocks)
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, count)[:num_places], found)
+    neighbours = jax.lax.map(lambda block: _search(block[0], points, where, block[1], count), blocks)
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, count)[:num_places], neighbours)
 
 
 def _search(
@@ -76,7 +76,7 @@ def _search(
     if count > MOST_TAKEN:
         closeness, index = jax.lax.top_k(-distance.T, count)
         return Nearest(index, closeness > -jnp.inf, -closeness)
-    # Compiled twice, a distance may be rounded twice as well; behind the barrier all see the same.
+    # If it were computed in two kernels, a distance might be rounded differently; the barrier makes it one value.
     distance = jax.lax.optimization_barrier(distance)
     index, least = _least(distance) if count == 1 else _tournament(distance, count)
     return Nearest(index.T, jnp.isfinite(least.T), least.T)
@@ -88,31 +88,32 @@ def _least(distance: Float[Array, "N M"]) -> tuple[Int[Array, "1 M"], Float[Arra
 
 
 def _tournament(distance: Float[Array, "N M"], count: int) -> tuple[Int[Array, "K M"], Float[Array, "K M"]]:
-    """Takes the least of all `count` times; each time, only the group that it came from is looked at again.
+    """Selects the minimum `count` times; after each, only the minimum of its group is recomputed.
 
-    Points are taken in the order of (distance, index), so those that are left come after the last in it.
+    Invariant: points are selected in the order of (distance, index), so the remaining points come after the last
+    selected one in that order.
     """
     groups = _grouped(distance)
     leasts = jnp.min(groups, axis=1)
     member = jax.lax.broadcasted_iota(jnp.int32, groups.shape[1:], 0)
     contest = jax.lax.broadcasted_iota(jnp.int32, leasts.shape, 0)
-    taken = [(jnp.full(distance.shape[1], -1), jnp.full(distance.shape[1], -1.0))]
+    selected = [(jnp.full(distance.shape[1], -1), jnp.full(distance.shape[1], -1.0))]
     for _ in range(count):
         least = jnp.min(leasts, axis=0)
         group = _first(leasts == least[None])
         members = jnp.take_along_axis(groups, group[None, None], axis=0, mode="promise_in_bounds")[0]
         index = member + group[None] * groups.shape[1]
-        best = _come_after(members, index, *taken[-1]) & (members == least[None])
+        best = _come_after(members, index, *selected[-1]) & (members == least[None])
         winner = jnp.min(jnp.where(best, index, distance.shape[0] - 1), axis=0)
-        taken.append((winner, least))
-        rest = jnp.where(_come_after(members, index, winner, least), members, jnp.inf)
-        leasts = jnp.where(contest == group[None], jnp.min(rest, axis=0)[None], leasts)
-    indices, distances = zip(*taken[1:], strict=True)
+        selected.append((winner, least))
+        remaining = jnp.where(_come_after(members, index, winner, least), members, jnp.inf)
+        leasts = jnp.where(contest == group[None], jnp.min(remaining, axis=0)[None], leasts)
+    indices, distances = zip(*selected[1:], strict=True)
     return jnp.stack(indices), jnp.stack(distances)
 
 
 def _grouped(distance: Float[Array, "N M"]) -> Float[Array, "C c M"]:
-    """Of about equally many members and groups, a power of two; filled up with points that are nowhere."""
+    """Distances in groups: about as many groups as members, a power of two; padded with infinite distances."""
     size = 2 ** round(math.log2(distance.shape[0]) / 2)
     missing = -distance.shape[0] % size
     padded = jnp.pad(distance, ((0, missing), (0, 0)), constant_values=jnp.inf)
@@ -125,7 +126,7 @@ def _come_after(
     return (distance > least[None]) | ((distance == least[None]) & (index > last[None]))
 
 
-def _first(found: Bool[Array, "N M"]) -> Int[Array, " M"]:
-    """The first row of each column that is True; the last where none is."""
-    row = jax.lax.broadcasted_iota(jnp.int32, found.shape, 0)
-    return jnp.min(jnp.where(found, row, found.shape[0] - 1), axis=0)
+def _first(matches: Bool[Array, "N M"]) -> Int[Array, " M"]:
+    """Index of the first True in each column; the last row if there is none."""
+    row = jax.lax.broadcasted_iota(jnp.int32, matches.shape, 0)
+    return jnp.min(jnp.where(matches, row, matches.shape[0] - 1), axis=0)

@@ -25,11 +25,11 @@ from jaxtyping import Array, Bool, Float, PyTree
 from rollmill.core.errors import UsageError
 
 VARIANCE_FLOOR = 1e-8
-"""Added to a variance before its root is divided by, in the value's unit squared."""
+"""Added to a variance before its square root is used as a divisor; in the value's unit squared."""
 
 
 class RunningStatistics(eqx.Module):
-    """Mean and variance of all values seen, in the structure of one value, and how many there were."""
+    """Mean and variance of all values so far, in the structure of one value, and their number."""
 
     mean: PyTree[Float[Array, "..."]]
     variance: PyTree[Float[Array, "..."]]
@@ -42,11 +42,11 @@ def identity(means: PyTree) -> PyTree:
 
 
 def initial_statistics(struct: PyTree, *, count: float = 1e-4) -> RunningStatistics:
-    """Mean 0 and variance 1, held with next to no weight.
+    """Mean 0 and variance 1, with almost no weight.
 
     Args:
         struct: one value, or its `jax.ShapeDtypeStruct`s (`core.spaces.struct` of a space).
-        count: how many values the initial mean and variance stand for.
+        count: weight of the initial mean and variance, as a number of values.
     """
     mean = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.float32) if _is_float(s) else None, struct)
     return RunningStatistics(
@@ -64,16 +64,16 @@ def update_statistics(
 ) -> RunningStatistics:
     """Merges a batch into the running statistics (Chan et al. 1979).
 
-    The result does not depend on how a batch is cut over replicas: the squared deviations are taken
-    from the mean over all of them.
+    The result does not depend on how a batch is divided between replicas: squared deviations are from
+    the mean over all of them.
 
     Args:
         statistics: the running statistics, the same on every replica.
         batch: leaves `[..., *value]`; all leading axes, the same for every leaf, are reduced.
-        where: which values count, in the shape of the leading axes; all where it is left out.
+        where: mask of the values that count, in the shape of the leading axes. Default: all.
         reduce: maps a pytree of this replica's means to their mean over all replicas, each of which
             holds equally many values. The default is for one replica.
-        replicas: how many replicas `reduce` averages over.
+        replicas: number of replicas that `reduce` averages over.
 
     Raises:
         UsageError: the leaves of `batch` have different leading axes.
@@ -107,7 +107,7 @@ def normalise(statistics: RunningStatistics, value: PyTree[Array], *, clip: floa
 
 
 def denormalise(statistics: RunningStatistics, value: PyTree[Array]) -> PyTree[Array]:
-    """`value * standard deviation + mean`: what `normalise` was given, where it did not clip.
+    """`value * standard deviation + mean`: the inverse of `normalise`, except for clipping.
 
     Args:
         statistics: running statistics of one value's structure.
@@ -122,7 +122,7 @@ def denormalise(statistics: RunningStatistics, value: PyTree[Array]) -> PyTree[A
 
 
 def scale(statistics: RunningStatistics, value: PyTree[Array]) -> PyTree[Array]:
-    """`value / standard deviation`, for rewards, whose sign and zero must stay what they are.
+    """`value / standard deviation`, for rewards, whose sign and zero must not change.
 
     Args:
         statistics: running statistics of one value's structure.
@@ -136,7 +136,7 @@ def scale(statistics: RunningStatistics, value: PyTree[Array]) -> PyTree[Array]:
 
 
 def _average(where: Bool[Array, "..."] | None, num_axes: int, values: PyTree) -> PyTree:
-    """The mean over leading axes, with zeros in the place of values that do not count."""
+    """The mean over leading axes, with values that do not count as zeros."""
     axes = tuple(range(num_axes))
 
     def one(x: Array) -> Array:
@@ -148,7 +148,7 @@ def _average(where: Bool[Array, "..."] | None, num_axes: int, values: PyTree) ->
 
 
 def _share(where: Bool[Array, "..."]) -> Float[Array, ""]:
-    """Which part of the values counts; next to nothing, instead of nothing, where none does."""
+    """Fraction of the values that count; tiny instead of zero if none does."""
     return jnp.maximum(jnp.mean(where.astype(jnp.float32)), 1e-12)
 
 
@@ -170,13 +170,13 @@ def _merge(
 
 
 def _leading_shape(statistics: RunningStatistics, batch: PyTree) -> tuple[int, ...] | None:
-    """The axes that all leaves have in front of one value's; None where no leaf has statistics."""
+    """The common leading axes of all leaves, before the axes of one value; None if no leaf has statistics."""
     leaves, structure = jax.tree.flatten(batch)
     means = structure.flatten_up_to(statistics.mean)
-    found = {x.shape[: x.ndim - m.ndim] for x, m in zip(leaves, means, strict=True) if m is not None}
-    if len(found) > 1:
-        raise UsageError(f"the batch's leaves have different leading axes: {sorted(found)}; expected the same.")
-    return found.pop() if found else None
+    shapes = {x.shape[: x.ndim - m.ndim] for x, m in zip(leaves, means, strict=True) if m is not None}
+    if len(shapes) > 1:
+        raise UsageError(f"the batch's leaves have different leading axes: {sorted(shapes)}; expected the same.")
+    return shapes.pop() if shapes else None
 
 
 def _over_floats(
@@ -185,7 +185,7 @@ def _over_floats(
     *statistics: PyTree,
     other: Callable[[Any], Any] = lambda x: None,
 ) -> PyTree:
-    """Maps `function(leaf, *statistics)` over leaves with statistics, `other(leaf)` over the rest."""
+    """Maps `function(leaf, *statistics)` over leaves with statistics, and `other(leaf)` over the rest."""
     return jax.tree.map(lambda x, *s: other(x) if s[0] is None else function(x, *s), value, *statistics)
 
 

@@ -1,4 +1,4 @@
-"""Options of environments: which ones a factory takes, and the error that names them."""
+"""Options of environments: the ones that a factory accepts, and the error for unknown ones."""
 
 import difflib
 import inspect
@@ -11,10 +11,10 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def keyword_names(function: Callable[..., Any]) -> list[str]:
-    """The arguments that a function, or a class, takes by name.
+    """Names of the keyword arguments that a function, or a class, accepts.
 
-    Where the `__init__` of a class passes others on to its bases, those of the bases are among them, as far as
-    they have defaults.
+    If the `__init__` of a class passes keyword arguments on to its bases, those of the bases with defaults are
+    included.
     """
     if not inspect.isclass(function):
         return _named(function)
@@ -27,7 +27,7 @@ def keyword_names(function: Callable[..., Any]) -> list[str]:
 
 
 def takes_any(function: Callable[..., Any]) -> bool:
-    """Whether it takes keyword arguments of any name."""
+    """True if a function accepts keyword arguments of any name."""
     kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
     return inspect.Parameter.VAR_KEYWORD in kinds
 
@@ -41,10 +41,10 @@ def _named(function: Callable[..., Any], *, only_defaults: bool = False) -> list
 
 
 def unknown_option(environment: str, option: str, known: Iterable[str]) -> UsageError:
-    """A `UsageError` that names the options of an environment, and the nearest one."""
+    """A `UsageError` that lists the options of an environment, and suggests the nearest one."""
     names = sorted(known)
     if not names:
         return UsageError(f"{environment} has no options; {option!r} was given.")
     near = difflib.get_close_matches(option, names, n=1)
-    offer = f"did you mean {near[0]}? " if near else ""
-    return UsageError(f"{environment} has no option {option!r}; {offer}its options: {', '.join(names)}.")
+    suggestion = f"did you mean {near[0]}? " if near else ""
+    return UsageError(f"{environment} has no option {option!r}; {suggestion}its options: {', '.join(names)}.")

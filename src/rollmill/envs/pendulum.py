@@ -1,4 +1,4 @@
-"""Pendulum-v1: a pendulum swung up and held there by a torque that is too weak to lift it at once.
+"""Pendulum-v1: a pendulum swung up and held there by a torque too weak to lift it directly.
 
 The numbers are those of Gymnasium's `Pendulum-v1`: step by step the same observations and rewards in
 float32. Episodes never terminate; the time limit truncates them.
@@ -21,7 +21,7 @@ from rollmill.envs.transforms import time_limit
 class PendulumState(eqx.Module):
     """Angle from upright (rad, within one turn) and its rate (rad/s).
 
-    Gymnasium lets the angle grow; kept within one turn, it keeps its precision in float32.
+    Gymnasium lets the angle grow; wrapped, it keeps its precision in float32.
     """
 
     angle: Float[Array, ""]
@@ -29,7 +29,7 @@ class PendulumState(eqx.Module):
 
 
 class PendulumParams(eqx.Module):
-    """Physics, in SI units; every leaf may be an array of one value per replica."""
+    """Physics, in SI units; every leaf may hold one value for each environment."""
 
     gravity: Scalar = 10.0
     mass: Scalar = 1.0
@@ -38,8 +38,9 @@ class PendulumParams(eqx.Module):
     max_speed: Scalar = 8.0
     max_torque: Scalar = 2.0
     reset_angle: Scalar = math.pi
+    """Bound of the first angle, which is uniform within plus and minus this."""
     reset_speed: Scalar = 1.0
-    """The first angle and rate are uniform within plus and minus these."""
+    """Bound of the first rate, which is uniform within plus and minus this."""
 
 
 def pendulum(*, max_steps: int = 200) -> Environment:
@@ -61,14 +62,14 @@ def pendulum(*, max_steps: int = 200) -> Environment:
 
 
 def reset(key: Key, params: PendulumParams) -> tuple[Float[Array, "3"], PendulumState]:
-    """Starts anywhere, slowly; the observation is `[cos angle, sin angle, angular velocity]`."""
+    """Starts at any angle with a small rate; the observation is `[cos angle, sin angle, angular velocity]`."""
     angle, speed = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
     state = PendulumState(angle=wrapped(params.reset_angle * angle), angular_velocity=params.reset_speed * speed)
     return _observe(state), state
 
 
 def step(key: Key, state: PendulumState, action: Float[Array, "1"], params: PendulumParams) -> Timestep:
-    """One semi-implicit Euler step; the reward is minus angle², rate² / 10 and torque² / 1000 before it."""
+    """One semi-implicit Euler step; the reward is -(angle² + rate² / 10 + torque² / 1000) before the step."""
     torque = jnp.clip(action[0], -params.max_torque, params.max_torque)
     cost = jnp.square(state.angle) + 0.1 * jnp.square(state.angular_velocity) + 0.001 * jnp.square(torque)
     moved = _semi_implicit_step(state, torque, params)

@@ -1,4 +1,4 @@
-"""What environments with physics share: the type of a constant, and angles within one turn."""
+"""Shared by environments with physics: the type of a constant, and wrapped angles."""
 
 import math
 from typing import TypeAlias
@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 Scalar: TypeAlias = Float[Array, "..."] | float
-"""A Python float by default; a float32 array `[]`, or `[E]` with one value per replica, where it varies."""
+"""A constant of an environment: a float, or a float32 array `[]`, or `[E]` with one value for each environment."""
 
 
 def wrapped(angle: Float[Array, ""]) -> Float[Array, ""]:
-    """The same direction within [-pi, pi] (rad)."""
+    """The angle (rad) wrapped to [-pi, pi]."""
     return angle - 2 * math.pi * jnp.round(angle / (2 * math.pi))

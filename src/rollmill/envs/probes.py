@@ -1,9 +1,9 @@
-"""Probe environments: tiny tasks with known values, each of which one kind of mistake gets wrong.
+"""Probe environments: tiny tasks with known values, each of which reveals one kind of mistake.
 
-They are tried in order: an algorithm that fails the first has a broken value loss; the second, a broken
-network or observation path; the third, discounting; the fourth, the policy's loss; the fifth, credit by
-observation; the sixth, bootstrapping. The idea is Andy L. Jones's ("Debugging reinforcement learning
-systems without the agonizing pain", 2021). `gamma` is the algorithm's discount throughout.
+Use them in order: an algorithm that fails the first has a broken value loss; the second, a broken
+network or observation path; the third, discounting; the fourth, the policy loss; the fifth, credit
+assignment by observation; the sixth, bootstrapping. The idea is Andy L. Jones's ("Debugging reinforcement
+learning systems without the agonizing pain", 2021). `gamma` is the algorithm's discount factor throughout.
 """
 
 from collections.abc import Callable
@@ -22,25 +22,25 @@ NUM_MASKED_ACTIONS = 4
 """Actions of `Probe-ActionMask-v0`, of which two are legal in each episode."""
 
 START_REWARD = -10.0
-"""What the first step of an episode of `Probe-Truncation-v0` pays."""
+"""Reward of the first step of an episode of `Probe-Truncation-v0`."""
 
 
 class ProbeState(eqx.Module):
-    """What the policy sees."""
+    """The current observation."""
 
     shown: Float[Array, " n"]
 
 
 class MaskedProbeState(eqx.Module):
-    """Which actions are legal in this episode."""
+    """The legal actions of this episode."""
 
     legal: Bool[Array, " actions"]
 
 
 def constant_reward() -> Environment:
-    """Probe: reward 1 and the end; the value is 1 whatever the policy does.
+    """Probe: reward 1 in a single step; the value is 1 for every policy.
 
-    Observation 0; one step; 2 actions. Wrong: the value loss or its optimiser.
+    Observation 0; one step; 2 actions. A failure means: the value loss or its optimiser is wrong.
     """
     return _one_step("ConstantReward", spaces.Discrete(2), _zero, lambda shown, action: jnp.float32(1.0))
 
@@ -48,7 +48,7 @@ def constant_reward() -> Environment:
 def observation_reward() -> Environment:
     """Probe: the reward is the observation, -1 or 1; so is the value.
 
-    One step; 2 actions. Wrong where `constant_reward` is right: the network sees no observation, or
+    One step; 2 actions. A failure, if `constant_reward` succeeds, means: the network gets no observation, or
     observations and returns are paired wrongly.
     """
     return _one_step("ObservationReward", spaces.Discrete(2), _sign, lambda shown, action: shown[0])
@@ -57,7 +57,8 @@ def observation_reward() -> Environment:
 def discounted_reward() -> Environment:
     """Probe: reward 0, then 1; the values of the observations 0 and 1 are gamma and 1.
 
-    Two steps, the second terminated; 2 actions. Wrong where the ones before are right: discounting.
+    Two steps, the second terminated; 2 actions. A failure, if the previous ones succeed, means: discounting is
+    wrong.
     """
 
     def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "1"], ProbeState]:
@@ -74,7 +75,7 @@ def action_reward() -> Environment:
     """Probe: action 1 pays 1, action 0 pays -1; best return 1.
 
     Observation 0; one step. The value is `2 p - 1` for a policy that takes action 1 with probability p,
-    and 1 for the best. Wrong where the ones before are right: the policy's loss or its sign.
+    and 1 for the best. A failure, if the previous ones succeed, means: the policy loss or its sign is wrong.
     """
     return _one_step("ActionReward", spaces.Discrete(2), _zero, lambda shown, action: _pay(action == 1))
 
@@ -83,7 +84,7 @@ def action_observation() -> Environment:
     """Probe: action 1 pays where the observation is 1, action 0 where it is -1; best return 1.
 
     The other action pays -1; one step. The best value is 1 everywhere; a policy blind to the observation
-    has 0. Wrong where the ones before are right: actions and advantages are paired wrongly.
+    has 0. A failure, if the previous ones succeed, means: actions and advantages are paired wrongly.
     """
     return _one_step(
         "ActionObservation",
@@ -94,17 +95,17 @@ def action_observation() -> Environment:
 
 
 def truncation(*, episode_length: int = 4) -> Environment:
-    """Probe: reward 1 for ever, but cut every few steps; the value is 1 / (1 - gamma).
+    """Probe: reward 1 forever, but truncated every few steps; the value is 1 / (1 - gamma).
 
-    That is the value of observation 1, which all steps but the first of an episode start from. The first
+    That is the value of observation 1, from which all steps of an episode but the first start. The first
     starts from observation 0 and pays -10, so its value is -10 + gamma / (1 - gamma). No episode
-    terminates. An algorithm that takes the cut for the end, or bootstraps from the observation after the
-    reset (0) instead of the final one (1), finds another value of observation 1. For gamma = 0.9 and
+    terminates. An algorithm that treats truncation as termination, or bootstraps from the observation after the
+    reset (0) instead of the final one (1), learns another value of observation 1. For gamma = 0.9 and
     episodes of 4 steps the right value is 10; the first mistake gives 2.5 from one-step returns (1.9 from
     whole episodes'), the second -15.4 (-16).
 
     Args:
-        episode_length: steps until the cut, at least 2.
+        episode_length: steps until the truncation, at least 2.
     """
 
     def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "1"], ProbeState]:
@@ -135,7 +136,7 @@ def continuous_action() -> Environment:
 def multi_discrete() -> Environment:
     """Probe: two choices, of 2 and of 3; each that equals its observation pays 1/2. Best return 1.
 
-    The observation is the pair of right choices as floats; one step. Choosing uniformly has the
+    The observation is the pair of right choices as floats; one step. The uniform policy has the
     value 1/4 + 1/6.
     """
 
@@ -152,10 +153,10 @@ def multi_discrete() -> Environment:
 
 
 def action_mask() -> Environment:
-    """Probe: 2 of 4 actions, drawn anew each episode, are legal and pay 1, the others -1. Best return 1.
+    """Probe: 2 of 4 actions, drawn for each episode, are legal and pay 1, the others -1. Best return 1.
 
-    Only the mask says which: the observation is 0. So the value is 1 for every policy that obeys the
-    mask, and 0 for every one that does not; one step.
+    Only the mask shows which: the observation is 0. So the value is 1 for every policy that obeys the
+    mask, and 0 for every one that ignores it; one step.
     """
 
     def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "1"], MaskedProbeState]:

@@ -1,6 +1,6 @@
-"""Environments by name: `CartPole-v1` (own), `gymnax:...`, `gymnasium:...` and `envpool:...` (adapted).
+"""Environments by name: `CartPole-v1` (built in), `gymnax:...`, `gymnasium:...` and `envpool:...` (adapted).
 
-An adapter is imported when its prefix is first asked for, so that no other ecosystem need be installed.
+An adapter is imported at the first use of its prefix, so that the other packages need not be installed.
 """
 
 import importlib
@@ -34,7 +34,7 @@ _ADAPTERS = {
     "gymnasium": "rollmill.envs.adapters.gymnasium",
 }
 _ON_HOST = ("envpool", "gymnasium")
-"""Adapters whose environments are Python objects."""
+"""Adapters of host environments."""
 
 _factories: dict[str, Factory] = {
     "Acrobot-v1": acrobot,
@@ -64,15 +64,15 @@ _builtin = dict(_factories)
 
 
 def register(name: str, factory: Factory, *, overwrite: bool = False) -> None:
-    """Makes an environment known by a name.
+    """Registers an environment under a name.
 
     Args:
-        name: the id, for one `Corridor-v0`; without a colon, which separates an adapter's prefix.
-        factory: makes the environment from keyword options; its docstring's first line describes it.
-        overwrite: replace a factory that has the same name.
+        name: the id, such as `Corridor-v0`; without a colon, which separates an adapter's prefix.
+        factory: makes the environment from keyword options; the first line of its docstring is its description.
+        overwrite: replace a factory of the same name.
 
     Raises:
-        UsageError: the name is taken, empty, or holds a colon.
+        UsageError: the name is taken, empty, or contains a colon.
     """
     if not name or ":" in name:
         raise UsageError(f"cannot register {name!r}: an environment's name is not empty and has no colon.")
@@ -84,22 +84,21 @@ def register(name: str, factory: Factory, *, overwrite: bool = False) -> None:
 
 
 def make(name: str, **options: Any) -> Environment | HostEnvironment:
-    """The environment of a name.
+    """Makes the environment of a name.
 
     Args:
-        name: an own or registered id (`registered` lists them), or `prefix:id` of an adapter.
-        **options: passed on to the factory. The environment carries them, so that whoever makes it again makes
-            the same.
+        name: a built-in or registered id (`registered` lists them), or `prefix:id` of an adapter.
+        **options: passed on to the factory. The environment records them, so that it can be made again.
 
     Returns:
-        The environment under the name that it was asked for.
+        The environment, with this name.
 
     Raises:
         UsageError: an unknown name, prefix or option, or an adapter's package is not installed.
     """
-    prefix, colon, rest = name.partition(":")
+    prefix, colon, adapter_id = name.partition(":")
     if colon:
-        return _named(_adapter(prefix)(rest, **options), name, options)
+        return _named(_adapter(prefix)(adapter_id, **options), name, options)
     if name not in _factories:
         raise unknown_name("environment", name, _factories, hint=f"Others: {_prefixes()}.")
     factory = _factories[name]
@@ -108,29 +107,29 @@ def make(name: str, **options: Any) -> Environment | HostEnvironment:
 
 
 def as_environment(env: object, options: Options = NO_OPTIONS) -> Environment | HostEnvironment:
-    """The environment that a user means by an id, by what `gymnasium.make` returns, or by an environment itself.
+    """Converts an id, the result of `gymnasium.make`, or an environment to an environment.
 
     Args:
         env: any of these.
-        options: for the factory of an id; the others were made already.
+        options: options for the factory of an id.
 
     Raises:
-        UsageError: it is none of these, or a `gymnasium.Env` that cannot be made again from its id; or it takes no
-            options.
+        UsageError: it is none of these, or a `gymnasium.Env` that cannot be made again from its id; or options are
+            given without an id.
     """
     if isinstance(env, str):
         return make(env, **options)
     if options:
         raise UsageError(
-            f"the options {', '.join(options)} are for an environment that is given by its id, not for a "
+            f"the options {', '.join(options)} are for an environment given by its id, not for a "
             f"{type(env).__name__}."
         )
     match env:
         case Environment() | HostEnvironment():
             return env
         case gymnasium.Env():
-            name, own_options = importlib.import_module(_ADAPTERS["gymnasium"]).recipe_of(env)
-            return make(f"gymnasium:{name}", **own_options)
+            name, env_options = importlib.import_module(_ADAPTERS["gymnasium"]).recipe_of(env)
+            return make(f"gymnasium:{name}", **env_options)
     raise UsageError(
         f"expected an environment, got {_described(env)}. hint: give an id (rollmill.registered() lists them; "
         f"{_prefixes()}), what rollmill.make returns, a rollmill.Environment or a gymnasium.Env."
@@ -146,24 +145,24 @@ def _described(value: Any) -> str:
 
 
 def registered() -> list[tuple[str, str]]:
-    """The ids that `make` knows without a prefix, sorted, each with a line that describes it."""
+    """Sorted ids without a prefix that `make` knows, each with its description."""
     return [(name, _first_line(_factories[name])) for name in sorted(_factories)]
 
 
 def is_own_name(name: str) -> bool:
-    """Whether a name means what a user registered in this process, so that other processes may not know it."""
+    """True if a user registered the name in this process, so that other processes may not know it."""
     return _factories.get(name) is not _builtin.get(name)
 
 
 def is_on_host(name: str) -> bool:
-    """Whether the environment of a name is a Python object, as far as the name tells."""
+    """True if the name's prefix is that of host environments."""
     prefix, colon, _ = name.partition(":")
     return bool(colon) and prefix in _ON_HOST
 
 
 @dataclass(frozen=True)
 class StartByName:
-    """Starts host environments that `make` makes again from the same name and options in any process."""
+    """A `StartHost` for environments that `make` can make from the same name and options in any process."""
 
     name: str
     options: Options
@@ -172,7 +171,7 @@ class StartByName:
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
     ) -> HostVector:
-        """As `StartHost`."""
+        """Starts the environments; see `StartHost`."""
         return self.start(indices, seed=seed, generation=generation, gamma=gamma)
 
 

@@ -1,8 +1,8 @@
-"""Python numbers and weakly typed arrays that an environment returns, as arrays of one fixed dtype.
+"""Casts Python numbers and weakly typed arrays that an environment returns to arrays of a fixed dtype.
 
-`x * 0.5`, `reward=1.0` and `{"steps": 0}` are weakly typed in JAX: their dtype gives way to that of whatever they
-meet next, so they cannot be carried by a loop as they are. `jax.lax.scan` leaves the cast to its callers; here it
-is done once, where an environment enters.
+`x * 0.5`, `reward=1.0` and `{"steps": 0}` are weakly typed in JAX: their dtype adapts to that of the other
+operand, so a loop cannot carry them. `jax.lax.scan` leaves the cast to its callers; here it is done once, where
+an environment enters Rollmill.
 """
 
 from typing import Any
@@ -22,12 +22,12 @@ FLAG = jax.ShapeDtypeStruct((), jnp.bool_)
 
 
 def strongly_typed(env: Environment) -> Environment:
-    """The environment, with arrays of fixed dtypes for all weakly typed leaves that reset and step return.
+    """Makes reset and step of an environment return arrays of fixed dtypes instead of weakly typed leaves.
 
     A weak observation gets the dtype of its space, a weak reward float32, and a weak leaf of the state the dtype
-    that it had before the step, where that loses nothing (integers become floats, never the reverse); otherwise a
-    leaf keeps its own dtype. Strongly typed leaves and results of another structure stay as they are, for
-    `check_types` to judge.
+    that it had before the step, if that loses nothing (integers become floats, never the reverse); otherwise a
+    leaf keeps its own dtype. Strongly typed leaves and results of another structure are unchanged; `check_types`
+    reports them.
     """
     observation_like, reward_like = _struct(env.observation_space), reward_struct(env)
 
@@ -54,7 +54,7 @@ def strongly_typed(env: Environment) -> Environment:
 
 
 def _struct(space: spaces.Space) -> PyTree:
-    """Types of an observation; None for a space without any, which `check_types` reports."""
+    """Types of an observation; None for an unsupported space, which `check_types` reports."""
     try:
         return struct(space)
     except UsageError:
@@ -62,26 +62,26 @@ def _struct(space: spaces.Space) -> PyTree:
 
 
 def _strong(tree: PyTree, like: PyTree | None = None) -> PyTree:
-    """Casts the weak leaves to the dtypes of `like` where that loses nothing, and to their own elsewhere."""
+    """Casts weak leaves to the dtypes of `like` where that loses nothing, and to their own dtypes elsewhere."""
     leaves, structure = jax.tree.flatten(tree)
-    wanted = jax.tree.leaves(like) if jax.tree.structure(like) == structure else leaves
-    return jax.tree.unflatten(structure, [_strong_leaf(a, b) for a, b in zip(leaves, wanted, strict=True)])
+    templates = jax.tree.leaves(like) if jax.tree.structure(like) == structure else leaves
+    return jax.tree.unflatten(structure, [_strong_leaf(a, b) for a, b in zip(leaves, templates, strict=True)])
 
 
 def _strong_leaf(leaf: Any, like: Any) -> Any:
     if not is_weak(leaf):
         return leaf
-    own, wanted = jnp.result_type(leaf), jnp.result_type(like)
-    return jax.lax.convert_element_type(leaf, wanted if _widens(own, wanted) else own)
+    dtype, target = jnp.result_type(leaf), jnp.result_type(like)
+    return jax.lax.convert_element_type(leaf, target if _widens(dtype, target) else dtype)
 
 
 def is_weak(leaf: Any) -> bool:
-    """Whether JAX would let the dtype of this leaf give way in arithmetic."""
+    """True if JAX treats the dtype of this leaf as weak."""
     return isinstance(leaf, bool | int | float) or bool(getattr(leaf, "weak_type", False))
 
 
-def _widens(own: np.dtype, wanted: Any) -> bool:
-    """Whether numbers of the kind of `own` are numbers of the kind of `wanted`."""
-    if jnp.issubdtype(own, jnp.integer):
-        return jnp.issubdtype(wanted, jnp.integer) or jnp.issubdtype(wanted, jnp.floating)
-    return jnp.issubdtype(own, jnp.floating) and jnp.issubdtype(wanted, jnp.floating)
+def _widens(dtype: np.dtype, target: Any) -> bool:
+    """True for a cast from integer to integer or floating, or from floating to floating."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.issubdtype(target, jnp.integer) or jnp.issubdtype(target, jnp.floating)
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(target, jnp.floating)

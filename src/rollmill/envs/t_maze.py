@@ -1,7 +1,7 @@
-"""TMaze-v0: a memory probe. A cue in the first step says which way to turn at the corridor's end.
+"""TMaze-v0: a memory probe. A cue in the first step shows which way to turn at the corridor's end.
 
 After Bakker, "Reinforcement learning with long short-term memory" (2001), reduced to the memory: the
-agent walks by itself, so that nothing is left to explore but the turn.
+agent walks automatically, so that only the turn is left to explore.
 """
 
 import equinox as eqx
@@ -15,19 +15,19 @@ from rollmill.core.types import Environment, Key, Timestep
 
 
 class TMazeState(eqx.Module):
-    """Cells walked so far, and the cue: 1 means right, -1 left."""
+    """Number of cells walked so far, and the cue: 1 means right, -1 left."""
 
     position: Int[Array, ""]
     cue: Float[Array, ""]
 
 
 def t_maze(*, length: int = 5) -> Environment:
-    """A memory probe: turn where the first step's cue said, 5 steps later. Best return 1, 0 without memory.
+    """A memory probe: turn as the first step's cue shows, 5 steps later. Best return 1, 0 without memory.
 
-    The observation is `[cue, junction]`: the cue (-1 left, 1 right) at the start and 0 ever after;
-    1 at the junction and 0 before. Actions are 0 (left) and 1 (right); they count only at the junction,
+    The observation is `[cue, junction]`: the cue (-1 left, 1 right) at the start and 0 afterwards;
+    1 at the junction and 0 before. Actions are 0 (left) and 1 (right); they matter only at the junction,
     which is reached after `length` steps, and where the right one pays 1 and the wrong one -1. Both
-    terminate. There is no cost of a step. A policy without memory has an expected return of 0.
+    terminate. Steps cost nothing. A policy without memory has an expected return of 0.
 
     Args:
         length: steps between the cue and the turn, at least 1.

@@ -1,18 +1,18 @@
 """TagGridWorld-v0: taggers hunt runners on a square grid.
 
 Lan, Srinivasa, Wang and Zheng, "WarpDrive: extremely fast end-to-end deep multi-agent reinforcement
-learning on a GPU" (JMLR 2022); with one runner, step by step the positions, observations, rewards and ends of
-the NumPy environment `TagGridWorld` of rl-warp-drive 2.7.1. Its peculiarities are rules here too:
+learning on a GPU" (JMLR 2022); with one runner, the same positions, observations, rewards and ends of episodes,
+step by step, as the NumPy environment `TagGridWorld` of rl-warp-drive 2.7.1. Its peculiarities are kept:
 
 - Coordinates run from 0 to `grid_length` inclusive.
-- All taggers are paid for a tag, not only the one that stands on the runner's cell.
-- A runner that is free is paid, in every step, what the step costs a tagger.
-- The clock is part of the observation, and the last step terminates the episode: no value follows it.
+- All taggers are rewarded for a tag, not only the one on the runner's cell.
+- In every step, a free runner is rewarded with the step cost of a tagger.
+- The clock is part of the observation, and the last step terminates the episode: nothing is bootstrapped.
 
-That environment has a single runner and ends with its tag. With several, each goes out where it is tagged, the
-taggers are paid for every tag of a step, and the episode ends with the last.
+That environment has a single runner and ends when it is tagged. With several, each leaves the game when it is
+tagged, the taggers are rewarded for every tag of a step, and the episode ends with the last one.
 
-Shape letters: `A` agents, `num_taggers` taggers before `num_runners` runners; `F` numbers of an observation.
+Shape letters: `A` agents, `num_taggers` taggers before `num_runners` runners; `F` features of an observation.
 """
 
 from functools import partial
@@ -31,11 +31,11 @@ from rollmill.envs.agents import joint_spaces
 from rollmill.envs.physics import Scalar
 
 MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]], np.int32)
-"""What each action adds to `x` and `y`."""
+"""Change of `x` and `y` by each action."""
 
 
 class TagGridWorldState(eqx.Module):
-    """Cells, who is still in the game (taggers always are), and the number of steps so far."""
+    """Cells of all agents, flags of those still in the game (taggers always are), and the steps so far."""
 
     x: Int[Array, " A"]
     y: Int[Array, " A"]
@@ -44,21 +44,22 @@ class TagGridWorldState(eqx.Module):
 
 
 class TagGridWorldParams(eqx.Module):
-    """The grid's size and what is paid; every leaf may be an array of one value per replica."""
+    """Size of the grid, and rewards; every leaf may hold one value for each environment."""
 
     grid_length: Int[Array, "..."] | int = 100
-    """The greatest coordinate."""
+    """The largest coordinate."""
     wall_hit_penalty: Scalar = 0.1
-    """What walking into a wall costs."""
+    """Cost of walking into a wall."""
     tag_reward_for_tagger: Scalar = 10.0
-    """For each runner tagged in a step, to every tagger."""
+    """Reward of every tagger for each runner tagged in a step."""
     tag_penalty_for_runner: Scalar = 5.0
+    """Cost of being tagged."""
     step_cost_for_tagger: Scalar = 0.01
-    """The cost of a step without a tag, which is paid to every free runner."""
+    """Cost of a step without a tag for taggers, and reward of a step for free runners."""
 
 
 class TagGridWorldRules(NamedTuple):
-    """What fixes shapes and the program."""
+    """Settings that determine shapes and the traced program."""
 
     num_taggers: int
     num_runners: int
@@ -68,7 +69,7 @@ class TagGridWorldRules(NamedTuple):
 
     @property
     def num_agents(self) -> int:
-        """Taggers and runners."""
+        """Number of taggers and runners."""
         return self.num_taggers + self.num_runners
 
 
@@ -82,18 +83,18 @@ def tag_gridworld(
 ) -> Environment:
     """Taggers hunt runners on a grid, 5 actions each (WarpDrive's TagGridWorld).
 
-    The kinds are `tagger` and `runner`. An agent's observation is, with `use_full_observation`, the rows `x`,
-    `y`, type (1 for runners), and 1 for the agent itself, each of all taggers and then all runners, then, where
-    there are several runners, the row of who is still in the game, and the time: `F = 4 A + 1` or `5 A + 1`.
-    Otherwise it is `[x, y, x of the nearest opponent, y of it, type, time]`; taggers look at free runners
-    only. Coordinates are divided by `grid_length`, the time by `max_steps`.
+    The kinds are `tagger` and `runner`. With `use_full_observation`, an agent's observation has the rows `x`,
+    `y`, type (1 for runners), and 1 for the agent itself, each for all taggers and then all runners; with several
+    runners, a row of flags of agents still in the game; and the time: `F = 4 A + 1` or `5 A + 1`.
+    Otherwise it is `[x, y, x and y of the nearest opponent, type, time]`; for taggers, only free runners are
+    opponents. Coordinates are divided by `grid_length`, the time by `max_steps`.
 
     Args:
-        num_taggers: at least 1.
-        num_runners: at least 1.
-        max_steps: the length of an episode in which not all runners are tagged, in steps; at least 1.
-        use_full_observation: each agent sees all others, instead of the nearest opponent.
-        random_start: taggers start anywhere but at the walls, instead of all in the centre.
+        num_taggers: number of taggers, at least 1.
+        num_runners: number of runners, at least 1.
+        max_steps: length of an episode in which not all runners are tagged, in steps, at least 1.
+        use_full_observation: agents observe all others, instead of the nearest opponent.
+        random_start: taggers start anywhere except at the walls, instead of all in the centre.
 
     Raises:
         UsageError: a number is below 1.
@@ -102,10 +103,10 @@ def tag_gridworld(
     for name in ("num_taggers", "num_runners", "max_steps"):
         if getattr(rules, name) < 1:
             raise UsageError(f"TagGridWorld-v0: {name}={getattr(rules, name)} must be at least 1.")
-    seen = spaces.Box(0.0, 1.0, (_num_features(rules),), np.float32)
+    features = spaces.Box(0.0, 1.0, (_num_features(rules),), np.float32)
     agents = (
-        AgentKind("tagger", num_taggers, seen, spaces.Discrete(len(MOVES))),
-        AgentKind("runner", num_runners, seen, spaces.Discrete(len(MOVES))),
+        AgentKind("tagger", num_taggers, features, spaces.Discrete(len(MOVES))),
+        AgentKind("runner", num_runners, features, spaces.Discrete(len(MOVES))),
     )
     observation_space, action_space = joint_spaces(agents)
     return Environment(
@@ -130,7 +131,7 @@ def _num_features(rules: TagGridWorldRules) -> int:
 def reset(
     rules: TagGridWorldRules, key: Key, params: TagGridWorldParams
 ) -> tuple[dict[str, Float[Array, "_ F"]], TagGridWorldState]:
-    """Taggers start in the centre, or anywhere but at the walls; runners in the corner `(0, 0)`."""
+    """Taggers start in the centre, or anywhere except at the walls; runners in the corner `(0, 0)`."""
     length = jnp.asarray(params.grid_length, jnp.int32)
     cells = jnp.broadcast_to(length // 2, (2, rules.num_taggers))
     if rules.random_start:
@@ -147,7 +148,7 @@ def step(
     action: dict[str, Int[Array, " _"]],
     params: TagGridWorldParams,
 ) -> Timestep:
-    """One cell right (1), left (2), up (3) or down (4), or none (0), for every agent at once."""
+    """Moves all agents at once by one cell: right (1), left (2), up (3), down (4), or none (0)."""
     x, y, hit = _walk(state, jnp.concatenate([action["tagger"], action["runner"]]), params)
     free = state.in_game[rules.num_taggers :]
     tagged = free & _share_a_cell(rules, x, y)
@@ -167,16 +168,16 @@ def step(
 def _walk(
     state: TagGridWorldState, action: Int[Array, " A"], params: TagGridWorldParams
 ) -> tuple[Int[Array, " A"], Int[Array, " A"], Bool[Array, " A"]]:
-    """The next cells, and who ran into a wall; those that are out stay where they were tagged."""
+    """The next cells, and flags of agents that hit a wall; tagged agents do not move."""
     length = jnp.asarray(params.grid_length, jnp.int32)
-    before = jnp.stack([state.x, state.y])
-    target = before + jnp.where(state.in_game[None], jnp.asarray(MOVES.T)[:, action], 0)
-    x, y = held = jnp.clip(target, 0, length)
-    return x, y, jnp.any(held != target, axis=0)
+    cells = jnp.stack([state.x, state.y])
+    target = cells + jnp.where(state.in_game[None], jnp.asarray(MOVES.T)[:, action], 0)
+    x, y = clipped = jnp.clip(target, 0, length)
+    return x, y, jnp.any(clipped != target, axis=0)
 
 
 def _share_a_cell(rules: TagGridWorldRules, x: Int[Array, " A"], y: Int[Array, " A"]) -> Bool[Array, " R"]:
-    """Whether each runner is where a tagger is."""
+    """For each runner, True if a tagger is on its cell."""
     same = [p[: rules.num_taggers, None] == p[None, rules.num_taggers :] for p in (x, y)]
     return jnp.any(same[0] & same[1], axis=0)
 
@@ -188,33 +189,33 @@ def _rewards(
     tagged: Bool[Array, " R"],
     params: TagGridWorldParams,
 ) -> dict[str, Float[Array, " _"]]:
-    """What each agent is paid; `free` is who was before the step."""
+    """Reward of each agent; `free` are the runners that were free before the step."""
     penalty = jnp.where(hit, jnp.float32(params.wall_hit_penalty), 0)
     cost = jnp.float32(params.step_cost_for_tagger)
     tags = jnp.sum(tagged).astype(jnp.float32)
-    hunt = jnp.where(tags > 0, tags * params.tag_reward_for_tagger, -cost)
-    flight = jnp.where(tagged, -jnp.float32(params.tag_penalty_for_runner), jnp.where(free, cost, 0))
-    return {"tagger": hunt - penalty[: rules.num_taggers], "runner": flight - penalty[rules.num_taggers :]}
+    tagger = jnp.where(tags > 0, tags * params.tag_reward_for_tagger, -cost)
+    runner = jnp.where(tagged, -jnp.float32(params.tag_penalty_for_runner), jnp.where(free, cost, 0))
+    return {"tagger": tagger - penalty[: rules.num_taggers], "runner": runner - penalty[rules.num_taggers :]}
 
 
 def observe(
     rules: TagGridWorldRules, state: TagGridWorldState, params: TagGridWorldParams
 ) -> dict[str, Float[Array, "_ F"]]:
-    """What each agent sees, as `tag_gridworld` describes it."""
-    see = _see_all if rules.use_full_observation else _see_nearest
-    seen = see(rules, state, params)
-    return {"tagger": seen[: rules.num_taggers], "runner": seen[rules.num_taggers :]}
+    """Observation of each agent, as described by `tag_gridworld`."""
+    observe_others = _see_all if rules.use_full_observation else _see_nearest
+    features = observe_others(rules, state, params)
+    return {"tagger": features[: rules.num_taggers], "runner": features[rules.num_taggers :]}
 
 
 def _see_all(
     rules: TagGridWorldRules, state: TagGridWorldState, params: TagGridWorldParams
 ) -> Float[Array, "A F"]:
-    to_all = lambda row: jnp.broadcast_to(row, (rules.num_agents, row.size))
+    for_all = lambda row: jnp.broadcast_to(row, (rules.num_agents, row.size))
     x, y = _scaled(state, params)
-    columns = [to_all(x), to_all(y), to_all(_types(rules)), jnp.eye(rules.num_agents, dtype=jnp.float32)]
+    columns = [for_all(x), for_all(y), for_all(_types(rules)), jnp.eye(rules.num_agents, dtype=jnp.float32)]
     if rules.num_runners > 1:
-        columns.append(to_all(state.in_game.astype(jnp.float32)))
-    return jnp.concatenate([*columns, to_all(_clock(rules, state))], axis=1)
+        columns.append(for_all(state.in_game.astype(jnp.float32)))
+    return jnp.concatenate([*columns, for_all(_clock(rules, state))], axis=1)
 
 
 def _see_nearest(
@@ -233,7 +234,7 @@ def _see_nearest(
 def central(
     rules: TagGridWorldRules, state: TagGridWorldState, params: TagGridWorldParams
 ) -> Float[Array, " features"]:
-    """The whole in one vector: `x` and `y` of all agents, who of several runners is free, and the time."""
+    """Central features: `x` and `y` of all agents, flags of free runners if there are several, and the time."""
     free = state.in_game[rules.num_taggers :].astype(jnp.float32)
     return jnp.concatenate(
         [*_scaled(state, params), *([free] if rules.num_runners > 1 else []), _clock(rules, state)]
@@ -241,7 +242,7 @@ def central(
 
 
 def _scaled(state: TagGridWorldState, params: TagGridWorldParams) -> Float[Array, "2 A"]:
-    """Both coordinates in units of the grid."""
+    """Both coordinates divided by `grid_length`."""
     length = jnp.asarray(params.grid_length, jnp.float32)
     return jnp.stack([state.x, state.y]).astype(jnp.float32) / length
 

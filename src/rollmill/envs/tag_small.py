@@ -1,4 +1,4 @@
-"""Tag at sizes that two CPU cores learn in a minute or two."""
+"""Small variants of Tag, which two CPU cores learn in a minute or two."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from rollmill.envs.tag_gridworld import tag_gridworld
 def tag_gridworld_small() -> Environment:
     """Four taggers hunt a runner on 21 x 21 cells: TagGridWorld-v0 with `grid_length` 20.
 
-    On the 101 x 101 cells of TagGridWorld-v0, a runner that stays in its corner cannot be reached in less than
+    On the 101 x 101 cells of TagGridWorld-v0, a runner that stays in its corner cannot be reached in fewer than
     the 100 steps of an episode.
     """
     env = tag_gridworld()

@@ -1,10 +1,10 @@
-"""Transforms: functions from an environment to an environment, each of which adds one thing.
+"""Transforms: functions from an environment to an environment, each of which adds one feature.
 
-Legend: `E` environments. They compose from the inside out, for one
+Legend: `E` environments. They compose from the inside out, for example
 
     vectorise(auto_reset(vary(time_limit(env, 500), sample)), 1024)
 
-so that each episode, and not the whole run, has its own time limit and its own parameters.
+so that each episode, not the whole run, has its own time limit and its own parameters.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,19 @@ from rollmill.core.errors import UsageError
 from rollmill.core.fields import fit
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Observation, Params, State, Timestep
 
-OF_THE_STEP = 0x5354_4550
-"""What makes the key of a step that may be followed by a reset; no draw of a reset counts as far."""
+STEP_FOLD = 0x5354_4550
+"""Folded into the key for the step; the reset uses the key itself, and derives far fewer keys than this number."""
 
 
 class TimeLimitState(eqx.Module):
-    """The state of a time-limited environment: that of the environment inside, and its age."""
+    """The state of a time-limited environment: the inner state, and the number of steps so far."""
 
     inner: State
     elapsed: Int[Array, ""]
 
 
 class VariedState(eqx.Module):
-    """The state of a varied environment: that of the environment inside, and this episode's parameters."""
+    """The state of a varied environment: the inner state, and this episode's parameters."""
 
     inner: State
     params: Params
@@ -42,11 +42,11 @@ def time_limit(env: Environment, max_steps: int) -> Environment:
     """Truncates every episode at its `max_steps`-th step.
 
     As in Gymnasium's `TimeLimit`, `truncated` is True at the limit even where `terminated` is True as
-    well; `terminated` is left as it is, and it alone decides that no value follows.
+    well; `terminated` is unchanged, and it alone decides that nothing is bootstrapped.
 
     Args:
         env: the environment, unbatched.
-        max_steps: the longest episode, in steps; at least 1.
+        max_steps: length of the longest episode in steps, at least 1.
 
     Returns:
         The environment with a `TimeLimitState` around its state.
@@ -79,26 +79,26 @@ def auto_reset(env: Environment) -> Environment:
 
     Where `terminated | truncated`, the returned state and observation are those of the new episode;
     reward and flags are still those of the old one. `info["final_observation"]` always holds the
-    observation before any reset, which is the one to bootstrap from where `truncated`.
+    observation before any reset, from which to bootstrap where `truncated`.
 
     Args:
-        env: the environment, unbatched. The reset has the step's key, and the step one that is made from it: where
-            a step draws nothing, as most do, only the reset's numbers are computed.
+        env: the environment, unbatched. Its reset gets the step's key, and its step a key derived from that: most
+            steps draw no random numbers, so the derived key is not even computed.
 
     Returns:
-        The environment, whose `step` never returns a finished state.
+        The environment, whose `step` never returns the state of a finished episode.
     """
-    _check_compiled("auto_reset", env, "use it as it is; it resets itself")
+    _check_compiled("auto_reset", env, "use it unchanged; it resets itself")
 
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
-        timestep = env.step(jax.random.fold_in(key, OF_THE_STEP), state, action, params)
+        timestep = env.step(jax.random.fold_in(key, STEP_FOLD), state, action, params)
         if "final_observation" in timestep.info:
             raise UsageError(f"{env.name} resets itself already: leave out one of the two auto_reset.")
-        observation, fresh = env.reset(key, params)
+        first_observation, first_state = env.reset(key, params)
         done = jnp.asarray(timestep.terminated | timestep.truncated)
         return timestep._replace(
-            observation=_select(done, observation, timestep.observation),
-            state=_select(done, fresh, timestep.state),
+            observation=_select(done, first_observation, timestep.observation),
+            state=_select(done, first_state, timestep.state),
             info={**timestep.info, "final_observation": timestep.observation},
         )
 
@@ -106,23 +106,23 @@ def auto_reset(env: Environment) -> Environment:
 
 
 def vary(env: Environment, sample: Callable[[Key, Params], Params]) -> Environment:
-    """Draws each episode's parameters anew (domain randomisation; Tobin et al. 2017, arXiv:1703.06907).
+    """Draws new parameters for each episode (domain randomisation; Tobin et al. 2017, arXiv:1703.06907).
 
     Args:
         env: the environment, unbatched, without auto-reset.
-        sample: maps a key and the environment's parameters to this episode's, of the same structure,
+        sample: maps a key and the environment's parameters to those of an episode, of the same structure,
             shapes and dtypes.
 
     Returns:
         The environment with a `VariedState`; `step` uses the parameters that `reset` drew.
     """
-    _check_compiled("vary", env, "draw what varies in the environment's own reset")
+    _check_compiled("vary", env, "draw the parameters in the environment's own reset")
 
     def reset(key: Key, params: Params) -> tuple[Observation, VariedState]:
         sample_key, reset_key = jax.random.split(key)
-        drawn = jax.tree.map(_strongly_typed, sample(sample_key, params))
-        observation, inner = env.reset(reset_key, drawn)
-        return observation, VariedState(inner=inner, params=drawn)
+        episode_params = jax.tree.map(_strongly_typed, sample(sample_key, params))
+        observation, inner = env.reset(reset_key, episode_params)
+        return observation, VariedState(inner=inner, params=episode_params)
 
     def step(key: Key, state: VariedState, action: Action, params: Params) -> Timestep:
         timestep = env.step(key, state.inner, action, state.params)
@@ -132,18 +132,18 @@ def vary(env: Environment, sample: Callable[[Key, Params], Params]) -> Environme
 
 
 def vectorise(env: Environment, num_envs: int) -> Environment:
-    """Runs `num_envs` copies at once: keys `[E]`, states, actions and all results `[E, ...]`.
+    """Batches an environment to `num_envs` copies: keys `[E]`, states, actions and all results `[E, ...]`.
 
-    Parameters may differ from copy to copy. Each leaf of the `params` that reset and step are given
-    has either the shape of the same leaf in `env.params` (all copies share it) or that shape with
-    a leading axis `E` (one value a copy); this is decided leaf by leaf.
+    Parameters may differ between copies. Each leaf of the `params` given to reset and step has
+    either the shape of the same leaf in `env.params` (shared by all copies) or that shape with
+    a leading axis `E` (one value for each copy), independently of other leaves.
 
     Args:
         env: the environment, unbatched.
         num_envs: `E`, at least 1.
 
     Returns:
-        The environment with batched functions. Its spaces stay those of one copy.
+        The environment with batched functions. Its spaces are still those of one copy.
 
     Raises:
         UsageError: `num_envs` is below 1; or, from the batched functions, a leaf of `params` has
@@ -174,16 +174,16 @@ def vectorise(env: Environment, num_envs: int) -> Environment:
     return env._replace(reset=reset, step=step, **_functions_of_state(env, over_copies))
 
 
-def _check_compiled(transform: str, env: Any, otherwise: str) -> None:
-    """Refuses environments that are not made of JAX functions.
+def _check_compiled(transform: str, env: Any, alternative: str) -> None:
+    """Checks that an environment is made of JAX functions.
 
     Raises:
-        UsageError: with what to do `otherwise`, in which the environment's name takes the place of braces.
+        UsageError: it is not; hints at `alternative`, in which `{}` is replaced by the environment's name.
     """
     if isinstance(env, HostEnvironment):
         raise UsageError(
             f"{transform} takes an environment of JAX functions; {env.name} is stepped by Python on the host. "
-            f"hint: {otherwise.format(env.name)}."
+            f"hint: {alternative.format(env.name)}."
         )
     if not isinstance(env, Environment):
         raise UsageError(
@@ -203,16 +203,16 @@ def wrap(
     *,
     unwrap: Callable[[Any, Params], tuple[State, Params]] = _inner,
 ) -> Environment:
-    """An environment with another reset and step, whose state holds that of `env`.
+    """Replaces reset and step of an environment by ones whose state wraps the inner state.
 
-    Its action mask, its active agents and its central features are those of the state inside.
+    Action mask, active agents and central features are those of the inner state.
 
     Args:
-        env: the environment inside.
-        reset: returns the state around that of `env`.
-        step: receives and returns the state around that of `env`.
-        unwrap: maps `(state, params)` to the state and the parameters of `env`; the default is for states
-            that hold it as `inner`.
+        env: the inner environment.
+        reset: returns the wrapped state.
+        step: receives and returns the wrapped state.
+        unwrap: maps `(state, params)` to the state and the parameters of `env`. Default: for states
+            with a field `inner`.
     """
 
     def of_inner(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,13 +224,13 @@ def wrap(
 def _functions_of_state(
     env: Environment, lift: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> dict[str, Callable[..., Any] | None]:
-    """What an environment tells of its state besides observations, lifted; None where it tells nothing."""
-    found = {"action_mask": env.action_mask, "active": env.active, "central": env.central}
-    return {name: function and lift(function) for name, function in found.items()}
+    """The optional functions of an environment's state, lifted; None for those that it does not have."""
+    functions = {"action_mask": env.action_mask, "active": env.active, "central": env.central}
+    return {name: function and lift(function) for name, function in functions.items()}
 
 
 def _params_axes(env: Environment, params: Params, num_envs: int) -> list[int | None]:
-    """The axis of each leaf to map over: 0 where every copy has its own value, None where they share it."""
+    """The axis of each leaf for `vmap`: 0 for one value for each copy, None for a shared value."""
     expected, structure = jax.tree_util.tree_flatten_with_path(env.params)
     if jax.tree.structure(params) != structure:
         raise UsageError(
@@ -259,5 +259,5 @@ def _select(condition: Bool[Array, ""], chosen: PyTree, other: PyTree) -> PyTree
 
 
 def _strongly_typed(leaf: Any) -> Array:
-    """An array that keeps its dtype in arithmetic, also where the leaf was a Python number."""
+    """An array whose dtype is not weak, even if the leaf was a Python number."""
     return jnp.asarray(leaf, jnp.result_type(leaf))

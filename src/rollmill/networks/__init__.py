@@ -1,4 +1,4 @@
-"""Networks: distributions, torsos and heads, and the actor-critics made of them."""
+"""Networks: distributions, torsos and heads, and actor-critics composed of them."""
 
 from rollmill.networks.actor_critic import (
     TORSOS,

@@ -1,4 +1,4 @@
-"""Actors and critics put together from torsos and heads, and the settings that choose between them."""
+"""Actor-critics composed of torsos and heads, and their settings."""
 
 import dataclasses
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,49 +26,49 @@ TORSOS = ("auto", "mlp", "cnn", "gru")
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
-    """The network of a run."""
+    """Settings of an actor-critic network."""
 
     torso: Literal["auto", "mlp", "cnn", "gru"] = "auto"
-    """`auto` convolves images and flattens the rest; `mlp` flattens all; `cnn` insists on an image; `gru` is
+    """`auto` convolves images and flattens the rest; `mlp` flattens all; `cnn` requires an image; `gru` is
     `auto` followed by a recurrent unit."""
 
     hidden_sizes: tuple[Count, ...] = (64, 64)
-    """Widths of the fully connected layers: after the convolutions, before the recurrent unit."""
+    """Widths of the fully connected layers, after the convolutions and before the recurrent unit."""
 
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
-    """Nonlinearity of the fully connected layers; convolutions have ReLU."""
+    """Activation of the fully connected layers; convolutions use ReLU."""
 
     convolutions: tuple[tuple[Count, Count, Count], ...] = ()
-    """Channels, kernel size and stride of each convolution; empty chooses by the size of the image."""
+    """Channels, kernel size and stride of each convolution; if empty, chosen by the size of the image."""
 
     image_layout: Literal["auto", "channels_first", "channels_last"] = "auto"
-    """Which axis of an image holds its channels; `auto` takes a short first axis before two longer ones for it,
-    as in (4, 84, 84), and the last axis otherwise."""
+    """Position of an image's channel axis; `auto` takes the first axis if it is short and the two others are
+    longer, as in (4, 84, 84), and the last axis otherwise."""
 
     shared_torso: bool = False
-    """One torso for the actor and the critic, instead of one for each."""
+    """Use one torso for the actor and the critic, instead of one for each."""
 
     gru_size: Count = 64
     """Width of the recurrent unit."""
 
     state_dependent_std: bool = False
-    """The standard deviation of a continuous policy comes from the features, not from a weight of its own."""
+    """Compute a continuous policy's standard deviation from the features; otherwise it is one learned weight."""
 
     squash_actions: bool = False
-    """Continuous actions pass through a tanh into the bounds of their space."""
+    """Squash continuous actions by a tanh into the bounds of their space."""
 
     initial_log_std: Annotated[float, Range()] = 0.0
-    """Where the log standard deviation of a continuous policy starts."""
+    """Initial log standard deviation of a continuous policy."""
 
     name: str | None = None
-    """A registered network (`rollmill.register_network`), in the place of the one that is described above."""
+    """Name of a registered network (`rollmill.register_network`), used instead of the settings above."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
 
 
 class SharedActorCritic(eqx.Module):
-    """An actor and a critic on one torso, whose memory is the memory."""
+    """An actor and a critic on one torso; the memory is the torso's."""
 
     shares_torso: ClassVar[bool] = True
     torso: Torso
@@ -76,20 +76,20 @@ class SharedActorCritic(eqx.Module):
     critic: Linear
 
     def initial_memory(self) -> Memory:
-        """The torso's."""
+        """The torso's initial memory."""
         return self.torso.initial_memory()
 
     def __call__(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> Output:
-        """The torso runs once for both heads."""
+        """Runs the torso once for both heads."""
         features, memory = self.torso(observation, memory)
         return Output(self.actor(features, action_mask), self.critic(features)[0], memory)
 
     def policy(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> tuple[Distribution, Memory]:
-        """The distribution without the critic."""
+        """The action distribution and next memory, without the critic's head."""
         features, memory = self.torso(observation, memory)
         return self.actor(features, action_mask), memory
 
@@ -100,7 +100,7 @@ class SharedActorCritic(eqx.Module):
 
 
 class SeparateActorCritic(eqx.Module):
-    """An actor and a critic with a torso each; the memory is the pair of theirs, or `()`."""
+    """An actor and a critic with a torso each; the memory is the pair of their memories, or `()`."""
 
     actor_torso: Torso
     actor: ActionHead
@@ -114,7 +114,7 @@ class SeparateActorCritic(eqx.Module):
     def __call__(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> Output:
-        """Each torso runs once."""
+        """Runs each torso once."""
         actor_memory, critic_memory = _split(memory)
         actor_features, actor_memory = self.actor_torso(observation, actor_memory)
         critic_features, critic_memory = self.critic_torso(observation, critic_memory)
@@ -124,7 +124,7 @@ class SeparateActorCritic(eqx.Module):
     def policy(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> tuple[Distribution, Memory]:
-        """The distribution from the actor's torso alone; the critic's memory stays as it is."""
+        """The action distribution from the actor's torso alone; the critic's memory is unchanged."""
         actor_memory, critic_memory = _split(memory)
         features, actor_memory = self.actor_torso(observation, actor_memory)
         return self.actor(features, action_mask), _join(actor_memory, critic_memory)
@@ -143,23 +143,23 @@ def actor_critic(
     *,
     critic_space: spaces.Space | None = None,
 ) -> Any:
-    """The network that `config` describes, for one pair of spaces: an `ActorCritic`, by default one of the above.
+    """Makes the network that `config` describes, by default one of the two classes above.
 
     Args:
         key: random key of the weights.
-        observation_space: what the actor sees, and the critic where it sees nothing else.
-        action_space: what the actor does.
+        observation_space: the actor's observation space, and by default the critic's.
+        action_space: the action space.
         config: the network's settings.
-        critic_space: what the critic sees where that is something else: then the network is asked by `policy`
-            and `value` alone.
+        critic_space: the critic's observation space, if it is another one; then only `policy` and `value` of the
+            network may be called.
 
     Raises:
-        UsageError: if the settings or the spaces do not allow such a network.
+        UsageError: the settings or the spaces do not allow such a network.
     """
     check_config(config, observation_space)
     if config.name is not None:
-        seen = () if critic_space is None else (critic_space,)
-        return find_network(config.name)(key, observation_space, action_space, *seen)
+        more_spaces = () if critic_space is None else (critic_space,)
+        return find_network(config.name)(key, observation_space, action_space, *more_spaces)
     torso_key, critic_torso_key, actor_key, critic_key = jax.random.split(key, 4)
     torso = _torso(torso_key, space=observation_space, config=config)
     actor = action_head(
@@ -172,7 +172,7 @@ def actor_critic(
     )
     if config.shared_torso:
         if critic_space not in (None, observation_space):
-            raise UsageError("shared_torso=True needs a critic that sees what the actor sees; leave it off.")
+            raise UsageError("shared_torso=True needs a critic with the actor's observations; leave it off.")
         return SharedActorCritic(torso, actor, linear(critic_key, torso.out_features, 1, gain=1.0))
     critic_torso = _torso(critic_torso_key, space=critic_space or observation_space, config=config)
     critic = linear(critic_key, critic_torso.out_features, 1, gain=1.0)
@@ -180,14 +180,14 @@ def actor_critic(
 
 
 def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None:
-    """Raises a `UsageError` that names the first setting that cannot be used."""
+    """Raises a `UsageError` that names the first invalid setting."""
     defaults = NetworkConfig(name=config.name)
     if config.name is not None and config != defaults:
-        other = [
+        changed = [
             f.name for f in dataclasses.fields(config) if getattr(config, f.name) != getattr(defaults, f.name)
         ]
         raise UsageError(
-            f"{', '.join(other)} cannot be given with the network {config.name!r}, which its own function makes."
+            f"{', '.join(changed)} cannot be given with the network {config.name!r}, which its own function makes."
         )
     if config.torso not in TORSOS:
         raise unknown_name("torso", config.torso, TORSOS)

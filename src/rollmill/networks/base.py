@@ -1,6 +1,6 @@
-"""What an algorithm may ask of a network and of the distribution that it returns.
+"""Protocols of networks and of the action distributions that they return.
 
-Everything is about ONE observation, unbatched; whoever has many maps over them with `jax.vmap`.
+Everything is about ONE observation, unbatched; callers map over many with `jax.vmap`.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -15,11 +15,11 @@ class Distribution(Protocol):
     """A distribution over the elements of one action space; a pytree of arrays."""
 
     def sample(self, key: Key, /) -> Action:
-        """One action, in the shape and dtype of the space."""
+        """Samples one action, in the shape and dtype of the space."""
         ...
 
     def sample_and_log_prob(self, key: Key, /) -> tuple[Action, Float[Array, ""]]:
-        """One action and its log-probability, which agrees with `log_prob(action)`."""
+        """Samples one action; also returns its log-probability, equal to `log_prob(action)`."""
         ...
 
     def log_prob(self, action: Action, /) -> Float[Array, ""]:
@@ -31,63 +31,62 @@ class Distribution(Protocol):
         ...
 
     def mode(self) -> Action:
-        """The action to take without exploring."""
+        """The greedy action."""
         ...
 
 
 class Output(NamedTuple):
-    """What a network says about one observation.
-
-    `distribution` is over actions, `value` the expected return `[]` in float32, and `memory` what to
-    pass with the next observation of the same episode.
-    """
+    """A network's output for one observation."""
 
     distribution: Distribution
+    """Distribution over actions."""
     value: Float[Array, ""]
+    """Expected return, `[]` in float32."""
     memory: Memory
+    """Memory to pass with the next observation of the same episode."""
 
 
 @runtime_checkable
 class ActorCritic(Protocol):
     """A policy and a value function as one pytree, whose inexact array leaves are the weights.
 
-    `equinox.partition(network, equinox.is_inexact_array)` splits the weights from the rest. Where actor and critic
-    have most in common, an attribute `shares_torso` that is True lets values be computed along with actions.
+    `equinox.partition(network, equinox.is_inexact_array)` splits the weights from the rest. If actor and critic
+    share most of their computation, an attribute `shares_torso = True` makes rollout kernels compute values along
+    with actions.
     """
 
     def initial_memory(self) -> Memory:
-        """The memory at the start of an episode, which no weight decides; `()` for one that remembers nothing."""
+        """The memory at the start of an episode, independent of the weights; `()` for a network without memory."""
         ...
 
     def __call__(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> Output:
-        """What the network says; True in `action_mask` marks a legal action."""
+        """The network's output; True in `action_mask` marks a legal action."""
         ...
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """The value alone, to bootstrap from; the actor is not evaluated."""
+        """The value alone, for bootstrapping; does not evaluate the actor."""
         ...
 
 
 @runtime_checkable
 class AgentNetwork(Protocol):
-    """An actor and a critic that may see different things, for agents that share their parameters.
+    """An actor and a critic with different observations, for agents that share their parameters.
 
-    What the critic sees besides the agent's own observation may exist in training only, so that the two are
-    asked separately.
+    The critic's additional input may exist in training only, so actor and critic are called separately.
     """
 
     def initial_memory(self) -> Memory:
-        """The memory at the start of an episode; `()` for a network that remembers nothing."""
+        """The memory at the start of an episode; `()` for a network without memory."""
         ...
 
     def policy(
         self, observation: Observation, memory: Memory, action_mask: Bool[Array, "..."] | None = None
     ) -> tuple[Distribution, Memory]:
-        """What one agent may do, and the next memory; True in `action_mask` marks a legal action."""
+        """One agent's action distribution, and the next memory; True in `action_mask` marks a legal action."""
         ...
 
     def value(self, observation: Observation, memory: Memory) -> Float[Array, ""]:
-        """What one agent may expect, from what the critic sees."""
+        """One agent's expected return, from the critic's observation."""
         ...

@@ -1,6 +1,6 @@
-"""Distributions over the elements of an action space, as pytrees of their parameters.
+"""Action distributions, as pytrees of their parameters.
 
-A log-probability and an entropy are those of the whole action: sums over the shape of the space.
+Log-probabilities and entropies are those of the whole action: sums over the shape of the space.
 Shape letters: `*shape` the shape of the action, `n` categories. Batches come from `jax.vmap`.
 """
 
@@ -15,13 +15,13 @@ from jaxtyping import Array, Float, Int, Num
 
 from rollmill.core.types import Key
 
-# Finite, so that neither an entropy nor a gradient meets 0 * inf; its exponential is exactly zero.
+# Finite, so that entropies and gradients never compute 0 * inf; its exponential is exactly zero.
 MASKED_LOGIT = float(np.finfo(np.float32).min)
 
-# Up to here a sum over the categories costs less than one random number for each of them.
+# Up to this many categories a cumulative sum costs less than one random number for each category.
 _INVERSE_CDF_MAX = 32
 
-# tanh(6) is 1.2e-5 short of 1: float32 still resolves there which Gaussian value an action came from.
+# tanh(6) is 1.2e-5 below 1, where float32 can still recover the Gaussian value from an action.
 _TANH_LIMIT = 6.0
 _TANH_MARGIN = 1.0 / (1.0 + math.exp(2.0 * _TANH_LIMIT))
 
@@ -30,7 +30,7 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
 class Categorical(eqx.Module):
-    """One choice of `start, ..., start + n - 1` with probabilities `softmax(logits)`.
+    """One choice among `start, ..., start + n - 1` with probabilities `softmax(logits)`.
 
     A choice with a logit of minus infinity or of `MASKED_LOGIT` is never drawn.
     """
@@ -40,7 +40,7 @@ class Categorical(eqx.Module):
     dtype: np.dtype = eqx.field(static=True, default=np.dtype(np.int32))
 
     def sample(self, key: Key) -> Int[Array, ""]:
-        """Draws by the inverse of the cumulative probabilities, or by Gumbel noise where `n` is large."""
+        """Samples by inverting the cumulative probabilities, or by Gumbel noise if `n` is large."""
         return (_draw(key, self.logits) + self.start).astype(self.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, ""], Float[Array, ""]]:
@@ -53,7 +53,7 @@ class Categorical(eqx.Module):
         return _categorical_log_prob(self.logits, action.astype(jnp.int32) - self.start)
 
     def entropy(self) -> Float[Array, ""]:
-        """`-sum(p log p)`, where a masked choice adds nothing."""
+        """`-sum(p log p)`; masked choices contribute nothing."""
         return _categorical_entropy(self.logits)
 
     def mode(self) -> Int[Array, ""]:
@@ -72,7 +72,7 @@ class MultiCategorical(eqx.Module):
     dtype: np.dtype = eqx.field(static=True, default=np.dtype(np.int32))
 
     def sample(self, key: Key) -> Int[Array, "*shape"]:
-        """Draws every choice from one call of the random generator."""
+        """Samples all choices with one call of the random generator."""
         return (_draw(key, self.logits) + self._start()).astype(self.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, "*shape"], Float[Array, ""]]:
@@ -105,7 +105,7 @@ class Bernoulli(eqx.Module):
     dtype: np.dtype = eqx.field(static=True, default=np.dtype(np.int8))
 
     def sample(self, key: Key) -> Int[Array, "*shape"]:
-        """Draws every bit."""
+        """Samples every bit."""
         return jax.random.bernoulli(key, jax.nn.sigmoid(self.logits)).astype(self.dtype)
 
     def sample_and_log_prob(self, key: Key) -> tuple[Int[Array, "*shape"], Float[Array, ""]]:
@@ -114,7 +114,7 @@ class Bernoulli(eqx.Module):
         return action, self.log_prob(action)
 
     def log_prob(self, action: Int[Array, "*shape"]) -> Float[Array, ""]:
-        """`sum(log sigmoid(logits))` with the sign of the logit of a 0 turned."""
+        """`sum(log sigmoid(l))`, with `l` the logit of a 1 or the negated logit of a 0."""
         return jnp.sum(jax.nn.log_sigmoid(jnp.where(action == 1, self.logits, -self.logits)))
 
     def entropy(self) -> Float[Array, ""]:
@@ -129,8 +129,8 @@ class Bernoulli(eqx.Module):
 class DiagonalGaussian(eqx.Module):
     """Independent normal variables; unbounded, whatever the bounds of the action space.
 
-    The action is the raw draw, so that its log-probability is exact: clipping it to the space belongs
-    where the environment is stepped, and the unclipped action is the one to store.
+    Actions are not clipped to the space, so that log-probabilities are exact: clip where the environment is
+    stepped, and store the unclipped action.
     """
 
     mean: Float[Array, "*shape"]
@@ -166,10 +166,10 @@ class TanhGaussian(eqx.Module):
     (2018), "Soft Actor-Critic", appendix C, in the stable form
     `log(1 - tanh(x)**2) = 2 (log 2 - x - softplus(-2 x))`.
 
-    `x` is held within [-6, 6], both when drawn and when recovered from an action: float32 could not
-    tell larger values apart. So a stored action gives back the log-probability that it was drawn
-    with, up to the rounding of the action, and one on a bound a finite log-probability. The gradient
-    passes through that limit.
+    `x` is clipped to [-6, 6], both when sampled and when recovered from an action, as float32 cannot
+    distinguish larger values after the tanh. So a stored action has the log-probability that it was sampled
+    with, up to the rounding of the action, and an action on a bound has a finite one. Gradients pass through
+    the clipping.
     `low` and `high` are flattened in row-major order; they are static, and so never trained.
     """
 
@@ -179,7 +179,7 @@ class TanhGaussian(eqx.Module):
     high: tuple[float, ...] = eqx.field(static=True)
 
     def sample(self, key: Key) -> Float[Array, "*shape"]:
-        """An action within the bounds, differentiable in both parameters."""
+        """Samples an action within the bounds, differentiable in both parameters."""
         return self._squash(self._sample_base(key))
 
     def sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
@@ -188,7 +188,7 @@ class TanhGaussian(eqx.Module):
         return self._squash(x), self._log_prob_of_base(x)
 
     def log_prob(self, action: Num[Array, "*shape"]) -> Float[Array, ""]:
-        """The log-density of an action, by the inverse tanh of its place between the bounds."""
+        """The log-density of an action, by the inverse tanh of its relative position between the bounds."""
         low, high = self._bounds()
         action = action.astype(self.mean.dtype)
         margin = _TANH_MARGIN * (high - low)
@@ -201,8 +201,8 @@ class TanhGaussian(eqx.Module):
         There is no closed form. With `std` up to 2 the error is below 0.002 a dimension.
         """
         std = jnp.exp(self.log_std)
-        volumes = jax.vmap(lambda node: jnp.sum(self._log_slope(self.mean + std * node)))
-        expected = jnp.vdot(jnp.asarray(_WEIGHTS, jnp.float32), volumes(jnp.asarray(_NODES, jnp.float32)))
+        log_volume = jax.vmap(lambda node: jnp.sum(self._log_slope(self.mean + std * node)))
+        expected = jnp.vdot(jnp.asarray(_WEIGHTS, jnp.float32), log_volume(jnp.asarray(_NODES, jnp.float32)))
         return DiagonalGaussian(self.mean, self.log_std).entropy() + expected
 
     def mode(self) -> Float[Array, "*shape"]:
@@ -211,6 +211,7 @@ class TanhGaussian(eqx.Module):
 
     def _sample_base(self, key: Key) -> Float[Array, "*shape"]:
         x = DiagonalGaussian(self.mean, self.log_std).sample(key)
+        # Straight-through: the clipped value with the gradient of the unclipped one.
         return x + jax.lax.stop_gradient(jnp.clip(x, -_TANH_LIMIT, _TANH_LIMIT) - x)
 
     def _log_prob_of_base(self, x: Float[Array, "*shape"]) -> Float[Array, ""]:
@@ -238,8 +239,8 @@ def _draw(key: Key, logits: Float[Array, "*shape n"]) -> Int[Array, "*shape"]:
 def _inverse_cdf(logits: Float[Array, "*shape n"], uniform: Float[Array, "*shape"]) -> Int[Array, "*shape"]:
     """The first category whose cumulative weight exceeds `uniform` of the total, for `uniform` in [0, 1).
 
-    A weight of zero is never chosen: summed one by one, it leaves the cumulative weight as it was,
-    and `uniform * total` stays below the total in float32 as well.
+    A category of weight zero is never chosen: sequential summation leaves the cumulative weight unchanged by
+    it, and `uniform * total` is below the total in float32 too.
     """
     weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
     cumulative = list(itertools.accumulate(weights[..., i] for i in range(logits.shape[-1])))
@@ -251,7 +252,7 @@ def _inverse_cdf(logits: Float[Array, "*shape n"], uniform: Float[Array, "*shape
 
 
 def _categorical_log_prob(logits: Float[Array, "*shape n"], index: Int[Array, "*shape"]) -> Float[Array, ""]:
-    # A selection and a sum fuse with the softmax; a gather would not, and its gradient is a scatter.
+    # Select and sum fuse with the softmax; a gather would not, and its gradient would be a scatter.
     chosen = jax.nn.one_hot(index, logits.shape[-1], dtype=jnp.bool_)
     return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(logits), 0.0))
 

@@ -1,4 +1,4 @@
-"""From features to a distribution over the action space.
+"""Action heads: from features to a distribution over the action space.
 
 The weights of a head start orthogonal with a gain of 0.01, so that the first policy is near uniform
 (Andrychowicz et al. 2021, "What Matters for On-Policy Deep Actor-Critic Methods?").
@@ -59,7 +59,7 @@ class CategoricalHead(eqx.Module):
 class MultiCategoricalHead(eqx.Module):
     """`MultiDiscrete`: logits `[*shape, max(nvec)]`, and masks of the same shape.
 
-    What lies beyond the size of a choice is padding, impossible whatever the action mask says.
+    Logits beyond the size of a choice are padding: minus infinity, whatever the action mask.
     """
 
     layer: Linear
@@ -73,9 +73,10 @@ class MultiCategoricalHead(eqx.Module):
     ) -> MultiCategorical:
         """The distribution over the legal choices."""
         padded = (*self.shape, max(self.sizes))
-        inside = np.arange(max(self.sizes)) < np.asarray(self.sizes)[:, None]
+        is_choice = np.arange(max(self.sizes)) < np.asarray(self.sizes)[:, None]
+        # Padding last, and infinite where a mask is finite: a choice without legal values must not become padding.
         logits = _masked(self.layer(features).reshape(padded), action_mask)
-        logits = jnp.where(jnp.asarray(inside.reshape(padded)), logits, -jnp.inf)
+        logits = jnp.where(jnp.asarray(is_choice.reshape(padded)), logits, -jnp.inf)
         return MultiCategorical(logits, self.start, self.dtype)
 
 
@@ -95,12 +96,12 @@ class BernoulliHead(eqx.Module):
 
 
 class FreeLogStd(eqx.Module):
-    """A log standard deviation that is a weight of its own, the same in every state."""
+    """A learned log standard deviation, the same in every state."""
 
     weight: Float[Array, " size"]
 
     def __call__(self, features: Float[Array, " features"]) -> Float[Array, " size"]:
-        """The weight itself."""
+        """The weight, whatever the features."""
         return self.weight
 
 
@@ -117,8 +118,8 @@ class StateLogStd(eqx.Module):
 class GaussianHead(eqx.Module):
     """`Box` of any shape: a raw Gaussian without bounds, a `TanhGaussian` with them.
 
-    A raw Gaussian leaves a bounded `Box`: its actions are clipped where the environment is stepped,
-    not here, and the unclipped action is the one to store and to ask the log-probability of.
+    A raw Gaussian may exceed a bounded `Box`: its actions are clipped where the environment is stepped,
+    not here; store the unclipped action, and use it for log-probabilities.
     """
 
     mean: Linear
@@ -144,19 +145,19 @@ def action_head(
     squash: bool = False,
     initial_log_std: float = 0.0,
 ) -> ActionHead:
-    """The head for an action space; the last three options concern a `Box` only.
+    """Makes the head for an action space; the last three options apply to a `Box` only.
 
     Args:
-        key: Random key of the weights.
+        key: random key of the weights.
         space: `Discrete`, `MultiDiscrete`, `MultiBinary` or a `Box` of floats.
-        in_features: Length of the feature vector.
-        state_dependent_std: Compute the log standard deviation from the features, clipped to [-5, 2],
+        in_features: length of the feature vector.
+        state_dependent_std: compute the log standard deviation from the features, clipped to [-5, 2],
             instead of learning one for all states.
-        squash: Keep the actions inside the bounds by a `TanhGaussian`.
-        initial_log_std: Where the log standard deviation starts.
+        squash: keep actions within the bounds by a `TanhGaussian`.
+        initial_log_std: initial log standard deviation.
 
     Raises:
-        UsageError: if the space is of another kind, or is to be squashed and has no bounds.
+        UsageError: the space is of another kind, or `squash` is set and it has no bounds.
     """
     dtype = jax.dtypes.canonicalize_dtype(space.dtype) if space.dtype else np.dtype(np.float32)
     match space:
@@ -191,7 +192,7 @@ def _log_std(key: Key, mean: Linear, initial: float, *, state_dependent: bool) -
 
 def _bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
     low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
-    # Spans that overflow float32 stand for no bound: some environments write the largest float.
+    # A span that overflows float32 means "unbounded": some environments give the largest float as a bound.
     if not np.all((high > low) & (high - low <= np.finfo(np.float32).max)):
         raise UsageError(
             "squash_actions needs an action space with a finite low and a larger high in every dimension; "
@@ -201,7 +202,7 @@ def _bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _masked(logits: Float[Array, "..."], mask: Bool[Array, "..."] | None) -> Float[Array, "..."]:
-    """Illegal choices at `MASKED_LOGIT`; a mask without any legal choice leaves them equally likely."""
+    """Sets the logits of illegal choices to `MASKED_LOGIT`; if no choice is legal, all are equally likely."""
     if mask is None:
         return logits
     if mask.shape != logits.shape:

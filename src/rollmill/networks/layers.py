@@ -1,6 +1,6 @@
-"""The layers that hold weights, and how these start.
+"""Layers with weights, and their initialisation.
 
-Weights are stored as [inputs, outputs], so that a batch made by `jax.vmap` costs one plain `x @ w`.
+Weights are stored as [inputs, outputs], so that a batch under `jax.vmap` is one plain `x @ w`.
 Shape letters: `I` inputs, `O` outputs, `H` hidden units, `G` = 3 `H`; images are height, width, channels.
 """
 
@@ -42,7 +42,7 @@ class Convolution(eqx.Module):
 
 
 class GRUCell(eqx.Module):
-    """A gated recurrent unit (Cho et al. 2014), its three gates from two fused products.
+    """A gated recurrent unit (Cho et al. 2014), with its three gates in two fused products.
 
     With the columns of `x @ input_weight + bias` and of `h @ hidden_weight` in the order r, z, n:
     `r = sigmoid(x_r + h_r)`, `z = sigmoid(x_z + h_z)`, `n = tanh(x_n + r (h_n + candidate_bias))`

@@ -1,4 +1,4 @@
-"""Observations as float32 vectors: what each leaf of a space becomes before the first layer."""
+"""Encoding of observations as float32 vectors and images, before the first layer."""
 
 import functools
 import math
@@ -16,28 +16,29 @@ from rollmill.core.types import Observation
 ImageLayout: TypeAlias = Literal["auto", "channels_first", "channels_last"]
 
 MOST_CHANNELS = 16
-"""A first axis that is longer than this is a height."""
+"""Longest first axis that `auto` takes for channels."""
 
 
 class ObservationLeaf(NamedTuple):
-    """How one leaf of an observation is encoded; hashable, so that a network can hold it statically.
-
-    `path` leads to the leaf through dictionaries and tuples. `categories` and `starts` have one entry
-    for each element of a categorical leaf and are empty for numbers, which are multiplied by `scale`.
-    `channels_first` says of an image that its axes are (channels, height, width).
-    """
+    """The encoding of one leaf of an observation; hashable, as networks hold it as a static field."""
 
     path: tuple[str | int, ...]
+    """Keys and indices that lead to the leaf."""
     shape: tuple[int, ...]
     categories: tuple[int, ...] = ()
+    """Number of categories of each element; empty for a leaf of numbers."""
     starts: tuple[int, ...] = ()
+    """First category of each element; empty for a leaf of numbers."""
     scale: float = 1.0
+    """Factor of a leaf of numbers."""
     image: bool = False
+    """True for a `Box` of rank 3."""
     channels_first: bool = False
+    """True for an image with axes (channels, height, width)."""
 
     @property
     def size(self) -> int:
-        """How many numbers the encoded leaf has."""
+        """Number of elements of the encoded leaf."""
         return sum(self.categories) if self.categories else math.prod(self.shape)
 
     @property
@@ -48,10 +49,10 @@ class ObservationLeaf(NamedTuple):
 
 
 def leaves(space: spaces.Space, path: tuple[str | int, ...] = ()) -> tuple[ObservationLeaf, ...]:
-    """The leaves of an observation space in the order in which `flatten` joins them.
+    """The leaves of an observation space, in the order in which `flatten` concatenates them.
 
     Raises:
-        UsageError: if a part of the space has no fixed shape.
+        UsageError: a part of the space has no fixed shape.
     """
     match space:
         case spaces.Dict():
@@ -71,23 +72,23 @@ def leaves(space: spaces.Space, path: tuple[str | int, ...] = ()) -> tuple[Obser
 
 
 def images(space: spaces.Space, layout: ImageLayout = "auto") -> tuple[ObservationLeaf, ...]:
-    """The leaves that can be convolved, each with the axis of its channels decided."""
+    """The leaves that can be convolved, with `channels_first` resolved."""
     parts = [leaf for leaf in leaves(space) if leaf.image]
     return tuple(leaf._replace(channels_first=has_channels_first(leaf.shape, layout)) for leaf in parts)
 
 
 def resolve_layout(space: spaces.Space, layout: ImageLayout) -> ImageLayout:
-    """The layout that `auto` means for all images of a space; as it is where there are none, or they differ."""
-    decided = {leaf.channels_first for leaf in images(space, layout)}
-    if layout != "auto" or len(decided) != 1:
+    """The layout that `auto` selects for a space's images; `layout` itself if there are none, or they differ."""
+    channels_first = {leaf.channels_first for leaf in images(space, layout)}
+    if layout != "auto" or len(channels_first) != 1:
         return layout
-    return "channels_first" if decided.pop() else "channels_last"
+    return "channels_first" if channels_first.pop() else "channels_last"
 
 
 def has_channels_first(shape: tuple[int, ...], layout: ImageLayout = "auto") -> bool:
-    """Whether axis 0 of an image holds its channels, as in stacked frames of EnvPool and Gymnasium.
+    """True if axis 0 of an image is its channel axis, as in stacked frames of EnvPool and Gymnasium.
 
-    `auto` takes it for that where it is at most 16 and smaller than the two others, and these are equal or both
+    With `auto` it is if it is at most 16 and smaller than the two others, and these are equal or both
     above 16: (4, 84, 84) and (3, 210, 160) have their channels first, (84, 84, 4) and (10, 10, 16) last.
     """
     if layout != "auto":
@@ -101,33 +102,33 @@ def has_channels_first(shape: tuple[int, ...], layout: ImageLayout = "auto") -> 
 
 
 def as_image(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "height width channels"]:
-    """The leaf's part of an observation in float32, its channels last."""
+    """An image leaf of an observation in float32, with channels last."""
     image = encode(leaf, observation)
     return jnp.moveaxis(image, 0, -1) if leaf.channels_first else image
 
 
 def flatten(space: spaces.Space, observation: Observation) -> Float[Array, " size"]:
-    """One observation as a float32 vector of length `flat_size(space)`.
+    """Encodes one observation as a float32 vector of length `flat_size(space)`.
 
     `Discrete` and `MultiDiscrete` become one-hot, counted from their `start`; other leaves are cast
-    and raveled, and a uint8 `Box` that reaches 255 is divided by 255. Parts are joined in the order
+    and raveled, and a uint8 `Box` with bound 255 is divided by 255. Leaves are concatenated in the order
     of the space.
     """
     return join(leaves(space), observation)
 
 
 def flat_size(space: spaces.Space) -> int:
-    """The length of `flatten(space, observation)`."""
+    """Length of `flatten(space, observation)`."""
     return sum(leaf.size for leaf in leaves(space))
 
 
 def join(parts: tuple[ObservationLeaf, ...], observation: Observation) -> Float[Array, " size"]:
-    """The given leaves of an observation, each encoded and raveled, as one float32 vector."""
+    """Encodes these leaves of an observation and concatenates them to one float32 vector."""
     return jnp.concatenate([jnp.zeros(0, jnp.float32), *(encode(leaf, observation).reshape(-1) for leaf in parts)])
 
 
 def encode(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "..."]:
-    """The leaf's part of an observation in float32: numbers in their own shape, categories as one vector."""
+    """Encodes one leaf of an observation in float32: numbers in their own shape, categories as one vector."""
     value = functools.reduce(operator.getitem, leaf.path, observation)
     if leaf.categories:
         return _one_hot(leaf, value).astype(jnp.float32)
@@ -136,14 +137,16 @@ def encode(leaf: ObservationLeaf, observation: Observation) -> Float[Array, "...
 
 
 def _one_hot(leaf: ObservationLeaf, value: Array) -> Bool[Array, " size"]:
-    # Each output knows the element that it watches and the value at which it is one.
+    # One output for each category of each element: True where that element has that category.
     element = np.repeat(np.arange(len(leaf.categories)), leaf.categories)
-    watched = np.concatenate([start + np.arange(n) for start, n in zip(leaf.starts, leaf.categories, strict=True)])
-    return value.astype(jnp.int32).reshape(-1)[element] == jnp.asarray(watched, jnp.int32)
+    category = np.concatenate(
+        [start + np.arange(n) for start, n in zip(leaf.starts, leaf.categories, strict=True)]
+    )
+    return value.astype(jnp.int32).reshape(-1)[element] == jnp.asarray(category, jnp.int32)
 
 
 def _scale(space: spaces.Box) -> float:
-    # Planes of zeros and ones come as uint8 too: only the full range is taken for brightness.
+    # Planes of zeros and ones are uint8 too; only the full range up to 255 means brightness.
     return 1.0 / 255.0 if space.dtype == np.uint8 and np.max(space.high, initial=0) == 255 else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Networks of one's own by name, so that a run can record them and other processes can make them."""
+"""A registry of user-defined networks by name, so that runs can record them and other processes make them."""
 
 import inspect
 from collections.abc import Callable
@@ -7,23 +7,23 @@ from typing import Any, TypeAlias
 from rollmill.core.errors import UsageError, unknown_name
 
 NetworkFactory: TypeAlias = Callable[..., Any]
-"""`(key, observation space, action space) -> ActorCritic`, or, for several agents, with the critic's space as a
-fourth argument, an `AgentNetwork`."""
+"""`(key, observation space, action space) -> ActorCritic`; for multi-agent algorithms
+`(key, observation space, action space, critic space) -> AgentNetwork`."""
 
 _factories: dict[str, NetworkFactory] = {}
 
 
 def register_network(name: str, factory: NetworkFactory, *, overwrite: bool = False) -> None:
-    """Makes a network known by a name, as `NetworkConfig(name="my-net")` and `--network my-net` select it.
+    """Registers a network under a name, for `NetworkConfig(name="my-net")` and `--network my-net`.
 
     Args:
-        name: the name, for one `my-net`.
-        factory: makes the network, as the function does that algorithms take as `network=`; the first line of its
-            docstring describes it.
-        overwrite: replace a factory that has the same name.
+        name: name of the network, such as `my-net`.
+        factory: function that makes the network, as for the argument `network=` of algorithms; the first line of
+            its docstring is its description.
+        overwrite: replace a factory of the same name.
 
     Raises:
-        UsageError: the name is taken or empty, or the factory cannot be called.
+        UsageError: the name is taken or empty, or the factory is not callable.
     """
     if not name or not callable(factory):
         raise UsageError(f"cannot register {name!r}: a network needs a name, and a function that makes it.")
@@ -39,11 +39,11 @@ def find_network(name: str) -> NetworkFactory:
         UsageError: there is none.
     """
     if name not in _factories:
-        hint = "hint: rollmill.register_network gives names; --import MODULE imports the module that does."
+        hint = "hint: rollmill.register_network registers networks; --import MODULE imports the module that does."
         raise unknown_name("network", name, _factories or ["none"], hint=hint)
     return _factories[name]
 
 
 def registered_networks() -> list[tuple[str, str]]:
-    """The names of registered networks, sorted, each with a line that describes it."""
+    """Sorted names of registered networks, each with its description."""
     return [(name, (inspect.getdoc(_factories[name]) or "").partition("\n")[0]) for name in sorted(_factories)]

@@ -1,6 +1,6 @@
-"""From an observation to features: what lies below the heads of a network.
+"""Torsos: from an observation to features, below the heads of a network.
 
-A torso maps `(observation, memory)` to `(features, memory)`; one that remembers nothing has memory `()`.
+A torso maps `(observation, memory)` to `(features, memory)`; one without memory has memory `()`.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ ConvolutionSizes: TypeAlias = tuple[tuple[int, int, int], ...]
 
 @runtime_checkable
 class Torso(Protocol):
-    """What an actor or a critic needs below its head."""
+    """The part of an actor or a critic below its head."""
 
     out_features: int
 
@@ -51,7 +51,7 @@ class MLP(eqx.Module):
 
 
 class CNN(eqx.Module):
-    """Convolutions, each followed by a ReLU, raveled into one vector."""
+    """Convolutions, each followed by a ReLU; the result is flattened to one vector."""
 
     layers: tuple[Convolution, ...]
 
@@ -63,7 +63,7 @@ class CNN(eqx.Module):
 
 
 class FeedForwardTorso(eqx.Module):
-    """A `CNN` for each image of the observation, joined to its other leaves, then an `MLP`."""
+    """A `CNN` for each image of the observation, concatenated with its other leaves, then an `MLP`."""
 
     cnns: tuple[CNN, ...]
     mlp: MLP
@@ -72,17 +72,17 @@ class FeedForwardTorso(eqx.Module):
     out_features: int = eqx.field(static=True)
 
     def initial_memory(self) -> Memory:
-        """Nothing is remembered."""
+        """`()`: no memory."""
         return ()
 
     def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
         """The features of one observation; `memory` passes through."""
-        seen = [cnn(as_image(leaf, observation)) for cnn, leaf in zip(self.cnns, self.images, strict=True)]
-        return self.mlp(jnp.concatenate([*seen, join(self.vectors, observation)])), memory
+        from_images = [cnn(as_image(leaf, observation)) for cnn, leaf in zip(self.cnns, self.images, strict=True)]
+        return self.mlp(jnp.concatenate([*from_images, join(self.vectors, observation)])), memory
 
 
 class RecurrentTorso(eqx.Module):
-    """An encoder and then a gated recurrent unit, whose hidden state is the features and the memory."""
+    """An encoder followed by a gated recurrent unit, whose hidden state is both features and memory."""
 
     encoder: FeedForwardTorso
     cell: GRUCell
@@ -93,46 +93,46 @@ class RecurrentTorso(eqx.Module):
         return jnp.zeros(self.out_features, jnp.float32)
 
     def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
-        """The hidden state after one observation, twice."""
+        """The hidden state after one observation, as features and as memory."""
         encoded, _ = self.encoder(observation, ())
         hidden = self.cell(encoded, memory)
         return hidden, hidden
 
 
 def mlp(key: Key, in_features: int, hidden_sizes: tuple[int, ...], *, activation: Activation) -> MLP:
-    """An `MLP` with orthogonal weights of gain sqrt(2); without hidden sizes it changes nothing."""
+    """An `MLP` with orthogonal weights of gain sqrt(2); without hidden sizes it is the identity."""
     keys = jax.random.split(key, max(len(hidden_sizes), 1))
     ins = (in_features, *hidden_sizes[:-1])
     return MLP(tuple(map(linear, keys, ins, hidden_sizes)), activation)
 
 
 def cnn(key: Key, shape: tuple[int, ...], convolutions: ConvolutionSizes = ()) -> tuple[CNN, int]:
-    """A `CNN` for images of `shape` (height, width, channels), and how many features it gives.
+    """A `CNN` for images of `shape` (height, width, channels), and its number of features.
 
     Args:
-        key: Random key of the weights.
-        shape: Height, width and channels of one image.
-        convolutions: (channels, kernel size, stride) of each layer; empty for a choice by image size:
+        key: random key of the weights.
+        shape: height, width and channels of one image.
+        convolutions: (channels, kernel size, stride) of each layer; if empty, chosen by image size:
             from 36 pixels the layers of Mnih et al. (2015), "Human-level control through deep
             reinforcement learning", from 16 two smaller ones, below the one layer of Young and Tian
             (2019), "MinAtar".
 
     Raises:
-        UsageError: if a kernel is larger than what is left of the image.
+        UsageError: a kernel is larger than the input of its layer.
     """
     sizes = convolutions or _default_convolutions(min(shape[:2]))
     height, width, channels = shape
-    built = []
+    layers = []
     for layer_key, (out_channels, size, stride) in zip(jax.random.split(key, len(sizes)), sizes, strict=True):
         if min(height, width) < size:
             raise UsageError(
                 f"the convolutions {sizes} do not fit images of {shape[0]} x {shape[1]}: a kernel of {size} "
                 f"meets {height} x {width}. Give smaller kernels or strides, or torso='mlp'."
             )
-        built.append(convolution(layer_key, channels, out_channels, size=size, stride=stride))
+        layers.append(convolution(layer_key, channels, out_channels, size=size, stride=stride))
         height, width = (height - size) // stride + 1, (width - size) // stride + 1
         channels = out_channels
-    return CNN(tuple(built)), height * width * channels
+    return CNN(tuple(layers)), height * width * channels
 
 
 def feed_forward_torso(
@@ -147,23 +147,22 @@ def feed_forward_torso(
 ) -> FeedForwardTorso:
     """A torso for observations of `space`; with `convolve`, its `Box` leaves of rank 3 are images."""
     mlp_key, cnn_key = jax.random.split(key)
-    seen = images(space, image_layout) if convolve else ()
+    image_leaves = images(space, image_layout) if convolve else ()
     vectors = tuple(leaf for leaf in leaves(space) if not (convolve and leaf.image))
-    keys = jax.random.split(cnn_key, max(len(seen), 1))
-    built = [cnn(k, leaf.image_shape, convolutions) for k, leaf in zip(keys, seen, strict=False)]
-    in_features = sum(size for _, size in built) + sum(leaf.size for leaf in vectors)
-    top = mlp(mlp_key, in_features, hidden_sizes, activation=activation)
+    keys = jax.random.split(cnn_key, max(len(image_leaves), 1))
+    cnns = [cnn(k, leaf.image_shape, convolutions) for k, leaf in zip(keys, image_leaves, strict=False)]
+    in_features = sum(size for _, size in cnns) + sum(leaf.size for leaf in vectors)
     return FeedForwardTorso(
-        cnns=tuple(stack for stack, _ in built),
-        mlp=top,
-        images=seen,
+        cnns=tuple(stack for stack, _ in cnns),
+        mlp=mlp(mlp_key, in_features, hidden_sizes, activation=activation),
+        images=image_leaves,
         vectors=vectors,
         out_features=(in_features, *hidden_sizes)[-1],
     )
 
 
 def recurrent_torso(key: Key, encoder: FeedForwardTorso, *, size: int) -> RecurrentTorso:
-    """A torso that runs a gated recurrent unit of `size` over what `encoder` sees."""
+    """A torso with a gated recurrent unit of `size` over the features of `encoder`."""
     return RecurrentTorso(encoder, gru_cell(key, encoder.out_features, size), size)
 
 

@@ -1,1 +1,1 @@
-"""Adapters: one file for each ecosystem whose environments Rollmill runs; imported when asked for."""
+"""Adapters of other packages' environments, one file each, imported on demand."""

@@ -1,4 +1,4 @@
-"""`envpool:ID`: environments in C++ on threads of their own (Weng et al., "EnvPool", NeurIPS 2022).
+"""`envpool:ID`: EnvPool's environments, in C++ with their own threads (Weng et al., "EnvPool", NeurIPS 2022).
 
 Shape letter: `n` environments.
 """
@@ -32,18 +32,18 @@ from rollmill.envs.host import (
 from rollmill.envs.options import unknown_option
 
 RESERVED = {"batch_size", "env_seed", "env_type", "max_num_players", "num_envs", "seed"}
-"""Options of `envpool.make` that are decided here."""
+"""Options of `envpool.make` that Rollmill sets."""
 
 
 def make(name: str, *, num_threads: int = 0, **options: Any) -> HostEnvironment:
-    """The EnvPool environment of an id.
+    """Makes the EnvPool environment of an id.
 
-    Floating-point spaces are in float32 here, whatever EnvPool computes in. What EnvPool says of an episode
-    that terminates in the very step in which its time limit is reached is `truncated` alone.
+    Floating-point spaces are float32 here, whatever EnvPool's dtype. If an episode terminates in the very step of
+    its time limit, EnvPool reports `truncated` only.
 
     Args:
-        name: an id of EnvPool, for one `HalfCheetah-v4`.
-        num_threads: of each process that steps environments; 0 takes as many as it has cores.
+        name: an id of EnvPool, such as `HalfCheetah-v4`.
+        num_threads: number of threads of each process that steps environments; 0: one for each core.
         **options: passed on to `envpool.make`.
 
     Raises:
@@ -67,11 +67,11 @@ def make(name: str, *, num_threads: int = 0, **options: Any) -> HostEnvironment:
 
 
 class PoolVector:
-    """A `core.types.HostVector` over one pool, whose next-step resets it makes same-step ones.
+    """A `core.types.HostVector` of one pool, with same-step instead of next-step resets.
 
-    A pool resets by itself in the step after the one that ended an episode; it is told to reset those
-    environments at once instead. Its environments raise nothing one by one: an error of EnvPool ends the
-    process or is of the whole pool, and is left to the caller.
+    A pool resets an environment in the step after the one that ended an episode; here those environments are
+    reset at once. Single environments do not raise: an error of EnvPool ends the process or concerns the whole
+    pool, and is left to the caller.
     """
 
     def __init__(
@@ -89,20 +89,20 @@ class PoolVector:
         self._seeds = seeds
         with _quiet():
             self._pool = build(num_envs=len(seeds), seed=list(seeds))
-            _ = self._pool.observation_space  # made, with warnings, when first asked for
+            _ = self._pool.observation_space  # created, with warnings, at the first access
 
     @property
     def num_envs(self) -> int:
-        """How many."""
+        """Number of environments, `n`."""
         return len(self._seeds)
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seed of each."""
+        """Seed of each environment."""
         return self._seeds
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """As `HostVector.reset`."""
+        """See `HostVector.reset`."""
         out = allocate(self._struct) if out is None else out
         first, _ = self._pool.reset()
         begin(self._observation_space, first, out)
@@ -111,11 +111,11 @@ class PoolVector:
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """As `HostVector.step`."""
+        """See `HostVector.step`."""
         out = allocate(self._struct) if out is None else out
-        # A batch of another size would end the process.
-        fitting = fit_to_space(self._action_space, actions, self.num_envs)
-        observation, out.reward[:], out.terminated[:], out.truncated[:], _ = self._pool.step(fitting)
+        # Also checks the batch size: EnvPool would end the process for another one.
+        fitted = fit_to_space(self._action_space, actions, self.num_envs)
+        observation, out.reward[:], out.terminated[:], out.truncated[:], _ = self._pool.step(fitted)
         copy_batch(self._observation_space, observation, out.info["final_observation"])
         self._check_finite(out.info["final_observation"], out.reward)
         copy_batch(self._observation_space, observation, out.observation)
@@ -128,20 +128,20 @@ class PoolVector:
         return out
 
     def drain_failures(self) -> list[HostFailure]:
-        """None: see the class."""
+        """An empty list: single environments do not fail; see the class."""
         return []
 
     def close(self) -> None:
-        """Ends the pool's threads."""
+        """Closes the pool and ends its threads."""
         self._pool.close()
         del self._pool
 
     def _check_finite(self, observation: PyTree[np.ndarray], reward: np.ndarray | None) -> None:
-        """Raises NonFiniteError where an environment gave such a number in this step, or in a reset."""
-        found = find_non_finite(self._observation_space, observation, reward)
-        if found is not None:
-            i, step = found.row, 0 if reward is None else self._sums.step_of(found.row) + 1
-            raise non_finite_error(self._name, found, index=self._indices[i], step=step, seed=self._seeds[i])
+        """Raises NonFiniteError if an environment gave NaN or infinity in this step, or in a reset."""
+        number = find_non_finite(self._observation_space, observation, reward)
+        if number is not None:
+            i, step = number.row, 0 if reward is None else self._sums.step_of(number.row) + 1
+            raise non_finite_error(self._name, number, index=self._indices[i], step=step, seed=self._seeds[i])
 
 
 def _import_envpool() -> ModuleType:
@@ -156,7 +156,7 @@ def _import_envpool() -> ModuleType:
 def _spaces(envpool: ModuleType, name: str, options: dict[str, Any]) -> tuple[spaces.Space, spaces.Space]:
     if RESERVED & set(options):
         refused = ", ".join(sorted(RESERVED & set(options)))
-        raise UsageError(f"envpool:{name}: {refused} cannot be given as an option; Rollmill decides it.")
+        raise UsageError(f"envpool:{name}: {refused} cannot be given as an option; Rollmill sets it.")
     known = envpool.list_all_envs()
     if name not in known:
         raise unknown_name("EnvPool environment", name, known)
@@ -179,18 +179,18 @@ def _spaces(envpool: ModuleType, name: str, options: dict[str, Any]) -> tuple[sp
 
 
 def _space(space: spaces.Space) -> spaces.Space:
-    """The space in 32 bits; the extreme numbers of its dtype, a pool's way to say "unbounded", are infinite."""
+    """The space in 32 bits; the extreme numbers of its dtype, which mean "unbounded", become infinite."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict({name: _space(part) for name, part in space.spaces.items()})
     if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
         return space
     limits = np.finfo(np.dtype(space.dtype).name)
-    # Some of its environments give C++'s smallest positive number for the lowest one.
+    # Some environments of EnvPool give C++'s smallest positive number for the lowest one.
     low = np.where((space.low == limits.min) | (space.low == limits.tiny), -np.inf, space.low)
     high = np.where(space.high == limits.max, np.inf, space.high)
     return spaces.Box(low.astype(np.float32), high.astype(np.float32), space.shape, np.float32)
 
 
 def _quiet() -> warnings.catch_warnings:
-    """Without Gymnasium's warnings of lost precision in the bounds of spaces, of which users need not know."""
+    """Suppresses Gymnasium's warnings of lost precision in the bounds of spaces."""
     return warnings.catch_warnings(action="ignore", category=UserWarning)

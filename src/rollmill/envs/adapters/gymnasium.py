@@ -1,4 +1,4 @@
-"""`gymnasium:ID`: environments that live on the host CPU as Python objects."""
+"""`gymnasium:ID`: Gymnasium's environments, Python objects on the host CPU."""
 
 import copy
 import functools
@@ -15,19 +15,19 @@ from rollmill.envs.options import keyword_names, unknown_option
 
 
 def make(name: str, **options: Any) -> HostEnvironment:
-    """The Gymnasium environment of an id.
+    """Makes the Gymnasium environment of an id.
 
-    Gymnasium's wrappers that check each call are left out, because they cost time at every step and the order
-    of calls is known here; its time limit stays. `check_environment` checks.
+    Gymnasium's wrappers that check each call are left out, because they cost time at every step and Rollmill
+    calls in the right order; its time limit stays. `check_environment` checks the environment instead.
 
     Args:
-        name: an id of Gymnasium, for one `HalfCheetah-v5`, or `module:id` to import the module that
+        name: an id of Gymnasium, such as `HalfCheetah-v5`, or `module:id` to import the module that
             registers it first.
         **options: passed on to `gymnasium.make`.
 
     Raises:
-        UsageError: no such environment, or no such option of it, or a package that it needs is not installed.
-        ContractError: making or resetting it raised.
+        UsageError: the environment or an option of it does not exist, or a package that it needs is missing.
+        ContractError: making or resetting it raised an exception.
     """
     spec = copy.copy(_spec(name))
     spec.order_enforce = False
@@ -36,7 +36,7 @@ def make(name: str, **options: Any) -> HostEnvironment:
 
 
 def recipe_of(env: gymnasium.Env) -> tuple[str, dict[str, Any]]:
-    """The id and the options from which `make` makes another environment like this one.
+    """The id and the options from which `make` makes the same environment.
 
     Raises:
         UsageError: it was not made by `gymnasium.make`, or was wrapped afterwards.
@@ -50,7 +50,7 @@ def recipe_of(env: gymnasium.Env) -> tuple[str, dict[str, Any]]:
     if spec.additional_wrappers:
         wrappers = ", ".join(wrapper.name for wrapper in spec.additional_wrappers)
         raise UsageError(
-            f"{spec.id} was wrapped after it was made ({wrappers}), which its id does not say. hint: "
+            f"{spec.id} was wrapped after it was made ({wrappers}), which its id does not include. hint: "
             "gymnasium.register a function that makes and wraps it, and give gymnasium:MODULE:ID."
         )
     options = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
@@ -61,14 +61,14 @@ def recipe_of(env: gymnasium.Env) -> tuple[str, dict[str, Any]]:
 
 
 def _spec(name: str) -> EnvSpec:
-    module, _, plain = name.rpartition(":")
+    module, _, gymnasium_id = name.rpartition(":")
     if module:
         _import(name, module)
     try:
-        return gymnasium.spec(plain)
+        return gymnasium.spec(gymnasium_id)
     except gymnasium.error.Error:
-        hint = "Where another package registers it, name that: gymnasium:MODULE:ID."
-        raise unknown_name("Gymnasium environment", plain, gymnasium.registry, hint=hint) from None
+        hint = "If another package registers it, name that: gymnasium:MODULE:ID."
+        raise unknown_name("Gymnasium environment", gymnasium_id, gymnasium.registry, hint=hint) from None
 
 
 def _import(name: str, module: str) -> None:
@@ -91,13 +91,13 @@ def _make_one(name: str, spec: EnvSpec, options: dict[str, Any]) -> gymnasium.En
 
 
 def _check_options(name: str, spec: EnvSpec, options: dict[str, Any], error: TypeError) -> None:
-    """Raises a `UsageError` where making it failed because it does not know an option."""
+    """Raises a `UsageError` if the exception was about an unknown option."""
     entry = spec.entry_point
     if entry is None or "unexpected keyword argument" not in str(error):
         return
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
-    of_make = [option for option in keyword_names(gymnasium.make) if option not in ("id", "disable_env_checker")]
-    known = [*keyword_names(creator), *of_make]
+    make_options = [name for name in keyword_names(gymnasium.make) if name not in ("id", "disable_env_checker")]
+    known = [*keyword_names(creator), *make_options]
     for option in options:
         if option not in known and option != "disable_env_checker":
             raise unknown_option(f"gymnasium:{name}", option, known) from None

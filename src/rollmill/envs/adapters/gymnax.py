@@ -1,8 +1,8 @@
-"""`gymnax:ID`: environments of gymnax (Lange, 2022), in its 1.x and its 0.0.x form.
+"""`gymnax:ID`: environments of gymnax (Lange, 2022), versions 1.x and 0.0.x.
 
-Both forms step by `step_env`, which does not reset. In 1.x its `done` means terminated, and a method
-tells the time limit; in 0.0.x `done` includes the time limit, so the step is also computed with the limit
-taken away, and what it then says is termination (the compiler merges the two computations).
+Both step by `step_env`, which does not reset. In 1.x its `done` means terminated, and a method
+reports truncation; in 0.0.x `done` includes the time limit, so the step is computed a second time without the
+limit, and its `done` is then the termination (the compiler merges the two computations).
 """
 
 import contextlib
@@ -32,15 +32,15 @@ Step = Callable[[Key, State, Action, Params], Timestep]
 
 
 def make(name: str, **options: Any) -> Environment:
-    """The gymnax environment of an id.
+    """Makes the gymnax environment of an id.
 
     Args:
-        name: an id of gymnax, for one `CartPole-v1`.
+        name: an id of gymnax, such as `CartPole-v1`.
         **options: parameters instead of the defaults, such as `max_steps_in_episode=100`; others are passed on to
             `gymnax.make`.
 
     Returns:
-        The environment with `truncated` apart from `terminated`, no auto-reset, rewards in float32 and
+        The environment with separate `truncated` and `terminated`, no auto-reset, rewards in float32 and
         every leaf strongly typed. It is traced under JAX's standard promotion, which gymnax needs.
 
     Raises:
@@ -63,10 +63,10 @@ def make(name: str, **options: Any) -> Environment:
 
 
 def _make(gymnax: ModuleType, name: str, options: dict[str, Any]) -> tuple[Any, Any]:
-    """Gymnax's environment and its parameters, those that are given put in."""
+    """Gymnax's environment and its parameters, with those in `options` replaced."""
     try:
         source, params = gymnax.make(name)
-    except OSError as error:  # such as urllib's, where its data cannot be downloaded
+    except OSError as error:  # for example urllib's, if its data cannot be downloaded
         raise UsageError(
             f"gymnax:{name} needs data that could not be read or downloaded: {type(error).__name__}: {error}. "
             "hint: connect this machine to the network once; gymnax keeps what it has downloaded."
@@ -79,12 +79,12 @@ def _make(gymnax: ModuleType, name: str, options: dict[str, Any]) -> tuple[Any, 
             raise unknown_option(f"gymnax:{name}", option, known)
     if others:
         source, params = gymnax.make(name, **others)
-    given = {option: value for option, value in options.items() if option in defaults}
-    return source, params.replace(**{n: _like(name, n, value, defaults[n]) for n, value in given.items()})
+    replaced = {option: value for option, value in options.items() if option in defaults}
+    return source, params.replace(**{n: _like(name, n, value, defaults[n]) for n, value in replaced.items()})
 
 
 def _like(environment: str, option: str, value: Any, default: Any) -> Any:
-    """A parameter in the type of its default."""
+    """A parameter cast to the type of its default."""
     if isinstance(default, float) and type(value) is int:
         return float(value)
     if isinstance(default, bool | int | float) and type(value) is not type(default):
@@ -115,39 +115,40 @@ def _major_version() -> int:
 
 def _step_of_1(source: Any) -> Step:
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
-        observation, after, reward, terminated, info = source.step_env(key, state, action, params)
-        return Timestep(observation, after, reward, terminated, source.is_truncated(after, params), info)
+        observation, next_state, reward, terminated, info = source.step_env(key, state, action, params)
+        truncated = source.is_truncated(next_state, params)
+        return Timestep(observation, next_state, reward, terminated, truncated, info)
 
     return step
 
 
 def _step_of_0(source: Any) -> Step:
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
-        observation, after, reward, done, info = source.step_env(key, state, action, params)
+        observation, next_state, reward, done, info = source.step_env(key, state, action, params)
         unlimited = params.replace(max_steps_in_episode=NO_LIMIT)
         terminated = jnp.asarray(source.step_env(key, state, action, unlimited)[3], bool)
-        truncated = (after.time >= params.max_steps_in_episode) | (done & ~terminated)
-        return Timestep(observation, after, reward, terminated, truncated, info)
+        truncated = (next_state.time >= params.max_steps_in_episode) | (done & ~terminated)
+        return Timestep(observation, next_state, reward, terminated, truncated, info)
 
     return step
 
 
 def _strongly_typed(env: Environment) -> Environment:
-    """Casts what reset and step return to the dtypes that hold after a step and to the space's."""
-    like_state = _state_struct(env)
-    like_observation = struct(env.observation_space)
+    """Casts states to the dtypes that they have after a step, and observations to those of the space."""
+    state_struct = _state_struct(env)
+    observation_struct = struct(env.observation_space)
 
     def reset(key: Key, params: Params) -> tuple[Observation, State]:
         with _lenient():
             observation, state = env.reset(key, params)
-            return _cast(observation, like_observation), _cast(state, like_state)
+            return _cast(observation, observation_struct), _cast(state, state_struct)
 
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
         with _lenient():
             timestep = env.step(key, state, action, params)
             return Timestep(
-                observation=_cast(timestep.observation, like_observation),
-                state=_cast(timestep.state, like_state),
+                observation=_cast(timestep.observation, observation_struct),
+                state=_cast(timestep.state, state_struct),
                 reward=jnp.asarray(timestep.reward, jnp.float32).reshape(()),
                 terminated=jnp.asarray(timestep.terminated, bool),
                 truncated=jnp.asarray(timestep.truncated, bool),
@@ -182,10 +183,10 @@ def _space(space: Any) -> spaces.Space:
 
 
 def _box(space: Any) -> spaces.Box:
-    """A `Box` in which the largest float of its dtype, gymnax's way to say "unbounded", is infinite."""
+    """A `Box` in which the largest float of its dtype, which means "unbounded" in gymnax, is infinite."""
     dtype = np.dtype(space.dtype)
     low, high = (np.broadcast_to(np.asarray(bound), space.shape) for bound in (space.low, space.high))
     if np.issubdtype(dtype, np.floating):
-        most = np.finfo(dtype).max
-        low, high = np.where(low <= -most, -np.inf, low), np.where(high >= most, np.inf, high)
+        largest = np.finfo(dtype).max
+        low, high = np.where(low <= -largest, -np.inf, low), np.where(high >= largest, np.inf, high)
     return spaces.Box(low.astype(dtype), high.astype(dtype), tuple(space.shape), dtype.type)

@@ -1,4 +1,4 @@
-"""Host environments as batches: Python objects that are stepped in one process, and what they write into."""
+"""Batches of host environments: Python objects stepped in one process, and the arrays that they fill."""
 
 from rollmill.envs.host.actions import fit_to_space
 from rollmill.envs.host.environment import check_indices, host_environment

@@ -1,4 +1,4 @@
-"""Actions on their way from a policy to host environments: inside the bounds, in the space's dtype."""
+"""Conversion of a policy's actions for host environments: clipped to the bounds, in the space's dtype."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,12 +12,12 @@ from rollmill.core.spaces import unsupported
 
 
 def fit_to_space(space: spaces.Space, actions: PyTree[np.ndarray], num_envs: int) -> PyTree[np.ndarray]:
-    """A batch of actions, clipped to the bounds of each `Box` and in the space's own dtypes.
+    """Clips a batch of actions to the bounds of each `Box` and casts it to the space's dtypes.
 
     Args:
-        space: of one action.
+        space: space of one action.
         actions: leaves `[num_envs, ...]`.
-        num_envs: how many.
+        num_envs: number of environments.
 
     Raises:
         UsageError: a leaf has another shape.
@@ -33,15 +33,15 @@ def fit_to_space(space: spaces.Space, actions: PyTree[np.ndarray], num_envs: int
 
 
 def _fit_leaf(space: spaces.Space, actions: Any, num_envs: int) -> np.ndarray:
-    given = np.asarray(actions)
-    if given.shape != (num_envs, *(space.shape or ())):
+    array = np.asarray(actions)
+    if array.shape != (num_envs, *(space.shape or ())):
         raise UsageError(
-            f"actions have the shape {given.shape}; {num_envs} actions of {space} have "
+            f"actions have the shape {array.shape}; {num_envs} actions of {space} have "
             f"{(num_envs, *(space.shape or ()))}."
         )
     if isinstance(space, spaces.Box):
-        return np.minimum(np.maximum(given, space.low), space.high).astype(space.dtype, copy=False)
-    return given.astype(space.dtype)  # a copy: an environment may keep its action, and the caller reuse the array
+        return np.minimum(np.maximum(array, space.low), space.high).astype(space.dtype, copy=False)
+    return array.astype(space.dtype)  # a copy: an environment may keep its action, and the caller reuse the array
 
 
 def element_splitter(space: spaces.Space) -> Callable[[PyTree[np.ndarray]], Iterator[Any]]:
@@ -60,5 +60,5 @@ def element_splitter(space: spaces.Space) -> Callable[[PyTree[np.ndarray]], Iter
             parts = [element_splitter(part) for part in space.spaces]
             return lambda batch: zip(*(split(b) for split, b in zip(parts, batch, strict=True)), strict=True)
         case spaces.Discrete():
-            return lambda batch: iter(batch.tolist())  # Gymnasium looks at Python's integers 1 us faster
+            return lambda batch: iter(batch.tolist())  # Gymnasium checks Python integers 1 us faster
     return iter

@@ -1,4 +1,4 @@
-"""A host environment from a function that makes one Python object."""
+"""Makes a host environment from a function that makes one `gymnasium.Env`."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,18 +13,18 @@ from rollmill.envs.host.python_vector import PythonVector, close_quietly
 
 
 def host_environment(name: str, make: Callable[[], gymnasium.Env]) -> HostEnvironment:
-    """The host environment whose copies `make` returns.
+    """A host environment whose copies are made by `make`.
 
-    One copy is made, reset and closed, to learn its spaces and whether its infos hold an `action_mask`: an
+    One copy is made, reset and closed, to learn its spaces and whether its infos contain an `action_mask`: an
     array, in the shape of `core.spaces.possible_choices`, in the info of every reset and step.
 
     Args:
-        name: for messages.
-        make: returns a new environment, in Gymnasium's interface, each time that it is called.
+        name: name in messages.
+        make: returns a new environment with Gymnasium's interface at each call.
 
     Raises:
         UsageError: a space has no fixed shape.
-        ContractError: making or resetting the first copy raised.
+        ContractError: making or resetting the first copy raised an exception.
     """
 
     def start(
@@ -47,15 +47,13 @@ def host_environment(name: str, make: Callable[[], gymnasium.Env]) -> HostEnviro
 
 
 def check_indices(name: str, indices: Sequence[int]) -> None:
-    """Refuses to start no environment at all, and numbers below 0.
+    """Checks the global indices of environments to start.
 
     Raises:
-        UsageError: either.
+        UsageError: there are none, or one is negative.
     """
     if len(indices) == 0 or min(indices) < 0:
-        raise UsageError(
-            f"{name}: start({list(indices)}) needs the numbers of at least one environment, from 0 upwards."
-        )
+        raise UsageError(f"{name}: start({list(indices)}) needs at least one index of an environment, from 0.")
 
 
 def _has_action_mask(name: str, single: gymnasium.Env) -> bool:

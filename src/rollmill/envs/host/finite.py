@@ -1,4 +1,4 @@
-"""Finds numbers that are not finite where environments make them, before anything is learned from them.
+"""Detection of NaN and infinity in the outputs of host environments, before anything is learned from them.
 
 Shape letter: `n` environments.
 """
@@ -14,24 +14,24 @@ from rollmill.core.errors import NonFiniteError
 
 
 class NonFinite(NamedTuple):
-    """One such number."""
+    """A non-finite number in a batch."""
 
     row: int
     """Position of its environment in the batch."""
     field: str
-    """Such as `reward`, or `observation['arm'][2]`."""
+    """Where it is, such as `reward`, or `observation['arm'][2]`."""
     value: float
 
 
 def find_non_finite(
     space: spaces.Space, observation: PyTree[np.ndarray], reward: Float[np.ndarray, " n"] | None = None
 ) -> NonFinite | None:
-    """The first number of a batch that is not finite.
+    """The first non-finite number of a batch; None if all are finite.
 
     Args:
-        space: of one observation.
+        space: space of one observation.
         observation: leaves `[n, ...]`.
-        reward: of the same step; None after a reset.
+        reward: rewards of the same step; None after a reset.
     """
     fields = _leaves(space, observation, "observation")
     for name, array in fields if reward is None else [("reward", reward), *fields]:
@@ -42,20 +42,20 @@ def find_non_finite(
     return None
 
 
-def non_finite_error(name: str, found: NonFinite, *, index: int, step: int, seed: int) -> NonFiniteError:
-    """The error that ends a run.
+def non_finite_error(name: str, number: NonFinite, *, index: int, step: int, seed: int) -> NonFiniteError:
+    """The error that ends a run because of a non-finite number.
 
     Args:
-        name: of the environment.
-        found: the number.
-        index: the environment's number in the training.
-        step: of the episode; 0 is its reset.
-        seed: that the environment was begun with.
+        name: name of the environment.
+        number: the number.
+        index: global index of the environment.
+        step: step of the episode; 0 is its reset.
+        seed: seed of the environment.
     """
     when = f"at step {step} of its episode" if step else "when it was reset"
     return NonFiniteError(
-        f"{name}: environment {index} gave {found.field} = {found.value} {when}; it was begun with seed {seed}.\n"
-        "hint: the number comes from the environment itself, in its reset or step; bound or terminate there."
+        f"{name}: environment {index} gave {number.field} = {number.value} {when}; its seed is {seed}.\n"
+        "hint: the number comes from the environment's own reset or step; clip it or terminate there."
     )
 
 

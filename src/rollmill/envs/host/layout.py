@@ -1,4 +1,4 @@
-"""The arrays that a step of host environments fills."""
+"""The arrays that a step of host environments fills: shapes, allocation, copies."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,12 +15,12 @@ COUNTS = {"episode_return", "episode_length", "discounted_return"}
 
 
 def step_struct(env: HostEnvironment, num_envs: int, *, discounted: bool = False) -> HostStep:
-    """Shapes and dtypes of what `num_envs` environments return, as `jax.ShapeDtypeStruct`.
+    """Shapes and dtypes of one step of `num_envs` environments, as `jax.ShapeDtypeStruct`.
 
     Args:
         env: the environment; dtypes are those of `core.spaces.struct`.
-        num_envs: how many, the size of axis 0.
-        discounted: whether they were started with a `gamma`.
+        num_envs: number of environments, the size of axis 0.
+        discounted: True if they are started with a `gamma`.
     """
     vector: Any = lambda dtype: jax.ShapeDtypeStruct((num_envs,), dtype)
     batch = lambda leaf: jax.ShapeDtypeStruct((num_envs, *leaf.shape), leaf.dtype)
@@ -39,12 +39,12 @@ def step_struct(env: HostEnvironment, num_envs: int, *, discounted: bool = False
 
 
 def allocate(like: PyTree[jax.ShapeDtypeStruct]) -> PyTree[np.ndarray]:
-    """New arrays of these shapes and dtypes; what is in them is arbitrary."""
+    """New, uninitialised arrays of these shapes and dtypes."""
     return jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
 
 
 def begin(space: spaces.Space, first: PyTree[np.ndarray], out: HostStep) -> None:
-    """Writes first observations, as a reset returns them; masks are left to the caller."""
+    """Writes the result of a reset to `out`, except for masks, which are left to the caller."""
     for field in (out.reward, out.terminated, out.truncated):
         field[:] = 0
     for name in COUNTS & set(out.info):
@@ -56,16 +56,16 @@ def begin(space: spaces.Space, first: PyTree[np.ndarray], out: HostStep) -> None
 def copy_batch(
     space: spaces.Space, source: PyTree[np.ndarray], target: PyTree[np.ndarray], *, rows: Any = ...
 ) -> None:
-    """Writes a batch of observations into `target`, or into these `rows` of it, cast to its dtypes."""
+    """Copies a batch of observations to `target`, or to these `rows` of it, cast to its dtypes."""
     if isinstance(source, np.ndarray):
         target[rows] = source
         return
-    for there, here in zip(leaves(space, target), leaves(space, source), strict=True):
-        there[rows] = here
+    for target_leaf, source_leaf in zip(leaves(space, target), leaves(space, source), strict=True):
+        target_leaf[rows] = source_leaf
 
 
 def leaves(space: spaces.Space, value: Any) -> Iterator[Any]:
-    """The parts of an element (or of a batch) of a space, in the space's order; itself, if it has no parts."""
+    """Yields the leaves of an element (or of a batch) of a space, in the space's order."""
     match space:
         case spaces.Dict():
             for name, part in space.spaces.items():

@@ -1,4 +1,4 @@
-"""Observations on their way from host environments into the rows of a batch."""
+"""Copies observations of host environments to the rows of a batch."""
 
 import operator
 from collections.abc import Callable
@@ -16,10 +16,10 @@ Write = Callable[[PyTree[np.ndarray], int, Any], None]
 
 
 def writer(space: spaces.Space) -> Write:
-    """Puts one observation into row `i` of a batch, cast to the batch's dtypes.
+    """A function that writes one observation to row `i` of a batch, cast to the batch's dtypes.
 
-    A row is written whole or, where the observation is not what the space says, not at all. A shape that NumPy
-    would stretch is refused like any other.
+    A row is written completely or, if the observation does not match the space, not at all. Shapes that NumPy
+    would broadcast are refused too.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return _writer_of_parts(space)
@@ -29,9 +29,9 @@ def writer(space: spaces.Space) -> Write:
 
 def _writer_of_arrays(shape: tuple[int, ...]) -> Write:
     def write(batch: Any, i: int, observation: Any) -> None:
-        found = observation.shape if isinstance(observation, np.ndarray) else np.shape(observation)
-        if found != shape:
-            raise _wrong_shape(found, shape)
+        actual = observation.shape if isinstance(observation, np.ndarray) else np.shape(observation)
+        if actual != shape:
+            raise _wrong_shape(actual, shape)
         batch[i] = observation
 
     return write
@@ -53,5 +53,5 @@ def _writer_of_parts(space: spaces.Space) -> Write:
     return write
 
 
-def _wrong_shape(found: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:
-    return ValueError(f"an observation has the shape {found}; the observation space says {expected}.")
+def _wrong_shape(actual: tuple[int, ...], expected: tuple[int, ...]) -> ValueError:
+    return ValueError(f"an observation has the shape {actual}; the observation space says {expected}.")

@@ -1,4 +1,4 @@
-"""Environments that are Python objects, stepped one after the other; one that raises is replaced.
+"""Host environments made of Python objects, stepped one after the other; one that raises is replaced.
 
 Shape letter: `n` environments.
 """
@@ -21,14 +21,11 @@ from rollmill.envs.host.running_sums import RunningSums
 from rollmill.envs.host.seeds import environment_seed
 
 MAX_FAILURES = 5
-"""An environment that fails this many times without a whole step in between is given up."""
+"""Number of failures in a row, without a complete step in between, that raise a `ContractError`."""
 
 
 class PythonVector:
-    """A `core.types.HostVector` over objects with Gymnasium's `reset` and `step`.
-
-    The environments are made at the first reset.
-    """
+    """A `core.types.HostVector` of objects with Gymnasium's `reset` and `step`, made at the first reset."""
 
     def __init__(
         self,
@@ -47,41 +44,41 @@ class PythonVector:
         self._envs: list[gymnasium.Env | None] = [None] * len(self._indices)
         self._struct = step_struct(env, len(self._indices), discounted=gamma is not None)
         self._current = allocate(self._struct.observation)
-        """The last whole observation of each."""
+        """The last valid observation of each environment."""
         self._mask = allocate(self._struct.info["action_mask"]) if env.has_action_mask else None
         self._write = writer(env.observation_space)
         self._elements = element_splitter(env.action_space)
         self._sums = RunningSums(len(self._indices), gamma)
         self._failures: list[HostFailure] = []
-        self._begun, self._clock = False, 0
+        self._is_reset, self._clock = False, 0
         self._strikes = [(0, 0)] * len(self._indices)
-        """When each failed last, and how many times in a row."""
+        """For each environment, the step of its last failure, and the number of failures in a row."""
 
     @property
     def num_envs(self) -> int:
-        """How many."""
+        """Number of environments, `n`."""
         return len(self._indices)
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seed that each of the environments of now was begun with."""
+        """Seed of each current environment."""
         return tuple(self._seed(i) for i in range(self.num_envs))
 
     def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """As `HostVector.reset`; a second reset goes on with each environment's own generator."""
+        """See `HostVector.reset`; a second reset continues each environment's own random generator."""
         out = allocate(self._struct) if out is None else out
         for i in range(self.num_envs):
             self._begin_episode(i)
         self._check_finite(None)
-        self._begun = True
+        self._is_reset = True
         begin(self._observation_space, self._current, out)
         self._copy_mask(out)
         self._sums.restart()
         return out
 
     def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """As `HostVector.step`."""
-        if not self._begun:
+        """See `HostVector.step`."""
+        if not self._is_reset:
             raise UsageError(f"{self._name}: step was called before reset.")
         out = allocate(self._struct) if out is None else out
         self._clock += 1
@@ -99,7 +96,7 @@ class PythonVector:
         return out
 
     def drain_failures(self) -> list[HostFailure]:
-        """As `HostVector.drain_failures`."""
+        """See `HostVector.drain_failures`."""
         drained, self._failures = self._failures, []
         return drained
 
@@ -122,7 +119,7 @@ class PythonVector:
                 reward[i], terminated[i], truncated[i] = 0.0, False, True
 
     def _begin_episode(self, i: int) -> None:
-        """Resets environment `i`, or makes it anew where there is none, until that succeeds."""
+        """Resets environment `i`, making it first if there is none, until that succeeds."""
         while True:
             doing = "reset"
             try:
@@ -139,24 +136,25 @@ class PythonVector:
                 self._fail(i, doing, error)
 
     def _fail(self, i: int, doing: str, error: Exception) -> None:
-        """Notes the failure and takes environment `i` away."""
-        said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        failure = HostFailure(self._indices[i], doing, said, own_line(error), self._seed(i))
+        """Records the failure and drops environment `i`."""
+        text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        failure = HostFailure(self._indices[i], doing, text, own_line(error), self._seed(i))
         self._failures.append(failure)
         self._close(i)
         self._attempts[i] += 1
-        last, count = self._strikes[i]
-        count = count + 1 if last >= self._clock - 1 else 1
+        last_step, count = self._strikes[i]
+        count = count + 1 if last_step >= self._clock - 1 else 1
         self._strikes[i] = (self._clock, count)
         if count >= MAX_FAILURES:
             raise _given_up(self._name, failure, count) from error
 
     def _check_finite(self, step: HostStep | None) -> None:
-        """Raises NonFiniteError where an environment gave such a number in this step, or in a reset."""
-        found = find_non_finite(self._observation_space, self._current, None if step is None else step.reward)
-        if found is not None:
-            i, number = found.row, 0 if step is None else self._sums.step_of(found.row) + 1
-            raise non_finite_error(self._name, found, index=self._indices[i], step=number, seed=self._seed(i))
+        """Raises NonFiniteError if an environment gave NaN or infinity in this step, or in a reset."""
+        number = find_non_finite(self._observation_space, self._current, None if step is None else step.reward)
+        if number is not None:
+            i, episode_step = number.row, 0 if step is None else self._sums.step_of(number.row) + 1
+            index, seed = self._indices[i], self._seed(i)
+            raise non_finite_error(self._name, number, index=index, step=episode_step, seed=seed)
 
     def _close(self, i: int) -> None:
         env, self._envs[i] = self._envs[i], None
@@ -174,7 +172,7 @@ class PythonVector:
 
 
 def close_quietly(env: gymnasium.Env) -> None:
-    """Closes an environment that nobody needs; what it raises by that is of no more interest."""
+    """Closes an environment and ignores its exceptions."""
     with contextlib.suppress(Exception):
         env.close()
 

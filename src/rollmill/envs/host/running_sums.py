@@ -1,4 +1,4 @@
-"""What `envs.accounting` counts, for all environments at once on NumPy arrays."""
+"""Episode accounting for host environments: as `envs.accounting`, for a batch of NumPy arrays."""
 
 import numpy as np
 from jaxtyping import Bool
@@ -7,7 +7,7 @@ from rollmill.core.types import HostStep
 
 
 class RunningSums:
-    """Returns, lengths and discounted returns of the episodes that run now, `[n]` each."""
+    """Returns, lengths and discounted returns of the current episodes, `[n]` each."""
 
     def __init__(self, num_envs: int, gamma: float | None) -> None:
         self._returns = np.zeros(num_envs, np.float32)
@@ -16,16 +16,16 @@ class RunningSums:
         self._gamma = None if gamma is None else np.float32(gamma)
 
     def step_of(self, i: int) -> int:
-        """The number of steps that the episode of environment `i` has so far."""
+        """Number of steps so far in the episode of environment `i`."""
         return int(self._lengths[i])
 
     def restart(self) -> None:
-        """All episodes begin."""
+        """Resets all sums, as all episodes begin."""
         for sums in (self._returns, self._lengths, self._discounted):
             sums[:] = 0
 
     def add(self, step: HostStep, done: Bool[np.ndarray, " n"]) -> None:
-        """Adds a step, writes the sums up to it into `step.info`, and sets back those of ended episodes."""
+        """Adds a step, writes the sums including it to `step.info`, and resets those of ended episodes."""
         self._returns += step.reward
         self._lengths += 1
         step.info["episode_return"][:] = self._returns

@@ -1,21 +1,21 @@
-"""Seeds of host environments: they belong to an environment's number, never to a process."""
+"""Seeds of host environments: determined by an environment's global index, not by the process."""
 
 import numpy as np
 
 NUM_SEEDS = 2**31
-"""Seeds are below this: environments in C++ take 32-bit integers with a sign."""
+"""Upper bound of seeds: environments in C++ take signed 32-bit integers."""
 
 
 def environment_seed(root: int, index: int, *, generation: int = 0, attempt: int = 0) -> int:
     """The seed of one environment.
 
-    Environments of the same `root`, `generation` and `attempt` never share one.
+    Environments with the same `root`, `generation` and `attempt` have different seeds.
 
     Args:
-        root: seed of the whole training, at least 0.
-        index: the environment's number among those of the whole training.
-        generation: how many times the process that it lives in was started before.
-        attempt: how many times the environment was made anew in that process.
+        root: seed of the training, at least 0.
+        index: global index of the environment.
+        generation: number of earlier starts of its process.
+        attempt: number of times that it was replaced in that process.
     """
     base = np.random.SeedSequence((root, generation, attempt)).generate_state(1)
     return (int(base[0]) + index) % NUM_SEEDS
