@@ -15,6 +15,7 @@ from rollmill.dataflow import collect, prepare, start
 from rollmill.envs import registered
 from rollmill.fusion import Launch, fused_collect, lower_rollout, run_reference
 from rollmill.fusion.backends.triton.compile import compiled
+from rollmill.fusion.backends.triton.control import ALWAYS
 from rollmill.fusion.backends.triton.hoist import Hoisted, permute_to_mma_order
 from rollmill.fusion.backends.triton.rollout import rollout_kernel, rollout_source
 from rollmill.fusion.kernels.leaves import to_raw
@@ -165,7 +166,8 @@ def test_in_long_programs_triton_places_nothing_and_products_stand_apart(monkeyp
     """As a program of one node more than a long one is written; the branch is not there in the end."""
     monkeypatch.setattr(segments, "MOST_NODES", 0)
     kernel, arrays = kernel_of(graph_on("Acrobot-v1", GRU, num_envs=40), "tf32", Launch(32, 1))
-    assert "tl.load(" not in kernel.source and "tl.store(" not in kernel.source
+    vectors = re.sub(r"tl\.load\(uniform\d+ \+ \d+\)", "", kernel.source)  # Triton need not place single numbers
+    assert "tl.load(" not in vectors and "tl.store(" not in vectors
     assert kernel.source.count(f"if {ALWAYS}:") == 1
     before, branch = re.split(rf"\n( +)if {re.escape(ALWAYS)}:\n", kernel.source)[::2]
     inside = re.match(r"( {12}.*\n)*", branch).group()
