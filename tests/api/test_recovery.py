@@ -60,6 +60,7 @@ def test_other_hyperparameters_are_refused(tmp_path):
 
 def test_runs_of_one_second_get_names_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    from rollmill.api import creation
 
     monkeypatch.setattr(creation, "name_run", lambda *names, **rest: tmp_path / "runs/same")
     names = [rollmill.train(small(), **QUIET).directory.name for _ in range(3)]

@@ -63,7 +63,7 @@ def consume(wire, say, *, name, target, sources, hold_at=None, capacity=3):
 
 
 def publish(wire, say, *, name, readers, first, count, stop=False):
-    writer = wire.newest_writer(name, layout=LAYOUT, readers=readers)
+    writer = wire.latest_writer(name, layout=LAYOUT, readers=readers)
     for version in range(first, first + count):
         writer.publish(package(0, version), version=version)
     if stop:

@@ -91,7 +91,7 @@ def test_a_consumer_killed_while_holding_a_message_and_its_replacement(workers, 
 
 
 def test_a_writer_killed_in_mid_write_leaves_the_last_version(workers, wire_of_workers, open_wire_beside):
-    reader = open_wire_beside().newest_reader("weights", layout=LAYOUT, reader=0, readers=1)
+    reader = open_wire_beside().latest_reader("weights", layout=LAYOUT, reader=0, readers=1)
     dying, replacement = workers.hire(2)
     dying.tell("publish", wire_of_workers, name="weights", readers=1, first=1, count=6, stop=True)
     assert dying.hear() == "holding"

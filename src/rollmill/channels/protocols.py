@@ -305,11 +305,11 @@ class Wire(Protocol):
         """Opens the end of consumer `target` of edge `name`, which receives from `sources`; see `sender`."""
         ...
 
-    def newest_writer(self, name: str, *, layout: Layout, readers: int) -> LatestWriter:
+    def latest_writer(self, name: str, *, layout: Layout, readers: int) -> LatestWriter:
         """Opens the writer of latest-value channel `name`, which has `readers` readers."""
         ...
 
-    def newest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> LatestReader:
+    def latest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> LatestReader:
         """Opens reader number `reader` of the `readers` of latest-value channel `name`."""
         ...
 

@@ -108,12 +108,12 @@ class MemoryWire:
         waiter = self._waiter(target_bell(name, target), f"receiving {name} at {target}")
         return QueueReceiver(readers, layout, waiter, f"{name} at {target}")
 
-    def newest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:
+    def latest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:
         """Opens the writer of latest-value channel `name`."""
         doorbells = [self._broker.doorbell(reader_bell(name, reader)) for reader in range(readers)]
         return BoardWriter(self._board(name, layout, readers), doorbells, name)
 
-    def newest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> BoardReader:
+    def latest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> BoardReader:
         """Opens reader number `reader` of latest-value channel `name`."""
         check_rank(reader, readers, name, "reader")
         waiter = self._waiter(reader_bell(name, reader), f"reading {name} at {reader}")

@@ -118,7 +118,7 @@ class TcpWire:
         count_earlier = lambda source: endpoint.earlier[source].wait(self._abandon, described)
         return QueueReceiver(readers, layout, waiter, described, earlier=count_earlier)
 
-    def newest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:
+    def latest_writer(self, name: str, *, layout: Layout, readers: int) -> BoardWriter:
         """Opens the writer of latest-value channel `name`."""
         board, doorbells = self._board(name, layout, readers), [self._doorbell() for _ in range(readers)]
         publisher = BoardPublisher(board, doorbells, name)
@@ -127,7 +127,7 @@ class TcpWire:
         self._hub.announce(end, publisher.serve, self._hub.claim(end))
         return BoardWriter(board, doorbells, name)
 
-    def newest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> TcpLatestReader:
+    def latest_reader(self, name: str, *, layout: Layout, reader: int, readers: int) -> TcpLatestReader:
         """Opens reader number `reader` of latest-value channel `name`."""
         check_rank(reader, readers, name, "reader")
         board, doorbell = self._board(name, layout, readers), self._doorbell()

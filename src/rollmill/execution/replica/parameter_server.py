@@ -39,7 +39,7 @@ def run_parameter_server(context: ReplicaContext) -> None:
     gradients = context.wire.receiver(
         "gradients", sources=sources, target=0, layout=gradients_layout(context.flow)
     )
-    parameters = context.wire.newest_writer(
+    parameters = context.wire.latest_writer(
         "parameters", layout=parameters_layout(context.flow), readers=senders.replicas
     )
     learner = restored_learner(context, context.flow.state.learner)

@@ -60,7 +60,7 @@ class ParameterClient:
             layout=gradients_layout(flow),
             checksum=context.checksums,
         )
-        self._parameters = context.wire.newest_reader(
+        self._parameters = context.wire.latest_reader(
             "parameters", layout=parameters_layout(flow), reader=context.replica, readers=group.replicas
         )
         self._version = 0

@@ -10,7 +10,7 @@ from rollmill.execution.replica.work import StageRun, Work
 
 def receive_weights_stage(context: ReplicaContext) -> StageRun:
     """Makes the stage that waits for the weights of an iteration, or takes the newest where nobody waits."""
-    reader = context.wire.newest_reader(
+    reader = context.wire.latest_reader(
         f"weights/{context.peers('weights')[0]}",
         layout=weights_layout(context.flow),
         reader=context.replica,
@@ -28,7 +28,7 @@ def receive_weights_stage(context: ReplicaContext) -> StageRun:
 
 def publish_stage(context: ReplicaContext, learner: HeldLearner) -> StageRun:
     """Makes the stage that publishes the weights after each iteration; those to begin with are published here."""
-    writer = context.wire.newest_writer(
+    writer = context.wire.latest_writer(
         f"weights/{context.replica}",
         layout=weights_layout(context.flow),
         readers=context.role.partner("weights").replicas,

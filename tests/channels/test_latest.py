@@ -1,4 +1,4 @@
-"""The newest-wins channel over every wire: never torn, never waiting for a reader."""
+"""The latest-value channel over every wire: never torn, never waiting for a reader."""
 
 import threading
 import time
@@ -27,13 +27,13 @@ def test_readers_see_whole_versions_that_never_go_back_under_a_fast_writer(open_
     last = 400
 
     def write():
-        writer = open_wire().newest_writer("weights", layout=LAYOUT, readers=2)
+        writer = open_wire().latest_writer("weights", layout=LAYOUT, readers=2)
         for version in range(1, last + 1):
             writer.publish(weights(version), version=version)
         writer.close()
 
     def read(index):
-        reader = open_wire().newest_reader("weights", layout=LAYOUT, reader=index, readers=2)
+        reader = open_wire().latest_reader("weights", layout=LAYOUT, reader=index, readers=2)
         seen = [0]
         while seen[-1] < last:
             found = reader.read(at_least=seen[-1] + 1, timeout=10.0)
@@ -47,8 +47,8 @@ def test_readers_see_whole_versions_that_never_go_back_under_a_fast_writer(open_
 
 
 def test_a_read_waits_for_the_version_it_asks_for(open_wire):
-    writer = open_wire().newest_writer("weights", layout=LAYOUT, readers=1)
-    reader = open_wire().newest_reader("weights", layout=LAYOUT, reader=0, readers=1)
+    writer = open_wire().latest_writer("weights", layout=LAYOUT, readers=1)
+    reader = open_wire().latest_reader("weights", layout=LAYOUT, reader=0, readers=1)
     assert reader.version() is None
     with pytest.raises(TimedOut, match="reading weights at 0"):
         reader.read(timeout=0.02)
@@ -65,8 +65,8 @@ def test_a_read_waits_for_the_version_it_asks_for(open_wire):
 
 
 def test_what_was_read_is_the_readers_own(open_wire):
-    writer = open_wire().newest_writer("weights", layout=LAYOUT, readers=1)
-    reader = open_wire().newest_reader("weights", layout=LAYOUT, reader=0, readers=1)
+    writer = open_wire().latest_writer("weights", layout=LAYOUT, readers=1)
+    reader = open_wire().latest_reader("weights", layout=LAYOUT, reader=0, readers=1)
     writer.publish(weights(1), version=1)
     first = reader.read(timeout=5.0)
     for version in range(2, 12):
@@ -77,24 +77,24 @@ def test_what_was_read_is_the_readers_own(open_wire):
 
 
 def test_a_reader_that_comes_late_or_again_finds_the_newest(open_wire):
-    writer = open_wire().newest_writer("weights", layout=LAYOUT, readers=1)
+    writer = open_wire().latest_writer("weights", layout=LAYOUT, readers=1)
     for version in (1, 2):
         writer.publish(weights(version), version=version)
     for _ in range(2):
-        reader = open_wire().newest_reader("weights", layout=LAYOUT, reader=0, readers=1)
+        reader = open_wire().latest_reader("weights", layout=LAYOUT, reader=0, readers=1)
         assert reader.read(at_least=2, timeout=5.0).version == 2
 
 
 def test_closing_lets_the_last_version_stand_and_another_writer_go_on(open_wire):
-    writer = open_wire().newest_writer("weights", layout=LAYOUT, readers=1)
-    reader = open_wire().newest_reader("weights", layout=LAYOUT, reader=0, readers=1)
+    writer = open_wire().latest_writer("weights", layout=LAYOUT, readers=1)
+    reader = open_wire().latest_reader("weights", layout=LAYOUT, reader=0, readers=1)
     writer.publish(weights(1), version=1)
     writer.close()
     assert reader.read(at_least=1, timeout=5.0).version == 1
     with pytest.raises(ChannelClosed, match="before version 2"):
         reader.read(at_least=2, timeout=5.0)
     assert is_whole(reader.read())
-    second = open_wire().newest_writer("weights", layout=LAYOUT, readers=1)
+    second = open_wire().latest_writer("weights", layout=LAYOUT, readers=1)
     second.publish(weights(2), version=2)
     until = time.monotonic() + 5
     while reader.version() != 2 and time.monotonic() < until:
@@ -103,14 +103,14 @@ def test_closing_lets_the_last_version_stand_and_another_writer_go_on(open_wire)
 
 
 def test_a_waiting_reader_wakes_up_when_the_run_is_stopped(open_wire):
-    reader = open_wire(abandon=lambda: True).newest_reader("weights", layout=LAYOUT, reader=0, readers=1)
+    reader = open_wire(abandon=lambda: True).latest_reader("weights", layout=LAYOUT, reader=0, readers=1)
     with pytest.raises(Abandoned):
         reader.read()
 
 
 def test_readers_are_numbered(open_wire):
     with pytest.raises(UsageError, match="reader=2"):
-        open_wire().newest_reader("weights", layout=LAYOUT, reader=2, readers=2)
+        open_wire().latest_reader("weights", layout=LAYOUT, reader=2, readers=2)
 
 
 @pytest.fixture
