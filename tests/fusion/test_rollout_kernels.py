@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
-from rollmill.fusion.backends.triton.order import ALWAYS
 
 import rollmill
 from rollmill.dataflow import collect, prepare, start
