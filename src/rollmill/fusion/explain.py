@@ -129,8 +129,8 @@ def _resources(kernel: Kernel, arrays: list[jax.ShapeDtypeStruct], capability: i
         file.write(binary.asm["cubin"])
         file.flush()
         command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    number = lambda name: int(re.findall(rf"{name}:(\d+)", told)[-1])
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    number = lambda name: int(re.findall(rf"{name}:(\d+)", usage)[-1])
     code = _section_size(binary.asm["cubin"], f".text.{binary.metadata.name}")
     return Resources(number("REG"), number("STACK"), binary.metadata.shared, code)
 

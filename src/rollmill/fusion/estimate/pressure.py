@@ -44,6 +44,7 @@ def pressure_of(program: Program) -> Pressure:
 
 def _peak(nodes: Sequence[Node], outputs: Sequence[Node]) -> int:
     """Registers at the fullest place; inputs are there from the beginning, outputs until the end."""
+    # Later entries win, so this is the last place at which each is read.
     last = {operand: at for at, node in enumerate(nodes) for operand in node.operands}
     last |= dict.fromkeys(outputs, len(nodes))
     freed: list[list[Node]] = [[] for _ in range(len(nodes) + 1)]

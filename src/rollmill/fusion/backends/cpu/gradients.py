@@ -145,11 +145,11 @@ class _SampleLoads:
         pointer = self._at(source, number, dtype)
         if source.shuffled:
             stride = emit.constant(source.stride, WORD)
-            found = [emit.gather(pointer, emit.builder.mul(rows, stride), dtype) for rows in self._rows]
+            numbers = [emit.gather(pointer, emit.builder.mul(rows, stride), dtype) for rows in self._rows]
         else:
             first = emit.builder.mul(self._spot, emit.integer(source.stride))
-            found = self._writer.strided(emit.at(pointer, first, memory_type(dtype)), source.stride, dtype)
-        return [emit.builder.bitcast(x, emit.vector(leaf.dtype)) for x in found] if source.in_words else found
+            numbers = self._writer.strided(emit.at(pointer, first, memory_type(dtype)), source.stride, dtype)
+        return [emit.builder.bitcast(x, emit.vector(leaf.dtype)) for x in numbers] if source.in_words else numbers
 
     def _row(self, leaf: Leaf, source: SampleSource, first: int) -> Placed:
         """A row of each sample, copied one by one."""

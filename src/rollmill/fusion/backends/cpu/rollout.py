@@ -50,11 +50,11 @@ def rollout_code(
     schedule = schedule_of(step.program)
     with emit.loop(num_steps) as t:
         turn = emit.broadcast(emit.builder.trunc(t, INT32))
-        found = writer.write(schedule, [*now(), *fixed, [turn] * writer.groups])
+        outputs_of_step = writer.write(schedule, [*now(), *fixed, [turn] * writer.groups])
         row = emit.builder.add(emit.builder.mul(t, emit.integer(num_envs)), first)
         for leaf, pointer in zip(of_steps, pointers[len(inputs) + len(written) :], strict=True):
-            store_leaf(writer, leaf, found, pointer, row)
-        after = [found[place] for leaf in step.after for place in leaf.places]
+            store_leaf(writer, leaf, outputs_of_step, pointer, row)
+        after = [outputs_of_step[place] for leaf in step.after for place in leaf.places]
         assign_all(writer, list(variables.values()), [after[place] for place in variables])
     places = [place for leaf in step.after for place in leaf.places]
     ends = dict(zip(places, now(), strict=True))

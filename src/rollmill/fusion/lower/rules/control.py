@@ -116,8 +116,8 @@ def _written_out(ctx: Lowering, scan: _Scan) -> list[Value] | None:
 def _turn(ctx: Lowering, scan: _Scan, now: list[Value], taken: Sequence[Value]) -> tuple[list[Value], list[Value]]:
     count = len(scan.start)
     needed = (True,) * count + scan.needed[count:]
-    found = ctx.read(scan.jaxpr, [*scan.fixed, *now, *taken], ctx, needed)
-    return found[:count], found[count:]
+    results = ctx.read(scan.jaxpr, [*scan.fixed, *now, *taken], ctx, needed)
+    return results[:count], results[count:]
 
 
 def _counted(ctx: Lowering, scan: _Scan) -> list[Value]:
@@ -138,11 +138,11 @@ def _counted(ctx: Lowering, scan: _Scan) -> list[Value]:
         arrays = [with_element(at, array, given[n], place) for array, n in held]
         return [_number(at.apply("add", turn, at.constant(1, np.int32))), *after, *arrays]
 
-    _, *found = emit_loop(ctx, body, None, [zero, *scan.start, *arrays], scan.length)
+    _, *after_all = emit_loop(ctx, body, None, [zero, *scan.start, *arrays], scan.length)
     results: list[Value] = [zero] * len(scan.given)
-    for n, array in zip(written, found[count:], strict=True):
+    for n, array in zip(written, after_all[count:], strict=True):
         results[n] = array
-    return [*found[:count], *results]
+    return [*after_all[:count], *results]
 
 
 def _number(node: Node) -> ScalarArray:
