@@ -51,6 +51,8 @@ def start_of(ctx: Lowering, index: Node, most: int, *, clamp: bool) -> tuple[Sta
     wide = np.dtype(np.uint32 if index.dtype.kind == "u" else np.int32)
     number = index if index.dtype == wide else ctx.apply("convert", index, dtype=wide)
     limits = ctx.constant(0, wide), ctx.constant(most, wide)
+    # Clamped in any case: an access out of bounds must not read other memory, even where its result is thrown
+    # away.
     held = ctx.apply("min", number, limits[1])
     if wide.kind == "i":
         held = ctx.apply("max", held, limits[0])
@@ -68,6 +70,7 @@ def dynamic_slice_by_select(
         if isinstance(start, int):
             block = moved[start : start + size]
         else:
+            # Counted before they are made: a large array would give millions of nodes.
             check_selects((len(moved) - size) * size * int(np.prod(moved.shape[1:])))
             windows = [moved[first : first + size] for first in range(len(moved) - size + 1)]
             block = _one_of(ctx, windows, start)

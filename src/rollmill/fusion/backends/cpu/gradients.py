@@ -68,6 +68,7 @@ def gradient_code(
     slots = [_uniform(given, array, minibatch.vector) for array in arrays]
     size = sum(each.size for each in step.sums if each.is_computed)
     emit, pointers, number, base = new_program(min(own.lanes, block), len(given.arrays) + 1)
+    # Pointers to weights are the same in every turn: they are computed before the loop.
     with emit.once():
         uniforms = [
             emit.at(pointers[slot.number], slot.first, memory_type(array.dtype))
@@ -79,6 +80,7 @@ def gradient_code(
     sums.begin()
     batch = _SampleLoads(writer, pointers, minibatch_number, minibatch.num_samples)
     needed = {node for node in step.program.nodes() if node.op == "input"}
+    # Programs take blocks by turns, each in a fixed order: its sum is the same whichever core computes it.
     first = emit.builder.add(emit.builder.mul(number, emit.integer(block)), emit.integer(samples.start))
     with emit.loop(samples.stop, first=first, step=programs * block) as start:
         batch.begin(start)

@@ -34,6 +34,7 @@ def rollout_code(
         raise CannotFuse(f"a block of {block} does not fit {num_envs} environments.")
     written, of_steps = written_leaves(step), [leaf for leaf in step.step if leaf.places]
     count = len(inputs) + len(written) + len(of_steps)
+    # A block that is smaller than the processor's vectors is one shorter vector.
     emit, pointers, number, base = new_program(min(own.lanes, block), count)
     slots = pointers[len(step.carried) + len(step.fixed) : len(inputs)]
     scratch = Scratch(emit, base)
@@ -57,6 +58,7 @@ def rollout_code(
         after = [outputs_of_step[place] for leaf in step.after for place in leaf.places]
         assign_all(writer, list(variables.values()), [after[place] for place in variables])
     places = [place for leaf in step.after for place in leaf.places]
+    # What is carried, as it is behind the last step; what no step changes is not written at all.
     ends = dict(zip(places, now(), strict=True))
     for leaf, pointer in zip(written, pointers[len(inputs) :], strict=False):
         store_leaf(writer, leaf, ends, pointer, first)

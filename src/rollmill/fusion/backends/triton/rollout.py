@@ -100,12 +100,14 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     memory = BY_INSTRUCTIONS if needs_segments(len(program.nodes())) else BY_TRITON
     source = KernelSource(numerics, uniform, memory=memory)
     writer = TritonWriter(source, apart=ENV_PER_THREAD_BOTH_WAYS if numerics == "float32" else ENV_PER_THREAD)
+    # Where all blocks are whole, no access needs a mask.
     mask = "" if num_envs % block == 0 else "here"
     places = LeafIO(source, mask)
 
     each = zip(before, leaves, strict=True)
     loaded = [name for pointer, leaf in each for name in places.load(pointer, "env", leaf)]
     inputs = writer.named(program.inputs[: len(loaded)], loaded)
+    # What was written so far, the loads of the state, stays in front of the loop over steps.
     opening, source.lines = source.lines, []
     source.line("for t in range(T):")
     source.deeper()
@@ -153,5 +155,6 @@ def _advance(source: KernelSource, step: RolloutStep, inputs: list[str], outputs
         values.append(source.fresh())
         shape = "[BLOCK]" if leaf.width is None else f"[BLOCK, {columns(leaf.width)}]"
         source.line(f"{values[-1]} = tl.broadcast_to({new}, {shape}).to({TYPES[leaf.dtype.name]})")
+    # All new values have names before the first is assigned: one leaf's may be another's old one.
     for (name, _, _), new in zip(moves, values, strict=True):
         source.line(f"{name} = {new}")

@@ -107,6 +107,7 @@ def _with_shared(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype
     whole = MatrixOperand(array, False, len(rows), outs)
     outputs = []
     for at in np.ndindex(*lead):
+        # Padding is zero: its products are left out, together with their rows of the weights.
         inside = np.flatnonzero(under[at] >= 0)
         vector = gather_static(ctx, image, under[at][inside])
         matrix = whole if len(inside) == len(rows) else whole.chosen(ctx.prologue, inside)

@@ -66,6 +66,7 @@ def _pool(op: str) -> Rule:
         nothing = ctx.constant(of_none(op, own.dtype), own.dtype)
         flat, results = own.nodes.reshape(-1), no_nodes(under.shape[:-1])
         for at in np.ndindex(*results.shape):
+            # -1 is padding; what the operation gives of nothing stands only where a window has no number at all.
             inside: list[Node] = [flat[place] for place in under[at] if place >= 0]
             results[at] = reduce(lambda a, b: ctx.apply(op, a, b), inside) if inside else nothing
         return [own.again(results) if own.width is None else ctx.rows_of(results, own.width, own.dtype)]
