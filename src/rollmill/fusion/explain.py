@@ -115,6 +115,7 @@ def stages_of(lowered: LoweredFunction) -> list[CompilerStage]:
 
 def _state_of(step: RolloutStep) -> int:
     """Bytes that one environment hands from step to step."""
+    # What is known, or another number again, takes no register of its own.
     each = [(leaf, place) for leaf in step.carried for place in leaf.places if step.carries(place)]
     return sum((leaf.width or 1) * leaf.dtype.itemsize for leaf, _ in each)
 
@@ -128,9 +129,10 @@ def _resources(kernel: Kernel, arrays: list[jax.ShapeDtypeStruct], capability: i
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
+        # The loader would say so too, but it needs a GPU of that kind.
         command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    number = lambda name: int(re.findall(rf"{name}:(\d+)", told)[-1])
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    number = lambda name: int(re.findall(rf"{name}:(\d+)", usage)[-1])
     code = _section_size(binary.asm["cubin"], f".text.{binary.metadata.name}")
     return Resources(number("REG"), number("STACK"), binary.metadata.shared, code)
 

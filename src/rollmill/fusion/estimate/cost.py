@@ -95,6 +95,7 @@ def _cost(node: Node) -> Cost:
 
 def _arithmetic(node: Node) -> Cost:
     """The cost of one number."""
+    # By the operands' type: comparisons of floats give booleans. The last one, for a select's first is a boolean.
     kind = (node.operands[-1] if node.operands else node).dtype
     if kind.kind != "f" or node.op == "table":
         return Cost(integers=1)

@@ -44,12 +44,15 @@ def pressure_of(program: Program) -> Pressure:
 
 def _peak(nodes: Sequence[Node], outputs: Sequence[Node]) -> int:
     """Registers at the fullest place; inputs are there from the beginning, outputs until the end."""
+    # Later entries win, so this is the last place at which each is read.
     last = {operand: at for at, node in enumerate(nodes) for operand in node.operands}
     last |= dict.fromkeys(outputs, len(nodes))
+    # By the place of the last user, behind which a register is free again.
     freed: list[list[Node]] = [[] for _ in range(len(nodes) + 1)]
     for node in nodes:
         if node in last:
             freed[last[node]].append(node)
+    # Inputs are carried from step to step, so all of them are live from the start.
     live = sum(_registers(node) for node in nodes if node.op == "input")
     most = live
     for at, node in enumerate(nodes):

@@ -112,6 +112,8 @@ def _simplified(region: Maker, op: str, operands: tuple[Node, ...], dtype: np.dt
             return _selected(*operands)
         case (("not" | "neg"), (inner,)) if inner.op == op:
             return inner.operands[0]
+        # From a boolean over one number to another: zero and one are exact in every type, so that one step
+        # suffices.
         case "convert", (inner,) if inner.op == "convert" and inner.operands[0].dtype == np.bool_:
             return region.emit("convert", inner.operands[0], dtype=dtype, width=inner.width)
         case _, (left, right):
@@ -126,6 +128,7 @@ def _of_two(region: Maker, op: str, left: Node, right: Node, dtype: np.dtype) ->
         return region.constant(OF_ITSELF[op], dtype)
     if op in COMPARISONS and left.op == "convert" and right.op == "constant":
         return _compared(region, op, left, right)
+    # A product takes a fraction of a division's time, and here it is rounded to the same number.
     if op == "div" and is_float(dtype) and (inverse := _inverse(region, right)) is not None:
         return region.emit("mul", left, inverse, dtype=dtype, width=left.width or right.width)
     if op in ABSORBING and not is_float(dtype):
@@ -147,10 +150,10 @@ def _inverse(region: Maker, divisor: Node) -> Node | None:
     if divisor.op != "select" or any(choice.op != "constant" for choice in divisor.operands[1:]):
         return None
     condition, *choices = divisor.operands
-    found = [inverse for choice in choices if (inverse := _inverse(region, choice)) is not None]
-    if len(found) < 2:
+    inverses = [inverse for choice in choices if (inverse := _inverse(region, choice)) is not None]
+    if len(inverses) < 2:
         return None
-    return region.emit("select", condition, *found, dtype=divisor.dtype, width=divisor.width)
+    return region.emit("select", condition, *inverses, dtype=divisor.dtype, width=divisor.width)
 
 
 def _selected(condition: Node, chosen: Node, other: Node) -> Node | None:
@@ -158,6 +161,7 @@ def _selected(condition: Node, chosen: Node, other: Node) -> Node | None:
         return chosen
     if condition.op == "constant":
         return chosen if condition.value else other
+    # The two are different constants, or they were one node: so this is the condition or its opposite.
     if chosen.dtype == np.bool_ and chosen.op == other.op == "constant":
         return condition if chosen.value else None
     return None
@@ -172,6 +176,7 @@ def _neutral(op: str, left: Node, right: Node) -> Node | None:
         return None
     if is_float(left.dtype) and not of_floats:
         return None
+    # The extremes are commutative as far as neutral numbers go.
     for changed, by in ((left, right), (right, left)) if op in COMMUTATIVE | {"max", "min"} else ((left, right),):
         if by.op == "constant" and repr(by.value) == repr(_in(number, by.dtype)):  # 0 is not -0
             return changed
@@ -218,13 +223,15 @@ def is_short_float(dtype: np.dtype) -> bool:
 def _computed(region: Maker, op: str, operands: tuple[Node, ...], dtype: np.dtype) -> Node:
     arrays = [np.asarray(operand.value, operand.dtype) for operand in operands]
     if op in EXACT:
+        # Overflow and division by zero are results like others, as they are in a kernel.
         with np.errstate(all="ignore"):
             return region.constant(np.asarray(EXACT[op](*arrays)).item(), dtype)
+    # The caller may be in the midst of a trace, in which this must not become an equation.
     with jax.ensure_compile_time_eval():
         if op == "convert":
-            found = jax.lax.convert_element_type(arrays[0], dtype)
+            result = jax.lax.convert_element_type(arrays[0], dtype)
         elif op == "bitcast":
-            found = jax.lax.bitcast_convert_type(arrays[0], dtype)
+            result = jax.lax.bitcast_convert_type(arrays[0], dtype)
         else:
-            found = OPERATIONS[op](*arrays)
-    return region.constant(np.asarray(found).item(), dtype)
+            result = OPERATIONS[op](*arrays)
+    return region.constant(np.asarray(result).item(), dtype)

@@ -68,14 +68,14 @@ class Program(NamedTuple):
 
     def slots(self) -> set[int]:
         """Slots of the uniform arrays that are read, in loops as well."""
-        found: set[int] = set()
+        slots: set[int] = set()
         for node in self.nodes():
             if node.op in OF_UNIFORMS:
-                found.add(node.attributes[0])
+                slots.add(node.attributes[0])
             elif node.op == "loop":
                 body, condition, _ = node.attributes[0]
-                found |= body.slots() | (set() if condition is None else condition.slots())
-        return found
+                slots |= body.slots() | (set() if condition is None else condition.slots())
+        return slots
 
 
 class Loop(NamedTuple):
@@ -102,5 +102,6 @@ def toposort(roots: Sequence[Node], known: Container[Node] = ()) -> Iterator[Nod
             yield node
         elif node not in seen and node not in known:
             seen.add(node)
+            # Once more behind its operands: when it is met again, all of them have been handed out.
             pending.append((node, True))
             pending.extend((operand, False) for operand in reversed(node.operands) if operand not in seen)

@@ -33,6 +33,7 @@ class Region:
             return self.outer.constant(value, dtype)
         dtype = np.dtype(dtype)
         number = np.asarray(value).astype(dtype).item()
+        # By its text: 0.0 and -0.0 are equal and yet two constants, NaN is one and not equal to itself.
         key = ("constant", repr(number), dtype)
         return self._once(key, lambda: Node("constant", (), (number,), dtype))
 
@@ -41,6 +42,7 @@ class Region:
         if self.outer is not None:
             return self.outer.uniform(slot, place, dtype, width)
         dtype = np.dtype(dtype)
+        # The type is the slot's, and need not be part of the key.
         key = ("uniform", slot, place, width)
         return self._once(key, lambda: Node("uniform", (), (slot, place), dtype, width))
 
@@ -48,6 +50,8 @@ class Region:
         self, op: str, *operands: Node, dtype: Any, width: int | None = None, attributes: tuple[Any, ...] = ()
     ) -> Node:
         """The result of an operation; what depends on nothing in a loop is computed outside of it."""
+        # Loop-invariant code motion, as a side effect of where nodes are made: an operation none of whose operands
+        # was made in this loop's body is made in the region around it, and so on outwards.
         if self.outer is not None and all(operand.region is not self for operand in operands):
             return self.outer.emit(op, *operands, dtype=dtype, width=width, attributes=attributes)
         dtype = np.dtype(dtype)
@@ -55,6 +59,7 @@ class Region:
         simpler = folded(self, op, inside, attributes, dtype, width)
         if simpler is not None:
             return simpler if simpler.width == width else self.emit("splat", simpler, dtype=dtype, width=width)
+        # The exchanged operands are looked up, not sorted: nodes have no order that is the same in each process.
         if op in COMMUTATIVE and (found := self._made.get((op, inside[::-1], attributes, dtype, width))):
             return found
         key = (op, inside, attributes, dtype, width)
@@ -64,6 +69,7 @@ class Region:
         """The node as this region may use it."""
         if node.region is None or node.region is self:
             return node
+        # The outer node itself stays unknown here; a loop's program reads it through an input of its own.
         if node not in self._captured:
             self._captured[node] = self.input(node.dtype, node.width)
         return self._captured[node]

@@ -53,20 +53,23 @@ class Accumulators(NamedTuple):
 def accumulators_of(sums: Sequence[Sum], outputs: Sequence[Node]) -> Accumulators:
     """The accumulators for the sums of a program's outputs."""
     offsets, size = [], 0
-    for found in sums:
+    for each in sums:
+        # In the order of the results. Those that nothing computes take no place in the vector.
         offsets.append(size)
-        size += found.size if found.is_computed else 0
+        size += each.size if each.is_computed else 0
     tiles, numbers = _Tiles(), []
-    computed = [(offset, found) for offset, found in zip(offsets, sums, strict=True) if found.is_computed]
-    for offset, found in computed:
-        if found.right is not None:
-            tiles.add_product(offset, _side(found.left, outputs), _side(found.right, outputs))
-    for offset, found in computed:
-        leaf, nodes = found.left, [outputs[place] for place in found.left.places]
-        if found.right is None and leaf.width is None:
+    computed = [(offset, each) for offset, each in zip(offsets, sums, strict=True) if each.is_computed]
+    for offset, each in computed:
+        if each.right is not None:
+            tiles.add_product(offset, _side(each.left, outputs), _side(each.right, outputs))
+    for offset, each in computed:
+        leaf, nodes = each.left, [outputs[place] for place in each.left.places]
+        if each.right is None and leaf.width is None:
             numbers += [(offset + n, node) for n, node in enumerate(nodes)]
-        elif found.right is None:
+        elif each.right is None:
             for n, node in enumerate(nodes):
+                # After all products: by then there may be a tile with this row on its right, which a one is added
+                # to.
                 tiles.add_row(offset + n * (leaf.width or 0), node)
     return Accumulators(tiles.tiles, numbers, size)
 
@@ -92,10 +95,14 @@ class _Tiles:
 
     def add_product(self, offset: int, left: Side, right: Side) -> None:
         """Adds the outer product of two sides; a skinny side shares a tile with others."""
+        # Numbers go to the left, where they can share a tile with others; the result is then transposed when
+        # stored.
         turned = is_row(left) and not is_row(right)
         if turned:
             left, right = right, left
         for n, tile in enumerate(self.tiles):
+            # The same row on the right, such as the gradient of a layer for its weights and its bias: one product
+            # does both.
             if tile.right == right and _fits(tile.left, left):
                 part = TilePart(offset, len(tile.left), width_of(left), width_of(right), turned)
                 self.tiles[n] = Tile((*tile.left, *left), right, [*tile.parts, part])

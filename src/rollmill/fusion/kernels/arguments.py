@@ -12,6 +12,8 @@ class KernelArguments:
 
     def index_of(self, array: Any) -> int:
         """The place of an array, which is given from now on."""
+        # By identity, for tracers cannot be compared; each array is one pointer of the kernel, however often it is
+        # used.
         for number, known in enumerate(self.arrays):
             if known is array:
                 return number

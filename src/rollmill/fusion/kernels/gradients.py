@@ -194,6 +194,7 @@ def results_of(
             first += each.size
         else:
             results.append(each.left.repeated(uniforms))
+    # Outputs are in the structure of the function's results, so that it need not be traced again for it.
     structure = jax.tree.structure(step.lowered.outputs, is_leaf=is_output)
     return jax.tree.unflatten(structure, results)
 
@@ -203,6 +204,8 @@ def _conditioned_leaves(graph: Graph, samples: PyTree[Array], rows: Array, *, re
     taken = jax.tree.map(lambda leaf: leaf[rows], samples)
     conditioned = graph.condition(Batch(taken), reduce).samples
     pairs = zip(jax.tree.leaves(taken), jax.tree.leaves(conditioned), strict=True)
+    # By identity: conditioning hands on the leaves that it does not change as they are. What was gathered for
+    # those is dead code, and never computed.
     return {place: after for place, (before, after) in enumerate(pairs) if after is not before}
 
 

@@ -32,6 +32,7 @@ class Leaf(NamedTuple):
 
     def split(self, array: Array) -> list[Array]:
         """An array `[E, *shape]` as inputs of a program."""
+        # Row-major: the places of a leaf follow each other as its numbers, or rows, do.
         tail = () if self.width is None else (self.width,)
         flat = array.reshape(array.shape[0], len(self.places), *tail)
         return [flat[:, n] for n in range(len(self.places))]

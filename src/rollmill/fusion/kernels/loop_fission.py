@@ -39,6 +39,7 @@ class FissionPlan(NamedTuple):
 
 def plan_sweeps(kept: Accumulators, program: Program) -> FissionPlan:
     """The sweeps over the samples that these sums need, and no more."""
+    # Integers as sets of bits: programs have tens of rows and tens of thousands of nodes.
     depends = _products(program)
     # Sets of rows, as bits, that are disjoint: sums that need a row of the same set are gathered in one sweep.
     parts: list[int] = []
@@ -58,17 +59,19 @@ def plan_sweeps(kept: Accumulators, program: Program) -> FissionPlan:
 
 def _products(program: Program) -> dict[Node, int]:
     """The rows that each node is computed from, one bit for each row of the program."""
-    found: dict[Node, int] = {}
+    rows: dict[Node, int] = {}
     count = 0
     for node in program.nodes():
         bits = 0
         for operand in node.operands:
-            bits |= found[operand]
+            bits |= rows[operand]
+        # Only rows matter: they are what fills the registers. Scalars that several sweeps need are computed in
+        # each.
         if node.width is not None and node.op not in CHEAP:
             bits |= 1 << count
             count += 1
-        found[node] = bits
-    return found
+        rows[node] = bits
+    return rows
 
 
 def _of_tile(tile: Tile, depends: dict[Node, int]) -> int:
@@ -96,18 +99,20 @@ def _part(parts: Sequence[int], bits: int) -> int:
 def _terms(term: Term, parts: Sequence[int], depends: dict[Node, int]) -> list[Term]:
     """A number as a sum of numbers that each belong to one part, as far as it is a sum."""
     factor, node = term
+    # It belongs to one part already, or to none; taken apart, it would only be more terms.
     if sum(1 for part in parts if part & depends[node]) < 2:
         return [term]
     match node.op, node.operands:
         case ("add", (one, other)):
-            found = [Term(factor, one), Term(factor, other)]
+            terms = [Term(factor, one), Term(factor, other)]
         case ("sub", (one, other)):
-            found = [Term(factor, one), Term(-factor, other)]
+            terms = [Term(factor, one), Term(-factor, other)]
         case ("neg", (one,)):
-            found = [Term(-factor, one)]
+            terms = [Term(-factor, one)]
+        # A constant factor moves out of the sum over samples. Sums are linear, so nothing else is allowed here.
         case ("mul", (one, other)) if "constant" in (one.op, other.op):
             one, other = (one, other) if one.op == "constant" else (other, one)
-            found = [Term(factor * one.value, other)]
+            terms = [Term(factor * one.value, other)]
         case _:
             return [term]
-    return [each for part in found for each in _terms(part, parts, depends)]
+    return [each for part in terms for each in _terms(part, parts, depends)]

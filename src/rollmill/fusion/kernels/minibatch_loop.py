@@ -100,6 +100,7 @@ class _OneVector:
         names: list[str] = []
 
         def minibatch_step(flat: Learner, number: Int[Array, ""]) -> tuple[Learner, Float[Array, " metrics"]]:
+            # Slices of the vector: the kernel recognises them, and reads its weights from the vector itself.
             network, vector = cut(self._network(flat), self._like)
             learner = self._with_network(flat, network)
             with jax.named_scope("gradients"):
@@ -111,6 +112,7 @@ class _OneVector:
             with jax.named_scope("update"):
                 advanced = self._graph.update(flat, gradients)
             metrics = {**metrics, **gradient_metrics(gradients, metrics)}
+            # Set while the body is traced; a scan can only hand out arrays.
             names[:] = metrics
             return advanced, jnp.stack(list(metrics.values()))
 

@@ -126,12 +126,15 @@ def _begun(graph: Graph, key: jax.ShapeDtypeStruct) -> ValueClasses:
 
 def _under_invariants(labels: ValueClasses, step: TracedFunction) -> LoweredFunction:
     """The program of a step under the most that it keeps of an assumption, or under none where that takes long."""
+    # From the strongest assumption downwards, until a step keeps what was assumed of it. It holds then before the
+    # first step, and behind each, by induction.
     for _ in range(MOST_READINGS):
         lowered = lower_traced(step, labels)
         left = meet(labels, lowered.outputs[0][: len(labels)])
         if left == labels:
             return lowered
         labels = left
+    # Always sound: nothing is assumed, and everything carried.
     return lower_traced(step)
 
 
@@ -171,6 +174,7 @@ def fused_collect(
     graph's, which is lowered here where it is left out.
     """
     step = step or rollout_step(graph, weights, each_struct(collector))
+    # By global index, as `dataflow.collect` does: the same numbers on any number of devices.
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
     task = to_raw(collector), jax.random.key_data(keys), graph.loops.num_steps
     after_raw, step_raw = run(step, step.prologue(weights), *task)

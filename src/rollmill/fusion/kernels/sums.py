@@ -47,6 +47,7 @@ def sums_of(lowered: LoweredFunction) -> list[Sum]:
     first, sums = 0, []
     for value in jax.tree.leaves(lowered.outputs, is_leaf=is_output):
         sums.append(_sum(value, first))
+        # Outputs follow each other: the left side of a product, then its right one.
         first += len(sums[-1].left.places) + len(sums[-1].right.places if sums[-1].right else ())
     return sums
 

@@ -18,6 +18,7 @@ class Vector(NamedTuple):
         """The offset of a leaf in the vector; None for an array that is no leaf."""
         first = 0
         for leaf in self.leaves:
+            # By identity: a prologue hands on an argument that it does not change as the same object.
             if leaf is array:
                 return first
             first += leaf.size

@@ -39,6 +39,7 @@ def _cut(region: Region, node: Node, parts: list[Node], first: int, width: int) 
     match node.op:
         case "dot":
             slot, rows, columns, start, transposed = node.attributes
+            # Fewer columns of the matrix: the product itself gets cheaper by the cut.
             attributes = (slot, rows, columns, start + first, transposed)
             return region.emit("dot", *node.operands, dtype=node.dtype, width=width, attributes=attributes)
         case "uniform":

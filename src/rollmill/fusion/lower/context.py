@@ -43,6 +43,7 @@ class Lowering(NamedTuple):
     def apply(self, op: str, *nodes: Node, dtype: Any = None) -> Node:
         """An operation of `operations.OPERATIONS`; its result is a row where an operand is one."""
         width = next((node.width for node in nodes if node.width is not None), None)
+        # A bias beside what is known of a product: two uniform rows in a row of additions become one.
         if op == "add" and width is not None:
             nodes = self._with_one_uniform(*nodes)
         if dtype is None:
@@ -176,6 +177,7 @@ class Lowering(NamedTuple):
         first = positions(array.shape)[..., 0]
 
         def row(at: tuple[int, ...]) -> Node:
+            # A row of one number is that number, unless its zeros differ in sign, which compare as equal.
             if np.all(array[at] == array[at][0]) and not np.any(np.diff(np.signbit(_floats(array[at])))):
                 return self.region.constant(array[at][0].item(), array.dtype)
             return self.region.uniform(self.prologue.slot(array), int(first[at]), array.dtype, array.shape[-1])
@@ -186,6 +188,7 @@ class Lowering(NamedTuple):
         width = value.shape[-1]
         places = positions(value.shape) if value.places is None else value.places
         alike, ordered = np.all(places == places[..., :1]), np.all(places == places[..., :1] + np.arange(width))
+        # A row is read as neighbours in memory; columns in any other order are put beside each other first.
         if not alike and not ordered:
             return self._uniform_rows(Uniform(self.prologue.picked(value)))
         slot = self.prologue.slot(value.array)
@@ -195,6 +198,7 @@ class Lowering(NamedTuple):
     def _stacked_rows(self, parts: ScalarArray) -> NodeArray:
         def row(at: tuple[int, ...]) -> Node:
             nodes: Sequence[Node] = parts.nodes[at]
+            # One number in all columns: operations repeat a scalar in the columns of a row by themselves.
             if all(node is nodes[0] for node in nodes):
                 return nodes[0]
             return self.region.emit("stack", *nodes, dtype=parts.dtype, width=len(nodes))

@@ -51,6 +51,8 @@ def start_of(ctx: Lowering, index: Node, most: int, *, clamp: bool) -> tuple[Sta
     wide = np.dtype(np.uint32 if index.dtype.kind == "u" else np.int32)
     number = index if index.dtype == wide else ctx.apply("convert", index, dtype=wide)
     limits = ctx.constant(0, wide), ctx.constant(most, wide)
+    # Clamped in any case: an access out of bounds must not read other memory, even where its result is thrown
+    # away.
     held = ctx.apply("min", number, limits[1])
     if wide.kind == "i":
         held = ctx.apply("max", held, limits[0])
@@ -66,12 +68,13 @@ def dynamic_slice_by_select(
     for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         moved = np.moveaxis(nodes, axis, 0)
         if isinstance(start, int):
-            found = moved[start : start + size]
+            block = moved[start : start + size]
         else:
+            # Counted before they are made: a large array would give millions of nodes.
             check_selects((len(moved) - size) * size * int(np.prod(moved.shape[1:])))
             windows = [moved[first : first + size] for first in range(len(moved) - size + 1)]
-            found = _one_of(ctx, windows, start)
-        nodes = np.moveaxis(found, 0, axis)
+            block = _one_of(ctx, windows, start)
+        nodes = np.moveaxis(block, 0, axis)
     return nodes
 
 
@@ -91,10 +94,10 @@ def _one_of(ctx: Lowering, windows: list[NodeArray], start: Node) -> NodeArray:
 
 
 def _selected(ctx: Lowering, condition: Node, one: NodeArray, other: NodeArray) -> NodeArray:
-    found = no_nodes(one.shape)
+    chosen = no_nodes(one.shape)
     for at in np.ndindex(*one.shape):
-        found[at] = select(ctx, condition, one[at], other[at])
-    return found
+        chosen[at] = select(ctx, condition, one[at], other[at])
+    return chosen
 
 
 def select(ctx: Lowering, condition: Node, one: Node | KeyPair, other: Node | KeyPair) -> Node | KeyPair:
@@ -123,10 +126,10 @@ def is_in_memory(value: Value, starts: Sequence[Start], sizes: Sequence[int]) ->
     """Whether a block is read from memory: all environments share the array, and it has many places in it."""
     if not is_shared(value) or is_key(value.dtype):
         return False
-    own = [
+    starts_of_axes = [
         size - block + 1 for size, block, start in zip(value.shape, sizes, starts, strict=True) if _moves(start)
     ]
-    return int(np.prod(own, initial=1)) > FEW_PLACES
+    return int(np.prod(starts_of_axes, initial=1)) > FEW_PLACES
 
 
 def _moves(start: Start) -> bool:
@@ -143,11 +146,11 @@ def load_slice(ctx: Lowering, value: Const | Uniform, starts: Sequence[Start], s
         step = ctx.apply("mul", number, ctx.constant(stride, np.int32))
         begin = ctx.apply("add", begin, step)
     offsets = positions(value.shape)[tuple(slice(0, size) for size in sizes)]
-    found = no_nodes(offsets.shape)
+    block = no_nodes(offsets.shape)
     for at in np.ndindex(*offsets.shape):
         place = ctx.apply("add", begin, ctx.constant(int(offsets[at]), np.int32))
-        found[at] = ctx.region.emit("table", place, dtype=value.dtype, attributes=(slot,))
-    return found
+        block[at] = ctx.region.emit("table", place, dtype=value.dtype, attributes=(slot,))
+    return block
 
 
 def default_fill(dtype: np.dtype) -> float | int | bool:

@@ -121,6 +121,7 @@ def trace_function(
         summed: whether only sums of the results over environments are wanted: then products of two vectors, such
             as gradients of matrices, are left as `OuterProduct`.
     """
+    # Weak types are kept: they decide to which type JAX promotes an operand.
     shapes = jax.tree.map(_shape_of, tuple(uniform))
     closed, results = jax.make_jaxpr(function, return_shape=True)(*shapes, *each)
     if any(map(is_traced, closed.consts)):
@@ -151,6 +152,8 @@ def lower_traced(traced: TracedFunction, assumed: ValueClasses = ()) -> LoweredF
     except CannotFuse:
         if not any(in_rows):
             raise
+        # Rows that are handed in cannot be cut, which some functions need; scalars can be. The first error is told
+        # where both fail, for it names the operation that the caller wrote.
         scalars = _without_rows(traced, assumed)
         if scalars is None:
             raise
@@ -170,6 +173,8 @@ def _with_layout(traced: TracedFunction, assumed: ValueClasses, in_rows: list[bo
         lowered.append((program._replace(inputs=taken), inputs, outputs))
         return UniformArrays(_read_by(program, ctx.prologue.arrays), arrays)
 
+    # All lowering happens within this trace: what rules compute of uniform arrays is recorded as the prologue, and
+    # only nodes, which hold no arrays, leave it.
     prologue = trace_prologue(make, traced.uniform)
     program, inputs, outputs = lowered[0]
     unflatten = jax.tree.unflatten
@@ -200,6 +205,7 @@ def _stable_layout(
 
 def _read_by(program: Program, arrays: Sequence[Array]) -> list[Array]:
     """Uniform arrays, of which those that nothing reads need not be computed."""
+    # Slots keep their numbers, which nodes have as attributes, so an unread array is replaced and not removed.
     read = program.slots()
     return [array if slot in read else jnp.zeros(1, array.dtype) for slot, array in enumerate(arrays)]
 
@@ -257,6 +263,7 @@ def _input(
         return RowArray(rows.nodes, width, dtype)
     check_size(leaf.shape, "an argument: the state")
     numbers = filled(leaf.shape, dtype, lambda at: region.input(dtype))
+    # The first number with a label stands for all that have it; the others stay inputs that nothing reads.
     for at, label in zip(np.ndindex(*leaf.shape), labels or (), strict=bool(labels)):
         known = isinstance(label, ConstLabel)
         numbers.nodes[at] = (

@@ -66,6 +66,7 @@ def _kept(before: tuple[Hashable, ...] | None, value: Output) -> list[Hashable] 
     if before is None or after is None:
         return None
     # Pairs of labels split classes: two numbers stay equal where they were assumed equal and come out equal.
+    # A number may become known that was not assumed to be: that holds after this step and not before the first.
     is_known = lambda one, other: isinstance(one, ConstLabel) and one == other
     return [one if is_known(one, other) else (one, other) for one, other in zip(before, after, strict=True)]
 
@@ -77,4 +78,5 @@ def _numbered(leaves: Sequence[Sequence[Hashable] | None]) -> ValueClasses:
     def number(label: Hashable) -> Hashable:
         return label if isinstance(label, ConstLabel) else numbers.setdefault(label, len(numbers))
 
+    # In the order in which labels are met, so that equal partitions have equal numbers and can be compared.
     return tuple(None if labels is None else tuple(map(number, labels)) for labels in leaves)

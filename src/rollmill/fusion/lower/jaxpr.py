@@ -78,6 +78,7 @@ def lower_jaxpr(
     for equation, outputs in _live(jaxpr, wanted):
         results = _results(equation, outputs, [value_of(atom) for atom in equation.invars], ctx)
         known.update(zip(equation.outvars, results, strict=True))
+        # Checked while nodes are made: an unrolled loop would otherwise fill the memory before anyone counts.
         if ctx.region.size > MOST_NODES:
             raise CannotFuse(f"a program of more than {MOST_NODES} operations is too long.", own_line_of(equation))
     pairs = zip(jaxpr.outvars, needed, strict=True)
@@ -93,6 +94,7 @@ def _live(jaxpr: core.Jaxpr, wanted: Sequence[Any]) -> list[tuple[core.JaxprEqn,
     """Equations that something wanted depends on, or that have effects, and which of their results are read."""
     read_later = {atom for atom in wanted if not isinstance(atom, core.Literal)}
     live = []
+    # From the end, so that one pass finds all: an equation is live if something behind it reads its results.
     for equation in reversed(jaxpr.eqns):
         outputs = tuple(var in read_later for var in equation.outvars)
         if any(outputs) or equation.effects:
@@ -106,6 +108,7 @@ def _results(
 ) -> Sequence[Value]:
     name = equation.primitive.name
     try:
+        # Calls are entered even where all operands are shared: inside, some results may be known and others not.
         alike = name not in calls.RULES and all(map(is_shared, values))
         if equation.effects and (alike or name not in RULES):
             raise LoweringError("it has effects outside of the program")
@@ -117,13 +120,14 @@ def _results(
         if name not in RULES:
             raise LoweringError("there is nothing like it in a kernel")
         operands = [_operand(ctx, name, value) for value in values]
-        found = RULES[name](ctx, Equation(name, _plain_params(equation), outputs, needed), operands)
-        return [settled(value) for value in found]
+        results = RULES[name](ctx, Equation(name, _plain_params(equation), outputs, needed), operands)
+        return [settled(value) for value in results]
     except LoweringError as error:
         raise CannotFuse(
             f"{name} cannot be fused: {error}.", own_line_of(equation), ADVICE.get(name, "")
         ) from error
     except CannotFuse as error:
+        # The line is JAX's own where one of its functions is a jaxpr by itself; the caller's says more.
         if not error.line.startswith(JAX):
             raise
         raise CannotFuse(error.reason, own_line_of(equation), error.advice) from error  # JAX's own function
@@ -165,9 +169,10 @@ def _beside(equation: core.JaxprEqn, values: Sequence[Value], ctx: Lowering) -> 
     arrays = [ctx.array(value) for value in values]
     params = equation.primitive.get_bind_params(equation.params)
     bind = lambda: equation.primitive.bind(*arrays, **params)
+    # Known arrays alone give a known result at once, which later equations are folded by.
     if any(map(is_traced, arrays)):
-        found = bind()
+        results = bind()
     else:
         with jax.ensure_compile_time_eval():
-            found = bind()
-    return [shared(x) for x in (found if equation.primitive.multiple_results else [found])]
+            results = bind()
+    return [shared(x) for x in (results if equation.primitive.multiple_results else [results])]

@@ -51,6 +51,7 @@ def emit_loop(
     outputs = [_held(inside, after[n], held[n]) for n in changing]
     program = inside.region.program([node for value in outputs for node in flat_nodes(value)])
     asking, asked = (None, []) if condition is None else _asking(ctx, condition, start, held)
+    # Outside of the body, in the form that the body settled on: scalars where `start` was known, for example.
     carried = [_held(ctx, start[n], held[n]) for n in changing]
     first = [node for value in carried for node in flat_nodes(value)]
     loop = ctx.region.emit(
@@ -63,10 +64,10 @@ def emit_loop(
         ctx.region.emit("item", loop, dtype=node.dtype, width=node.width, attributes=(n,))
         for n, node in enumerate(program.outputs)
     )
-    found = list(start)
+    results = list(start)
     for n, value in zip(changing, carried, strict=True):
-        found[n] = _like(value, lambda: next(items))
-    return found
+        results[n] = _like(value, lambda: next(items))
+    return results
 
 
 def _turn(ctx: Lowering, body: Body, start: Sequence[Value]) -> tuple[list[CarryForm], Lowering, list[Value]]:
@@ -76,6 +77,8 @@ def _turn(ctx: Lowering, body: Body, start: Sequence[Value]) -> tuple[list[Carry
         inside = ctx.inside()
         before = [_handed_in(inside, value, how) for value, how in zip(start, held, strict=True)]
         after = body(inside, list(before))
+        # A fixed point: what a turn changes must be carried, and what is computed from that may change as well.
+        # Forms only ever grow, from not carried over scalars to rows, so this ends.
         wider = [_as_needed(inside, *each) for each in zip(held, before, after, strict=True)]
         if wider == held:
             return held, inside, after

@@ -80,6 +80,7 @@ def transposed(ctx: Lowering, value: Value, axes: tuple[int, ...]) -> Value:
 def joined(ctx: Lowering, values: list[Value]) -> Value:
     """Values side by side along their last axis."""
     parts = [part for value in values for part in (value.parts if isinstance(value, Concat) else (value,))]
+    # Empty parts are left out, but for one where there is nothing else: a shape is needed.
     parts = [part for part in parts if part.shape[-1]] or parts[:1]
     if len(parts) == 1:
         return parts[0]
@@ -101,11 +102,13 @@ class _Piece(NamedTuple):
 
 
 def _of_rows(ctx: Lowering, value: RowArray | Concat, places: np.ndarray, fill: Node | None) -> Value:
+    # A single number, or none, is no row.
     if places.ndim == 0 or places.shape[-1] == 0:
         return _as_scalars(ctx, value, places, fill)
     lead, table = places.shape[:-1], places.reshape(-1, places.shape[-1])
     # All rows of the result are cut at the same columns, so that each piece is rows, or scalars, throughout.
     cuts = _cuts(value, table)
+    # Many short runs, as a transposition along columns gives: taking rows apart is cheaper than so many pieces.
     if len(cuts) - 1 > max(MOST_PIECES, places.shape[-1] // NARROW):
         check_columns(value.shape)
         return _as_scalars(ctx, value, places, fill)
@@ -140,6 +143,7 @@ def _piece(
 ) -> Value:
     """The run of columns that begins, in each row, in one of these places."""
     sources = [_source(value, int(place)) for place in begins]
+    # A tile for fewer columns would be mostly padding, and scalars side by side are scalars still.
     if width <= NARROW or all(_is_scalars(value, source) for source in sources):
         nodes = no_nodes((len(begins), width))
         for n, place in enumerate(begins):
@@ -155,6 +159,7 @@ def _source(value: RowArray | Concat, place: int) -> _Piece:
     if place < 0:
         return _Piece(-1, -1, -1)
     row, column = divmod(place, value.shape[-1])
+    # Parts have all rows in common and follow each other along the columns.
     for number, part in enumerate(_parts(value)):
         if column < part.shape[-1]:
             return _Piece(number, row, column)

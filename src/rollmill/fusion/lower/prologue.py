@@ -75,6 +75,7 @@ def _without_dead_code(closed: core.ClosedJaxpr) -> core.ClosedJaxpr:
     read = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
     live = []
     for equation in reversed(jaxpr.eqns):
+        # Backwards: by the time that an equation is reached, all that read its results have been.
         if equation.effects or not read.isdisjoint(equation.outvars):
             read.update(atom for atom in equation.invars if not isinstance(atom, core.Literal))
             live.append(equation)
@@ -113,6 +114,7 @@ class PrologueBuilder:
         if places is None:
             return value.array
         key = ("picked", places.shape, places.tobytes())
+        # By places, so that two rules that ask for the same part of an array get one slot.
         return self._once(value.array, key, lambda: _pick(value.array, places))
 
     def turned(self, matrix: Array | np.ndarray) -> Array | np.ndarray:
@@ -126,6 +128,7 @@ class PrologueBuilder:
 
     def added(self, one: Node, other: Node) -> Array:
         """The sum of two uniform rows, computed once."""
+        # Nodes are unique in their region, and `one` and `other` thus say which rows these are.
         whole = self.arrays[one.attributes[0]]
         return self._once(whole, ("added", one, other), lambda: self._row(one) + self._row(other))
 
@@ -143,6 +146,7 @@ class PrologueBuilder:
 
 def _pick(array: Array, places: np.ndarray) -> Array:
     flat, wanted = array.reshape(-1), places.reshape(-1)
+    # Neighbours are a slice, which XLA need not compute where it can hand on a part of the buffer.
     if wanted.size and np.array_equal(wanted, wanted[0] + np.arange(wanted.size)):
         return jax.lax.slice(flat, (int(wanted[0]),), (int(wanted[-1]) + 1,)).reshape(places.shape)
     return flat[jnp.asarray(places, jnp.int32)]

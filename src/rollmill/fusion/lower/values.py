@@ -230,10 +230,10 @@ def flat_nodes(value: Value | PrologueOutput) -> list[Node]:
             return [node for part in parts for node in flat_nodes(part)]
         case OuterProduct(left, right):
             return [*flat_nodes(left), *flat_nodes(right)]
-    found: list[Node] = []
+    nodes: list[Node] = []
     for node in value.nodes.flat:
-        found.extend((node.first, node.second) if isinstance(node, KeyPair) else (node,))
-    return found
+        nodes.extend((node.first, node.second) if isinstance(node, KeyPair) else (node,))
+    return nodes
 
 
 def is_same(one: Value, other: Value, same_node: Callable[[Node, Node], bool]) -> bool:

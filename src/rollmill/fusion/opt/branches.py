@@ -30,7 +30,7 @@ def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[Guar
         outputs: of the program, which are read whatever the condition.
     """
     users, needed = _users(nodes), set(outputs)
-    found = []
+    regions = []
     for condition, selects in _decisions(nodes).items():
         if not _is_worth_a_branch(_read_by_chosen(selects, users, needed)):  # most are not, which is soon seen
             continue
@@ -38,20 +38,20 @@ def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[Guar
         # one select of a condition feeds the chosen side of another, that side stays outside.
         inside = _read_by_chosen(selects, users, needed | _decided(selects, nodes))
         if _is_worth_a_branch(inside):
-            found.append(_region(condition, inside, nodes, users))
+            regions.append(_region(condition, inside, nodes, users))
             # No two regions share a node: what one holds is taken for the others. Nor does one hold the condition
             # of another that comes before it: each would have to be computed before the other.
             needed |= inside | {condition}
-    return found
+    return regions
 
 
 def _decisions(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
     """The scalar conditions of selects, each with the selects that it decides."""
-    found: dict[Node, list[Node]] = {}
+    decisions: dict[Node, list[Node]] = {}
     for node in nodes:
         if node.op == "select" and node.operands[0].width is None:
-            found.setdefault(node.operands[0], []).append(node)
-    return found
+            decisions.setdefault(node.operands[0], []).append(node)
+    return decisions
 
 
 def _users(nodes: Sequence[Node]) -> dict[Node, list[tuple[Node, int]]]:
@@ -67,6 +67,8 @@ def _read_by_chosen(
 ) -> set[Node]:
     """Nodes that only the chosen sides of these selects read, directly or not; none that is needed anyway."""
     inside: set[Node] = set()
+    # Only the side that is chosen where the condition holds: a branch is taken if any environment needs it, so the
+    # other side is nearly always computed anyway.
     pending = [select.operands[1] for select in selects]
     while pending:
         node = pending.pop()

@@ -142,6 +142,7 @@ class _Scheduler:
     # --- branches ----------------------------------------------------------------------------------------
 
     def _emit_region(self, region: GuardedRegion) -> None:
+        # Emitted already; of its nodes, only results are available behind its branch.
         if not self._available.keys().isdisjoint(region.results):
             return
         inside = set(region.nodes)
@@ -153,6 +154,7 @@ class _Scheduler:
 
     def _emit_tree(self, root: Node) -> None:
         """A node, and all that it needs."""
+        # As a list: emitting a region makes nodes available, and the walk must not depend on that.
         for node in list(toposort([root], self._available)):
             if node in self._waiting:
                 self._emit_region(self._waiting[node])
@@ -167,6 +169,7 @@ class _Scheduler:
         """Nodes of a segment; returns those that are read by what is not emitted yet."""
         outside = set(self._available)
         self._emit_each(nodes)
+        # Nodes of regions that are not emitted yet are among them, and what those read has to be handed out too.
         left = [node for node in self._nodes if node not in self._available]
         read = {operand for node in left for operand in node.operands}.union(self._outputs)
         return [node for node in self._available if node in read and node not in outside]

@@ -39,12 +39,14 @@ def segments_of(nodes: Sequence[Node]) -> list[ProgramSegment]:
 
 def _levels(nodes: Sequence[Node]) -> dict[Node, int]:
     """The number of changes between rows and scalars before each node; even for rows."""
-    found: dict[Node, int] = {}
+    levels: dict[Node, int] = {}
     for node in nodes:
-        before = max((found[operand] for operand in node.operands), default=0)
+        # As early as its operands allow: the first levels then hold as many nodes as can be.
+        before = max((levels[operand] for operand in node.operands), default=0)
+        # Inputs, constants and uniforms cost nothing and are there from the start: they end no segment.
         stays = node.op in ANYWHERE or _is_of_rows(node) == (before % 2 == 0)
-        found[node] = before if stays else before + 1
-    return found
+        levels[node] = before if stays else before + 1
+    return levels
 
 
 def _is_of_rows(node: Node) -> bool:

@@ -80,22 +80,23 @@ def find_skinny_matmuls(
     """
     only_user = _only_users(nodes, outputs)
     heads, absorbed = _heads(nodes, only_user)
-    found = SkinnyMatmuls({}, {}, heads, absorbed)
+    products = SkinnyMatmuls({}, {}, heads, absorbed)
     for node in nodes:
         if is_stacked_product(node, MAX_SKINNY) and node.operands[0] in scattered:
-            _find_first(node, only_user, found)
-    return found
+            _find_first(node, only_user, products)
+    return products
 
 
-def _find_first(product: Node, only_user: Mapping[Node, Node], found: SkinnyMatmuls) -> None:
+def _find_first(product: Node, only_user: Mapping[Node, Node], products: SkinnyMatmuls) -> None:
     """Notes a product of stacked scalars, and what is added to it."""
+    # A bias becomes one more row, which must fit beside the others into the tile.
     user, has_room = only_user.get(product), product.attributes[1] < MAX_SKINNY
     addend = _addend(user, product, only_user) if user is not None and has_room else None
-    found.first[product] = addend
+    products.first[product] = addend
     if user is not None and addend is not None:
-        found.added[user] = product
+        products.added[user] = product
         if addend.scalar is not None:
-            found.absorbed[_other(user, product)] = addend.scalar
+            products.absorbed[_other(user, product)] = addend.scalar
 
 
 def _only_users(nodes: Sequence[Node], outputs: Sequence[Node]) -> dict[Node, Node]:
@@ -104,7 +105,8 @@ def _only_users(nodes: Sequence[Node], outputs: Sequence[Node]) -> dict[Node, No
     for node in nodes:
         for operand in node.operands:
             users.setdefault(operand, []).append(node)
-    return {node: found[0] for node, found in users.items() if len(found) == 1 and node not in outputs}
+    # An output is read by the kernel as well, and cannot be absorbed.
+    return {node: readers[0] for node, readers in users.items() if len(readers) == 1 and node not in outputs}
 
 
 def _heads(
@@ -113,14 +115,16 @@ def _heads(
     sums: dict[Node, list[tuple[Node, Node]]] = {}
     absorbed: dict[Node, Node] = {}
     for node in nodes:
+        # Where something else reads the product of row and weights, it has to be computed anyway.
         if node.op != "row_sum" or node.operands[0] not in only_user:
             continue
-        if found := _weighted(node.operands[0]):
-            row, weight = found
+        if weighted_row := _weighted(node.operands[0]):
+            row, weight = weighted_row
             absorbed[node.operands[0]] = row
             sums.setdefault(row, []).append((node, weight))
     heads = {}
     for row, weighted in sums.items():
+        # All sums over the same row share a product, of at most as many columns as a tile has.
         for n in range(0, len(weighted), MAX_SKINNY):
             head = ColumnDots(row, tuple(weight for _, weight in weighted[n : n + MAX_SKINNY]))
             heads |= {node: (head, column) for column, (node, _) in enumerate(weighted[n : n + MAX_SKINNY])}
@@ -137,6 +141,7 @@ def _addend(user: Node, product: Node, only_user: Mapping[Node, Node]) -> Bias |
     if user.op != "add":
         return None
     other = _other(user, product)
+    # A scalar in all columns is no row of a matrix.
     if other.width != product.width:
         return None
     if other.op == "uniform":

@@ -51,6 +51,7 @@ def tune_rollout(
     """
     kind, arguments = backend.rollouts, (weights, collector, key)
     keys = jax.ShapeDtypeStruct((*collector.index.shape, 2), jnp.uint32)
+    # Shapes are enough to write and to compile kernels; only their times need arrays.
     task = step, step.prologue.shapes, to_raw(jax.eval_shape(lambda: collector)), keys, graph.loops.num_steps
     several = lambda collect: partial(rollouts_in_a_row, backend.timed_repeats, collect)
     return fastest(

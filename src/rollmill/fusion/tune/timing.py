@@ -65,10 +65,11 @@ def fastest(
     """
     file = cache_root() / "launches" / f"{_identity(what, launches, package)}.json"
     if file.exists():
-        found = json.loads(file.read_text())
-        return Tuned(tuple(found["launch"]), found["seconds"], found["unfused_seconds"])
+        stored = json.loads(file.read_text())
+        return Tuned(tuple(stored["launch"]), stored["seconds"], stored["unfused_seconds"])
     compile_ahead()
     times, last = {}, None
+    # Errors are kept, each with its launch: one that does not fit the chip does not end the search.
     *candidates, plain = _compiled([*map(fused, launches), unfused], arguments)
     for launch, function in zip(launches, candidates, strict=True):
         try:
@@ -99,6 +100,7 @@ def _compiled(functions: Iterable[Callable[..., Any]], arguments: Sequence[Any])
 def _seconds(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
     """Seconds of a call: the median of several times, each of several calls in a row."""
     jax.block_until_ready(function(*arguments))
+    # Calls in a row hide the time between two of them, in which a device would wait for the host.
     calls = max(1, min(CALLS, round(SECONDS / _seconds_of(1, function, arguments))))
     return median(_seconds_of(calls, function, arguments) for _ in range(REPEATS))
 
@@ -106,8 +108,8 @@ def _seconds(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
 def _seconds_of(calls: int, function: Callable[..., Any], arguments: Sequence[Any]) -> float:
     began = time.perf_counter()
     for _ in range(calls):
-        found = function(*arguments)
-    jax.block_until_ready(found)
+        results = function(*arguments)
+    jax.block_until_ready(results)
     return (time.perf_counter() - began) / calls
 
 

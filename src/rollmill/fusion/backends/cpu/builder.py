@@ -85,17 +85,17 @@ class Emitter:
 
     def declared(self, name: str, result: Any, operands: list[Any]) -> ir.Function:
         """A function of these types."""
-        found = self.module.globals.get(name)
-        return ir.Function(self.module, ir.FunctionType(result, operands), name) if found is None else found
+        function = self.module.globals.get(name)
+        return ir.Function(self.module, ir.FunctionType(result, operands), name) if function is None else function
 
     def each_lane(self, name: str, *operands: Value) -> Value:
         """A function of C for each lane, one after the other."""
-        found = ir.Constant(operands[0].type, ir.Undefined)
+        vector = ir.Constant(operands[0].type, ir.Undefined)
         for lane in range(self.lanes):
             place = ir.Constant(INT32, lane)
             own = [self.builder.extract_element(operand, place) for operand in operands]
-            found = self.builder.insert_element(found, self.call(name, *own, result=own[0].type), place)
-        return found
+            vector = self.builder.insert_element(vector, self.call(name, *own, result=own[0].type), place)
+        return vector
 
     def broadcast(self, number: Value) -> Value:
         """A single number in all lanes."""
@@ -138,13 +138,13 @@ class Emitter:
     def gather(self, pointer: Value, places: Value, dtype: np.dtype) -> Value:
         """The numbers at a place of each lane's own."""
         kind = memory_type(dtype)
-        found = ir.Constant(ir.VectorType(kind, self.lanes), ir.Undefined)
+        vector = ir.Constant(ir.VectorType(kind, self.lanes), ir.Undefined)
         for lane in range(self.lanes):
             own = ir.Constant(INT32, lane)
             place = self.builder.sext(self.builder.extract_element(places, own), INT64)
             number = self.builder.load(self.at(pointer, place, kind), typ=kind, align=np.dtype(dtype).itemsize)
-            found = self.builder.insert_element(found, number, own)
-        return self._from_memory(found, dtype)
+            vector = self.builder.insert_element(vector, number, own)
+        return self._from_memory(vector, dtype)
 
     def _from_memory(self, stored: Value, dtype: np.dtype) -> Value:
         if is_short_float(dtype):
@@ -247,9 +247,9 @@ class Emitter:
 
 def variable(builder: ir.IRBuilder, kind: Any) -> Value:
     """Memory of the stack for a value of this type."""
-    found = builder.alloca(kind)
-    found.type = POINTER  # as all pointers are
-    return found
+    pointer = builder.alloca(kind)
+    pointer.type = POINTER  # as all pointers are
+    return pointer
 
 
 def byte(builder: ir.IRBuilder, pointer: Value, offset: int) -> Value:

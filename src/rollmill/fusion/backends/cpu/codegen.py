@@ -117,17 +117,17 @@ class CodeWriter:
         return [self.emit.gather(pointer, place, node.dtype) for place in self.vectors(node.operands[0])]
 
     def _item(self, node: Node) -> BlockValue:
-        found: Any = self._held[node.operands[0]]  # what a loop has left
-        return found[node.attributes[0]]
+        carried: Any = self._held[node.operands[0]]  # what a loop has left
+        return carried[node.attributes[0]]
 
     def _stack(self, node: Node) -> Placed:
         return self.beside([self.vectors(operand) for operand in node.operands], node.dtype)
 
     def vectors(self, node: Node) -> Vectors:
         """A number of each sample."""
-        found = self._held[node]
-        assert isinstance(found, list), node
-        return found
+        value = self._held[node]
+        assert isinstance(value, list), node
+        return value
 
     def _numbers(self, node: Node) -> Vectors:
         operands = [self.vectors(operand) for operand in node.operands]
@@ -199,18 +199,18 @@ class CodeWriter:
         width = node.width or 0
         strides, first = ((1, rows), start * rows) if transposed else ((columns, 1), start)
         matrix = self._packed(slot, first, (rows, width), strides, node.dtype, stride=1)
-        found = self.new_rows(width)
-        product(self.emit, self.in_memory(node.operands[0]), matrix, found, self.block, self.room)
-        return found
+        rows_of_product = self.new_rows(width)
+        product(self.emit, self.in_memory(node.operands[0]), matrix, rows_of_product, self.block, self.room)
+        return rows_of_product
 
     def beside(self, numbers: Sequence[Vectors], dtype: np.dtype = FLOAT32) -> Placed:
         """Single numbers as a row, as they are: one column after the other."""
         count = len(numbers)
-        found = Placed(self.scratch.take(self.block * count, dtype), 1, self.block, count, dtype)
+        rows = Placed(self.scratch.take(self.block * count, dtype), 1, self.block, count, dtype)
         for column, vectors in enumerate(numbers):
             for group, vector in enumerate(vectors):
-                self.emit.store(vector, found.at(self.emit, group * self.emit.lanes, column), dtype)
-        return found
+                self.emit.store(vector, rows.at(self.emit, group * self.emit.lanes, column), dtype)
+        return rows
 
     def _column(self, node: Node) -> Vectors:
         rows = self.in_memory(node.operands[0])
@@ -227,30 +227,31 @@ class CodeWriter:
 
     def _computed_rows(self, node: Node) -> Placed:
         """Computes a row of each sample, in one loop."""
-        found = self.new_rows(node.width or 0, node.dtype)
+        rows = self.new_rows(node.width or 0, node.dtype)
         with self.emit.loop(self.block) as sample:
-            for n in range(0, found.sample_stride, self.emit.lanes):
+            for n in range(0, rows.sample_stride, self.emit.lanes):
                 vector = self._elements(node, sample, n, {}, root=True)
-                self.emit.store(vector, found.at(self.emit, sample, n), node.dtype)
-        return found
+                self.emit.store(vector, rows.at(self.emit, sample, n), node.dtype)
+        return rows
 
     def _reduced(self, node: Node) -> Vectors:
         """A row's sum or extreme, sample by sample; then as vectors again."""
         row = node.operands[0]
         self._ready(node)
         width, lanes = row.width or 0, self.emit.lanes
-        found = Placed(self.scratch.take(self.block, node.dtype), 1, self.block, 1, node.dtype)
+        totals = Placed(self.scratch.take(self.block, node.dtype), 1, self.block, 1, node.dtype)
         with self.emit.loop(self.block) as sample:
             total = None
             for n in range(0, width, lanes):
                 vector = self._elements(row, sample, n, {})
+                # The last vector reaches beyond the row; what is computed there, of padding, must not count.
                 if n + lanes > width:
                     vector = self._without_padding(vector, width - n, node.op, node.dtype)
                 pair = None if total is None else (total, vector)
                 dtypes = [node.dtype, node.dtype]
                 total = vector if pair is None else applied(self.emit, COMBINED[node.op], pair, dtypes, node.dtype)
-            self.emit.store(self.across(node.op, total, node.dtype), found.at(self.emit, sample, 0), node.dtype)
-        pointers = [found.at(self.emit, group * lanes, 0) for group in range(self.groups)]
+            self.emit.store(self.across(node.op, total, node.dtype), totals.at(self.emit, sample, 0), node.dtype)
+        pointers = [totals.at(self.emit, group * lanes, 0) for group in range(self.groups)]
         return [self.emit.load(pointer, node.dtype) for pointer in pointers]
 
     def across(self, op: str, vector: Value, dtype: np.dtype = FLOAT32) -> Value:
@@ -277,6 +278,7 @@ class CodeWriter:
         for operand in row.operands:
             if operand.width is None:
                 self._placed(operand)
+            # A row that is computed where it is read: what it is made of has to be in memory in its place.
             elif self._held[operand] is None:
                 self._ready(operand)
             else:
@@ -338,13 +340,14 @@ def _neutral(op: str, dtype: np.dtype) -> Any:
 def _stored(nodes: Sequence[Node], outputs: Sequence[Node]) -> set[Node]:
     """The rows that are kept in memory: those that are read more than once, by a product, or as an output."""
     readers: dict[Node, int] = {}
-    kept = {node for node in outputs if node.width is not None}
+    stored = {node for node in outputs if node.width is not None}
     for node in nodes:
         for operand in node.operands:
             if operand.width is not None:
                 readers[operand] = readers.get(operand, 0) + 1
                 if node.op in STORED:
-                    kept.add(operand)
+                    stored.add(operand)
     computed = lambda node: node.op in OPERATIONS or node.op in TYPED
+    # Rows that several nodes read are computed once; booleans, which are cheap, each time.
     often = {node for node, count in readers.items() if count > 1 and computed(node) and node.dtype != np.bool_}
-    return kept | often
+    return stored | often

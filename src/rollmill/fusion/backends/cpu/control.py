@@ -80,6 +80,7 @@ def assign(writer: BlockWriter, variable: Any, value: BlockValue) -> None:
 
 def assign_all(writer: BlockWriter, variables: Sequence[Any], values: Sequence[BlockValue]) -> None:
     """Assigns all at once: rows that only change places are copied before they are overwritten."""
+    # A value that is a variable's own memory may be overwritten before it is read.
     moved = [_copied(writer, value) if value in rows_of(variables) else value for value in values]
     for variable, value in zip(variables, moved, strict=True):
         assign(writer, variable, value)
@@ -125,10 +126,10 @@ def write_loop(writer: BlockWriter, item: EmitLoop) -> Any:
         goes_on: list[Vectors] = []
 
         def again() -> Value:
-            (found,) = writer.write(condition, [*now(), *of_condition])
-            assert isinstance(found, list)
-            goes_on.append(found)
-            return writer.anywhere(found)
+            (holds,) = writer.write(condition, [*now(), *of_condition])
+            assert isinstance(holds, list)
+            goes_on.append(holds)
+            return writer.anywhere(holds)
 
         with writer.emit.repeat_while(again):
             turn(goes_on[0])
@@ -141,15 +142,15 @@ def _where(writer: BlockWriter, condition: Vectors, new: BlockValue, old: BlockV
         return [writer.emit.builder.select(*own) for own in zip(condition, new, old, strict=True)]
     assert isinstance(new, Placed) and isinstance(old, Placed)
     own = writer.beside([condition], np.dtype(np.bool_))
-    found, new = writer.new_rows(new.width, new.dtype), writer.contiguous(new)
+    rows, new = writer.new_rows(new.width, new.dtype), writer.contiguous(new)
     with writer.emit.loop(writer.block) as sample:
         goes_on = writer.emit.broadcast(writer.emit.load_number(own.at(writer.emit, sample, 0), own.dtype))
-        for n in range(0, found.sample_stride, writer.emit.lanes):
+        for n in range(0, rows.sample_stride, writer.emit.lanes):
             pair = [writer.emit.load(each.at(writer.emit, sample, n), new.dtype) for each in (new, old)]
             writer.emit.store(
-                writer.emit.builder.select(goes_on, *pair), found.at(writer.emit, sample, n), new.dtype
+                writer.emit.builder.select(goes_on, *pair), rows.at(writer.emit, sample, n), new.dtype
             )
-    return found
+    return rows
 
 
 def _copied(writer: BlockWriter, rows: BlockValue) -> Placed:

@@ -68,6 +68,7 @@ def gradient_code(
     slots = [_uniform(given, array, minibatch.vector) for array in arrays]
     size = sum(each.size for each in step.sums if each.is_computed)
     emit, pointers, number, base = new_program(min(own.lanes, block), len(given.arrays) + 1)
+    # Pointers to weights are the same in every turn: they are computed before the loop.
     with emit.once():
         uniforms = [
             emit.at(pointers[slot.number], slot.first, memory_type(array.dtype))
@@ -79,6 +80,7 @@ def gradient_code(
     sums.begin()
     batch = _SampleLoads(writer, pointers, minibatch_number, minibatch.num_samples)
     needed = {node for node in step.program.nodes() if node.op == "input"}
+    # Programs take blocks by turns, each in a fixed order: its sum is the same whichever core computes it.
     first = emit.builder.add(emit.builder.mul(number, emit.integer(block)), emit.integer(samples.start))
     with emit.loop(samples.stop, first=first, step=programs * block) as start:
         batch.begin(start)
@@ -145,11 +147,11 @@ class _SampleLoads:
         pointer = self._at(source, number, dtype)
         if source.shuffled:
             stride = emit.constant(source.stride, WORD)
-            found = [emit.gather(pointer, emit.builder.mul(rows, stride), dtype) for rows in self._rows]
+            numbers = [emit.gather(pointer, emit.builder.mul(rows, stride), dtype) for rows in self._rows]
         else:
             first = emit.builder.mul(self._spot, emit.integer(source.stride))
-            found = self._writer.strided(emit.at(pointer, first, memory_type(dtype)), source.stride, dtype)
-        return [emit.builder.bitcast(x, emit.vector(leaf.dtype)) for x in found] if source.in_words else found
+            numbers = self._writer.strided(emit.at(pointer, first, memory_type(dtype)), source.stride, dtype)
+        return [emit.builder.bitcast(x, emit.vector(leaf.dtype)) for x in numbers] if source.in_words else numbers
 
     def _row(self, leaf: Leaf, source: SampleSource, first: int) -> Placed:
         """A row of each sample, copied one by one."""

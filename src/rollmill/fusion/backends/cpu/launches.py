@@ -88,6 +88,7 @@ def run_gradient_code(step: GradientStep, minibatch: Minibatch, *, launch: CodeL
 def _shares(launch: CodeLaunch, minibatch: Minibatch) -> list[tuple[CodeLaunch, range]]:
     """As many samples as whole blocks hold, and those that are left in smaller ones."""
     whole = minibatch.num_samples // launch.block * launch.block
+    # `left & -left` is the largest power of two that divides what is left.
     left = minibatch.num_samples - whole
     shares = [(launch, range(whole)), (CodeLaunch(left & -left, 1), range(whole, whole + left))]
     return shares if left else shares[:1]

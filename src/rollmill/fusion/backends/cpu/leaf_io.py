@@ -26,9 +26,9 @@ def load_leaf(writer: CodeWriter, leaf: Leaf, pointer: Value, first: Value) -> l
 
 
 def _rows(writer: CodeWriter, width: int, pointer: Value, size: int, dtype: np.dtype) -> Placed:
-    found = writer.new_rows(width, dtype)
-    pack(writer.emit, found.pointer, pointer, _matrix(writer, found, size))
-    return found
+    rows = writer.new_rows(width, dtype)
+    pack(writer.emit, rows.pointer, pointer, _matrix(writer, rows, size))
+    return rows
 
 
 def _matrix(writer: CodeWriter, rows: Placed, size: int) -> Matrix:
@@ -39,7 +39,7 @@ def _matrix(writer: CodeWriter, rows: Placed, size: int) -> Matrix:
 def store_leaf(
     writer: CodeWriter,
     leaf: Leaf,
-    found: Sequence[BlockValue] | Mapping[int, BlockValue],
+    values: Sequence[BlockValue] | Mapping[int, BlockValue],
     pointer: Value,
     first: Value,
 ) -> None:
@@ -47,10 +47,10 @@ def store_leaf(
     emit, size = writer.emit, len(leaf.places) * (leaf.width or 1)
     own = emit.at(pointer, emit.builder.mul(first, emit.integer(size)), memory_type(leaf.dtype))
     if leaf.width is None:
-        _store_numbers(writer, leaf, [found[place] for place in leaf.places], own)
+        _store_numbers(writer, leaf, [values[place] for place in leaf.places], own)
         return
     for n, place in enumerate(leaf.places):
-        rows = writer.contiguous(found[place])
+        rows = writer.contiguous(values[place])
         target = emit.at(own, n * leaf.width, memory_type(leaf.dtype))
         unpack(emit, target, rows.pointer, _matrix(writer, rows, size))
 
@@ -61,6 +61,7 @@ def _store_numbers(writer: CodeWriter, leaf: Leaf, numbers: Sequence[BlockValue]
     for group in range(writer.groups):
         own = [number[group] for number in numbers]  # pyright: ignore[reportOptionalSubscript]
         target = emit.at(pointer, group * emit.lanes * size, kind)
+        # One wide store for each group of lanes, where numbers of a sample can be put side by side in registers.
         if together:
             emit.store(_interleaved(emit, own), target, leaf.dtype)
             continue

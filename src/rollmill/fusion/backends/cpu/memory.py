@@ -32,6 +32,7 @@ class Placed(NamedTuple):
         """The pointer to one number."""
         kind = memory_type(self.dtype)
         whole = lambda n: emit.integer(n) if isinstance(n, int) else n
+        # Strides are constants, so LLVM folds these into the addresses of loads and stores.
         offset = emit.builder.mul(whole(sample), emit.integer(self.sample_stride))
         own = emit.builder.mul(whole(column), emit.integer(self.column_stride))
         return emit.at(self.pointer, emit.builder.add(offset, own), kind)
@@ -122,6 +123,7 @@ def side_by_side(emit: Emitter, scratch: Scratch, rows: Placed, block: int) -> P
     """A copy whose columns lie side by side."""
     columns = padded(rows.width, emit.lanes)
     copy = Placed(scratch.take(block * columns, rows.dtype), columns, 1, rows.width, rows.dtype)
+    # Products read whole vectors, so columns up to the next vector have to be zeros.
     zero = ir.Constant(memory_type(rows.dtype), 0)
     with emit.loop(block) as sample:
         for column in range(columns):
@@ -185,6 +187,7 @@ def _gather_tile(
     emit: Emitter, sums: Placed, left: Placed, right: Placed, block: int, tile: Tiling, column: Value
 ) -> None:
     columns = [emit.builder.add(column, emit.integer(n)) for n in range(tile.rows)]
+    # The sums so far are loaded into registers once for a block, and stored once.
     start = [vector for own in columns for vector in _vectors(emit, sums, own, tile)]
 
     def turn(sample: Value, now: list[Value]) -> list[Value]:
@@ -196,6 +199,7 @@ def _gather_tile(
 
 
 def _outer(emit: Emitter, numbers: list[Value], factors: list[Value], sums: list[Value]) -> list[Value]:
+    # All pairs: each loaded vector is used for every row, and each broadcast number for every vector.
     pairs = [(number, factor) for number in numbers for factor in factors]
     return [emit.fma(*pair, total) for pair, total in zip(pairs, sums, strict=True)]
 

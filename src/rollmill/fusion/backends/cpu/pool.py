@@ -115,12 +115,12 @@ def _write_worker(function: ir.Function) -> None:
 def _nothing_to_join(emit: Emitter, pool: Value) -> Value:
     builder = emit.builder
     task = read(builder, pool, PUBLISHED)
-    found = emit.slot(ir.IntType(1))
-    builder.store(ir.Constant(ir.IntType(1), 1), found)
+    is_nothing = emit.slot(ir.IntType(1))
+    builder.store(ir.Constant(ir.IntType(1), 1), is_nothing)
     with builder.if_then(builder.icmp_unsigned("!=", task, ir.Constant(POINTER, None))):
         helpers, most = read(builder, task, HELPERS, INT64), read(builder, task, MOST_HELPERS, INT64)
-        builder.store(builder.icmp_unsigned(">=", helpers, most), found)
-    return builder.load(found, typ=ir.IntType(1))
+        builder.store(builder.icmp_unsigned(">=", helpers, most), is_nothing)
+    return builder.load(is_nothing, typ=ir.IntType(1))
 
 
 def _do(emit: Emitter, task: Value, number: Value) -> None:
@@ -132,9 +132,9 @@ def _do(emit: Emitter, task: Value, number: Value) -> None:
 
 def _add(builder: ir.IRBuilder, task: Value, field: int, number: int) -> Value:
     """A field after it has been added to."""
-    found = builder.add(read(builder, task, field, INT64), INT64(number))
-    builder.store(found, byte(builder, task, field))
-    return found
+    total = builder.add(read(builder, task, field, INT64), INT64(number))
+    builder.store(total, byte(builder, task, field))
+    return total
 
 
 def _call(emit: Emitter, name: str, pool: Value, part: int) -> None:

@@ -34,6 +34,7 @@ def rollout_code(
         raise CannotFuse(f"a block of {block} does not fit {num_envs} environments.")
     written, of_steps = written_leaves(step), [leaf for leaf in step.step if leaf.places]
     count = len(inputs) + len(written) + len(of_steps)
+    # A block that is smaller than the processor's vectors is one shorter vector.
     emit, pointers, number, base = new_program(min(own.lanes, block), count)
     slots = pointers[len(step.carried) + len(step.fixed) : len(inputs)]
     scratch = Scratch(emit, base)
@@ -50,13 +51,14 @@ def rollout_code(
     schedule = schedule_of(step.program)
     with emit.loop(num_steps) as t:
         turn = emit.broadcast(emit.builder.trunc(t, INT32))
-        found = writer.write(schedule, [*now(), *fixed, [turn] * writer.groups])
+        outputs_of_step = writer.write(schedule, [*now(), *fixed, [turn] * writer.groups])
         row = emit.builder.add(emit.builder.mul(t, emit.integer(num_envs)), first)
         for leaf, pointer in zip(of_steps, pointers[len(inputs) + len(written) :], strict=True):
-            store_leaf(writer, leaf, found, pointer, row)
-        after = [found[place] for leaf in step.after for place in leaf.places]
+            store_leaf(writer, leaf, outputs_of_step, pointer, row)
+        after = [outputs_of_step[place] for leaf in step.after for place in leaf.places]
         assign_all(writer, list(variables.values()), [after[place] for place in variables])
     places = [place for leaf in step.after for place in leaf.places]
+    # What is carried, as it is behind the last step; what no step changes is not written at all.
     ends = dict(zip(places, now(), strict=True))
     for leaf, pointer in zip(written, pointers[len(inputs) :], strict=False):
         store_leaf(writer, leaf, ends, pointer, first)

@@ -22,6 +22,7 @@ def compile_side_by_side(compilations: Sequence[Compilation]) -> None:
         return
     with contextlib.ExitStack() as processes:
         for n in range(count):
+            # Dealt out in turns, so that no process is left with all of the large ones.
             lines = "".join(json.dumps(each) + "\n" for each in compilations[n::count])
             processes.enter_context(_compiling(lines))
 

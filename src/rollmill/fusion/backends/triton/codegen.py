@@ -186,6 +186,7 @@ class TritonWriter:
         if node in self._scattered:
             return SEPARATOR.join(operands)
         pairs = zip(node.operands, operands, strict=True)
+        # Of one shape, for `tl.join`; the columns up to the power of two are zeros.
         own = [f"tl.broadcast_to({self._beside_others(*pair)}, [BLOCK])" for pair in pairs]
         zero = self.source.before.once(("zero", node.dtype), f"tl.full([BLOCK], 0, {TYPES[node.dtype.name]})")
         return interleave(self.source, own + [zero] * (columns(node.width or 0) - len(own)))
@@ -223,6 +224,7 @@ class TritonWriter:
     def _find_products(self, nodes: Sequence[Node], outputs: Sequence[Node]) -> None:
         """Finds skinny products; exact ones are sums where that is cheap."""
         exact = self.source.numerics == "float32"
+        # Added to what was found before: a loop's body is a program of its own, with nodes of its own.
         self._scattered |= scattered_stacks(nodes, outputs, MOST_SUMMED if exact else MAX_SKINNY)
         if not exact:
             self._skinny = self._skinny.joined(find_skinny_matmuls(nodes, outputs, self._scattered))
@@ -236,6 +238,7 @@ class TritonWriter:
         if addend is not None:
             slot, place = addend.row.attributes
             row = before.uniform(slot, place, addend.row.dtype, addend.row.width)
+            # The bias is a row of the matrix, beside those of the scalars: it comes with the product at no cost.
             matrix = before.once(
                 ("one more row", matrix, row),
                 f"tl.where({before.columns(MAX_SKINNY)}[:, None] == {rows}, {row}.to({matrix}.dtype), {matrix})",

@@ -67,6 +67,7 @@ def call(kernel: Kernel, arrays: Sequence[Array]) -> list[Array]:
     )
     pointers = [gpu_triton.create_array_parameter(0, bytes_) for bytes_ in _alignments(kernel, len(arrays))]
     launch = gpu_triton.TritonKernelCall(code, kernel.programs, 1, 1, pointers)
+    # As jaxlib's handler expects it: a compressed protocol buffer.
     opaque = zlib.compress(launch.to_proto(built.metadata.name, b""))
     return list(jax.ffi.ffi_call("triton_kernel_call_ffi", list(kernel.outputs))(*arrays, opaque=opaque))
 

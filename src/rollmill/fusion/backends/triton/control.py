@@ -124,6 +124,7 @@ def _write_loop(writer: NodeWriter, item: EmitLoop, operands: Sequence[str]) -> 
     source.line(f"while tl.max({going}.to(tl.int32), axis=0) != 0:")
     source.deeper()
     _replace(source, carried, writer.write(item.body, inputs), going, loop)
+    # Tiles are known by the names of what they are made of, and the carried names have new values by now.
     writer.tiles = dict(tiles)
     source.line(f"{going} = {writer.write(item.condition, asked)[0]}")
     source.deeper(-1)

@@ -113,8 +113,9 @@ def gradient_source(
         whole_blocks: whether every block is full.
         numerics: of products.
     """
-    kept = accumulators_of(step.sums, step.program.outputs)
-    plan = plan_sweeps(kept, step.program)
+    # The same tiles for all sweeps, which each keep some of them: offsets in the result do not depend on sweeps.
+    accumulators = accumulators_of(step.sums, step.program.outputs)
+    plan = plan_sweeps(accumulators, step.program)
     numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.sweeps for node in each.numbers)}
     lines = []
     for n, each in enumerate(plan.sweeps):
@@ -150,7 +151,7 @@ def _sweep(task: _Common, each: Sweep, numbers: Mapping[Node, str], prefix: str)
     writer = TritonWriter(source, beside=samples.beside, exact_scalars=False)
     inputs = _inputs(task, program, samples)
     source.lines += samples.words
-    sums = _Sums(writer, each, numbers, mask)
+    sums = _SumWriter(writer, each, numbers, mask)
     writer.write(schedule_of(program, segmented=True, sums=sums.nodes), inputs, add_sum=sums.add)
     loop = ["    for first in range(tl.program_id(0) * BLOCK, N, PROGRAMS * BLOCK):"]
     here = [f"        {mask} = first + tl.arange(0, BLOCK) < N"] if mask else []
@@ -173,7 +174,7 @@ def _inputs(task: _Common, program: Program, samples: SamplePrefetch) -> list[st
 # --- sums -------------------------------------------------------------------------------------------------
 
 
-class _Sums:
+class _SumWriter:
     """Adds a block's results to the accumulators, each as soon as it is computed, so that it need not be held."""
 
     def __init__(self, writer: TritonWriter, each: Sweep, numbers: Mapping[Node, str], mask: str) -> None:

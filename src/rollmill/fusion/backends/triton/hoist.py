@@ -93,6 +93,7 @@ class Hoisted:
         Its rows are in the order in which products take them, and in their own where scalars are multiplied.
         """
         row, column = self.columns(rows) if of_scalars else self.mma_order(rows), self.columns(width)
+        # A transposed matrix is read with exchanged strides; nothing is moved in memory.
         row_stride, column_stride = (1, rows) if transposed else (size, 1)
         place = f"{row}[:, None] * {row_stride} + ({column}[None, :] + {start}) * {column_stride}"
         checks = [f"({row}[:, None] < {rows})"] if columns(rows) != rows else []
@@ -108,6 +109,7 @@ class Hoisted:
         dtype = "tl.bfloat16" if self._numerics == "bfloat16" else "tl.float32"
         matrix = self.once(("heads", head), f"tl.zeros([{columns(width)}, {head.columns}], {dtype})")
         check = [] if columns(width) == width else [f"{along} < {width}"]
+        # Column by column: the rows that they come from need not be neighbours in memory, nor in one array.
         for n, weight in enumerate(head.weights):
             slot, place = weight.attributes
             load = f"{self._read(f'{self._slots[slot]} + {place} + {along}', check)}[:, None].to({dtype})"

@@ -100,8 +100,8 @@ class LeafIO(NamedTuple):
             written = "=&r" if inside else "=r"  # zeros come before the operands are read
             registers = ",".join([written] * together + ["l"] + ["r"] * len(inside))
             types = "tl.int32" if together == 1 else f"({', '.join(['tl.int32'] * together)})"
-            found = _instruction(text, registers, [start, *inside], types, is_pure=True)
-            self.source.line(f"{', '.join(names[first : first + together])} = {found}")
+            loaded = _instruction(text, registers, [start, *inside], types, is_pure=True)
+            self.source.line(f"{', '.join(names[first : first + together])} = {loaded}")
         for name in names:
             out = " != 0" if leaf.dtype == np.bool_ else word.out.format(type=TYPES[leaf.dtype.name])
             self.source.line(f"{name} = {name}{out}")
@@ -146,6 +146,6 @@ def _where_inside(text: str, operand: int) -> str:
 
 
 def _instruction(text: str, registers: str, operands: Sequence[str], types: str, *, is_pure: bool) -> str:
-    taken = ", ".join(operands)
+    arguments = ", ".join(operands)
     how = f"dtype={types}, is_pure={is_pure}, pack=1"
-    return f'tl.inline_asm_elementwise("{text}", "{registers}", [{taken}], {how})'
+    return f'tl.inline_asm_elementwise("{text}", "{registers}", [{arguments}], {how})'

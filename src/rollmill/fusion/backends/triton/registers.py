@@ -18,6 +18,7 @@ def interleave(source: KernelSource, parts: Sequence[str]) -> str:
     """A row of scalars, as many as a power of two, that stays in the registers of its thread."""
     if len(parts) == 1:
         return parts[0]
+    # `tl.join` puts two tensors side by side in the last axis, so even and odd parts come in turns again.
     even, odd = interleave(source, parts[::2]), interleave(source, parts[1::2])
     name = source.fresh()
     source.line(f"{name} = tl.reshape(tl.join({even}, {odd}), [BLOCK, {len(parts)}])")

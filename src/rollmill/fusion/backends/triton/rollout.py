@@ -92,30 +92,32 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     and the leaves of the trajectory.
     """
     program, slots = step.program, range(step.prologue.num_slots)
-    taken = [*step.carried, *step.fixed]
+    leaves = [*step.carried, *step.fixed]
     changes = step.changed
-    before, uniform = [f"in{n}" for n in range(len(taken))], [f"uniform{n}" for n in slots]
+    before, uniform = [f"in{n}" for n in range(len(leaves))], [f"uniform{n}" for n in slots]
     after = [f"after{n}" for n, does in enumerate(changes) if does]
     out = [f"step{n}" for n, leaf in enumerate(step.step) if leaf.places]
     memory = BY_INSTRUCTIONS if needs_segments(len(program.nodes())) else BY_TRITON
     source = KernelSource(numerics, uniform, memory=memory)
     writer = TritonWriter(source, apart=ENV_PER_THREAD_BOTH_WAYS if numerics == "float32" else ENV_PER_THREAD)
+    # Where all blocks are whole, no access needs a mask.
     mask = "" if num_envs % block == 0 else "here"
     places = LeafIO(source, mask)
 
-    each = zip(before, taken, strict=True)
+    each = zip(before, leaves, strict=True)
     loaded = [name for pointer, leaf in each for name in places.load(pointer, "env", leaf)]
     inputs = writer.named(program.inputs[: len(loaded)], loaded)
+    # What was written so far, the loads of the state, stays in front of the loop over steps.
     opening, source.lines = source.lines, []
     source.line("for t in range(T):")
     source.deeper()
     source.line(f"at = {_wide_enough('t', step, num_steps * num_envs)} * N + env")
     schedule = schedule_of(program, segmented=True)
-    found = writer.write(schedule, [*inputs, *_turn(source)])
+    outputs = writer.write(schedule, [*inputs, *_turn(source)])
     for n, leaf in enumerate(step.step):
         if leaf.places:
-            places.store(f"step{n}", "at", leaf, [found[place] for place in leaf.places])
-    _advance(source, step, inputs, found)
+            places.store(f"step{n}", "at", leaf, [outputs[place] for place in leaf.places])
+    _advance(source, step, inputs, outputs)
     source.deeper(-1)
     for n, (leaf, does) in enumerate(zip(step.carried, changes, strict=True)):
         if does:
@@ -141,17 +143,18 @@ def _turn(source: KernelSource) -> list[str]:
     return ["turn"]
 
 
-def _advance(source: KernelSource, step: RolloutStep, inputs: list[str], found: list[str]) -> None:
+def _advance(source: KernelSource, step: RolloutStep, inputs: list[str], outputs: list[str]) -> None:
     """Gives the carried numbers their values after a step, all at once."""
     moves = []
     for before, after, does in zip(step.carried, step.after, step.changed, strict=True):
         if does:
             pairs = zip(before.places, after.places, strict=True)
-            moves += [(inputs[place], found[new], before) for place, new in pairs if step.carries(place)]
-    held = []
+            moves += [(inputs[place], outputs[new], before) for place, new in pairs if step.carries(place)]
+    values = []
     for _, new, leaf in moves:
-        held.append(source.fresh())
+        values.append(source.fresh())
         shape = "[BLOCK]" if leaf.width is None else f"[BLOCK, {columns(leaf.width)}]"
-        source.line(f"{held[-1]} = tl.broadcast_to({new}, {shape}).to({TYPES[leaf.dtype.name]})")
-    for (name, _, _), new in zip(moves, held, strict=True):
+        source.line(f"{values[-1]} = tl.broadcast_to({new}, {shape}).to({TYPES[leaf.dtype.name]})")
+    # All new values have names before the first is assigned: one leaf's may be another's old one.
+    for (name, _, _), new in zip(moves, values, strict=True):
         source.line(f"{name} = {new}")

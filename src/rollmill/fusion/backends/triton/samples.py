@@ -42,6 +42,8 @@ class SamplePrefetch:
 
     def beside(self, source: KernelSource, parts: Sequence[str]) -> str:
         """A row of scalars; those that lie beside each other in the table are read as a row."""
+        # Parts that are words of the table side by side can be read as a row in one go; other parts are selected
+        # into their columns one by one.
         numbers = [self._numbers.get(part, -1) for part in parts]
         count = next((n for n, number in enumerate(numbers) if number != numbers[0] + n), len(parts))
         if numbers[0] < 0 or count < 2:
@@ -82,6 +84,7 @@ class SamplePrefetch:
     def _word(self, number: int, dtype: np.dtype) -> str:
         """The name of a word of the table as a number of this type."""
         group, place = divmod(number, TOGETHER)
+        # Four words of 32 bits are one load of 16 bytes, the widest there is.
         if group not in self._groups:
             self._groups[group] = self._four(group)
         name = f"{self._prefix}w{number}"
@@ -112,6 +115,7 @@ class SamplePrefetch:
             start = f"({start})[:, None] + {column}"
             mask = f", mask={column} < {leaf.width}, other=0" if columns(leaf.width) != leaf.width else ""
         cast = f".to({TYPES[leaf.dtype.name]}, bitcast=True)" if place.first is not None else ""
+        # Leaves that were conditioned lie minibatch after minibatch, `[M, N, ...]`.
         before = "" if place.shuffled else f" + tl.load(minibatch).to(tl.int64) * {size} * N"
         return self._fetch(f"tl.load({place.pointer}{before} + {start}{mask}){cast}")
 

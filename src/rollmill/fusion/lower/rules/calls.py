@@ -61,8 +61,8 @@ def _cond(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Va
     if isinstance(index, Const):
         taken = branches[int(np.clip(index.array, 0, len(branches) - 1))]
         return ctx.read(taken, operands, ctx, equation.needed)
-    found = [ctx.read(branch, operands, ctx, equation.needed) for branch in branches]
-    cases = zip(equation.needed, zip(*found, strict=True), strict=True)
+    results = [ctx.read(branch, operands, ctx, equation.needed) for branch in branches]
+    cases = zip(equation.needed, zip(*results, strict=True), strict=True)
     return [_merged(ctx, index, case) if needed else UNNEEDED for needed, case in cases]
 
 

@@ -44,6 +44,8 @@ def _while(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[V
     of_condition, of_body, start = values[:asked], values[asked : asked + own], list(values[asked + own :])
     condition = lambda at, now: at.read(equation.params["cond_jaxpr"], [*of_condition, *now], at)
     body = lambda at, now: at.read(equation.params["body_jaxpr"], [*of_body, *now], at)
+    # Written out as long as the condition is known: such loops have a fixed number of turns, and each turn is then
+    # folded with what it knows of its own number.
     first, now, turns = ctx.region.size, start, 0
     while turns <= SHORT or ctx.region.size - first <= MOST_NODES:
         (goes_on,) = condition(ctx, now)
@@ -106,6 +108,7 @@ def _written_out(ctx: Lowering, scan: _Scan) -> list[Value] | None:
         now, own = _turn(ctx, scan, now, [index_leading(ctx, x, scan.place(turn)) for x in scan.taken])
         given.append(own)
         made = ctx.region.size - begin
+        # The first turn also makes what all turns share, so one turn alone says little of the others.
         expected = made / (turn + 1) * scan.length if turn else made
         if expected > (MOST_NODES_SHORT if scan.length <= SHORT else MOST_NODES):
             return None
@@ -116,8 +119,8 @@ def _written_out(ctx: Lowering, scan: _Scan) -> list[Value] | None:
 def _turn(ctx: Lowering, scan: _Scan, now: list[Value], taken: Sequence[Value]) -> tuple[list[Value], list[Value]]:
     count = len(scan.start)
     needed = (True,) * count + scan.needed[count:]
-    found = ctx.read(scan.jaxpr, [*scan.fixed, *now, *taken], ctx, needed)
-    return found[:count], found[count:]
+    results = ctx.read(scan.jaxpr, [*scan.fixed, *now, *taken], ctx, needed)
+    return results[:count], results[count:]
 
 
 def _counted(ctx: Lowering, scan: _Scan) -> list[Value]:
@@ -134,15 +137,16 @@ def _counted(ctx: Lowering, scan: _Scan) -> list[Value]:
         place = at.apply("sub", last, turn) if scan.reverse else turn
         taken = [_element(at, x, place) for x in scan.taken]
         after, given = _turn(at, scan, now[1 : 1 + count], taken)
+        # Only outputs that are read get an array: each number of it is a register for the whole loop.
         held = zip(now[1 + count :], written, strict=True)
         arrays = [with_element(at, array, given[n], place) for array, n in held]
         return [_number(at.apply("add", turn, at.constant(1, np.int32))), *after, *arrays]
 
-    _, *found = emit_loop(ctx, body, None, [zero, *scan.start, *arrays], scan.length)
+    _, *after_all = emit_loop(ctx, body, None, [zero, *scan.start, *arrays], scan.length)
     results: list[Value] = [zero] * len(scan.given)
-    for n, array in zip(written, found[count:], strict=True):
+    for n, array in zip(written, after_all[count:], strict=True):
         results[n] = array
-    return [*found[:count], *results]
+    return [*after_all[:count], *results]
 
 
 def _number(node: Node) -> ScalarArray:

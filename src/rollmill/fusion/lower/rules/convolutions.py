@@ -50,8 +50,8 @@ def _convolve(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> lis
     groups = [_taps(params, image.shape, weights.shape, n) for n in range(params["feature_group_count"])]
     _check_size(image, weights, groups, equation.dtype)
     by_group = _with_shared if is_shared(weights) else _written_out
-    found = [by_group(ctx, image, weights, taps, equation.dtype) for taps in groups]
-    whole = concatenated(ctx, found, len(image.shape) - 1)
+    convolved = [by_group(ctx, image, weights, taps, equation.dtype) for taps in groups]
+    whole = concatenated(ctx, convolved, len(image.shape) - 1)
     _, _, out = params["dimension_numbers"]
     return [transposed(ctx, whole, _axes_of(out))]
 
@@ -105,13 +105,14 @@ def _with_shared(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype
     under = taps.image.reshape(*lead, len(rows))
     array = _picked(ctx, weights, rows)
     whole = MatrixOperand(array, False, len(rows), outs)
-    found = []
+    outputs = []
     for at in np.ndindex(*lead):
+        # Padding is zero: its products are left out, together with their rows of the weights.
         inside = np.flatnonzero(under[at] >= 0)
         vector = gather_static(ctx, image, under[at][inside])
         matrix = whole if len(inside) == len(rows) else whole.chosen(ctx.prologue, inside)
-        found.append(vector_matrix(ctx, vector, matrix, dtype) if len(inside) else Const(np.zeros(outs, dtype)))
-    return gathered(ctx, found, lead, outs)
+        outputs.append(vector_matrix(ctx, vector, matrix, dtype) if len(inside) else Const(np.zeros(outs, dtype)))
+    return gathered(ctx, outputs, lead, outs)
 
 
 def _picked(ctx: Lowering, weights: Value, places: np.ndarray) -> Any:
@@ -134,13 +135,13 @@ def _written_out(ctx: Lowering, image: Value, weights: Value, taps: _Taps, dtype
     lead, outs = taps.image.shape[:-2], taps.weights.shape[-1]
     rows = taps.weights.reshape(-1, outs)
     under = taps.image.reshape(*lead, len(rows))
-    found = no_nodes((*lead, outs))
+    outputs = no_nodes((*lead, outs))
     for at in np.ndindex(*lead):
         inside = np.flatnonzero(under[at] >= 0)
         own = pixels[under[at][inside]]
         for out in range(outs):
-            found[(*at, out)] = sum_of_products(ctx, own, filters[rows[inside, out]], dtype)
-    return ScalarArray(found, np.dtype(dtype))
+            outputs[(*at, out)] = sum_of_products(ctx, own, filters[rows[inside, out]], dtype)
+    return ScalarArray(outputs, np.dtype(dtype))
 
 
 RULES: dict[str, Rule] = {"conv_general_dilated": _convolve}

@@ -106,6 +106,7 @@ class MatrixOperand(NamedTuple):
         """Some of what is summed over."""
         if count == self.summed:
             return self
+        # The part stays transposed as the whole is, so that no copy is made.
         own = slice(first, first + count)
         return self._replace(array=self.array[:, own] if self.transposed else self.array[own], summed=count)
 
@@ -124,25 +125,26 @@ def _with_shared(ctx: Lowering, value: Value, sides: Sides, shared: Value, their
     places = positions(value.shape).transpose((*sides.batch, *sides.free, *sides.summed))
     vectors = gather_static(ctx, value, places.reshape(*lead, -1))
     batch, columns = lead[: len(sides.batch)], tuple(shared.shape[axis] for axis in theirs.free)
-    found = []
+    products = []
     for at in np.ndindex(*lead):
         matrix = _matrix(ctx, shared, theirs, at[: len(batch)])
         vector = gather_static(ctx, vectors, positions(vectors.shape)[(*at, ...)])
-        found.append(vector_matrix(ctx, vector, matrix, dtype))
-    if not found:
+        products.append(vector_matrix(ctx, vector, matrix, dtype))
+    if not products:
         raise LoweringError("a product without any vectors")
-    whole = gathered(ctx, found, lead, found[0].shape[-1])
+    whole = gathered(ctx, products, lead, products[0].shape[-1])
     return reshaped(ctx, whole, (*lead, *columns)) if len(columns) != 1 else whole
 
 
-def gathered(ctx: Lowering, found: Sequence[Value], lead: tuple[int, ...], width: int) -> Value:
+def gathered(ctx: Lowering, vectors: Sequence[Value], lead: tuple[int, ...], width: int) -> Value:
     """Vectors of one width as an array `[*lead, width]`."""
-    if any(isinstance(value, RowArray | Concat) for value in found):
-        nodes = no_nodes(len(found))
-        nodes[:] = [ctx.rows(value).nodes[()] for value in found]
-        return RowArray(nodes.reshape(lead), width, found[0].dtype)
-    nodes = np.stack([ctx.scalars(value).nodes for value in found])
-    return ScalarArray(nodes.reshape(*lead, width), found[0].dtype)
+    # One kind for all: an array is made of rows or of scalars, never of both.
+    if any(isinstance(value, RowArray | Concat) for value in vectors):
+        nodes = no_nodes(len(vectors))
+        nodes[:] = [ctx.rows(value).nodes[()] for value in vectors]
+        return RowArray(nodes.reshape(lead), width, vectors[0].dtype)
+    nodes = np.stack([ctx.scalars(value).nodes for value in vectors])
+    return ScalarArray(nodes.reshape(*lead, width), vectors[0].dtype)
 
 
 def _matrix(ctx: Lowering, shared: Value, sides: Sides, at: tuple[int, ...]) -> MatrixOperand:
@@ -183,6 +185,7 @@ def vector_matrix(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: An
         return _with_known(ctx, vector, matrix, dtype)
     if matrix.summed == 1:
         return _multiple(ctx, ctx.scalar(vector), matrix, dtype)
+    # The one case that becomes a matrix product of the kernel; all above are cheaper as ordinary arithmetic.
     row = ctx.rows(vector).nodes[()]
     slot = ctx.prologue.slot(matrix.array)
     attributes = (slot, matrix.summed, matrix.columns, 0, matrix.transposed)
@@ -205,25 +208,26 @@ def _with_known(ctx: Lowering, vector: ScalarArray, matrix: MatrixOperand, dtype
         return RowArray(alone(ctx.uniform_row(known)), matrix.columns, dtype)
     # Only the unknown numbers are multiplied in the kernel, by their rows of the matrix.
     own = matrix.chosen(ctx.prologue, np.flatnonzero(~is_known))
-    found = ctx.rows(vector_matrix(ctx, ScalarArray(vector.nodes[~is_known], vector.dtype), own, dtype))
+    unknown = ctx.rows(vector_matrix(ctx, ScalarArray(vector.nodes[~is_known], vector.dtype), own, dtype))
     if not rows.summed:
-        return found
-    return RowArray(alone(ctx.apply("add", found.nodes[()], ctx.uniform_row(known))), matrix.columns, dtype)
+        return unknown
+    return RowArray(alone(ctx.apply("add", unknown.nodes[()], ctx.uniform_row(known))), matrix.columns, dtype)
 
 
 def _of_parts(ctx: Lowering, vector: Concat, matrix: MatrixOperand, dtype: Any) -> Value:
     """Vectors side by side: the sum of their products with parts of the matrix."""
-    first, found = 0, []
+    first, products = 0, []
     for part in vector.parts:
         size = part.shape[-1]
+        # Shared parts become scalars, of which the known ones are multiplied beside the kernel.
         own = part if not is_shared(part) else ctx.scalars(part)
-        found.append(vector_matrix(ctx, own, matrix.rows(first, size), dtype))
+        products.append(vector_matrix(ctx, own, matrix.rows(first, size), dtype))
         first += size
-    if any(isinstance(value, RowArray) for value in found):
-        total = reduce(lambda a, b: ctx.apply("add", a, b), [ctx.rows(value).nodes[()] for value in found])
+    if any(isinstance(value, RowArray) for value in products):
+        total = reduce(lambda a, b: ctx.apply("add", a, b), [ctx.rows(value).nodes[()] for value in products])
         return RowArray(alone(total), matrix.columns, dtype)
     add = np.frompyfunc(lambda a, b: ctx.apply("add", a, b), 2, 1)
-    return ScalarArray(reduce(add, [ctx.scalars(value).nodes for value in found]), dtype)
+    return ScalarArray(reduce(add, [ctx.scalars(value).nodes for value in products]), dtype)
 
 
 def _written_out(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: Any) -> ScalarArray:
@@ -243,6 +247,7 @@ def _as_value(array: Array | np.ndarray) -> Const | Uniform:
 def _column_by_column(ctx: Lowering, vector: Value, matrix: MatrixOperand, dtype: Any) -> ScalarArray:
     """Few columns: the sum over each one's products, for a kernel's matrix products are wide."""
     row = ctx.rows(vector).nodes[()]
+    # Each column is read as a row: numbers of one must be neighbours in memory.
     turned = matrix.array if matrix.transposed else ctx.prologue.turned(matrix.array)
     columns = ctx.row_operands(_as_value(turned), (matrix.columns, matrix.summed))
     return ScalarArray(np.array([_sum_over_columns(ctx, row, column, dtype) for column in columns], object), dtype)
@@ -270,12 +275,12 @@ def _of_two(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, 
     else:
         left, right, of_pair = ctx.scalars(left), ctx.scalars(right), sum_of_products
         _check_multiplied(int(np.prod([*batch, *free[0], *free[1], left.shape[-1]])))
-    found = no_nodes((*batch, *free[0], *free[1]))
+    products = no_nodes((*batch, *free[0], *free[1]))
     for b in np.ndindex(*batch):
         for f in np.ndindex(*free[0]):
             for g in np.ndindex(*free[1]):
-                found[(*b, *f, *g)] = of_pair(ctx, left.nodes[(*b, *f)], right.nodes[(*b, *g)], dtype)
-    return ScalarArray(found, dtype)
+                products[(*b, *f, *g)] = of_pair(ctx, left.nodes[(*b, *f)], right.nodes[(*b, *g)], dtype)
+    return ScalarArray(products, dtype)
 
 
 def _vectors(ctx: Lowering, value: Value, sides: Sides) -> Value:
@@ -292,22 +297,23 @@ def _across(ctx: Lowering, one: Value, own: Sides, other: Value, theirs: Sides, 
     # The last free axis is the row itself; nodes have all others: `[b, g, c]`, each node a row.
     leading = (*theirs.batch, *theirs.free[:-1], *theirs.summed)
     rows = other.nodes.transpose(leading)
-    kept = len(theirs.batch) + len(theirs.free) - 1
-    rows = rows.reshape(*rows.shape[:kept], -1)
+    num_across = len(theirs.batch) + len(theirs.free) - 1
+    rows = rows.reshape(*rows.shape[:num_across], -1)
     batch, free = weights.shape[: len(own.batch)], weights.shape[len(own.batch) : -1]
-    across = rows.shape[len(theirs.batch) : kept]
+    across = rows.shape[len(theirs.batch) : num_across]
     _check_multiplied(int(np.prod([*batch, *free, *across, rows.shape[-1]])))
-    found = no_nodes((*batch, *free, *across))
+    sums = no_nodes((*batch, *free, *across))
     for b in np.ndindex(*batch):
         for f in np.ndindex(*free):
             for g in np.ndindex(*across):
-                found[(*b, *f, *g)] = sum_of_products(ctx, weights[(*b, *f)], rows[(*b, *g)], dtype)
-    return RowArray(found, other.width, dtype)
+                sums[(*b, *f, *g)] = sum_of_products(ctx, weights[(*b, *f)], rows[(*b, *g)], dtype)
+    return RowArray(sums, other.width, dtype)
 
 
 def sum_of_products(ctx: Lowering, one: NodeArray, other: NodeArray, dtype: Any) -> Node:
     """The product of two vectors of nodes, added up one after the other."""
     products = [_product(ctx, a, b, dtype) for a, b in zip(one, other, strict=True)]
+    # A sum over nothing, as of a vector without elements, is zero.
     if not products:
         return ctx.constant(0, dtype)
     return converted(ctx, reduce(lambda a, b: ctx.apply("add", a, b), products), dtype)

@@ -56,6 +56,7 @@ def reduced(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
     last = len(value.shape) - 1
     leading = tuple(axis for axis in axes if axis != last)
     if isinstance(value, Concat):
+        # Each part by itself, then the results: rows and scalars side by side cannot be combined at once.
         parts = [reduced(ctx, op, part, axes) for part in value.parts]
         return reduce(lambda a, b: applied(ctx, op, a, b), parts) if last in axes else joined(ctx, parts)
     combine = lambda a, b: ctx.apply(op, a, b)
@@ -63,6 +64,7 @@ def reduced(ctx: Lowering, op: str, value: Value, axes: Sequence[int]) -> Value:
         rows = RowArray(_along(combine, value.nodes, leading), value.width, value.dtype)
         if last not in axes:
             return rows
+        # Bitwise and, or of integers are no extreme, and there is no reduction of columns for them.
         if op in OVER_COLUMNS and (op not in ("and", "or") or value.dtype == np.bool_):
             return _over_columns(ctx, op, rows)
         value, axes = ctx.scalars(rows), (len(rows.shape) - 1,)
@@ -79,20 +81,20 @@ def _along(combine: Combine, nodes: NodeArray, axes: Sequence[int]) -> NodeArray
     """Nodes without some axes."""
     if not axes:
         return nodes
-    kept = [axis for axis in range(nodes.ndim) if axis not in axes]
-    moved = nodes.transpose([*kept, *axes])
-    flat = moved.reshape(*moved.shape[: len(kept)], -1)
-    found = no_nodes(flat.shape[:-1])
-    for at in np.ndindex(*found.shape):
-        found[at] = reduce(combine, flat[at])
-    return found
+    remaining = [axis for axis in range(nodes.ndim) if axis not in axes]
+    moved = nodes.transpose([*remaining, *axes])
+    flat = moved.reshape(*moved.shape[: len(remaining)], -1)
+    results = no_nodes(flat.shape[:-1])
+    for at in np.ndindex(*results.shape):
+        results[at] = reduce(combine, flat[at])
+    return results
 
 
 def _over_columns(ctx: Lowering, op: str, rows: RowArray) -> ScalarArray:
-    found = no_nodes(rows.nodes.shape)
-    for at in np.ndindex(*found.shape):
-        found[at] = row_total(ctx, op, rows.nodes[at])
-    return ScalarArray(found, rows.dtype)
+    totals = no_nodes(rows.nodes.shape)
+    for at in np.ndindex(*totals.shape):
+        totals[at] = row_total(ctx, op, rows.nodes[at])
+    return ScalarArray(totals, rows.dtype)
 
 
 def row_total(ctx: Lowering, op: str, row: Node) -> Node:
@@ -122,24 +124,25 @@ def _running(combine_of: Callable[[Lowering], Combine]) -> Rule:
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         axis, reverse = equation.params["axis"], equation.params["reverse"]
         nodes = np.moveaxis(ctx.scalars(values[0]).nodes, axis, -1)
-        found = _accumulated(combine_of(ctx), nodes[..., ::-1] if reverse else nodes)
-        return [ScalarArray(np.moveaxis(found[..., ::-1] if reverse else found, -1, axis), equation.dtype)]
+        results = _accumulated(combine_of(ctx), nodes[..., ::-1] if reverse else nodes)
+        return [ScalarArray(np.moveaxis(results[..., ::-1] if reverse else results, -1, axis), equation.dtype)]
 
     return rule
 
 
 def _accumulated(combine: Combine, nodes: NodeArray) -> NodeArray:
-    found = nodes.copy()
+    totals = nodes.copy()
     for place in range(1, nodes.shape[-1]):
         for at in np.ndindex(*nodes.shape[:-1]):
-            found[(*at, place)] = combine(found[(*at, place - 1)], nodes[(*at, place)])
-    return found
+            totals[(*at, place)] = combine(totals[(*at, place - 1)], nodes[(*at, place)])
+    return totals
 
 
 def _log_add_exp(ctx: Lowering) -> Combine:
     """`log(exp(a) + exp(b))`; infinities of one sign stay what they are."""
 
     def combine(a: Node, b: Node) -> Node:
+        # `exp` of the negative distance is at most one, and cannot overflow.
         greatest, gap = ctx.apply("max", a, b), ctx.apply("sub", a, b)
         rest = ctx.apply("log1p", ctx.apply("exp", ctx.apply("neg", ctx.apply("abs", gap))))
         is_nan = ctx.apply("ne", gap, gap)
@@ -157,10 +160,10 @@ def _argument_of(op: str) -> Rule:
     def rule(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[Value]:
         (axis,) = equation.params["axes"]
         nodes = np.moveaxis(ctx.scalars(values[0]).nodes, axis, -1)
-        found = no_nodes(nodes.shape[:-1])
-        for at in np.ndindex(*found.shape):
-            found[at] = _first_best(ctx, op, list(nodes[at]), equation.dtype)
-        return [ScalarArray(found, equation.dtype)]
+        results = no_nodes(nodes.shape[:-1])
+        for at in np.ndindex(*results.shape):
+            results[at] = _first_best(ctx, op, list(nodes[at]), equation.dtype)
+        return [ScalarArray(results, equation.dtype)]
 
     return rule
 
@@ -190,9 +193,12 @@ def _reduce(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[
     count, axes = len(values) // 2, equation.params["dimensions"]
     arrays, starts = [ctx.scalars(value) for value in values[:count]], list(values[count:])
     shape = arrays[0].shape
-    kept = [axis for axis in range(len(shape)) if axis not in axes]
-    flat = [array.nodes.transpose([*kept, *axes]).reshape(*(shape[axis] for axis in kept), -1) for array in arrays]
-    found = [no_nodes(equation.shape) for _ in arrays]
+    remaining = [axis for axis in range(len(shape)) if axis not in axes]
+    flat = [
+        array.nodes.transpose([*remaining, *axes]).reshape(*(shape[axis] for axis in remaining), -1)
+        for array in arrays
+    ]
+    results = [no_nodes(equation.shape) for _ in arrays]
     for at in np.ndindex(*equation.shape):
         totals = starts
         for place in range(flat[0].shape[-1]):
@@ -201,9 +207,9 @@ def _reduce(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list[
                 for nodes, array in zip(flat, arrays, strict=True)
             ]
             totals = ctx.read(equation.params["jaxpr"], [*totals, *own], ctx)
-        for nodes, total in zip(found, totals, strict=True):
+        for nodes, total in zip(results, totals, strict=True):
             nodes[at] = ctx.scalar(total)
-    return [ScalarArray(nodes, array.dtype) for nodes, array in zip(found, arrays, strict=True)]
+    return [ScalarArray(nodes, array.dtype) for nodes, array in zip(results, arrays, strict=True)]
 
 
 RULES: dict[str, Rule] = {

@@ -64,11 +64,12 @@ def _pool(op: str) -> Rule:
         own = cells(ctx, value, whole_rows=_leaves_rows(equation.params))
         under = _under_windows(equation.params, own.nodes.shape)
         nothing = ctx.constant(of_none(op, own.dtype), own.dtype)
-        flat, found = own.nodes.reshape(-1), no_nodes(under.shape[:-1])
-        for at in np.ndindex(*found.shape):
+        flat, results = own.nodes.reshape(-1), no_nodes(under.shape[:-1])
+        for at in np.ndindex(*results.shape):
+            # -1 is padding; what the operation gives of nothing stands only where a window has no number at all.
             inside: list[Node] = [flat[place] for place in under[at] if place >= 0]
-            found[at] = reduce(lambda a, b: ctx.apply(op, a, b), inside) if inside else nothing
-        return [own.again(found) if own.width is None else ctx.rows_of(found, own.width, own.dtype)]
+            results[at] = reduce(lambda a, b: ctx.apply(op, a, b), inside) if inside else nothing
+        return [own.again(results) if own.width is None else ctx.rows_of(results, own.width, own.dtype)]
 
     return rule
 
@@ -84,15 +85,15 @@ def _reduce_window(ctx: Lowering, equation: Equation, values: Sequence[Value]) -
     count = len(values) // 2
     arrays, starts = [ctx.scalars(value) for value in values[:count]], list(values[count:])
     under = _under_windows(equation.params, arrays[0].shape)
-    found = [no_nodes(under.shape[:-1]) for _ in arrays]
+    results = [no_nodes(under.shape[:-1]) for _ in arrays]
     for at in np.ndindex(*under.shape[:-1]):
         totals = starts
         for place in under[at][under[at] >= 0]:
             own = [ScalarArray(alone(array.nodes.flat[place]), array.dtype) for array in arrays]
             totals = ctx.read(equation.params["jaxpr"], [*totals, *own], ctx)
-        for nodes, total in zip(found, totals, strict=True):
+        for nodes, total in zip(results, totals, strict=True):
             nodes[at] = ctx.scalar(total)
-    return [ScalarArray(nodes, array.dtype) for nodes, array in zip(found, arrays, strict=True)]
+    return [ScalarArray(nodes, array.dtype) for nodes, array in zip(results, arrays, strict=True)]
 
 
 RULES: dict[str, Rule] = {**{name: _pool(op) for name, op in POOLS.items()}, "reduce_window": _reduce_window}
