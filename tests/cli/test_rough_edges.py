@@ -53,7 +53,7 @@ def test_names_of_other_libraries_lead_to_those_here(option):
     from rollmill.core.errors import UsageError
 
     with pytest.raises(UsageError, match=f"Did you mean {OPTIONS[option]}?"):
-        run.__wrapped__(["ppo", "CartPole-v1", option, "3"])
+        getattr(run, "__wrapped__", run)(["ppo", "CartPole-v1", option, "3"])
 
 
 def test_help_is_in_groups_without_marks_of_types(capsys):

@@ -99,7 +99,7 @@ def test_short_trainings_are_not_timed_first():
 
 
 def test_a_run_keeps_the_launches_that_it_began_with(monkeypatch):
-    monkeypatch.setattr(fusing, "tune_rollout", None)  # there is nothing to be timed
+    monkeypatch.setattr(fusing, "rollout_search", None)  # there is nothing to be timed
     launches = {"device": "H200", "rollouts": [32, 1], "gradients": None}
     ways = choose_ways(graph_on(rollmill.make("CartPole-v1")), fusion="auto", launches=launches, **CHOICE)
     assert ways.rollouts.fused and ways.rollouts.launch == (32, 1) and not ways.gradients.fused
@@ -157,7 +157,7 @@ def test_what_triton_cannot_compile_is_left_to_xla(monkeypatch, rollouts_alone):
 @pytest.mark.parametrize(("longest", "fused"), [(10_000, True), (100, False)])
 def test_kernels_of_very_many_operations_have_to_be_asked_for(monkeypatch, rollouts_alone, longest, fused):
     monkeypatch.setattr(kernel_launches, "MAX_NODES", longest)
-    monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", lambda *_: fusing.Tuned((32, 1), 1.0, 2.0))
+    monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", lambda *_: lambda: fusing.Tuned((32, 1), 1.0, 2.0))
     graph = graph_on(rollmill.make("CartPole-v1"))
     way = choose_ways(graph, fusion="auto", **CHOICE).rollouts
     assert way.fused == fused
@@ -171,7 +171,9 @@ def test_kernels_that_fit_neither_registers_nor_the_instruction_cache_have_to_be
     monkeypatch.setattr(kernel_launches, "REGISTER_ROOM", 16)
     monkeypatch.setattr(kernel_launches, "INSTRUCTION_CACHE", 100)
     tuned = []
-    monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", lambda *_: tuned.append(1) or fusing.Tuned((32, 1)))
+    monkeypatch.setattr(
+        fusing._Chooser, "_tune_rollouts", lambda *_: tuned.append(1) or (lambda: fusing.Tuned((32, 1)))
+    )
     graph = graph_on(rollmill.make("CartPole-v1"))
     way = choose_ways(graph, fusion="auto", **CHOICE).rollouts
     pressure = pressure_of_rollout(graph)

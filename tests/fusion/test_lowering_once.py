@@ -9,12 +9,12 @@ import pytest
 import rollmill
 from rollmill.dataflow import start
 from rollmill.execution.program import kernels as choosing
+from rollmill.execution.program import tuning
 from rollmill.execution.program.compiled import lower
 from rollmill.fusion.backends.triton import gradients as triton_gradients
 from rollmill.fusion.backends.triton import rollout as triton_rollout
 from rollmill.fusion.backends.triton.launches import triton_kernels
 from rollmill.fusion.kernels import gradients, rollout
-from rollmill.fusion.tune import search
 from rollmill.fusion.tune.timing import Tuned
 
 
@@ -42,7 +42,7 @@ def test_machine_code_is_made_from_one_lowering(lowered, tmp_path, monkeypatch):
     assert sorted(lowered) == ["gradients", "rollout"]
 
 
-def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, monkeypatch):
+def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, tmp_path, monkeypatch):
     """Up to the source of each kernel: what calls it is replaced, for there is no GPU."""
     sources = set()
 
@@ -50,21 +50,25 @@ def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, monk
         sources.add(kernel.source)
         return [jnp.zeros(struct.shape, struct.dtype) for struct in kernel.outputs]
 
-    def fastest(what, launches, fused, unfused, arguments, **_):
-        for launch in launches:
-            jax.eval_shape(fused(launch), *arguments)
-        return Tuned(tuple(launches[0]), 1.0, 2.0)
+    def trace_candidates(search):
+        for launch in search.launches:
+            jax.eval_shape(search.fused(launch), *search.shapes)
+        return ()
 
     monkeypatch.setattr(triton_rollout, "call", call)
     monkeypatch.setattr(triton_gradients, "call", call)
-    monkeypatch.setattr(search, "fastest", fastest)
+    monkeypatch.setattr(tuning, "compile_candidates", trace_candidates)
+    first = lambda search, *_: Tuned(tuple(search.launches[0]), 1.0, 2.0)
+    monkeypatch.setattr(tuning, "fastest", first)
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
     graph, backend = training(), triton_kernels("tf32")._replace(device=lambda device: "a GPU")
     backend = backend._replace(
         gradients=backend.gradients._replace(launches=lambda size, device: [(4, 64, 4), (4, 32, 2)])
     )
-    chooser = choosing._Chooser(graph, "full", backend, 1, jax.devices()[:1], None)
-    plain = choosing._plain(1)
-    ways = chooser.rollouts(plain.rollouts), chooser.gradients(plain.gradients)
+    with tuning.Tuner(jax.devices()[0]) as tuner:
+        chooser = choosing._Chooser(graph, "full", backend, 1, jax.devices()[:1], None, tuner)
+        plain = choosing._plain(1)
+        ways = chooser.rollouts(plain.rollouts), chooser.gradients(plain.gradients)
     assert all(way.fused for way in ways) and len(sources) > 2
     state = jax.eval_shape(partial(start, graph), jax.random.key(0), jnp.arange(64, dtype=jnp.int32))
     jax.eval_shape(

@@ -34,8 +34,8 @@ from rollmill.fusion.kernels.rollout import (
 from rollmill.fusion.lower.function import LoweredFunction, lower_function
 from rollmill.fusion.lower.prologue import Prologue, UniformArrays
 from rollmill.fusion.numerics import Numerics
-from rollmill.fusion.tune.search import rollouts_in_a_row, tune_minibatch_loop, tune_rollout
-from rollmill.fusion.tune.timing import Tuned
+from rollmill.fusion.tune.search import minibatch_loop_search, rollout_search, rollouts_in_a_row
+from rollmill.fusion.tune.timing import Search, Tuned, compile_candidates, fastest
 
 __all__ = [
     "CHIPS",
@@ -55,12 +55,15 @@ __all__ = [
     "Prologue",
     "Region",
     "RolloutStep",
+    "Search",
     "Tuned",
     "UniformArrays",
     "backend_of",
     "check_package",
+    "compile_candidates",
     "evaluate",
     "explain",
+    "fastest",
     "find_chip",
     "first_batch",
     "fused_collect",
@@ -70,16 +73,16 @@ __all__ = [
     "lower_gradients",
     "lower_rollout",
     "machine_code",
+    "minibatch_loop_search",
     "pressure_of",
     "pressure_of_rollout",
     "program_text",
     "rollout_step",
+    "rollout_search",
     "rollouts_in_a_row",
     "run_gradients_kernel",
     "run_gradients_reference",
     "run_kernel",
     "run_reference",
     "stages_of",
-    "tune_minibatch_loop",
-    "tune_rollout",
 ]

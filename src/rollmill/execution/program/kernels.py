@@ -1,5 +1,6 @@
 """Chooses how deep a training is fused: how policy and environment become a rollout, and samples gradients."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -24,6 +25,7 @@ from rollmill.dataflow import (
     shuffled_rows,
     start,
 )
+from rollmill.execution.program.tuning import Tuner
 from rollmill.fusion import (
     Backend,
     CannotFuse,
@@ -39,9 +41,9 @@ from rollmill.fusion import (
     fused_minibatch_loop,
     lower_gradients,
     lower_rollout,
+    minibatch_loop_search,
     pressure_of,
-    tune_minibatch_loop,
-    tune_rollout,
+    rollout_search,
 )
 
 Fusion: TypeAlias = Literal["auto", "off", "rollout", "full"]
@@ -133,13 +135,19 @@ def choose_ways(
     if fusion == "auto" and launches is None and steps < MIN_STEPS_TO_TUNE[device.platform]:
         note = f"nothing is fused: for {steps:,} environment steps it does not pay to find the fastest kernels"
         return plain if device.platform == "cpu" else plain.with_note(f"{note}; fusion=full does so all the same")
-    choice = _Chooser(graph, fusion, backend, unroll, devices, launches)
+    with Tuner(device) as tuner:
+        return _choose(_Chooser(graph, fusion, backend, unroll, devices, launches, tuner), plain, num_seeds)
+
+
+def _choose(choice: "_Chooser", plain: KernelChoice, num_seeds: int) -> KernelChoice:
+    fusion = choice.fusion
     try:
         choice.check(num_seeds)
     except UsageError as reason:
         if fusion != "auto":
             raise _impossible(fusion, reason) from reason
         return plain.with_note(f"nothing is fused: {reason}")
+    choice.start()
     rollouts = choice.way("rollouts", plain.rollouts, choice.rollouts, needed=fusion in ("rollout", "full"))
     if fusion == "rollout":
         return plain._replace(rollouts=rollouts)
@@ -183,6 +191,7 @@ class _Chooser:
     unroll: int
     devices: Sequence[Any]
     launches: Launches | None
+    tuner: Tuner
 
     def check(self, num_seeds: int) -> None:
         """Raises a UsageError where there can be no kernels at all."""
@@ -204,12 +213,38 @@ class _Chooser:
                 raise _impossible(self.fusion, reason) from reason
             return plain._replace(note=f"{what} are not fused: {reason}")
 
-    def rollouts(self, plain: Implementation) -> Implementation:
-        step = lower_rollout(self.graph)  # once: every kernel that is timed, and the final one, is made from it
+    def start(self) -> None:
+        """Starts to compile the candidates of both kernels; what cannot be fused is found again by `way`."""
+        with contextlib.suppress(CannotFuse):
+            if self._wanted("rollouts"):
+                _ = self._rollout
+        with contextlib.suppress(CannotFuse):
+            if self.fusion != "rollout" and self._wanted("gradients"):
+                _ = self._gradient
+
+    def _wanted(self, what: str) -> bool:
+        """Whether a kernel is sought, and not known to be left out since the run began."""
+        return self.launches is None or self.launches[what] is not None
+
+    @cached_property
+    def _rollout(self) -> tuple[RolloutStep, Callable[[], Tuned]]:
+        """The lowered step, from which all kernels are made, and the function that finds their launch."""
+        step = lower_rollout(self.graph)
         pressure = pressure_of(step.program)
         self._check_pressure(pressure)
         launches = self.backend.rollouts.launches(self._share, pressure.operations)
-        tuned = self._launch("rollouts", launches, partial(self._tune_rollouts, step))
+        return step, self._launch("rollouts", launches, partial(self._tune_rollouts, step))
+
+    @cached_property
+    def _gradient(self) -> tuple[GradientStep, Callable[[], Tuned]]:
+        """The same of the gradients."""
+        step = lower_gradients(self.graph)
+        launches = self.backend.gradients.launches(self._minibatch, self.devices[0])
+        return step, self._launch("gradients", launches, partial(self._tune_gradients, step))
+
+    def rollouts(self, plain: Implementation) -> Implementation:
+        step, find_launch = self._rollout
+        tuned = find_launch()
         function = partial(fused_collect, run=self.backend.rollouts.run(tuned.launch), step=step)
         note = self.backend.rollouts.describe(tuned.launch)
         return self._faster("rollouts", tuned, plain, Implementation(function, True, note, tuned.launch))
@@ -226,36 +261,44 @@ class _Chooser:
         if reason is not None:
             raise CannotFuse(f"{reason}. fusion=rollout makes one all the same")
 
-    def _tune_rollouts(self, step: RolloutStep, launches: Sequence[tuple[int, ...]]) -> Tuned:
-        state = self._example
-        weights = self.graph.weights(state.learner)
-        task = self.graph, weights, state.collector, state.key
-        return tune_rollout(*task, self.backend, launches, unroll=self.unroll, step=step)
+    def _tune_rollouts(self, step: RolloutStep, launches: Sequence[tuple[int, ...]]) -> Callable[[], Tuned]:
+        shapes, device = self._example_shapes, self.devices[0]
+        search = rollout_search(self.graph, shapes, self.backend, launches, device, unroll=self.unroll, step=step)
+
+        def arguments() -> tuple[Weights, Collector, Key]:
+            state = self._example
+            return self.graph.weights(state.learner), state.collector, state.key
+
+        return self.tuner.start(search, arguments)
 
     def gradients(self, plain: Implementation) -> Implementation:
-        step = lower_gradients(self.graph)
-        launches = self.backend.gradients.launches(self._minibatch, self.devices[0])
-        tuned = self._launch("gradients", launches, partial(self._tune_gradients, step))
+        step, find_launch = self._gradient
+        tuned = find_launch()
         function = partial(fused_minibatch_loop, run=self.backend.gradients.run(tuned.launch), step=step)
         note = self.backend.gradients.describe(tuned.launch)
         return self._faster("gradients", tuned, plain, Implementation(function, True, note, tuned.launch))
 
-    def _tune_gradients(self, step: GradientStep, launches: Sequence[tuple[int, ...]]) -> Tuned:
-        with jax.default_device(self.devices[0]):
-            learner, batch, rows = jax.jit(self._epoch)(self._example)
-        return tune_minibatch_loop(self.graph, learner, batch, rows, self.backend, launches, step=step)
+    def _tune_gradients(self, step: GradientStep, launches: Sequence[tuple[int, ...]]) -> Callable[[], Tuned]:
+        shapes = jax.eval_shape(self._epoch, self._example_shapes)
+        search = minibatch_loop_search(self.graph, shapes, self.backend, launches, self.devices[0], step=step)
+        if search.stored() is None:
+            epoch = self.tuner.compile(self._epoch, self._example_shapes)
+            return self.tuner.start(search, lambda: epoch.result()(self._example))
+        return self.tuner.start(search, tuple)
 
     def _launch(
         self,
         what: str,
         launches: Sequence[tuple[int, ...]],
-        tune: Callable[[Sequence[tuple[int, ...]]], Tuned],
-    ) -> Tuned:
-        """The launch that the run began with, or the only one that there is, or else the fastest."""
+        tune: Callable[[Sequence[tuple[int, ...]]], Callable[[], Tuned]],
+    ) -> Callable[[], Tuned]:
+        """Finds the launch that the run began with, or the only one that there is, or else the fastest."""
         launch = (self.launches or {}).get(what)
         if launch is not None:
-            return Tuned(tuple(launch))
-        return Tuned(tuple(launches[0])) if self.fusion != "auto" and len(launches) == 1 else tune(launches)
+            return lambda: Tuned(tuple(launch))
+        if self.fusion != "auto" and len(launches) == 1:
+            return lambda: Tuned(tuple(launches[0]))
+        return tune(launches)
 
     def _faster(self, what: str, tuned: Tuned, plain: Implementation, fused: Implementation) -> Implementation:
         """The fused way, but for `auto` where it is slower."""
@@ -281,6 +324,10 @@ class _Chooser:
     def _example(self) -> State:
         with jax.default_device(self.devices[0]):
             return jax.jit(self._start)()
+
+    @cached_property
+    def _example_shapes(self) -> State:
+        return jax.eval_shape(self._start)
 
     def _start(self) -> State:
         return start(self.graph, jax.random.key(0), jnp.arange(self._share, dtype=jnp.int32))

@@ -1,4 +1,4 @@
-"""The fastest launches of the two kernels, for what they are to compute on the device where it lies."""
+"""Searches for the fastest launches of the two kernels of a training."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from rollmill.core.types import Key
 from rollmill.dataflow import (
@@ -16,6 +16,7 @@ from rollmill.dataflow import (
     Learner,
     MakeMinibatchLoop,
     Metrics,
+    State,
     Trajectory,
     Weights,
     collect,
@@ -28,44 +29,48 @@ from rollmill.fusion.kernels.leaves import to_raw
 from rollmill.fusion.kernels.minibatch_loop import example_minibatch, fused_minibatch_loop
 from rollmill.fusion.kernels.rollout import RolloutStep, fused_collect
 from rollmill.fusion.kernels.tracing import trace_abstractly
-from rollmill.fusion.tune.timing import Tuned, fastest
+from rollmill.fusion.tune.timing import Search, file_of
 
 T = TypeVar("T")
 
 
-def tune_rollout(
+def rollout_search(
     graph: Graph,
-    weights: Weights,
-    collector: Collector,
-    key: Key,
+    state: State,
     backend: Backend,
     launches: Sequence[AnyLaunch],
+    device: Any,
     *,
     unroll: int,
     step: RolloutStep,
-) -> Tuned:
-    """The fastest of these launches for these environments; `step` is the graph's.
+) -> Search:
+    """The search for the fastest of these launches of a rollout.
 
-    Raises:
-        CannotFuse: if there is no kernel that runs on this device.
+    Args:
+        graph: what is trained.
+        state: shapes of a state of the environments that one device holds.
+        backend: makes the kernels.
+        launches: to be tried.
+        device: to be timed on.
+        unroll: steps of the unfused loop that are compiled as one.
+        step: the graph's.
     """
-    kind, arguments = backend.rollouts, (weights, collector, key)
+    kind, collector = backend.rollouts, state.collector
     keys = jax.ShapeDtypeStruct((*collector.index.shape, 2), jnp.uint32)
-    # Shapes are enough to write and to compile kernels; only their times need arrays.
-    task = step, step.prologue.shapes, to_raw(jax.eval_shape(lambda: collector)), keys, graph.loops.num_steps
+    task = step, step.prologue.shapes, to_raw(collector), keys, graph.loops.num_steps
     several = lambda collect: partial(rollouts_in_a_row, backend.timed_repeats, collect)
-    return fastest(
-        [
-            kind.text(launches[0], *task),
-            backend.device(_device_of(collector.index)),
-            f"{backend.timed_repeats} times, unroll {unroll}",
-        ],
+    what = [
+        kind.text(launches[0], *task),
+        backend.device(device),
+        f"{backend.timed_repeats} times, unroll {unroll}",
+    ]
+    return Search(
+        file_of(what, launches, backend.package),
         launches,
         lambda launch: several(partial(fused_collect, graph, run=kind.run(launch), step=step)),
         several(partial(collect, graph, unroll=unroll)),
-        arguments,
-        package=backend.package,
-        compile_ahead=partial(kind.compile_ahead, launches, *task),
+        (jax.eval_shape(graph.weights, state.learner), collector, state.key),
+        partial(kind.compile_ahead, launches, *task),
     )
 
 
@@ -83,26 +88,30 @@ def rollouts_in_a_row(
     return jax.lax.scan(again, (collector, empty), jax.random.split(key, count))[0]
 
 
-def tune_minibatch_loop(
+def minibatch_loop_search(
     graph: Graph,
-    learner: Learner,
-    batch: Batch,
-    rows: Array,
+    shapes: tuple[PyTree[jax.ShapeDtypeStruct], Batch, jax.ShapeDtypeStruct],
     backend: Backend,
     launches: Sequence[AnyLaunch],
+    device: Any,
     *,
     step: GradientStep,
-) -> Tuned:
-    """The fastest of these launches for an epoch with these rows `[M, N]`; `step` is the graph's.
+) -> Search:
+    """The search for the fastest of these launches of the gradients of a minibatch.
 
-    Raises:
-        CannotFuse: if there is no kernel that runs on this device.
+    Args:
+        graph: what is trained.
+        shapes: of a learner, its batch, and the rows `[M, N]` of an epoch, on one device.
+        backend: makes the kernels.
+        launches: to be tried.
+        device: to be timed on.
+        step: the graph's.
     """
-    kind, arguments = backend.gradients, (learner, batch, rows)
+    kind, (learner, _, rows) = backend.gradients, shapes
 
     def with_minibatch(use: Callable[[GradientStep, Minibatch], T]) -> T:
         make = lambda *arguments: use(step, example_minibatch(graph, step, *arguments))
-        return trace_abstractly(make, *arguments)
+        return trace_abstractly(make, *shapes)
 
     def epochs(learner: Learner, batch: Batch, rows: Array, *, make: MakeMinibatchLoop) -> tuple[Learner, Metrics]:
         loop = make(graph, batch, identity)
@@ -110,21 +119,17 @@ def tune_minibatch_loop(
         after, metrics = jax.lax.scan(loop.epoch, loop.begin(learner), shuffled)
         return loop.end(after), metrics
 
-    return fastest(
-        [
-            with_minibatch(partial(kind.text, launches[0])),
-            backend.device(_device_of(rows)),
-            f"{backend.timed_repeats} times {rows.shape}",
-            str(jax.tree.structure(learner)),
-        ],
+    what = [
+        with_minibatch(partial(kind.text, launches[0])),
+        backend.device(device),
+        f"{backend.timed_repeats} times {rows.shape}",
+        str(jax.tree.structure(learner)),
+    ]
+    return Search(
+        file_of(what, launches, backend.package),
         launches,
         lambda launch: partial(epochs, make=partial(fused_minibatch_loop, run=kind.run(launch), step=step)),
         partial(epochs, make=plain_minibatch_loop),
-        arguments,
-        package=backend.package,
-        compile_ahead=lambda: with_minibatch(partial(kind.compile_ahead, launches)),
+        shapes,
+        lambda: with_minibatch(partial(kind.compile_ahead, launches)),
     )
-
-
-def _device_of(array: Array) -> Any:
-    return next(iter(array.devices()))

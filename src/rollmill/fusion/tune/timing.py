@@ -5,9 +5,10 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -39,39 +40,69 @@ class Tuned(NamedTuple):
         return self.unfused_seconds / self.seconds
 
 
-def fastest(
-    what: Sequence[str],
-    launches: Sequence[tuple[int, ...]],
-    fused: Callable[[Any], Callable[..., Any]],
-    unfused: Callable[..., Any],
-    arguments: Sequence[Any],
-    *,
-    package: str,
-    compile_ahead: Callable[[], None],
-) -> Tuned:
-    """The fastest launch, and its time beside the unfused function's.
+class Search(NamedTuple):
+    """A search for the fastest launch of a kernel; shapes are enough to make one and to compile its candidates."""
+
+    file: Path
+    """Keeps the result for this device, size and these versions."""
+    launches: Sequence[tuple[int, ...]]
+    fused: Callable[[Any], Callable[..., Any]]
+    """From a launch to the function with it."""
+    unfused: Callable[..., Any]
+    """The function without a kernel."""
+    shapes: Sequence[Any]
+    """Of the arguments of both functions."""
+    compile_ahead: Callable[[], None]
+    """Compiles the kernels of all launches side by side, for when the functions are compiled."""
+
+    def stored(self) -> Tuned | None:
+        """The result of an earlier search; None where there was none."""
+        if not self.file.exists():
+            return None
+        stored = json.loads(self.file.read_text())
+        return Tuned(tuple(stored["launch"]), stored["seconds"], stored["unfused_seconds"])
+
+
+def file_of(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: str) -> Path:
+    """The file that keeps the result of a search.
 
     Args:
         what: all that the times depend on, besides the launches and versions.
         launches: to be tried.
-        fused: from a launch to the function with it.
-        unfused: the function without a kernel.
-        arguments: of both functions, where they are to run.
         package: whose version the kernels depend on.
-        compile_ahead: compiles the kernels of all launches, where they have to be timed.
+    """
+    return cache_root() / "launches" / f"{_identity(what, launches, package)}.json"
+
+
+def compile_candidates(search: Search) -> Sequence[Callable[[], Callable[..., Any]]]:
+    """Compiles the functions with all launches, and last the one without a kernel, side by side.
+
+    Each result returns the compiled function, or raises its error.
+    """
+    search.compile_ahead()
+    build = lambda function: jax.jit(function).lower(*search.shapes).compile()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        futures = [pool.submit(build, each) for each in (*map(search.fused, search.launches), search.unfused)]
+    return [future.result for future in futures]
+
+
+def fastest(
+    search: Search, candidates: Sequence[Callable[[], Callable[..., Any]]], arguments: Sequence[Any]
+) -> Tuned:
+    """The fastest launch, and its time beside the unfused function's.
+
+    Args:
+        search: of which no result is stored.
+        candidates: what `compile_candidates` returned for it.
+        arguments: of these functions, where they are to run.
 
     Raises:
         CannotFuse: if no launch runs on this device, with the last one's error.
     """
-    file = cache_root() / "launches" / f"{_identity(what, launches, package)}.json"
-    if file.exists():
-        stored = json.loads(file.read_text())
-        return Tuned(tuple(stored["launch"]), stored["seconds"], stored["unfused_seconds"])
-    compile_ahead()
     times, last = {}, None
     # Errors are kept, each with its launch: one that does not fit the chip does not end the search.
-    *candidates, plain = _compiled([*map(fused, launches), unfused], arguments)
-    for launch, function in zip(launches, candidates, strict=True):
+    *fused, plain = candidates
+    for launch, function in zip(search.launches, fused, strict=True):
         try:
             times[launch] = _seconds(function(), arguments)
         except (
@@ -85,16 +116,8 @@ def fastest(
     best = min(times, key=lambda launch: times[launch])
     tuned = Tuned(tuple(best), times[best], _seconds(plain(), arguments))
     with contextlib.suppress(OSError):  # where nothing can be kept, it is timed again
-        write_once(file, json.dumps(tuned._asdict()))
+        write_once(search.file, json.dumps(tuned._asdict()))
     return tuned
-
-
-def _compiled(functions: Iterable[Callable[..., Any]], arguments: Sequence[Any]) -> list[Callable[[], Any]]:
-    """Compiles functions side by side; each result returns the compiled function or raises its error."""
-    build = lambda function: jax.jit(function).lower(*arguments).compile()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        futures = [pool.submit(build, function) for function in functions]
-    return [future.result for future in futures]
 
 
 def _seconds(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
