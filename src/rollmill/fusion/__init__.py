@@ -33,6 +33,7 @@ from rollmill.fusion.kernels.rollout import (
 )
 from rollmill.fusion.lower.function import LoweredFunction, lower_function
 from rollmill.fusion.lower.prologue import Prologue, UniformArrays
+from rollmill.fusion.lower.rules import register_rule
 from rollmill.fusion.numerics import Numerics
 from rollmill.fusion.tune.search import minibatch_loop_search, rollout_search, rollouts_in_a_row
 from rollmill.fusion.tune.timing import Search, Tuned, compile_candidates, fastest
@@ -77,6 +78,7 @@ __all__ = [
     "pressure_of",
     "pressure_of_rollout",
     "program_text",
+    "register_rule",
     "rollout_step",
     "rollout_search",
     "rollouts_in_a_row",

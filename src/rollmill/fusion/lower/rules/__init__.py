@@ -1,5 +1,6 @@
 """Lowering rules of primitives; one module for each group of them."""
 
+from rollmill.core.errors import UsageError
 from rollmill.fusion.lower.rule import Rule
 from rollmill.fusion.lower.rules import (
     calls,
@@ -33,4 +34,20 @@ RULES: dict[str, Rule] = {
     **random.RULES,
 }
 
-__all__ = ["RULES"]
+
+def register_rule(primitive: str, rule: Rule) -> None:
+    """Makes a primitive of one's own known to the compiler.
+
+    Args:
+        primitive: its name in a jaxpr.
+        rule: from operands to results; see `Rule`.
+
+    Raises:
+        UsageError: the primitive has a rule already.
+    """
+    if primitive in RULES:
+        raise UsageError(f"the primitive {primitive!r} has a rule already. hint: give yours another name.")
+    RULES[primitive] = rule
+
+
+__all__ = ["RULES", "register_rule"]

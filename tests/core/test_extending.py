@@ -1,0 +1,85 @@
+"""The page "Add your own", as it stands: its module is imported, trained and fused."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = (Path(__file__).parents[2] / "docs/extending.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+
+FUSED = """
+import jax, jax.numpy as jnp, numpy as np
+import mine, rollmill
+from rollmill.api import load_weights
+
+def step(key, state, action, params):
+    timestep = mine.step(key, state, action, params)
+    return timestep._replace(observation=mine.softsign(timestep.observation))
+
+env = rollmill.time_limit(mine.walk(), 20)
+env = rollmill.Environment("Soft-v0", mine.reset, step, env.observation_space, env.action_space,
+                           params={"goal": jnp.int32(4)})
+graph = rollmill.ppo(env, num_envs=8, num_steps=8, total_timesteps=8 * 8 * 2)
+weights = {}
+for fusion in ("rollout", "off"):
+    run = rollmill.train(graph, run_dir=fusion, fusion=fusion, quiet=True, tensorboard=False)
+    weights[fusion] = load_weights(run.directory, algorithm=graph).weights
+for a, b in zip(*map(jax.tree.leaves, weights.values()), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+assert "softsign" in str(jax.make_jaxpr(mine.softsign)(1.0))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("extending")
+    (folder / "mine.py").write_text("\n\n".join(BLOCKS))
+    return folder
+
+
+def run(folder, *command):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_algorithm_learns_in_the_environment(folder):
+    printed = run(folder, "-m", "rollmill", "train", "reinforce", "Walk-v0", "--import", "mine")
+    assert float(re.search(r"final return ([\d.]+)", printed)[1]) > 0.95
+
+
+def test_the_network_is_chosen_by_its_name(folder):
+    sizes = ["--total-timesteps", "4096", "--num-envs", "8", "--num-steps", "32", "--env-option", "goal=3"]
+    run(folder, "-m", "rollmill", "train", "ppo", "Walk-v0", "--import", "mine", "--network", "linear", *sizes)
+    listed = run(folder, "-m", "rollmill", "list", "--import", "mine")
+    assert {"linear", "reinforce", "Walk-v0"} <= set(listed.split())
+
+
+def test_the_distribution_policy_is_drawn_and_run(folder):
+    options = ["reinforce", "Walk-v0", "--import", "mine", "--distribution", "mine:crosswise"]
+    drawn = run(folder, "-m", "rollmill", "plan", *options)
+    assert "steps x 2" in drawn and "stages:   receive weights, collect, send trajectories" in drawn
+    run(folder, "-m", "rollmill", "train", *options, "--place", "threads", "--total-timesteps", "4096")
+
+
+def test_the_primitive_fuses_to_the_same_numbers(folder):
+    pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install 'rollmill[fusion]'")
+    run(folder, "-c", FUSED)
+
+
+def test_a_primitive_has_one_rule(folder):
+    printed = run(
+        folder,
+        "-c",
+        "import mine, rollmill.fusion\n"
+        "try: rollmill.fusion.register_rule('softsign', mine.softsign_rule)\n"
+        "except rollmill.core.errors.UsageError as error: print(error)",
+    )
+    assert "the primitive 'softsign' has a rule already" in printed
