@@ -4,7 +4,7 @@
     learn   = prepare once, then epochs x num_minibatches x {condition, gradients, update}
 
 Fragments are functions of ONE environment, one sequence or one minibatch; `dataflow.loops` lifts them.
-They name no machine. A distribution policy is a partition of the fragments (Zhu et al., "MSRL:
+They name no machine. A distribution policy partitions the fragments into groups (Zhu et al., "MSRL:
 Distributed Reinforcement Learning with Dataflow Fragments", USENIX ATC 2023).
 
 Shape letters: `T` steps of a rollout, `E` environments, `N` samples of a minibatch.

@@ -1,4 +1,4 @@
-"""A partition of a graph's fragments into groups: what a distribution policy is, and all that it is.
+"""A partition of a graph's fragments into groups: the result of a distribution policy.
 
 Fragments of one group become one program; what lies between two groups becomes a channel (Zhu et al., "MSRL:
 Distributed Reinforcement Learning with Dataflow Fragments", USENIX ATC 2023). Replicas of a group hold equal
@@ -33,7 +33,7 @@ class Group(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """A distribution policy: its name, and groups that hold each fragment once."""
+    """The name of a distribution policy, and groups that hold each fragment once."""
 
     name: str
     groups: tuple[Group, ...]
@@ -48,7 +48,7 @@ class Partition(NamedTuple):
 
     @property
     def synchronous(self) -> bool:
-        """Whether every group waits for the weights of its iteration, so that placement changes no number."""
+        """Whether every group waits for the weights of its iteration, so that placement changes numbers by rounding alone."""
         return all(group.synchronous for group in self.groups)
 
     @property

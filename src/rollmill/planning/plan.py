@@ -42,7 +42,7 @@ class Plan:
     """Which groups there are, and what carries them."""
 
     partition: Partition
-    """The distribution policy."""
+    """The groups, as a distribution policy returned them."""
     place: Place = "program"
     """`program`: one compiled program in this process; `threads` of it; `processes` of this host; `mesh`: one
     program over several processes, each with its own devices; `ray`: workers that a Ray cluster places."""
