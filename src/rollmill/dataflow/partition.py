@@ -48,7 +48,7 @@ class Partition(NamedTuple):
 
     @property
     def synchronous(self) -> bool:
-        """Whether every group waits for the weights of its iteration, so that placement changes numbers by rounding alone."""
+        """Whether every group waits for the weights of its iteration: placement then changes only the rounding."""
         return all(group.synchronous for group in self.groups)
 
     @property

@@ -26,11 +26,11 @@ class Begin(NamedTuple):
     first: int
     """Iterations that came before."""
     epoch: int
-    """How many times all replicas were started together before, by this coordinator; it scopes channel names."""
+    """How many times this coordinator has restarted all replicas; it scopes channel names."""
     attempt: int
-    """How many times this replica was replaced since then."""
+    """See `ReplicaContext`."""
     generation: int
-    """How many times environments started anew in this run; their random keys derive from it."""
+    """See `ReplicaContext`."""
     opens: bool
     """Whether environments start anew."""
     meeting_address: str = ""
@@ -110,7 +110,7 @@ MESSAGES: dict[str, Any] = {
 
 @runtime_checkable
 class MessageLine(Protocol):
-    """What `send`, `latest` and `wait` use of a `Control`."""
+    """The part of `Control` that `send`, `latest` and `wait` use."""
 
     @property
     def send(self) -> Callable[..., None]:

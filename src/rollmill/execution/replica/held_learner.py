@@ -10,7 +10,8 @@ from rollmill.execution.replica.lag import metrics_of
 from rollmill.execution.replica.learner import CompiledLearner, SegmentedLearner
 from rollmill.execution.replica.remote import MeanOverReplicas, ParameterClient
 from rollmill.execution.replica.snapshots import learner_part, restored_learner
-from rollmill.execution.replica.work import Row, StageRun, Work
+from rollmill.execution.replica.work import StageRun, Work
+from rollmill.execution.reports import Row
 
 
 class HeldLearner:
@@ -76,7 +77,7 @@ def learn_stage(context: ReplicaContext, learner: HeldLearner) -> StageRun:
         assert work.trajectory is not None
         row = learner.learn(work.trajectory, work.iteration)
         if row is not None and work.lags is not None:
-            row |= metrics_of([lag * updates for lag in work.lags])
+            row = {**row, **metrics_of([lag * updates for lag in work.lags])}
         return work._replace(metrics=row)
 
     return StageRun(learn, part=lambda: learner_part(context, learner.tree))

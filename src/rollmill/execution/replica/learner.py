@@ -44,15 +44,10 @@ from rollmill.dataflow import (
     with_remote_update,
 )
 from rollmill.execution.replica.segments import CompiledSegments
-
-Row = dict[str, float]
-"""Metrics of one iteration."""
-
-Learns = Callable[[Learner, Trajectory, int], tuple[Learner, Row]]
-"""`(learner, trajectory of this replica, iteration) -> learner, metrics of all replicas`."""
+from rollmill.execution.reports import Row
 
 Exchange = Callable[[PyTree[Any]], PyTree[Any]]
-"""What leaves the program, to what comes back."""
+"""From the operands of a crossing to its answer."""
 
 
 class CompiledLearner:

@@ -7,7 +7,7 @@ environments of one link are stepped, the policy decides for another.
 Shape letters: `T` steps, `E` environments of this replica.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,9 +31,6 @@ from rollmill.dataflow import (
 )
 from rollmill.execution.replica.env_client import EnvLink
 from rollmill.execution.replica.segments import CompiledSegments
-
-Collects = Callable[[Weights, int], Trajectory]
-"""`(weights, iteration) -> trajectory` `[T, E, ...]`."""
 
 
 class CompiledRollout:
