@@ -168,7 +168,7 @@ def step_one(
 
 class _Progress(NamedTuple):
     carried: PyTree[Array]
-    """What a descent carries."""
+    """The carry of the minibatch loop."""
     learning: Bool[Array, ""]
 
 
@@ -231,7 +231,7 @@ def learn(
 
 
 def _after_epoch(graph: Graph, before: _Progress, after: PyTree[Array], metrics: Metrics) -> _Progress:
-    """What an epoch has led to, or nothing where learning had ended before."""
+    """The progress after an epoch; unchanged if learning had ended before."""
     if graph.keep_learning is None:
         return _Progress(after, before.learning)
     kept = jax.tree.map(partial(jnp.where, before.learning), after, before.carried)

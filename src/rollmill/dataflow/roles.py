@@ -60,11 +60,11 @@ class Role(NamedTuple):
     group: Group
     stages: tuple[Stage, ...]
     channels: tuple[Channel, ...]
-    """Those that the group has an end of."""
+    """The channels with an end in this group."""
     owned: frozenset[Owned]
     in_step: bool
-    """Whether its replicas end after the same iteration as all others and have a part in every snapshot. The
-    others go on until they are ended, because a learner takes whatever comes first."""
+    """All replicas end after the same iteration and contribute to every snapshot. Replicas of other groups
+    continue until they are ended."""
     replaceable: bool
     """Whether one of its replicas can be lost without taking all others back to the last snapshot."""
 

@@ -1,4 +1,4 @@
-"""A plan: where each group of a training runs. A frozen value that reads and writes JSON."""
+"""A plan: a partition and the place of its groups. A frozen value that reads and writes JSON."""
 
 import json
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class SavedPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which groups there are, and what carries them."""
+    """A partition, and the place that its groups run in."""
 
     partition: Partition
     """The groups, as a distribution policy returned them."""
@@ -63,7 +63,7 @@ class Plan:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON; `from_json` reads it."""
+        """The plan as JSON; `from_json` reads it."""
         groups = [{**group._asdict(), "fragments": list(group.fragments)} for group in self.partition.groups]
         return {"version": VERSION, "distribution": self.partition.name, "place": self.place, "groups": groups}
 

@@ -1,4 +1,4 @@
-"""What workers on other hosts write, brought here line by line.
+"""Standard output and error of workers on other hosts, sent to the coordinator.
 
 A worker's standard output and error are one connection to the coordinator. So the kernel sends what a crashing
 process wrote last, and the end of the connection is the end of the process. Here each connection is
@@ -31,7 +31,7 @@ class Origin(NamedTuple):
 
 
 class Line:
-    """What one worker writes.
+    """The output of one worker.
 
     Args:
         job: of the worker.

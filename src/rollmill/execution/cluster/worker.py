@@ -15,7 +15,7 @@ from rollmill.execution.processes.process_tree import MARK, start_guard
 
 
 class Told(NamedTuple):
-    """What a worker is told, all of it text or bytes."""
+    """The arguments of a worker, all of them text or bytes."""
 
     job: str
     """Its JSON."""

@@ -47,7 +47,7 @@ from rollmill.execution.replica import STRIDE, StatePart, assemble, share_of
 from rollmill.execution.reports import MetricsRows, Notice, Report, RolledBack, Row, Saved, StartedUp
 
 MARGIN_SECONDS = 0.5
-"""How far ahead a checkpoint is announced, so that nobody has passed it already."""
+"""How far ahead a snapshot is announced, so that probably no replica has passed it."""
 
 MOST_RESTARTS = 5
 """Consecutive losses of a replica that steps no environments after which a run ends (`recovery`)."""
@@ -89,8 +89,8 @@ class Coordinator:
             initial: a state at the beginning, on the host.
             restored: whether `begin_with` is from a checkpoint.
             mesh: whether all replicas are one program, of which states can be had at multiples of a stride.
-            max_failures: how many times in a row a replica that steps environments may be lost.
-            hang_seconds: after which work ends a row of losses.
+            max_failures: losses in a row of a replica that steps environments that the training survives.
+            hang_seconds: a replica that steps environments and works for longer begins a new row of losses.
             fault_advice: ends the message about a number that is not finite.
         """
         self._max_failures, self._recovery = max_failures, Recovery(hang_seconds)
@@ -283,7 +283,7 @@ class Coordinator:
         return {job.name for job in self._workers.jobs if self._role(job).in_step}
 
     def _ahead(self) -> int:
-        """An iteration that no replica has come to yet."""
+        """An iteration that probably no replica has reached; one that has answers `MissedSnapshot`."""
         ahead = self._iteration + 2 + int(MARGIN_SECONDS / max(self._row_seconds, 1e-4))
         return -(-ahead // STRIDE) * STRIDE + STRIDE if self._mesh else ahead
 

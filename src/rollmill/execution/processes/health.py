@@ -1,4 +1,4 @@
-"""What the coordinator knows of one worker process, and what it concludes from it."""
+"""The health of one worker process, derived from its messages, heartbeats and exit."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from rollmill.execution.processes.logs import WorkerLog
 from rollmill.execution.processes.messages import WorkerMessage
 
 MISSED_BEATS = 5
-"""A worker that was not heard for as many heartbeats is looked at more closely."""
+"""Missed heartbeats in a row after which the state of the process is checked."""
 
 EXIT_SECONDS = 10.0
 """How long a process may take to end after its function has."""
@@ -22,7 +22,7 @@ WORDLESS_SECONDS = 2.0
 """How long a process may live on after its connection broke."""
 
 LAST_WORDS_SECONDS = 1.0
-"""How long what a dead worker has sent and written is waited for, where something keeps its pipes open."""
+"""How long messages and output of a dead worker are waited for if another process keeps its pipes open."""
 
 UNKILLABLE_SECONDS = 5.0
 
@@ -36,7 +36,7 @@ class Timeouts(NamedTuple):
 
 
 class WorkerHealth:
-    """One attempt at a job. Not locked: whoever looks holds the supervisor's lock."""
+    """The state of one attempt at a job. Not thread-safe: callers hold the supervisor's lock."""
 
     def __init__(self, job: Job, handle: Any, log: WorkerLog) -> None:
         self.job = job
@@ -44,7 +44,7 @@ class WorkerHealth:
         self.log = log
         self.connection = WorkerConnection(lambda message: None)
         self.dismissed = False
-        """Whether the coordinator has done with it, so that nothing is told of it any more."""
+        """Whether the coordinator has dismissed the worker, so that no further event of it is reported."""
         self.unread_bytes = 0
         self.blocked = False
         """Whether it has to wait until the coordinator has read."""
@@ -58,7 +58,7 @@ class WorkerHealth:
         self._told: object = None
 
     def take(self, message: WorkerMessage) -> Event | None:
-        """What a message of the worker means to the coordinator; None where nothing yet."""
+        """Processes a message of the worker; returns an event for the coordinator, or None."""
         match message.kind:
             case ".beat":
                 self._beat = Heartbeat.from_fields(message.fields)
@@ -82,7 +82,7 @@ class WorkerHealth:
         return late or (heard and self.log.ended.is_set())
 
     def outcome(self) -> Event:
-        """What became of it, once it is over."""
+        """The final event, once the worker has ended."""
         status, lines = self.exit.status if self.exit else None, "\n".join(self.log.last_lines)
         if self._last is None:
             return Lost(self.job, self._reason(), status, raised=False, details=lines)

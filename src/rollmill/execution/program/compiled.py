@@ -48,7 +48,7 @@ class CompiledProgram(NamedTuple):
     state: PyTree[jax.ShapeDtypeStruct]
     """Shapes and dtypes of the state."""
     notes: Sequence[str] = ()
-    """What there is to say about how it computes."""
+    """Notices for the user about how the program computes."""
     launches: Launches | None = None
     """Launches of its kernels, where they were chosen."""
 

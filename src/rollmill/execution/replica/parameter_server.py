@@ -114,7 +114,7 @@ class _Server:
             self._iteration += 1
 
     def _count(self, metrics: np.ndarray) -> None:
-        """Of as many iterations of single workers as make one of all."""
+        """Collects metrics of one worker; reports the mean once as many came as workers share an iteration."""
         self._rows.append(metrics)
         if len(self._rows) < self._rows_each:
             return
