@@ -25,7 +25,7 @@ class Begin(NamedTuple):
 
     first: int
     """Iterations that came before."""
-    epoch: int
+    restart: int
     """How many times this coordinator has restarted all replicas; it scopes channel names."""
     attempt: int
     """See `ReplicaContext`."""

@@ -108,7 +108,7 @@ class Coordinator:
         self._barrier = StopBarrier(workers, graph.loops.iterations)
         self._iteration = self._furthest = begin_with.iteration
         self._generation = 1 if restored else 0
-        self._epoch = 0
+        self._restart = 0
         self._attempts: dict[str, int] = {}
         self._wanted: int | None = None
         self._parts: dict[int, dict[str, StatePart]] = {}
@@ -224,7 +224,7 @@ class Coordinator:
                 yield Notice(f"{job.name} is process {pid}")
             case EnvFailures(failures):
                 yield from self._failures.add(job.name, failures)
-            case CompileTimes() if self._epoch == 0 and not self._attempts.get(job.name):
+            case CompileTimes() if self._restart == 0 and not self._attempts.get(job.name):
                 yield StartedUp(self._start_up.add(message))
             case IterationMetrics(first, rows):
                 yield from self._report_metrics(first, rows)
@@ -299,7 +299,7 @@ class Coordinator:
             arrays = share_of(self._saved.state, index, learner=role.learns, environments=keeps)
         begin = Begin(
             first=self._began,
-            epoch=self._epoch,
+            restart=self._restart,
             attempt=attempt,
             generation=self._generation,
             opens=not keeps,
@@ -372,7 +372,7 @@ class Coordinator:
         yield Notice(f"{job.name} was replaced; the training goes on")
 
     def _begin_again(self) -> Iterator[Report]:
-        self._epoch += 1
+        self._restart += 1
         self._meeting = free_address() if self._mesh else ""
         self._generation += 1
         self._attempts.clear()
