@@ -20,8 +20,8 @@ class Stage(StrEnum):
     SERVE = "serve environments"
     RECEIVE_WEIGHTS = "receive weights"
     COLLECT = "collect"
-    SEND = "send trajectories"
-    RECEIVE = "receive trajectories"
+    SEND_TRAJECTORIES = "send trajectories"
+    RECEIVE_TRAJECTORIES = "receive trajectories"
     LEARN = "learn"
     PUBLISH = "publish weights"
     REPORT = "report metrics"
@@ -153,8 +153,8 @@ def _stages(group: Group, partition: Partition) -> tuple[Stage, ...]:
         Stage.SERVE: environment and not policy,
         Stage.RECEIVE_WEIGHTS: policy and not gradients,
         Stage.COLLECT: policy,
-        Stage.SEND: policy and not gradients,
-        Stage.RECEIVE: gradients and not policy,
+        Stage.SEND_TRAJECTORIES: policy and not gradients,
+        Stage.RECEIVE_TRAJECTORIES: gradients and not policy,
         Stage.LEARN: gradients,
         Stage.PUBLISH: gradients and not policy,
         Stage.REPORT: gradients and (update or group.synchronous),

@@ -41,8 +41,8 @@ def _stages(context: ReplicaContext) -> list[StageRun]:
         Stage.SERVE: lambda: serve_stage(context),
         Stage.RECEIVE_WEIGHTS: lambda: receive_weights_stage(context),
         Stage.COLLECT: lambda: collect_stage(context, learner),
-        Stage.SEND: lambda: send_stage(context),
-        Stage.RECEIVE: lambda: receive_stage(context),
+        Stage.SEND_TRAJECTORIES: lambda: send_stage(context),
+        Stage.RECEIVE_TRAJECTORIES: lambda: receive_stage(context),
         Stage.LEARN: lambda: with_learner(lambda learner: learn_stage(context, learner)),
         Stage.PUBLISH: lambda: with_learner(lambda learner: publish_stage(context, learner)),
     }
