@@ -52,7 +52,7 @@ class Partition(NamedTuple):
         return all(group.synchronous for group in self.groups)
 
     @property
-    def channels(self) -> tuple[Edge, ...]:
+    def cut_edges(self) -> tuple[Edge, ...]:
         """Edges between fragments that lie in different groups."""
         return tuple(edge for edge in EDGES if self.apart(edge.source, edge.target))
 
@@ -144,7 +144,7 @@ def _check_group(partition: Partition, group: Group) -> None:
 
 
 def _check_counts(partition: Partition) -> None:
-    for edge in partition.channels:
+    for edge in partition.cut_edges:
         if edge.name in ("gradients", "parameters", "weights"):
             continue  # from all to one, and from one to all
         source, target = partition.holder(edge.source), partition.holder(edge.target)
