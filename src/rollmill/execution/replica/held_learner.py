@@ -7,7 +7,7 @@ import jax
 from rollmill.dataflow import Learner, Trajectory, Weights, start_learner
 from rollmill.execution.replica.context import ReplicaContext
 from rollmill.execution.replica.lag import metrics_of
-from rollmill.execution.replica.learner import CompiledLearner, SegmentedLearner
+from rollmill.execution.replica.learner import CompiledLearner, CutLearner
 from rollmill.execution.replica.remote import MeanOverReplicas, ParameterClient
 from rollmill.execution.replica.snapshots import learner_part, restored_learner
 from rollmill.execution.replica.work import StageRun, Work
@@ -43,12 +43,12 @@ class HeldLearner:
             return None
         return row
 
-    def _program(self) -> CompiledLearner | SegmentedLearner:
+    def _program(self) -> CompiledLearner | CutLearner:
         context, graph = self._context, self._context.graph
         reduces = context.role.has_channel("mean")
         if self._parameters is None and not reduces:
             return CompiledLearner(graph, context.key, context.index)
-        return SegmentedLearner(
+        return CutLearner(
             graph,
             context.flow,
             context.key,

@@ -11,7 +11,7 @@ from rollmill.dataflow import Cut, Handlers, Piece, drive, walk, walk_leaves
 from rollmill.execution.program.cache import EXACT_PRECISION
 
 
-class CompiledSegments:
+class CompiledPieces:
     """A cut program whose pieces are compiled when they are first run."""
 
     def __init__(self, program: Cut) -> None:
