@@ -111,7 +111,7 @@ class Scripted:
         arrays = share_of(state, index, learner=True, environments=True)
         room = "learner." if learner else "collector."
         mine = {name: array for name, array in arrays.items() if name.startswith(room)}
-        return self.says(job, "Snapshot", {"iteration": int(state.iteration), "lowest": index.start}, mine)
+        return self.says(job, "SnapshotPart", {"iteration": int(state.iteration), "lowest": index.start}, mine)
 
     def parts(self, state):
         return [self.part(job.name, state) for job in self.jobs]

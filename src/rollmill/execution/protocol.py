@@ -77,7 +77,7 @@ class IterationMetrics(NamedTuple):
     rows: Sequence[Mapping[str, Any]]
 
 
-class Snapshot(NamedTuple):
+class SnapshotPart(NamedTuple):
     """A replica's part of the state."""
 
     iteration: int
@@ -103,7 +103,7 @@ MESSAGES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         *(Begin, SnapshotRequest, Hold, End),
-        *(Process, CompileTimes, IterationMetrics, Snapshot, MissedSnapshot, EnvFailures),
+        *(Process, CompileTimes, IterationMetrics, SnapshotPart, MissedSnapshot, EnvFailures),
     )
 }
 

@@ -38,7 +38,7 @@ from rollmill.execution.protocol import (
     IterationMetrics,
     MissedSnapshot,
     Process,
-    Snapshot,
+    SnapshotPart,
     SnapshotRequest,
     parse,
     send_to,
@@ -228,7 +228,7 @@ class Coordinator:
                 yield StartedUp(self._start_up.add(message))
             case IterationMetrics(first, rows):
                 yield from self._report_metrics(first, rows)
-            case Snapshot(iteration, lowest, arrays):
+            case SnapshotPart(iteration, lowest, arrays):
                 self._parts.setdefault(iteration, {})[job.name] = StatePart(lowest, arrays)
             case Hold(begun):
                 self._barrier.hear(job, begun)

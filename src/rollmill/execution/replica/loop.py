@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rollmill.dataflow import Stage
-from rollmill.execution.protocol import IterationMetrics, Snapshot, send
+from rollmill.execution.protocol import IterationMetrics, SnapshotPart, send
 from rollmill.execution.replica.collecting import collect_stage
 from rollmill.execution.replica.context import ReplicaContext
 from rollmill.execution.replica.env_server import PolicyEnded, serve_stage
@@ -89,5 +89,5 @@ class _Replica:
         arrays: dict[str, np.ndarray] = {}
         for stage in self._stages:
             arrays |= stage.part()
-        send(self._context.control, Snapshot(iteration, int(self._context.index[0]), arrays))
+        send(self._context.control, SnapshotPart(iteration, int(self._context.index[0]), arrays))
         self._requests.answered()
