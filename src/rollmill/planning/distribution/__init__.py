@@ -16,7 +16,7 @@ from rollmill.core.own_line import own_line
 from rollmill.dataflow import Group, Partition
 from rollmill.planning.placement import Counts
 
-Distribution: TypeAlias = Callable[[Counts], Partition]
+DistributionPolicy: TypeAlias = Callable[[Counts], Partition]
 
 
 def list_distributions() -> dict[str, str]:
@@ -25,7 +25,7 @@ def list_distributions() -> dict[str, str]:
     return {name.replace("_", "-"): _summary(module.__doc__) for name, module in sorted(modules.items())}
 
 
-def find_distribution(name: str) -> Distribution:
+def find_distribution(name: str) -> DistributionPolicy:
     """The policy of that name.
 
     Raises:
@@ -48,7 +48,7 @@ def _summary(text: str | None) -> str:
     return (text or "").strip().splitlines()[0]
 
 
-def _own(name: str) -> Distribution:
+def _own(name: str) -> DistributionPolicy:
     module, _, function = name.partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), function, None)
