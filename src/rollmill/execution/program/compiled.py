@@ -181,6 +181,8 @@ def _step(
 def _iterate_packed(
     graph: Graph, names: tuple[str, ...], reduce: Reduce, ways: KernelChoice, state: State
 ) -> tuple[State, Float[Array, " metric"]]:
-    rollouts, descents = ways.rollouts.function, ways.gradients.function
-    state, metrics = iterate(graph, state, reduce=reduce, rollouts=rollouts, descents=descents)
+    collect_with, make_minibatch_loop = ways.rollouts.function, ways.gradients.function
+    state, metrics = iterate(
+        graph, state, reduce=reduce, collect_with=collect_with, make_minibatch_loop=make_minibatch_loop
+    )
     return state, jnp.stack([metrics[name] for name in names])
