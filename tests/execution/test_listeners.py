@@ -17,7 +17,7 @@ from rollmill.channels.transport.dialling import reach
 from rollmill.channels.transport.handshake import NONCE_BYTES
 from rollmill.execution.cluster.lines import Exchange
 from rollmill.execution.processes.connection import Acceptor, WorkerConnection
-from rollmill.execution.processes.handshake import report
+from rollmill.execution.processes.handshake import connect_as
 
 TOKEN = b"token"
 
@@ -44,7 +44,7 @@ def supervisor_door():
     )
 
     def enter():
-        peer, settings = report(door.address, TOKEN, job(obeys))
+        peer, settings = connect_as(door.address, TOKEN, job(obeys))
         assert settings == {"heartbeat_seconds": 3.0}
         return peer
 
@@ -57,7 +57,7 @@ def door_of_lines():
 
     def enter():
         lines.append(exchange.expect(job(obeys)))
-        peer, _ = report(exchange.address, exchange.token, job(obeys), host="here", pid=7)
+        peer, _ = connect_as(exchange.address, exchange.token, job(obeys), host="here", pid=7)
         return peer
 
     def close():

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rollmill.channels import Damaged
 from rollmill.channels.transport.handshake import Admission
 from rollmill.channels.transport.listener import Listener
-from rollmill.execution.processes.handshake import Identity, claim_of, listen, refuse, report, welcome
+from rollmill.execution.processes.handshake import Identity, claim_of, connect_as, listen, refuse, welcome
 from rollmill.execution.processes.jobs import Job
 
 CHUNK = 1 << 16
@@ -133,7 +133,7 @@ def write_through(address: str, token: bytes, job: Job, host: str) -> None:
         Damaged: somebody else listens there.
         OSError: nobody is there.
     """
-    peer, _ = report(address, token, job, host=host, pid=os.getpid())
+    peer, _ = connect_as(address, token, job, host=host, pid=os.getpid())
     for descriptor in (1, 2):
         os.dup2(peer.fileno(), descriptor)
     peer.close()

@@ -83,7 +83,7 @@ def refuse(peer: socket.socket, admission: Admission, reason: str) -> None:
     _say(peer, admission, ".refused", reason=reason)
 
 
-def report(address: str, token: bytes, job: Job, **details: Any) -> tuple[socket.socket, dict[str, Any]]:
+def connect_as(address: str, token: bytes, job: Job, **details: Any) -> tuple[socket.socket, dict[str, Any]]:
     """The worker's side: a connection on which it was welcomed as `job`, and the settings that it was sent.
 
     Args:
