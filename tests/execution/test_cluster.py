@@ -20,8 +20,8 @@ from worker_jobs import all_events, gone_within, several, until
 
 import rollmill
 from rollmill.api import RunOptions, choose_plan
-from rollmill.api.openings import run_spec
 from rollmill.api.policies import load_weights
+from rollmill.api.sessions import run_spec
 from rollmill.api.specification import describe
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Group, Partition
