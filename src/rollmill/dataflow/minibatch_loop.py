@@ -49,7 +49,7 @@ def plain_minibatch_loop(
     def minibatch_step(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Learner, Metrics]:
         with jax.named_scope("gradients"):
             found = reduce(gradients_of(learner, rows))
-        return _descended(graph, learner, *found)
+        return _updated(graph, learner, *found)
 
     unchanged = lambda tree: tree
     epoch = lambda learner, rows: jax.lax.scan(minibatch_step, learner, rows)
@@ -62,7 +62,7 @@ def learn_minibatch(
     """Gradients of one minibatch, reduced over replicas, and the update with them."""
     with jax.named_scope("gradients"):
         found = reduce(graph.gradients(learner, graph.condition(minibatch, reduce)))
-    return _descended(graph, learner, *found)
+    return _updated(graph, learner, *found)
 
 
 def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., tuple[Weights, Metrics]]:
@@ -71,7 +71,7 @@ def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..
     return lambda learner, rows: graph.gradients(learner, graph.condition(take(rows), reduce))
 
 
-def _descended(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
+def _updated(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
     with jax.named_scope("update"):
         advanced = graph.update(learner, gradients)
     return advanced, {**metrics, **gradient_metrics(gradients, metrics)}
