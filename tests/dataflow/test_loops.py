@@ -34,7 +34,9 @@ def run_collect(graph, state, key):
 
 def run_iterate(graph, state, unroll=1):
     rollouts = partial(collect, unroll=unroll)
-    return compile_once(graph, f"iterate {unroll}", lambda state: iterate(graph, state, rollouts=rollouts))(state)
+    return compile_once(graph, f"iterate {unroll}", lambda state: iterate(graph, state, collect_with=rollouts))(
+        state
+    )
 
 
 def collected(graph=None, index=range(8), times=1):

@@ -164,7 +164,7 @@ def test_holders_and_channels():
         "learner",
         "update",
     ]
-    edges = lambda name: [edge.name for edge in GOOD[name].channels]
+    edges = lambda name: [edge.name for edge in GOOD[name].cut_edges]
     assert edges("all apart") == ["timestep", "action", "trajectory", "gradients", "parameters", "weights"]
     assert edges("together") == []
     assert edges("coarse") == ["trajectory", "weights"]

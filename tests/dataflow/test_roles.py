@@ -140,7 +140,11 @@ def test_of_every_valid_partition_the_stages_and_the_state_are_complete(asynchro
         derived = roles(partition)
         stages = [stage for role in derived.values() for stage in role.stages]
         assert stages.count(Stage.COLLECT) == stages.count(Stage.LEARN) == stages.count(Stage.REPORT) == 1
-        assert stages.count(Stage.SEND) == stages.count(Stage.RECEIVE) == stages.count(Stage.PUBLISH)
+        assert (
+            stages.count(Stage.SEND_TRAJECTORIES)
+            == stages.count(Stage.RECEIVE_TRAJECTORIES)
+            == stages.count(Stage.PUBLISH)
+        )
         assert stages.count(Stage.APPLY) == stages.count(Stage.FETCH) == partition.apart("gradients", "update")
         assert stages.count(Stage.SERVE) == partition.apart("environment", "policy")
         owned = [part for role in derived.values() for part in role.owned]

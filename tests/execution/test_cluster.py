@@ -20,8 +20,8 @@ from worker_jobs import all_events, gone_within, several, until
 
 import rollmill
 from rollmill.api import RunOptions, choose_plan
-from rollmill.api.openings import run_spec
 from rollmill.api.policies import load_weights
+from rollmill.api.sessions import run_spec
 from rollmill.api.specification import describe
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Group, Partition
@@ -122,7 +122,7 @@ def test_a_stopped_and_a_stuck_worker_are_hung_and_end_when_replaced(supervise):
     supervisor = supervise(job(worker_jobs.obeys), job(worker_jobs.holds_the_interpreter, 1), hang_seconds=3.0)
     several(supervisor, Started, 2, SECONDS)
     time.sleep(0.6)  # until they have been seen at work
-    pids = {name: worker.handle.line.origin.pid for name, worker in supervisor._workers.items()}
+    pids = {name: worker.handle.stream.origin.pid for name, worker in supervisor._workers.items()}
     os.kill(pids["actor/0"], signal.SIGSTOP)
     hung = {event.job.name: event.where for event in several(supervisor, Hung, 2)}
     assert hung["actor/0"].startswith("stopped by a signal")

@@ -111,7 +111,7 @@ class Scripted:
         arrays = share_of(state, index, learner=True, environments=True)
         room = "learner." if learner else "collector."
         mine = {name: array for name, array in arrays.items() if name.startswith(room)}
-        return self.says(job, "Snapshot", {"iteration": int(state.iteration), "lowest": index.start}, mine)
+        return self.says(job, "SnapshotPart", {"iteration": int(state.iteration), "lowest": index.start}, mine)
 
     def parts(self, state):
         return [self.part(job.name, state) for job in self.jobs]
@@ -187,7 +187,7 @@ def test_workers_begin_with_nothing_at_the_beginning():
         assert {kind for _, kind, _, _ in begins} == {"Begin"}
         assert all(arrays == {} for *_, arrays in begins)
         fields = begins[0][2]
-        assert (fields["first"], fields["attempt"], fields["generation"], fields["epoch"]) == (0, 0, 0, 0)
+        assert (fields["first"], fields["attempt"], fields["generation"], fields["restart"]) == (0, 0, 0, 0)
         assert fields["opens"]
         yield from ends_at(100, workers)
 
@@ -420,7 +420,7 @@ def test_a_lost_actor_is_replaced_and_begins_anew_while_others_go_on():
         name, kind, fields, arrays = begin
         assert (name, kind, arrays) == ("actor/1", "Begin", {})
         # Its channels count from the beginning of all, whatever was saved since.
-        assert (fields["first"], fields["attempt"], fields["generation"], fields["epoch"]) == (0, 1, 0, 0)
+        assert (fields["first"], fields["attempt"], fields["generation"], fields["restart"]) == (0, 1, 0, 0)
         assert rest == [("actor/1", "SnapshotRequest", again, {})]  # which the lost one had not answered
         yield [workers.lost("actor/1")]
         assert [f["attempt"] for _, f, _ in workers.take("Begin")] == [2]
@@ -454,7 +454,7 @@ def test_after_a_lost_learner_all_begin_again_from_the_last_state():
         begins = [s for s in sent if len(s) == 4 and s[1] == "Begin"]
         for name, _, fields, arrays in begins:
             assert fields["first"] == wanted
-            assert (fields["attempt"], fields["generation"], fields["epoch"]) == (0, 1, 1)
+            assert (fields["attempt"], fields["generation"], fields["restart"]) == (0, 1, 1)
             assert arrays and {array.flat[0] for n, array in arrays.items() if n.startswith("learner.")} <= {
                 wanted
             }

@@ -326,7 +326,7 @@ class FinalOrder:
         return self.latest(kind)
 
 
-ENDED = [("IterationMetrics", ITERATIONS - 2), ("IterationMetrics", ITERATIONS - 1), ("Snapshot", ITERATIONS)]
+ENDED = [("IterationMetrics", ITERATIONS - 2), ("IterationMetrics", ITERATIONS - 1), ("SnapshotPart", ITERATIONS)]
 
 
 @pytest.fixture
@@ -405,6 +405,6 @@ def test_a_state_that_is_wanted_is_not_sent_before_its_iteration(updating):
             sender.send(gradients, flags=LAST, timeout=30.0)
     thread.join(30.0)
     assert [entry for entry in control.sent if entry[0] == "IterationMetrics"] == ENDED[:2]
-    assert control.sent.index(("Snapshot", ITERATIONS - 1)) > control.sent.index(
+    assert control.sent.index(("SnapshotPart", ITERATIONS - 1)) > control.sent.index(
         ("IterationMetrics", ITERATIONS - 2)
     )

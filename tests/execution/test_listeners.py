@@ -15,9 +15,9 @@ from rollmill.channels.transport import listener
 from rollmill.channels.transport.backoff import Backoff
 from rollmill.channels.transport.dialling import reach
 from rollmill.channels.transport.handshake import NONCE_BYTES
-from rollmill.execution.cluster.lines import Exchange
+from rollmill.execution.cluster.lines import OutputListener
 from rollmill.execution.processes.connection import Acceptor, WorkerConnection
-from rollmill.execution.processes.handshake import report
+from rollmill.execution.processes.handshake import connect_as
 
 TOKEN = b"token"
 
@@ -44,7 +44,7 @@ def supervisor_door():
     )
 
     def enter():
-        peer, settings = report(door.address, TOKEN, job(obeys))
+        peer, settings = connect_as(door.address, TOKEN, job(obeys))
         assert settings == {"heartbeat_seconds": 3.0}
         return peer
 
@@ -52,21 +52,21 @@ def supervisor_door():
 
 
 def door_of_lines():
-    exchange = Exchange("127.0.0.1", lambda line: None)
+    outputs = OutputListener("127.0.0.1", lambda line: None)
     lines = []
 
     def enter():
-        lines.append(exchange.expect(job(obeys)))
-        peer, _ = report(exchange.address, exchange.token, job(obeys), host="here", pid=7)
+        lines.append(outputs.expect(job(obeys)))
+        peer, _ = connect_as(outputs.address, outputs.token, job(obeys), host="here", pid=7)
         return peer
 
     def close():
-        exchange.close()
+        outputs.close()
         for line in lines:
             line.cut()
             assert line.ended.wait(5.0)
 
-    return SimpleNamespace(address=exchange.address, token=exchange.token, enter=enter, close=close)
+    return SimpleNamespace(address=outputs.address, token=outputs.token, enter=enter, close=close)
 
 
 @pytest.fixture(params=[broker_door, supervisor_door, door_of_lines])

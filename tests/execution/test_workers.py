@@ -24,7 +24,7 @@ from rollmill.execution.processes import (
     Started,
     Supervisor,
 )
-from rollmill.execution.processes.handshake import report
+from rollmill.execution.processes.handshake import connect_as
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def test_workers_come_over_tcp_too_and_only_once(supervise):
     supervisor = supervise(job(worker_jobs.obeys), address="tcp:127.0.0.1:0")
     until(supervisor, Started)
     with pytest.raises(Refused, match="it is here already"):
-        report(supervisor.address, supervisor._token, job(worker_jobs.obeys))
+        connect_as(supervisor.address, supervisor._token, job(worker_jobs.obeys))
 
 
 def test_messages_that_cannot_be_sent_are_refused_at_once(supervise):

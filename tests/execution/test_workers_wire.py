@@ -15,7 +15,7 @@ from rollmill.channels.transport.handshake import GREETING
 from rollmill.core.errors import UsageError
 from rollmill.execution.processes import LocalLauncher, Supervisor, WorkerMessage
 from rollmill.execution.processes.framing import MAGIC, PREFIX, Limits, encode, receive_frame
-from rollmill.execution.processes.handshake import listen, report
+from rollmill.execution.processes.handshake import connect_as, listen
 from rollmill.execution.processes.heartbeat import Progress
 from rollmill.execution.processes.jobs import Job
 from rollmill.execution.processes.launchers import status_text
@@ -113,10 +113,10 @@ def test_strangers_are_refused(refused):
         loud.sendall(b"GET / HTTP/1.1\r\n\r\n".ljust(66))
         wait_for(lines, "its claim has 8,224 bytes")
         with pytest.raises(Refused, match="the token is not that of the run"):
-            report(supervisor.address, b"guess", job(obeys))
+            connect_as(supervisor.address, b"guess", job(obeys))
         wait_for(lines, "does not know the run's token")
         with pytest.raises(Refused, match="no worker of that name and attempt"):
-            report(supervisor.address, supervisor._token, job(obeys, 7))
+            connect_as(supervisor.address, supervisor._token, job(obeys, 7))
         silent.close()
         wait_for(lines, "reset by peer")  # it left the greeting unread
 
@@ -134,7 +134,7 @@ def test_a_worker_refuses_a_coordinator_without_the_token():
     thread = threading.Thread(target=pretend)
     thread.start()
     with listener, pytest.raises(Refused, match="does not know the run's token"):
-        report(address, b"token", job(obeys))
+        connect_as(address, b"token", job(obeys))
     thread.join()
 
 

@@ -152,10 +152,10 @@ def kernel_of(case, numerics, launch):
     return found[0]
 
 
-def an_epoch(graph, descents, learner, batch, rows):
-    descent = descents(graph, batch, identity)
-    after, metrics = descent.epoch(descent.begin(learner), first(descent.shuffled(rows[None])))
-    return descent.end(after), metrics
+def an_epoch(graph, make_minibatch_loop, learner, batch, rows):
+    loop = make_minibatch_loop(graph, batch, identity)
+    after, metrics = loop.epoch(loop.begin(learner), first(loop.shuffled(rows[None])))
+    return loop.end(after), metrics
 
 
 @pytest.mark.parametrize("name", ["separate", pytest.param("continuous", marks=pytest.mark.slow)])

@@ -15,7 +15,7 @@ from rollmill.core.types import Environment, Timestep
 from rollmill.dataflow import collect, start
 from rollmill.fusion import backend_of, evaluate, fused_collect, lower_function, rollout_step, run_reference
 from rollmill.fusion.kernels.leaves import each_struct
-from rollmill.fusion.kernels.rollout import MOST_READINGS
+from rollmill.fusion.kernels.rollout import MAX_LOWERINGS
 from rollmill.fusion.lower.invariants import ConstLabel, labels_of, meet
 from rollmill.fusion.lower.values import Const, RowArray, ScalarArray
 
@@ -121,7 +121,7 @@ def test_numbers_of_two_types_are_never_one():
     assert one == again != other
 
 
-@pytest.mark.parametrize(("length", "seen"), [(3, 3), (2 * MOST_READINGS, 2 * MOST_READINGS + 1)])
+@pytest.mark.parametrize(("length", "seen"), [(3, 3), (2 * MAX_LOWERINGS, 2 * MAX_LOWERINGS + 1)])
 def test_what_takes_long_to_find_is_not_looked_for(length, seen):
     """Each reading finds one more number of a line that may change; what is known beside it is carried then."""
     count = carried(*begun(delaying(length)))

@@ -10,7 +10,7 @@ import msgspec
 from rollmill.api.saved_run import CHANGEABLE, IDENTITY, Change, changed_config, identity_of, read_saved
 from rollmill.api.specification import config_from_json, find_algorithm
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.json_data import read_as, shown
+from rollmill.core.json_data import read_as, short_json
 from rollmill.dataflow import Graph, Loops
 from rollmill.record import Display, Restored, RunDirectory, plain
 
@@ -121,7 +121,7 @@ def note_changes(
         return
     change = Change(done, {name: old[name] for name in changed}, changed)
     run.write_config(changed_config(config, described, change))
-    lines = [f"{name} {shown(old[name])} -> {shown(value)}" for name, value in changed.items()]
+    lines = [f"{name} {short_json(old[name])} -> {short_json(value)}" for name, value in changed.items()]
     display.note(f"changed after iteration {done}: {', '.join(lines)}")
     earlier = {**described["config"], **change.before}
     if note := _annealing_note(earlier, described["config"], graph.loops, done):

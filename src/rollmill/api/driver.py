@@ -22,7 +22,7 @@ class StopOverdue(RollmillError):
 
 
 def drive(
-    opening: AbstractContextManager[tuple[Training, State]],
+    session: AbstractContextManager[tuple[Training, State]],
     run: RunDirectory,
     graph: Graph,
     options: RunOptions,
@@ -33,7 +33,7 @@ def drive(
     """Runs a training from the checkpoint that was restored, or from the beginning; the caller holds the run.
 
     Args:
-        opening: gives the training and its first state, and closes it.
+        session: gives the training and its first state, and closes it.
         run: where it is recorded.
         graph: what is trained.
         options: how often to save and log.
@@ -50,7 +50,7 @@ def drive(
     first = restored.iteration if restored else 0
     with stop_on_signals() as stop:
         with (
-            opening as (training, state),
+            session as (training, state),
             MetricsLog(run, tensorboard=options.tensorboard, resume_from=first) as log,
         ):
             recorder = Recorder(run, graph, options, checkpoints, log, display)

@@ -63,8 +63,8 @@ class RunOptions(PlacementOptions):
     unroll: Count | None = None
     """Steps of the environment loop that are compiled as one; chosen by platform if left out."""
     fusion: Fusion = "auto"
-    """What becomes one kernel: `rollout`, policy and environment; `full`, gradients too; `auto`, each where it
-    can be and is faster, in trainings that are long enough; `off` leaves all to XLA."""
+    """Fused kernels: `rollout` fuses policy and environment; `full`, gradients too; `auto`, each if it can be and
+    is faster, in trainings that are long enough; `off` leaves all to XLA."""
     numerics: Numerics = "tf32"
     """Matrix products in kernels: `float32`, `tf32` as XLA computes them on a GPU, or `bfloat16`."""
     quiet: bool = False

@@ -68,7 +68,7 @@ class Policy:
 
     @property
     def memory(self) -> Memory:
-        """What is remembered of the episode so far; `()` for a policy that remembers nothing."""
+        """The policy's memory of the episode so far; `()` for a policy without memory."""
         return self._memory
 
     def reset(self, *, seed: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from rollmill.core.errors import CheckpointError
 from rollmill.core.json_data import read_as
 from rollmill.dataflow import Graph
 from rollmill.execution import is_finite
+from rollmill.execution.reports import Row
 from rollmill.record import (
     Checkpoints,
     Display,
@@ -30,9 +31,6 @@ from rollmill.record import (
     Throughput,
     tree_digest,
 )
-
-Row = Mapping[str, Any]
-"""Metrics of one iteration; each a scalar, or `[seed]`."""
 
 MOST_LINES = 10_000
 """Lines of metrics that a training writes where nobody says."""

@@ -8,7 +8,7 @@ from rollmill.api.algorithms import ALGORITHMS
 from rollmill.api.options import RunOptions
 from rollmill.api.specification import config_from_json
 from rollmill.core.errors import CheckpointError
-from rollmill.core.json_data import read_as, shown
+from rollmill.core.json_data import read_as, short_json
 from rollmill.record import RunDirectory, plain
 
 IDENTITY = "run"
@@ -210,13 +210,13 @@ def _differences(saved: Mapping[str, Any], found: Mapping[str, Any], given: Mapp
 
 
 def _said(values: Mapping[str, Any], name: str) -> str:
-    return shown(values[name]) if name in values else "not there"
+    return short_json(values[name]) if name in values else "not there"
 
 
 def _hint(run: RunDirectory, names: list[str], current: Mapping[str, Any]) -> str:
     plain_names = [name.removeprefix("config.") for name in names]
     if all(name.startswith("config.") for name in names) and set(plain_names) <= set(CHANGEABLE):
-        sets = " ".join(f"--set {name}={shown(current[f'config.{name}'])}" for name in plain_names)
+        sets = " ".join(f"--set {name}={short_json(current[f'config.{name}'])}" for name in plain_names)
         return f"hint: put the old values back, or change them on purpose: rollmill resume {run.root} {sets}"
     return (
         "hint: put the old values back; or, if the checkpoint came from another run, move it out of the directory."

@@ -10,12 +10,12 @@ from typing import Any
 from rollmill.api.changes import changed_settings, check_end, note_changes
 from rollmill.api.creation import create_run, run_config, run_root
 from rollmill.api.driver import drive
-from rollmill.api.openings import compile_program, open_program, open_workers
 from rollmill.api.options import WORKER_LIMITS, RunOptions
 from rollmill.api.placing import choose_plan, prepare_devices, refuse_unread
 from rollmill.api.recorder import Run, open_checkpoints
 from rollmill.api.reopening import open_graph
 from rollmill.api.saved_run import check_identity, read_options, read_saved, read_summary
+from rollmill.api.sessions import compile_program, open_program, open_workers
 from rollmill.api.specification import ALGORITHMS, describe, import_modules, only_here
 from rollmill.api.trust import approved_imports
 from rollmill.core.errors import CheckpointError, UsageError
@@ -69,12 +69,12 @@ def train(
     display.note(f"run {run.root}")
     with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
         if program is not None:
-            opening = open_program(algorithm, program, run, options, None)
+            session = open_program(algorithm, program, run, options, None)
         else:
-            opening = open_workers(
+            session = open_workers(
                 algorithm, plan, run, options, None, display, described=described, imports=imports
             )
-        return drive(opening, run, algorithm, options, display, checkpoints, None)
+        return drive(session, run, algorithm, options, display, checkpoints, None)
 
 
 def resume(
@@ -144,12 +144,12 @@ def resume(
             program = compile_program(graph, plan, options, display, launches=launches)
         note_changes(run, described, graph, values, restored, display)  # now that nothing can be refused any more
         if program is not None:
-            opening = open_program(graph, program, run, options, restored)
+            session = open_program(graph, program, run, options, restored)
         else:
-            opening = open_workers(
+            session = open_workers(
                 graph, plan, run, options, restored, display, described=described, imports=modules
             )
-        return drive(opening, run, graph, options, display, checkpoints, restored)
+        return drive(session, run, graph, options, display, checkpoints, restored)
 
 
 def _check_checkpoint(

@@ -16,7 +16,7 @@ from rollmill.planning import draw, list_distributions, write_plan
 
 @dataclass(frozen=True)
 class Showing:
-    """What to do with the plan."""
+    """Whether the plan is drawn, and where it is written."""
 
     show: bool = True
     """Draw groups, and what passes between them."""

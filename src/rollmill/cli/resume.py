@@ -32,7 +32,7 @@ class Resume:
     ] = ()
     """Give a hyperparameter another value from now on, such as learning_rate=1e-4 or a later total_timesteps."""
     fusion: Fusion | None = None
-    """What becomes one kernel, if otherwise than before; numbers then differ by rounding."""
+    """Fused kernels; as before if left out. A change makes numbers differ by rounding."""
     hang_seconds: float | None = None
     """Time without progress after which a worker counts as hung; as before if left out."""
     start_seconds: float | None = None

@@ -131,7 +131,7 @@ def writable(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def shown(value: Any) -> str:
+def short_json(value: Any) -> str:
     """`value` as JSON for messages: short, on one line, and without terminal control characters."""
     text = json.dumps(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
@@ -143,7 +143,7 @@ def _check_bounds(value: Any, where: str, depth: int, error: type[Exception]) ->
     for _ in range(depth + 1):
         for part in level:
             if isinstance(part, int) and part not in INTEGERS:
-                raise error(f"{where} cannot be read: {shown(part)} does not fit into 64 bits.")
+                raise error(f"{where} cannot be read: {short_json(part)} does not fit into 64 bits.")
         level = [inner for part in level for inner in _parts(part)]
         if not level:
             return
@@ -204,7 +204,7 @@ def _children(hint: Any, value: Any) -> Iterator[tuple[str | int, Any, Any]]:
 def _joined(field: str, key: str | int) -> str:
     if isinstance(key, int):
         return f"{field}[{key}]"
-    name = key if key.isidentifier() and key.isascii() and len(key) <= SHOWN_CHARACTERS else shown(key)
+    name = key if key.isidentifier() and key.isascii() and len(key) <= SHOWN_CHARACTERS else short_json(key)
     return f"{field}.{name}" if field else name
 
 
@@ -239,7 +239,7 @@ def _complaint(kind: Any, value: Any, field: str, problem: str) -> str:
     missing = re.search(r"missing required field `(.+?)`", problem)
     if missing:
         return f"{_joined(path, missing[1])} is missing"
-    return f"{path or 'the document'} is {shown(invalid)}, and has to be {_expected(hint, problem)}"
+    return f"{path or 'the document'} is {short_json(invalid)}, and has to be {_expected(hint, problem)}"
 
 
 def _followed(hint: Any, value: Any, field: str, steps: list[Any]) -> tuple[str, Any, Any]:

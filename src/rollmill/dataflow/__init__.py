@@ -1,17 +1,6 @@
 """A program as data: fragments, edges, the graph they form, and the loops that drive it."""
 
 from rollmill.dataflow.crossing import Cut, Handlers, Piece, cross, cut, drive, evaluate, walk, walk_leaves
-from rollmill.dataflow.descent import (
-    MakeGradients,
-    MakeMinibatchLoop,
-    MinibatchLoop,
-    all_finite,
-    gradient_metrics,
-    gradients_of_rows,
-    identity,
-    learn_minibatch,
-    plain_minibatch_loop,
-)
 from rollmill.dataflow.fingerprint import fingerprint, fragment_fingerprints
 from rollmill.dataflow.flow import Flow, StepReply, StepRequest, flow
 from rollmill.dataflow.gradients import ElementwiseUpdate, LossOfOne, MeanGradients
@@ -49,6 +38,17 @@ from rollmill.dataflow.loops import (
     start_one,
     step_all,
     step_one,
+)
+from rollmill.dataflow.minibatch_loop import (
+    MakeGradients,
+    MakeMinibatchLoop,
+    MinibatchLoop,
+    all_finite,
+    gradient_metrics,
+    gradients_of_rows,
+    identity,
+    learn_minibatch,
+    plain_minibatch_loop,
 )
 from rollmill.dataflow.minibatches import (
     choose_num_shards,

@@ -1,4 +1,4 @@
-"""Where data leaves a program and something else comes back: a remote fragment.
+"""Crossings: points of a program at which data is sent to a remote fragment and an answer is received.
 
 Co-located fragments are one program. Where one of them is placed in another group, a crossing stands in its
 place: `cross("environment", actions, timesteps)` says what leaves and in what shapes the answer comes. The
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
 
 
 class Crossing(NamedTuple):
-    """What leaves the program after a piece, and what comes back."""
+    """The operands sent after a piece, and the values received for them."""
 
     name: str
     takes: tuple[int, ...]
@@ -127,7 +127,7 @@ def walk(program: Cut, *arguments: PyTree, run: Run = evaluate) -> Generator[tup
 def walk_leaves(
     program: Cut, leaves: Sequence[Any], *, run: Run = evaluate
 ) -> Generator[tuple[str, PyTree], PyTree, list[Any]]:
-    """As `walk`, for who keeps arguments and results as leaves: trees of modules take long to take apart."""
+    """Like `walk`, but takes and returns leaves: flattening trees of modules is slow."""
     values = {**program.constants, **dict(enumerate(leaves))}
     for piece in program.pieces:
         if piece.gives:

@@ -1,4 +1,5 @@
-"""What flows through a graph, derived from its functions: shapes, and who reads and writes what of the learner.
+"""The data that flows through a graph, derived from its functions: shapes, and which function reads and writes
+which leaves of the learner.
 
 Nothing is computed and nothing is written by hand: shapes come from tracing, and so does the part of the
 learner that has to travel, by looking at what each function passes on untouched.
@@ -25,7 +26,7 @@ LEARNED = ("finite/gradients", "losses/gradient_norm", "epochs")
 
 
 class StepRequest(NamedTuple):
-    """What the policy sends for one step: the edge *action*."""
+    """The policy's message for one step: the edge *action*."""
 
     key: Array
     """Data of the environment's random key."""
@@ -33,7 +34,7 @@ class StepRequest(NamedTuple):
 
 
 class StepReply(NamedTuple):
-    """What the environment answers to an action: the edge *timestep*."""
+    """The environment's answer to an action: the edge *timestep*."""
 
     observation: Observation
     action_mask: PyTree[Bool[Array, "..."]]
@@ -61,17 +62,17 @@ class Flow(NamedTuple):
     updated: frozenset[int]
     """Places of the learner's leaves that the update writes, such as weights and the optimiser's state."""
     prepared: frozenset[int]
-    """Places of those that `prepare` writes, such as running statistics."""
+    """Places of the learner's leaves that `prepare` writes, such as running statistics."""
     parameters: tuple[int, ...]
-    """Places of those that the update writes and others read: what travels back to the gradients."""
+    """Places of the learner's leaves that the update writes and other functions read: the edge *parameters*."""
 
     def pick_parameters(self, learner: PyTree[Any]) -> list[Any]:
-        """Those leaves of a learner, or of its shapes."""
+        """The leaves at `parameters` of a learner, or of its shapes."""
         leaves = jax.tree.leaves(learner)
         return [leaves[place] for place in self.parameters]
 
     def put_parameters(self, learner: PyTree[Any], found: Sequence[Any]) -> PyTree[Any]:
-        """A learner with such leaves put in."""
+        """The learner with the leaves at `parameters` replaced by `found`."""
         leaves, structure = jax.tree.flatten(learner)
         for place, leaf in zip(self.parameters, found, strict=True):
             leaves[place] = leaf
@@ -79,7 +80,7 @@ class Flow(NamedTuple):
 
 
 def flow(graph: Graph) -> Flow:
-    """What flows through a graph; it is traced once, and nothing is computed."""
+    """The data flow of a graph; it is traced once, and nothing is computed."""
     loops, index = graph.loops, jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     state = jax.eval_shape(lambda: start(graph, jax.random.key(0), index))
     weights_program, weights = _traced(graph.weights, state.learner)

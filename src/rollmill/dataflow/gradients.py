@@ -1,4 +1,4 @@
-"""Fragments of which more is known than what they compute: gradients that are means, updates number by number.
+"""Fragments with a known structure: gradients that are means over samples, and element-wise updates.
 
 Shape letters: `N` samples, or sequences, of a minibatch.
 """
@@ -26,7 +26,7 @@ class MeanGradients:
 
     loss: LossOfOne
     network: Callable[[Learner], PyTree[Array]]
-    """What of a learner is learned."""
+    """The part of the learner that gradients are taken with respect to."""
 
     def __call__(self, learner: Learner, minibatch: Batch) -> tuple[Weights, Metrics]:
         """Gradients of the mean loss over a minibatch, with respect to the network; and metrics."""
@@ -42,7 +42,7 @@ class MeanGradients:
     def of_one(
         self, learner: Learner, sample: PyTree[Array], sequence: PyTree[Array] = ()
     ) -> tuple[Weights, Metrics]:
-        """Of the loss of ONE sample; the mean of these over a minibatch is what calling gives."""
+        """Gradients and metrics of ONE sample; their mean over a minibatch is the result of calling."""
         loss = jax.value_and_grad(self.loss, has_aux=True)
         (total, metrics), slopes = loss(self.network(learner), learner, sample, sequence)
         return slopes, {"losses/total": total, **metrics}

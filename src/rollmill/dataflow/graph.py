@@ -4,7 +4,7 @@
     learn   = prepare once, then epochs x num_minibatches x {condition, gradients, update}
 
 Fragments are functions of ONE environment, one sequence or one minibatch; `dataflow.loops` lifts them.
-They name no machine. A distribution policy is a partition of the fragments (Zhu et al., "MSRL:
+They name no machine. A distribution policy partitions the fragments into groups (Zhu et al., "MSRL:
 Distributed Reinforcement Learning with Dataflow Fragments", USENIX ATC 2023).
 
 Shape letters: `T` steps of a rollout, `E` environments, `N` samples of a minibatch.
@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from rollmill.core.types import Action, Key, Memory, Observation, StartHost, Timestep
 
 Learner: TypeAlias = PyTree[Array | np.ndarray]
-"""What the algorithm learns with: weights, optimiser state, running statistics."""
+"""Network weights, optimiser state and running statistics."""
 
 Weights: TypeAlias = PyTree[Array | np.ndarray]
 """The part of the learner that the policy needs: it travels on the edge *weights*."""
@@ -34,12 +34,12 @@ Reduce: TypeAlias = Callable[[PyTree[Array]], PyTree[Array]]
 
 
 class Decision(NamedTuple):
-    """What the policy fragment returns for one observation."""
+    """The result of the policy fragment for one observation."""
 
     action: Action
     memory: Memory
     extras: PyTree[Array]
-    """Whatever the learner wants back beside the action, such as the log-probability and the value."""
+    """Further outputs for the learner, such as the log-probability and the value."""
 
 
 class Step(NamedTuple):
@@ -53,7 +53,7 @@ class Step(NamedTuple):
     terminated: Bool[Array, "..."]
     truncated: Bool[Array, "..."]
     final_observation: Observation
-    """Where the step led, before any auto-reset."""
+    """The observation after the step, before any auto-reset."""
     final_memory: Memory
     """The policy's memory after the step, before any reset."""
     info: dict[str, Array]
@@ -67,16 +67,16 @@ class Trajectory(NamedTuple):
     start_memory: Memory
     """The policy's memory before the first step; leaves `[E, ...]`."""
     observation: Observation
-    """Where the next rollout goes on; leaves `[E, ...]`."""
+    """The observation after the last step, with which the next rollout begins; leaves `[E, ...]`."""
     memory: Memory
-    """The policy's memory there; leaves `[E, ...]`."""
+    """The policy's memory after the last step; leaves `[E, ...]`."""
 
 
 class Batch(NamedTuple):
-    """What is cut into minibatches.
+    """The samples of an iteration or of a minibatch.
 
     Of a batch, `samples` has leaves `[T, E, ...]` and `sequences` `[E, ...]`. Of a minibatch,
-    `samples` has leaves `[N, ...]`, or `[N, T, ...]` where it is cut by sequence.
+    `samples` has leaves `[N, ...]`, or `[N, T, ...]` if it is cut by sequence.
     """
 
     samples: PyTree[Array]
@@ -84,7 +84,7 @@ class Batch(NamedTuple):
 
 
 class Collector(eqx.Module):
-    """What collecting needs, one entry an environment: every leaf is `[E, ...]`."""
+    """The state carried from step to step, one entry for each environment: every leaf is `[E, ...]`."""
 
     index: Int[Array, "*E"]
     """Global index of the environment; its random keys derive from it, wherever it is placed."""
@@ -133,7 +133,7 @@ class StepEnvironment(Protocol):
     """`environment`: one step with auto-reset; `info["final_observation"]` is kept."""
 
     def __call__(self, key: Key, state: PyTree[Array], action: Action, /) -> Timestep:
-        """What the action leads to."""
+        """The timestep after the action."""
         ...
 
 
@@ -144,7 +144,7 @@ class Decide(Protocol):
     def __call__(
         self, weights: Weights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree, /
     ) -> Decision:
-        """The action, the next memory, and what the learner wants back."""
+        """The action, the next memory and the extras."""
         ...
 
 
@@ -181,7 +181,18 @@ class Prepare(Protocol):
     def __call__(
         self, learner: Learner, trajectory: Trajectory, /, *, reduce: Reduce, replicas: int
     ) -> tuple[Learner, Batch]:
-        """The learner, and the batch to learn from."""
+        """Prepares a trajectory.
+
+        Args:
+            learner: before the iteration's updates.
+            trajectory: of the environments held here.
+            reduce: the mean over replicas.
+            replicas: number of replicas that share the environments; scales counts and sums, so that their mean
+                over replicas is the total.
+
+        Returns:
+            The learner with its new statistics, and the batch to learn from.
+        """
         ...
 
 
@@ -189,7 +200,7 @@ class Graph(NamedTuple):
     """An algorithm on an environment with a network, knowing no machine."""
 
     settings: dict[str, Any]
-    """What to build this graph again from, as JSON: algorithm, environment and hyperparameters."""
+    """Algorithm, environment and hyperparameters, as JSON: the graph can be built again from them."""
     observation_space: spaces.Space
     action_space: spaces.Space
     loops: Loops
@@ -206,15 +217,16 @@ class Graph(NamedTuple):
     weights: Callable[[Learner], Weights]
     prepare: Prepare
     condition: Callable[[Batch, Reduce], Batch]
-    """What needs statistics of a whole minibatch, done before it may be cut further."""
+    """Rescaling that needs the whole minibatch, such as standardising advantages; runs before gradients."""
     greedy: Decide
     """The policy as it is deployed: the most likely action; the key is not used."""
     host: StartHost | None = None
-    """Starts environments that are Python objects; then `environment` is a crossing to wherever they are."""
+    """Starts environments that are Python objects; then `environment` is a crossing to them."""
     keep_learning: Callable[[Metrics], Bool[Array, ""]] | None = None
     """Asked with the metrics of an epoch's last minibatch; False ends the iteration's learning."""
     appraise: Callable[[Weights, Step], Step] | None = None
-    """What a rollout in one kernel adds to each step, and takes away: what `prepare` would compute from it."""
+    """Optional: values that a rollout kernel computes with each step, so that `prepare` need not. The returned
+    step may lack leaves that are no longer needed, such as final observations."""
     report: Callable[[Learner, Batch], Metrics] | None = None
     """Further metrics of an iteration, from what `prepare` returns; like all, their mean over replicas is that of
     the whole."""

@@ -1,4 +1,4 @@
-"""What passes along each edge of a graph: shapes, bytes, and how often."""
+"""The messages on each edge of a graph: shapes, bytes, and how often."""
 
 import math
 from typing import Literal, NamedTuple

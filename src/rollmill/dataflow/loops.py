@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.types import Key
-from rollmill.dataflow.descent import MakeMinibatchLoop, all_finite, identity, plain_minibatch_loop
 from rollmill.dataflow.graph import (
     Batch,
     Collector,
@@ -28,6 +27,7 @@ from rollmill.dataflow.graph import (
     Trajectory,
     Weights,
 )
+from rollmill.dataflow.minibatch_loop import MakeMinibatchLoop, all_finite, identity, plain_minibatch_loop
 from rollmill.dataflow.minibatches import shuffled_rows
 
 START, COLLECT, LEARN = 0, 1, 2  # what a key derived from the training's root key is used for
@@ -61,8 +61,8 @@ def iterate(
     state: State,
     *,
     reduce: Reduce = identity,
-    rollouts: Callable[..., tuple[Collector, Trajectory]] | None = None,
-    descents: MakeMinibatchLoop | None = None,
+    collect_with: Callable[..., tuple[Collector, Trajectory]] | None = None,
+    make_minibatch_loop: MakeMinibatchLoop | None = None,
 ) -> tuple[State, Metrics]:
     """One iteration of training: collect, then learn.
 
@@ -70,8 +70,8 @@ def iterate(
         graph: what is trained.
         state: before the iteration.
         reduce: the mean over replicas.
-        rollouts: `collect`, or another way to the same trajectories.
-        descents: `plain_minibatch_loop`, or another way to the same weights.
+        collect_with: `collect` or an equivalent function.
+        make_minibatch_loop: `plain_minibatch_loop` or an equivalent function.
 
     Returns:
         The next state, and metrics that are already reduced over replicas.
@@ -79,9 +79,15 @@ def iterate(
     collect_key = iteration_key(state.key, state.iteration, COLLECT)
     learn_key = iteration_key(state.key, state.iteration, LEARN)
     weights = graph.weights(state.learner)
-    collector, trajectory = (rollouts or collect)(graph, weights, state.collector, collect_key)
+    collector, trajectory = (collect_with or collect)(graph, weights, state.collector, collect_key)
     learner, metrics = learn_from(
-        graph, state.learner, trajectory, learn_key, collector.index, reduce=reduce, descents=descents
+        graph,
+        state.learner,
+        trajectory,
+        learn_key,
+        collector.index,
+        reduce=reduce,
+        make_minibatch_loop=make_minibatch_loop,
     )
     return State(collector, learner, state.key, state.iteration + 1), metrics
 
@@ -168,7 +174,7 @@ def step_one(
 
 class _Progress(NamedTuple):
     carried: PyTree[Array]
-    """What a descent carries."""
+    """The carry of the minibatch loop."""
     learning: Bool[Array, ""]
 
 
@@ -180,13 +186,15 @@ def learn_from(
     index: Int[Array, " E"],
     *,
     reduce: Reduce = identity,
-    descents: MakeMinibatchLoop | None = None,
+    make_minibatch_loop: MakeMinibatchLoop | None = None,
 ) -> tuple[Learner, Metrics]:
     """The learning half of an iteration: prepare once, then learn; metrics are those of the whole iteration."""
     with jax.named_scope("prepare"):
         learner, batch = prepare(graph, learner, trajectory, index, reduce=reduce)
         reported = report(graph, learner, batch)
-    learner, learned = learn(graph, learner, batch, key, index, reduce=reduce, descents=descents)
+    learner, learned = learn(
+        graph, learner, batch, key, index, reduce=reduce, make_minibatch_loop=make_minibatch_loop
+    )
     collected = collection_metrics(graph, trajectory, graph.weights(learner), index)
     return learner, {**reduce({**collected, **reported}), **learned}
 
@@ -211,27 +219,27 @@ def learn(
     index: Int[Array, " E"],
     *,
     reduce: Reduce = identity,
-    descents: MakeMinibatchLoop | None = None,
+    make_minibatch_loop: MakeMinibatchLoop | None = None,
 ) -> tuple[Learner, Metrics]:
     """`epochs` passes over the batch in shuffled minibatches; metrics are means over minibatches.
 
     The rows of all epochs are shuffled at once: 4 bytes for each sample and epoch.
     """
-    descent = (descents or plain_minibatch_loop)(graph, batch, reduce)
+    loop = (make_minibatch_loop or plain_minibatch_loop)(graph, batch, reduce)
 
     def epoch_step(progress: _Progress, shuffled) -> tuple[_Progress, tuple[Metrics, Float[Array, ""]]]:
-        after, metrics = descent.epoch(progress.carried, shuffled)
+        after, metrics = loop.epoch(progress.carried, shuffled)
         return _after_epoch(graph, progress, after, metrics), (metrics, progress.learning.astype(jnp.float32))
 
-    begin = _Progress(descent.begin(learner), jnp.asarray(True))
+    begin = _Progress(loop.begin(learner), jnp.asarray(True))
     rows_of = lambda epoch: shuffled_rows(jax.random.fold_in(key, epoch), index, graph.loops)
     rows = jax.vmap(rows_of)(jnp.arange(graph.loops.epochs))
-    end, (metrics, learned) = jax.lax.scan(epoch_step, begin, descent.shuffled(rows))
-    return descent.end(end.carried), over_epochs(metrics, learned)
+    end, (metrics, learned) = jax.lax.scan(epoch_step, begin, loop.shuffled(rows))
+    return loop.end(end.carried), over_epochs(metrics, learned)
 
 
 def _after_epoch(graph: Graph, before: _Progress, after: PyTree[Array], metrics: Metrics) -> _Progress:
-    """What an epoch has led to, or nothing where learning had ended before."""
+    """The progress after an epoch; unchanged if learning had ended before."""
     if graph.keep_learning is None:
         return _Progress(after, before.learning)
     kept = jax.tree.map(partial(jnp.where, before.learning), after, before.carried)

@@ -1,4 +1,4 @@
-"""A partition of a graph's fragments into groups: what a distribution policy is, and all that it is.
+"""A partition of a graph's fragments into groups: the result of a distribution policy.
 
 Fragments of one group become one program; what lies between two groups becomes a channel (Zhu et al., "MSRL:
 Distributed Reinforcement Learning with Dataflow Fragments", USENIX ATC 2023). Replicas of a group hold equal
@@ -33,7 +33,7 @@ class Group(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """A distribution policy: its name, and groups that hold each fragment once."""
+    """The name of a distribution policy, and groups that hold each fragment once."""
 
     name: str
     groups: tuple[Group, ...]
@@ -48,11 +48,11 @@ class Partition(NamedTuple):
 
     @property
     def synchronous(self) -> bool:
-        """Whether every group waits for the weights of its iteration, so that placement changes no number."""
+        """Whether every group waits for the weights of its iteration: placement then changes only the rounding."""
         return all(group.synchronous for group in self.groups)
 
     @property
-    def channels(self) -> tuple[Edge, ...]:
+    def cut_edges(self) -> tuple[Edge, ...]:
         """Edges between fragments that lie in different groups."""
         return tuple(edge for edge in EDGES if self.apart(edge.source, edge.target))
 
@@ -144,7 +144,7 @@ def _check_group(partition: Partition, group: Group) -> None:
 
 
 def _check_counts(partition: Partition) -> None:
-    for edge in partition.channels:
+    for edge in partition.cut_edges:
         if edge.name in ("gradients", "parameters", "weights"):
             continue  # from all to one, and from one to all
         source, target = partition.holder(edge.source), partition.holder(edge.target)

@@ -20,8 +20,8 @@ class Stage(StrEnum):
     SERVE = "serve environments"
     RECEIVE_WEIGHTS = "receive weights"
     COLLECT = "collect"
-    SEND = "send trajectories"
-    RECEIVE = "receive trajectories"
+    SEND_TRAJECTORIES = "send trajectories"
+    RECEIVE_TRAJECTORIES = "receive trajectories"
     LEARN = "learn"
     PUBLISH = "publish weights"
     REPORT = "report metrics"
@@ -60,11 +60,11 @@ class Role(NamedTuple):
     group: Group
     stages: tuple[Stage, ...]
     channels: tuple[Channel, ...]
-    """Those that the group has an end of."""
+    """The channels with an end in this group."""
     owned: frozenset[Owned]
     in_step: bool
-    """Whether its replicas end after the same iteration as all others and have a part in every snapshot. The
-    others go on until they are ended, because a learner takes whatever comes first."""
+    """All replicas end after the same iteration and contribute to every snapshot. Replicas of other groups
+    continue until they are ended."""
     replaceable: bool
     """Whether one of its replicas can be lost without taking all others back to the last snapshot."""
 
@@ -153,8 +153,8 @@ def _stages(group: Group, partition: Partition) -> tuple[Stage, ...]:
         Stage.SERVE: environment and not policy,
         Stage.RECEIVE_WEIGHTS: policy and not gradients,
         Stage.COLLECT: policy,
-        Stage.SEND: policy and not gradients,
-        Stage.RECEIVE: gradients and not policy,
+        Stage.SEND_TRAJECTORIES: policy and not gradients,
+        Stage.RECEIVE_TRAJECTORIES: gradients and not policy,
         Stage.LEARN: gradients,
         Stage.PUBLISH: gradients and not policy,
         Stage.REPORT: gradients and (update or group.synchronous),

@@ -25,12 +25,12 @@ class Begin(NamedTuple):
 
     first: int
     """Iterations that came before."""
-    epoch: int
-    """How many times all replicas were started together before, by this coordinator; it scopes channel names."""
+    restart: int
+    """How many times this coordinator has restarted all replicas; it scopes channel names."""
     attempt: int
-    """How many times this replica was replaced since then."""
+    """See `ReplicaContext`."""
     generation: int
-    """How many times environments started anew in this run; their random keys derive from it."""
+    """See `ReplicaContext`."""
     opens: bool
     """Whether environments start anew."""
     meeting_address: str = ""
@@ -77,7 +77,7 @@ class IterationMetrics(NamedTuple):
     rows: Sequence[Mapping[str, Any]]
 
 
-class Snapshot(NamedTuple):
+class SnapshotPart(NamedTuple):
     """A replica's part of the state."""
 
     iteration: int
@@ -103,14 +103,14 @@ MESSAGES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         *(Begin, SnapshotRequest, Hold, End),
-        *(Process, CompileTimes, IterationMetrics, Snapshot, MissedSnapshot, EnvFailures),
+        *(Process, CompileTimes, IterationMetrics, SnapshotPart, MissedSnapshot, EnvFailures),
     )
 }
 
 
 @runtime_checkable
 class MessageLine(Protocol):
-    """What `send`, `latest` and `wait` use of a `Control`."""
+    """The part of `Control` that `send`, `latest` and `wait` use."""
 
     @property
     def send(self) -> Callable[..., None]:

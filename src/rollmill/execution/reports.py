@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from rollmill.dataflow import State
 
 Row: TypeAlias = Mapping[str, Any]
-"""Metrics of one iteration."""
+"""Metrics of one iteration by name; each a scalar, or `[seed]`."""
 
 
 class MetricsRows(NamedTuple):

@@ -1,4 +1,4 @@
-"""The specification of a run: a value with a JSON form, made once, from which every worker knows what to do."""
+"""The run specification: the immutable description of a run that every worker receives, with a JSON form."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from rollmill.planning import Plan
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What is trained, where, and how patiently."""
+    """The graph that is trained, its plan and its timeouts."""
 
     graph: dict[str, Any]
     """Names and hyperparameters that `graph_factory` builds the graph from."""
@@ -57,7 +57,7 @@ class WorkerSettings:
     """Name under which a thread finds what its process holds already (`execution.worker_entry.share`)."""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON; `read_settings` reads it."""
+        """The settings as JSON; `read_settings` reads them."""
         return asdict(self)
 
 

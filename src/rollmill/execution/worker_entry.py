@@ -25,7 +25,7 @@ from rollmill.execution.run_spec import RunSpec, WorkerSettings, read_settings
 MODULE = __name__
 
 OpenWire = Callable[[Callable[[], bool], int], Wire]
-"""`(should_stop, epoch) -> wire`."""
+"""`(should_stop, restart) -> wire`."""
 
 
 class _Shared(NamedTuple):
@@ -73,8 +73,10 @@ def work_on_cluster(job: Job, control: Control) -> None:
     with contextlib.closing(RemoteBroker(settings.broker, settings.token)) as broker:
         wires: list[TcpWire] = []
 
-        def open_wire(should_stop: Callable[[], bool], epoch: int) -> Wire:
-            wires.append(TcpWire(ScopedBroker(broker, str(epoch)), settings.token, host=host, abandon=should_stop))
+        def open_wire(should_stop: Callable[[], bool], restart: int) -> Wire:
+            wires.append(
+                TcpWire(ScopedBroker(broker, str(restart)), settings.token, host=host, abandon=should_stop)
+            )
             return wires[-1]
 
         run_replica(job, control, settings.run, graph, flow(graph), open_wire)
@@ -100,7 +102,7 @@ def run_replica(job: Job, control: Control, spec: RunSpec, graph: Graph, flows: 
         spec: of the run.
         graph: of the run.
         flows: of this graph.
-        open_wire: opens the channels' transport, once it is known which epoch begins.
+        open_wire: opens the channels' transport, once it is known which restart this is.
     """
     send(control, Process(os.getpid()))
     begin = wait(control, Begin)
@@ -112,7 +114,7 @@ def run_replica(job: Job, control: Control, spec: RunSpec, graph: Graph, flows: 
                 flow=flows,
                 role=roles(spec.read_plan().partition, host=graph.host is not None)[job.group],
                 replica=job.replica,
-                wire=open_wire(replica_control.stopping, begin.epoch),
+                wire=open_wire(replica_control.stopping, begin.restart),
                 control=replica_control,
                 key=jax.random.key(np.uint32(spec.seed)),
                 seed=spec.seed,
@@ -130,7 +132,7 @@ def run_replica(job: Job, control: Control, spec: RunSpec, graph: Graph, flows: 
 
 
 def _memory_wire(broker: LocalBroker | RemoteBroker) -> OpenWire:
-    return lambda should_stop, epoch: MemoryWire(ScopedBroker(broker, str(epoch)), abandon=should_stop)
+    return lambda should_stop, restart: MemoryWire(ScopedBroker(broker, str(restart)), abandon=should_stop)
 
 
 def _build(spec: RunSpec, control: Control) -> Graph:

@@ -18,9 +18,9 @@ def draw(plan: Plan, graph: Graph, *, steps_per_second: float) -> str:
     for role in roles(partition, host=graph.host is not None).values():
         lines += [*_box(role, graph.loops.num_envs), ""]
     lines.append(f"at {steps_per_second:,.0f} steps/s, {rate:,.2f} iterations/s:")
-    lines += [_edge(partition, edges[edge.name], rate) for edge in partition.channels]
+    lines += [_edge(partition, edges[edge.name], rate) for edge in partition.cut_edges]
     lines += _reductions(partition, edges["gradients"], rate)
-    if not partition.channels and partition.groups[0].replicas == 1:
+    if not partition.cut_edges and partition.groups[0].replicas == 1:
         lines.append("  nothing leaves the program")
     return "\n".join(lines)
 

@@ -1,4 +1,8 @@
-"""Options that say where a training runs, and the counts that distribution policies read."""
+"""Options that say where a training runs, and the counts that distribution policies read.
+
+`distribution` names the policy that makes the partition into groups, `place` says whether groups are one program,
+threads, processes or Ray workers, and `plan` is a file with both, in place of these options.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

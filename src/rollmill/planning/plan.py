@@ -1,4 +1,4 @@
-"""A plan: where each group of a training runs. A frozen value that reads and writes JSON."""
+"""A plan: a partition and the place of its groups. A frozen value that reads and writes JSON."""
 
 import json
 from dataclasses import dataclass
@@ -39,10 +39,10 @@ class SavedPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which groups there are, and what carries them."""
+    """A partition, and the place that its groups run in."""
 
     partition: Partition
-    """The distribution policy."""
+    """The groups, as a distribution policy returned them."""
     place: Place = "program"
     """`program`: one compiled program in this process; `threads` of it; `processes` of this host; `mesh`: one
     program over several processes, each with its own devices; `ray`: workers that a Ray cluster places."""
@@ -63,7 +63,7 @@ class Plan:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON; `from_json` reads it."""
+        """The plan as JSON; `from_json` reads it."""
         groups = [{**group._asdict(), "fragments": list(group.fragments)} for group in self.partition.groups]
         return {"version": VERSION, "distribution": self.partition.name, "place": self.place, "groups": groups}
 

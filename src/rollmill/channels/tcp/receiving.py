@@ -126,7 +126,7 @@ class ReceiverEndpoint:
                 raise Refused(f"{self._name}: data from {source} is not the next message of this channel.")
             if not writer.has_room():
                 raise Refused(f"{self._name}: {source} sent more messages than there are free slots.")
-            stream.fill(writer.payload())
+            stream.receive_into(writer.payload())
             writer.publish_raw(header)
         writer.close()
 
@@ -150,14 +150,14 @@ class Stream:
     def header(self) -> bytes | None:
         """The next message's header; None when the sender has ended the stream."""
         word = bytearray(WORD.size)
-        self.fill(memoryview(word))
+        self.receive_into(memoryview(word))
         if WORD.unpack(word) == (END,):
             return None
         header = bytearray(HEADER.size)
-        self.fill(memoryview(header))
+        self.receive_into(memoryview(header))
         return bytes(header)
 
-    def fill(self, view: memoryview) -> None:
+    def receive_into(self, view: memoryview) -> None:
         """Fills `view`; blocks until all of it has arrived."""
         self._report()
         while len(view):

@@ -1,4 +1,4 @@
-"""What each worker asks of the node that it is placed on."""
+"""The resources that each worker requires of its node."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -13,7 +13,7 @@ from typing import Any
 
 from rollmill.execution.cluster.demands import Demand
 from rollmill.execution.cluster.joining import Cluster
-from rollmill.execution.cluster.lines import Exchange, Line
+from rollmill.execution.cluster.lines import OutputListener, OutputStream
 from rollmill.execution.cluster.worker import Told, Worker
 from rollmill.execution.processes import Exit, Job
 from rollmill.execution.processes.process_tree import MARK, condition_of
@@ -38,7 +38,7 @@ class RayHandle:
     """One actor."""
 
     actor: Any
-    line: Line
+    stream: OutputStream
     working: Future
     """Its exit code; or Ray's error."""
     ending: Future
@@ -75,7 +75,7 @@ class RayLauncher:
         self._run = re.sub(r"[^\w.-]", "-", run)
         self._show = show
         self._namespace = f"rollmill-{secrets.token_hex(8)}"
-        self._exchange = Exchange(cluster.host, self._tell_arrival)
+        self._output_listener = OutputListener(cluster.host, self._tell_arrival)
         self._actors = self._ray.remote(Worker)
         self._handles: set[RayHandle] = set()
 
@@ -92,28 +92,30 @@ class RayLauncher:
             "runtime_env": {"env_vars": _passed_on() | dict(job.environment) | {MARK: secrets.token_hex(8)}},
         }
         actor = self._actors.options(**options).remote(job.name)
-        line = self._exchange.expect(job)
-        told = Told(job.to_json(), address, token, self._exchange.address, self._exchange.token, _folders())
+        stream = self._output_listener.expect(job)
+        told = Told(
+            job.to_json(), address, token, self._output_listener.address, self._output_listener.token, _folders()
+        )
         working = actor.work.remote(*told)
-        handle = RayHandle(actor, line, working.future(), actor.__ray_terminate__.remote().future())
+        handle = RayHandle(actor, stream, working.future(), actor.__ray_terminate__.remote().future())
         self._handles.add(handle)
         return handle
 
     def output(self, handle: RayHandle) -> int | None:
         """See `Launcher`."""
-        return handle.line.output
+        return handle.stream.output
 
     def exit(self, handle: RayHandle) -> Exit | None:
-        """See `Launcher`. Ray calls dead what is about to end, so the end of the line is waited for."""
+        """See `Launcher`. Ray calls dead what is about to end, so the end of its output is waited for."""
         if handle.exit is not None:
             return handle.exit
         if not (handle.working.done() and handle.ending.done()):
             self._tell_waiting(handle)
             return None
         handle.dead_since = handle.dead_since or time.monotonic()
-        if handle.line.origin is None or time.monotonic() - handle.dead_since > FAREWELL_SECONDS:
-            handle.line.cut()
-        if not handle.line.ended.is_set():
+        if handle.stream.origin is None or time.monotonic() - handle.dead_since > FAREWELL_SECONDS:
+            handle.stream.cut()
+        if not handle.stream.ended.is_set():
             return None
         self._handles.discard(handle)
         handle.exit = _exit_of(handle.working)
@@ -125,7 +127,7 @@ class RayLauncher:
 
     def condition(self, handle: RayHandle) -> str:
         """See `Launcher`; known of this host alone."""
-        origin = handle.line.origin
+        origin = handle.stream.origin
         return condition_of(origin.pid) if origin is not None and origin.host == self._here else ""
 
     def close(self) -> None:
@@ -137,7 +139,7 @@ class RayLauncher:
             for handle in tuple(self._handles):
                 self.exit(handle)
             time.sleep(0.01)
-        self._exchange.close()
+        self._output_listener.close()
 
     def __enter__(self) -> "RayLauncher":
         return self
@@ -155,16 +157,16 @@ class RayLauncher:
         name = f"rollmill-{self._run}-{job.group}-{job.replica}"
         return f"{name}-again-{job.attempt}" if job.attempt else name
 
-    def _tell_arrival(self, line: Line) -> None:
-        assert line.origin is not None
-        self._show(f"{line.job.name} was placed on {line.origin.host}")
+    def _tell_arrival(self, stream: OutputStream) -> None:
+        assert stream.origin is not None
+        self._show(f"{stream.job.name} was placed on {stream.origin.host}")
 
     def _tell_waiting(self, handle: RayHandle) -> None:
         waited = time.monotonic() - handle.asked_at
-        if handle.waiting_told or handle.line.origin is not None or waited < WAITING_SECONDS:
+        if handle.waiting_told or handle.stream.origin is not None or waited < WAITING_SECONDS:
             return
         handle.waiting_told = True
-        job, demand = handle.line.job, self._demand(handle.line.job)
+        job, demand = handle.stream.job, self._demand(handle.stream.job)
         there, free = self._ray.cluster_resources(), self._ray.available_resources()
         kinds = ("CPU", "GPU") if demand.gpus else ("CPU",)
         counts = (f"{free.get(kind, 0.0):g} of {there.get(kind, 0.0):g} {kind}" for kind in kinds)

@@ -1,4 +1,4 @@
-"""What workers on other hosts write, brought here line by line.
+"""Standard output and error of workers on other hosts, sent to the coordinator.
 
 A worker's standard output and error are one connection to the coordinator. So the kernel sends what a crashing
 process wrote last, and the end of the connection is the end of the process. Here each connection is
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from rollmill.channels import Damaged
 from rollmill.channels.transport.handshake import Admission
 from rollmill.channels.transport.listener import Listener
-from rollmill.execution.processes.handshake import Identity, claim_of, listen, refuse, report, welcome
+from rollmill.execution.processes.handshake import Identity, claim_of, connect_as, listen, refuse, welcome
 from rollmill.execution.processes.jobs import Job
 
 CHUNK = 1 << 16
@@ -30,8 +30,8 @@ class Origin(NamedTuple):
     pid: int
 
 
-class Line:
-    """What one worker writes.
+class OutputStream:
+    """The output of one worker.
 
     Args:
         job: of the worker.
@@ -72,44 +72,44 @@ class Line:
         self.ended.set()
 
 
-class Exchange:
-    """Listens for workers' lines.
+class OutputListener:
+    """Listens for the output of workers.
 
     Args:
         host: of this machine, as workers reach it.
-        arrived: is told of each worker that has come, in a thread of the exchange's.
+        arrived: is told of each worker that has come, in a thread of the listener's.
     """
 
-    def __init__(self, host: str, arrived: Callable[[Line], None]) -> None:
+    def __init__(self, host: str, arrived: Callable[[OutputStream], None]) -> None:
         sock, self.address = listen(f"tcp:{host}:0")
         self.token = secrets.token_bytes(32)
         self._arrived = arrived
-        self._expected: dict[tuple[str, int], Line] = {}
+        self._expected: dict[tuple[str, int], OutputStream] = {}
         self._listener = Listener(sock, self.token, self._receive)
 
-    def expect(self, job: Job) -> Line:
-        """The line of a worker that is being started."""
-        line = self._expected[job.name, job.attempt] = Line(job)
-        return line
+    def expect(self, job: Job) -> OutputStream:
+        """The output of a worker that is being started."""
+        stream = self._expected[job.name, job.attempt] = OutputStream(job)
+        return stream
 
     def close(self) -> None:
-        """Takes no more lines; those that are open go on."""
+        """Takes no more connections; open ones continue."""
         self._listener.stop()
 
     def _receive(self, peer: socket.socket, admission: Admission) -> None:
         claim = claim_of(admission)
         origin = _origin_of(claim)
-        line = self._expected.pop((claim.name, claim.attempt), None)
-        if line is None:
+        stream = self._expected.pop((claim.name, claim.attempt), None)
+        if stream is None:
             refuse(peer, admission, "no worker of that name and attempt is expected")
             return
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         welcome(peer, admission)
         try:
-            line.origin = origin
-            self._arrived(line)
+            stream.origin = origin
+            self._arrived(stream)
         finally:
-            line.relay(peer)
+            stream.relay(peer)
 
 
 def _origin_of(claim: Identity) -> Origin:
@@ -119,12 +119,12 @@ def _origin_of(claim: Identity) -> Origin:
     raise Damaged("a worker's claim does not say where it runs.")
 
 
-def write_through(address: str, token: bytes, job: Job, host: str) -> None:
+def redirect_output(address: str, token: bytes, job: Job, host: str) -> None:
     """In a worker: from now on standard output and error go to the coordinator.
 
     Args:
-        address: of the exchange.
-        token: of the exchange.
+        address: of the listener.
+        token: of the listener.
         job: the worker's.
         host: the address of its node.
 
@@ -133,7 +133,7 @@ def write_through(address: str, token: bytes, job: Job, host: str) -> None:
         Damaged: somebody else listens there.
         OSError: nobody is there.
     """
-    peer, _ = report(address, token, job, host=host, pid=os.getpid())
+    peer, _ = connect_as(address, token, job, host=host, pid=os.getpid())
     for descriptor in (1, 2):
         os.dup2(peer.fileno(), descriptor)
     peer.close()

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from rollmill.channels import Damaged, Refused
 from rollmill.core.errors import UsageError
 from rollmill.execution.cluster.joining import find_ray
-from rollmill.execution.cluster.lines import write_through
+from rollmill.execution.cluster.lines import redirect_output
 from rollmill.execution.processes import Job, serve
 from rollmill.execution.processes.process_tree import MARK, start_guard
 
 
 class Told(NamedTuple):
-    """What a worker is told, all of it text or bytes."""
+    """The arguments of a worker, all of them text or bytes."""
 
     job: str
     """Its JSON."""
@@ -50,7 +50,7 @@ class Worker:
         sys.path.extend(folder for folder in folders.split(os.pathsep) if folder not in sys.path)
         host = find_ray().util.get_node_ip_address()
         try:
-            write_through(lines, lines_token, Job.from_json(job), host)
+            redirect_output(lines, lines_token, Job.from_json(job), host)
             faulthandler.enable()
             return serve(Job.from_json(job), address, token), ""
         except (OSError, Damaged, Refused, UsageError) as error:

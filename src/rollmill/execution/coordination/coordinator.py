@@ -38,7 +38,7 @@ from rollmill.execution.protocol import (
     IterationMetrics,
     MissedSnapshot,
     Process,
-    Snapshot,
+    SnapshotPart,
     SnapshotRequest,
     parse,
     send_to,
@@ -47,7 +47,7 @@ from rollmill.execution.replica import STRIDE, StatePart, assemble, share_of
 from rollmill.execution.reports import MetricsRows, Notice, Report, RolledBack, Row, Saved, StartedUp
 
 MARGIN_SECONDS = 0.5
-"""How far ahead a checkpoint is announced, so that nobody has passed it already."""
+"""How far ahead a snapshot is announced, so that probably no replica has passed it."""
 
 MOST_RESTARTS = 5
 """Consecutive losses of a replica that steps no environments after which a run ends (`recovery`)."""
@@ -89,8 +89,8 @@ class Coordinator:
             initial: a state at the beginning, on the host.
             restored: whether `begin_with` is from a checkpoint.
             mesh: whether all replicas are one program, of which states can be had at multiples of a stride.
-            max_failures: how many times in a row a replica that steps environments may be lost.
-            hang_seconds: after which work ends a row of losses.
+            max_failures: losses in a row of a replica that steps environments that the training survives.
+            hang_seconds: a replica that steps environments and works for longer begins a new row of losses.
             fault_advice: ends the message about a number that is not finite.
         """
         self._max_failures, self._recovery = max_failures, Recovery(hang_seconds)
@@ -108,7 +108,7 @@ class Coordinator:
         self._barrier = StopBarrier(workers, graph.loops.iterations)
         self._iteration = self._furthest = begin_with.iteration
         self._generation = 1 if restored else 0
-        self._epoch = 0
+        self._restart = 0
         self._attempts: dict[str, int] = {}
         self._wanted: int | None = None
         self._parts: dict[int, dict[str, StatePart]] = {}
@@ -224,11 +224,11 @@ class Coordinator:
                 yield Notice(f"{job.name} is process {pid}")
             case EnvFailures(failures):
                 yield from self._failures.add(job.name, failures)
-            case CompileTimes() if self._epoch == 0 and not self._attempts.get(job.name):
+            case CompileTimes() if self._restart == 0 and not self._attempts.get(job.name):
                 yield StartedUp(self._start_up.add(message))
             case IterationMetrics(first, rows):
                 yield from self._report_metrics(first, rows)
-            case Snapshot(iteration, lowest, arrays):
+            case SnapshotPart(iteration, lowest, arrays):
                 self._parts.setdefault(iteration, {})[job.name] = StatePart(lowest, arrays)
             case Hold(begun):
                 self._barrier.hear(job, begun)
@@ -283,7 +283,7 @@ class Coordinator:
         return {job.name for job in self._workers.jobs if self._role(job).in_step}
 
     def _ahead(self) -> int:
-        """An iteration that no replica has come to yet."""
+        """An iteration that probably no replica has reached; one that has answers `MissedSnapshot`."""
         ahead = self._iteration + 2 + int(MARGIN_SECONDS / max(self._row_seconds, 1e-4))
         return -(-ahead // STRIDE) * STRIDE + STRIDE if self._mesh else ahead
 
@@ -299,7 +299,7 @@ class Coordinator:
             arrays = share_of(self._saved.state, index, learner=role.learns, environments=keeps)
         begin = Begin(
             first=self._began,
-            epoch=self._epoch,
+            restart=self._restart,
             attempt=attempt,
             generation=self._generation,
             opens=not keeps,
@@ -372,7 +372,7 @@ class Coordinator:
         yield Notice(f"{job.name} was replaced; the training goes on")
 
     def _begin_again(self) -> Iterator[Report]:
-        self._epoch += 1
+        self._restart += 1
         self._meeting = free_address() if self._mesh else ""
         self._generation += 1
         self._attempts.clear()

@@ -27,15 +27,15 @@ REPLAYED_ROWS = 8
 
 
 class Replayed(NamedTuple):
-    """What the un-jitted step showed."""
+    """The result of replaying a step un-jitted."""
 
     fault: Fault
     line: str | None
     """`file:line: source` of the operation that made the number; None where no single one did."""
     inputs: dict[str, PyTree[np.ndarray]]
-    """What the fragment was given, by name."""
+    """Arguments of the fragment, by name."""
     outputs: PyTree[np.ndarray]
-    """What it gave back."""
+    """The fragment's results."""
 
 
 def replay_fault(graph: Graph, directory: Folder) -> Replayed:

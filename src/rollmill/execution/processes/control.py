@@ -1,4 +1,4 @@
-"""What a worker's function may rely on, whether it runs in a process or in a thread."""
+"""The interface of a worker's function to its coordinator, in a process or in a thread."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable

@@ -1,4 +1,4 @@
-"""What becomes of workers, as the coordinator sees it."""
+"""Events of workers, as the supervisor reports them to the coordinator."""
 
 from typing import NamedTuple, TypeAlias
 

@@ -83,8 +83,8 @@ def refuse(peer: socket.socket, admission: Admission, reason: str) -> None:
     _say(peer, admission, ".refused", reason=reason)
 
 
-def report(address: str, token: bytes, job: Job, **details: Any) -> tuple[socket.socket, dict[str, Any]]:
-    """The worker's side: a connection on which it was welcomed as `job`, and the settings that it was sent.
+def connect_as(address: str, token: bytes, job: Job, **details: Any) -> tuple[socket.socket, dict[str, Any]]:
+    """Connects a worker to its coordinator; returns the connection and the settings that the coordinator sent.
 
     Args:
         address: of the coordinator, which may be slow: see `reach`.

@@ -1,4 +1,4 @@
-"""What the coordinator knows of one worker process, and what it concludes from it."""
+"""The health of one worker process, derived from its messages, heartbeats and exit."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from rollmill.execution.processes.logs import WorkerLog
 from rollmill.execution.processes.messages import WorkerMessage
 
 MISSED_BEATS = 5
-"""A worker that was not heard for as many heartbeats is looked at more closely."""
+"""Missed heartbeats in a row after which the state of the process is checked."""
 
 EXIT_SECONDS = 10.0
 """How long a process may take to end after its function has."""
@@ -22,7 +22,7 @@ WORDLESS_SECONDS = 2.0
 """How long a process may live on after its connection broke."""
 
 LAST_WORDS_SECONDS = 1.0
-"""How long what a dead worker has sent and written is waited for, where something keeps its pipes open."""
+"""How long messages and output of a dead worker are waited for if another process keeps its pipes open."""
 
 UNKILLABLE_SECONDS = 5.0
 
@@ -36,7 +36,7 @@ class Timeouts(NamedTuple):
 
 
 class WorkerHealth:
-    """One attempt at a job. Not locked: whoever looks holds the supervisor's lock."""
+    """The state of one attempt at a job. Not thread-safe: callers hold the supervisor's lock."""
 
     def __init__(self, job: Job, handle: Any, log: WorkerLog) -> None:
         self.job = job
@@ -44,7 +44,7 @@ class WorkerHealth:
         self.log = log
         self.connection = WorkerConnection(lambda message: None)
         self.dismissed = False
-        """Whether the coordinator has done with it, so that nothing is told of it any more."""
+        """Whether the coordinator has dismissed the worker, so that no further event of it is reported."""
         self.unread_bytes = 0
         self.blocked = False
         """Whether it has to wait until the coordinator has read."""
@@ -58,7 +58,7 @@ class WorkerHealth:
         self._told: object = None
 
     def take(self, message: WorkerMessage) -> Event | None:
-        """What a message of the worker means to the coordinator; None where nothing yet."""
+        """Processes a message of the worker; returns an event for the coordinator, or None."""
         match message.kind:
             case ".beat":
                 self._beat = Heartbeat.from_fields(message.fields)
@@ -71,7 +71,7 @@ class WorkerHealth:
                 return Received(self.job, message)
         return None
 
-    def over(self, now: float) -> bool:
+    def has_ended(self, now: float) -> bool:
         """Whether its process is gone, and all that it said and wrote has come."""
         if self._doom and self._waited("killed", now) > UNKILLABLE_SECONDS:
             self.exit = self.exit or Exit(None)
@@ -82,7 +82,7 @@ class WorkerHealth:
         return late or (heard and self.log.ended.is_set())
 
     def outcome(self) -> Event:
-        """What became of it, once it is over."""
+        """The final event, once the worker has ended."""
         status, lines = self.exit.status if self.exit else None, "\n".join(self.log.last_lines)
         if self._last is None:
             return Lost(self.job, self._reason(), status, raised=False, details=lines)
@@ -93,7 +93,7 @@ class WorkerHealth:
         final = next((kind(text) for kind in FINAL if kind.__name__ == name), None)
         return Lost(self.job, reason, status, raised=True, details=details, final=final)
 
-    def overdue(self, now: float, patience: Timeouts) -> bool:
+    def overdue(self, now: float, timeouts: Timeouts) -> bool:
         """Whether it must be killed, because something that it has to do does not happen. Says so once."""
         if self._doom:
             return False
@@ -102,9 +102,9 @@ class WorkerHealth:
         elif self.connection.ended.is_set():
             wordless = self._waited("wordless", now) > WORDLESS_SECONDS
             self._doom = "it closed its connection, but did not end" if wordless else ""
-        elif not self._started and now - self._asked_at > patience.start_seconds:
+        elif not self._started and now - self._asked_at > timeouts.start_seconds:
             what = f"; it was at: {self._beat}" if self._beat else ", nor did its process report"
-            self._doom = f"its function was not called within {patience.start_seconds:g} s{what}"
+            self._doom = f"its function was not called within {timeouts.start_seconds:g} s{what}"
         return bool(self._doom)
 
     @property
@@ -112,7 +112,7 @@ class WorkerHealth:
         """The worker's last known activity."""
         return str(self._beat) if self._beat else "starting"
 
-    def hung(self, now: float, patience: Timeouts, condition: Callable[[], str]) -> Hung | None:
+    def hung(self, now: float, timeouts: Timeouts, condition: Callable[[], str]) -> Hung | None:
         """Whether it makes no progress, or cannot; told once until that changes.
 
         Silence alone is no hang: a call into C that holds Python's interpreter silences a worker that is well, as
@@ -121,42 +121,42 @@ class WorkerHealth:
 
         Args:
             now: seconds of `time.monotonic`.
-            patience: how long it may take.
+            timeouts: how long it may take.
             condition: tells what the operating system says of the process.
         """
         if not self.connection.taken or self.connection.ended.is_set() or self._last is not None:
             return None
-        if self._silent(now, patience):
-            return self._tell_silence(now, patience, condition)
-        idle = self._beat.hung_seconds(patience.hang_seconds) if self._beat and self._started else None
+        if self._silent(now, timeouts):
+            return self._tell_silence(now, timeouts, condition)
+        idle = self._beat.hung_seconds(timeouts.hang_seconds) if self._beat and self._started else None
         if idle is None or self._beat is None:
             self._told = None
             return None
         return self._tell(("idle", self._beat.progress), idle, str(self._beat))
 
-    def _silent(self, now: float, patience: Timeouts) -> bool:
+    def _silent(self, now: float, timeouts: Timeouts) -> bool:
         """Whether heartbeats are missing, at two looks: the coordinator itself may have been asleep."""
-        missing = now - self.connection.last_heard > MISSED_BEATS * patience.heartbeat_seconds
+        missing = now - self.connection.last_heard > MISSED_BEATS * timeouts.heartbeat_seconds
         if self.blocked or not missing:
             self._since.pop("silent", None)
             return False
-        return self._waited("silent", now) >= patience.heartbeat_seconds
+        return self._waited("silent", now) >= timeouts.heartbeat_seconds
 
-    def _tell_silence(self, now: float, patience: Timeouts, condition: Callable[[], str]) -> Hung | None:
+    def _tell_silence(self, now: float, timeouts: Timeouts, condition: Callable[[], str]) -> Hung | None:
         seconds, what = now - self.connection.last_heard, condition()
-        if not what and seconds <= self._silence_limit(patience):
+        if not what and seconds <= self._silence_limit(timeouts):
             return None
         stuck = _innermost(self.log.last_lines, "Thread 0x", "Current thread 0x")
         what = what or f"a call keeps all of its threads from running{stuck}"
         last = f"; last seen at: {self._beat}" if self._beat else ""
         return self._tell("silent", seconds, what + last)
 
-    def _silence_limit(self, patience: Timeouts) -> float:
+    def _silence_limit(self, timeouts: Timeouts) -> float:
         """Seconds; while it waits for its coordinator, it is not at work that could take longer."""
         if not self._started:
-            return patience.start_seconds
+            return timeouts.start_seconds
         expect = self._beat.expect if self._beat else 0.0
-        return max(patience.hang_seconds, expect if expect < float("inf") else 0.0)
+        return max(timeouts.hang_seconds, expect if expect < float("inf") else 0.0)
 
     def _tell(self, what: object, seconds: float, where: str) -> Hung | None:
         if self._told == what:

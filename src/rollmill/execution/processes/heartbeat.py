@@ -1,4 +1,4 @@
-"""What a thread is doing: what it noted itself, and the source line that it stands at."""
+"""A thread's activity: its own note, and its current source line."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ class Heartbeat(NamedTuple):
     where: str
 
     def hung_seconds(self, limit: float) -> float | None:
-        """Since when it has noted nothing, where that is longer than the limit and than it said."""
+        """Seconds without a note, if they exceed both the limit and `expect`; otherwise None."""
         return self.idle_seconds if self.idle_seconds > max(limit, self.expect) else None
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Progress:
             self.note(before, expect)
 
     def look(self) -> Heartbeat:
-        """What the thread does now; for one looking thread."""
+        """The current activity of the thread; may be called from one thread only."""
         (note, expect, progress), now = self._now, time.monotonic()
         if progress != self._seen[0]:
             self._seen = (progress, now)

@@ -1,4 +1,4 @@
-"""What one worker is to do, as data: a function by name, and what it is given."""
+"""A worker's job as data: a function by name, and its settings."""
 
 import importlib
 import json
@@ -11,7 +11,7 @@ from rollmill.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Job:
-    """What one worker does: it imports `module` and calls `function(job, control)`.
+    """The job of one worker: to import `module` and call `function(job, control)`.
 
     Raises:
         UsageError: `entry` names no module of its own, or a setting has no JSON form.
@@ -26,7 +26,7 @@ class Job:
     """`module:function`."""
 
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """What the function is told; anything that JSON holds."""
+    """Settings of the function; any value with a JSON form."""
 
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Environment variables of this worker beside the coordinator's; set before JAX is imported or its

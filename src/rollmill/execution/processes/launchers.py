@@ -12,7 +12,7 @@ class Exit(NamedTuple):
     status: int | None
     """Its exit code, or the negative number of the signal that killed it; None where nobody knows."""
     reason: str = ""
-    """What the launcher knows beyond the number."""
+    """The launcher's explanation, beyond the status."""
 
 
 @runtime_checkable

@@ -131,7 +131,7 @@ class ForkServerProcess:
     def __init__(self, environment: dict[str, str], fork: bool, preload: Sequence[str]) -> None:
         self.gone = False
         self.ready: dict[str, Any] | None = None
-        """What it said of itself once it had imported: `forks`, `threads`."""
+        """Its message after importing: `forks`, `threads`."""
         self._handles: dict[int, LocalHandle] = {}
         self._lock = threading.Lock()
         self._line, theirs = socket.socketpair()

@@ -1,4 +1,4 @@
-"""What workers write to standard output and error: shown with the worker's name, kept in files, and remembered."""
+"""Workers' standard output and error: shown with the worker's name, written to files, the last lines kept."""
 
 import contextlib
 import os
@@ -91,7 +91,7 @@ class WorkerLog:
 
 
 def printable(line: bytes) -> str:
-    """What a terminal would show of a line, without colours, cursor movements and control characters."""
+    """The text of a line as a terminal shows it, without colours, cursor movements and control characters."""
     text = COLOURS.sub("", line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace"))
     return text.translate(UNPRINTABLE)
 

@@ -1,6 +1,6 @@
-"""What a fresh or forked process does to become a worker.
+"""The entry point of a worker process, fresh or forked.
 
-A fresh process is told what to do by one JSON object on its standard input, never by its arguments, which
+A fresh process receives its job as one JSON object on its standard input, never by its arguments, which
 everybody on the host can read.
 """
 

@@ -1,4 +1,4 @@
-"""What workers and their coordinator tell each other: a kind, some JSON, some arrays."""
+"""Messages between workers and their coordinator: a kind, fields as JSON, and arrays."""
 
 import json
 from collections.abc import Mapping

@@ -26,7 +26,7 @@ LATE_LOOKS, LOOK_SECONDS = 10, 0.2
 that is busy this may take a while."""
 
 NOBODY = -1
-"""As the leader of a session: no process is."""
+"""In place of a session leader's id: there is no leader."""
 
 
 def lead_session() -> None:
@@ -51,7 +51,7 @@ def adopt_orphans() -> None:
 
 
 def name_process(name: str) -> None:
-    """What `ps` and `top` show, cut to 15 bytes."""
+    """Sets the name that `ps` and `top` show, cut to 15 bytes."""
     if ON_LINUX:
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(name[:15])
@@ -127,7 +127,7 @@ def start_guard(mark: str, *, leader: int | None = None) -> subprocess.Popen | N
 
 
 def guard(watched: int, leader: int, mark: str) -> None:
-    """What that process does: waits for the end of the one behind the descriptor `watched`."""
+    """The main function of a guard process: waits for the end of the process behind the descriptor `watched`."""
     poll = select.poll()
     poll.register(watched, select.POLLIN)
     poll.poll()

@@ -1,4 +1,4 @@
-"""What the coordinator may rely on, whether its workers are processes or threads."""
+"""The interface through which the coordinator starts, watches and ends workers, be they processes or threads."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from rollmill.execution.processes.jobs import Job
 from rollmill.execution.processes.messages import NOTHING, Seconds
 
 ALL = "*"
-"""As `to`: every worker."""
+"""As the argument `to`: every worker."""
 
 MOST_UNREAD = 256 * 2**20
 """Bytes of one worker's messages that lie unread before it has to wait."""
@@ -26,7 +26,7 @@ class Supervision(Protocol):
 
     @property
     def jobs(self) -> tuple[Job, ...]:
-        """As they are now: each with its present attempt."""
+        """The jobs, each with its current attempt."""
         ...
 
     def start(self) -> None:
@@ -34,7 +34,7 @@ class Supervision(Protocol):
         ...
 
     def events(self, timeout: Seconds | None = None) -> list[Event]:
-        """What happened since the last call, in order; waits up to `timeout` seconds for at least one.
+        """The events since the last call, in order; waits up to `timeout` seconds for at least one.
 
         None waits as long as it takes; nothing waits once all workers are gone. Of one worker, all that it
         sent comes before `Finished` or `Lost`, and nothing after.

@@ -64,7 +64,7 @@ class Supervisor:
         address: str = "unix:",
     ) -> None:
         self._jobs = by_name(jobs)
-        self._patience = Timeouts(heartbeat_seconds, hang_seconds, start_seconds)
+        self._timeouts = Timeouts(heartbeat_seconds, hang_seconds, start_seconds)
         self._launcher = LocalLauncher() if launcher is None else launcher
         self._owns_launcher = launcher is None
         self._display = display
@@ -74,7 +74,7 @@ class Supervisor:
         self._changed = threading.Condition()
         self._token = secrets.token_bytes(32)
         told = {"heartbeat_seconds": heartbeat_seconds, "hang_seconds": hang_seconds}
-        self._door = Acceptor(address, self._token, self._admit, display, **told)
+        self._acceptor = Acceptor(address, self._token, self._admit, display, **told)
         self._logs = LogReader()
 
     @property
@@ -85,7 +85,7 @@ class Supervisor:
     @property
     def address(self) -> str:
         """Where workers find it."""
-        return self._door.address
+        return self._acceptor.address
 
     def start(self) -> None:
         """See `Supervision`."""
@@ -149,7 +149,7 @@ class Supervisor:
         """See `Supervision`."""
         with contextlib.ExitStack() as last:
             last.callback(self._logs.close)
-            last.callback(self._door.close)
+            last.callback(self._acceptor.close)
             if self._owns_launcher:
                 last.callback(self._launcher.close)
             self.stop(ALL, grace_seconds=grace_seconds)
@@ -165,7 +165,7 @@ class Supervisor:
     def _begin(self, job: Job) -> None:
         log = WorkerLog(job, self._display, self._log_folder)
         with self._changed:
-            worker = WorkerHealth(job, self._launcher.start(job, self._door.address, self._token), log)
+            worker = WorkerHealth(job, self._launcher.start(job, self._acceptor.address, self._token), log)
             worker.connection = WorkerConnection(lambda message: self._take(worker, message))
             self._workers[job.name] = worker
         output = self._launcher.output(worker.handle)
@@ -202,13 +202,13 @@ class Supervisor:
         now = time.monotonic()
         for name, worker in list(self._workers.items()):
             worker.exit = worker.exit or self._launcher.exit(worker.handle)
-            if worker.over(now):
+            if worker.has_ended(now):
                 self._inbox.append((worker, worker.outcome()))
                 self._forget([self._workers.pop(name)])
-            elif worker.overdue(now, self._patience):
+            elif worker.overdue(now, self._timeouts):
                 self._launcher.kill(worker.handle)
             elif worker.exit is None:
-                hung = worker.hung(now, self._patience, partial(self._launcher.condition, worker.handle))
+                hung = worker.hung(now, self._timeouts, partial(self._launcher.condition, worker.handle))
                 self._inbox.extend([] if hung is None else [(worker, hung)])
 
     def _drain(self) -> list[Event]:

@@ -259,7 +259,7 @@ class ThreadSupervisor:
                 self._inbox.append((worker, Hung(worker.job, seconds, str(beat))))
 
     def _drain(self) -> tuple[list[Event], _Failed | None]:
-        """What happened up to the first failure, which stays to be told next."""
+        """The events up to the first failure, and the failure, which stays in the queue."""
         events: list[Event] = []
         while self._inbox:
             worker, what = self._inbox[0]

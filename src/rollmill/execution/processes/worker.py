@@ -16,7 +16,7 @@ from rollmill.channels import Abandoned, Damaged
 from rollmill.core.own_line import own_line
 from rollmill.execution.processes.events import FINAL
 from rollmill.execution.processes.framing import encode, receive_frame, send_frame
-from rollmill.execution.processes.handshake import report
+from rollmill.execution.processes.handshake import connect_as
 from rollmill.execution.processes.heartbeat import Progress
 from rollmill.execution.processes.jobs import Job, function_of
 from rollmill.execution.processes.mailbox import Mailbox
@@ -41,7 +41,7 @@ def serve(job: Job, address: str, token: bytes) -> int:
         Refused: the coordinator at `address` does not take this worker.
         OSError: nobody is there.
     """
-    peer, settings = report(address, token, job)
+    peer, settings = connect_as(address, token, job)
     control = SocketControl(peer)
     listening = threading.Thread(target=control.listen, name="rollmill-listen", daemon=True)
     listening.start()

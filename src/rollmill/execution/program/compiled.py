@@ -48,7 +48,7 @@ class CompiledProgram(NamedTuple):
     state: PyTree[jax.ShapeDtypeStruct]
     """Shapes and dtypes of the state."""
     notes: Sequence[str] = ()
-    """What there is to say about how it computes."""
+    """Notices for the user about how the program computes."""
     launches: Launches | None = None
     """Launches of its kernels, where they were chosen."""
 
@@ -181,6 +181,8 @@ def _step(
 def _iterate_packed(
     graph: Graph, names: tuple[str, ...], reduce: Reduce, ways: KernelChoice, state: State
 ) -> tuple[State, Float[Array, " metric"]]:
-    rollouts, descents = ways.rollouts.function, ways.gradients.function
-    state, metrics = iterate(graph, state, reduce=reduce, rollouts=rollouts, descents=descents)
+    collect_with, make_minibatch_loop = ways.rollouts.function, ways.gradients.function
+    state, metrics = iterate(
+        graph, state, reduce=reduce, collect_with=collect_with, make_minibatch_loop=make_minibatch_loop
+    )
     return state, jnp.stack([metrics[name] for name in names])

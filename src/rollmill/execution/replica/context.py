@@ -30,9 +30,10 @@ class ReplicaContext(NamedTuple):
     restored: Mapping[str, np.ndarray]
     """Leaves of a checkpoint by name, cut to this replica's environments; empty at the beginning."""
     attempt: int = 0
-    """How many times this replica was replaced since all of them were started together."""
+    """How many times this replica was replaced since the last common start of all replicas."""
     generation: int = 0
-    """How many times all of them were started before."""
+    """Common starts of all replicas before this one: 0 for a new run, 1 for a resumed one, and one more for each
+    restart of all replicas since. Random keys and seeds of environments that start anew derive from it."""
     unroll: int = 1
     opens: bool = True
     """Whether environments start anew, instead of going on from a checkpoint or with their former client."""

@@ -9,11 +9,11 @@ from rollmill.core.types import HostFailure
 
 
 class FailureStreaks:
-    """Failures of each environment since its last whole episode: one that ended by itself.
+    """Counts the failures of each environment since its last whole episode, one that ended without a failure.
 
     Args:
         index: numbers of the environments among those of the whole training.
-        max_failures: how many of one are too few to end the training.
+        max_failures: number of failures of one environment that the training survives; one more ends it.
     """
 
     def __init__(self, index: Sequence[int], max_failures: int) -> None:

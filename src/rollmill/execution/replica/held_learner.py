@@ -7,10 +7,11 @@ import jax
 from rollmill.dataflow import Learner, Trajectory, Weights, start_learner
 from rollmill.execution.replica.context import ReplicaContext
 from rollmill.execution.replica.lag import metrics_of
-from rollmill.execution.replica.learner import CompiledLearner, SegmentedLearner
+from rollmill.execution.replica.learner import CompiledLearner, CutLearner
 from rollmill.execution.replica.remote import MeanOverReplicas, ParameterClient
 from rollmill.execution.replica.snapshots import learner_part, restored_learner
-from rollmill.execution.replica.work import Row, StageRun, Work
+from rollmill.execution.replica.work import StageRun, Work
+from rollmill.execution.reports import Row
 
 
 class HeldLearner:
@@ -42,12 +43,12 @@ class HeldLearner:
             return None
         return row
 
-    def _program(self) -> CompiledLearner | SegmentedLearner:
+    def _program(self) -> CompiledLearner | CutLearner:
         context, graph = self._context, self._context.graph
         reduces = context.role.has_channel("mean")
         if self._parameters is None and not reduces:
             return CompiledLearner(graph, context.key, context.index)
-        return SegmentedLearner(
+        return CutLearner(
             graph,
             context.flow,
             context.key,
@@ -76,7 +77,7 @@ def learn_stage(context: ReplicaContext, learner: HeldLearner) -> StageRun:
         assert work.trajectory is not None
         row = learner.learn(work.trajectory, work.iteration)
         if row is not None and work.lags is not None:
-            row |= metrics_of([lag * updates for lag in work.lags])
+            row = {**row, **metrics_of([lag * updates for lag in work.lags])}
         return work._replace(metrics=row)
 
     return StageRun(learn, part=lambda: learner_part(context, learner.tree))

@@ -1,4 +1,4 @@
-"""How old the weights were, in updates, that a batch was collected with."""
+"""The policy lag: the age, in updates, of the weights that a batch was collected with."""
 
 from collections.abc import Iterable
 
@@ -20,6 +20,6 @@ class Lag:
 
 
 def metrics_of(lags: Iterable[int]) -> dict[str, float]:
-    """As metrics."""
+    """Mean and maximum of the lags, as metrics."""
     known = list(lags) or [0]
     return {"policy_lag/mean": sum(known) / len(known), "policy_lag/max": float(max(known))}

@@ -43,16 +43,11 @@ from rollmill.dataflow import (
     shuffled_rows,
     with_remote_update,
 )
-from rollmill.execution.replica.segments import CompiledSegments
-
-Row = dict[str, float]
-"""Metrics of one iteration."""
-
-Learns = Callable[[Learner, Trajectory, int], tuple[Learner, Row]]
-"""`(learner, trajectory of this replica, iteration) -> learner, metrics of all replicas`."""
+from rollmill.execution.replica.pieces import CompiledPieces
+from rollmill.execution.reports import Row
 
 Exchange = Callable[[PyTree[Any]], PyTree[Any]]
-"""What leaves the program, to what comes back."""
+"""From the operands of a crossing to its answer."""
 
 
 class CompiledLearner:
@@ -71,7 +66,7 @@ def _learn(graph: Graph, key: Key, index: np.ndarray, learner: Learner, trajecto
     return learn_from(graph, learner, trajectory, iteration_key(key, iteration, LEARN), jnp.asarray(index))
 
 
-class SegmentedLearner:
+class CutLearner:
     """Gradients here; means over replicas, the update, or both are elsewhere."""
 
     def __init__(
@@ -91,7 +86,7 @@ class SegmentedLearner:
         self._update = update
         self._minibatches = jax.jit(partial(_minibatches, graph.loops, key, index))
         self._over_epochs = jax.jit(over_epochs)
-        self._programs: dict[str, CompiledSegments] = {}
+        self._programs: dict[str, CompiledPieces] = {}
 
     def __call__(self, learner: Learner, trajectory: Trajectory, iteration: int) -> tuple[Learner, Row]:
         """Learns from a trajectory."""
@@ -119,7 +114,7 @@ class SegmentedLearner:
 
     def _run(self, name: str, function: Callable[..., Any], *arguments: PyTree, last: bool = False) -> PyTree:
         if name not in self._programs:
-            self._programs[name] = CompiledSegments(cut(function, *arguments))
+            self._programs[name] = CompiledPieces(cut(function, *arguments))
         handlers: dict[str, Callable[[PyTree], PyTree]] = {}
         if self._reduce is not None:
             handlers[REDUCE] = self._reduce

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rollmill.dataflow import Stage
-from rollmill.execution.protocol import IterationMetrics, Snapshot, send
+from rollmill.execution.protocol import IterationMetrics, SnapshotPart, send
 from rollmill.execution.replica.collecting import collect_stage
 from rollmill.execution.replica.context import ReplicaContext
 from rollmill.execution.replica.env_server import PolicyEnded, serve_stage
@@ -41,8 +41,8 @@ def _stages(context: ReplicaContext) -> list[StageRun]:
         Stage.SERVE: lambda: serve_stage(context),
         Stage.RECEIVE_WEIGHTS: lambda: receive_weights_stage(context),
         Stage.COLLECT: lambda: collect_stage(context, learner),
-        Stage.SEND: lambda: send_stage(context),
-        Stage.RECEIVE: lambda: receive_stage(context),
+        Stage.SEND_TRAJECTORIES: lambda: send_stage(context),
+        Stage.RECEIVE_TRAJECTORIES: lambda: receive_stage(context),
         Stage.LEARN: lambda: with_learner(lambda learner: learn_stage(context, learner)),
         Stage.PUBLISH: lambda: with_learner(lambda learner: publish_stage(context, learner)),
     }
@@ -89,5 +89,5 @@ class _Replica:
         arrays: dict[str, np.ndarray] = {}
         for stage in self._stages:
             arrays |= stage.part()
-        send(self._context.control, Snapshot(iteration, int(self._context.index[0]), arrays))
+        send(self._context.control, SnapshotPart(iteration, int(self._context.index[0]), arrays))
         self._requests.answered()

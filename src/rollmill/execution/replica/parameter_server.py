@@ -14,7 +14,7 @@ import numpy as np
 
 from rollmill.channels import ChannelClosed, ReceivedMessage, Receiver, TimedOut
 from rollmill.dataflow import Learner, start_learner
-from rollmill.execution.protocol import IterationMetrics, Snapshot, send
+from rollmill.execution.protocol import IterationMetrics, SnapshotPart, send
 from rollmill.execution.replica.context import ReplicaContext
 from rollmill.execution.replica.lag import Lag
 from rollmill.execution.replica.layouts import gradients_layout, parameters_layout
@@ -114,7 +114,7 @@ class _Server:
             self._iteration += 1
 
     def _count(self, metrics: np.ndarray) -> None:
-        """Of as many iterations of single workers as make one of all."""
+        """Collects metrics of one worker; reports the mean once as many came as workers share an iteration."""
         self._rows.append(metrics)
         if len(self._rows) < self._rows_each:
             return
@@ -150,5 +150,5 @@ class _Server:
     def _send_snapshot(self) -> None:
         iteration = self._requests.pending()
         assert iteration is not None
-        send(self._context.control, Snapshot(iteration, 0, learner_part(self._context, self._learner)))
+        send(self._context.control, SnapshotPart(iteration, 0, learner_part(self._context, self._learner)))
         self._requests.answered()

@@ -37,11 +37,11 @@ class ReplicaControl:
         self._control.at(note, expect=expect)
 
     def work(self, note: str) -> None:
-        """As `at`, for work of which one piece takes as long as another, once all programs are compiled."""
+        """Like `at`, for work whose repetitions take equally long once all programs are compiled."""
         self.at(note, expect=self._start_seconds if self._starting else LONGER * self._longest)
 
     def start(self, note: str) -> None:
-        """As `at`, for what happens before the first iteration."""
+        """Like `at`, for work before the first iteration."""
         self.at(note, expect=self._start_seconds)
 
     @contextmanager

@@ -7,7 +7,7 @@ environments of one link are stepped, the policy decides for another.
 Shape letters: `T` steps, `E` environments of this replica.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,10 +30,7 @@ from rollmill.dataflow import (
     step_all,
 )
 from rollmill.execution.replica.env_client import EnvLink
-from rollmill.execution.replica.segments import CompiledSegments
-
-Collects = Callable[[Weights, int], Trajectory]
-"""`(weights, iteration) -> trajectory` `[T, E, ...]`."""
+from rollmill.execution.replica.pieces import CompiledPieces
 
 
 class CompiledRollout:
@@ -67,7 +64,7 @@ class RemoteEnvsRollout:
         self._collectors = [jax.tree.leaves(collector) for collector in collectors]
         self._structure = jax.tree.structure(collectors[0])
         self._last: list[StepReply | None] = [None] * len(links)
-        self._step: tuple[CompiledSegments, Any] | None = None
+        self._step: tuple[CompiledPieces, Any] | None = None
 
     @property
     def collector(self) -> Collector:
@@ -95,12 +92,12 @@ class RemoteEnvsRollout:
             jax.tree.unflatten(structure, rollout.leaves), before.memory, after.observation, after.memory
         )
 
-    def _compiled(self, weights: Weights, key: Key) -> tuple[CompiledSegments, Any]:
+    def _compiled(self, weights: Weights, key: Key) -> tuple[CompiledPieces, Any]:
         """A step of one link, and the structure of what it returns beside the collector."""
         program = cut(partial(step_all, self._graph), weights, self._link_collector(0), key, np.int32(0))
-        return CompiledSegments(program), program.result.children()[1]
+        return CompiledPieces(program), program.result.children()[1]
 
-    def _decide(self, link: int, pieces: CompiledSegments, leaves: Sequence[Any], iteration: int):
+    def _decide(self, link: int, pieces: CompiledPieces, leaves: Sequence[Any], iteration: int):
         """Decides for the environments of one link, and sends the actions."""
         walking = pieces.walk_leaves(leaves)
         _, request = next(walking)

@@ -20,7 +20,7 @@ from rollmill.execution.processes import Control
 from rollmill.execution.program.compile_clock import CompileClock
 from rollmill.execution.program.compiled import CompiledProgram, lower
 from rollmill.execution.program.dispatch import Window, dispatch_ahead
-from rollmill.execution.protocol import Begin, IterationMetrics, Process, Snapshot, send, wait
+from rollmill.execution.protocol import Begin, IterationMetrics, Process, SnapshotPart, send, wait
 from rollmill.execution.replica.snapshot_requests import SnapshotRequests
 from rollmill.execution.replica.stop import StopParticipant
 from rollmill.execution.run_spec import RunSpec
@@ -117,7 +117,7 @@ def _send_state(rank: int, control: Control, iteration: int, state: State) -> No
     if rank == 0:
         mine["learner"] = jax.tree.map(lambda leaf: leaf.addressable_data(0), state.learner)
     lowest = int(np.asarray(mine["collector"].index)[0])
-    send(control, Snapshot(iteration, lowest, to_host(mine)))
+    send(control, SnapshotPart(iteration, lowest, to_host(mine)))
 
 
 def _local(leaf: Array) -> PyTree:

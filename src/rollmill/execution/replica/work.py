@@ -1,18 +1,16 @@
-"""What the stages of a replica hand on to each other."""
+"""The data that the stages of a replica pass from one to the next, and the interface of a stage."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rollmill.dataflow import Trajectory, Weights
-
-Row: TypeAlias = dict[str, float]
-"""Metrics of one iteration."""
+from rollmill.execution.reports import Row
 
 
 class Work(NamedTuple):
-    """One iteration, as far as this replica's stages have come with it."""
+    """The results of one iteration so far; each stage takes it and returns it with its own results added."""
 
     iteration: int
     weights: Weights | None = None

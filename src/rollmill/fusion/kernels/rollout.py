@@ -32,7 +32,7 @@ from rollmill.fusion.lower.function import (
 from rollmill.fusion.lower.invariants import ValueClasses, labels_of, meet
 from rollmill.fusion.lower.prologue import Prologue, UniformArrays
 
-MOST_READINGS = 8
+MAX_LOWERINGS = 8
 """Times that a step is lowered, at most, to find what is always true of what it carries."""
 
 
@@ -128,7 +128,7 @@ def _under_invariants(labels: ValueClasses, step: TracedFunction) -> LoweredFunc
     """The program of a step under the most that it keeps of an assumption, or under none where that takes long."""
     # From the strongest assumption downwards, until a step keeps what was assumed of it. It holds then before the
     # first step, and behind each, by induction.
-    for _ in range(MOST_READINGS):
+    for _ in range(MAX_LOWERINGS):
         lowered = lower_traced(step, labels)
         left = meet(labels, lowered.outputs[0][: len(labels)])
         if left == labels:

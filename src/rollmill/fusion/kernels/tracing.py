@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def trace_abstractly(make: Callable[..., T], *arguments: Any) -> T:
-    """What a function makes of arrays, or shapes, while it is traced."""
+    """The value that `make` returns for these arrays or shapes while it is traced."""
     made: list[T] = []
 
     def trace(*arguments: Any) -> tuple[()]:

@@ -52,7 +52,7 @@ class LoweredFunction:
     jaxpr: core.ClosedJaxpr
     """The jaxpr that was lowered."""
     program: Program
-    """An input that is known, or equal to an earlier one, is that."""
+    """The program; inputs that are constant, or equal to an earlier input, are replaced by that."""
     prologue: Prologue
     """From the uniform arguments to the arrays that the program reads by slot."""
     inputs: PyTree

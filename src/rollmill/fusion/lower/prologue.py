@@ -19,7 +19,7 @@ from rollmill.fusion.lower.values import Uniform
 
 
 class UniformArrays(NamedTuple):
-    """What a prologue computes, as arrays, or as their shapes."""
+    """The results of a prologue, as arrays or as their shapes."""
 
     slots: list[Any]
     """Arrays that nodes read by slot."""

@@ -49,12 +49,12 @@ class Const(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array."""
+        """Shape of the array."""
         return self.array.shape
 
     @property
     def dtype(self) -> Any:
-        """Of the array."""
+        """Data type of the array."""
         return self.array.dtype
 
 
@@ -67,12 +67,12 @@ class Uniform(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array."""
+        """Shape of the array, or of the chosen elements."""
         return self.array.shape if self.places is None else self.places.shape
 
     @property
     def dtype(self) -> Any:
-        """Of the array; a typed key's is no type of NumPy's."""
+        """Data type of the array; that of typed keys is no NumPy type."""
         return self.array.dtype
 
 
@@ -80,7 +80,7 @@ class PrologueOutput(NamedTuple):
     """An output of a function that all environments share, once the function is lowered."""
 
     number: int
-    """Among `UniformArrays.outputs`."""
+    """Index into `UniformArrays.outputs`."""
     shape: tuple[int, ...]
     dtype: Any
 
@@ -94,7 +94,7 @@ class ScalarArray(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array."""
+        """Shape of the array."""
         return self.nodes.shape
 
 
@@ -108,7 +108,7 @@ class RowArray(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array."""
+        """Shape of the array."""
         return (*self.nodes.shape, self.width)
 
 
@@ -119,12 +119,12 @@ class Concat(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
+        """Shape of the concatenation."""
         return (*self.parts[0].shape[:-1], sum(part.shape[-1] for part in self.parts))
 
     @property
     def dtype(self) -> Any:
-        """Of each part."""
+        """Data type of each part."""
         return self.parts[0].dtype
 
 

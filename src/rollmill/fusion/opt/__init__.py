@@ -1,7 +1,8 @@
-"""Passes over programs, in the order in which they are applied. None of them changes a node.
+"""Passes over programs: each finds structure, and none of them changes a node.
 
-`branches` finds nodes that only some environments need, `segments` cuts long programs, `skinny_matmul` finds
-products that tensor cores would not take as they are, and `schedule` puts branches, segments and loops into the
-order in which a program is written. `passes` lists them. Folding, and merging of equal nodes, happen earlier, when
+`schedule` puts the nodes of a program into the order in which it is written, with branches, segments and loops. It
+calls `branches`, which finds nodes that only some environments need, and for Triton `segments`, which cuts long
+programs. `skinny_matmul` finds products that need padding for tensor cores; Triton's code generator calls it.
+`passes` lists all four for `rollmill explain --ir`. Folding, and merging of equal nodes, happen earlier, when
 nodes are made.
 """

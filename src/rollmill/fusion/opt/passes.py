@@ -1,4 +1,4 @@
-"""All passes over programs, in their order, each with its result as text."""
+"""The passes over programs with their results as text, for `rollmill explain --ir`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -88,4 +88,7 @@ PASSES = (
     Pass("skinny products", _skinny_matmuls, _skinny_lines),
     Pass("schedule", lambda program: schedule_of(program, segmented=True), schedule_lines),
 )
-"""In the order in which they are applied; the schedule is made from the branches and the segments."""
+"""The passes as `rollmill explain --ir` shows them, for Triton and without sums.
+
+`schedule_of` itself finds the branches and segments that it needs; skinny products are found when Triton's code is
+generated. The backend for CPUs uses the branches alone."""

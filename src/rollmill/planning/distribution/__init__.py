@@ -1,7 +1,8 @@
-"""Distribution policies, one file each: `partition(counts) -> Partition`, the file's name its name.
+"""Distribution policies: functions from counts to a partition, one module each.
 
-A policy is found by name: `single-learner-coarse` is this folder's `single_learner_coarse.py`, and
-`my_module:my_policy` a function of your own with the same signature.
+The policy `single-learner-coarse` is the function `partition` of `single_learner_coarse.py` in this folder, and
+`my_module:my_policy` a function of your own with the same signature. The first line of a module's docstring is its
+description in `rollmill plan`.
 """
 
 import importlib
@@ -15,16 +16,16 @@ from rollmill.core.own_line import own_line
 from rollmill.dataflow import Group, Partition
 from rollmill.planning.placement import Counts
 
-Distribution: TypeAlias = Callable[[Counts], Partition]
+DistributionPolicy: TypeAlias = Callable[[Counts], Partition]
 
 
 def list_distributions() -> dict[str, str]:
-    """Name of each policy, and what it does in one line."""
+    """Name of each policy, and its description: the first line of its module's docstring."""
     modules = {module.name: importlib.import_module(f"{__name__}.{module.name}") for module in _modules()}
     return {name.replace("_", "-"): _summary(module.__doc__) for name, module in sorted(modules.items())}
 
 
-def find_distribution(name: str) -> Distribution:
+def find_distribution(name: str) -> DistributionPolicy:
     """The policy of that name.
 
     Raises:
@@ -47,7 +48,7 @@ def _summary(text: str | None) -> str:
     return (text or "").strip().splitlines()[0]
 
 
-def _own(name: str) -> Distribution:
+def _own(name: str) -> DistributionPolicy:
     module, _, function = name.partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), function, None)

@@ -1,4 +1,4 @@
-"""Actors compute gradients of their own rollouts, one place applies them (A3C, where asynchronous)."""
+"""Actors compute gradients of their own rollouts, one place applies them (A3C, if asynchronous)."""
 
 from rollmill.dataflow import Group, Partition
 from rollmill.planning.placement import Counts

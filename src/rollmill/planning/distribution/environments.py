@@ -1,4 +1,4 @@
-"""Environments, policies and learners apart, each as often as it pays."""
+"""Environments, policies and learners apart, each with its own number of replicas."""
 
 from rollmill.dataflow import Group, Partition
 from rollmill.planning.placement import Counts

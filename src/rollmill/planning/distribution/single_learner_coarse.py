@@ -1,4 +1,4 @@
-"""Actors collect whole rollouts, one learner learns from them (IMPALA, where asynchronous)."""
+"""Actors collect whole rollouts, one learner learns from them (IMPALA, if asynchronous)."""
 
 from rollmill.dataflow import Group, Partition
 from rollmill.planning.placement import Counts

@@ -47,7 +47,7 @@ class TritonWriter:
 
         Args:
             source: the lines so far.
-            beside: how scalars become a row; `joined` where it is left out.
+            beside: how scalars become a row; `pack_row` if left out.
             apart: how scalars come out of rows, and go into them.
             exact_scalars: whether functions of single numbers are exact, as an environment's must be.
         """

@@ -37,7 +37,7 @@ class GradientLaunch(NamedTuple):
 def run_gradients_kernel(
     step: GradientStep, minibatch: Minibatch, *, launch: GradientLaunch, numerics: Numerics
 ) -> Float[Array, " size"]:
-    """All samples in one kernel on a GPU, and the sum over its programs, always in the same order."""
+    """All samples in one kernel on a GPU, and the sum over its parts, always in the same order."""
     kernel, arrays = gradient_kernel(step, minibatch, launch=launch, numerics=numerics)
     (sums,) = call(kernel, arrays)
     return jnp.sum(sums, axis=0) / minibatch.num_samples

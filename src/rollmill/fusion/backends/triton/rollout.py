@@ -30,10 +30,10 @@ class Launch(NamedTuple):
     """The launch of a rollout's kernel."""
 
     block: int = 64
-    """Environments of one program; a power of two, at least 16."""
+    """Environments computed together; a power of two, at least 16."""
     num_warps: int = 4
     registers: int = 0
-    """The most that a thread may have: with fewer, more programs run at a time. 0 for as many as there are."""
+    """Limit of registers for each thread: with fewer, more blocks run at once. 0 allows the maximum."""
 
 
 def run_kernel(

@@ -29,7 +29,7 @@ class Cells(NamedTuple):
     dtype: Any
 
     def again(self, nodes: NodeArray) -> Value:
-        """Such nodes as a value."""
+        """A value of the same kind with these nodes."""
         return ScalarArray(nodes, self.dtype) if self.width is None else RowArray(nodes, self.width, self.dtype)
 
 

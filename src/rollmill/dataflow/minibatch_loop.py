@@ -1,4 +1,4 @@
-"""How the minibatches of an epoch change what is learned: gradients, their mean over replicas, and updates.
+"""The loop over minibatches: gradients, their mean over replicas, and updates.
 
 Shape letters: `M` minibatches of an epoch, `N` rows of each.
 """
@@ -15,23 +15,24 @@ from rollmill.dataflow.minibatches import minibatch_gather
 
 
 class MinibatchLoop(NamedTuple):
-    """A way through the epochs of a batch."""
+    """The functions of a loop over the epochs of a batch, with a carry of any structure."""
 
     begin: Callable[[Learner], Any]
-    """What is carried from epoch to epoch, of a learner."""
+    """From the learner to the initial carry."""
     shuffled: Callable[[UInt32[Array, "epochs M N"]], PyTree[Array]]
-    """What each epoch needs of its rows, for all epochs at once; leaves `[epochs, ...]`."""
+    """From the shuffled rows of all epochs to the input of `epoch`; leaves `[epochs, ...]`."""
     epoch: Callable[[Any, PyTree[Array]], tuple[Any, Metrics]]
-    """What is carried after an epoch, of what it needs of its rows; and metrics `[M]`."""
+    """From the carry and the input of one epoch to the next carry and metrics `[M]`."""
     end: Callable[[Any], Learner]
-    """The learner, of what is carried."""
+    """From the last carry to the learner."""
 
 
 MakeMinibatchLoop: TypeAlias = Callable[[Graph, Batch, Reduce], MinibatchLoop]
-"""What `plain_minibatch_loop` is."""
+"""Makes the loop for a batch, with the mean over replicas; for example `plain_minibatch_loop`."""
 
 MakeGradients: TypeAlias = Callable[[Graph, Batch, Reduce], Callable[..., tuple[Weights, Metrics]]]
-"""What `gradients_of_rows` is."""
+"""Makes the function from a learner and rows of a batch to gradients and metrics; for example
+`gradients_of_rows`."""
 
 
 def identity(tree: PyTree[Array]) -> PyTree[Array]:
@@ -42,13 +43,13 @@ def identity(tree: PyTree[Array]) -> PyTree[Array]:
 def plain_minibatch_loop(
     graph: Graph, batch: Batch, reduce: Reduce, *, gradients: MakeGradients | None = None
 ) -> MinibatchLoop:
-    """The learner is carried as it is; `gradients` is `gradients_of_rows`, or another way to the same."""
+    """The loop whose carry is the learner; `gradients` is `gradients_of_rows` or an equivalent."""
     gradients_of = (gradients or gradients_of_rows)(graph, batch, reduce)
 
     def minibatch_step(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Learner, Metrics]:
         with jax.named_scope("gradients"):
             found = reduce(gradients_of(learner, rows))
-        return _descended(graph, learner, *found)
+        return _updated(graph, learner, *found)
 
     unchanged = lambda tree: tree
     epoch = lambda learner, rows: jax.lax.scan(minibatch_step, learner, rows)
@@ -61,7 +62,7 @@ def learn_minibatch(
     """Gradients of one minibatch, reduced over replicas, and the update with them."""
     with jax.named_scope("gradients"):
         found = reduce(graph.gradients(learner, graph.condition(minibatch, reduce)))
-    return _descended(graph, learner, *found)
+    return _updated(graph, learner, *found)
 
 
 def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..., tuple[Weights, Metrics]]:
@@ -70,7 +71,7 @@ def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..
     return lambda learner, rows: graph.gradients(learner, graph.condition(take(rows), reduce))
 
 
-def _descended(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
+def _updated(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
     with jax.named_scope("update"):
         advanced = graph.update(learner, gradients)
     return advanced, {**metrics, **gradient_metrics(gradients, metrics)}

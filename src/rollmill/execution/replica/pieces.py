@@ -11,7 +11,7 @@ from rollmill.dataflow import Cut, Handlers, Piece, drive, walk, walk_leaves
 from rollmill.execution.program.cache import EXACT_PRECISION
 
 
-class CompiledSegments:
+class CompiledPieces:
     """A cut program whose pieces are compiled when they are first run."""
 
     def __init__(self, program: Cut) -> None:
@@ -26,7 +26,7 @@ class CompiledSegments:
         return walk(self._program, *arguments, run=self._run)
 
     def walk_leaves(self, leaves: Sequence[Any]):
-        """As `walk`, with leaves for arguments and results; see `dataflow.walk_leaves`."""
+        """Like `walk`, but takes and returns leaves; see `dataflow.walk_leaves`."""
         return walk_leaves(self._program, leaves, run=self._run)
 
     def __call__(self, handlers: Handlers, *arguments: PyTree) -> PyTree:

@@ -1,4 +1,4 @@
-"""Opens a training: in one compiled program, or with workers."""
+"""Opens the session of a training, in one compiled program or with workers, and closes it at the end."""
 
 import contextlib
 import shlex
