@@ -11,7 +11,7 @@ import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.execution import dispatch_ahead, lower
 from rollmill.execution.program import kernels as fusing
-from rollmill.execution.program.kernels import choose_ways
+from rollmill.execution.program.kernels import choose_kernels
 from rollmill.fusion import CannotFuse, pressure_of_rollout
 from rollmill.fusion.backends.cpu import launches as code_launches
 from rollmill.fusion.backends.cpu.launch import describe_processor
@@ -80,7 +80,7 @@ def test_a_fused_run_goes_on_where_it_was_stopped():
 
 def test_what_cannot_be_fused_trains_all_the_same_and_says_why(rollouts_alone):
     graph = graph_on(calling_back(), iterations=1)
-    rollouts = choose_ways(graph, fusion="auto", **CHOICE).rollouts
+    rollouts = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
     assert not rollouts.fused
     assert "rollouts are not fused" in rollouts.note and "pure_callback" in rollouts.note
     assert "test_fusing.py" in rollouts.note  # the caller's own line
@@ -90,7 +90,7 @@ def test_what_cannot_be_fused_trains_all_the_same_and_says_why(rollouts_alone):
 
 
 def test_short_trainings_are_not_timed_first():
-    ways = choose_ways(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **CHOICE)
+    ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **CHOICE)
     assert not ways.rollouts.fused and not ways.gradients.fused
     assert ways.notes == [
         "nothing is fused: for 512 environment steps it does not pay to find the fastest kernels; fusion=full "
@@ -101,7 +101,7 @@ def test_short_trainings_are_not_timed_first():
 def test_a_run_keeps_the_launches_that_it_began_with(monkeypatch):
     monkeypatch.setattr(fusing, "rollout_search", None)  # there is nothing to be timed
     launches = {"device": "H200", "rollouts": [32, 1], "gradients": None}
-    ways = choose_ways(graph_on(rollmill.make("CartPole-v1")), fusion="auto", launches=launches, **CHOICE)
+    ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", launches=launches, **CHOICE)
     assert ways.rollouts.fused and ways.rollouts.launch == (32, 1) and not ways.gradients.fused
     assert ways.notes == [
         "rollouts are one kernel (blocks of 32 environments, 1 warps each), as when this run began"
@@ -111,7 +111,7 @@ def test_a_run_keeps_the_launches_that_it_began_with(monkeypatch):
 
 def test_launches_of_another_device_are_not_kept():
     launches = {"device": "A100", "rollouts": [32, 1], "gradients": None}
-    ways = choose_ways(graph_on(rollmill.make("CartPole-v1")), fusion="auto", launches=launches, **CHOICE)
+    ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", launches=launches, **CHOICE)
     assert not ways.rollouts.fused  # 512 steps are too few to time anew
 
 
@@ -150,7 +150,7 @@ def test_what_triton_cannot_compile_is_left_to_xla(monkeypatch, rollouts_alone):
         raise CannotFuse("Triton cannot compile the kernel: no")
 
     monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", refuse)
-    ways = choose_ways(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **CHOICE)
+    ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **CHOICE)
     assert not ways.rollouts.fused and "Triton cannot compile the kernel" in ways.rollouts.note
 
 
@@ -159,10 +159,10 @@ def test_kernels_of_very_many_operations_have_to_be_asked_for(monkeypatch, rollo
     monkeypatch.setattr(kernel_launches, "MAX_NODES", longest)
     monkeypatch.setattr(fusing._Chooser, "_tune_rollouts", lambda *_: lambda: fusing.Tuned((32, 1), 1.0, 2.0))
     graph = graph_on(rollmill.make("CartPole-v1"))
-    way = choose_ways(graph, fusion="auto", **CHOICE).rollouts
+    way = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
     assert way.fused == fused
     assert fused or "a kernel of more than 100 compiles for minutes. fusion=rollout makes one" in way.note
-    assert choose_ways(graph, fusion="rollout", **CHOICE).rollouts.fused
+    assert choose_kernels(graph, fusion="rollout", **CHOICE).rollouts.fused
 
 
 def test_kernels_that_fit_neither_registers_nor_the_instruction_cache_have_to_be_asked_for(
@@ -175,19 +175,19 @@ def test_kernels_that_fit_neither_registers_nor_the_instruction_cache_have_to_be
         fusing._Chooser, "_tune_rollouts", lambda *_: tuned.append(1) or (lambda: fusing.Tuned((32, 1)))
     )
     graph = graph_on(rollmill.make("CartPole-v1"))
-    way = choose_ways(graph, fusion="auto", **CHOICE).rollouts
+    way = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
     pressure = pressure_of_rollout(graph)
     assert not way.fused and not tuned, "nothing is compiled"
     assert f"holds up to {pressure.live} numbers at a time, and registers have room for about 16" in way.note
     assert f"about {pressure.instructions + pressure.guarded:,} instructions" in way.note
     assert "fusion=rollout makes one all the same" in way.note
-    assert choose_ways(graph, fusion="rollout", **CHOICE).rollouts.fused
+    assert choose_kernels(graph, fusion="rollout", **CHOICE).rollouts.fused
 
 
 @pytest.mark.parametrize("capability", ["7.5", "gfx942"])
 def test_chips_without_kernels_are_named(rollouts_alone, capability):
     chip = SimpleNamespace(platform="gpu", compute_capability=capability, device_kind="a chip")
-    ways = choose_ways(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **{**CHOICE, "devices": [chip]})
+    ways = choose_kernels(graph_on(rollmill.make("CartPole-v1")), fusion="auto", **{**CHOICE, "devices": [chip]})
     assert not ways.rollouts.fused and f"a chip, has {capability}" in ways.rollouts.note
 
 
@@ -205,7 +205,7 @@ def test_several_seeds_are_not_fused(monkeypatch):
     graph = graph_on(rollmill.make("CartPole-v1"), iterations=1)
     with pytest.raises(UsageError, match="num_seeds=2 trains several seeds in one program"):
         lower(graph, fusion="rollout", seeds=(0, 1))
-    rollouts = choose_ways(graph, fusion="auto", **{**CHOICE, "num_seeds": 2}).rollouts
+    rollouts = choose_kernels(graph, fusion="auto", **{**CHOICE, "num_seeds": 2}).rollouts
     assert not rollouts.fused and "num_seeds=2" in rollouts.note
 
 
@@ -230,5 +230,5 @@ def test_a_state_that_is_too_large_says_so(rollouts_alone):
         return timestep._replace(state=(timestep.state, jnp.sin(state[1] + timestep.reward)))
 
     graph = graph_on(env._replace(reset=reset, step=step), iterations=1)
-    rollouts = choose_ways(graph, fusion="auto", **CHOICE).rollouts
+    rollouts = choose_kernels(graph, fusion="auto", **CHOICE).rollouts
     assert not rollouts.fused and "(64, 64) is 4096 numbers of each environment" in rollouts.note

@@ -20,7 +20,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.machine import keep_freed_memory
 from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, num_shards_for, start
 from rollmill.execution.program.cache import EXACT_PRECISION
-from rollmill.execution.program.kernels import Fusion, KernelChoice, Launches, choose_ways, without_kernels
+from rollmill.execution.program.kernels import Fusion, KernelChoice, Launches, choose_kernels, without_kernels
 from rollmill.fusion import CannotFuse, Numerics
 
 AXIS = "device"
@@ -74,7 +74,7 @@ def lower(
         seeds: one training each; several are trained side by side in the one program.
         devices: the mesh to run on; the first device of the default platform where it is left out.
         unroll: steps of the environment loop that are compiled as one; chosen by platform if left out.
-        fusion: how deep the training is fused; see `choose_ways`.
+        fusion: how deep the training is fused; see `choose_kernels`.
         numerics: of matrix products in kernels.
         launches: of kernels, as they were found when the run began.
 
@@ -88,7 +88,7 @@ def lower(
     began = time.perf_counter()
     if mesh.devices.flat[0].platform == "cpu":
         keep_freed_memory()
-    ways = choose_ways(
+    kernels = choose_kernels(
         graph,
         fusion=fusion,
         numerics=numerics,
@@ -108,13 +108,13 @@ def lower(
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     step = partial(_step, graph, seeds, names, mesh, specs)
     try:
-        compiled_step = jax.jit(step(ways)).lower(placed).compile(EXACT_PRECISION)
+        compiled_step = jax.jit(step(kernels)).lower(placed).compile(EXACT_PRECISION)
     except CannotFuse as reason:
-        ways = without_kernels(fusion, unroll, reason)
-        compiled_step = jax.jit(step(ways)).lower(placed).compile(EXACT_PRECISION)
+        kernels = without_kernels(fusion, unroll, reason)
+        compiled_step = jax.jit(step(kernels)).lower(placed).compile(EXACT_PRECISION)
     seconds = time.perf_counter() - began
     return CompiledProgram(
-        compiled_start, compiled_step, names, seconds, shardings, shapes, ways.notes, ways.launches
+        compiled_start, compiled_step, names, seconds, shardings, shapes, kernels.notes, kernels.launches
     )
 
 
@@ -169,19 +169,19 @@ def _step(
     names: tuple[str, ...],
     mesh: Mesh,
     specs: PyTree[PartitionSpec],
-    ways: KernelChoice,
+    kernels: KernelChoice,
 ) -> Callable[[State], tuple[State, Array]]:
     """One iteration, on each device of the mesh."""
-    step = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), ways), seeds)
+    step = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), kernels), seeds)
     if mesh.size == 1:
         return step
     return jax.shard_map(step, mesh=mesh, in_specs=(specs,), out_specs=(specs, PartitionSpec()), check_vma=False)
 
 
 def _iterate_packed(
-    graph: Graph, names: tuple[str, ...], reduce: Reduce, ways: KernelChoice, state: State
+    graph: Graph, names: tuple[str, ...], reduce: Reduce, kernels: KernelChoice, state: State
 ) -> tuple[State, Float[Array, " metric"]]:
-    collect_with, make_minibatch_loop = ways.rollouts.function, ways.gradients.function
+    collect_with, make_minibatch_loop = kernels.rollouts.function, kernels.gradients.function
     state, metrics = iterate(
         graph, state, reduce=reduce, collect_with=collect_with, make_minibatch_loop=make_minibatch_loop
     )

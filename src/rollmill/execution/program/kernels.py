@@ -84,7 +84,7 @@ class KernelChoice(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """Notes for the user."""
-        return [way.note for way in (self.rollouts, self.gradients) if way.note]
+        return [part.note for part in (self.rollouts, self.gradients) if part.note]
 
     @property
     def launches(self) -> Launches | None:
@@ -94,11 +94,11 @@ class KernelChoice(NamedTuple):
         return {"device": self.device, "rollouts": self.rollouts.launch, "gradients": self.gradients.launch}
 
     def with_note(self, note: str) -> "KernelChoice":
-        """The same ways, with a note for the user."""
+        """The same choice, with a note for the user."""
         return self._replace(rollouts=self.rollouts._replace(note=note))
 
 
-def choose_ways(
+def choose_kernels(
     graph: Graph,
     *,
     fusion: Fusion,
@@ -148,11 +148,13 @@ def _choose(choice: "_Chooser", plain: KernelChoice, num_seeds: int) -> KernelCh
             raise _impossible(fusion, reason) from reason
         return plain.with_note(f"nothing is fused: {reason}")
     choice.start()
-    rollouts = choice.way("rollouts", plain.rollouts, choice.rollouts, needed=fusion in ("rollout", "full"))
+    rollouts = choice.implementation(
+        "rollouts", plain.rollouts, choice.rollouts, needed=fusion in ("rollout", "full")
+    )
     if fusion == "rollout":
         return plain._replace(rollouts=rollouts)
     try:
-        gradients = choice.way("gradients", plain.gradients, choice.gradients, needed=fusion == "full")
+        gradients = choice.implementation("gradients", plain.gradients, choice.gradients, needed=fusion == "full")
     except UsageError as reason:
         hint = "hint: fusion=rollout is possible: policy and environment are one kernel"
         raise UsageError(f"{reason}\n  {hint}") from reason
@@ -200,10 +202,10 @@ class _Chooser:
         self.backend.check(self.devices[0])
         check_package(self.backend)
 
-    def way(
+    def implementation(
         self, what: str, plain: Implementation, fused: Callable[[Implementation], Implementation], *, needed: bool
     ) -> Implementation:
-        """The fused way, or the plain one with the reason why."""
+        """The fused implementation, or the plain one with the reason why."""
         if self.launches is not None and self.launches[what] is None and not needed:
             return plain
         try:
@@ -214,7 +216,7 @@ class _Chooser:
             return plain._replace(note=f"{what} are not fused: {reason}")
 
     def start(self) -> None:
-        """Starts to compile the candidates of both kernels; what cannot be fused is found again by `way`."""
+        """Starts to compile the candidates of both kernels; what cannot be fused is found again by `implementation`."""
         with contextlib.suppress(CannotFuse):
             if self._wanted("rollouts"):
                 _ = self._rollout
@@ -301,7 +303,7 @@ class _Chooser:
         return tune(launches)
 
     def _faster(self, what: str, tuned: Tuned, plain: Implementation, fused: Implementation) -> Implementation:
-        """The fused way, but for `auto` where it is slower."""
+        """The fused implementation, but for `auto` the plain one if that is faster."""
         if tuned.gain is None:
             began = ", as when this run began" if self.launches is not None else ""
             return fused._replace(note=f"{what} are one kernel ({fused.note}){began}")
