@@ -216,7 +216,7 @@ class _Chooser:
             return plain._replace(note=f"{what} are not fused: {reason}")
 
     def start(self) -> None:
-        """Starts to compile the candidates of both kernels; what cannot be fused is found again by `implementation`."""
+        """Starts to compile the candidates of both kernels; `implementation` reports what cannot be fused."""
         with contextlib.suppress(CannotFuse):
             if self._wanted("rollouts"):
                 _ = self._rollout
