@@ -57,7 +57,7 @@ def compare(sources: dict[str, str], num_envs: int, num_steps: int, turns: int) 
 def start(source: str, num_envs: int, num_steps: int) -> tuple[float, float]:
     """Seconds of a training by a process of its own, and of its compilation."""
     with tempfile.TemporaryDirectory() as folder:
-        paths = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
+        paths = os.pathsep.join([str(Path(source).resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = os.environ | {name: f"{folder}/{name}" for name in CACHES} | {"PYTHONPATH": paths}
         steps = num_envs * num_steps * ITERATIONS
         options = [
