@@ -56,6 +56,7 @@ def rollout_search(
         step: the graph's.
     """
     kind, collector = backend.rollouts, state.collector
+    # A task of shapes is enough to write and to compile kernels; only their times need arrays.
     keys = jax.ShapeDtypeStruct((*collector.index.shape, 2), jnp.uint32)
     task = step, step.prologue.shapes, to_raw(collector), keys, graph.loops.num_steps
     several = lambda collect: partial(rollouts_in_a_row, backend.timed_repeats, collect)
@@ -115,6 +116,7 @@ def minibatch_loop_search(
 
     def epochs(learner: Learner, batch: Batch, rows: Array, *, make: MakeMinibatchLoop) -> tuple[Learner, Metrics]:
         loop = make(graph, batch, identity)
+        # Several epochs in a row, so that the device never waits for the host.
         shuffled = loop.shuffled(jnp.broadcast_to(rows, (backend.timed_repeats, *rows.shape)))
         after, metrics = jax.lax.scan(loop.epoch, loop.begin(learner), shuffled)
         return loop.end(after), metrics

@@ -46,6 +46,7 @@ def check_threefry(dtype: Any) -> None:
 def _of_data(ctx: Lowering, function: Callable[..., Any], *values: Value) -> Value:
     """The results of a function of arrays."""
     structs = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
+    # JAX's own implementation is traced down to 32-bit integers: the same stream, bit for bit.
     (result,) = ctx.read(jax.make_jaxpr(function)(*structs), values, ctx)
     return result
 
@@ -126,6 +127,7 @@ def threefry(ctx: Lowering, key_0: Node, key_1: Node, count_0: Node, count_1: No
     """Threefry-2x32 with 20 rounds."""
     add, xor = (lambda a, b: ctx.apply("add", a, b)), (lambda a, b: ctx.apply("xor", a, b))
     keys = (key_0, key_1, xor(xor(key_0, key_1), ctx.constant(PARITY, WORD)))
+    # The key schedule: two words of key, and their parity, added in turns after every four rounds.
     x, y = add(count_0, key_0), add(count_1, key_1)
     for turn in range(5):
         for distance in ROTATIONS[turn % 2]:

@@ -74,9 +74,11 @@ def write(
         inside: whether it is written at all; None for yes.
         combine: what an element becomes.
     """
+    # A start that is known is one candidate; for another, every position is one at which the block fits.
     places = [range(size - own + 1) for size, own in zip(nodes.shape, block.shape, strict=True)]
     choices = [[start] if isinstance(start, int) else own for start, own in zip(starts, places, strict=True)]
     check_selects(int(np.prod([len(own) for own in choices])) * block.size)
+    # At most one candidate is the start, so each combines with the array as it was before.
     before = nodes.copy()
     for first in itertools.product(*choices):
         here = _is_here(ctx, starts, first, inside)
@@ -126,6 +128,7 @@ def _scattered(ctx: Lowering, equation: Equation, values: Sequence[Value], kind:
     clamp = _is_moved_inside(equation.params["mode"])
     before, after = _alike(ctx, value, updates, whole_rows=_keeps_rows(value, updates, numbers))
     nodes = before.nodes.copy()
+    # Axes of the window go last: an index of the scatter then takes a whole block.
     windows = [axis for axis in numbers.update_window_dims if axis < after.nodes.ndim]
     moved = np.moveaxis(after.nodes, windows, range(after.nodes.ndim - len(windows), after.nodes.ndim))
     dropped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
@@ -136,8 +139,10 @@ def _scattered(ctx: Lowering, equation: Equation, values: Sequence[Value], kind:
     )
     combine = _combination(ctx, kind)
     whole = [*sizes, *value.shape[nodes.ndim :]]
+    # In the order of the indices: of equal ones, a later write combines with an earlier one's result.
     for at in np.ndindex(*indices.shape[:-1]):
         starts, inside = window_start(ctx, value.shape, whole, reading, at, indices[at], clamp=clamp)
+        # A constant means that the block is known to lie out of bounds, where nothing is written.
         if inside is None or inside.op != "constant":
             write(ctx, nodes, moved[(*at, ...)].reshape(sizes), starts[: nodes.ndim], inside, combine)
     return before.again(nodes)

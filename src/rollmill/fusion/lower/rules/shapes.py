@@ -60,6 +60,7 @@ def _by_move(move: Move) -> Rule:
         if len(values) != 1:
             raise LoweringError("a shape is not known while tracing")
         (value,) = values
+        # Moving the positions tells where every element goes, for any movement.
         return [gather_static(ctx, value, move(positions(value.shape), **equation.params))]
 
     return rule
@@ -88,6 +89,7 @@ def _unstack(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> list
 
 def _only_needed(ctx: Lowering, equation: Equation, value: Value, parts: Sequence[np.ndarray]) -> list[Value]:
     pairs = zip(parts, equation.needed, strict=True)
+    # Parts that nobody reads are not made: of rows, each would be nodes of its own.
     return [gather_static(ctx, value, part) if needed else Const(np.zeros(0)) for part, needed in pairs]
 
 
@@ -108,12 +110,14 @@ def stacked(ctx: Lowering, values: Sequence[Value], axis: int = 0) -> Value:
 
 def concatenated(ctx: Lowering, values: Sequence[Value], axis: int) -> Value:
     """Values one behind the other along an axis."""
+    # Empty operands add nothing; without them, one operand is often all that is left.
     values = [value for value in values if value.shape[axis]] or values[:1]
     if len(values) == 1:
         return values[0]
     if not any(isinstance(value, RowArray) or hasattr(value, "parts") for value in values):
         nodes = [ctx.scalars(value).nodes for value in values]
         return ScalarArray(np.concatenate(nodes, axis=axis), values[0].dtype)
+    # Along the last axis, rows stand side by side and stay apart until they are read as one.
     if axis == len(values[0].shape) - 1:
         return joined(ctx, list(values))
     rows = [ctx.rows(value) for value in values]
@@ -130,6 +134,7 @@ def padded(places: np.ndarray, config: Sequence[tuple[int, int, int]]) -> np.nda
     """Places with -1 where there is padding; negative padding cuts off."""
     for axis, (low, high, inside) in enumerate(config):
         size = places.shape[axis]
+        # Interior padding first, then padding at both ends, and last what negative padding cuts off.
         spread = np.full((*places.shape[:axis], max(0, size + (size - 1) * inside), *places.shape[axis + 1 :]), -1)
         np.moveaxis(spread, axis, 0)[:: inside + 1] = np.moveaxis(places, axis, 0)
         widths = [(0, 0)] * places.ndim

@@ -27,11 +27,14 @@ def windows(
     places: np.ndarray, sizes: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
 ) -> np.ndarray:
     """The places under each window, `[*outputs, *sizes]`."""
+    # Positions that a window covers, with the gaps of its dilation.
     reach = [(size - 1) * step + 1 for size, step in zip(sizes, dilation, strict=True)]
     if any(span > size for span, size in zip(reach, places.shape, strict=True)):
+        # `sliding_window_view` refuses windows that are longer than the array: there are none then.
         counts = [max(0, size - span + 1) for span, size in zip(reach, places.shape, strict=True)]
         return np.zeros((*(-(-n // step) for n, step in zip(counts, strides, strict=True)), *sizes), int)
     under = np.lib.stride_tricks.sliding_window_view(places, reach)
+    # Strides select windows, dilation selects positions within each.
     return under[(*(slice(None, None, n) for n in strides), *(slice(None, None, n) for n in dilation))]
 
 
@@ -44,6 +47,7 @@ def spread(places: np.ndarray, padding: Sequence[tuple[int, int]], dilation: Seq
 def _under_windows(params: dict[str, Any], shape: tuple[int, ...]) -> np.ndarray:
     """`[*outputs, numbers of a window]`: places in an array of this shape, -1 for padding."""
     rank = len(shape)
+    # An array of rows has one axis less than the primitive: nothing happens along its rows.
     places = spread(positions(shape), params["padding"][:rank], params["base_dilation"][:rank])
     own = (params[name][:rank] for name in ("window_dimensions", "window_strides", "window_dilation"))
     under = windows(places, *own)
