@@ -27,7 +27,11 @@ CHOICE = {"numerics": "tf32", "unroll": 1, "devices": [GPU], "num_seeds": 1}
 def rollouts_alone(monkeypatch):
     """Gradients are left as they are: there is no GPU to time their kernel on; no training is too short."""
     monkeypatch.setattr(fusing, "MIN_STEPS_TO_TUNE", {"gpu": 0, "cpu": 0})
-    monkeypatch.setattr(fusing._Chooser, "gradients", lambda self, plain: plain)
+
+    def no_gradients(self):
+        raise CannotFuse("there is no GPU.")
+
+    monkeypatch.setattr(fusing._Chooser, "_gradient_candidates", no_gradients)
 
 
 def graph_on(env, iterations=4):

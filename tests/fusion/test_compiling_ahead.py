@@ -38,7 +38,8 @@ def hits(tmp_path, monkeypatch):
 
 
 def compile_all(kernels):
-    ahead.compile_side_by_side([compilation_of(each, [STRUCT], 90) for each in kernels])
+    with ahead.compiling_side_by_side([compilation_of(each, [STRUCT], 90) for each in kernels]) as wait:
+        wait()
 
 
 def test_what_was_compiled_ahead_is_found(hits):

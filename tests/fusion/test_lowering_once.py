@@ -1,5 +1,6 @@
 """A training lowers the step of each of its kernels once, however many launches are tried."""
 
+import contextlib
 from functools import partial
 
 import jax
@@ -62,13 +63,19 @@ def test_triton_kernels_of_all_launches_are_made_from_one_lowering(lowered, tmp_
     monkeypatch.setattr(tuning, "fastest", first)
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
     graph, backend = training(), triton_kernels("tf32")._replace(device=lambda device: "a GPU")
+    nothing_ahead = lambda *_: contextlib.nullcontext(lambda: None)
+    sizes = lambda size, device: [(4, 64, 4), (4, 32, 2)]
     backend = backend._replace(
-        gradients=backend.gradients._replace(launches=lambda size, device: [(4, 64, 4), (4, 32, 2)])
+        rollouts=backend.rollouts._replace(compile_ahead=nothing_ahead),
+        gradients=backend.gradients._replace(launches=sizes, compile_ahead=nothing_ahead),
     )
     with tuning.Tuner(jax.devices()[0]) as tuner:
         chooser = choosing._Chooser(graph, "full", backend, 1, jax.devices()[:1], None, tuner)
         plain = choosing._plain(1)
-        ways = chooser.rollouts(plain.rollouts), chooser.gradients(plain.gradients)
+        ways = [
+            chooser.implementation("rollouts", plain.rollouts),
+            chooser.implementation("gradients", plain.gradients),
+        ]
     assert all(way.fused for way in ways) and len(sources) > 2
     state = jax.eval_shape(partial(start, graph), jax.random.key(0), jnp.arange(64, dtype=jnp.int32))
     jax.eval_shape(

@@ -1,6 +1,5 @@
 """Chooses how deep a training is fused: how policy and environment become a rollout, and samples gradients."""
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -69,6 +68,10 @@ Launches: TypeAlias = Mapping[str, Any]
 
 MIN_STEPS_TO_TUNE = {"gpu": 100_000_000, "cpu": 10_000_000}
 """Environment steps of a training from which on it pays to make kernels and to time them, by what computes it."""
+
+
+KernelPart: TypeAlias = Literal["rollouts", "gradients"]
+"""Part of an iteration that a kernel may compute."""
 
 
 class KernelChoice(NamedTuple):
@@ -147,14 +150,11 @@ def _choose(choice: "_Chooser", plain: KernelChoice, num_seeds: int) -> KernelCh
         if fusion != "auto":
             raise _impossible(fusion, reason) from reason
         return plain.with_note(f"nothing is fused: {reason}")
-    choice.start()
-    rollouts = choice.implementation(
-        "rollouts", plain.rollouts, choice.rollouts, needed=fusion in ("rollout", "full")
-    )
+    rollouts = choice.implementation("rollouts", plain.rollouts)
     if fusion == "rollout":
         return plain._replace(rollouts=rollouts)
     try:
-        gradients = choice.implementation("gradients", plain.gradients, choice.gradients, needed=fusion == "full")
+        gradients = choice.implementation("gradients", plain.gradients)
     except UsageError as reason:
         hint = "hint: fusion=rollout is possible: policy and environment are one kernel"
         raise UsageError(f"{reason}\n  {hint}") from reason
@@ -183,6 +183,21 @@ def _impossible(fusion: Fusion, reason: Exception) -> UsageError:
     return UsageError(f"fusion={fusion} is not possible; auto trains without. {reason}")
 
 
+class _Candidates(NamedTuple):
+    """Kernels of one part, among which the fastest is sought."""
+
+    step: RolloutStep | GradientStep
+    """The lowered step, from which all of them are made."""
+    find_launch: Callable[[], Tuned]
+
+
+def _or_reason(make: Callable[[], _Candidates]) -> _Candidates | CannotFuse:
+    try:
+        return make()
+    except CannotFuse as reason:
+        return reason
+
+
 @dataclass(frozen=True)
 class _Chooser:
     """The options of a choice, and its devices."""
@@ -202,54 +217,64 @@ class _Chooser:
         self.backend.check(self.devices[0])
         check_package(self.backend)
 
-    def implementation(
-        self, what: str, plain: Implementation, fused: Callable[[Implementation], Implementation], *, needed: bool
-    ) -> Implementation:
-        """The fused implementation, or the plain one with the reason why."""
-        if self.launches is not None and self.launches[what] is None and not needed:
+    def implementation(self, part: KernelPart, plain: Implementation) -> Implementation:
+        """The fused implementation of a part, or the plain one with the reason why.
+
+        The first call starts to compile the candidates of both kernels.
+        """
+        if self._left_out(part):
             return plain
         try:
-            return fused(plain)
+            return self._fused(part, plain)
         except CannotFuse as reason:
-            if needed:
+            if self._required(part):
                 raise _impossible(self.fusion, reason) from reason
-            return plain._replace(note=f"{what} are not fused: {reason}")
+            return plain._replace(note=f"{part} are not fused: {reason}")
 
-    def start(self) -> None:
-        """Starts to compile the candidates of both kernels; `implementation` reports what cannot be fused."""
-        with contextlib.suppress(CannotFuse):
-            if self._wanted("rollouts"):
-                _ = self._rollout
-        with contextlib.suppress(CannotFuse):
-            if self.fusion != "rollout" and self._wanted("gradients"):
-                _ = self._gradient
+    def _required(self, part: KernelPart) -> bool:
+        """Whether the options ask for this kernel, however long it takes."""
+        return self.fusion == "full" or (self.fusion == "rollout" and part == "rollouts")
 
-    def _wanted(self, what: str) -> bool:
-        """Whether a kernel is sought, and not known to be left out since the run began."""
-        return self.launches is None or self.launches[what] is not None
+    def _left_out(self, part: KernelPart) -> bool:
+        """Whether the run began without this kernel."""
+        return self.launches is not None and self.launches[part] is None and not self._required(part)
+
+    def _fused(self, part: KernelPart, plain: Implementation) -> Implementation:
+        candidates = self._candidates[part]
+        if isinstance(candidates, CannotFuse):
+            raise candidates
+        kind, function = {
+            "rollouts": (self.backend.rollouts, fused_collect),
+            "gradients": (self.backend.gradients, fused_minibatch_loop),
+        }[part]
+        tuned = candidates.find_launch()
+        fused = partial(function, run=kind.run(tuned.launch), step=candidates.step)
+        return self._faster(
+            part, tuned, plain, Implementation(fused, True, kind.describe(tuned.launch), tuned.launch)
+        )
 
     @cached_property
-    def _rollout(self) -> tuple[RolloutStep, Callable[[], Tuned]]:
-        """The lowered step, from which all kernels are made, and the function that finds their launch."""
+    def _candidates(self) -> Mapping[KernelPart, "_Candidates | CannotFuse"]:
+        """The candidates of each kernel that is sought, or the reason why there are none.
+
+        All of them compile in the background from here on, so that they compile side by side.
+        """
+        sought: dict[KernelPart, Callable[[], _Candidates]] = {"rollouts": self._rollout_candidates}
+        if self.fusion != "rollout":
+            sought["gradients"] = self._gradient_candidates
+        return {part: _or_reason(make) for part, make in sought.items() if not self._left_out(part)}
+
+    def _rollout_candidates(self) -> "_Candidates":
         step = lower_rollout(self.graph)
         pressure = pressure_of(step.program)
         self._check_pressure(pressure)
         launches = self.backend.rollouts.launches(self._share, pressure.operations)
-        return step, self._launch("rollouts", launches, partial(self._tune_rollouts, step))
+        return _Candidates(step, self._launch("rollouts", launches, partial(self._tune_rollouts, step)))
 
-    @cached_property
-    def _gradient(self) -> tuple[GradientStep, Callable[[], Tuned]]:
-        """The same of the gradients."""
+    def _gradient_candidates(self) -> "_Candidates":
         step = lower_gradients(self.graph)
         launches = self.backend.gradients.launches(self._minibatch, self.devices[0])
-        return step, self._launch("gradients", launches, partial(self._tune_gradients, step))
-
-    def rollouts(self, plain: Implementation) -> Implementation:
-        step, find_launch = self._rollout
-        tuned = find_launch()
-        function = partial(fused_collect, run=self.backend.rollouts.run(tuned.launch), step=step)
-        note = self.backend.rollouts.describe(tuned.launch)
-        return self._faster("rollouts", tuned, plain, Implementation(function, True, note, tuned.launch))
+        return _Candidates(step, self._launch("gradients", launches, partial(self._tune_gradients, step)))
 
     def _check_pressure(self, pressure: Pressure) -> None:
         """Checks that a step is worth compiling as a kernel.
@@ -271,45 +296,42 @@ class _Chooser:
             state = self._example
             return self.graph.weights(state.learner), state.collector, state.key
 
-        return self.tuner.start(search, arguments)
-
-    def gradients(self, plain: Implementation) -> Implementation:
-        step, find_launch = self._gradient
-        tuned = find_launch()
-        function = partial(fused_minibatch_loop, run=self.backend.gradients.run(tuned.launch), step=step)
-        note = self.backend.gradients.describe(tuned.launch)
-        return self._faster("gradients", tuned, plain, Implementation(function, True, note, tuned.launch))
+        return self.tuner.start(search, lambda: arguments)
 
     def _tune_gradients(self, step: GradientStep, launches: Sequence[tuple[int, ...]]) -> Callable[[], Tuned]:
         shapes = jax.eval_shape(self._epoch, self._example_shapes)
         search = minibatch_loop_search(self.graph, shapes, self.backend, launches, self.devices[0], step=step)
-        if search.stored() is None:
+
+        def prepare() -> Callable[[], tuple[Learner, Batch, Array]]:
             epoch = self.tuner.compile(self._epoch, self._example_shapes)
-            return self.tuner.start(search, lambda: epoch.result()(self._example))
-        return self.tuner.start(search, tuple)
+            return lambda: epoch.result()(self._example)
+
+        return self.tuner.start(search, prepare)
 
     def _launch(
         self,
-        what: str,
+        part: KernelPart,
         launches: Sequence[tuple[int, ...]],
         tune: Callable[[Sequence[tuple[int, ...]]], Callable[[], Tuned]],
     ) -> Callable[[], Tuned]:
         """Finds the launch that the run began with, or the only one that there is, or else the fastest."""
-        launch = (self.launches or {}).get(what)
+        launch = (self.launches or {}).get(part)
         if launch is not None:
             return lambda: Tuned(tuple(launch))
         if self.fusion != "auto" and len(launches) == 1:
             return lambda: Tuned(tuple(launches[0]))
         return tune(launches)
 
-    def _faster(self, what: str, tuned: Tuned, plain: Implementation, fused: Implementation) -> Implementation:
+    def _faster(
+        self, part: KernelPart, tuned: Tuned, plain: Implementation, fused: Implementation
+    ) -> Implementation:
         """The fused implementation, but for `auto` the plain one if that is faster."""
         if tuned.gain is None:
             began = ", as when this run began" if self.launches is not None else ""
-            return fused._replace(note=f"{what} are one kernel ({fused.note}){began}")
+            return fused._replace(note=f"{part} are one kernel ({fused.note}){began}")
         if self.fusion == "auto" and tuned.gain < 1:
-            return plain._replace(note=f"{what} are not fused: a kernel would take {1 / tuned.gain:.1f} x as long")
-        return fused._replace(note=f"{what} are one kernel ({fused.note}), {tuned.gain:.1f} x as fast")
+            return plain._replace(note=f"{part} are not fused: a kernel would take {1 / tuned.gain:.1f} x as long")
+        return fused._replace(note=f"{part} are one kernel ({fused.note}), {tuned.gain:.1f} x as fast")
 
     # --- one device's share of a training -----------------------------------------------------------------
 

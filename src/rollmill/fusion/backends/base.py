@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
 from rollmill.core.errors import UsageError
@@ -10,6 +11,9 @@ from rollmill.fusion.estimate.pressure import Pressure
 
 AnyLaunch: TypeAlias = tuple[int, ...]
 """The numbers of a launch, as a backend understands them."""
+
+CompilingAhead: TypeAlias = AbstractContextManager[Callable[[], None]]
+"""Compiles kernels in the background; gives the function that waits for them, and ends what still compiles."""
 
 MAX_PRODUCTS = 100
 """Matrix products of a step; with 323, as in policies for MinAtar, kernels compile for many minutes."""
@@ -30,7 +34,7 @@ class KernelKind(NamedTuple):
     """`(launch, *task)`: the text of a kernel, on which its time depends."""
     describe: Callable[[AnyLaunch], str]
     """A launch in words."""
-    compile_ahead: Callable[..., None]
+    compile_ahead: Callable[..., CompilingAhead]
     """`(launches, *task)`: compiles the kernels of all launches side by side, for when they are called."""
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from rollmill.core.installation import cache_root
+from rollmill.fusion.backends.base import CompilingAhead
 from rollmill.fusion.cache import write_once
 from rollmill.fusion.errors import CannotFuse
 
@@ -51,9 +52,9 @@ class Search(NamedTuple):
     unfused: Callable[..., Any]
     """The function without a kernel."""
     shapes: Sequence[Any]
-    """Of the arguments of both functions."""
-    compile_ahead: Callable[[], None]
-    """Compiles the kernels of all launches side by side, for when the functions are compiled."""
+    """Shapes of the arguments of both functions."""
+    compile_ahead: Callable[[], CompilingAhead]
+    """Compiles the kernels of all launches, for when the functions that call them are compiled."""
 
     def stored(self) -> Tuned | None:
         """The result of an earlier search; None where there was none."""
@@ -79,7 +80,6 @@ def compile_candidates(search: Search) -> Sequence[Callable[[], Callable[..., An
 
     Each result returns the compiled function, or raises its error.
     """
-    search.compile_ahead()
     build = lambda function: jax.jit(function).lower(*search.shapes).compile()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         futures = [pool.submit(build, each) for each in (*map(search.fused, search.launches), search.unfused)]

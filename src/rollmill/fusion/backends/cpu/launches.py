@@ -1,6 +1,7 @@
 """Launches of machine code; LLVM is imported when it is needed, for it may not be installed."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from rollmill.core.machine import usable_cores
-from rollmill.fusion.backends.base import AnyLaunch, Backend, KernelKind, many_products
+from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind, many_products
 from rollmill.fusion.backends.cpu.launch import CodeLaunch, describe_processor
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
 from rollmill.fusion.kernels.rollout import RolloutStep, unpack
@@ -46,8 +47,9 @@ def machine_code() -> Backend:
     )
 
 
-def _nothing_ahead(launches: Sequence[AnyLaunch], *task: Any) -> None:
+def _nothing_ahead(launches: Sequence[AnyLaunch], *task: Any) -> CompilingAhead:
     """LLVM compiles without Python's lock, so that threads are enough."""
+    return nullcontext(lambda: None)
 
 
 def _blocks(num_envs: int, num_nodes: int) -> list[CodeLaunch]:

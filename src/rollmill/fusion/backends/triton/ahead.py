@@ -8,28 +8,36 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rollmill.core.machine import usable_cores
 from rollmill.fusion.backends.triton import compile_file
 from rollmill.fusion.backends.triton.compile_file import Compilation
 
 
-def compile_side_by_side(compilations: Sequence[Compilation]) -> None:
-    """Fills Triton's cache; what fails here is compiled again, and its error raised, where it is called."""
+@contextlib.contextmanager
+def compiling_side_by_side(compilations: Sequence[Compilation]) -> Iterator[Callable[[], None]]:
+    """Fills Triton's cache in the background; yields the function that waits for it, and ends what still compiles.
+
+    What fails here is compiled again, and its error raised, where it is called.
+    """
     count = min(usable_cores(), len(compilations))
-    if count < 2:
-        return
-    with contextlib.ExitStack() as processes:
-        for n in range(count):
-            # Dealt out in turns, so that no process is left with all of the large ones.
-            lines = "".join(json.dumps(each) + "\n" for each in compilations[n::count])
-            processes.enter_context(_compiling(lines))
+    with contextlib.ExitStack() as stack:
+        # Dealt out in turns, so that no process is left with all of the large ones.
+        shares = [compilations[n::count] for n in range(count)] if count > 1 else []
+        lines = ["".join(json.dumps(each) + "\n" for each in share) for share in shares]
+        waits = [stack.enter_context(_compiling(share)) for share in lines]
+
+        def wait() -> None:
+            for wait_for_process in waits:
+                wait_for_process()
+
+        yield wait
 
 
 @contextlib.contextmanager
-def _compiling(lines: str):
-    """A process that compiles; it is waited for at the end, or killed where something else has failed."""
+def _compiling(lines: str) -> Iterator[Callable[[], object]]:
+    """A process that compiles; yields the function that waits for it, and kills it at the end."""
     try:
         # `-P`: the modules beside this file are no modules of Triton's.
         process = subprocess.Popen(
@@ -40,14 +48,13 @@ def _compiling(lines: str):
             text=True,
         )
     except OSError:
-        yield
+        yield lambda: None
         return
     try:
         assert process.stdin is not None
         with contextlib.suppress(OSError), process.stdin:
             process.stdin.write(lines)
-        yield
-        process.wait()
+        yield process.wait
     finally:
         process.kill()
         process.wait()

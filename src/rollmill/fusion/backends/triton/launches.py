@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from rollmill.core.errors import UsageError
-from rollmill.fusion.backends.base import AnyLaunch, Backend, KernelKind, many_products
-from rollmill.fusion.backends.triton.ahead import compile_side_by_side
+from rollmill.fusion.backends.base import AnyLaunch, Backend, CompilingAhead, KernelKind, many_products
+from rollmill.fusion.backends.triton.ahead import compiling_side_by_side
 from rollmill.fusion.backends.triton.compile import Kernel, capability_here, compilation_of
 from rollmill.fusion.backends.triton.gradients import GradientLaunch, gradient_kernel, run_gradients_kernel
 from rollmill.fusion.backends.triton.rollout import Launch, rollout_kernel, run_kernel
@@ -116,9 +116,9 @@ def _text(kernel_of: KernelOf, launch: AnyLaunch, *task: Any) -> str:
     return f"{kernel.source}{kernel.constants}"
 
 
-def _compile_ahead(kernel_of: KernelOf, launches: Sequence[AnyLaunch], *task: Any) -> None:
+def _compile_ahead(kernel_of: KernelOf, launches: Sequence[AnyLaunch], *task: Any) -> CompilingAhead:
     capability = capability_here()
-    compile_side_by_side([compilation_of(*kernel_of(launch, *task), capability) for launch in launches])
+    return compiling_side_by_side([compilation_of(*kernel_of(launch, *task), capability) for launch in launches])
 
 
 def _describe_rollouts(launch: AnyLaunch) -> str:
