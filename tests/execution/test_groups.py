@@ -329,25 +329,24 @@ class FinalOrder:
 ENDED = [("IterationMetrics", ITERATIONS - 2), ("IterationMetrics", ITERATIONS - 1), ("SnapshotPart", ITERATIONS)]
 
 
+def context_of(group, **fields):
+    """What a replica of asynchronous A3C with a parameter server gets."""
+    graph = graph_of("a3c")
+    partition = find_distribution("central")(Counts(actors=2, asynchronous=True))
+    settings = {"wire": None, "control": None, "key": jax.random.key(0), "seed": 0, "first": 0, "restored": {}}
+    return ReplicaContext(
+        graph=graph, flow=flow(graph), role=roles(partition)[group], replica=0, **{**settings, **fields}
+    )
+
+
 @pytest.fixture
 def updating():
     """Lets an update do the last two iterations of asynchronous workers; its thread, and senders of gradients."""
 
     def start(control):
-        graph, broker = graph_of("a3c"), LocalBroker()
-        partition, flows = find_distribution("central")(Counts(actors=2, asynchronous=True)), flow(graph)
-        context = ReplicaContext(
-            graph=graph,
-            flow=flows,
-            role=roles(partition)["update"],
-            replica=0,
-            wire=MemoryWire(broker),
-            control=control,
-            key=jax.random.key(0),
-            seed=0,
-            first=ITERATIONS - 2,
-            restored={},
-        )
+        broker = LocalBroker()
+        context = context_of("update", wire=MemoryWire(broker), control=control, first=ITERATIONS - 2)
+        flows = context.flow
         thread = threading.Thread(target=run_parameter_server, args=(context,), daemon=True)
         thread.start()
         wire, layout = MemoryWire(broker), gradients_layout(flows)
@@ -355,6 +354,24 @@ def updating():
         return thread, senders, layout.unflatten([np.zeros(leaf.shape, leaf.dtype) for leaf in layout.leaves])
 
     return start
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        [(0, 0, 0), (0, 0, 1), (0, 1, 0)],  # the first start, a replaced replica, a restart of all of them
+        [(30, 1, 0), (60, 1, 0)],  # a run that is resumed twice
+        [(30, 1, 1), (30, 2, 0)],
+    ],
+)
+def test_environments_that_start_anew_repeat_no_earlier_episodes(starts):
+    keys, numbers = set(), set()
+    for first, generation, attempt in starts:
+        context = context_of("actor", first=first, generation=generation, attempt=attempt)
+        keys.add(bytes(jax.random.key_data(context.start_key)))
+        numbers.add(context.start_number)
+    assert len(keys) == len(numbers) == len(starts)
+    assert (0 in numbers) == ((0, 0, 0) in starts)
 
 
 def test_an_update_ends_though_gradients_never_cease(updating):

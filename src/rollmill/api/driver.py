@@ -1,6 +1,7 @@
 """Runs a training, in whatever way, and records what it reports."""
 
 import shlex
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -65,7 +66,7 @@ def drive(
     return Run(run.root, summary, 1 if recorder.every_episode_failed else 0)
 
 
-def _follow(training: Training, recorder: Recorder, display: Display, stopping: partial[bool]) -> None:
+def _follow(training: Training, recorder: Recorder, display: Display, stopping: Callable[[], bool]) -> None:
     for report in training.run(stopping):
         match report:
             case MetricsRows(first, rows):

@@ -148,7 +148,7 @@ class Recorder:
         """Goes on from a checkpoint, or saves the first one."""
         self._state = state
         if restored is None:
-            self._save(0, state)
+            self.save(0, state)
             return
         self._iteration = self._saved_iteration = restored.iteration
         progress = read_progress(self._run, restored, seeds=len(self._windows))
@@ -202,7 +202,21 @@ class Recorder:
     def save(self, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
         """Saves a checkpoint."""
         self._state = state
-        self._save(iteration, state)
+        self._saved_windows = [window.to_json() for window in self._windows]
+        self._saved_sums = self._sums.to_json()
+        metadata = {
+            "env_steps": iteration * self._loops.batch_size,
+            "seconds": self._seconds,
+            "episodes": self._saved_windows,
+            "failures": list(self._episodes),
+            "unwritten": self._saved_sums,
+            IDENTITY: self._identity,
+        }
+        self._saved_episodes = self._episodes
+        full = all(window.full for window in self._windows)  # the mean of one episode is no score
+        score = _mean(self._returns) if full else None
+        self._checkpoints.save(iteration, state, metadata=metadata, score=score)
+        self._saved_at, self._saved_iteration = time.perf_counter(), iteration
 
     def rewind(self, iteration: int) -> None:
         """Goes back to the state that was saved after this iteration, because the run does."""
@@ -238,23 +252,6 @@ class Recorder:
     @property
     def _seconds(self) -> float:
         return self._earlier_seconds + max(time.perf_counter() - self._began - self._start_seconds, 0.0)
-
-    def _save(self, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
-        self._saved_windows = [window.to_json() for window in self._windows]
-        self._saved_sums = self._sums.to_json()
-        metadata = {
-            "env_steps": iteration * self._loops.batch_size,
-            "seconds": self._seconds,
-            "episodes": self._saved_windows,
-            "failures": list(self._episodes),
-            "unwritten": self._saved_sums,
-            IDENTITY: self._identity,
-        }
-        self._saved_episodes = self._episodes
-        full = all(window.full for window in self._windows)  # the mean of one episode is no score
-        score = _mean(self._returns) if full else None
-        self._checkpoints.save(iteration, state, metadata=metadata, score=score)
-        self._saved_at, self._saved_iteration = time.perf_counter(), iteration
 
     def _count_episodes(self, row: Row) -> None:
         ended, failed = float(np.sum(row[ENDED])), float(row.get(FAILED, 0.0))

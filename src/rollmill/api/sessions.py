@@ -66,8 +66,33 @@ def compile_program(
     return program
 
 
+def open_session(
+    graph: Graph,
+    program: CompiledProgram | None,
+    spec: RunSpec,
+    run: RunDirectory,
+    options: RunOptions,
+    restored: Restored | None,
+    display: Display,
+) -> contextlib.AbstractContextManager[tuple[Training, State]]:
+    """A training and its first state.
+
+    Args:
+        graph: what to train.
+        program: which trains in this process; None where workers do.
+        spec: what workers get.
+        run: where the run is recorded.
+        options: how.
+        restored: the checkpoint to go on from; None at the beginning.
+        display: shows notes.
+    """
+    if program is not None:
+        return _open_program(graph, program, run, options, restored)
+    return _open_workers(graph, spec, run, restored, display)
+
+
 @contextlib.contextmanager
-def open_program(
+def _open_program(
     graph: Graph, program: CompiledProgram, run: RunDirectory, options: RunOptions, restored: Restored | None
 ) -> Iterator[tuple[Training, State]]:
     """A training in one program of this process, and its first state."""
@@ -79,16 +104,8 @@ def open_program(
 
 
 @contextlib.contextmanager
-def open_workers(
-    graph: Graph,
-    plan: Plan,
-    run: RunDirectory,
-    options: RunOptions,
-    restored: Restored | None,
-    display: Display,
-    *,
-    described: dict[str, Any],
-    imports: Sequence[str],
+def _open_workers(
+    graph: Graph, spec: RunSpec, run: RunDirectory, restored: Restored | None, display: Display
 ) -> Iterator[tuple[Training, State]]:
     """A training with workers, which build the graph from its description; and its first state."""
     begin_with = Saved(restored.iteration, restored.state) if restored else None
@@ -96,7 +113,7 @@ def open_workers(
         _keeping_faults(run),
         launch(
             graph,
-            run_spec(plan, options, described=described, imports=imports),
+            spec,
             run,
             begin_with=begin_with,
             show=display.note,

@@ -15,7 +15,7 @@ from rollmill.api.placing import choose_plan, prepare_devices, refuse_unread
 from rollmill.api.recorder import Run, open_checkpoints
 from rollmill.api.reopening import open_graph
 from rollmill.api.saved_run import check_identity, read_options, read_saved, read_summary
-from rollmill.api.sessions import compile_program, open_program, open_workers
+from rollmill.api.sessions import compile_program, open_session, run_spec
 from rollmill.api.specification import ALGORITHMS, describe, import_modules, only_here
 from rollmill.api.trust import approved_imports
 from rollmill.core.errors import CheckpointError, UsageError
@@ -68,12 +68,8 @@ def train(
     run = create_run(config, options)
     display.note(f"run {run.root}")
     with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
-        if program is not None:
-            session = open_program(algorithm, program, run, options, None)
-        else:
-            session = open_workers(
-                algorithm, plan, run, options, None, display, described=described, imports=imports
-            )
+        spec = run_spec(plan, options, described=described, imports=imports)
+        session = open_session(algorithm, program, spec, run, options, None, display)
         return drive(session, run, algorithm, options, display, checkpoints, None)
 
 
@@ -143,12 +139,8 @@ def resume(
             launches = None if placement or fusion else run.read_config().get("launches")
             program = compile_program(graph, plan, options, display, launches=launches)
         note_changes(run, described, graph, values, restored, display)  # now that nothing can be refused any more
-        if program is not None:
-            session = open_program(graph, program, run, options, restored)
-        else:
-            session = open_workers(
-                graph, plan, run, options, restored, display, described=described, imports=modules
-            )
+        spec = run_spec(plan, options, described=described, imports=modules)
+        session = open_session(graph, program, spec, run, options, restored, display)
         return drive(session, run, graph, options, display, checkpoints, restored)
 
 

@@ -197,8 +197,8 @@ class StartHost(Protocol):
         Args:
             indices: global indices of the environments; they determine the seeds.
             seed: seed of the training.
-            generation: number of times that these environments were started before, so that a restarted one
-                does not repeat its episodes.
+            generation: 0 for the first start of these environments in a run, another number for each later one,
+                so that a restarted environment does not repeat its episodes.
             gamma: if given, discounted returns are recorded, as by `envs.record_discounted_returns`.
         """
         ...

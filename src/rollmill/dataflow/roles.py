@@ -108,26 +108,26 @@ def channels_of(partition: Partition) -> tuple[Channel, ...]:
     environment, policy, gradients, update = map(
         partition.holder, ("environment", "policy", "gradients", "update")
     )
-    found: list[Channel] = []
+    channels: list[Channel] = []
     if environment != policy:
-        found += [
+        channels += [
             Channel("opening", "queue", environment, policy),
             Channel("action", "queue", policy, environment),
             Channel("timestep", "queue", environment, policy),
         ]
     if policy != gradients:
-        found += [
+        channels += [
             Channel("weights", "latest value", gradients, policy),
             Channel("trajectory", "queue", policy, gradients),
         ]
     if gradients != update:
-        found += [
+        channels += [
             Channel("parameters", "latest value", update, gradients),
             Channel("gradients", "queue", gradients, update),
         ]
     if gradients.replicas > 1 and gradients.synchronous:
-        found.append(Channel("mean", "all-reduce", gradients, gradients))
-    return tuple(found)
+        channels.append(Channel("mean", "all-reduce", gradients, gradients))
+    return tuple(channels)
 
 
 def _role(group: Group, partition: Partition, channels: Sequence[Channel], *, host: bool) -> Role:

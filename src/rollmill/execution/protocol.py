@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from rollmill.execution.processes import Control, Job, Supervision, WorkerMessage
+from rollmill.execution.processes import Job, Supervision, WorkerMessage
 from rollmill.execution.processes.messages import NOTHING
 from rollmill.execution.program.compile_clock import CompileTimes
 
@@ -52,7 +52,7 @@ class Hold(NamedTuple):
     """Begin no further iteration, and answer with the number of those that were begun."""
 
     begun: int = 0
-    """In the answer."""
+    """Iterations begun; only the answer gives it."""
 
 
 class End(NamedTuple):
@@ -133,7 +133,7 @@ def parse(message: WorkerMessage) -> Any:
     return kind(**message.fields, **({ARRAYS: message.arrays} if ARRAYS in kind._fields else {}))
 
 
-def send(line: MessageLine | Control, message: Any) -> None:
+def send(line: MessageLine, message: Any) -> None:
     """Sends a message from a replica to its coordinator."""
     line.send(*_parts(message))
 
@@ -143,13 +143,13 @@ def send_to(workers: Supervision, to: Job | str, message: Any) -> None:
     workers.send(to, *_parts(message))
 
 
-def latest(line: MessageLine | Control, kind: type[MessageType]) -> MessageType | None:
+def latest(line: MessageLine, kind: type[MessageType]) -> MessageType | None:
     """The newest message of that type that was not taken yet, at once; older ones are dropped."""
     message = line.latest(kind.__name__)
     return None if message is None else parse(message)
 
 
-def wait(line: MessageLine | Control, kind: type[MessageType]) -> MessageType:
+def wait(line: MessageLine, kind: type[MessageType]) -> MessageType:
     """The oldest message of that type that was not taken yet, as soon as there is one.
 
     Raises:

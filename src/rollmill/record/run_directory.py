@@ -40,11 +40,6 @@ class RunDirectory:
         return self.root / CONFIG
 
     @property
-    def versions_file(self) -> Path:
-        """Path of the record of versions, hardware and commit at the start."""
-        return self.root / VERSIONS
-
-    @property
     def metrics_file(self) -> Path:
         """Path of the metrics: one JSON object in each line, one line for each iteration."""
         return self.root / METRICS

@@ -14,7 +14,7 @@ def environment_seed(root: int, index: int, *, generation: int = 0, attempt: int
     Args:
         root: seed of the training, at least 0.
         index: global index of the environment.
-        generation: number of earlier starts of its process.
+        generation: number of the start of its process.
         attempt: number of times that it was replaced in that process.
     """
     base = np.random.SeedSequence((root, generation, attempt)).generate_state(1)

@@ -33,7 +33,7 @@ class ReplicaContext(NamedTuple):
     """How many times this replica was replaced since the last common start of all replicas."""
     generation: int = 0
     """Common starts of all replicas before this one: 0 for a new run, 1 for a resumed one, and one more for each
-    restart of all replicas since. Random keys and seeds of environments that start anew derive from it."""
+    restart of all replicas since."""
     unroll: int = 1
     opens: bool = True
     """Whether environments start anew, instead of going on from a checkpoint or with their former client."""
@@ -57,9 +57,16 @@ class ReplicaContext(NamedTuple):
     @property
     def start_key(self) -> Key:
         """The key that environments start with: another one each time that they begin anew."""
-        if not self.attempt and not self.generation:
-            return self.key
-        return jax.random.fold_in(jax.random.fold_in(self.key, self.generation), self.attempt)
+        return jax.random.fold_in(self.key, self.start_number) if self.start_number else self.key
+
+    @property
+    def start_number(self) -> int:
+        """The start of environments that this is: 0 for the first one of a run, else a hash.
+
+        `first` belongs to it: a run may be resumed many times, each time with `generation` 1.
+        """
+        starts = self.first, self.generation, self.attempt
+        return int(np.random.SeedSequence(starts).generate_state(1)[0]) if any(starts) else 0
 
     @property
     def name(self) -> str:

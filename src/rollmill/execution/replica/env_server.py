@@ -162,9 +162,8 @@ def serve_stage(context: ReplicaContext) -> StageRun:
 
 def host_stepper(context: ReplicaContext, index: Sequence[int]) -> HostStepper:
     """Environments that are Python objects, in this process."""
-    generation = context.generation + context.attempt
     assert context.graph.host is not None
-    vector = context.graph.host(index, seed=context.seed, generation=generation)
+    vector = context.graph.host(index, seed=context.seed, generation=context.start_number)
     return HostStepper(vector, index, context.control, max_failures=context.max_failures)
 
 

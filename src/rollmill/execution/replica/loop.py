@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -32,20 +33,19 @@ def _stages(context: ReplicaContext) -> list[StageRun]:
     """The stages of this replica's role, ready to run; opening their channels may wait for other replicas."""
     learner = HeldLearner(context) if context.role.learns else None
 
-    def with_learner(make: Callable[[HeldLearner], StageRun]) -> StageRun:
-        assert learner is not None
-        return make(learner)
-
     makers: dict[Stage, Callable[[], StageRun]] = {
-        Stage.FETCH: lambda: with_learner(fetch_stage),
-        Stage.SERVE: lambda: serve_stage(context),
-        Stage.RECEIVE_WEIGHTS: lambda: receive_weights_stage(context),
-        Stage.COLLECT: lambda: collect_stage(context, learner),
-        Stage.SEND_TRAJECTORIES: lambda: send_stage(context),
-        Stage.RECEIVE_TRAJECTORIES: lambda: receive_stage(context),
-        Stage.LEARN: lambda: with_learner(lambda learner: learn_stage(context, learner)),
-        Stage.PUBLISH: lambda: with_learner(lambda learner: publish_stage(context, learner)),
+        Stage.SERVE: partial(serve_stage, context),
+        Stage.RECEIVE_WEIGHTS: partial(receive_weights_stage, context),
+        Stage.COLLECT: partial(collect_stage, context, learner),
+        Stage.SEND_TRAJECTORIES: partial(send_stage, context),
+        Stage.RECEIVE_TRAJECTORIES: partial(receive_stage, context),
     }
+    if learner is not None:
+        makers |= {
+            Stage.FETCH: partial(fetch_stage, learner),
+            Stage.LEARN: partial(learn_stage, context, learner),
+            Stage.PUBLISH: partial(publish_stage, context, learner),
+        }
     return [makers[stage]() for stage in context.role.stages if stage in makers]
 
 

@@ -1,13 +1,12 @@
 """The coordinator's requests for a replica's part of a snapshot."""
 
-from rollmill.execution.processes import Control
 from rollmill.execution.protocol import MessageLine, MissedSnapshot, SnapshotRequest, latest, send, wait
 
 
 class SnapshotRequests:
     """The newest request."""
 
-    def __init__(self, control: MessageLine | Control) -> None:
+    def __init__(self, control: MessageLine) -> None:
         self._control = control
         self._snapshot: int | None = None
         self._final = False
