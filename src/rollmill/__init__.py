@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rollmill.algorithms import (
         A3CConfig,
+        DQNConfig,
         IMPALAConfig,
         MAPPOConfig,
         PPOConfig,
         a3c,
+        dqn,
         impala,
         ippo,
         mappo,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "A3CConfig",
     "ActorCritic",
+    "DQNConfig",
     "Environment",
     "HostEnvironment",
     "IMPALAConfig",
@@ -54,6 +57,7 @@ __all__ = [
     "actor_critic",
     "auto_reset",
     "check_environment",
+    "dqn",
     "evaluate",
     "impala",
     "ippo",
@@ -77,10 +81,12 @@ __all__ = [
 _MODULES = {
     "rollmill.algorithms": (
         "A3CConfig",
+        "DQNConfig",
         "IMPALAConfig",
         "MAPPOConfig",
         "PPOConfig",
         "a3c",
+        "dqn",
         "impala",
         "ippo",
         "mappo",

@@ -37,6 +37,13 @@ TINY = rollmill.NetworkConfig(hidden_sizes=(8,))
 RECURRENT = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), gru_size=4)
 NORMALISED = {"normalize_observations": True, "normalize_rewards": True}
 MINIBATCHES = {"num_minibatches": 2, "update_epochs": 2}
+REPLAY = {
+    "buffer_size": 8 * 24,  # less than what the training collects
+    "batch_size": 32,
+    "learning_starts": 100,
+    "gradient_steps": 3,
+    "target_interval": 2,
+}
 VALUE_LOSS = 7.5
 
 POLICIES = {
@@ -80,11 +87,19 @@ ALGORITHMS = {
     "impala": (rollmill.impala, short_cartpole, MINIBATCHES),
     "mappo": (rollmill.mappo, tag, MINIBATCHES | {"normalize_observations": True}),
     "ippo": (rollmill.ippo, tag, MINIBATCHES | {"normalize_values": False}),
+    "dqn": (rollmill.dqn, short_cartpole, REPLAY),
+    "dqn with all options": (
+        rollmill.dqn,
+        masked,
+        REPLAY | {"prioritised": True, "duelling": True, "n_step": 3, "huber": True, "max_grad_norm": 1.0},
+    ),
     "one's own": (reinforce, short_cartpole, None),
 }
 FAST = {
     *itertools.product(["ppo"], POLICIES),
     ("impala", "single-learner-coarse"),
+    ("dqn", "single-learner-coarse"),
+    ("dqn", "central"),
 }
 TABLE = [
     pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)

@@ -2,6 +2,7 @@
 
 from rollmill.algorithms.a3c import A3CConfig, a3c
 from rollmill.algorithms.building import settings_of
+from rollmill.algorithms.dqn import DQNConfig, dqn
 from rollmill.algorithms.fragments import clip_to_space, environment_functions
 from rollmill.algorithms.impala import IMPALAConfig, impala
 from rollmill.algorithms.mappo import MAPPOConfig, ippo, mappo
@@ -13,12 +14,14 @@ __all__ = [
     "MOMENTS",
     "A3CConfig",
     "Advantages",
+    "DQNConfig",
     "IMPALAConfig",
     "MAPPOConfig",
     "PPOConfig",
     "a3c",
     "bootstrap_values",
     "clip_to_space",
+    "dqn",
     "environment_functions",
     "explained_variance",
     "generalised_advantages",

@@ -167,22 +167,47 @@ def parts_of(
     Raises:
         UsageError: the spaces are not supported, or the environment has several agents.
     """
-    env, config = as_environment(env), choices.config
-    if isinstance(env, Environment) and env.agents:
-        kinds = ", ".join(kind.name for kind in env.agents)
-        raise UsageError(f"{env.name} has several agents ({kinds}); train it with mappo or ippo.")
-    gamma = config.gamma if config.normalize_rewards else None
-    if isinstance(env, HostEnvironment):
-        environment, host = host_functions(env, gamma=gamma), partial(env.start, gamma=gamma)
-        _refuse_params(env, params)
-    else:
-        environment = environment_functions(env, params=params, num_envs=config.num_envs, gamma=gamma)
-        host = None
-    layout = resolve_layout(env.observation_space, config.network.image_layout)
-    config = replace(config, network=replace(config.network, image_layout=layout))
+    gamma = choices.config.gamma if choices.config.normalize_rewards else None
+    env, environment, host = environment_parts(env, params=params, num_envs=choices.config.num_envs, gamma=gamma)
+    config = with_layout(choices.config, env)
     make_network = choices.network or partial(actor_critic, config=config.network)
     policy = network_policy(env, make_network, normalise_observations=config.normalize_observations)
     return Parts(env, environment, host, policy, config, choices.made_in_python(params=params))
+
+
+def environment_parts(
+    env: Environment | HostEnvironment | gymnasium.Env | str,
+    *,
+    params: Params | None,
+    num_envs: int,
+    gamma: float | None = None,
+) -> tuple[Environment | HostEnvironment, EnvironmentFunctions, StartHost | None]:
+    """The environment of a single agent, its functions, and what starts it where it is a host environment.
+
+    Args:
+        env: the environment, or anything that `as_environment` accepts.
+        params: parameters of the environment instead of its own.
+        num_envs: number of environments of the training.
+        gamma: if given, discounted returns are recorded, for reward normalisation.
+
+    Raises:
+        UsageError: the environment has several agents, or takes no parameters.
+    """
+    env = as_environment(env)
+    if isinstance(env, Environment) and env.agents:
+        kinds = ", ".join(kind.name for kind in env.agents)
+        raise UsageError(f"{env.name} has several agents ({kinds}); train it with mappo or ippo.")
+    if isinstance(env, Environment):
+        return env, environment_functions(env, params=params, num_envs=num_envs, gamma=gamma), None
+    _refuse_params(env, params)
+    return env, host_functions(env, gamma=gamma), partial(env.start, gamma=gamma)
+
+
+def with_layout(config: Config, env: Environment | HostEnvironment) -> Config:
+    """The hyperparameters, with the layout of images resolved by the observation space."""
+    settings: Any = config
+    layout = resolve_layout(env.observation_space, settings.network.image_layout)
+    return replace(settings, network=replace(settings.network, image_layout=layout))
 
 
 def _refuse_params(env: HostEnvironment, params: Params | None) -> None:

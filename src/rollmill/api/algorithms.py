@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 from rollmill.algorithms import (
     A3CConfig,
+    DQNConfig,
     IMPALAConfig,
     MAPPOConfig,
     PPOConfig,
     a3c,
+    dqn,
     impala,
     ippo,
     mappo,
@@ -39,6 +41,7 @@ BUILTIN = {
     "ppo": Algorithm(PPOConfig, ppo, "proximal policy optimisation (Schulman et al., 2017)"),
     "a3c": Algorithm(A3CConfig, a3c, "advantage actor-critic (Mnih et al., 2016)"),
     "impala": Algorithm(IMPALAConfig, impala, "actor-critic with V-trace (Espeholt et al., 2018)"),
+    "dqn": Algorithm(DQNConfig, dqn, "deep Q-networks (Mnih et al., 2015), with the usual extensions"),
     "mappo": Algorithm(MAPPOConfig, mappo, "PPO for several agents, with a centralised critic (Yu et al., 2022)"),
     "ippo": Algorithm(
         MAPPOConfig, ippo, "PPO for several agents, each with its own critic (de Witt et al., 2020)"

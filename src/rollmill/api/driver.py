@@ -69,9 +69,8 @@ def drive(
 def _follow(training: Training, recorder: Recorder, display: Display, stopping: Callable[[], bool]) -> None:
     for report in training.run(stopping):
         match report:
-            case MetricsRows(first, rows):
-                recorder.record(first, rows)
-                if recorder.is_due(first + len(rows)):
+            case MetricsRows():
+                if recorder.is_due(recorder.record(report)):
                     training.request_snapshot()
             case Saved(iteration, state):
                 recorder.save(iteration, state)

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from rollmill.core.errors import CheckpointError
 from rollmill.core.json_data import read_as
 from rollmill.dataflow import Graph
 from rollmill.execution import is_finite
-from rollmill.execution.reports import Row
+from rollmill.execution.reports import MetricsRows, Row
 from rollmill.record import (
     Checkpoints,
     Display,
@@ -34,6 +35,9 @@ from rollmill.record import (
 
 MOST_LINES = 10_000
 """Lines of metrics that a training writes where nobody says."""
+
+MOST_LINES_OF_REPLAY = 2_000
+"""The same for algorithms that learn from a replay memory, whose iterations are many and short."""
 
 ENDED, FAILED = "episodes/ended", "episodes/failed"
 HIDDEN = ("episodes/", "finite/", MOMENTS)
@@ -115,6 +119,12 @@ def _check_sums(saved: SavedSums, *, where: str, seeds: int) -> None:
             )
 
 
+def default_log_every(graph: Graph) -> int:
+    """Iterations of a line of the log where nobody says."""
+    most = MOST_LINES if graph.replay is None else MOST_LINES_OF_REPLAY
+    return math.ceil(graph.loops.iterations / most)
+
+
 class Recorder:
     """Writes down what a training does."""
 
@@ -140,7 +150,7 @@ class Recorder:
         self._pace = Throughput()
         self._compile_seconds = self._start_seconds = 0.0
         self._episodes = self._saved_episodes = Episodes()
-        self._each_line = options.log_every or math.ceil(self._loops.iterations / MOST_LINES)
+        self._each_line = options.log_every or default_log_every(algorithm)
         self._sums = RowSums()
         self._saved_sums = self._sums.to_json()
 
@@ -175,20 +185,23 @@ class Recorder:
         """Whether no episode that ended did so by itself, because its environment failed each time."""
         return self._episodes.failed > 0 and self._episodes.failed >= self._episodes.ended
 
-    def record(self, first: int, rows: Sequence[Row]) -> None:
-        """Logs the iterations that follow the first `first` ones, up to one that is not finite."""
-        speed = self._pace.after(len(rows) * self._steps_each)
-        for offset, row in enumerate(rows):
+    def record(self, report: MetricsRows) -> int:
+        """Logs iterations, up to one that is not finite; returns the number of iterations done so far."""
+        counts = report.counts or [1] * len(report.rows)
+        speed = self._pace.after(sum(counts) * self._steps_each)
+        for done, row, count in zip(accumulate(counts, initial=report.first), report.rows, counts, strict=False):
             if not is_finite(row):
                 if self._sums.iterations:
                     self._write_line(speed)
-                return
-            self._iteration = first + offset + 1
+                break
+            self._iteration = done + count
             self._count_episodes(row)
-            self._sums.add(row)
+            self._sums.add(row, iterations=count)
             if self._iteration % self._each_line == 0 or self._iteration == self._loops.iterations:
                 self._write_line(speed)
-        self._display.update(self._status(speed))
+        else:
+            self._display.update(self._status(speed))
+        return report.first + sum(counts)
 
     def is_due(self, iteration: int) -> bool:
         """Whether it is time for a checkpoint, or the training ends here."""

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from rollmill.api.options import RunOptions
+from rollmill.api.recorder import default_log_every
 from rollmill.core.errors import NonFiniteError
 from rollmill.dataflow import Graph, State
 from rollmill.execution import (
@@ -100,7 +101,9 @@ def _open_program(
         state = program.place(restored.state) if restored else program.start()
         first = restored.iteration if restored else 0
         stride = options.checkpoint_iterations
-        yield ProgramTraining(graph, program, state, first=first, stride=stride, fault=run.fault), state
+        span = options.log_every or default_log_every(graph)
+        training = ProgramTraining(graph, program, state, first=first, stride=stride, span=span, fault=run.fault)
+        yield training, state
 
 
 @contextlib.contextmanager

@@ -1,5 +1,14 @@
 """A program as data: fragments, edges, the graph they form, and the loops that drive it."""
 
+from rollmill.dataflow.collecting import (
+    collect,
+    collection_metrics,
+    rollout_one,
+    start_collector,
+    start_one,
+    step_all,
+    step_one,
+)
 from rollmill.dataflow.crossing import Cut, Handlers, Piece, cross, cut, drive, evaluate, walk, walk_leaves
 from rollmill.dataflow.fingerprint import fingerprint, fragment_fingerprints
 from rollmill.dataflow.flow import Flow, StepReply, StepRequest, flow
@@ -13,32 +22,25 @@ from rollmill.dataflow.graph import (
     Loops,
     Metrics,
     Reduce,
+    Replay,
     State,
     Step,
     Trajectory,
     Weights,
 )
 from rollmill.dataflow.interfaces import EDGES, Edge, Interface, interfaces, widened
-from rollmill.dataflow.loops import (
-    COLLECT,
-    LEARN,
-    collect,
-    collection_metrics,
-    iterate,
-    iteration_key,
+from rollmill.dataflow.keys import COLLECT, LEARN, iteration_key
+from rollmill.dataflow.learning import (
     learn,
+    learn_drawn,
     learn_from,
     over_epochs,
     prepare,
     report,
-    rollout_one,
-    start,
-    start_collector,
-    start_learner,
-    start_one,
-    step_all,
-    step_one,
+    store_steps,
+    unlearned,
 )
+from rollmill.dataflow.loops import iterate, start, start_learner
 from rollmill.dataflow.minibatch_loop import (
     MakeGradients,
     MakeMinibatchLoop,
@@ -79,7 +81,19 @@ from rollmill.dataflow.remote import (
     with_remote_environment,
     with_remote_update,
 )
-from rollmill.dataflow.roles import Channel, Owned, Role, Stage, channels_of, roles
+from rollmill.dataflow.replay import (
+    FILL,
+    Drawn,
+    Ring,
+    Transitions,
+    draw,
+    empty_rings,
+    fill,
+    first_learning,
+    is_filled,
+    with_errors,
+)
+from rollmill.dataflow.roles import Channel, Owned, Role, Stage, channels_of, roles, roles_of
 from rollmill.dataflow.shuffle import permutation
 
 __all__ = [
@@ -97,6 +111,7 @@ __all__ = [
     "Collector",
     "Cut",
     "Decision",
+    "Drawn",
     "MinibatchLoop",
     "Edge",
     "ElementwiseUpdate",
@@ -118,7 +133,11 @@ __all__ = [
     "Packed",
     "Partition",
     "Piece",
+    "FILL",
     "Reduce",
+    "Replay",
+    "Ring",
+    "Transitions",
     "Role",
     "Stage",
     "StepRequest",
@@ -135,20 +154,26 @@ __all__ = [
     "collection_metrics",
     "cross",
     "cut",
+    "draw",
     "drive",
+    "empty_rings",
     "remote_environment",
     "evaluate",
+    "fill",
     "fingerprint",
+    "first_learning",
     "flat_samples",
     "flow",
     "fragment_fingerprints",
     "gradient_metrics",
     "gradients_of_rows",
     "identity",
+    "is_filled",
     "interfaces",
     "iterate",
     "iteration_key",
     "learn",
+    "learn_drawn",
     "learn_from",
     "learn_minibatch",
     "num_shards_for",
@@ -161,6 +186,7 @@ __all__ = [
     "remote_reduce",
     "report",
     "roles",
+    "roles_of",
     "rollout_one",
     "share",
     "shuffled_rows",
@@ -170,11 +196,14 @@ __all__ = [
     "start_one",
     "step_all",
     "step_one",
+    "store_steps",
+    "unlearned",
     "minibatch_gather",
     "answer_request",
     "walk",
     "walk_leaves",
     "widened",
+    "with_errors",
     "with_remote_environment",
     "with_remote_update",
 ]

@@ -17,8 +17,11 @@ import numpy as np
 from jax.extend import core
 
 from rollmill.core.types import Key
+from rollmill.dataflow.collecting import collect
 from rollmill.dataflow.graph import Graph, State
-from rollmill.dataflow.loops import COLLECT, LEARN, collect, iteration_key, learn_from, start
+from rollmill.dataflow.keys import COLLECT, LEARN, iteration_key
+from rollmill.dataflow.learning import learn_from
+from rollmill.dataflow.loops import start
 
 NAMES_ONLY = {("jit", "name"), ("jit", "ctx_mesh"), ("name", "name")}
 """Parameters of primitives that decide nothing of the result."""
@@ -59,11 +62,11 @@ def _whole(graph: Graph, key: Key) -> Any:
     weights = graph.weights(begin.learner)
     collect_key, learn_key = (iteration_key(key, begin.iteration, use) for use in (COLLECT, LEARN))
     collector, trajectory = collect(graph, weights, begin.collector, collect_key)
-    learner, metrics = learn_from(graph, begin.learner, trajectory, learn_key, collector.index)
+    learner, rings, metrics = learn_from(graph, begin.learner, begin.rings, trajectory, learn_key, collector.index)
     step = jax.tree.map(lambda leaf: leaf[0, 0], trajectory.steps)
     greedy = graph.greedy(weights, key, step.final_memory, step.observation, step.action_mask)
     appraised = None if graph.appraise is None else graph.appraise(weights, step)
-    return begin, State(collector, learner, key, begin.iteration), metrics, greedy, appraised
+    return begin, State(collector, learner, key, begin.iteration, rings), metrics, greedy, appraised
 
 
 class _Digests:

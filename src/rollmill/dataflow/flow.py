@@ -17,9 +17,13 @@ from jax.extend import core
 from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.core.types import Action, Observation
-from rollmill.dataflow.graph import Graph, State, Trajectory, Weights
-from rollmill.dataflow.loops import collect, collection_metrics, identity, prepare, report, start
+from rollmill.dataflow.collecting import collect, collection_metrics
+from rollmill.dataflow.graph import Batch, Graph, State, Trajectory, Weights
+from rollmill.dataflow.learning import prepare, report
+from rollmill.dataflow.loops import start
+from rollmill.dataflow.minibatch_loop import identity
 from rollmill.dataflow.minibatches import minibatch_gather
+from rollmill.dataflow.replay import FILL, draw
 
 LEARNED = ("finite/gradients", "losses/gradient_norm", "epochs")
 """Metrics of learning that no fragment names: those of `gradient_metrics`, and how many epochs there were."""
@@ -59,6 +63,8 @@ class Flow(NamedTuple):
     weights: Weights
     metric_names: tuple[str, ...]
     """Names of the metrics of one iteration."""
+    learned_names: tuple[str, ...]
+    """Names of those of learning."""
     updated: frozenset[int]
     """Places of the learner's leaves that the update writes, such as weights and the optimiser's state."""
     prepared: frozenset[int]
@@ -81,18 +87,18 @@ class Flow(NamedTuple):
 
 def flow(graph: Graph) -> Flow:
     """The data flow of a graph; it is traced once, and nothing is computed."""
-    loops, index = graph.loops, jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
+    index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     state = jax.eval_shape(lambda: start(graph, jax.random.key(0), index))
     weights_program, weights = _traced(graph.weights, state.learner)
     trajectory = jax.eval_shape(partial(_trajectory, graph), state)
     prepare_program, (_, batch) = _traced(partial(prepare, graph), state.learner, trajectory, index)
-    rows = loops.num_envs * loops.rows_each // loops.num_minibatches
-    minibatch = jax.eval_shape(lambda b: minibatch_gather(b, loops)(jnp.zeros(rows, jnp.uint32)), batch)
+    minibatch = jax.eval_shape(partial(_minibatch, graph, index), state, batch)
     conditioned = jax.eval_shape(lambda batch: graph.condition(batch, identity), minibatch)
     report_program, reported = _traced(partial(report, graph), state.learner, batch)
     gradients_program, (gradients, learned) = _traced(graph.gradients, state.learner, conditioned)
     update_program, _ = _traced(graph.update, state.learner, gradients)
     collected = jax.eval_shape(partial(collection_metrics, graph), trajectory, weights, index)
+    replayed = () if graph.replay is None else (FILL,)
     count = len(jax.tree.leaves(state.learner))
     batch_program = prepare_program.replace(outvars=prepare_program.outvars[count:])
     read = frozenset[int]().union(
@@ -108,11 +114,21 @@ def flow(graph: Graph) -> Flow:
         reply=_reply(trajectory),
         gradients=gradients,
         weights=weights,
-        metric_names=tuple(sorted({*collected, *reported, *learned, *LEARNED})),
+        metric_names=tuple(sorted({*collected, *reported, *learned, *LEARNED, *replayed})),
+        learned_names=tuple(sorted({*learned, *LEARNED})),
         updated=updated,
         prepared=_written(prepare_program, count),
         parameters=tuple(sorted(updated & read)),
     )
+
+
+def _minibatch(graph: Graph, index: Array, state: State, batch: Batch) -> Batch:
+    """A minibatch of the batch, or of the replay memory."""
+    if graph.replay is not None:
+        return Batch(draw(graph, state.rings, state.key, index).transitions)
+    loops = graph.loops
+    rows = loops.num_envs * loops.rows_each // loops.num_minibatches
+    return minibatch_gather(batch, loops)(jnp.zeros(rows, jnp.uint32))
 
 
 def _traced(function: Any, *examples: PyTree) -> tuple[core.Jaxpr, PyTree]:

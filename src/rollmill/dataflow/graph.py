@@ -101,6 +101,8 @@ class State(eqx.Module):
     learner: Learner
     key: Key
     iteration: Int[Array, "*S"]
+    rings: PyTree[Array] = ()
+    """The replay memory, one ring for each environment (`dataflow.replay`); `()` for a graph without one."""
 
 
 class Loops(NamedTuple):
@@ -112,8 +114,10 @@ class Loops(NamedTuple):
     num_steps: int
     epochs: int
     num_minibatches: int
+    """Minibatches of an epoch, and updates with them."""
     num_shards: int
-    """Shuffling stays inside this many equal shards of the environments, each with its own key."""
+    """Shuffling, and draws from a replay memory, stay inside this many equal shards of the environments, each with
+    its own key."""
     cut: Literal["samples", "sequences"]
     """Whether minibatches are cut from single steps, or from whole sequences of an environment."""
 
@@ -126,6 +130,27 @@ class Loops(NamedTuple):
     def batch_size(self) -> int:
         """Environment steps of one iteration."""
         return self.num_envs * self.num_steps
+
+
+class Replay(NamedTuple):
+    """A replay memory between collecting and learning: its sizes, and how transitions are drawn from it."""
+
+    capacity: int
+    """Slots of each environment; a step takes one, and the end of a truncated episode one more."""
+    minibatch_size: int
+    """Transitions of a minibatch, over all environments."""
+    learning_starts: int
+    """Environment steps to store before learning begins."""
+    gamma: float
+    """Discount factor of returns over several steps."""
+    n_step: int = 1
+    """Most steps of a transition's return."""
+    priority_exponent: float = 0.0
+    """Transitions are drawn in proportion to their errors to this power; 0 draws uniformly."""
+    weight_exponent: float = 0.0
+    """Exponent of the importance weights that correct for prioritised draws."""
+    errors: Callable[[Learner, Batch], Float[Array, " N"]] | None = None
+    """The errors that priorities follow, of each transition in a minibatch, by the learner before the update."""
 
 
 @runtime_checkable
@@ -227,6 +252,8 @@ class Graph(NamedTuple):
     appraise: Callable[[Weights, Step], Step] | None = None
     """Optional: values that a rollout kernel computes with each step, so that `prepare` need not. The returned
     step may lack leaves that are no longer needed, such as final observations."""
+    replay: Replay | None = None
+    """A replay memory to learn from, instead of the iteration's own batch."""
     report: Callable[[Learner, Batch], Metrics] | None = None
     """Further metrics of an iteration, from what `prepare` returns; like all, their mean over replicas is that of
     the whole."""

@@ -6,9 +6,10 @@ Shape letters: `R` rows, one a sample; `W` words of a row; `N` rows that are tak
 import math
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree, UInt32
+from jaxtyping import Array, PyTree, Shaped, UInt32
 
 TOGETHER = 4
 """Rows are as many words long or a multiple of it, so that a processor can read four words at once."""
@@ -34,15 +35,52 @@ class Packed(NamedTuple):
         return jax.tree.unflatten(self.structure, taken)
 
 
+class Rows(eqx.Module):
+    """Samples as rows, without their structure; made by `to_rows`."""
+
+    words: UInt32[Array, "*R W"]
+    """All leaves of 32-bit numbers, side by side."""
+    others: list[Shaped[Array, "..."]]
+    """The other leaves `[*R, ...]`."""
+
+
+def to_rows(samples: PyTree[Array]) -> Rows:
+    """The rows of samples, whose leaves are `[R, ...]`."""
+    leaves = jax.tree.leaves(samples)
+    words = [_to_words(leaf) for leaf in leaves if _fits(leaf)]
+    empty = jnp.zeros((len(leaves[0]), 0), jnp.uint32)
+    return Rows(jnp.concatenate([empty, *words], axis=1), [leaf for leaf in leaves if not _fits(leaf)])
+
+
+def from_rows(rows: Rows, struct: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]:
+    """The samples, with leaves `[R, ...]`, of rows.
+
+    Args:
+        rows: from `to_rows`, or a selection of these.
+        struct: shapes and dtypes of ONE sample.
+    """
+    leaves, structure = jax.tree.flatten(struct)
+    first, others, count = 0, iter(rows.others), len(rows.words)
+    samples = []
+    for leaf in leaves:
+        if not _fits(leaf):
+            samples.append(next(others))
+            continue
+        width = math.prod(leaf.shape)
+        words = rows.words[:, first : first + width]
+        samples.append(jax.lax.bitcast_convert_type(words, leaf.dtype).reshape(count, *leaf.shape))
+        first += width
+    return jax.tree.unflatten(structure, samples)
+
+
 def pack(samples: PyTree[Array]) -> Packed:
     """The samples, whose leaves are `[R, ...]`, packed."""
     leaves, structure = jax.tree.flatten(samples)
     columns, width = [], 0
     for leaf in leaves:
-        fits = leaf.dtype.itemsize == 4 and jnp.issubdtype(leaf.dtype, jnp.number)
-        columns.append(width if fits else None)
-        width += words_of(leaf) if fits else 0
-    words = [_to_words(leaf) for leaf, first in zip(leaves, columns, strict=True) if first is not None]
+        columns.append(width if _fits(leaf) else None)
+        width += words_of(leaf) if _fits(leaf) else 0
+    words = [_to_words(leaf) for leaf in leaves if _fits(leaf)]
     empty = jnp.zeros((len(leaves[0]), -width % TOGETHER), jnp.uint32)
     return Packed(jnp.concatenate([*words, empty], axis=1), leaves, columns, structure)
 
@@ -50,6 +88,11 @@ def pack(samples: PyTree[Array]) -> Packed:
 def words_of(leaf: Array) -> int:
     """Numbers of one row of a leaf."""
     return math.prod(leaf.shape[1:])
+
+
+def _fits(leaf: Array | jax.ShapeDtypeStruct) -> bool:
+    """Whether each of its numbers is one word."""
+    return leaf.dtype.itemsize == 4 and jnp.issubdtype(leaf.dtype, jnp.number)
 
 
 def _to_words(leaf: Array) -> UInt32[Array, "R width"]:

@@ -10,7 +10,7 @@ from rollmill.core.types import Action, Key, Observation, Timestep
 from rollmill.dataflow.crossing import cross
 from rollmill.dataflow.flow import Flow, StepReply, StepRequest
 from rollmill.dataflow.graph import Graph, Learner, Weights
-from rollmill.dataflow.loops import identity
+from rollmill.dataflow.minibatch_loop import identity
 
 REDUCE, START, ENVIRONMENT, UPDATE = "reduce", "start", "environment", "update"
 """Names of the crossings."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
+from rollmill.dataflow.graph import Graph
 from rollmill.dataflow.partition import Group, Partition
 
 
@@ -37,6 +38,8 @@ class Owned(StrEnum):
     """Observations, action masks and memories, with which the next decisions are made."""
     PARAMETERS = "parameters"
     """Leaves of the learner that the update writes: weights and the optimiser's state."""
+    REPLAY = "replay memory"
+    """Rings of stored transitions, of the replica's environments."""
     STATISTICS = "statistics"
     """Leaves of the learner that `prepare` writes: running statistics."""
 
@@ -92,15 +95,21 @@ class Role(NamedTuple):
         return Stage.APPLY in self.stages
 
 
-def roles(partition: Partition, *, host: bool = False) -> dict[str, Role]:
+def roles(partition: Partition, *, host: bool = False, replay: bool = False) -> dict[str, Role]:
     """The role of each group, by the group's name.
 
     Args:
         partition: a valid one (`check_partition`).
         host: whether environments are Python objects, which snapshots do not hold.
+        replay: whether transitions are stored in a replay memory.
     """
     channels = channels_of(partition)
-    return {group.name: _role(group, partition, channels, host=host) for group in partition.groups}
+    return {group.name: _role(group, partition, channels, host=host, replay=replay) for group in partition.groups}
+
+
+def roles_of(graph: Graph, partition: Partition) -> dict[str, Role]:
+    """The roles of the groups that train a graph."""
+    return roles(partition, host=graph.host is not None, replay=graph.replay is not None)
 
 
 def channels_of(partition: Partition) -> tuple[Channel, ...]:
@@ -130,13 +139,13 @@ def channels_of(partition: Partition) -> tuple[Channel, ...]:
     return tuple(channels)
 
 
-def _role(group: Group, partition: Partition, channels: Sequence[Channel], *, host: bool) -> Role:
+def _role(group: Group, partition: Partition, channels: Sequence[Channel], *, host: bool, replay: bool) -> Role:
     in_step = partition.synchronous or group.has("update") or (group.has("gradients") and group.synchronous)
     return Role(
         group=group,
         stages=_stages(group, partition),
         channels=tuple(channel for channel in channels if group in (channel.sender, channel.receiver)),
-        owned=_owned(group, partition, host=host) if in_step else frozenset(),
+        owned=_owned(group, partition, host=host, replay=replay) if in_step else frozenset(),
         in_step=in_step,
         replaceable=_replaceable(group),
     )
@@ -162,13 +171,14 @@ def _stages(group: Group, partition: Partition) -> tuple[Stage, ...]:
     return tuple(stage for stage, applies in applicable.items() if applies)
 
 
-def _owned(group: Group, partition: Partition, *, host: bool) -> frozenset[Owned]:
+def _owned(group: Group, partition: Partition, *, host: bool, replay: bool) -> frozenset[Owned]:
     # Asynchronous environments and Python objects begin new episodes when a run goes on.
     kept = partition.synchronous and not host
     owned = {
         Owned.ENVIRONMENTS: kept and group.has("environment"),
         Owned.POLICY_INPUTS: kept and group.has("policy"),
         Owned.PARAMETERS: group.has("update"),
+        Owned.REPLAY: group.has("gradients") and replay,
         Owned.STATISTICS: group.has("gradients"),
     }
     return frozenset(part for part, owns in owned.items() if owns)

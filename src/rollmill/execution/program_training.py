@@ -19,6 +19,7 @@ class ProgramTraining:
         state: to begin with.
         first: iterations that came before.
         stride: iterations between states that can be saved; None where any can be.
+        span: iterations of a line of the log, whose metrics may be summed.
         fault: gets what is needed to replay an iteration that is not finite.
     """
 
@@ -30,19 +31,22 @@ class ProgramTraining:
         *,
         first: int,
         stride: int | None,
+        span: int,
         fault: Folder,
     ) -> None:
         self._graph, self._program, self._state = graph, program, state
-        self._first, self._stride, self._fault = first, stride, fault
+        self._first, self._stride, self._span, self._fault = first, stride, span, fault
         self._snapshot_requested = False
 
     def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
         """See `Training`."""
         yield StartedUp(Durations(self._program.compile_seconds, 0.0))
         last = self._graph.loops.iterations
-        windows = dispatch_ahead(self._program, self._state, first=self._first, until=last, stride=self._stride)
+        windows = dispatch_ahead(
+            self._program, self._state, first=self._first, until=last, stride=self._stride, span=self._span
+        )
         for window in windows:
-            yield MetricsRows(window.first, window.metrics)
+            yield MetricsRows(window.first, window.metrics, window.counts)
             stop_at_fault(self._graph, self._program, window, self._fault)
             ends = stopping()
             if ends or self._snapshot_requested:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from rollmill.dataflow import State
 
 Row: TypeAlias = Mapping[str, Any]
-"""Metrics of one iteration by name; each a scalar, or `[seed]`."""
+"""Metrics by name; each a scalar, or `[seed]`."""
 
 
 class MetricsRows(NamedTuple):
@@ -14,6 +14,9 @@ class MetricsRows(NamedTuple):
 
     first: int
     rows: Sequence[Row]
+    """Sums of metrics over one iteration, or over several in a row; of flags, the lowest."""
+    counts: Sequence[int] | None = None
+    """Number of iterations of each row; None: one each."""
 
 
 class Saved(NamedTuple):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from rollmill.channels import LocalBroker, MemoryWire, RemoteBroker, ScopedBroker, TcpWire, Wire
-from rollmill.dataflow import Flow, Graph, flow, roles
+from rollmill.dataflow import Flow, Graph, flow, roles_of
 from rollmill.execution.cluster import find_ray, own_host
 from rollmill.execution.processes import Control, Job
 from rollmill.execution.program.cache import enable_compilation_cache
@@ -112,7 +112,7 @@ def run_replica(job: Job, control: Control, spec: RunSpec, graph: Graph, flows: 
             ReplicaContext(
                 graph=graph,
                 flow=flows,
-                role=roles(spec.read_plan().partition, host=graph.host is not None)[job.group],
+                role=roles_of(graph, spec.read_plan().partition)[job.group],
                 replica=job.replica,
                 wire=open_wire(replica_control.stopping, begin.restart),
                 control=replica_control,

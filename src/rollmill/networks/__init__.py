@@ -8,6 +8,7 @@ from rollmill.networks.actor_critic import (
     actor_critic,
 )
 from rollmill.networks.base import ActorCritic, AgentNetwork, Distribution, Output
+from rollmill.networks.critics import action_critic, action_values, deterministic_actor, stochastic_actor
 from rollmill.networks.distributions import (
     MASKED_LOGIT,
     Bernoulli,
@@ -57,10 +58,13 @@ __all__ = [
     "SharedActorCritic",
     "TanhGaussian",
     "Torso",
+    "action_critic",
     "action_head",
+    "action_values",
     "actor_critic",
     "cnn",
     "convolution",
+    "deterministic_actor",
     "feed_forward_torso",
     "find_network",
     "flat_size",
@@ -72,4 +76,5 @@ __all__ = [
     "register_network",
     "registered_networks",
     "resolve_layout",
+    "stochastic_actor",
 ]

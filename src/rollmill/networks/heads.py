@@ -175,7 +175,7 @@ def action_head(
             mean_key, std_key = jax.random.split(key)
             mean = linear(mean_key, in_features, math.prod(space.shape), gain=POLICY_GAIN)
             log_std = _log_std(std_key, mean, initial_log_std, state_dependent=state_dependent_std)
-            return GaussianHead(mean, log_std, space.shape, _bounds(space) if squash else None)
+            return GaussianHead(mean, log_std, space.shape, finite_bounds(space) if squash else None)
     raise UsageError(
         f"the action space {space} has no policy; supported: Discrete, MultiDiscrete, MultiBinary and Box of "
         "floats. Flatten a Dict or Tuple into one of these in the environment."
@@ -190,13 +190,18 @@ def _log_std(key: Key, mean: Linear, initial: float, *, state_dependent: bool) -
     return StateLogStd(Linear(layer.weight, layer.bias + start))
 
 
-def _bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def finite_bounds(space: spaces.Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Both bounds of a `Box`, flattened.
+
+    Raises:
+        UsageError: one is infinite, or the lower one is not lower.
+    """
     low, high = (np.asarray(bound, np.float64).reshape(-1) for bound in (space.low, space.high))
     # A span that overflows float32 means "unbounded": some environments give the largest float as a bound.
     if not np.all((high > low) & (high - low <= np.finfo(np.float32).max)):
         raise UsageError(
-            "squash_actions needs an action space with a finite low and a larger high in every dimension; "
-            f"got {space}. Give the Box bounds, or leave squash_actions off."
+            "actions can only be squashed into an action space with a finite low and a larger high in every "
+            f"dimension; got {space}. Give the Box bounds, or leave squash_actions off."
         )
     return tuple(low.tolist()), tuple(high.tolist())
 

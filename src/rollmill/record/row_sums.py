@@ -24,9 +24,9 @@ class RowSums:
         self.iterations = saved.iterations
         self._sums = {name: np.asarray(numbers) for name, numbers in saved.sums.items()}
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Adds the metrics of one iteration."""
-        self.iterations += 1
+    def add(self, row: Mapping[str, Any], *, iterations: int = 1) -> None:
+        """Adds the metrics of one iteration, or their sums over several."""
+        self.iterations += iterations
         for name, value in row.items():
             numbers = np.atleast_1d(np.asarray(value, np.float64))
             self._sums[name] = self._sums[name] + numbers if name in self._sums else numbers

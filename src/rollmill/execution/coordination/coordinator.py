@@ -14,7 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from rollmill.core.errors import RollmillError, UsageError
-from rollmill.dataflow import Graph, Owned, Partition, Role, State, roles, share, start, start_learner
+from rollmill.dataflow import (
+    Graph,
+    Owned,
+    Partition,
+    Role,
+    State,
+    empty_rings,
+    roles_of,
+    share,
+    start,
+    start_learner,
+)
 from rollmill.execution.coordination.failure_log import FailureLog
 from rollmill.execution.coordination.recovery import Recovery, pause_before
 from rollmill.execution.coordination.start_up import StartUp
@@ -102,7 +113,7 @@ class Coordinator:
         self._mesh = mesh
         self._meeting = free_address() if mesh else ""
         self._graph, self._workers, self._fault_advice = graph, workers, fault_advice
-        self._roles = roles(partition, host=graph.host is not None)
+        self._roles = roles_of(graph, partition)
         self._saved, self._initial, self._restored = begin_with, initial, restored
         self._began, self._goes_on = begin_with.iteration, restored
         self._barrier = StopBarrier(workers, graph.loops.iterations)
@@ -296,7 +307,8 @@ class Coordinator:
         if self._goes_on and not (attempt and role.steps_environments):
             num_envs = self._graph.loops.num_envs
             index = range(num_envs) if self._mesh else share(num_envs, role.group.replicas, job.replica)
-            arrays = share_of(self._saved.state, index, learner=role.learns, environments=keeps)
+            rings = Owned.REPLAY in role.owned
+            arrays = share_of(self._saved.state, index, learner=role.learns, environments=keeps, rings=rings)
         begin = Begin(
             first=self._began,
             restart=self._restart,
@@ -403,9 +415,10 @@ def free_address() -> str:
 
 def initial_host_state(graph: Graph, shapes: State, key: Any) -> State:
     """A state at the beginning; zeros where environments are Python objects, which no state holds."""
+    index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     if graph.host is None:
-        index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
         return jax.jit(lambda key: start(graph, key, index))(key)
     learner = jax.jit(lambda key: start_learner(graph, key))(key)
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.collector)
-    return State(zeros, learner, key, jnp.int32(0))
+    rings = jax.jit(lambda: empty_rings(graph, index))()
+    return State(zeros, learner, key, jnp.int32(0), rings)

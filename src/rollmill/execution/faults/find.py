@@ -9,6 +9,7 @@ Shape letters: `T` steps, `E` environments, `N` rows of a minibatch.
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -46,6 +47,12 @@ ALMOST_ONE = 0.9999
 """Flags are reduced as means over devices, which may round."""
 
 
+NOT_REPLAYED = (
+    "The last good checkpoint is kept; what came before this iteration was overwritten, as a replay memory is.\n"
+    "hint: a smaller learning_rate, or max_grad_norm."
+)
+
+
 class Fault(NamedTuple):
     """Where the first non-finite number of an iteration appeared."""
 
@@ -77,19 +84,27 @@ def is_finite(metrics: Mapping[str, np.ndarray | np.floating]) -> bool:
     return all(np.all(value > ALMOST_ONE) for name, value in metrics.items() if name.startswith("finite/"))
 
 
-def stop_at_nonfinite(first: int, rows: Sequence[Mapping[str, Any]], advice: str) -> None:
+def stop_at_nonfinite(
+    first: int, rows: Sequence[Mapping[str, Any]], advice: str, *, counts: Sequence[int] | None = None
+) -> None:
     """Ends a training whose metrics, of the iterations after the first `first` ones, are not finite.
+
+    Args:
+        first: iterations that came before.
+        rows: metrics of the following ones.
+        advice: for the user.
+        counts: number of iterations of each row; None: one each.
 
     Raises:
         NonFiniteError: naming the fragments and the iteration.
     """
-    for offset, row in enumerate(rows):
+    for last, row in zip(accumulate(counts or [1] * len(rows), initial=first + 1), rows, strict=False):
         if is_finite(row):
             continue
         fragments = [name.removeprefix("finite/") for name, value in row.items() if not is_finite({name: value})]
         raise NonFiniteError(
-            f"{' and '.join(fragments) or 'the loss'} gave a number that is not finite at iteration "
-            f"{first + offset + 1}. {advice}"
+            f"{' and '.join(fragments) or 'the loss'} gave a number that is not finite at iteration {last}. "
+            f"{advice}"
         )
 
 
@@ -99,9 +114,11 @@ def stop_at_fault(graph: Graph, program: CompiledProgram, window: Window, direct
     Raises:
         NonFiniteError: naming fragment, iteration and environments.
     """
+    if program.reuses_state:
+        return stop_at_nonfinite(window.first, window.metrics, NOT_REPLAYED, counts=window.counts)
     bad = next((i for i, metrics in enumerate(window.metrics) if not is_finite(metrics)), None)
     if bad is None:
-        return
+        return None
     state = window.before
     for _ in range(bad):
         state, _ = program.step(state)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import keep_freed_memory
@@ -40,7 +40,9 @@ class CompiledProgram(NamedTuple):
     start: jax.stages.Compiled
     """`() -> State` before the first iteration."""
     step: jax.stages.Compiled
-    """`State -> (State, metrics)`: one iteration; metrics are one vector, `[metric]` or `[seed, metric]`."""
+    """`State -> (State, metrics)`: one iteration; metrics are one vector, `[metric]` or `[seed, metric]`. With a
+    replay memory `(State, count) -> (State, metrics)`: as many iterations, in the memory of the given state, which
+    is gone afterwards, and the sums of their metrics (of flags, the lowest)."""
     metric_names: tuple[str, ...]
     compile_seconds: float
     shardings: PyTree[NamedSharding]
@@ -51,6 +53,17 @@ class CompiledProgram(NamedTuple):
     """Notices for the user about how the program computes."""
     launches: Launches | None = None
     """Launches of its kernels, where they were chosen."""
+    reuses_state: bool = False
+    """Whether `step` computes in the memory of the given state, because that holds a replay memory."""
+
+    def advance(self, state: State, count: int = 1) -> tuple[State, Array]:
+        """The state after `count` iterations, and the sums of their metrics; of flags, the lowest.
+
+        Args:
+            state: before them; no longer usable afterwards if the program `reuses_state`.
+            count: 1, unless the program `reuses_state`.
+        """
+        return self.step(state, np.int32(count)) if self.reuses_state else self.step(state)
 
     def place(self, state: PyTree[Array]) -> State:
         """Puts a state that was restored on the host where the program expects it."""
@@ -106,16 +119,39 @@ def lower(
         jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile(EXACT_PRECISION)
     )
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
-    step = partial(_step, graph, seeds, names, mesh, specs)
+    compile_with = partial(_compile_step, partial(_step, graph, seeds, names, mesh, specs), placed)
+    reuses_state = graph.replay is not None
     try:
-        compiled_step = jax.jit(step(kernels)).lower(placed).compile(EXACT_PRECISION)
+        compiled_step = compile_with(kernels, reuses_state=reuses_state)
     except CannotFuse as reason:
         kernels = without_kernels(fusion, unroll, reason)
-        compiled_step = jax.jit(step(kernels)).lower(placed).compile(EXACT_PRECISION)
+        compiled_step = compile_with(kernels, reuses_state=reuses_state)
     seconds = time.perf_counter() - began
     return CompiledProgram(
-        compiled_start, compiled_step, names, seconds, shardings, shapes, kernels.notes, kernels.launches
+        start=compiled_start,
+        step=compiled_step,
+        metric_names=names,
+        compile_seconds=seconds,
+        shardings=shardings,
+        state=shapes,
+        notes=kernels.notes,
+        launches=kernels.launches,
+        reuses_state=reuses_state,
     )
+
+
+def _compile_step(
+    step_with: Callable[[KernelChoice], Callable[..., Any]],
+    placed: PyTree[jax.ShapeDtypeStruct],
+    kernels: KernelChoice,
+    *,
+    reuses_state: bool,
+) -> jax.stages.Compiled:
+    step = step_with(kernels)
+    if not reuses_state:
+        return jax.jit(step).lower(placed).compile(EXACT_PRECISION)
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    return jax.jit(step, donate_argnums=0).lower(placed, count).compile(EXACT_PRECISION)
 
 
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:
@@ -150,11 +186,11 @@ def _start(graph: Graph, seeds: Sequence[int]) -> State:
 
 
 def _specs(state: State, *, has_seeds: bool) -> PyTree[PartitionSpec]:
-    """The collector is divided along its environments; everything else is whole on every device."""
+    """Collector and replay memory are divided along their environments; all else is whole on every device."""
     by_environment = PartitionSpec(None, AXIS) if has_seeds else PartitionSpec(AXIS)
 
     def spec(path, _):
-        return by_environment if path[0].name == "collector" else PartitionSpec()
+        return by_environment if path[0].name in ("collector", "rings") else PartitionSpec()
 
     return jax.tree.map_with_path(spec, state)
 
@@ -170,12 +206,31 @@ def _step(
     mesh: Mesh,
     specs: PyTree[PartitionSpec],
     kernels: KernelChoice,
-) -> Callable[[State], tuple[State, Array]]:
-    """One iteration, on each device of the mesh."""
-    step = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), kernels), seeds)
+) -> Callable[..., tuple[State, Array]]:
+    """One iteration, or a number of them, on each device of the mesh."""
+    step, counts = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), kernels), seeds), ()
+    if graph.replay is not None:
+        step, counts = partial(_iterate_often, step, names), (PartitionSpec(),)
     if mesh.size == 1:
         return step
-    return jax.shard_map(step, mesh=mesh, in_specs=(specs,), out_specs=(specs, PartitionSpec()), check_vma=False)
+    return jax.shard_map(
+        step, mesh=mesh, in_specs=(specs, *counts), out_specs=(specs, PartitionSpec()), check_vma=False
+    )
+
+
+def _iterate_often(
+    step: Callable[[State], tuple[State, Array]], names: tuple[str, ...], state: State, count: Int[Array, ""]
+) -> tuple[State, Float[Array, "*S metric"]]:
+    """Several iterations, and the sums of their metrics; of flags, the lowest."""
+    is_flag = np.asarray([name.startswith("finite/") for name in names])
+
+    def again(_: Any, carry: tuple[State, Array]) -> tuple[State, Array]:
+        state, sums = carry
+        state, metrics = step(state)
+        return state, jnp.where(is_flag, jnp.minimum(sums, metrics), sums + metrics)
+
+    shape = jax.eval_shape(step, state)[1]
+    return jax.lax.fori_loop(0, count, again, (state, jnp.broadcast_to(jnp.float32(is_flag), shape.shape)))
 
 
 def _iterate_packed(

@@ -25,18 +25,20 @@ class Window(NamedTuple):
     """Consecutive iterations whose metrics were read in one transfer."""
 
     before: State
-    """The state before the window's first iteration."""
+    """The state before the window's first iteration; gone if the program `reuses_state`."""
     after: State
     """The state after its last."""
     first: int
     """Number of iterations that came before the window."""
     metrics: list[dict[str, np.ndarray]]
-    """One entry an iteration; each value is a scalar, or `[seed]`."""
+    """Sums of metrics over one iteration, or over several in a row; each value is a scalar, or `[seed]`."""
+    counts: list[int]
+    """Number of iterations of each entry of `metrics`."""
 
     @property
     def last(self) -> int:
         """Number of iterations done after the window."""
-        return self.first + len(self.metrics)
+        return self.first + sum(self.counts)
 
 
 class _Running(NamedTuple):
@@ -44,6 +46,7 @@ class _Running(NamedTuple):
     after: State
     first: int
     metrics: list[Array]
+    counts: list[int]
 
 
 def _all(first: int, count: int) -> int:
@@ -57,12 +60,14 @@ def dispatch_ahead(
     first: int,
     until: int,
     stride: int | None = None,
+    span: int = 1,
     admit: Callable[[int, int], int] = _all,
 ) -> Iterator[Window]:
     """Runs iterations `first` to `until`, and yields them window by window.
 
     A consumer that stops early loses nothing: every window carries the state at its end. Where a
-    `stride` is given, a window ends at every multiple of it.
+    `stride` is given, a window ends at every multiple of it. A program that `reuses_state` is not run ahead: a
+    window's state would be gone before anyone could save it.
 
     Args:
         program: of one iteration.
@@ -70,18 +75,20 @@ def dispatch_ahead(
         first: number of iterations that came before.
         until: number of iterations after which it ends.
         stride: see above.
+        span: iterations whose metrics are summed, where the program can; sums end at its multiples.
         admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
     """
     size, ahead, since = 1, None, time.perf_counter()
+    span = span if program.reuses_state else 1
     while first < until or ahead is not None:
         running, ahead = ahead, None
-        if first < until:
+        if first < until and not (program.reuses_state and running is not None):
             to_stride = until if stride is None else stride - first % stride
-            count = admit(first, min(size, until - first, to_stride))
+            count = admit(first, min(size * span, until - first, to_stride))
             until = until if count else first
-            ahead = _dispatch(program, state, first, count) if count else None
+            ahead = _dispatch(program, state, first, count, span) if count else None
         if ahead is not None:
-            state, first = ahead.after, first + len(ahead.metrics)
+            state, first = ahead.after, first + sum(ahead.counts)
         if running is not None:
             yield _read(program, running)
             now = time.perf_counter()
@@ -89,15 +96,17 @@ def dispatch_ahead(
             since = now
 
 
-def _dispatch(program: CompiledProgram, state: State, first: int, size: int) -> _Running:
-    before, metrics = state, []
-    for _ in range(size):
-        state, vector = program.step(state)
+def _dispatch(program: CompiledProgram, state: State, first: int, size: int, span: int) -> _Running:
+    before, metrics, counts = state, [], []
+    while sum(counts) < size:
+        done = sum(counts)
+        counts.append(min(span - (first + done) % span, size - done))
+        state, vector = program.advance(state, counts[-1])
         metrics.append(vector)
-    return _Running(before, state, first, metrics)
+    return _Running(before, state, first, metrics, counts)
 
 
 def _read(program: CompiledProgram, running: _Running) -> Window:
     values = jax.device_get(running.metrics)
     rows = [{name: row[..., i] for i, name in enumerate(program.metric_names)} for row in values]
-    return Window(running.before, running.after, running.first, rows)
+    return Window(running.before, running.after, running.first, rows, running.counts)

@@ -3,13 +3,15 @@
 from functools import partial
 
 import jax
+import numpy as np
 
-from rollmill.dataflow import Learner, Trajectory, Weights, start_learner
+from rollmill.dataflow import Learner, Trajectory, Weights, empty_rings, start_learner
 from rollmill.execution.replica.context import ReplicaContext
 from rollmill.execution.replica.lag import metrics_of
+from rollmill.execution.replica.layouts import ring_shapes
 from rollmill.execution.replica.learner import CompiledLearner, CutLearner
 from rollmill.execution.replica.remote import MeanOverReplicas, ParameterClient
-from rollmill.execution.replica.snapshots import learner_part, restored_learner
+from rollmill.execution.replica.snapshots import learner_part, restored_learner, restored_rings, rings_part
 from rollmill.execution.replica.work import StageRun, Work
 from rollmill.execution.reports import Row
 
@@ -21,6 +23,8 @@ class HeldLearner:
         self._context, graph = context, context.graph
         restored = restored_learner(context, context.flow.state.learner)
         self.tree: Learner = jax.jit(partial(start_learner, graph))(context.key) if restored is None else restored
+        rings = restored_rings(context, ring_shapes(context.flow, len(context.index)))
+        self._rings = jax.jit(partial(empty_rings, graph))(context.index) if rings is None else rings
         self._parameters = ParameterClient(context) if context.role.has_channel("parameters") else None
         self._learn = self._program()
 
@@ -37,11 +41,15 @@ class HeldLearner:
     def learn(self, trajectory: Trajectory, iteration: int) -> Row | None:
         """One iteration's learning; its metrics, but for those that travel with the gradients."""
         self._context.control.work("learning")
-        self.tree, row = self._learn(self.tree, trajectory, iteration)
+        self.tree, self._rings, row = self._learn(self.tree, self._rings, trajectory, iteration)
         if self._parameters is not None and not self._context.group.synchronous:
             self._parameters.end(row)  # the parameter server reports them
             return None
         return row
+
+    def part(self) -> dict[str, np.ndarray]:
+        """What this replica contributes to a snapshot."""
+        return learner_part(self._context, self.tree) | rings_part(self._context, self._rings)
 
     def _program(self) -> CompiledLearner | CutLearner:
         context, graph = self._context, self._context.graph
@@ -55,6 +63,7 @@ class HeldLearner:
             context.index,
             reduce=MeanOverReplicas(context) if reduces else None,
             update=self._parameters,
+            skip=None if self._parameters is None else self._parameters.skip,
         )
 
 
@@ -80,4 +89,4 @@ def learn_stage(context: ReplicaContext, learner: HeldLearner) -> StageRun:
             row = {**row, **metrics_of([lag * updates for lag in work.lags])}
         return work._replace(metrics=row)
 
-    return StageRun(learn, part=lambda: learner_part(context, learner.tree))
+    return StageRun(learn, part=learner.part)

@@ -37,6 +37,11 @@ def collector_shapes(flow: Flow, width: int) -> Collector:
     return _resized(flow.state.collector, 0, width)
 
 
+def ring_shapes(flow: Flow, width: int) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shapes of the replay memory of so many environments."""
+    return _resized(flow.state.rings, 0, width)
+
+
 def trajectory_layout(flow: Flow, width: int) -> Layout:
     """The layout of the edge *trajectory*, for so many environments."""
     parts = [_resized(part, axis, width) for axis, part in zip(AXES, flow.trajectory, strict=True)]

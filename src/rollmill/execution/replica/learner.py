@@ -18,20 +18,27 @@ from jaxtyping import PyTree
 
 from rollmill.core.types import Key
 from rollmill.dataflow import (
+    FILL,
     LEARN,
     REDUCE,
     UPDATE,
     Batch,
+    Drawn,
     Flow,
     Graph,
     Learner,
     Loops,
     Metrics,
     Reduce,
+    Ring,
     Trajectory,
+    Transitions,
     collection_metrics,
     cut,
+    draw,
+    fill,
     identity,
+    is_filled,
     iteration_key,
     learn_from,
     learn_minibatch,
@@ -41,6 +48,9 @@ from rollmill.dataflow import (
     remote_reduce,
     report,
     shuffled_rows,
+    store_steps,
+    unlearned,
+    with_errors,
     with_remote_update,
 )
 from rollmill.execution.replica.pieces import CompiledPieces
@@ -54,16 +64,28 @@ class CompiledLearner:
     """Gradients and update in one program."""
 
     def __init__(self, graph: Graph, key: Key, index: np.ndarray) -> None:
-        self._learn = jax.jit(partial(_learn, graph, key, index))
+        # A replay memory is changed in its place: a copy would cost more than what is learned from it.
+        self._learn = jax.jit(partial(_learn, graph, key, index), donate_argnums=0)
 
-    def __call__(self, learner: Learner, trajectory: Trajectory, iteration: int) -> tuple[Learner, Row]:
-        """Learns from a trajectory."""
-        learner, metrics = self._learn(learner, trajectory, np.int32(iteration))
-        return learner, _row(metrics)
+    def __call__(
+        self, learner: Learner, rings: PyTree[Any], trajectory: Trajectory, iteration: int
+    ) -> tuple[Learner, PyTree[Any], Row]:
+        """Learns from a trajectory; also returns the replay memory, which is no longer usable as it was given."""
+        learner, rings, metrics = self._learn(rings, learner, trajectory, np.int32(iteration))
+        return learner, rings, _row(metrics)
 
 
-def _learn(graph: Graph, key: Key, index: np.ndarray, learner: Learner, trajectory: Trajectory, iteration: Any):
-    return learn_from(graph, learner, trajectory, iteration_key(key, iteration, LEARN), jnp.asarray(index))
+def _learn(
+    graph: Graph,
+    key: Key,
+    index: np.ndarray,
+    rings: PyTree[Any],
+    learner: Learner,
+    trajectory: Trajectory,
+    iteration: Any,
+):
+    learn_key = iteration_key(key, iteration, LEARN)
+    return learn_from(graph, learner, rings, trajectory, learn_key, jnp.asarray(index))
 
 
 class CutLearner:
@@ -78,22 +100,49 @@ class CutLearner:
         *,
         reduce: Exchange | None = None,
         update: Callable[[PyTree[Any], bool], PyTree[Any]] | None = None,
+        skip: Callable[[], None] | None = None,
     ) -> None:
-        """`reduce` is the mean over replicas; `update` takes gradients, and whether the iteration ends."""
+        """Makes the programs of a replica.
+
+        Args:
+            graph: what is trained.
+            flow: of the graph.
+            key: the training's root key.
+            index: global indices of the environments held here.
+            reduce: the mean over replicas.
+            update: takes gradients, and whether the iteration ends; returns parameters.
+            skip: tells where updates are made that an iteration has none.
+        """
         self._graph = graph if update is None else with_remote_update(graph, flow)
         self._index = index
         self._reduce = reduce
-        self._update = update
+        self._update, self._skip = update, skip
         self._minibatches = jax.jit(partial(_minibatches, graph.loops, key, index))
         self._over_epochs = jax.jit(over_epochs)
+        self._store = jax.jit(partial(store_steps, graph), donate_argnums=0)
+        self._draw = jax.jit(partial(_draw, graph, key, index))
+        self._follow_errors = jax.jit(partial(_follow_errors, graph), donate_argnums=0)
+        self._learned_names = flow.learned_names
         self._programs: dict[str, CompiledPieces] = {}
 
-    def __call__(self, learner: Learner, trajectory: Trajectory, iteration: int) -> tuple[Learner, Row]:
-        """Learns from a trajectory."""
-        graph, loops = self._graph, self._graph.loops
+    def __call__(
+        self, learner: Learner, rings: PyTree[Any], trajectory: Trajectory, iteration: int
+    ) -> tuple[Learner, PyTree[Any], Row]:
+        """Learns from a trajectory; also returns the replay memory, which is no longer usable as it was given."""
         mean = identity if self._reduce is None else remote_reduce
-        prepared = self._run("prepare", partial(_prepare, graph, mean, self._index), learner, trajectory)
+        prepared = self._run("prepare", partial(_prepare, self._graph, mean, self._index), learner, trajectory)
         learner, batch, reported = prepared
+        if self._graph.replay is None:
+            learner, metrics = self._learn(learner, batch, iteration, mean)
+        else:
+            learner, rings, metrics = self._learn_from_replay(learner, rings, trajectory, iteration, mean)
+        collect = partial(_collected, self._graph, mean, self._index)
+        collected = self._run("collected", collect, trajectory, learner, {**reported, **_fill(rings)})
+        return learner, rings, {**_row(collected), **metrics}
+
+    def _learn(self, learner: Learner, batch: Batch, iteration: int, mean: Reduce) -> tuple[Learner, Row]:
+        """Epochs of minibatches of the iteration's batch."""
+        graph, loops = self._graph, self._graph.loops
         leaves, structure = jax.tree.flatten(learner)  # and not at every minibatch
         step = partial(_learn_one, graph, mean, structure)
         metrics, learned, found = [], [], {}
@@ -106,11 +155,30 @@ class CutLearner:
             learned.append(1.0)
             if graph.keep_learning is not None and not graph.keep_learning(jax.tree.map(jnp.asarray, found)):
                 break
-        learner = jax.tree.unflatten(structure, leaves)
-        collect = partial(_collected, graph, mean, self._index)
-        collected = self._run("collected", collect, trajectory, learner, reported)
         summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.asarray(learned, np.float32))
-        return learner, {**_row(collected), **_row(summary)}
+        return jax.tree.unflatten(structure, leaves), _row(summary)
+
+    def _learn_from_replay(
+        self, learner: Learner, rings: Ring, trajectory: Trajectory, iteration: int, mean: Reduce
+    ) -> tuple[Learner, Ring, Row]:
+        """Minibatches drawn from the replay memory, once enough is stored."""
+        graph, loops = self._graph, self._graph.loops
+        assert graph.replay is not None
+        rings = self._store(rings, trajectory)
+        if not is_filled(graph.replay, rings, loops):
+            if self._skip is not None:
+                self._skip()
+            return learner, rings, _row(unlearned({name: jnp.float32(0) for name in self._learned_names}))
+        leaves, structure = jax.tree.flatten(learner)
+        step, metrics = partial(_learn_drawn, graph, mean, structure), []
+        for n in range(loops.num_minibatches):
+            drawn = self._draw(rings, np.int32(iteration), np.int32(n))
+            last = n + 1 == loops.num_minibatches
+            rings = self._follow_errors(rings, jax.tree.unflatten(structure, leaves), drawn)
+            leaves, found = self._run("minibatch", step, leaves, drawn.transitions, last=last)
+            metrics.append(jax.tree.map(float, found))
+        summary = self._over_epochs(_stacked(metrics, loops.num_minibatches), np.ones(1, np.float32))
+        return jax.tree.unflatten(structure, leaves), rings, _row(summary)
 
     def _run(self, name: str, function: Callable[..., Any], *arguments: PyTree, last: bool = False) -> PyTree:
         if name not in self._programs:
@@ -132,6 +200,25 @@ def _minibatches(loops: Loops, key: Key, index: np.ndarray, batch: Batch, iterat
     """All minibatches of one epoch, stacked."""
     epoch_key = jax.random.fold_in(iteration_key(key, iteration, LEARN), epoch)
     return jax.lax.map(minibatch_gather(batch, loops), shuffled_rows(epoch_key, jnp.asarray(index), loops))
+
+
+def _draw(graph: Graph, key: Key, index: np.ndarray, rings: Ring, iteration: Any, n: Any) -> Drawn:
+    return draw(graph, rings, jax.random.fold_in(iteration_key(key, iteration, LEARN), n), jnp.asarray(index))
+
+
+def _follow_errors(graph: Graph, rings: Ring, learner: Learner, drawn: Drawn) -> Ring:
+    return with_errors(graph, learner, rings, drawn)
+
+
+def _learn_drawn(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], transitions: Transitions):
+    """An update with transitions of the replay memory, from leaves of the learner to such leaves."""
+    learner = jax.tree.unflatten(structure, leaves)
+    learner, metrics = learn_minibatch(graph, learner, Batch(transitions), reduce=mean)
+    return jax.tree.leaves(learner), metrics
+
+
+def _fill(rings: PyTree[Any]) -> Metrics:
+    return {FILL: fill(rings)} if isinstance(rings, Ring) else {}
 
 
 def _learn_one(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], minibatches: Batch, n: Any):

@@ -18,7 +18,7 @@ from rollmill.execution.protocol import IterationMetrics, SnapshotPart, send
 from rollmill.execution.replica.context import ReplicaContext
 from rollmill.execution.replica.lag import Lag
 from rollmill.execution.replica.layouts import gradients_layout, parameters_layout
-from rollmill.execution.replica.remote import LAST
+from rollmill.execution.replica.remote import LAST, NO_UPDATE
 from rollmill.execution.replica.snapshot_requests import SnapshotRequests
 from rollmill.execution.replica.snapshots import learner_part, restored_learner
 from rollmill.execution.replica.start_report import StartReport
@@ -103,9 +103,10 @@ class _Server:
         if self._whole and self._requests.wants(self._iteration):
             self._send_snapshot()
         slopes, metrics = message.copy()
-        self._learner = self._update(self._learner, slopes)
-        self._lag.add(self.version - header.version)
-        self.version += 1
+        if not header.flags & NO_UPDATE:
+            self._learner = self._update(self._learner, slopes)
+            self._lag.add(self.version - header.version)
+            self.version += 1
         last = bool(header.flags & LAST)
         self._whole = last and not self._asynchronous
         if last and self._asynchronous:

@@ -12,8 +12,8 @@ from rollmill.dataflow import Learner
 from rollmill.execution.replica.context import ReplicaContext
 from rollmill.execution.replica.layouts import gradients_layout, parameters_layout
 
-LAST = 1
-"""Flag of gradients: the last of an iteration."""
+LAST, NO_UPDATE = 1, 2
+"""Flags of gradients: the last of an iteration; none at all, of an iteration in which nothing was learned."""
 
 
 class MeanOverReplicas:
@@ -84,9 +84,20 @@ class ParameterClient:
             self._send(gradients, self._version, flags=LAST if last else 0)
         return self._read(self._version + 1)
 
+    def skip(self) -> None:
+        """Lets the parameter server count an iteration in which nothing was learned."""
+        if self._waits and self._context.replica == 0:
+            self._send(self._no_gradients(), self._version, flags=LAST | NO_UPDATE)
+
     def end(self, row: Mapping[str, float]) -> None:
         """Sends what is held back, with the metrics of the iteration."""
-        self._send_held(np.asarray([row[name] for name in self._names], np.float32), flags=LAST)
+        metrics = np.asarray([row[name] for name in self._names], np.float32)
+        if self._held is None:
+            self._send(self._no_gradients(), self._version, metrics, flags=LAST | NO_UPDATE)
+        self._send_held(metrics, flags=LAST)
+
+    def _no_gradients(self) -> PyTree:
+        return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), self._context.flow.gradients)
 
     def _send_held(self, metrics: np.ndarray | None = None, *, flags: int = 0) -> None:
         if self._held is not None:

@@ -15,7 +15,7 @@ from rollmill.dataflow import Collector, Learner, Owned, State
 from rollmill.execution.replica.context import ReplicaContext
 from rollmill.record import from_host, to_host
 
-COLLECTOR = "collector."
+COLLECTOR, RINGS = "collector.", "rings."
 ENVIRONMENT = "collector.environment"
 
 
@@ -59,6 +59,11 @@ def learner_part(context: ReplicaContext, learner: Learner) -> dict[str, np.ndar
     return {name: array for position, (name, array) in enumerate(arrays.items()) if position not in others}
 
 
+def rings_part(context: ReplicaContext, rings: PyTree[Any]) -> dict[str, np.ndarray]:
+    """The replay memory of this replica's environments, where it owns one."""
+    return to_host({"rings": rings}) if Owned.REPLAY in context.role.owned else {}
+
+
 def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State | None:
     """The whole state; None while a part is missing.
 
@@ -70,7 +75,7 @@ def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State 
     gathered: dict[str, list[np.ndarray]] = {"iteration": [np.asarray(iteration, np.int32)]}
     for part in sorted(parts, key=lambda part: part.lowest):
         for name, array in part.arrays.items():
-            if name.startswith(COLLECTOR):
+            if name.startswith((COLLECTOR, RINGS)):  # leaves by environment
                 gathered.setdefault(name, []).append(array)
             else:
                 gathered[name] = [array]
@@ -85,15 +90,17 @@ def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State 
     return from_host(whole, blank)
 
 
-def share_of(state: State, index: range, *, learner: bool, environments: bool) -> dict[str, np.ndarray]:
+def share_of(
+    state: State, index: range, *, learner: bool, environments: bool, rings: bool
+) -> dict[str, np.ndarray]:
     """The leaves of a restored state that a replica with these environments begins with."""
     arrays = to_host({"learner": state.learner}) if learner else {}
     if learner and environments:
         arrays |= to_host({"key": state.key, "iteration": state.iteration})
-    if environments:
-        collector = to_host({"collector": state.collector})
-        arrays |= {name: array[index.start : index.stop] for name, array in collector.items()}
-    return arrays
+    by_environment = ({"collector": state.collector} if environments else {}) | (
+        {"rings": state.rings} if rings else {}
+    )
+    return arrays | {name: a[index.start : index.stop] for name, a in to_host(by_environment).items()}
 
 
 def restored_collector(context: ReplicaContext, shapes: Collector) -> Collector | None:
@@ -101,6 +108,13 @@ def restored_collector(context: ReplicaContext, shapes: Collector) -> Collector 
     if not any(name.startswith(COLLECTOR) for name in context.restored):
         return None
     return from_host(context.restored, {"collector": shapes})["collector"]
+
+
+def restored_rings(context: ReplicaContext, shapes: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Any] | None:
+    """The replay memory of this replica's environments out of a checkpoint; None where it begins empty."""
+    if not any(name.startswith(RINGS) for name in context.restored):
+        return None
+    return from_host(context.restored, {"rings": shapes})["rings"]
 
 
 def restored_learner(context: ReplicaContext, shapes: PyTree[jax.ShapeDtypeStruct]) -> Learner | None:

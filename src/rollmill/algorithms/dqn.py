@@ -1,0 +1,280 @@
+"""Deep Q-networks (Mnih et al., 2015) with double estimates, duelling networks, n-step returns and priorities.
+
+All four are options (van Hasselt et al., 2016; Wang et al., 2016; Schaul et al., 2016; Hessel et al., 2018).
+
+Shape letter: `N` samples of a minibatch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+import equinox as eqx
+import gymnasium
+import jax
+import jax.numpy as jnp
+import optax
+from gymnasium import spaces
+from jaxtyping import Array, Float, PyTree
+
+from rollmill.algorithms.off_policy import (
+    Module,
+    OffPolicyParts,
+    Progress,
+    adam,
+    check_discrete,
+    counted,
+    follow,
+    module,
+    off_policy_graph,
+    off_policy_parts,
+    scale_weights,
+    start_progress,
+    uniform_replay,
+)
+from rollmill.algorithms.optimisers import descend
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
+from rollmill.core.types import Action, Environment, HostEnvironment, Key, Memory, Observation, Params
+from rollmill.dataflow import Batch, Decision, Graph, MeanGradients, Metrics, Replay, Transitions
+from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig, action_values
+
+
+@dataclass(frozen=True)
+class DQNConfig:
+    """Hyperparameters of DQN, under their usual names."""
+
+    total_timesteps: Count = 500_000
+    """Environment steps of the whole training, over all environments."""
+    num_envs: Count = 8
+    """Number of parallel environments."""
+    num_steps: Count = 1
+    """Steps of each environment in one iteration, after which there are `gradient_steps` updates."""
+    gradient_steps: Count = 1
+    """Updates of one iteration."""
+    buffer_size: Count = 100_000
+    """Steps that the replay memory holds, over all environments."""
+    batch_size: Count = 128
+    """Transitions of one update."""
+    learning_starts: Count = 10_000
+    """Environment steps to store before learning begins."""
+    learning_rate: NonNegative = 2.5e-4
+    """Learning rate of Adam; the initial one if it is annealed."""
+    anneal_lr: bool = False
+    """Anneal the learning rate linearly to zero over all planned updates."""
+    adam_eps: Positive = 1e-8
+    """Epsilon of Adam."""
+    max_grad_norm: Annotated[float, Range(0, finite=False)] = float("inf")
+    """Largest global norm of gradients; longer ones are scaled down to it."""
+    gamma: Fraction = 0.99
+    """Discount factor."""
+    tau: Fraction = 1.0
+    """Fraction by which the target network moves towards the network: 1 copies it."""
+    target_interval: Count = 500
+    """Updates between two moves of the target network."""
+    start_epsilon: Fraction = 1.0
+    """Share of random actions at the beginning."""
+    end_epsilon: Fraction = 0.05
+    """Share of random actions after exploration."""
+    exploration_fraction: Fraction = 0.5
+    """Fraction of the training over which the share of random actions falls linearly."""
+    double: bool = True
+    """Let the network choose, and the target network value, the next action."""
+    duelling: bool = False
+    """Compute values of actions as the state's value and their advantages."""
+    n_step: Count = 1
+    """Most steps of a transition's return."""
+    huber: bool = False
+    """Bound the slope of the loss at 1, instead of a squared loss."""
+    prioritised: bool = False
+    """Draw transitions in proportion to their errors."""
+    priority_exponent: Fraction = 0.6
+    """Exponent of errors as priorities, if draws are prioritised."""
+    weight_exponent: Fraction = 0.4
+    """Exponent of the importance weights that correct for it; weights are scaled to a mean of 1."""
+    num_shards: Count | None = None
+    """Logical shards within which transitions are drawn, a multiple of the device count. Default: automatic."""
+    network: NetworkConfig = field(
+        default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(120, 84))
+    )
+    """The network."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+class DQNLearner(eqx.Module):
+    """The network of actions' values, and the one that targets are computed with."""
+
+    network: PyTree[Array]
+    target: PyTree[Array]
+    optimiser: PyTree[Array]
+    progress: Progress
+
+
+class EpsilonGreedy(NamedTuple):
+    """Weights of the policy."""
+
+    network: PyTree[Array]
+    epsilon: Float[Array, ""]
+    """Share of random actions."""
+
+
+def dqn(
+    env: Environment | HostEnvironment | gymnasium.Env | str,
+    config: DQNConfig | Mapping[str, Any] | None = None,
+    *,
+    params: Params | None = None,
+    network: NetworkConfig | str | None = None,
+    **overrides: Any,
+) -> Graph:
+    """DQN on an environment with discrete actions, as a graph.
+
+    Args:
+        env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
+        config: hyperparameters; single ones can be given as keywords instead: `dqn(env, num_envs=8)`.
+        params: parameters of the environment instead of its own; a leaf with one more axis,
+            `[num_envs, ...]`, holds one value for each environment.
+        network: a `NetworkConfig` instead of `config.network`, or the name of its torso.
+        **overrides: fields of `DQNConfig` to replace. `learning_rate` may be an Optax schedule, by the number
+            of updates, which replaces annealing.
+
+    Raises:
+        UsageError: invalid names, types or sizes, or actions that are not `Discrete`.
+    """
+    parts = off_policy_parts(DQNConfig, env, config, overrides, params=params, network=network, replay=_replay_of)
+    chosen: DQNConfig = parts.config
+    actions = check_discrete("dqn", parts.env.action_space, "sac, td3 and ppo take continuous actions")
+    values = module(partial(_network, parts.env.observation_space, actions, chosen))
+    agent = _Agent(values, int(actions.start), jax.dtypes.canonicalize_dtype(actions.dtype))
+    optimiser = adam(parts)
+    error = partial(_error, agent, chosen)
+    if chosen.prioritised:
+        parts = parts._replace(replay=parts.replay._replace(errors=partial(_errors, error)))
+    return off_policy_graph(
+        "dqn",
+        parts,
+        policy=partial(_explore, agent),
+        greedy=partial(_act, agent),
+        start_learner=partial(_start, values, optimiser),
+        weights=lambda learner: EpsilonGreedy(learner.network, _epsilon(parts, learner.progress)),
+        gradients=MeanGradients(partial(_loss, chosen, error), lambda learner: learner.network),
+        update=partial(_update, chosen, optimiser),
+        report=lambda learner, batch: {"exploration/epsilon": _epsilon(parts, learner.progress)},
+        condition=scale_weights,
+    )
+
+
+class _Agent(NamedTuple):
+    """The network, and the actions that it values."""
+
+    values: Module
+    first: int
+    """The lowest action."""
+    dtype: Any
+
+    def distribution(self, values: Float[Array, " n"], action_mask: PyTree) -> Categorical:
+        """Values as logits, those of illegal actions masked."""
+        logits = values if isinstance(action_mask, tuple) else jnp.where(action_mask, values, MASKED_LOGIT)
+        return Categorical(logits, self.first, self.dtype)
+
+
+def _network(observation_space: spaces.Space, action_space: spaces.Discrete, config: DQNConfig, key: Key) -> Any:
+    return action_values(key, observation_space, action_space, config.network, duelling=config.duelling)
+
+
+def _replay_of(config: DQNConfig) -> Replay:
+    memory = uniform_replay(config)._replace(n_step=config.n_step)
+    if not config.prioritised:
+        return memory
+    return memory._replace(priority_exponent=config.priority_exponent, weight_exponent=config.weight_exponent)
+
+
+# --- the fragments ------------------------------------------------------------------------------------
+
+
+def _explore(
+    agent: _Agent, weights: EpsilonGreedy, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+) -> Decision:
+    """A random action with the probability epsilon, otherwise the best."""
+    values = agent.values(weights.network, observation)
+    choice_key, action_key = jax.random.split(key)
+    random = agent.distribution(jnp.zeros_like(values), action_mask).sample(action_key)
+    best = agent.distribution(values, action_mask).mode()
+    explores = jax.random.uniform(choice_key) < weights.epsilon
+    return Decision(jnp.where(explores, random, best), memory, ())
+
+
+def _act(
+    agent: _Agent, weights: EpsilonGreedy, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+) -> Decision:
+    """The best action."""
+    values = agent.values(weights.network, observation)
+    return Decision(agent.distribution(values, action_mask).mode(), memory, ())
+
+
+def _start(values: Module, optimiser: optax.GradientTransformation, key: Key) -> DQNLearner:
+    network = values.start(key)
+    return DQNLearner(network, network, optimiser.init(network), start_progress())
+
+
+def _epsilon(parts: OffPolicyParts, progress: Progress) -> Float[Array, ""]:
+    config = parts.config
+    steps = max(config.exploration_fraction * config.total_timesteps, 1.0)
+    share = jnp.minimum(progress.env_steps.astype(jnp.float32) / steps, 1)
+    return config.start_epsilon + share * (config.end_epsilon - config.start_epsilon)
+
+
+def _error(
+    agent: _Agent, config: DQNConfig, network: PyTree[Array], target: PyTree[Array], sample: Transitions
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The temporal-difference error of ONE transition, and the action's value."""
+    value = _chosen(agent, agent.values(network, sample.observation), sample.action)
+    next_values = agent.values(target, sample.next_observation)
+    chooser = agent.values(network, sample.next_observation) if config.double else next_values
+    next_action = agent.distribution(chooser, sample.next_action_mask).mode()
+    next_value = _chosen(agent, next_values, next_action)
+    return jax.lax.stop_gradient(sample.reward + sample.discount * next_value) - value, value
+
+
+def _chosen(agent: _Agent, values: Float[Array, " n"], action: Action) -> Float[Array, ""]:
+    # Select and sum fuse with what comes before; a gather would not, and its gradient would be a scatter.
+    is_chosen = jax.nn.one_hot(action - agent.first, values.size, dtype=jnp.bool_)
+    return jnp.sum(jnp.where(is_chosen, values, 0))
+
+
+def _errors(error: Any, learner: DQNLearner, minibatch: Batch) -> Float[Array, " N"]:
+    each = lambda sample: error(learner.network, learner.target, sample)[0]
+    return jax.vmap(each)(minibatch.samples)
+
+
+def _loss(
+    config: DQNConfig,
+    error: Any,
+    network: PyTree[Array],
+    learner: DQNLearner,
+    sample: Transitions,
+    sequence: PyTree[Array],
+) -> tuple[Float[Array, ""], Metrics]:
+    """The loss of ONE transition."""
+    difference, value = error(network, learner.target, sample)
+    size = jnp.abs(difference)
+    squared = 0.5 * jnp.square(difference)
+    loss = sample.weight * (jnp.where(size <= 1, squared, size - 0.5) if config.huber else squared)
+    return loss, {"losses/td_error": size, "losses/q": value}
+
+
+def _update(
+    config: DQNConfig,
+    optimiser: optax.GradientTransformation,
+    learner: DQNLearner,
+    gradients: PyTree[Array],
+    *,
+    share: float = 1.0,
+) -> DQNLearner:
+    network, state = descend(optimiser, learner.network, learner.optimiser, gradients, share=share)
+    progress = counted(learner.progress)
+    is_due = progress.updates % config.target_interval == 0
+    return DQNLearner(
+        network, follow(learner.target, network, jnp.where(is_due, config.tau, 0.0)), state, progress
+    )

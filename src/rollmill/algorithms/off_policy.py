@@ -1,0 +1,309 @@
+"""The shared parts of algorithms that learn from a replay memory.
+
+Shape letter: `N` samples of a minibatch.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import gymnasium
+import jax
+import jax.numpy as jnp
+import optax
+from gymnasium import spaces
+from jaxtyping import Array, Float, Int, PyTree
+
+from rollmill.algorithms.building import (
+    Choices,
+    configured,
+    environment_parts,
+    settings_of,
+    with_layout,
+)
+from rollmill.algorithms.fragments import EnvironmentFunctions, weights_and_rest
+from rollmill.algorithms.on_policy import unconditioned
+from rollmill.algorithms.optimisers import clipped_descent, planned_updates
+from rollmill.algorithms.sizes import check_fractions, check_positive, iterations_for
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Environment, HostEnvironment, Key, Params, StartHost
+from rollmill.dataflow import Batch, Graph, Learner, Loops, Reduce, Replay, Trajectory
+from rollmill.networks import NetworkConfig
+
+MAX_SHARDS = 64
+
+
+class OffPolicyParts(NamedTuple):
+    """The checked inputs of a graph with a replay memory."""
+
+    env: Environment | HostEnvironment
+    environment: EnvironmentFunctions
+    host: StartHost | None
+    config: Any
+    """Hyperparameters, with automatic choices resolved by the environment's spaces."""
+    choices: Choices
+    custom: list[str]
+    loops: Loops
+    replay: Replay
+
+
+class Progress(eqx.Module):
+    """The part of a learner that schedules depend on."""
+
+    env_steps: Int[Array, ""]
+    """Environment steps of all environments so far; `prepare` counts them."""
+    updates: Int[Array, ""]
+    """Updates so far; `update` counts them."""
+
+
+class Module(NamedTuple):
+    """A network as functions of its weights."""
+
+    make: Callable[[Key], Any]
+    static: PyTree
+    """The parts of the network that are not weights."""
+
+    def start(self, key: Key) -> PyTree[Array]:
+        """Initial weights."""
+        return eqx.filter(self.make(key), eqx.is_inexact_array)
+
+    def __call__(self, weights: PyTree[Array], *inputs: Any) -> Any:
+        """The network's output for one observation."""
+        return eqx.combine(weights, self.static)(*inputs)
+
+
+def module(make: Callable[[Key], Any]) -> Module:
+    """A network that `make` makes from a random key."""
+    return Module(make, weights_and_rest(make)[1])
+
+
+def off_policy_parts(
+    kind: type[Any],
+    env: Environment | HostEnvironment | gymnasium.Env | str,
+    config: Any,
+    overrides: dict[str, Any],
+    *,
+    params: Params | None,
+    network: NetworkConfig | str | None,
+    replay: Callable[[Any], Replay] | None = None,
+) -> OffPolicyParts:
+    """Checks the inputs of an algorithm with a replay memory, and prepares them for a graph.
+
+    Args:
+        kind: dataclass of the algorithm's hyperparameters.
+        env: the environment, or anything that `rollmill.ppo` takes for one.
+        config: an instance of `kind`, or a dictionary of some of its fields.
+        overrides: fields of `kind` to replace.
+        params: parameters of the environment instead of its own.
+        network: settings of the networks instead of `config.network`.
+        replay: makes the replay memory from the hyperparameters. Default: a uniform one of single steps.
+
+    Raises:
+        UsageError: invalid names, types or sizes, or an environment of several agents.
+    """
+    config, choices = configured(kind, config, network, overrides)
+    if choices.network is not None:
+        raise UsageError(
+            "this algorithm makes its own networks, of actions' values; give network=rollmill.NetworkConfig(...)."
+        )
+    check_fractions({name: getattr(config, name) for name in ("gamma", "tau")})
+    env, environment, host = environment_parts(env, params=params, num_envs=config.num_envs)
+    config = with_layout(config, env)
+    memory = (replay or uniform_replay)(config)
+    loops = _loops_of(config)
+    _check_replay(config, memory, loops)
+    return OffPolicyParts(
+        env, environment, host, config, choices, choices.made_in_python(params=params), loops, memory
+    )
+
+
+def uniform_replay(config: Any) -> Replay:
+    """A replay memory from which single steps are drawn uniformly."""
+    return Replay(
+        capacity=config.buffer_size // config.num_envs,
+        minibatch_size=config.batch_size,
+        learning_starts=config.learning_starts,
+        gamma=config.gamma,
+    )
+
+
+def check_discrete(algorithm: str, space: spaces.Space, alternatives: str) -> spaces.Discrete:
+    """The action space, if it is `Discrete`.
+
+    Raises:
+        UsageError: it is not; names `alternatives`.
+    """
+    if not isinstance(space, spaces.Discrete):
+        raise UsageError(f"{algorithm} needs a Discrete action space; this one is {space}. hint: {alternatives}.")
+    return space
+
+
+def check_continuous(algorithm: str, space: spaces.Space, alternatives: str) -> spaces.Box:
+    """The action space, if it is a `Box`.
+
+    Raises:
+        UsageError: it is not; names `alternatives`.
+    """
+    if not isinstance(space, spaces.Box):
+        raise UsageError(
+            f"{algorithm} needs a Box of continuous actions; this one is {space}. hint: {alternatives}."
+        )
+    return space
+
+
+def off_policy_graph(
+    name: str,
+    parts: OffPolicyParts,
+    *,
+    policy: Any,
+    greedy: Any,
+    start_learner: Callable[[Key], Learner],
+    weights: Callable[[Learner], PyTree[Array]],
+    gradients: Any,
+    update: Any,
+    report: Any,
+    condition: Any = unconditioned,
+) -> Graph:
+    """Assembles the graph of an algorithm with a replay memory.
+
+    Args:
+        name: name of the algorithm.
+        parts: from `off_policy_parts`.
+        policy: the fragment, which explores.
+        greedy: the policy as it is deployed.
+        start_learner: makes the learner; it has a field `progress`, a `Progress`.
+        weights: see `Graph.weights`.
+        gradients: the fragment.
+        update: the fragment.
+        report: see `Graph.report`.
+        condition: see `Graph.condition`.
+    """
+    return Graph(
+        settings=settings_of(name, parts.env, parts.config, custom=parts.custom),
+        observation_space=parts.env.observation_space,
+        action_space=parts.env.action_space,
+        loops=parts.loops,
+        environment=parts.environment.step,
+        policy=policy,
+        gradients=gradients,
+        update=update,
+        start_environment=parts.environment.start,
+        start_memory=lambda: (),
+        start_learner=start_learner,
+        action_mask=parts.environment.action_mask,
+        weights=weights,
+        prepare=partial(_count_steps, parts.loops.batch_size),
+        condition=condition,
+        greedy=greedy,
+        host=parts.host,
+        report=report,
+        replay=parts.replay,
+    )
+
+
+def start_progress() -> Progress:
+    """The progress before the first step."""
+    return Progress(jnp.int32(0), jnp.int32(0))
+
+
+def adam(parts: OffPolicyParts, learning_rate: float | None = None) -> optax.GradientTransformationExtraArgs:
+    """Adam with clipping, as the hyperparameters say.
+
+    Args:
+        parts: of the algorithm.
+        learning_rate: instead of the hyperparameter `learning_rate`.
+    """
+    config = parts.config
+    return clipped_descent(
+        optax.scale_by_adam(eps=config.adam_eps),
+        learning_rate=learning_rate or parts.choices.schedule or config.learning_rate,
+        max_grad_norm=config.max_grad_norm,
+        anneal_over=planned_updates(parts.loops) if config.anneal_lr else None,
+    )
+
+
+def follow(target: PyTree[Array], network: PyTree[Array], tau: float | Float[Array, ""]) -> PyTree[Array]:
+    """The target network moved towards the network by the fraction `tau` (Lillicrap et al., 2016)."""
+    return jax.tree.map(lambda slow, fast: slow + tau * (fast - slow), target, network)
+
+
+def scale_weights(minibatch: Batch, reduce: Reduce) -> Batch:
+    """Scales importance weights to a mean of 1 over the minibatch of all replicas.
+
+    Schaul et al. (2016) divide by the largest weight instead, which depends on how a minibatch is divided.
+    """
+    weight = minibatch.samples.weight
+    scaled = weight / jnp.maximum(reduce(jnp.mean(weight)), 1e-12)
+    return minibatch._replace(samples=minibatch.samples._replace(weight=scaled))
+
+
+def counted(progress: Progress) -> Progress:
+    """The progress after one more update."""
+    return Progress(progress.env_steps, progress.updates + 1)
+
+
+def _count_steps(
+    batch_size: int, learner: Any, trajectory: Trajectory, *, reduce: Reduce, replicas: int
+) -> tuple[Learner, Batch]:
+    """Counts the steps of an iteration; what is learned from is drawn from the replay memory."""
+    progress = Progress(learner.progress.env_steps + batch_size, learner.progress.updates)
+    return eqx.tree_at(lambda learner: learner.progress, learner, progress), Batch(())
+
+
+def _loops_of(config: Any) -> Loops:
+    names = ("total_timesteps", "num_envs", "num_steps", "gradient_steps", "batch_size", "buffer_size")
+    check_positive({name: getattr(config, name) for name in names})
+    shards = config.num_shards or _most_shards(config.num_envs, config.batch_size)
+    for name in ("num_envs", "batch_size"):
+        if getattr(config, name) % shards:
+            raise UsageError(
+                f"num_shards={shards} does not divide {name}={getattr(config, name)}; leave num_shards out to "
+                "have one chosen."
+            )
+    return Loops(
+        iterations=iterations_for(config.total_timesteps, config.num_envs, config.num_steps),
+        num_envs=config.num_envs,
+        num_steps=config.num_steps,
+        epochs=1,
+        num_minibatches=config.gradient_steps,
+        num_shards=shards,
+        cut="samples",
+    )
+
+
+def _most_shards(num_envs: int, batch_size: int) -> int:
+    """The largest power of two that divides both, up to a limit."""
+    both = math.gcd(num_envs, batch_size)
+    return min(both & -both, MAX_SHARDS)
+
+
+def _check_replay(config: Any, replay: Replay, loops: Loops) -> None:
+    """Checks that what is drawn can be stored.
+
+    Raises:
+        UsageError: naming the sizes and what would fit.
+    """
+    least = 2 * loops.num_steps + replay.n_step + 1
+    if replay.capacity < least:
+        raise UsageError(
+            f"buffer_size={config.buffer_size} keeps {replay.capacity} steps of each of num_envs={loops.num_envs} "
+            f"environments; with num_steps={loops.num_steps} at least {least} are needed. hint: "
+            f"buffer_size={least * loops.num_envs} or more."
+        )
+    if replay.minibatch_size > replay.learning_starts:
+        raise UsageError(
+            f"batch_size={replay.minibatch_size} is larger than learning_starts={replay.learning_starts}, the "
+            f"steps that are stored when learning begins. hint: learning_starts={replay.minibatch_size} or more."
+        )
+    if replay.minibatch_size + loops.num_envs > config.buffer_size:
+        raise UsageError(
+            f"batch_size={replay.minibatch_size} is larger than buffer_size={config.buffer_size} can give; hint: "
+            f"buffer_size={replay.minibatch_size + loops.num_envs} or more."
+        )
+    if replay.learning_starts > config.total_timesteps:
+        raise UsageError(
+            f"learning_starts={replay.learning_starts} lies after the end, total_timesteps="
+            f"{config.total_timesteps}: nothing would be learned."
+        )

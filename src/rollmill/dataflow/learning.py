@@ -1,0 +1,188 @@
+"""The loop that learns: from a trajectory, or from a replay memory, lifted from one minibatch to all of them.
+
+Pure functions over whatever share of the environments is held here. `reduce` is the mean over the
+places that hold the other shares; it is an argument, and the identity by default.
+
+Shape letters: `T` steps, `E` environments held here, `M` minibatches of an epoch.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from rollmill.core.types import Key
+from rollmill.dataflow.collecting import collection_metrics
+from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Trajectory
+from rollmill.dataflow.minibatch_loop import (
+    MakeMinibatchLoop,
+    identity,
+    learn_minibatch,
+    plain_minibatch_loop,
+)
+from rollmill.dataflow.minibatches import shuffled_rows
+from rollmill.dataflow.replay import FILL, Ring, draw, fill, is_filled, store, with_errors
+
+
+class _Progress(NamedTuple):
+    carried: PyTree[Array]
+    """The carry of the minibatch loop."""
+    learning: Bool[Array, ""]
+
+
+def learn_from(
+    graph: Graph,
+    learner: Learner,
+    rings: PyTree[Array],
+    trajectory: Trajectory,
+    key: Key,
+    index: Int[Array, " E"],
+    *,
+    reduce: Reduce = identity,
+    make_minibatch_loop: MakeMinibatchLoop | None = None,
+) -> tuple[Learner, PyTree[Array], Metrics]:
+    """The learning half of an iteration: prepare once, then learn.
+
+    Args:
+        graph: what is trained.
+        learner: before the iteration.
+        rings: the replay memory of the environments held here; `()` without one.
+        trajectory: of these environments.
+        key: of the iteration's learning.
+        index: global indices of these environments.
+        reduce: the mean over replicas.
+        make_minibatch_loop: `plain_minibatch_loop` or an equivalent function.
+
+    Returns:
+        The learner, the replay memory, and the metrics of the whole iteration.
+    """
+    with jax.named_scope("prepare"):
+        learner, batch = prepare(graph, learner, trajectory, index, reduce=reduce)
+        reported = report(graph, learner, batch)
+    if graph.replay is None:
+        learner, learned = learn(
+            graph, learner, batch, key, index, reduce=reduce, make_minibatch_loop=make_minibatch_loop
+        )
+    else:
+        with jax.named_scope("store"):
+            rings = store_steps(graph, rings, trajectory)
+        learner, rings, learned = learn_from_replay(graph, learner, rings, key, index, reduce=reduce)
+    collected = collection_metrics(graph, trajectory, graph.weights(learner), index)
+    return learner, rings, {**reduce({**collected, **reported}), **learned}
+
+
+def prepare(
+    graph: Graph, learner: Learner, trajectory: Trajectory, index: Int[Array, " E"], *, reduce: Reduce = identity
+) -> tuple[Learner, Batch]:
+    """The trajectory of the environments held here as a batch to learn from."""
+    return graph.prepare(learner, trajectory, reduce=reduce, replicas=graph.loops.num_envs // index.size)
+
+
+def report(graph: Graph, learner: Learner, batch: Batch) -> Metrics:
+    """The algorithm's own metrics of the learner and the batch that `prepare` returned, not yet reduced."""
+    return {} if graph.report is None else graph.report(learner, batch)
+
+
+def learn(
+    graph: Graph,
+    learner: Learner,
+    batch: Batch,
+    key: Key,
+    index: Int[Array, " E"],
+    *,
+    reduce: Reduce = identity,
+    make_minibatch_loop: MakeMinibatchLoop | None = None,
+) -> tuple[Learner, Metrics]:
+    """`epochs` passes over the batch in shuffled minibatches; metrics are means over minibatches.
+
+    The rows of all epochs are shuffled at once: 4 bytes for each sample and epoch.
+    """
+    loop = (make_minibatch_loop or plain_minibatch_loop)(graph, batch, reduce)
+
+    def epoch_step(progress: _Progress, shuffled) -> tuple[_Progress, tuple[Metrics, Float[Array, ""]]]:
+        after, metrics = loop.epoch(progress.carried, shuffled)
+        return _after_epoch(graph, progress, after, metrics), (metrics, progress.learning.astype(jnp.float32))
+
+    begin = _Progress(loop.begin(learner), jnp.asarray(True))
+    rows_of = lambda epoch: shuffled_rows(jax.random.fold_in(key, epoch), index, graph.loops)
+    rows = jax.vmap(rows_of)(jnp.arange(graph.loops.epochs))
+    end, (metrics, learned) = jax.lax.scan(epoch_step, begin, loop.shuffled(rows))
+    return loop.end(end.carried), over_epochs(metrics, learned)
+
+
+def store_steps(graph: Graph, rings: Ring, trajectory: Trajectory) -> Ring:
+    """The replay memory with the steps of a trajectory."""
+    return store(rings, trajectory.steps, shard_width=graph.loops.num_envs // graph.loops.num_shards)
+
+
+def learn_from_replay(
+    graph: Graph, learner: Learner, rings: Ring, key: Key, index: Int[Array, " E"], *, reduce: Reduce = identity
+) -> tuple[Learner, Ring, Metrics]:
+    """`num_minibatches` updates, each with transitions drawn from the replay memory; metrics are their means.
+
+    Until enough steps are stored, nothing is learned: `epochs` is 0, and so are the metrics of learning.
+    """
+    assert graph.replay is not None
+
+    def minibatch_step(carry: tuple[Learner, Any], n: Int[Array, ""]) -> tuple[tuple[Learner, Any], Metrics]:
+        learner, priorities = carry
+        now = eqx.tree_at(lambda ring: ring.priorities, rings, priorities, is_leaf=lambda leaf: leaf is None)
+        learner, now, metrics = learn_drawn(graph, learner, now, jax.random.fold_in(key, n), index, reduce=reduce)
+        return (learner, now.priorities), metrics
+
+    def learning() -> tuple[tuple[Learner, Any], Metrics]:
+        numbers = jnp.arange(graph.loops.num_minibatches)
+        carry, metrics = jax.lax.scan(minibatch_step, (learner, rings.priorities), numbers)
+        return carry, over_epochs(jax.tree.map(lambda m: m[None], metrics), jnp.ones(1))
+
+    def waiting() -> tuple[tuple[Learner, Any], Metrics]:
+        return (learner, rings.priorities), unlearned(jax.eval_shape(learning)[1])
+
+    # The rings themselves stay outside of the branches: whatever passes through one may be copied.
+    (learner, priorities), metrics = jax.lax.cond(is_filled(graph.replay, rings, graph.loops), learning, waiting)
+    rings = eqx.tree_at(lambda ring: ring.priorities, rings, priorities, is_leaf=lambda leaf: leaf is None)
+    return learner, rings, {**metrics, FILL: reduce(fill(rings))}
+
+
+def learn_drawn(
+    graph: Graph, learner: Learner, rings: Ring, key: Key, index: Int[Array, " E"], *, reduce: Reduce = identity
+) -> tuple[Learner, Ring, Metrics]:
+    """One update with a minibatch drawn from the replay memory, whose priorities follow its errors."""
+    with jax.named_scope("draw"):
+        drawn = draw(graph, rings, key, index)
+    minibatch = Batch(drawn.transitions)
+    advanced, metrics = learn_minibatch(graph, learner, minibatch, reduce=reduce)
+    return advanced, with_errors(graph, learner, rings, drawn), metrics
+
+
+def unlearned(metrics: Metrics) -> Metrics:
+    """Metrics of learning, by their shapes, in an iteration without any: all finite, all else 0."""
+    return {name: jnp.full(m.shape, float(name.startswith("finite/")), m.dtype) for name, m in metrics.items()}
+
+
+def _after_epoch(graph: Graph, before: _Progress, after: PyTree[Array], metrics: Metrics) -> _Progress:
+    """The progress after an epoch; unchanged if learning had ended before."""
+    if graph.keep_learning is None:
+        return _Progress(after, before.learning)
+    kept = jax.tree.map(partial(jnp.where, before.learning), after, before.carried)
+    goes_on = graph.keep_learning(jax.tree.map(lambda m: m[-1], metrics))
+    return _Progress(kept, before.learning & goes_on)
+
+
+def over_epochs(metrics: Metrics, learned: Float[Array, " epochs"]) -> Metrics:
+    """Metrics `[epochs, minibatches]` as means over the epochs in which there was learning."""
+    means = {name: _over_epochs(name, metric, learned) for name, metric in metrics.items()}
+    return {**means, "epochs": learned.sum()}
+
+
+def _over_epochs(
+    name: str, metric: Float[Array, "epochs minibatches"], learned: Float[Array, " epochs"]
+) -> Float[Array, ""]:
+    """The mean over the epochs that were learned; of a flag, whether it was up in all of them."""
+    counts = learned[:, None] > 0
+    if name.startswith("finite/"):
+        return jnp.min(jnp.where(counts, metric, 1))
+    return jnp.sum(jnp.where(counts, metric, 0)) / (learned.sum() * metric.shape[1])

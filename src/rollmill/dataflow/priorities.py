@@ -1,0 +1,101 @@
+"""Prioritised experience replay (Schaul et al., ICLR 2016): draws in proportion to priorities.
+
+Priorities lie in blocks whose sums are kept: a draw reads all sums and one block, and a change recomputes the sums
+of the blocks that it touches, exactly, without the drift of running differences.
+
+Shape letters: `C` steps kept of each environment, `W` environments of a shard, `B` samples drawn from a shard.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from rollmill.core.types import Key
+
+BLOCK = 128
+"""Priorities of a block."""
+
+ALMOST_ONE = 1 - 2.0**-20
+"""Keeps a draw below the total in spite of rounding."""
+
+SMALLEST_ERROR = 1e-6
+"""Added to errors, so that every transition can be drawn again."""
+
+
+class Priorities(eqx.Module):
+    """The priorities of ONE ring, by row; 0 for rows that cannot be drawn."""
+
+    values: Float[Array, "*W blocks block"]
+    sums: Float[Array, "*W blocks"]
+    """Of each block."""
+    highest: Float[Array, "*W"]
+    """The highest priority so far."""
+
+
+def empty_priorities(capacity: int) -> Priorities:
+    """The priorities of ONE ring before the first step."""
+    blocks = -(-capacity // BLOCK)
+    return Priorities(jnp.zeros((blocks, BLOCK)), jnp.zeros(blocks), jnp.float32(1))
+
+
+def with_values(
+    priorities: Priorities, environment: Int[Array, " N"], row: Int[Array, " N"], values: Float[Array, " N"]
+) -> Priorities:
+    """Priorities of several environments with other values at some rows.
+
+    Args:
+        priorities: leaves `[E, ...]`.
+        environment: whose row it is; entries at `E` are left out.
+        row: of that environment. Where one is named twice, both values are the same.
+        values: for these rows.
+    """
+    block, place = row // BLOCK, row % BLOCK
+    changed = priorities.values.at[environment, block, place].set(values, mode="drop")
+    sums = changed.at[environment, block].get(mode="clip").sum(axis=-1)
+    return Priorities(
+        changed,
+        priorities.sums.at[environment, block].set(sums, mode="drop"),
+        priorities.highest.at[environment].max(values, mode="drop"),
+    )
+
+
+def draw_by_priority(
+    key: Key,
+    priorities: Priorities,
+    steps: Int[Array, " W"],
+    oldest: Int[Array, " W"],
+    *,
+    count: int,
+    capacity: int,
+    weight_exponent: float,
+) -> tuple[Int[Array, " B"], Int[Array, " B"], Float[Array, " B"]]:
+    """Environments, steps and importance weights of `count` transitions of one shard, by stratified sampling.
+
+    Args:
+        key: of the draw.
+        priorities: of the shard's rings; leaves `[W, ...]`.
+        steps: stored so far in each ring.
+        oldest: the oldest step of each.
+        count: how many to draw.
+        capacity: rows of a ring.
+        weight_exponent: weights are `(n p)^-weight_exponent` for one of `n` transitions with the probability `p`.
+    """
+    ends = jnp.cumsum(priorities.sums.reshape(-1))
+    total, blocks = ends[-1], priorities.sums.shape[1]
+    offsets = (jnp.arange(count, dtype=jnp.float32) + jax.random.uniform(key, (count,))) / count * total * ALMOST_ONE
+    block = jnp.minimum(jnp.searchsorted(ends, offsets, side="right"), ends.size - 1).astype(jnp.int32)
+    environment = block // blocks
+    values = priorities.values.reshape(-1, BLOCK)[block]
+    within = jnp.cumsum(values, axis=1)
+    rest = offsets - (ends - priorities.sums.reshape(-1))[block]
+    rest = jnp.clip(rest, 0, within[:, -1] * ALMOST_ONE)
+    place = jnp.minimum(jnp.sum(within <= rest[:, None], axis=1, dtype=jnp.int32), BLOCK - 1)
+    priority = jnp.take_along_axis(values, place[:, None], axis=1)[:, 0]
+    row = block % blocks * BLOCK + place
+    newest = steps[environment] - 1
+    step = newest - (newest - row) % capacity
+    drawable = jnp.sum(steps - 1 - oldest).astype(jnp.float32)
+    weight = (drawable * priority / total) ** -weight_exponent
+    # Rounding of the sums may lead to a row that cannot be drawn.
+    return environment, step, jnp.where(priority > 0, weight, 0)

@@ -1,0 +1,167 @@
+"""Networks of off-policy algorithms: values of actions, and policies without a critic.
+
+Everything is about ONE observation, unbatched; callers map over many with `jax.vmap`.
+"""
+
+import math
+from typing import Any, TypeAlias
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Float
+
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Action, Key, Observation
+from rollmill.networks.actor_critic import ACTIVATIONS, NetworkConfig, check_config
+from rollmill.networks.base import Distribution
+from rollmill.networks.heads import ActionHead, action_head, finite_bounds
+from rollmill.networks.layers import Linear, linear
+from rollmill.networks.torsos import FeedForwardTorso, feed_forward_torso
+
+Critic: TypeAlias = Any
+"""A module `(observation) -> values of all actions [n]`, or `(observation, action) -> value []`."""
+
+
+class ActionValues(eqx.Module):
+    """The values of all actions of a `Discrete` space (Mnih et al., 2015)."""
+
+    torso: FeedForwardTorso
+    head: Linear
+
+    def __call__(self, observation: Observation) -> Float[Array, " n"]:
+        """The value of each action."""
+        return self.head(self.torso(observation, ())[0])
+
+
+class DuellingActionValues(eqx.Module):
+    """The same as the state's value and the advantages of actions (Wang et al., ICML 2016, equation 9)."""
+
+    torso: FeedForwardTorso
+    value: Linear
+    advantage: Linear
+
+    def __call__(self, observation: Observation) -> Float[Array, " n"]:
+        """The value of each action."""
+        features, _ = self.torso(observation, ())
+        advantage = self.advantage(features)
+        return self.value(features) + advantage - jnp.mean(advantage)
+
+
+class ActionCritic(eqx.Module):
+    """The value of one action, which the torso reads beside the observation."""
+
+    torso: FeedForwardTorso
+    head: Linear
+
+    def __call__(self, observation: Observation, action: Action) -> Float[Array, ""]:
+        """The value of an action."""
+        return self.head(self.torso({"action": action, "observation": observation}, ())[0])[0]
+
+
+class StochasticActor(eqx.Module):
+    """A policy without a critic."""
+
+    torso: FeedForwardTorso
+    head: ActionHead
+
+    def __call__(self, observation: Observation, action_mask: Any = None) -> Distribution:
+        """The action distribution; True in `action_mask` marks a legal action."""
+        return self.head(self.torso(observation, ())[0], action_mask)
+
+
+class DeterministicActor(eqx.Module):
+    """A policy that gives one action, within the bounds of a `Box`."""
+
+    torso: FeedForwardTorso
+    head: Linear
+    low: tuple[float, ...] = eqx.field(static=True)
+    high: tuple[float, ...] = eqx.field(static=True)
+    shape: tuple[int, ...] = eqx.field(static=True)
+
+    def __call__(self, observation: Observation) -> Float[Array, "..."]:
+        """The action."""
+        raw = jnp.tanh(self.head(self.torso(observation, ())[0])).reshape(self.shape)
+        low, high = (
+            jnp.asarray(np.asarray(bound, np.float32).reshape(self.shape)) for bound in (self.low, self.high)
+        )
+        return low + (high - low) * 0.5 * (raw + 1)
+
+
+def action_values(
+    key: Key,
+    observation_space: spaces.Space,
+    action_space: spaces.Discrete,
+    config: NetworkConfig,
+    *,
+    duelling: bool,
+) -> ActionValues | DuellingActionValues:
+    """Makes the network of the values of all actions."""
+    torso_key, head_key, value_key = jax.random.split(key, 3)
+    torso = _torso(torso_key, observation_space, config)
+    head = linear(head_key, torso.out_features, int(action_space.n), gain=1.0)
+    if not duelling:
+        return ActionValues(torso, head)
+    return DuellingActionValues(torso, linear(value_key, torso.out_features, 1, gain=1.0), head)
+
+
+def action_critic(
+    key: Key, observation_space: spaces.Space, action_space: spaces.Box, config: NetworkConfig
+) -> ActionCritic:
+    """Makes the network of the value of one continuous action."""
+    torso_key, head_key = jax.random.split(key)
+    both = spaces.Dict({"action": action_space, "observation": observation_space})
+    torso = _torso(torso_key, both, config)
+    return ActionCritic(torso, linear(head_key, torso.out_features, 1, gain=1.0))
+
+
+def stochastic_actor(
+    key: Key, observation_space: spaces.Space, action_space: spaces.Space, config: NetworkConfig
+) -> StochasticActor:
+    """Makes a policy of which continuous actions are squashed, with a standard deviation for each state."""
+    torso_key, head_key = jax.random.split(key)
+    torso = _torso(torso_key, observation_space, config)
+    head = action_head(
+        head_key,
+        action_space,
+        torso.out_features,
+        state_dependent_std=True,
+        squash=isinstance(action_space, spaces.Box),
+        initial_log_std=config.initial_log_std,
+    )
+    return StochasticActor(torso, head)
+
+
+def deterministic_actor(
+    key: Key, observation_space: spaces.Space, action_space: spaces.Box, config: NetworkConfig
+) -> DeterministicActor:
+    """Makes a policy that gives one action."""
+    torso_key, head_key = jax.random.split(key)
+    torso = _torso(torso_key, observation_space, config)
+    head = linear(head_key, torso.out_features, math.prod(action_space.shape), gain=0.01)
+    low, high = finite_bounds(action_space)
+    return DeterministicActor(torso, head, low, high, action_space.shape)
+
+
+def _torso(key: Key, space: spaces.Space, config: NetworkConfig) -> FeedForwardTorso:
+    if config.torso == "gru":
+        raise UsageError(
+            "torso='gru' needs whole sequences; algorithms with a replay memory learn from single steps."
+        )
+    if config.name is not None:
+        raise UsageError(
+            f"network={config.name!r} is registered as an actor-critic; algorithms with a replay memory make "
+            "their own networks from NetworkConfig(hidden_sizes, activation, torso, convolutions)."
+        )
+    check_config(config, space)
+    return feed_forward_torso(
+        key,
+        space,
+        hidden_sizes=config.hidden_sizes,
+        activation=ACTIVATIONS[config.activation],
+        convolutions=config.convolutions,
+        convolve=config.torso != "mlp",
+        image_layout=config.image_layout,
+    )
