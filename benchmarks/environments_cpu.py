@@ -21,8 +21,7 @@ from measure import RESULTS, compiled, spread, timed_in_turns, write_result
 
 import rollmill
 from rollmill.core.machine import keep_freed_memory
-from rollmill.dataflow import collect
-from rollmill.dataflow import start_collector
+from rollmill.dataflow import collect, start_collector
 from rollmill.fusion import backend_of, fused_collect
 
 STEPS = 128

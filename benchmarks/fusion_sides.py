@@ -17,8 +17,7 @@ from fusion_simulators import Simulator
 
 import rollmill
 from rollmill.core.types import Environment
-from rollmill.dataflow import Decision, Graph, Trajectory, collect
-from rollmill.dataflow import start_collector
+from rollmill.dataflow import Decision, Graph, Trajectory, collect, start_collector
 from rollmill.envs import auto_reset
 from rollmill.fusion import Launch, fused_collect, run_kernel
 

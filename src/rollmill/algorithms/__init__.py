@@ -9,6 +9,8 @@ from rollmill.algorithms.mappo import MAPPOConfig, ippo, mappo
 from rollmill.algorithms.ppo import PPOConfig, ppo
 from rollmill.algorithms.reports import MOMENTS, explained_variance
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages, vtrace
+from rollmill.algorithms.sac import SACConfig, sac
+from rollmill.algorithms.td3 import TD3Config, td3
 
 __all__ = [
     "MOMENTS",
@@ -18,6 +20,8 @@ __all__ = [
     "IMPALAConfig",
     "MAPPOConfig",
     "PPOConfig",
+    "SACConfig",
+    "TD3Config",
     "a3c",
     "bootstrap_values",
     "clip_to_space",
@@ -29,6 +33,8 @@ __all__ = [
     "ippo",
     "mappo",
     "ppo",
+    "sac",
     "settings_of",
+    "td3",
     "vtrace",
 ]

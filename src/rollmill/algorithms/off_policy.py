@@ -12,9 +12,10 @@ import equinox as eqx
 import gymnasium
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from gymnasium import spaces
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.algorithms.building import (
     Choices,
@@ -28,9 +29,9 @@ from rollmill.algorithms.on_policy import unconditioned
 from rollmill.algorithms.optimisers import clipped_descent, planned_updates
 from rollmill.algorithms.sizes import check_fractions, check_positive, iterations_for
 from rollmill.core.errors import UsageError
-from rollmill.core.types import Environment, HostEnvironment, Key, Params, StartHost
+from rollmill.core.types import Action, Environment, HostEnvironment, Key, Params, StartHost
 from rollmill.dataflow import Batch, Graph, Learner, Loops, Reduce, Replay, Trajectory
-from rollmill.networks import NetworkConfig
+from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig
 
 MAX_SHARDS = 64
 
@@ -222,6 +223,22 @@ def adam(parts: OffPolicyParts, learning_rate: float | None = None) -> optax.Gra
         max_grad_norm=config.max_grad_norm,
         anneal_over=planned_updates(parts.loops) if config.anneal_lr else None,
     )
+
+
+def explores_at_random(config: Any, progress: Progress) -> Bool[Array, ""]:
+    """Whether actions are random still: until learning begins."""
+    return progress.env_steps < config.learning_starts
+
+
+def random_action(space: spaces.Box | spaces.Discrete, key: Key, action_mask: PyTree) -> Action:
+    """A uniformly random action; a legal one where there is a mask."""
+    dtype = jax.dtypes.canonicalize_dtype(space.dtype)
+    if isinstance(space, spaces.Discrete):
+        legal = jnp.ones(int(space.n), bool) if isinstance(action_mask, tuple) else action_mask
+        logits = jnp.where(legal, jnp.float32(0), MASKED_LOGIT)
+        return Categorical(logits, int(space.start), dtype).sample(key)
+    low, high = (jnp.asarray(np.asarray(bound, np.float32)) for bound in (space.low, space.high))
+    return low + (high - low) * jax.random.uniform(key, space.shape)
 
 
 def follow(target: PyTree[Array], network: PyTree[Array], tau: float | Float[Array, ""]) -> PyTree[Array]:

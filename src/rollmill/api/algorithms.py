@@ -12,13 +12,17 @@ from rollmill.algorithms import (
     IMPALAConfig,
     MAPPOConfig,
     PPOConfig,
+    SACConfig,
+    TD3Config,
     a3c,
     dqn,
     impala,
     ippo,
     mappo,
     ppo,
+    sac,
     settings_of,
+    td3,
 )
 from rollmill.core.errors import RollmillError, UsageError, unknown_name
 from rollmill.core.json_data import read_as, writable
@@ -42,6 +46,8 @@ BUILTIN = {
     "a3c": Algorithm(A3CConfig, a3c, "advantage actor-critic (Mnih et al., 2016)"),
     "impala": Algorithm(IMPALAConfig, impala, "actor-critic with V-trace (Espeholt et al., 2018)"),
     "dqn": Algorithm(DQNConfig, dqn, "deep Q-networks (Mnih et al., 2015), with the usual extensions"),
+    "sac": Algorithm(SACConfig, sac, "soft actor-critic (Haarnoja et al., 2018), continuous or discrete"),
+    "td3": Algorithm(TD3Config, td3, "twin delayed deterministic policy gradients (Fujimoto et al., 2018)"),
     "mappo": Algorithm(MAPPOConfig, mappo, "PPO for several agents, with a centralised critic (Yu et al., 2022)"),
     "ippo": Algorithm(
         MAPPOConfig, ippo, "PPO for several agents, each with its own critic (de Witt et al., 2020)"

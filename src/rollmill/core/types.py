@@ -186,6 +186,7 @@ class HostVector(Protocol):
         ...
 
 
+@runtime_checkable
 class StartHost(Protocol):
     """Function that starts some of a training's host environments in this process."""
 

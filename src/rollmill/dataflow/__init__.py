@@ -49,6 +49,7 @@ from rollmill.dataflow.minibatch_loop import (
     gradient_metrics,
     gradients_of_rows,
     identity,
+    is_flag,
     learn_minibatch,
     plain_minibatch_loop,
 )
@@ -169,6 +170,7 @@ __all__ = [
     "gradients_of_rows",
     "identity",
     "is_filled",
+    "is_flag",
     "interfaces",
     "iterate",
     "iteration_key",

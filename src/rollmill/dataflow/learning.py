@@ -9,7 +9,6 @@ Shape letters: `T` steps, `E` environments held here, `M` minibatches of an epoc
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
@@ -20,11 +19,12 @@ from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Traj
 from rollmill.dataflow.minibatch_loop import (
     MakeMinibatchLoop,
     identity,
+    is_flag,
     learn_minibatch,
     plain_minibatch_loop,
 )
 from rollmill.dataflow.minibatches import shuffled_rows
-from rollmill.dataflow.replay import FILL, Ring, draw, fill, is_filled, store, with_errors
+from rollmill.dataflow.replay import FILL, Ring, draw, fill, is_filled, store, with_errors, with_priorities
 
 
 class _Progress(NamedTuple):
@@ -127,24 +127,27 @@ def learn_from_replay(
     """
     assert graph.replay is not None
 
-    def minibatch_step(carry: tuple[Learner, Any], n: Int[Array, ""]) -> tuple[tuple[Learner, Any], Metrics]:
-        learner, priorities = carry
-        now = eqx.tree_at(lambda ring: ring.priorities, rings, priorities, is_leaf=lambda leaf: leaf is None)
+    def one_update(learner: Learner, priorities: Any, n: Int[Array, ""]) -> tuple[Learner, Any, Metrics]:
+        now = with_priorities(rings, priorities)
         learner, now, metrics = learn_drawn(graph, learner, now, jax.random.fold_in(key, n), index, reduce=reduce)
-        return (learner, now.priorities), metrics
+        return learner, now.priorities, metrics
 
-    def learning() -> tuple[tuple[Learner, Any], Metrics]:
-        numbers = jnp.arange(graph.loops.num_minibatches)
-        carry, metrics = jax.lax.scan(minibatch_step, (learner, rings.priorities), numbers)
-        return carry, over_epochs(jax.tree.map(lambda m: m[None], metrics), jnp.ones(1))
+    def again(n: Int[Array, ""], carry: tuple[Learner, Any, Metrics]) -> tuple[Learner, Any, Metrics]:
+        learner, priorities, sums = carry
+        learner, priorities, metrics = one_update(learner, priorities, n)
+        return learner, priorities, added(sums, metrics)
 
-    def waiting() -> tuple[tuple[Learner, Any], Metrics]:
-        return (learner, rings.priorities), unlearned(jax.eval_shape(learning)[1])
-
-    # The rings themselves stay outside of the branches: whatever passes through one may be copied.
-    (learner, priorities), metrics = jax.lax.cond(is_filled(graph.replay, rings, graph.loops), learning, waiting)
-    rings = eqx.tree_at(lambda ring: ring.priorities, rings, priorities, is_leaf=lambda leaf: leaf is None)
-    return learner, rings, {**metrics, FILL: reduce(fill(rings))}
+    # A loop of no turns, and not a branch, while nothing is learned: what passes through a branch is copied.
+    learns = is_filled(graph.replay, rings, graph.loops)
+    count = jnp.where(learns, graph.loops.num_minibatches, 0)
+    sums = unlearned(jax.eval_shape(one_update, learner, rings.priorities, count)[2])
+    begin = learner, rings.priorities, sums
+    learner, priorities, sums = jax.lax.fori_loop(0, count, again, begin)
+    many = jnp.maximum(count, 1).astype(jnp.float32)
+    means = {name: total if is_flag(name) else total / many for name, total in sums.items()}
+    fullness = reduce(fill(rings))
+    metrics = {**means, "epochs": learns.astype(jnp.float32), FILL: fullness}
+    return learner, with_priorities(rings, priorities), metrics
 
 
 def learn_drawn(
@@ -160,7 +163,14 @@ def learn_drawn(
 
 def unlearned(metrics: Metrics) -> Metrics:
     """Metrics of learning, by their shapes, in an iteration without any: all finite, all else 0."""
-    return {name: jnp.full(m.shape, float(name.startswith("finite/")), m.dtype) for name, m in metrics.items()}
+    return {name: jnp.full(m.shape, float(is_flag(name)), m.dtype) for name, m in metrics.items()}
+
+
+def added(sums: Metrics, metrics: Metrics) -> Metrics:
+    """Sums of metrics; of flags, the lowest."""
+    return {
+        name: jnp.minimum(s, metrics[name]) if is_flag(name) else s + metrics[name] for name, s in sums.items()
+    }
 
 
 def _after_epoch(graph: Graph, before: _Progress, after: PyTree[Array], metrics: Metrics) -> _Progress:
@@ -183,6 +193,6 @@ def _over_epochs(
 ) -> Float[Array, ""]:
     """The mean over the epochs that were learned; of a flag, whether it was up in all of them."""
     counts = learned[:, None] > 0
-    if name.startswith("finite/"):
+    if is_flag(name):
         return jnp.min(jnp.where(counts, metric, 1))
     return jnp.sum(jnp.where(counts, metric, 0)) / (learned.sum() * metric.shape[1])

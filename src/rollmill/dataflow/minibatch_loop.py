@@ -84,6 +84,11 @@ def gradient_metrics(gradients: Weights, metrics: Metrics) -> Metrics:
     return {"losses/gradient_norm": norm, "finite/gradients": all_finite((gradients, metrics))}
 
 
+def is_flag(name: str) -> bool:
+    """Whether a metric tells by 1 or 0 whether a fragment's outputs were finite, and so is no mean."""
+    return name.startswith("finite/")
+
+
 def all_finite(tree: PyTree[Array]) -> Float[Array, ""]:
     """One where every number of the tree is finite, zero otherwise."""
     floats = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]

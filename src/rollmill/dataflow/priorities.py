@@ -83,7 +83,9 @@ def draw_by_priority(
     """
     ends = jnp.cumsum(priorities.sums.reshape(-1))
     total, blocks = ends[-1], priorities.sums.shape[1]
-    offsets = (jnp.arange(count, dtype=jnp.float32) + jax.random.uniform(key, (count,))) / count * total * ALMOST_ONE
+    offsets = (
+        (jnp.arange(count, dtype=jnp.float32) + jax.random.uniform(key, (count,))) / count * total * ALMOST_ONE
+    )
     block = jnp.minimum(jnp.searchsorted(ends, offsets, side="right"), ends.size - 1).astype(jnp.int32)
     environment = block // blocks
     values = priorities.values.reshape(-1, BLOCK)[block]

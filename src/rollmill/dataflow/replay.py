@@ -1,8 +1,8 @@
 """A replay memory (Lin, 1992): a ring of the newest steps of each environment, from which minibatches are drawn.
 
 Rings are a part of the training state and lie where the environments' samples are learned from. Minibatches are
-drawn inside the logical shards of the environments, with each shard's own key: any placement that keeps shards whole
-draws the same transitions.
+drawn inside the logical shards of the environments, with each shard's own key: any placement that keeps shards
+whole draws the same transitions.
 
 An observation is stored once: the slot of a step holds the observation that its action was chosen for, and the
 next slot the one that followed. Only where an episode was truncated, so that its final observation is needed for
@@ -19,6 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Key as KeyArray
 
 from rollmill.core.types import Action, Key, Observation
 from rollmill.dataflow.collecting import start_one, step_one
@@ -91,7 +92,7 @@ class Transitions(NamedTuple):
     """All True where the episode was truncated: environments do not tell the legal actions of its last state."""
     weight: Float[Array, "..."]
     """Importance weight of a prioritised draw; 1 for a uniform one."""
-    key: Key
+    key: KeyArray[Array, "..."]
     """A random key of the sample, for gradients that draw actions."""
 
 
@@ -156,7 +157,7 @@ def store(rings: Ring, steps: Step, *, shard_width: int) -> Ring:
     if rings.priorities is None:
         return after
     priorities = _with_new_steps(rings, after, num_steps=num_steps, shard_width=shard_width)
-    return eqx.tree_at(lambda ring: ring.priorities, after, priorities)
+    return with_priorities(after, priorities)
 
 
 def is_filled(replay: Replay, rings: Ring, loops: Loops) -> Bool[Array, ""]:
@@ -202,6 +203,11 @@ def draw(graph: Graph, rings: Ring, key: Key, index: Int[Array, " E"]) -> Drawn:
     return Drawn(transitions, environment, step % replay.capacity)
 
 
+def with_priorities(rings: Ring, priorities: Priorities | None) -> Ring:
+    """The rings with other priorities; None where there are none."""
+    return eqx.tree_at(lambda ring: ring.priorities, rings, priorities, is_leaf=lambda leaf: leaf is None)
+
+
 def fill(rings: Ring) -> Float[Array, ""]:
     """The mean share of the rings that is in use."""
     return jnp.mean((rings.steps - rings.oldest).astype(jnp.float32)) / rings.outcomes.words.shape[1]
@@ -215,8 +221,7 @@ def with_errors(graph: Graph, learner: Learner, rings: Ring, drawn: Drawn) -> Ri
     errors = replay.errors(learner, Batch(drawn.transitions))
     values = (jnp.abs(errors) + SMALLEST_ERROR) ** replay.priority_exponent
     environment = jnp.where(drawn.transitions.weight > 0, drawn.environment, len(rings.steps))
-    priorities = with_values(rings.priorities, environment, drawn.row, values)
-    return eqx.tree_at(lambda ring: ring.priorities, rings, priorities)
+    return with_priorities(rings, with_values(rings.priorities, environment, drawn.row, values))
 
 
 # --- parts --------------------------------------------------------------------------------------------
@@ -304,7 +309,7 @@ def _transitions(
     environment: Int[Array, " N"],
     step: Int[Array, " N"],
     weight: Float[Array, " N"],
-    key: Key,
+    key: KeyArray[Array, " N"],
 ) -> Transitions:
     """The transitions that begin with these steps."""
     assert graph.replay is not None

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import keep_freed_memory
-from rollmill.dataflow import Graph, Loops, Reduce, State, identity, iterate, num_shards_for, start
+from rollmill.dataflow import Graph, Loops, Reduce, State, identity, is_flag, iterate, num_shards_for, start
 from rollmill.execution.program.cache import EXACT_PRECISION
 from rollmill.execution.program.kernels import Fusion, KernelChoice, Launches, choose_kernels, without_kernels
 from rollmill.fusion import CannotFuse, Numerics
@@ -222,15 +222,15 @@ def _iterate_often(
     step: Callable[[State], tuple[State, Array]], names: tuple[str, ...], state: State, count: Int[Array, ""]
 ) -> tuple[State, Float[Array, "*S metric"]]:
     """Several iterations, and the sums of their metrics; of flags, the lowest."""
-    is_flag = np.asarray([name.startswith("finite/") for name in names])
+    flags = np.asarray([is_flag(name) for name in names])
 
     def again(_: Any, carry: tuple[State, Array]) -> tuple[State, Array]:
         state, sums = carry
         state, metrics = step(state)
-        return state, jnp.where(is_flag, jnp.minimum(sums, metrics), sums + metrics)
+        return state, jnp.where(flags, jnp.minimum(sums, metrics), sums + metrics)
 
     shape = jax.eval_shape(step, state)[1]
-    return jax.lax.fori_loop(0, count, again, (state, jnp.broadcast_to(jnp.float32(is_flag), shape.shape)))
+    return jax.lax.fori_loop(0, count, again, (state, jnp.broadcast_to(jnp.float32(flags), shape.shape)))
 
 
 def _iterate_packed(

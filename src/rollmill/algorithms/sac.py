@@ -1,0 +1,308 @@
+"""Soft actor-critic with an automatic temperature (Haarnoja et al., 2018, "Algorithms and Applications").
+
+For discrete actions expectations are taken over all of them (Christodoulou, 2019). Gradients of critics, actor and
+temperature are those of one minibatch and one set of weights.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+import equinox as eqx
+import gymnasium
+import jax
+import jax.numpy as jnp
+import optax
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float, PyTree
+
+from rollmill.algorithms.off_policy import (
+    Module,
+    OffPolicyParts,
+    Progress,
+    adam,
+    counted,
+    explores_at_random,
+    follow,
+    module,
+    off_policy_graph,
+    off_policy_parts,
+    random_action,
+    start_progress,
+)
+from rollmill.algorithms.optimisers import descend
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Environment, HostEnvironment, Key, Memory, Observation, Params
+from rollmill.dataflow import Decision, Graph, MeanGradients, Metrics, Transitions
+from rollmill.networks import NetworkConfig, action_critic, action_values, stochastic_actor
+
+DISCRETE_ENTROPY = 0.89
+"""Target entropy of discrete actions, as a fraction of the highest; Christodoulou (2019) takes 0.98."""
+
+
+@dataclass(frozen=True)
+class SACConfig:
+    """Hyperparameters of SAC, under their usual names."""
+
+    total_timesteps: Count = 1_000_000
+    """Environment steps of the whole training, over all environments."""
+    num_envs: Count = 8
+    """Number of parallel environments."""
+    num_steps: Count = 1
+    """Steps of each environment in one iteration, after which there are `gradient_steps` updates."""
+    gradient_steps: Count = 8
+    """Updates of one iteration."""
+    buffer_size: Count = 1_000_000
+    """Steps that the replay memory holds, over all environments."""
+    batch_size: Count = 256
+    """Transitions of one update."""
+    learning_starts: Count = 5_000
+    """Environment steps to store, with random actions, before learning begins."""
+    learning_rate: NonNegative = 3e-4
+    """Learning rate of the actor's Adam; the initial one if it is annealed."""
+    critic_learning_rate: Positive = 1e-3
+    """Learning rate of the critics' and the temperature's Adam."""
+    anneal_lr: bool = False
+    """Anneal learning rates linearly to zero over all planned updates."""
+    adam_eps: Positive = 1e-8
+    """Epsilon of Adam."""
+    max_grad_norm: Annotated[float, Range(0, finite=False)] = float("inf")
+    """Largest global norm of each network's gradients; longer ones are scaled down to it."""
+    gamma: Fraction = 0.99
+    """Discount factor."""
+    tau: Fraction = 0.005
+    """Fraction by which the target networks move towards the critics at each update."""
+    initial_temperature: Positive = 1.0
+    """Weight of the entropy at the beginning."""
+    learn_temperature: bool = True
+    """Learn the temperature that keeps the policy's entropy near the target."""
+    target_entropy: float | None = None
+    """Entropy to keep, in nats. Default: minus the number of continuous actions, or 0.89 of the highest entropy of
+    discrete ones."""
+    num_shards: Count | None = None
+    """Logical shards within which transitions are drawn, a multiple of the device count. Default: automatic."""
+    network: NetworkConfig = field(
+        default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(256, 256))
+    )
+    """The networks: each of actor and two critics has its own."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+class SACNetworks(NamedTuple):
+    """All that gradients are taken with respect to; or a state of an optimiser for each."""
+
+    actor: PyTree[Array]
+    critics: PyTree[Array]
+    """A tuple of two."""
+    log_temperature: PyTree[Array]
+
+
+class SACLearner(eqx.Module):
+    """Networks, the critics' targets and the optimisers' states."""
+
+    networks: SACNetworks
+    targets: PyTree[Array]
+    """The two critics that targets are computed with."""
+    optimisers: SACNetworks
+    progress: Progress
+
+
+class SACWeights(NamedTuple):
+    """Weights of the policy."""
+
+    actor: PyTree[Array]
+    is_random: Bool[Array, ""]
+    """Whether actions are random still."""
+
+
+def sac(
+    env: Environment | HostEnvironment | gymnasium.Env | str,
+    config: SACConfig | Mapping[str, Any] | None = None,
+    *,
+    params: Params | None = None,
+    network: NetworkConfig | str | None = None,
+    **overrides: Any,
+) -> Graph:
+    """SAC on an environment with bounded continuous, or with discrete actions, as a graph.
+
+    Args:
+        env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
+        config: hyperparameters; single ones can be given as keywords instead: `sac(env, num_envs=8)`.
+        params: parameters of the environment instead of its own; a leaf with one more axis,
+            `[num_envs, ...]`, holds one value for each environment.
+        network: a `NetworkConfig` instead of `config.network`, or the name of its torso.
+        **overrides: fields of `SACConfig` to replace. `learning_rate` may be an Optax schedule, by the number
+            of updates, which replaces annealing.
+
+    Raises:
+        UsageError: invalid names, types or sizes, or actions that are neither a bounded `Box` nor `Discrete`.
+    """
+    parts = off_policy_parts(SACConfig, env, config, overrides, params=params, network=network)
+    agent = _agent_of(parts)
+    optimisers = _Optimisers(adam(parts), adam(parts, parts.config.critic_learning_rate))
+    return off_policy_graph(
+        "sac",
+        parts,
+        policy=partial(_explore, agent),
+        greedy=partial(_act, agent),
+        start_learner=partial(_start, agent, optimisers),
+        weights=lambda learner: SACWeights(
+            learner.networks.actor, explores_at_random(parts.config, learner.progress)
+        ),
+        gradients=MeanGradients(partial(_loss, agent), lambda learner: learner.networks),
+        update=partial(_update, agent, optimisers),
+        report=_report,
+    )
+
+
+class _Agent(NamedTuple):
+    """The networks as functions, and what the actions need."""
+
+    actor: Module
+    critic: Module
+    action_space: spaces.Box | spaces.Discrete
+    target_entropy: float
+    config: SACConfig
+
+    @property
+    def is_discrete(self) -> bool:
+        return isinstance(self.action_space, spaces.Discrete)
+
+    def distribution(self, actor: PyTree[Array], observation: Observation, action_mask: PyTree) -> Any:
+        """The action distribution."""
+        return self.actor(actor, observation, None if isinstance(action_mask, tuple) else action_mask)
+
+
+class _Optimisers(NamedTuple):
+    actor: optax.GradientTransformation
+    others: optax.GradientTransformation
+
+
+def _agent_of(parts: OffPolicyParts) -> _Agent:
+    observation_space, space, config = parts.env.observation_space, parts.env.action_space, parts.config
+    if not isinstance(space, spaces.Box | spaces.Discrete):
+        raise UsageError(
+            f"sac needs a Discrete action space or a bounded Box; this one is {space}. hint: ppo takes others."
+        )
+    actor = partial(
+        stochastic_actor, observation_space=observation_space, action_space=space, config=config.network
+    )
+    if isinstance(space, spaces.Discrete):
+        make = partial(action_values, duelling=False)
+        entropy = DISCRETE_ENTROPY * math.log(int(space.n))
+    else:
+        make, entropy = action_critic, -float(math.prod(space.shape))
+    critic: Any = partial(make, observation_space=observation_space, action_space=space, config=config.network)
+    target = entropy if config.target_entropy is None else config.target_entropy
+    return _Agent(module(actor), module(critic), space, target, config)
+
+
+# --- the fragments ------------------------------------------------------------------------------------
+
+
+def _explore(
+    agent: _Agent, weights: SACWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+) -> Decision:
+    """An action drawn from the policy; a random one before learning begins."""
+    policy_key, random_key = jax.random.split(key)
+    action = agent.distribution(weights.actor, observation, action_mask).sample(policy_key)
+    random = random_action(agent.action_space, random_key, action_mask)
+    return Decision(jnp.where(weights.is_random, random, action), memory, ())
+
+
+def _act(
+    agent: _Agent, weights: SACWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+) -> Decision:
+    """The policy's most likely action."""
+    return Decision(agent.distribution(weights.actor, observation, action_mask).mode(), memory, ())
+
+
+def _start(agent: _Agent, optimisers: _Optimisers, key: Key) -> SACLearner:
+    actor_key, first_key, second_key = jax.random.split(key, 3)
+    critics = agent.critic.start(first_key), agent.critic.start(second_key)
+    temperature = jnp.log(jnp.float32(agent.config.initial_temperature))
+    networks = SACNetworks(agent.actor.start(actor_key), critics, temperature)
+    states = SACNetworks(
+        optimisers.actor.init(networks.actor),
+        optimisers.others.init(networks.critics),
+        optimisers.others.init(temperature),
+    )
+    return SACLearner(networks, critics, states, start_progress())
+
+
+def _loss(
+    agent: _Agent, networks: SACNetworks, learner: SACLearner, sample: Transitions, sequence: PyTree[Array]
+) -> tuple[Float[Array, ""], Metrics]:
+    """The losses of ONE transition: each has gradients with respect to its own network alone."""
+    next_key, key = jax.random.split(sample.key)
+    constant: SACNetworks = jax.lax.stop_gradient(networks)
+    temperature = jnp.exp(constant.log_temperature)
+    evaluate = _discrete_values if agent.is_discrete else _continuous_values
+    next_mask, mask = sample.next_action_mask, sample.action_mask
+    next_value, next_entropy = evaluate(
+        agent, constant.actor, learner.targets, next_key, sample.next_observation, next_mask
+    )
+    target = sample.reward + sample.discount * (next_value + temperature * next_entropy)
+    errors = jnp.stack([_value_of(agent, critic, sample) for critic in networks.critics]) - target
+    critic_loss = sample.weight * 0.5 * jnp.sum(jnp.square(errors))
+    value, entropy = evaluate(agent, networks.actor, constant.critics, key, sample.observation, mask)
+    actor_loss = -value - temperature * entropy
+    excess = jax.lax.stop_gradient(entropy) - agent.target_entropy
+    temperature_loss = jnp.exp(networks.log_temperature) * excess if agent.config.learn_temperature else 0.0
+    return critic_loss + actor_loss + temperature_loss, {
+        "losses/critic": critic_loss,
+        "losses/policy": actor_loss,
+        "losses/entropy": entropy,
+        "losses/q": value,
+    }
+
+
+def _continuous_values(
+    agent: _Agent, actor: PyTree[Array], critics: PyTree[Array], key: Key, observation: Observation, mask: PyTree
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The lower value of an action that is drawn, and minus its log-density."""
+    action, log_prob = agent.distribution(actor, observation, mask).sample_and_log_prob(key)
+    values = [agent.critic(critic, observation, action) for critic in critics]
+    return jnp.minimum(*values), -log_prob
+
+
+def _discrete_values(
+    agent: _Agent, actor: PyTree[Array], critics: PyTree[Array], key: Key, observation: Observation, mask: PyTree
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """The expected lower value of an action, and the entropy."""
+    distribution = agent.distribution(actor, observation, mask)
+    values = jnp.minimum(*[agent.critic(critic, observation) for critic in critics])
+    return jnp.sum(jax.nn.softmax(distribution.logits) * values), distribution.entropy()
+
+
+def _value_of(agent: _Agent, critic: PyTree[Array], sample: Transitions) -> Float[Array, ""]:
+    """The value of the action that was taken."""
+    if not isinstance(agent.action_space, spaces.Discrete):
+        return agent.critic(critic, sample.observation, sample.action)
+    values = agent.critic(critic, sample.observation)
+    is_taken = jax.nn.one_hot(sample.action - int(agent.action_space.start), values.size, dtype=jnp.bool_)
+    return jnp.sum(jnp.where(is_taken, values, 0))
+
+
+def _update(
+    agent: _Agent, optimisers: _Optimisers, learner: SACLearner, gradients: SACNetworks, *, share: float = 1.0
+) -> SACLearner:
+    steps = SACNetworks(optimisers.actor, optimisers.others, optimisers.others)
+    moved = [
+        descend(optimiser, network, state, slopes, share=share)
+        for optimiser, network, state, slopes in zip(
+            steps, learner.networks, learner.optimisers, gradients, strict=True
+        )
+    ]
+    networks, states = (SACNetworks(*parts) for parts in zip(*moved, strict=True))
+    targets = follow(learner.targets, networks.critics, agent.config.tau)
+    return SACLearner(networks, targets, states, counted(learner.progress))
+
+
+def _report(learner: SACLearner, batch: Any) -> Metrics:
+    return {"losses/temperature": jnp.exp(learner.networks.log_temperature)}

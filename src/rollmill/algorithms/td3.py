@@ -1,0 +1,254 @@
+"""Twin delayed deep deterministic policy gradients (Fujimoto et al., ICML 2018)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+
+import equinox as eqx
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float, PyTree
+
+from rollmill.algorithms.off_policy import (
+    Module,
+    OffPolicyParts,
+    Progress,
+    adam,
+    check_continuous,
+    counted,
+    explores_at_random,
+    follow,
+    module,
+    off_policy_graph,
+    off_policy_parts,
+    random_action,
+    start_progress,
+)
+from rollmill.algorithms.optimisers import descend
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
+from rollmill.core.types import Action, Environment, HostEnvironment, Key, Memory, Observation, Params
+from rollmill.dataflow import Decision, Graph, MeanGradients, Metrics, Transitions
+from rollmill.networks import NetworkConfig, action_critic, deterministic_actor
+
+
+@dataclass(frozen=True)
+class TD3Config:
+    """Hyperparameters of TD3, under their usual names."""
+
+    total_timesteps: Count = 1_000_000
+    """Environment steps of the whole training, over all environments."""
+    num_envs: Count = 8
+    """Number of parallel environments."""
+    num_steps: Count = 1
+    """Steps of each environment in one iteration, after which there are `gradient_steps` updates."""
+    gradient_steps: Count = 8
+    """Updates of one iteration."""
+    buffer_size: Count = 1_000_000
+    """Steps that the replay memory holds, over all environments."""
+    batch_size: Count = 256
+    """Transitions of one update."""
+    learning_starts: Count = 25_000
+    """Environment steps to store, with random actions, before learning begins."""
+    learning_rate: NonNegative = 3e-4
+    """Learning rate of Adam; the initial one if it is annealed."""
+    anneal_lr: bool = False
+    """Anneal the learning rate linearly to zero over all planned updates."""
+    adam_eps: Positive = 1e-8
+    """Epsilon of Adam."""
+    max_grad_norm: Annotated[float, Range(0, finite=False)] = float("inf")
+    """Largest global norm of each network's gradients; longer ones are scaled down to it."""
+    gamma: Fraction = 0.99
+    """Discount factor."""
+    tau: Fraction = 0.005
+    """Fraction by which the target networks move towards the networks."""
+    policy_delay: Count = 2
+    """Updates of the critics for each one of the actor and of the target networks."""
+    exploration_noise: NonNegative = 0.1
+    """Standard deviation of the noise added to actions, in halves of the action space's width."""
+    target_noise: NonNegative = 0.2
+    """The same of the noise added to the target actor's actions."""
+    target_noise_clip: NonNegative = 0.5
+    """Bound of that noise, in halves of the action space's width."""
+    num_shards: Count | None = None
+    """Logical shards within which transitions are drawn, a multiple of the device count. Default: automatic."""
+    network: NetworkConfig = field(
+        default_factory=partial(NetworkConfig, activation="relu", hidden_sizes=(256, 256))
+    )
+    """The networks: each of actor and two critics has its own."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+class TD3Networks(NamedTuple):
+    """All that gradients are taken with respect to; or a state of an optimiser for each."""
+
+    actor: PyTree[Array]
+    critics: PyTree[Array]
+    """A tuple of two."""
+
+
+class TD3Learner(eqx.Module):
+    """Networks, their targets and the optimisers' states."""
+
+    networks: TD3Networks
+    targets: TD3Networks
+    optimisers: TD3Networks
+    progress: Progress
+
+
+class TD3Weights(NamedTuple):
+    """Weights of the policy."""
+
+    actor: PyTree[Array]
+    is_random: Bool[Array, ""]
+    """Whether actions are random still."""
+
+
+def td3(
+    env: Environment | HostEnvironment | gymnasium.Env | str,
+    config: TD3Config | Mapping[str, Any] | None = None,
+    *,
+    params: Params | None = None,
+    network: NetworkConfig | str | None = None,
+    **overrides: Any,
+) -> Graph:
+    """TD3 on an environment with bounded continuous actions, as a graph.
+
+    Args:
+        env: what `rollmill.make` returns, an `Environment` of your own, an id, or what `gymnasium.make` returns.
+        config: hyperparameters; single ones can be given as keywords instead: `td3(env, num_envs=8)`.
+        params: parameters of the environment instead of its own; a leaf with one more axis,
+            `[num_envs, ...]`, holds one value for each environment.
+        network: a `NetworkConfig` instead of `config.network`, or the name of its torso.
+        **overrides: fields of `TD3Config` to replace. `learning_rate` may be an Optax schedule, by the number
+            of updates, which replaces annealing.
+
+    Raises:
+        UsageError: invalid names, types or sizes, or actions that are not a bounded `Box`.
+    """
+    parts = off_policy_parts(TD3Config, env, config, overrides, params=params, network=network)
+    agent, optimiser = _agent_of(parts), adam(parts)
+    return off_policy_graph(
+        "td3",
+        parts,
+        policy=partial(_explore, agent),
+        greedy=partial(_act, agent),
+        start_learner=partial(_start, agent, optimiser),
+        weights=lambda learner: TD3Weights(
+            learner.networks.actor, explores_at_random(parts.config, learner.progress)
+        ),
+        gradients=MeanGradients(partial(_loss, agent), lambda learner: learner.networks),
+        update=partial(_update, agent, optimiser),
+        report=lambda learner, batch: {},
+    )
+
+
+class _Agent(NamedTuple):
+    """The networks as functions, and what the actions need."""
+
+    actor: Module
+    critic: Module
+    action_space: spaces.Box
+    config: TD3Config
+
+    def disturbed(self, action: Action, noise: Float[Array, "..."]) -> Action:
+        """An action with noise, in halves of the action space's width, within the bounds."""
+        low, high = (
+            jnp.asarray(np.asarray(b, np.float32)) for b in (self.action_space.low, self.action_space.high)
+        )
+        return jnp.clip(action + noise * 0.5 * (high - low), low, high)
+
+
+def _agent_of(parts: OffPolicyParts) -> _Agent:
+    space = check_continuous("td3", parts.env.action_space, "dqn, sac and ppo take discrete ones")
+    make = {
+        "observation_space": parts.env.observation_space,
+        "action_space": space,
+        "config": parts.config.network,
+    }
+    actor, critic = partial(deterministic_actor, **make), partial(action_critic, **make)
+    return _Agent(module(actor), module(critic), space, parts.config)
+
+
+# --- the fragments ------------------------------------------------------------------------------------
+
+
+def _explore(
+    agent: _Agent, weights: TD3Weights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+) -> Decision:
+    """The policy's action with noise; a random one before learning begins."""
+    noise_key, random_key = jax.random.split(key)
+    action = agent.actor(weights.actor, observation)
+    noise = agent.config.exploration_noise * jax.random.normal(noise_key, action.shape)
+    random = random_action(agent.action_space, random_key, action_mask)
+    return Decision(jnp.where(weights.is_random, random, agent.disturbed(action, noise)), memory, ())
+
+
+def _act(
+    agent: _Agent, weights: TD3Weights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+) -> Decision:
+    """The policy's action."""
+    return Decision(agent.actor(weights.actor, observation), memory, ())
+
+
+def _start(agent: _Agent, optimiser: optax.GradientTransformation, key: Key) -> TD3Learner:
+    actor_key, first_key, second_key = jax.random.split(key, 3)
+    critics = agent.critic.start(first_key), agent.critic.start(second_key)
+    networks = TD3Networks(agent.actor.start(actor_key), critics)
+    states = TD3Networks(*map(optimiser.init, networks))
+    return TD3Learner(networks, networks, states, start_progress())
+
+
+def _loss(
+    agent: _Agent, networks: TD3Networks, learner: TD3Learner, sample: Transitions, sequence: PyTree[Array]
+) -> tuple[Float[Array, ""], Metrics]:
+    """The losses of ONE transition: each has gradients with respect to its own network alone."""
+    config, targets = agent.config, learner.targets
+    next_action = agent.actor(targets.actor, sample.next_observation)
+    noise = config.target_noise * jax.random.normal(sample.key, next_action.shape)
+    noise = jnp.clip(noise, -config.target_noise_clip, config.target_noise_clip)
+    next_action = agent.disturbed(next_action, noise)
+    next_value = jnp.minimum(*[agent.critic(c, sample.next_observation, next_action) for c in targets.critics])
+    target = sample.reward + sample.discount * next_value
+    values = jnp.stack([agent.critic(c, sample.observation, sample.action) for c in networks.critics])
+    critic_loss = sample.weight * 0.5 * jnp.sum(jnp.square(values - target))
+
+    def actor_loss() -> Float[Array, ""]:
+        action = agent.actor(networks.actor, sample.observation)
+        return -agent.critic(jax.lax.stop_gradient(networks.critics[0]), sample.observation, action)
+
+    policy_loss = jax.lax.cond(_moves_actor(config, learner), actor_loss, lambda: jnp.float32(0))
+    return critic_loss + policy_loss, {
+        "losses/critic": critic_loss,
+        "losses/policy": policy_loss,
+        "losses/q": jnp.mean(values),
+    }
+
+
+def _moves_actor(config: TD3Config, learner: TD3Learner) -> Bool[Array, ""]:
+    return (learner.progress.updates + 1) % config.policy_delay == 0
+
+
+def _update(
+    agent: _Agent,
+    optimiser: optax.GradientTransformation,
+    learner: TD3Learner,
+    gradients: TD3Networks,
+    *,
+    share: float = 1.0,
+) -> TD3Learner:
+    before, states = learner.networks, learner.optimisers
+    critics, critics_state = descend(optimiser, before.critics, states.critics, gradients.critics, share=share)
+    moved = descend(optimiser, before.actor, states.actor, gradients.actor, share=share)
+    moves = _moves_actor(agent.config, learner)
+    if_due = lambda new, old: jax.tree.map(partial(jnp.where, moves), new, old)
+    actor, actor_state = if_due(moved, (before.actor, states.actor))
+    networks = TD3Networks(actor, critics)
+    targets = if_due(follow(learner.targets, networks, agent.config.tau), learner.targets)
+    return TD3Learner(networks, targets, TD3Networks(actor_state, critics_state), counted(learner.progress))

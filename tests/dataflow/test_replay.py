@@ -1,0 +1,245 @@
+"""The replay memory, against plain lists of all steps that were ever made.
+
+Shape letters: `T` steps of a rollout, `E` environments.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.dataflow import Batch, Ring, draw, empty_rings, fill, is_filled
+from rollmill.dataflow.graph import Step
+from rollmill.dataflow.priorities import BLOCK
+from rollmill.dataflow.replay import store, with_errors
+
+T, E = 5, 4
+GAMMA = 0.9
+
+
+def graph_of(*, capacity, batch_size=64, **options):
+    env = rollmill.make("CartPole-v1")
+    return rollmill.dqn(
+        env,
+        num_envs=E,
+        num_steps=T,
+        buffer_size=E * capacity,
+        batch_size=batch_size,
+        learning_starts=batch_size,
+        gamma=GAMMA,
+        **options,
+    )
+
+
+class History:
+    """All steps of all environments: observations are (environment, number of the step, final or not, 0)."""
+
+    def __init__(self, seed, *, truncated=0.2, terminated=0.2):
+        self.rng = np.random.default_rng(seed)
+        self.rates = truncated, terminated
+        self.steps = [[] for _ in range(E)]
+
+    def rollout(self):
+        """The next steps of all environments, as a policy collects them."""
+        for environment, steps in enumerate(self.steps):
+            for _ in range(T):
+                number = len(steps)
+                truncated, terminated = (self.rng.random() < rate for rate in self.rates)
+                steps.append(
+                    {
+                        "observation": [environment, number, 0, 0],
+                        "final": [environment, number, 1, 0],
+                        "action": int(self.rng.integers(2)),
+                        "reward": float(self.rng.normal()),
+                        "terminated": terminated,
+                        "truncated": truncated,
+                    }
+                )
+        newest = [steps[-T:] for steps in self.steps]
+        column = lambda name, dtype: jnp.asarray([[newest[e][t][name] for e in range(E)] for t in range(T)], dtype)
+        return Step(
+            observation=column("observation", jnp.float32),
+            action_mask=(),
+            action=column("action", jnp.int32),
+            extras=(),
+            reward=column("reward", jnp.float32),
+            terminated=column("terminated", bool),
+            truncated=column("truncated", bool),
+            final_observation=column("final", jnp.float32),
+            final_memory=(),
+            info={},
+        )
+
+    def oldest(self, environment, capacity):
+        """The first step whose slot is still there: one slot a step, and one for each final observation."""
+        steps, slots = self.steps[environment], []
+        total = 0
+        for step in steps:
+            slots.append(total)
+            total += 1 + (step["truncated"] and not step["terminated"])
+        return next(n for n, slot in enumerate(slots) if slot >= total - capacity)
+
+    def drawable(self, capacity):
+        """Environments and numbers of all steps that may be drawn."""
+        return {
+            (environment, number)
+            for environment, steps in enumerate(self.steps)
+            for number in range(self.oldest(environment, capacity), len(steps) - 1)
+        }
+
+    def transition(self, environment, number, n_step):
+        """Reward, discount and next observation of the transition that begins with a step."""
+        steps = self.steps[environment]
+        reward, factor = 0.0, 1.0
+        for n in range(n_step):
+            step = steps[number + n]
+            reward += factor * step["reward"]
+            factor *= GAMMA
+            if step["terminated"]:
+                return reward, 0.0, None
+            if step["truncated"]:
+                return reward, factor, step["final"]
+            if n + 1 == n_step or number + n + 1 >= len(steps) - 1:
+                return reward, factor, steps[number + n + 1]["observation"]
+        raise AssertionError
+
+
+def filled(graph, history, rollouts):
+    index = jnp.arange(E, dtype=jnp.int32)
+    rings = empty_rings(graph, index)
+    width = E // graph.loops.num_shards
+    keep = jax.jit(partial(store, shard_width=width))
+    for _ in range(rollouts):
+        rings = keep(rings, history.rollout())
+    return rings
+
+
+def drawn_from(graph, rings, *, times):
+    index = jnp.arange(E, dtype=jnp.int32)
+    each = jax.jit(lambda rings, key: draw(graph, rings, key, index))
+    return [each(rings, jax.random.key(n)) for n in range(times)]
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.parametrize("rollouts", [1, 3, 4, 13], ids=["fresh", "before the end", "at the end", "wrapped"])
+def test_transitions_are_those_that_happened(rollouts, prioritised, n_step):
+    capacity = 24
+    graph = graph_of(capacity=capacity, n_step=n_step, prioritised=prioritised)
+    history = History(rollouts)
+    rings = filled(graph, history, rollouts)
+    seen = set()
+    for drawn in drawn_from(graph, rings, times=8):
+        batch = jax.tree.map(np.asarray, drawn.transitions._replace(key=()))
+        assert np.all(batch.weight > 0)
+        for n in range(len(batch.reward)):
+            environment, number = map(int, batch.observation[n][:2])
+            seen.add((environment, number))
+            reward, discount, following = history.transition(environment, number, n_step)
+            assert batch.action[n] == history.steps[environment][number]["action"]
+            np.testing.assert_allclose(batch.reward[n], reward, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(batch.discount[n], discount, rtol=1e-6)
+            if following is not None:
+                np.testing.assert_array_equal(batch.next_observation[n], following)
+    assert seen == history.drawable(capacity), "all that is stored is drawn, and nothing else"
+
+
+def test_every_transition_is_drawn_equally_often():
+    capacity = 16
+    graph = graph_of(capacity=capacity, batch_size=32, num_shards=1)
+    history = History(0, truncated=0.5)  # environments keep different numbers of steps
+    rings = filled(graph, history, 6)
+    counts = dict.fromkeys(history.drawable(capacity), 0)
+    times = 400
+    for drawn in drawn_from(graph, rings, times=times):
+        for environment, number in np.asarray(drawn.transitions.observation)[:, :2].astype(int):
+            counts[environment, number] += 1
+    expected = times * 32 / len(counts)
+    statistic = sum((count - expected) ** 2 / expected for count in counts.values())
+    assert statistic < len(counts) + 5 * np.sqrt(2 * len(counts))
+    assert len({number for number in map(int, rings.steps - rings.oldest)}) > 1
+
+
+def test_prioritised_draws_follow_errors_and_weights_correct_for_them():
+    capacity = 200  # more than one block of priorities
+    assert capacity > BLOCK
+    graph = graph_of(capacity=capacity, prioritised=True, priority_exponent=1.0, weight_exponent=1.0, num_shards=1)
+    history = History(1)
+    rings = filled(graph, history, 60)
+    error = lambda observation: 0.1 + (observation[1] % 7)
+
+    def learn(rings, drawn):
+        errors = lambda learner, minibatch: jax.vmap(error)(minibatch.samples.observation)
+        return with_errors(graph._replace(replay=graph.replay._replace(errors=errors)), None, rings, drawn)
+
+    index = jnp.arange(E, dtype=jnp.int32)
+
+    @jax.jit
+    def again(rings, key):
+        drawn = draw(graph, rings, key, index)
+        return learn(rings, drawn), drawn
+
+    for n in range(400):
+        rings, _ = again(rings, jax.random.key(n))
+    drawable = history.drawable(capacity)
+    priorities = {at: float(error(np.asarray([at[0], at[1], 0, 0], np.float32))) for at in drawable}
+    known = np.asarray(rings.priorities.values).reshape(E, -1)
+    for (environment, number), priority in priorities.items():
+        np.testing.assert_allclose(known[environment, number % capacity], priority, rtol=1e-4)
+    np.testing.assert_allclose(known.sum(), sum(priorities.values()), rtol=1e-4)
+    np.testing.assert_allclose(rings.priorities.sums, rings.priorities.values.sum(axis=-1), rtol=1e-6)
+    counts = dict.fromkeys(drawable, 0)
+    total = sum(priorities.values())
+    for n in range(400):
+        _, drawn = again(rings, jax.random.key(1000 + n))
+        places = np.asarray(drawn.transitions.observation)[:, :2].astype(int)
+        for (environment, number), weight in zip(places, np.asarray(drawn.transitions.weight), strict=True):
+            counts[environment, number] += 1
+            probability = priorities[environment, number] / total
+            np.testing.assert_allclose(weight, 1 / (len(drawable) * probability), rtol=1e-3)
+    expected = {at: 400 * 64 * priority / total for at, priority in priorities.items()}
+    statistic = sum((counts[at] - expected[at]) ** 2 / expected[at] for at in drawable)
+    assert statistic < len(drawable) + 5 * np.sqrt(2 * len(drawable))
+
+
+def test_new_steps_are_drawn_before_their_errors_are_known():
+    capacity = 100
+    graph = graph_of(capacity=capacity, prioritised=True, num_shards=1)
+    rings = filled(graph, History(2, truncated=0), 3)
+    values = np.asarray(rings.priorities.values).reshape(E, -1)
+    assert (values[:, : 3 * T - 1] == 1).all() and (values[:, 3 * T - 1 :] == 0).all()
+
+
+@pytest.mark.parametrize("prioritised", [False, True])
+def test_halves_of_the_environments_draw_their_halves_of_a_minibatch(prioritised):
+    graph = graph_of(capacity=24, prioritised=prioritised, num_shards=4)
+    rings = filled(graph, History(3), 7)
+    key, index = jax.random.key(5), jnp.arange(E, dtype=jnp.int32)
+    whole = draw(graph, rings, key, index).transitions
+    halves = [
+        draw(graph, jax.tree.map(lambda leaf: leaf[part], rings), key, index[part]).transitions  # noqa: B023
+        for part in (slice(0, 2), slice(2, 4))
+    ]
+    for one, two, both in zip(*map(jax.tree.leaves, (*halves, whole)), strict=True):
+        assert (jnp.concatenate([one, two]) == both).all()
+
+
+def test_learning_waits_until_enough_is_stored():
+    graph = graph_of(capacity=100, batch_size=32)
+    history, index = History(4), jnp.arange(E, dtype=jnp.int32)
+    rings = empty_rings(graph, index)
+    stored = []
+    for _ in range(4):
+        rings = store(rings, history.rollout(), shard_width=1)
+        stored.append(bool(is_filled(graph.replay, rings, graph.loops)))
+    assert stored == [T * E * n >= 32 + E for n in range(1, 5)]
+    assert 0 < float(fill(rings)) < 1
+
+
+def test_a_graph_without_a_replay_memory_has_no_rings():
+    assert empty_rings(rollmill.ppo("CartPole-v1"), jnp.arange(2)) == ()
+    assert isinstance(empty_rings(graph_of(capacity=24), jnp.arange(2)), Ring)
+    assert Batch(())
