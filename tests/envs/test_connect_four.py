@@ -58,13 +58,13 @@ class Reference:
         return any(length(*d) + length(-d[0], -d[1]) >= 3 for d in ((1, 0), (0, 1), (1, 1), (1, -1)))
 
 
-def stones(boards):
-    """Words of bits from boards `[..., 6, 7]` whose top row comes first."""
+def has_four(boards):
+    """For boards `[N, 6, 7]` whose top row comes first."""
+    boards = np.asarray(boards, np.int64)
     weights = 1 << (8 * np.arange(2, -1, -1)[:, None] + np.arange(7))
-    words = [
-        (np.asarray(rows, np.int64) * weights).sum((-2, -1)) for rows in (boards[..., :3, :], boards[..., 3:, :])
-    ]
-    return Stones(*(jnp.asarray(word, jnp.uint32) for word in words))
+    words = [(rows * weights).sum((1, 2)) for rows in (boards[:, :3], boards[:, 3:])]
+    asked = jax.vmap(lambda upper, lower: connect_four.has_four(Stones(upper, lower)))
+    return np.asarray(asked(*(jnp.asarray(word, jnp.uint32) for word in words)))
 
 
 LINES = [
@@ -80,10 +80,6 @@ def board_of(squares):
     for square in squares:
         board[square] = 1
     return board
-
-
-def has_four(boards):
-    return np.asarray(jax.vmap(connect_four.has_four)(stones(np.stack(boards))))
 
 
 def test_each_of_the_69_lines_wins_and_three_of_it_do_not():
@@ -117,22 +113,28 @@ def test_random_boards_have_four_where_one_of_the_lines_is_full():
 @pytest.mark.parametrize(("legal", "least"), [(1.0, 2_000), (0.8, 2_000)])
 def test_games_are_those_of_the_reference(legal, least):
     moves = play(envs.auto_reset(envs.make("ConnectFour-v0")), num_games=256, num_steps=190, legal=legal)
-    winners = np.asarray(jax.vmap(jax.vmap(connect_four.winner))(moves.state))
-    results = []
+    assert (jax.vmap(jax.vmap(connect_four.winner))(moves.state) == -1).all()
+    final = moves.timestep.info["final_observation"]
+    seen, legal_columns, players, ended, afterwards = [], [], [], [], []
     for game in range(256):
         reference = Reference()
         for t in range(190):
-            np.testing.assert_array_equal(moves.observation[t, game], reference.planes())
-            np.testing.assert_array_equal(moves.mask[t, game], reference.legal())
-            assert (moves.to_move[t, game], winners[t, game]) == (reference.player, -1)
-            reward, over = reference.move(moves.action[t, game])
-            assert (moves.timestep.reward[t, game], moves.timestep.terminated[t, game]) == (reward, over)
-            if over:
-                final = moves.timestep.info["final_observation"][t, game]
-                np.testing.assert_array_equal(final, reference.planes())
-                results.append(reward)
+            seen.append(reference.planes())
+            legal_columns.append(reference.legal())
+            players.append(reference.player)
+            ended.append(reference.move(moves.action[t, game]))
+            afterwards.append(reference.planes())
+            if ended[-1][1]:
                 reference = Reference()
-    assert len(results) > least and set(results) == ({0, 1} if legal == 1 else {0, 1, -1})
+    by_game = lambda array: np.swapaxes(array, 0, 1).reshape(-1, *array.shape[2:])
+    np.testing.assert_array_equal(by_game(moves.observation), seen)
+    np.testing.assert_array_equal(by_game(moves.mask), legal_columns)
+    np.testing.assert_array_equal(by_game(moves.to_move), players)
+    rewards, over = np.array(ended).T
+    np.testing.assert_array_equal(by_game(moves.timestep.reward), rewards)
+    np.testing.assert_array_equal(by_game(moves.timestep.terminated), over)
+    np.testing.assert_array_equal(by_game(final), afterwards)
+    assert over.sum() > least and set(rewards) == ({0, 1} if legal == 1 else {0, 1, -1})
 
 
 def replayed(columns):

@@ -22,11 +22,9 @@ def bits(position, symbol):
 def states(positions):
     own = [bits(p, reference.player(p)) for p in positions]
     opponent = [bits(p, "XO".replace(reference.player(p), "")) for p in positions]
-    return TicTacToeState(
-        own=jnp.array(own, jnp.uint32),
-        opponent=jnp.array(opponent, jnp.uint32),
-        moves=jnp.array([9 - p.count(".") for p in positions], jnp.int32),
-    )
+    moves = [9 - p.count(".") for p in positions]
+    words = jnp.array(own, jnp.uint32), jnp.array(opponent, jnp.uint32)
+    return jax.vmap(TicTacToeState)(*words, jnp.array(moves, jnp.int32))
 
 
 def planes(position):

@@ -51,7 +51,7 @@ PRESETS = {"go_9x9": {"size": 9}, "go_19x19": {"size": 19}}
 class PgxState(eqx.Module):
     """Pgx's state without its observation, and Pgx's number of the player who moved first."""
 
-    game: PyTree[Array]
+    game: PyTree
     first: Int[Array, ""]
 
 
