@@ -12,7 +12,7 @@ from played_games import play
 
 from rollmill import envs
 from rollmill.core.errors import UsageError
-from rollmill.envs.adapters.pgx import WITHOUT_SECRETS
+from rollmill.envs.adapters.pgx import PLANNABLE
 from rollmill.envs.adapters.promotion import standard_promotion
 
 pgx = pytest.importorskip("pgx", reason="pip install 'rollmill[pgx]'")
@@ -70,7 +70,7 @@ def test_games_keep_the_contract(name):
     env = envs.make(f"pgx:{name}")
     envs.check_environment(env, num_steps=30)
     assert env.num_players == pgx.make(name).num_players
-    assert (env.planning_state is not None) == (name in WITHOUT_SECRETS)
+    assert (env.planning_state is not None) == (name in PLANNABLE)
 
 
 @pytest.mark.slow
@@ -130,11 +130,11 @@ def uses_its_key(name):
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow) if name in ("animal_shogi", "shogi") else name
-        for name in sorted(WITHOUT_SECRETS | WITH_CHANCE)
+        for name in sorted(PLANNABLE | WITH_CHANCE)
     ],
 )
 def test_planners_step_the_games_whose_steps_are_not_random(name):
-    assert uses_its_key(name) == (name not in WITHOUT_SECRETS)
+    assert uses_its_key(name) == (name not in PLANNABLE)
 
 
 def test_options_are_those_of_the_games_class():

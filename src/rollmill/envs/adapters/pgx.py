@@ -25,7 +25,7 @@ from rollmill.envs.transforms import plannable
 TOO_MANY_PLAYERS = {"bridge_bidding": 4, "mahjong": 4, "sparrow_mahjong": 3}
 """Number of players of the games that are no environment for one player or two."""
 
-WITHOUT_SECRETS = frozenset(
+PLANNABLE = frozenset(
     {
         "animal_shogi",
         "chess",
@@ -84,7 +84,7 @@ def make(name: str, **options: Any) -> Environment:
             num_players=source.num_players,
             to_move=_to_move if source.num_players == 2 else None,
         )
-        return promoting(plannable(env) if name in WITHOUT_SECRETS else env)
+        return promoting(plannable(env) if name in PLANNABLE else env)
 
 
 def _import_pgx() -> ModuleType:
