@@ -293,6 +293,64 @@ def test_masked_rollouts_draw_legal_actions_only(space, legal, allowed):
         envs.check_environment(env._replace(action_mask=None))
 
 
+def player_of(state, params):
+    return (state["count"] % 2).astype(jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_players": 3, "to_move": player_of}, "num_players is 3, expected 1 or 2"),
+        ({"num_players": 2}, "num_players=2 and no to_move were given; expected to_move, which maps state and"),
+        ({"to_move": player_of}, "num_players=1 and to_move were given"),
+        (
+            {"num_players": 2, "to_move": lambda state, params: state["count"] > 1},
+            r"to_move returned bool\[\], expected int32\[\]",
+        ),
+        (
+            {"num_players": 2, "to_move": lambda state, params: jnp.zeros(2, jnp.int32)},
+            r"to_move returned int32\[2\], expected int32\[\]",
+        ),
+        (
+            {"num_players": 2, "to_move": lambda state, params: state["count"] // 4},
+            r"to_move is 2 before step \d+, expected 0 or 1",
+        ),
+    ],
+)
+def test_games_of_two_say_whose_turn_it_is(changes, message):
+    envs.check_environment(environment(num_players=2, to_move=player_of))
+    fails(f"Good: {message}", **changes)
+
+
+def test_agents_are_not_players():
+    env = envs.make("TagGridWorld-Small-v0")._replace(num_players=2, to_move=lambda state, params: jnp.int32(0))
+    with pytest.raises(ContractError, match="agents and num_players=2 were given, expected one of them"):
+        envs.check_environment(env)
+
+
+def test_a_planner_must_find_the_environments_own_steps():
+    env = environment()
+    envs.check_environment(envs.plannable(env))
+    envs.check_environment(envs.time_limit(envs.plannable(env), 5))  # its planning state has no clock
+    fails(
+        r"Timestep.observation differs between a step and the same from planning_state",
+        planning_state=lambda state, params: {"count": state["count"] + 1},
+    )
+    fails(
+        "planning_state raised KeyError: 'board'",
+        planning_state=lambda state, params: state["board"],
+    )
+
+
+def test_random_steps_cannot_be_planned():
+    def step(key, state, action, params):
+        return good_step(key, state, jax.random.randint(key, (), 0, 2), params)
+
+    envs.check_environment(environment(step=step))
+    with pytest.raises(ContractError, match="with another key, expected no difference: leave planning_state out"):
+        envs.check_environment(envs.plannable(environment(step=step)))
+
+
 def test_an_environment_that_resets_itself_is_found():
     env = envs.auto_reset(environment())
     with pytest.raises(ContractError, match="ended an episode returned a state and an observation like those of"):

@@ -16,7 +16,9 @@ def own_names(monkeypatch):
 def test_every_registered_environment_has_its_name_and_a_description():
     listed = envs.registered()
     assert [name for name, _ in listed] == sorted(name for name, _ in listed)
-    assert {"CartPole-v1", "TMaze-v0", "Probe-Truncation-v0", "DictGoal-v0"} <= {name for name, _ in listed}
+    assert {"CartPole-v1", "ConnectFour-v0", "TMaze-v0", "TicTacToe-v0", "DictGoal-v0"} <= {
+        name for name, _ in listed
+    }
     for name, description in listed:
         env = envs.make(name)
         assert isinstance(env, Environment) and env.name == name
@@ -82,7 +84,7 @@ def test_options_of_gymnax_are_its_parameters_too():
 def test_unknown_names_offer_the_nearest():
     with pytest.raises(UsageError, match=r"unknown environment 'CartPole-v0'. Did you mean CartPole-v1\b"):
         envs.make("CartPole-v0")
-    with pytest.raises(UsageError, match="Others: envpool:ID, gymnasium:ID, gymnax:ID"):
+    with pytest.raises(UsageError, match="Others: envpool:ID, gymnasium:ID, gymnax:ID, pgx:ID"):
         envs.make("Xyzzy")
 
 

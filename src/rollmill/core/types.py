@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 Key: TypeAlias = PRNGKeyArray
 """A typed random key, as `jax.random.key` returns; shape `[]`."""
@@ -82,6 +82,14 @@ class Environment(NamedTuple):
     spaces are `Dict`s of the kinds' spaces with that axis; `terminated` and `truncated` end the episode
     for all. `active` marks the agents that still take part: actions and rewards of the others are ignored.
     `central` is the input of a centralised critic.
+
+    A zero-sum game of two players who act by turns has `num_players=2` and tells by `to_move` whose turn it is:
+    player 0, who makes the first move of an episode, or player 1. The observation, the action and its mask are
+    those of the player to move; the reward of a step is that of the player who made the move, and the other
+    player's is its negative. A player who makes an illegal move loses: reward -1, terminated.
+
+    A planner, such as a tree search, steps copies of the environment by itself. It does so without transforms:
+    `planning_state` takes their parts off the state.
     """
 
     name: str
@@ -96,6 +104,13 @@ class Environment(NamedTuple):
     """Active agents of each kind, `[count]`. Default: all agents."""
     central: Callable[[State, Params], Float[Array, "..."]] | None = None
     """Input of a centralised critic, `[features]`. Default: the observations of all agents."""
+    num_players: int = 1
+    """2 for a zero-sum game of two players; the agents of a multi-agent environment are not players."""
+    to_move: Callable[[State, Params], Int[Array, ""]] | None = None
+    """The player whose turn it is, 0 or 1 as int32; given if there are two players."""
+    planning_state: Callable[[State, Params], PyTree[Array]] | None = None
+    """State from which a planner can step the environment itself: that of the environment as its author wrote it,
+    which a transform's state contains. None if it cannot be planned in."""
     options: Options = NO_OPTIONS
     """Options that `make` was given besides the name; a run records both, to make the environment again."""
 

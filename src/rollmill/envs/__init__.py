@@ -14,7 +14,7 @@ from rollmill.envs.normalisation import (
 )
 from rollmill.envs.registry import as_environment, is_on_host, is_own_name, make, register, registered
 from rollmill.envs.strong_types import strongly_typed
-from rollmill.envs.transforms import auto_reset, time_limit, vary, vectorise, wrap
+from rollmill.envs.transforms import auto_reset, plannable, time_limit, vary, vectorise, wrap
 
 __all__ = [
     "RunningStatistics",
@@ -31,6 +31,7 @@ __all__ = [
     "joint_spaces",
     "make",
     "normalise",
+    "plannable",
     "record_discounted_returns",
     "record_episodes",
     "register",

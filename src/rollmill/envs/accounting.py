@@ -31,6 +31,10 @@ def record_episodes(env: Environment) -> Environment:
     `episode_return` is the mean over all agents of all kinds: the team's return if all get the same rewards, and
     about zero in a zero-sum game. `info["agent_returns"]` is then a dictionary with the mean over the agents of
     each kind.
+
+    In a game of two players, the return is that of player 0, who moves first: the rewards of its own moves less
+    those of the opponent's. Where a win pays 1, the mean over episodes is the share of games that the first player
+    won, less the share that it lost.
     """
 
     def reset(key, params):
@@ -64,14 +68,24 @@ def _zero_returns(env: Environment) -> dict[str, Float[Array, ""]]:
 def _mean_rewards(
     env: Environment, state: State, timestep: Timestep, params: Params
 ) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
-    """Mean reward of each kind in a step from `state`, and of all agents; inactive agents count as 0."""
+    """Mean reward of each kind in a step from `state`, and of all agents; inactive agents count as 0.
+
+    Without agents there are no kinds, and the mean is the reward itself, in a game of two that of player 0.
+    """
     if not env.agents:
-        return {}, timestep.reward
+        return {}, _first_players_reward(env, state, timestep, params)
     active = active_agents(env, state, params)
     rewards = {name: jnp.where(active[name], timestep.reward[name], 0) for name in active}
     num_agents = sum(kind.count for kind in env.agents)
     overall = jnp.sum(jnp.stack([reward.sum() for reward in rewards.values()])) / num_agents
     return {name: reward.mean() for name, reward in rewards.items()}, overall
+
+
+def _first_players_reward(env: Environment, state: State, timestep: Timestep, params: Params) -> Float[Array, ""]:
+    """Reward of player 0 in a step from `state`: of the only player, or in a zero-sum game of two."""
+    if env.to_move is None:
+        return timestep.reward
+    return jnp.where(env.to_move(state, params) == 0, timestep.reward, -timestep.reward)
 
 
 class DiscountedState(eqx.Module):

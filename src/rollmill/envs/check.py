@@ -12,6 +12,8 @@ from rollmill.envs.check_run import (
     check_finite,
     check_legal_actions,
     check_no_auto_reset,
+    check_planning,
+    check_to_move,
     check_vmapped,
     rollout,
 )
@@ -25,6 +27,8 @@ from rollmill.envs.check_trace import (
     check_no_callbacks,
     check_observation_space,
     check_params,
+    check_planning_state,
+    check_players,
     check_purity,
     check_same_types,
     trace_environment,
@@ -86,6 +90,8 @@ def check_types(env: Environment) -> Traced:
     check_info(env, traced)
     check_observation_space(env, traced)
     check_action_mask(env, traced)
+    check_players(env, traced)
+    check_planning_state(env, traced)
     return traced
 
 
@@ -101,8 +107,10 @@ def _check_by_running(env: Environment, seed: int, num_steps: int) -> Rollout:
     check_finite(env, record)
     check_bounds(env, record)
     check_legal_actions(env, record)
+    check_to_move(env, record)
     check_no_auto_reset(env, record)
     check_vmapped(env, record)
+    check_planning(env, record)
     return record
 
 

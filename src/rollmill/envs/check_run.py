@@ -108,6 +108,17 @@ def check_legal_actions(env: Environment, record: Rollout) -> None:
             )
 
 
+def check_to_move(env: Environment, record: Rollout) -> None:
+    """Checks that `to_move`, if any, is player 0 or player 1 before every step."""
+    if env.to_move is None:
+        return
+    players = np.asarray(jax.vmap(env.to_move, in_axes=(0, None))(record.steps.state, env.params))
+    known = (players == 0) | (players == 1)
+    if not known.all():
+        first = int(np.argmin(known))
+        raise ContractError(f"{env.name}: to_move is {players[first]} before step {first}, expected 0 or 1.")
+
+
 def check_no_auto_reset(env: Environment, record: Rollout) -> None:
     """Checks that a step that ends an episode returns its final state, not the first one of the next episode.
 
@@ -129,16 +140,37 @@ def check_no_auto_reset(env: Environment, record: Rollout) -> None:
 def check_vmapped(env: Environment, record: Rollout) -> None:
     """Checks that steps under `jax.vmap` return the same results as single steps."""
     steps = record.steps
-    lifted = jax.vmap(env.step, in_axes=(0, 0, 0, None))
     with blaming(f"{env.name}: step under jax.vmap"):
-        batched = jax.jit(lifted)(steps.keys, steps.state, steps.action, env.params)  # noqa: TID251, as above
-    single = jax.tree_util.tree_leaves_with_path(steps.timestep)
-    for (path, expected), result in zip(single, jax.tree.leaves(batched), strict=True):
-        if not _is_close(_data(result), _data(expected)):
-            raise ContractError(
-                f"{env.name}: Timestep{jax.tree_util.keystr(path)} differs between step alone and step under "
-                "jax.vmap, expected the same: look for operations that mix environments or for custom_vmap."
-            )
+        batched = _lifted_step(env, steps.keys, steps.state, steps.action)
+    different = _first_difference(batched, steps.timestep)
+    if different is not None:
+        raise ContractError(
+            f"{env.name}: Timestep{different} differs between step alone and step under jax.vmap, expected the "
+            "same: look for operations that mix environments or for custom_vmap."
+        )
+
+
+def check_planning(env: Environment, record: Rollout) -> None:
+    """Checks that a step from the planning state, with another key, returns the same results as the step itself.
+
+    Passes over environments with transforms, whose planning state is not a state of theirs.
+    """
+    steps = record.steps
+    if env.planning_state is None:
+        return
+    states = jax.vmap(env.planning_state, in_axes=(0, None))(steps.state, env.params)
+    if jax.tree.structure(states) != jax.tree.structure(steps.state):
+        return
+    keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(steps.keys, 1)
+    with blaming(f"{env.name}: step from planning_state"):
+        planned = _lifted_step(env, keys, states, steps.action)
+    different = _first_difference(planned, steps.timestep)
+    if different is not None:
+        raise ContractError(
+            f"{env.name}: Timestep{different} differs between a step and the same from planning_state with "
+            "another key, expected no difference: leave planning_state out where steps are random or depend on "
+            "what a player does not know."
+        )
 
 
 def _rollout(env: Environment, key: Key, params: Params, num_steps: int) -> Rollout:
@@ -188,6 +220,22 @@ def _draw_legal(key: Key, space: Any, mask: Bool[Array, "..."]) -> Action:
     assert possible is not None
     pick = jax.random.categorical(key, jnp.where(mask & possible, 0.0, -jnp.inf))
     return pick + jnp.asarray(space.start, pick.dtype)
+
+
+def _lifted_step(env: Environment, keys: KeyArray[Array, " T"], states: State, actions: Action) -> Timestep:
+    """Steps from T states at once."""
+    lifted = jax.vmap(env.step, in_axes=(0, 0, 0, None))
+    return jax.jit(lifted)(keys, states, actions, env.params)  # noqa: TID251, as above
+
+
+def _first_difference(results: Timestep, expected: Timestep) -> str | None:
+    """Path of the first leaf that differs by more than rounding; None if all are equal."""
+    for (path, right), result in zip(
+        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(results), strict=True
+    ):
+        if not _is_close(_data(result), _data(right)):
+            return jax.tree_util.keystr(path)
+    return None
 
 
 def _check_not_nan(name: str, what: str, values: Any, when: str) -> None:

@@ -168,6 +168,36 @@ def check_agents(env: Environment, traced: Traced) -> None:
             check(env, types)
 
 
+def check_players(env: Environment, traced: Traced) -> None:
+    """Checks that there are one or two players, and that `to_move` returns one int32 exactly if there are two."""
+    if env.num_players not in (1, 2):
+        raise ContractError(
+            f"{env.name}: num_players is {env.num_players}, expected 1 or 2: agents may be more, and act at once."
+        )
+    if env.num_players == 2 and env.agents:
+        raise ContractError(
+            f"{env.name}: agents and num_players=2 were given, expected one of them: players act by turns, agents "
+            "at once."
+        )
+    if (env.to_move is None) != (env.num_players == 1):
+        given = "no to_move" if env.to_move is None else "to_move"
+        raise ContractError(
+            f"{env.name}: num_players={env.num_players} and {given} were given; expected to_move, which maps "
+            "state and params to the player whose turn it is, if there are two players."
+        )
+    if env.to_move is None:
+        return
+    _, types = _trace(env, "to_move", env.to_move, traced.timestep.state, env.params)
+    if not _same_types(types, jax.ShapeDtypeStruct((), jnp.int32)):
+        raise ContractError(f"{env.name}: to_move returned {_outline(types)}, expected int32[].")
+
+
+def check_planning_state(env: Environment, traced: Traced) -> None:
+    """Checks that `planning_state`, if any, can be traced."""
+    if env.planning_state is not None:
+        _trace(env, "planning_state", env.planning_state, traced.timestep.state, env.params)
+
+
 def _check_active(env: Environment, types: Any) -> None:
     flags = {kind.name: jax.ShapeDtypeStruct((kind.count,), jnp.bool_) for kind in env.agents}
     expected = {name: flag for name, flag in flags.items() if name in types} if isinstance(types, dict) else {}

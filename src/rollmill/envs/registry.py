@@ -1,4 +1,4 @@
-"""Environments by name: `CartPole-v1` (built in), `gymnax:...`, `gymnasium:...` and `envpool:...` (adapted).
+"""Environments by name: `CartPole-v1` (built in), and by the prefix of an adapter, such as `gymnax:...`.
 
 An adapter is imported at the first use of its prefix, so that the other packages need not be installed.
 """
@@ -16,6 +16,7 @@ from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, HostVe
 from rollmill.envs import probes
 from rollmill.envs.acrobot import acrobot
 from rollmill.envs.cartpole import cartpole
+from rollmill.envs.connect_four import connect_four
 from rollmill.envs.dictionary import dict_goal
 from rollmill.envs.mountain_car import mountain_car
 from rollmill.envs.mountain_car_continuous import mountain_car_continuous
@@ -25,11 +26,13 @@ from rollmill.envs.t_maze import t_maze
 from rollmill.envs.tag_continuous import tag_continuous
 from rollmill.envs.tag_gridworld import tag_gridworld
 from rollmill.envs.tag_small import tag_continuous_small, tag_gridworld_small
+from rollmill.envs.tic_tac_toe import tic_tac_toe
 
 Factory = Callable[..., Environment | HostEnvironment]
 
 _ADAPTERS = {
     "gymnax": "rollmill.envs.adapters.gymnax",
+    "pgx": "rollmill.envs.adapters.pgx",
     "envpool": "rollmill.envs.adapters.envpool",
     "gymnasium": "rollmill.envs.adapters.gymnasium",
 }
@@ -39,6 +42,7 @@ _ON_HOST = ("envpool", "gymnasium")
 _factories: dict[str, Factory] = {
     "Acrobot-v1": acrobot,
     "CartPole-v1": cartpole,
+    "ConnectFour-v0": connect_four,
     "DictGoal-v0": dict_goal,
     "MountainCar-v0": mountain_car,
     "MountainCarContinuous-v0": mountain_car_continuous,
@@ -57,6 +61,7 @@ _factories: dict[str, Factory] = {
     "TagContinuous-v0": tag_continuous,
     "TagGridWorld-Small-v0": tag_gridworld_small,
     "TagGridWorld-v0": tag_gridworld,
+    "TicTacToe-v0": tic_tac_toe,
 }
 
 

@@ -174,6 +174,22 @@ def vectorise(env: Environment, num_envs: int) -> Environment:
     return env._replace(reset=reset, step=step, **_functions_of_state(env, over_copies))
 
 
+def plannable(env: Environment) -> Environment:
+    """Declares that a planner can step an environment from any of its states.
+
+    Its step should follow from state and action alone, whatever the key, and its state should contain nothing that
+    a player may not know: else a planner plans with the luck, or with the opponent's cards, of the copy it steps.
+
+    Args:
+        env: the environment as its author wrote it, before transforms that are added around it.
+
+    Returns:
+        The environment whose `planning_state` is the state itself; later transforms take their own parts off it.
+    """
+    _check_compiled("plannable", env, "plan in an environment of JAX functions")
+    return env._replace(planning_state=lambda state, params: state)
+
+
 def _check_compiled(transform: str, env: Any, alternative: str) -> None:
     """Checks that an environment is made of JAX functions.
 
@@ -205,7 +221,7 @@ def wrap(
 ) -> Environment:
     """Replaces reset and step of an environment by ones whose state wraps the inner state.
 
-    Action mask, active agents and central features are those of the inner state.
+    Action mask, active agents, central features, player to move and planning state are those of the inner state.
 
     Args:
         env: the inner environment.
@@ -225,7 +241,13 @@ def _functions_of_state(
     env: Environment, lift: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> dict[str, Callable[..., Any] | None]:
     """The optional functions of an environment's state, lifted; None for those that it does not have."""
-    functions = {"action_mask": env.action_mask, "active": env.active, "central": env.central}
+    functions = {
+        "action_mask": env.action_mask,
+        "active": env.active,
+        "central": env.central,
+        "to_move": env.to_move,
+        "planning_state": env.planning_state,
+    }
     return {name: function and lift(function) for name, function in functions.items()}
 
 

@@ -5,24 +5,21 @@ reports truncation; in 0.0.x `done` includes the time limit, so the step is comp
 limit, and its `done` is then the termination (the compiler merges the two computations).
 """
 
-import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
-from jaxtyping import Array, PyTree
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.installation import install_command
-from rollmill.core.spaces import struct
-from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
+from rollmill.core.types import Action, Environment, Key, Params, State, Timestep
+from rollmill.envs.adapters.promotion import promoting, standard_promotion
 from rollmill.envs.options import keyword_names, unknown_option
 
 NO_LIMIT = 2**30
@@ -49,7 +46,7 @@ def make(name: str, **options: Any) -> Environment:
     gymnax = _import_gymnax()
     if name not in gymnax.registered_envs:
         raise unknown_name("gymnax environment", name, gymnax.registered_envs)
-    with _lenient():
+    with standard_promotion():
         source, params = _make(gymnax, name, options)
         env = Environment(
             name=f"gymnax:{name}",
@@ -59,7 +56,7 @@ def make(name: str, **options: Any) -> Environment:
             action_space=_space(source.action_space(params)),
             params=params,
         )
-        return _strongly_typed(env)
+        return promoting(env)
 
 
 def _make(gymnax: ModuleType, name: str, options: dict[str, Any]) -> tuple[Any, Any]:
@@ -93,13 +90,6 @@ def _like(environment: str, option: str, value: Any, default: Any) -> Any:
     return value
 
 
-@contextlib.contextmanager
-def _lenient() -> Iterator[None]:
-    """JAX's standard promotion of dtypes and ranks, whatever the caller has set."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
 def _import_gymnax() -> ModuleType:
     try:
         return importlib.import_module("gymnax")
@@ -131,42 +121,6 @@ def _step_of_0(source: Any) -> Step:
         return Timestep(observation, next_state, reward, terminated, truncated, info)
 
     return step
-
-
-def _strongly_typed(env: Environment) -> Environment:
-    """Casts states to the dtypes that they have after a step, and observations to those of the space."""
-    state_struct = _state_struct(env)
-    observation_struct = struct(env.observation_space)
-
-    def reset(key: Key, params: Params) -> tuple[Observation, State]:
-        with _lenient():
-            observation, state = env.reset(key, params)
-            return _cast(observation, observation_struct), _cast(state, state_struct)
-
-    def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
-        with _lenient():
-            timestep = env.step(key, state, action, params)
-            return Timestep(
-                observation=_cast(timestep.observation, observation_struct),
-                state=_cast(timestep.state, state_struct),
-                reward=jnp.asarray(timestep.reward, jnp.float32).reshape(()),
-                terminated=jnp.asarray(timestep.terminated, bool),
-                truncated=jnp.asarray(timestep.truncated, bool),
-                info=timestep.info,
-            )
-
-    return env._replace(reset=reset, step=step)
-
-
-def _state_struct(env: Environment) -> PyTree[jax.ShapeDtypeStruct]:
-    key, action = jax.random.key(0), struct(env.action_space)
-    with _lenient():
-        _, state = jax.eval_shape(env.reset, key, env.params)
-        return jax.eval_shape(env.step, key, state, action, env.params).state
-
-
-def _cast(value: PyTree, like: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]:
-    return jax.tree.map(lambda leaf, s: jnp.asarray(leaf, s.dtype), value, like)
 
 
 def _space(space: Any) -> spaces.Space:

@@ -1,0 +1,57 @@
+"""Environments of packages that need JAX's standard promotion of dtypes and ranks, whatever the caller has set."""
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from rollmill.core.spaces import struct
+from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
+
+
+@contextlib.contextmanager
+def standard_promotion() -> Iterator[None]:
+    """JAX's standard promotion of dtypes and ranks within the block."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def promoting(env: Environment) -> Environment:
+    """Runs reset and step under standard promotion, and casts their results to fixed dtypes.
+
+    States get the dtypes that they have after a step, observations those of the space.
+    """
+    state_struct = _state_struct(env)
+    observation_struct = struct(env.observation_space)
+
+    def reset(key: Key, params: Params) -> tuple[Observation, State]:
+        with standard_promotion():
+            observation, state = env.reset(key, params)
+            return _cast(observation, observation_struct), _cast(state, state_struct)
+
+    def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
+        with standard_promotion():
+            timestep = env.step(key, state, action, params)
+            return Timestep(
+                observation=_cast(timestep.observation, observation_struct),
+                state=_cast(timestep.state, state_struct),
+                reward=jnp.asarray(timestep.reward, jnp.float32).reshape(()),
+                terminated=jnp.asarray(timestep.terminated, bool),
+                truncated=jnp.asarray(timestep.truncated, bool),
+                info=timestep.info,
+            )
+
+    return env._replace(reset=reset, step=step)
+
+
+def _state_struct(env: Environment) -> PyTree[jax.ShapeDtypeStruct]:
+    key, action = jax.random.key(0), struct(env.action_space)
+    with standard_promotion():
+        _, state = jax.eval_shape(env.reset, key, env.params)
+        return jax.eval_shape(env.step, key, state, action, env.params).state
+
+
+def _cast(value: PyTree, like: PyTree[jax.ShapeDtypeStruct]) -> PyTree[Array]:
+    return jax.tree.map(lambda leaf, s: jnp.asarray(leaf, s.dtype), value, like)

@@ -1,0 +1,101 @@
+"""Parts shared by board games of two players: the result of a move, random openings and drawings.
+
+Shape letters: `A` actions, `H` rows and `W` columns of the board.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Key, State, Timestep
+
+NO_PLAYER = -1
+"""In the place of a player: nobody has won."""
+
+
+def move_result(
+    state: State,
+    observation: Float[Array, "H W 2"],
+    *,
+    legal: Bool[Array, ""],
+    won: Bool[Array, ""],
+    drawn: Bool[Array, ""],
+) -> Timestep:
+    """The timestep after a move: reward 1 if it won the game, -1 if it was illegal, and 0 otherwise.
+
+    Args:
+        state: the position after the move.
+        observation: the same, as the next player sees it.
+        legal: False if the rules forbid the move, which ends the game.
+        won: True if the move won the game.
+        drawn: True if it ended the game without a winner.
+    """
+    reward = jnp.where(legal, won.astype(jnp.float32), jnp.float32(-1))
+    return Timestep(
+        observation=observation,
+        state=state,
+        reward=reward,
+        terminated=won | drawn | ~legal,
+        truncated=jnp.zeros((), bool),
+        info={},
+    )
+
+
+def check_opening(name: str, random_plies: int, most: int) -> None:
+    """Checks the length of a random opening.
+
+    Raises:
+        UsageError: it is negative or above `most`.
+    """
+    if not 0 <= random_plies <= most:
+        raise UsageError(f"{name}: random_plies={random_plies} has to be in 0 to {most}, so that a move is left.")
+
+
+def random_opening(
+    key: Key, start: State, move: Callable[[State, Int[Array, ""]], Timestep], *, num_actions: int, num_plies: int
+) -> State:
+    """Plays random moves from a position, each uniform over those that leave the game unfinished.
+
+    It ends with fewer moves if none is left that does not end the game.
+
+    Args:
+        key: random key.
+        start: the first position.
+        move: maps a position and an action to the timestep after that move.
+        num_actions: number of actions, `A`.
+        num_plies: number of moves of both players together.
+    """
+
+    def ply(index: Int[Array, ""], state: State) -> State:
+        ends = jax.vmap(lambda action: move(state, action).terminated)(jnp.arange(num_actions))
+        scores = jax.random.uniform(jax.random.fold_in(key, index), (num_actions,))
+        action = jnp.argmax(jnp.where(ends, jnp.float32(-1), scores))
+        after = move(state, action).state
+        return jax.tree.map(lambda old, new: jnp.where(ends.all(), old, new), state, after)
+
+    return jax.lax.fori_loop(0, num_plies, ply, start) if num_plies else start
+
+
+def winner_of(
+    own_line: Bool[Array, ""], opponents_line: Bool[Array, ""], to_move: Int[Array, ""]
+) -> Int[Array, ""]:
+    """The player who has a line, 0 or 1, or -1 for none; `own_line` is that of the player to move."""
+    opponents = jnp.where(opponents_line, 1 - to_move, NO_PLAYER)
+    return jnp.where(own_line, to_move, opponents).astype(jnp.int32)
+
+
+def draw_board(own: np.ndarray, opponents: np.ndarray, to_move: int) -> str:
+    """A board as lines of text: `X` for stones of player 0, `O` for those of player 1, `.` for empty squares.
+
+    Args:
+        own: squares with stones of the player to move, `[H, W]`.
+        opponents: squares with stones of the other player, `[H, W]`.
+        to_move: the player to move.
+    """
+    first, second = (opponents, own) if to_move else (own, opponents)
+    symbols = np.where(first != 0, "X", np.where(second != 0, "O", "."))
+    return "\n".join(" ".join(row) for row in symbols)

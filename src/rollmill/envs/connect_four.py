@@ -1,0 +1,172 @@
+"""ConnectFour-v0: two players drop stones into seven columns; four in line win.
+
+Allis, "A knowledge-based approach of Connect-Four" (1988), has the rules; the first player wins if both play
+perfectly. Boards are words of bits: a move and the search for lines are some sixty operations on integers.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from rollmill.core.types import Environment, Key, Timestep
+from rollmill.envs.board_games import check_opening, draw_board, move_result, random_opening, winner_of
+from rollmill.envs.transforms import plannable
+
+ROWS, COLUMNS = 6, 7
+SQUARES = ROWS * COLUMNS
+
+ROW_BITS = 8
+"""Bits of a row in a word: one for each column, and one that is always 0, so that no line goes around the edge."""
+WORD_BITS = 3 * ROW_BITS
+BOTTOM_LEFT = 0x01_01_01
+"""The squares of column 0 in a word."""
+UPWARDS = (ROW_BITS - 1, ROW_BITS, ROW_BITS + 1)
+"""Distances in bits to the next square up to the left, up, and up to the right."""
+
+_BITS = (
+    ROW_BITS * np.arange(2, -1, -1, dtype=np.uint32)[:, None, None] + np.arange(COLUMNS, dtype=np.uint32)[:, None]
+)
+"""The bit of each square of a word, `[3, COLUMNS, 1]`; the top row comes first."""
+
+
+class Stones(eqx.Module):
+    """The stones of one player: rows 3 to 5 from the bottom in one word, rows 0 to 2 in another.
+
+    The bit of column `c` in the row `r` of a word is `8 r + c`; every eighth bit is 0.
+    """
+
+    upper: UInt32[Array, ""]
+    lower: UInt32[Array, ""]
+
+    def __or__(self, other: "Stones") -> "Stones":
+        return Stones(self.upper | other.upper, self.lower | other.lower)
+
+
+class ConnectFourState(eqx.Module):
+    """A position: the stones of both players, and the number of moves so far."""
+
+    own: Stones
+    """Stones of the player to move."""
+    opponent: Stones
+    moves: Int[Array, ""]
+
+
+def connect_four(*, random_plies: int = 0) -> Environment:
+    """Connect Four for two players, 7 columns; 1 for four in line, 0 for a draw (Allis 1988).
+
+    The observation is `[row, column, player]`, 1 for a stone: of the player to move in the first plane, of the
+    opponent in the second; row 0 is the top. An action is the column to drop a stone into. A stone in a full
+    column is illegal, and loses.
+
+    Args:
+        random_plies: moves of both players that are played at random before each game, 0 to 41: uniform over those
+            that do not end the game, and fewer if there are none. They count as moves of the game: after an odd
+            number, player 1 moves next.
+    """
+    check_opening("ConnectFour-v0", random_plies, SQUARES - 1)
+
+    def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "6 7 2"], ConnectFourState]:
+        state = random_opening(key, empty(), move, num_actions=COLUMNS, num_plies=random_plies)
+        return observe(state), state
+
+    def step(key: Key, state: ConnectFourState, action: Int[Array, ""], params: tuple[()]) -> Timestep:
+        return move(state, action)
+
+    env = Environment(
+        name="ConnectFour-v0",
+        reset=reset,
+        step=step,
+        observation_space=spaces.Box(0.0, 1.0, (ROWS, COLUMNS, 2), np.float32),
+        action_space=spaces.Discrete(COLUMNS),
+        action_mask=lambda state, params: legal_columns(state),
+        num_players=2,
+        to_move=lambda state, params: to_move(state),
+    )
+    return plannable(env)
+
+
+def empty() -> ConnectFourState:
+    """The first position."""
+    nothing = Stones(jnp.uint32(0), jnp.uint32(0))
+    return ConnectFourState(own=nothing, opponent=nothing, moves=jnp.int32(0))
+
+
+def move(state: ConnectFourState, column: Int[Array, ""]) -> Timestep:
+    """Drops a stone of the player to move into a column; a full one takes none, and the player loses."""
+    stone = dropped(state.own | state.opponent, column)
+    mine = state.own | stone
+    after = ConnectFourState(own=state.opponent, opponent=mine, moves=state.moves + 1)
+    return move_result(
+        after,
+        observe(after),
+        legal=(stone.upper | stone.lower) != 0,
+        won=has_four(mine),
+        drawn=after.moves == SQUARES,
+    )
+
+
+def dropped(stones: Stones, column: Int[Array, ""]) -> Stones:
+    """The square on which a stone comes to rest, above all stones of its column; none if the column is full."""
+    squares = jnp.uint32(BOTTOM_LEFT) << column.astype(jnp.uint32)
+    free_lower = ~stones.lower & squares
+    free_upper = jnp.where(free_lower == 0, ~stones.upper & squares, jnp.uint32(0))
+    return Stones(upper=_lowest_bit(free_upper), lower=_lowest_bit(free_lower))
+
+
+def has_four(stones: Stones) -> Bool[Array, ""]:
+    """True if four stones are in line, in a row, a column or a diagonal."""
+    lines = _along_rows(stones.upper) | _along_rows(stones.lower)
+    for distance in UPWARDS:
+        lines |= _across_rows(stones, distance)
+    return lines != 0
+
+
+def legal_columns(state: ConnectFourState) -> Bool[Array, "7"]:
+    """True for each column that is not full."""
+    top = (state.own.upper | state.opponent.upper) >> jnp.uint32(2 * ROW_BITS)
+    return ((top >> jnp.arange(COLUMNS, dtype=jnp.uint32)) & 1) == 0
+
+
+def observe(state: ConnectFourState) -> Float[Array, "6 7 2"]:
+    """The stones of the player to move and those of the opponent, as planes of 0 and 1; the top row first."""
+    upper = jnp.stack([state.own.upper, state.opponent.upper]).reshape(1, 1, 2)
+    lower = jnp.stack([state.own.lower, state.opponent.lower]).reshape(1, 1, 2)
+    return jnp.concatenate([(upper >> _BITS) & 1, (lower >> _BITS) & 1]).astype(jnp.float32)
+
+
+def to_move(state: ConnectFourState) -> Int[Array, ""]:
+    """The player whose turn it is: 0, who moves first, or 1."""
+    return state.moves & 1
+
+
+def winner(state: ConnectFourState) -> Int[Array, ""]:
+    """The player who has four in line, 0 or 1; -1 if nobody has."""
+    return winner_of(has_four(state.own), has_four(state.opponent), to_move(state))
+
+
+def render(state: ConnectFourState) -> str:
+    """The board as text, above the numbers of its columns: `X` for player 0, `O` for player 1."""
+    planes = np.asarray(observe(state))
+    board = draw_board(planes[..., 0], planes[..., 1], int(to_move(state)))
+    return f"{board}\n{' '.join(map(str, range(COLUMNS)))}"
+
+
+def _lowest_bit(word: UInt32[Array, ""]) -> UInt32[Array, ""]:
+    return word & (~word + 1)
+
+
+def _along_rows(word: UInt32[Array, ""]) -> UInt32[Array, ""]:
+    """The left ends of four stones side by side."""
+    pairs = word & (word >> 1)
+    return pairs & (pairs >> 2)
+
+
+def _across_rows(stones: Stones, distance: int) -> UInt32[Array, ""]:
+    """The lower ends of four stones in four rows, each `distance` bits above the last; all in the lower word."""
+    four_rows = stones.lower | (stones.upper << WORD_BITS)
+    pairs = four_rows & (four_rows >> distance)
+    pairs_above = stones.upper & (stones.upper >> distance)
+    two_rows_on = (pairs >> (2 * distance)) | (pairs_above << (WORD_BITS - 2 * distance))
+    return pairs & two_rows_on

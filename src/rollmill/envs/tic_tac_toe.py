@@ -1,0 +1,111 @@
+"""TicTacToe-v0: two players mark nine squares in turn; three in line win. Perfect play is a draw."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from rollmill.core.types import Environment, Key, Timestep
+from rollmill.envs.board_games import check_opening, draw_board, move_result, random_opening, winner_of
+from rollmill.envs.transforms import plannable
+
+SIZE = 3
+SQUARES = SIZE * SIZE
+
+_LINES = (0o007, 0o070, 0o700, 0o111, 0o222, 0o444, 0o124, 0o421)
+"""The squares of each line: rows, columns and diagonals; an octal digit is a row."""
+
+
+class TicTacToeState(eqx.Module):
+    """A position: a bit for each square that a player has marked, and the number of moves so far."""
+
+    own: UInt32[Array, ""]
+    """Squares of the player to move; bit `3 row + column`."""
+    opponent: UInt32[Array, ""]
+    moves: Int[Array, ""]
+
+
+def tic_tac_toe(*, random_plies: int = 0) -> Environment:
+    """Tic-tac-toe for two players, 9 squares; reward 1 for three in line, 0 for a draw.
+
+    The observation is `[row, column, player]`, 1 for a mark: of the player to move in the first plane, of the
+    opponent in the second. Action `3 row + column` marks that square. A square that is marked already is illegal,
+    and loses.
+
+    Args:
+        random_plies: moves of both players that are played at random before each game, 0 to 8: uniform over those
+            that do not end the game, and fewer if there are none. They count as moves of the game: after an odd
+            number, player 1 moves next.
+    """
+    check_opening("TicTacToe-v0", random_plies, SQUARES - 1)
+
+    def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "3 3 2"], TicTacToeState]:
+        state = random_opening(key, empty(), move, num_actions=SQUARES, num_plies=random_plies)
+        return observe(state), state
+
+    def step(key: Key, state: TicTacToeState, action: Int[Array, ""], params: tuple[()]) -> Timestep:
+        return move(state, action)
+
+    env = Environment(
+        name="TicTacToe-v0",
+        reset=reset,
+        step=step,
+        observation_space=spaces.Box(0.0, 1.0, (SIZE, SIZE, 2), np.float32),
+        action_space=spaces.Discrete(SQUARES),
+        action_mask=lambda state, params: legal_squares(state),
+        num_players=2,
+        to_move=lambda state, params: to_move(state),
+    )
+    return plannable(env)
+
+
+def empty() -> TicTacToeState:
+    """The first position."""
+    return TicTacToeState(own=jnp.uint32(0), opponent=jnp.uint32(0), moves=jnp.int32(0))
+
+
+def move(state: TicTacToeState, square: Int[Array, ""]) -> Timestep:
+    """Marks a square for the player to move; a marked one keeps its owner, and the player loses."""
+    marked = state.own | state.opponent
+    mark = ~marked & (jnp.uint32(1) << square.astype(jnp.uint32))
+    mine = state.own | mark
+    after = TicTacToeState(own=state.opponent, opponent=mine, moves=state.moves + 1)
+    return move_result(after, observe(after), legal=mark != 0, won=has_three(mine), drawn=after.moves == SQUARES)
+
+
+def has_three(squares: UInt32[Array, ""]) -> Bool[Array, ""]:
+    """True if the squares contain a row, a column or a diagonal."""
+    lines = jnp.array(_LINES, jnp.uint32)
+    return ((squares & lines) == lines).any()
+
+
+def legal_squares(state: TicTacToeState) -> Bool[Array, "9"]:
+    """True for each square that nobody has marked."""
+    return _bits(state.own | state.opponent) == 0
+
+
+def observe(state: TicTacToeState) -> Float[Array, "3 3 2"]:
+    """The squares of the player to move and those of the opponent, as planes of 0 and 1."""
+    planes = jnp.stack([_bits(state.own), _bits(state.opponent)], axis=-1)
+    return planes.reshape(SIZE, SIZE, 2).astype(jnp.float32)
+
+
+def to_move(state: TicTacToeState) -> Int[Array, ""]:
+    """The player whose turn it is: 0, who moves first, or 1."""
+    return state.moves & 1
+
+
+def winner(state: TicTacToeState) -> Int[Array, ""]:
+    """The player who has three in line, 0 or 1; -1 if nobody has."""
+    return winner_of(has_three(state.own), has_three(state.opponent), to_move(state))
+
+
+def render(state: TicTacToeState) -> str:
+    """The board as text: `X` for player 0, `O` for player 1, `.` for a free square."""
+    planes = np.asarray(observe(state))
+    return draw_board(planes[..., 0], planes[..., 1], int(to_move(state)))
+
+
+def _bits(squares: UInt32[Array, ""]) -> UInt32[Array, "9"]:
+    return (squares >> jnp.arange(SQUARES, dtype=jnp.uint32)) & 1
