@@ -97,7 +97,7 @@ def by_triton(test):
 CAPABILITIES = (80, 90, 120)
 OWN = [name for name, _ in registered() if name not in ("CartPole-v1", "TagContinuous-v0")]
 """All but one that is compiled anyway, and one whose state does not fit."""
-LONG = ("TagContinuous-Small-v0", "TagGridWorld-v0")
+LONG = ("ConnectFour-v0", "TagContinuous-Small-v0", "TagGridWorld-v0")
 """A step of the first is 29,000 nodes, which compile for minutes; for the other, TagGridWorld-Small-v0 stands."""
 SHOW_NOTHING = ("Probe-ActionMask-v0", "Probe-ActionReward-v0", "Probe-ConstantReward-v0")
 """Whose observation is always the same, so that a policy of it is computed beside the kernel."""

@@ -25,6 +25,7 @@ EXTRAS = {
     "envpool": ("envpool:... environments", install_command("envpool")),
     "mujoco": ("Gymnasium's MuJoCo environments", install_command("mujoco")),
     "gymnax": ("gymnax:... environments", install_command("gymnax")),
+    "pgx": ("pgx:... environments", install_command("pgx")),
     "tensorboard": ("viewing runs/*/tensorboard", "pip install tensorboard"),
 }
 

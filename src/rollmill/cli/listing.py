@@ -24,6 +24,7 @@ def run(arguments: list[str]) -> int:
     import_modules(parse(List, arguments, prog="rollmill list").imports)
     adapted = [
         ("gymnax:ID", f"environments of gymnax, with `{install_command('gymnax')}`"),
+        ("pgx:ID", f"games of Pgx for one or two players, with `{install_command('pgx')}`"),
         ("gymnasium:ID", "environments of Gymnasium, on the host CPU"),
         ("envpool:ID", f"environments of EnvPool, on the host CPU, with `{install_command('envpool')}`"),
     ]

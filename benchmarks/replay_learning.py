@@ -1,0 +1,226 @@
+"""What DQN, SAC and TD3 learn at published hyperparameters, five seeds each, beside the published returns.
+
+    python benchmarks/replay_learning.py dqn-cartpole sac-pendulum td3-pendulum
+    python benchmarks/replay_learning.py sac-half-cheetah td3-half-cheetah --at-once 10 --runs runs/replay --seconds 560
+
+Every seed is a run of its own, trained by the command's processes; with `--seconds` runs are stopped then, and the
+next call goes on with them. The return of a run is the mean of its last 100 training episodes, which explore, as in
+CleanRL's curves. Writes results/replay-learning.json once all runs of the studies have finished.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from measure import write_result
+
+SEEDS = range(1, 6)
+
+
+class Study(NamedTuple):
+    """A training, and the return that is published for it."""
+
+    algorithm: str
+    environment: str
+    config: dict[str, Any]
+    published: tuple[float, float] | None
+    """Mean and standard deviation over seeds."""
+    source: str
+
+
+CLEANRL = "CleanRL's documentation, docs.cleanrl.dev/rl-algorithms/"
+WIDE = {"hidden_sizes": (256, 256), "activation": "relu"}
+STUDIES = {
+    "dqn-cartpole": Study(
+        "dqn",
+        "CartPole-v1",
+        {
+            "total_timesteps": 500_000,
+            "num_envs": 1,
+            "num_steps": 10,
+            "gradient_steps": 1,
+            "buffer_size": 10_000,
+            "batch_size": 128,
+            "learning_starts": 10_000,
+            "learning_rate": 2.5e-4,
+            "target_interval": 50,
+            "exploration_fraction": 0.5,
+            "end_epsilon": 0.05,
+            "double": False,
+            "network": {"hidden_sizes": (120, 84), "activation": "relu"},
+        },
+        (488.69, 16.11),
+        CLEANRL + "dqn",
+    ),
+    "sac-pendulum": Study(
+        "sac",
+        "Pendulum-v1",
+        {
+            "total_timesteps": 20_000,
+            "num_envs": 1,
+            "gradient_steps": 1,
+            "buffer_size": 20_000,
+            "batch_size": 256,
+            "learning_starts": 1_000,
+            "learning_rate": 1e-3,
+            "network": {"hidden_sizes": (64, 64), "activation": "relu"},
+        },
+        None,
+        "-250 and better is taken for solved",
+    ),
+    "td3-pendulum": Study(
+        "td3",
+        "Pendulum-v1",
+        {
+            "total_timesteps": 20_000,
+            "num_envs": 1,
+            "gradient_steps": 1,
+            "buffer_size": 20_000,
+            "batch_size": 256,
+            "learning_starts": 1_000,
+            "learning_rate": 1e-3,
+            "network": {"hidden_sizes": (64, 64), "activation": "relu"},
+        },
+        None,
+        "-250 and better is taken for solved",
+    ),
+    "sac-half-cheetah": Study(
+        "sac",
+        "gymnasium:HalfCheetah-v5",
+        {
+            "total_timesteps": 1_000_000,
+            "num_envs": 8,
+            "gradient_steps": 8,
+            "buffer_size": 1_000_000,
+            "batch_size": 256,
+            "learning_starts": 5_000,
+            "learning_rate": 3e-4,
+            "critic_learning_rate": 1e-3,
+            "network": WIDE,
+        },
+        (9634.89, 1423.73),
+        CLEANRL + "sac, HalfCheetah-v4",
+    ),
+    "td3-half-cheetah": Study(
+        "td3",
+        "gymnasium:HalfCheetah-v5",
+        {
+            "total_timesteps": 1_000_000,
+            "num_envs": 8,
+            "gradient_steps": 8,
+            "buffer_size": 1_000_000,
+            "batch_size": 256,
+            "learning_starts": 25_000,
+            "learning_rate": 3e-4,
+            "network": WIDE,
+        },
+        (9583.22, 126.09),
+        CLEANRL + "td3, HalfCheetah-v4",
+    ),
+}
+
+
+def train_one(name: str, seed: int, directory: Path) -> None:
+    """Trains one seed, or goes on with it."""
+    import rollmill
+
+    if (directory / "config.json").exists():
+        rollmill.resume(directory)
+        return
+    study = STUDIES[name]
+    graph = getattr(rollmill, study.algorithm)(study.environment, study.config)
+    rollmill.train(graph, seed=seed, run_dir=directory, checkpoint_seconds=120, keep_last=1, keep_best=0)
+
+
+def train_all(names: list[str], directory: Path, *, at_once: int, seconds: float) -> None:
+    """Trains all seeds of the studies, some at once; stops those that are not done after some seconds."""
+    until = time.monotonic() + seconds
+    waiting = [(name, seed) for name in names for seed in SEEDS if not _finished(directory, name, seed)]
+    running: list[subprocess.Popen] = []
+    while (waiting or running) and time.monotonic() < until:
+        while waiting and len(running) < at_once:
+            name, seed = waiting.pop(0)
+            command = [sys.executable, __file__, "--one", name, str(seed), "--runs", str(directory)]
+            log = (directory / f"{name}-{seed}.log").open("ab")
+            running.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
+        running = [process for process in running if process.poll() is None]
+        time.sleep(0.5)
+    for process in running:
+        os.kill(process.pid, signal.SIGTERM)
+    for process in running:
+        process.wait()
+
+
+def _finished(directory: Path, name: str, seed: int) -> dict[str, Any] | None:
+    summary = directory / f"{name}-{seed}" / "summary.json"
+    if not summary.exists():
+        return None
+    content = json.loads(summary.read_text())
+    return content if content["status"] == "finished" else None
+
+
+def result_of(name: str, directory: Path) -> dict[str, Any] | None:
+    """The returns of all seeds; None while one is not finished."""
+    study = STUDIES[name]
+    summaries = [_finished(directory, name, seed) for seed in SEEDS]
+    if any(summary is None for summary in summaries):
+        return None
+    returns = [summary["final_return"] for summary in summaries]
+    mean = sum(returns) / len(returns)
+    deviation = (sum((value - mean) ** 2 for value in returns) / len(returns)) ** 0.5
+    return {
+        "algorithm": study.algorithm,
+        "environment": study.environment,
+        "config": study.config,
+        "seeds": list(SEEDS),
+        "final_returns": returns,
+        "mean": mean,
+        "standard_deviation": deviation,
+        "best_returns": [summary["best_return"] for summary in summaries],
+        "published": study.published,
+        "source": study.source,
+        "seconds": [summary["seconds"] for summary in summaries],
+        "weights_sha256": [summary["weights_sha256"] for summary in summaries],
+        "curves": [_curve(directory / f"{name}-{seed}") for seed in SEEDS],
+    }
+
+
+def _curve(run: Path, points: int = 50) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    known = [(line["env_steps"], line["episode/return"]) for line in lines if line["episode/return"] is not None]
+    return known[:: max(len(known) // points, 1)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("studies", nargs="*", choices=[*STUDIES, []])
+    parser.add_argument("--runs", type=Path, default=Path("runs/replay-learning"))
+    parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--result", default="replay-learning")
+    parser.add_argument("--directory", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--one", nargs=2)
+    options = parser.parse_args()
+    if options.one:
+        name, seed = options.one
+        train_one(name, int(seed), options.runs / f"{name}-{seed}")
+        return
+    names = options.studies or list(STUDIES)
+    options.runs.mkdir(parents=True, exist_ok=True)
+    train_all(names, options.runs, at_once=options.at_once, seconds=options.seconds)
+    results = {name: result_of(name, options.runs) for name in names}
+    done = {name: result for name, result in results.items() if result is not None}
+    for name, result in done.items():
+        print(f"{name}: {result['mean']:.1f} +- {result['standard_deviation']:.1f}", result["final_returns"])
+    if len(done) == len(names):
+        write_result(options.result, done, directory=options.directory)
+
+
+if __name__ == "__main__":
+    main()
