@@ -3,9 +3,9 @@
     python benchmarks/replay_learning.py dqn-cartpole sac-pendulum td3-pendulum
     python benchmarks/replay_learning.py sac-half-cheetah td3-half-cheetah --at-once 10 --runs runs/replay --seconds 560
 
-Every seed is a run of its own, trained by the command's processes; with `--seconds` runs are stopped then, and the
-next call goes on with them. The return of a run is the mean of its last 100 training episodes, which explore, as in
-CleanRL's curves. Writes results/replay-learning.json once all runs of the studies have finished.
+Every seed is a run of its own, in its own process; with `--seconds` runs are stopped then, and the next call goes
+on with them. The return of a run is the mean of its last 100 training episodes, which explore, as in CleanRL's
+curves. Writes results/replay-learning.json once all runs of the studies have finished.
 """
 
 import argparse

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -212,6 +213,24 @@ class TestDiagonalGaussian:
 
 
 class TestTanhGaussian:
+    def test_gradients_through_samples_stay_small_where_the_mean_is_far_out(self):
+        """As in soft actor-critic, whose policies may run to a bound."""
+
+        def density(mean, *, method):
+            distribution = TanhGaussian(mean, jnp.full(1, -3.0), (-1.0,), (1.0,))
+            return getattr(distribution, method)(jax.random.key(0))[1]
+
+        slope = lambda method: float(jax.grad(partial(density, method=method))(jnp.full(1, 40.0))[0])
+        assert abs(slope("unclipped_sample_and_log_prob")) < 3
+        assert abs(slope("sample_and_log_prob")) > 1000
+
+    def test_samples_are_the_same_either_way(self):
+        distribution = TanhGaussian(jnp.array([0.5, -1.0]), jnp.array([0.1, -0.7]), (-2.0, 0.0), (2.0, 1.0))
+        one = distribution.sample_and_log_prob(jax.random.key(3))
+        other = distribution.unclipped_sample_and_log_prob(jax.random.key(3))
+        for mine, right in zip(other, one, strict=True):
+            np.testing.assert_allclose(mine, right, rtol=1e-6)
+
     @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.8, 0.4), (-1.5, 0.7)])
     @pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (2.0, 7.0)])
     def test_density_integrates_to_one(self, mean, std, low, high):

@@ -266,7 +266,7 @@ def _continuous_values(
     agent: _Agent, actor: PyTree[Array], critics: PyTree[Array], key: Key, observation: Observation, mask: PyTree
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The lower value of an action that is drawn, and minus its log-density."""
-    action, log_prob = agent.distribution(actor, observation, mask).sample_and_log_prob(key)
+    action, log_prob = agent.distribution(actor, observation, mask).unclipped_sample_and_log_prob(key)
     values = [agent.critic(critic, observation, action) for critic in critics]
     return jnp.minimum(*values), -log_prob
 

@@ -187,6 +187,14 @@ class TanhGaussian(eqx.Module):
         x = self._sample_base(key)
         return self._squash(x), self._log_prob_of_base(x)
 
+    def unclipped_sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
+        """An action and the log-density of `x` as it was drawn, for gradients through both.
+
+        The density of a clipped `x` would reward a mean far beyond the clipping as if it were uncertain.
+        """
+        x = DiagonalGaussian(self.mean, self.log_std).sample(key)
+        return self._squash(x), self._log_prob_of_base(x)
+
     def log_prob(self, action: Num[Array, "*shape"]) -> Float[Array, ""]:
         """The log-density of an action, by the inverse tanh of its relative position between the bounds."""
         low, high = self._bounds()
