@@ -1,7 +1,7 @@
 """What DQN, SAC and TD3 learn at published hyperparameters, five seeds each, beside the published returns.
 
     python benchmarks/replay_learning.py dqn-cartpole sac-pendulum td3-pendulum
-    python benchmarks/replay_learning.py sac-half-cheetah td3-half-cheetah --at-once 10 --runs runs/replay --seconds 560
+    python benchmarks/replay_learning.py td3-half-cheetah --at-once 5 --runs runs/replay --seconds 560
 
 Every seed is a run of its own, in its own process; with `--seconds` runs are stopped then, and the next call goes
 on with them. The return of a run is the mean of its last 100 training episodes, which explore, as in CleanRL's
