@@ -14,12 +14,22 @@ ENDLESS = [*SIZES, "--total-timesteps", 10**8, "--fusion", "off"]  # a run of th
 RUN = ["--run-dir", "run", "--no-tensorboard", "--log-every", 1]
 ALWAYS = ["--checkpoint-iterations", 1, "--no-tensorboard"]
 
+REPLAY = [
+    *("--num-envs", 16, "--num-steps", 4, "--total-timesteps", 16 * 4 * 60, "--learning-rate", 1e-3),
+    *("--buffer-size", 16 * 60, "--batch-size", 64, "--learning-starts", 128, "--gradient-steps", 2),
+]
+COARSE = ["--distribution", "single-learner-coarse", "--actors", 2]
 VARIANTS = {
-    "plain": [],
-    "normalised": ["--normalize-observations", "--normalize-rewards"],
-    "recurrent": ["--network.torso", "gru"],
-    "two-devices": ["--devices", 2],
-    "two-seeds": ["--num-seeds", 2],
+    "plain": ["ppo", "CartPole-v1", *SIZES],
+    "normalised": ["ppo", "CartPole-v1", *SIZES, "--normalize-observations", "--normalize-rewards"],
+    "recurrent": ["ppo", "CartPole-v1", *SIZES, "--network.torso", "gru"],
+    "two-devices": ["ppo", "CartPole-v1", *SIZES, "--devices", 2],
+    "two-seeds": ["ppo", "CartPole-v1", *SIZES, "--num-seeds", 2],
+    "replay": ["sac", "Pendulum-v1", *REPLAY],
+    "replay-two-devices": ["dqn", "CartPole-v1", *REPLAY, "--prioritised", "--devices", 2],
+    "replay-two-seeds": ["dqn", "CartPole-v1", *REPLAY, "--num-seeds", 2],
+    "replay-apart": ["dqn", "CartPole-v1", *REPLAY, "--prioritised", *COARSE],
+    "replay-apart-continuous": ["sac", "Pendulum-v1", *REPLAY, *COARSE],
 }
 
 
@@ -47,13 +57,13 @@ def wait_for_checkpoint(run: Path, at_least: int, process, seconds: float = LONG
     raise AssertionError(f"no checkpoint {at_least} within {seconds} s")
 
 
-FAST = ("two-devices",)
+FAST = ("two-devices", "replay-two-devices")
 TABLE = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in VARIANTS]
 
 
 @pytest.mark.parametrize("variant", TABLE)
 def test_killed_and_resumed_is_never_stopped(rollmill, tmp_path, variant):
-    train = ["train", "ppo", "CartPole-v1", *SIZES, *ALWAYS, *VARIANTS[variant]]
+    train = ["train", *VARIANTS[variant], *ALWAYS]
     whole = rollmill(*train, "--run-dir", "whole")
     assert whole.returncode == 0, whole.stderr
     process = rollmill.start(*train, "--run-dir", "killed")

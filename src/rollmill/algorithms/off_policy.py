@@ -35,6 +35,9 @@ from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig
 
 MAX_SHARDS = 64
 
+MOST_STORED = 2**31 - 1
+"""Rows of a replay memory are numbered in 32 bits."""
+
 
 class OffPolicyParts(NamedTuple):
     """The checked inputs of a graph with a replay memory."""
@@ -302,6 +305,11 @@ def _check_replay(config: Any, replay: Replay, loops: Loops) -> None:
     Raises:
         UsageError: naming the sizes and what would fit.
     """
+    if config.buffer_size > MOST_STORED:
+        raise UsageError(
+            f"buffer_size={config.buffer_size} is more than {MOST_STORED}, the most steps that a replay memory can "
+            "number."
+        )
     least = 2 * loops.num_steps + replay.n_step + 1
     if replay.capacity < least:
         raise UsageError(

@@ -18,9 +18,11 @@ from rollmill.execution import (
     RunSpec,
     Saved,
     Training,
+    check_replay_size,
     enable_compilation_cache,
     launch,
     lower,
+    replay_size,
     take_devices,
     telling_memory,
 )
@@ -65,6 +67,20 @@ def compile_program(
     where = f"{len(devices)} x {devices[0].device_kind}"
     display.note(f"compiled in {program.compile_seconds:.1f} s for {where}")
     return program
+
+
+def tell_replay_size(graph: Graph, plan: Plan, options: RunOptions, display: Display) -> None:
+    """Says how much memory a replay memory takes, before anything is compiled.
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    size = replay_size(graph, num_seeds=len(options.seeds))
+    if size is None:
+        return
+    if plan.place != "ray":  # the memory of other hosts is not known here
+        check_replay_size(size, devices=jax.devices(), replicas=plan.partition.holder("gradients").replicas)
+    display.note(str(size))
 
 
 def open_session(

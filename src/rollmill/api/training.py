@@ -15,7 +15,7 @@ from rollmill.api.placing import choose_plan, prepare_devices, refuse_unread
 from rollmill.api.recorder import Run, open_checkpoints
 from rollmill.api.reopening import open_graph
 from rollmill.api.saved_run import check_identity, read_options, read_saved, read_summary
-from rollmill.api.sessions import compile_program, open_session, run_spec
+from rollmill.api.sessions import compile_program, open_session, run_spec, tell_replay_size
 from rollmill.api.specification import ALGORITHMS, describe, import_modules, only_here
 from rollmill.api.trust import approved_imports
 from rollmill.core.errors import CheckpointError, UsageError
@@ -63,6 +63,7 @@ def train(
     plan = place_custom(plan, options, only_here(described, imports))
     RunDirectory.check_parent(run_root(described, options))
     display = choose_display(quiet=options.quiet)
+    tell_replay_size(algorithm, plan, options, display)
     program = compile_program(algorithm, plan, options, display) if plan.place == "program" else None
     config = run_config(described, options, imports, plan, program.launches if program else None, recipe)
     run = create_run(config, options)
@@ -134,6 +135,7 @@ def resume(
         described = _described(saved.graph, settings, graph, passed=algorithm is not None, display=display)
         custom = only_here(described, modules)
         plan = place_custom(plan or choose_plan(graph, options), options, custom, saved=plan is not None)
+        tell_replay_size(graph, plan, options, display)
         program = None
         if plan.place == "program":
             launches = None if placement or fusion else run.read_config().get("launches")

@@ -40,7 +40,7 @@ def hardware() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu_model(),
         "cores": usable_cores(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": memory_bytes(),
         "devices": _devices(),
     }
 
@@ -120,7 +120,8 @@ def visible_gpus() -> list[str]:
     return [str(number) for number in range(len(list(Path("/proc/driver/nvidia/gpus").glob("*"))))]
 
 
-def _memory_bytes() -> int | None:
+def memory_bytes() -> int | None:
+    """Bytes of this machine's memory; None where the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
@@ -131,12 +132,13 @@ def _devices() -> list[dict[str, Any]]:
     import jax  # here, so that `versions` does not import it
 
     return [
-        {"id": d.id, "kind": d.device_kind, "platform": d.platform, "memory_bytes": _device_memory(d)}
+        {"id": d.id, "kind": d.device_kind, "platform": d.platform, "memory_bytes": device_memory(d)}
         for d in jax.devices()
     ]
 
 
-def _device_memory(device: Any) -> int | None:
+def device_memory(device: Any) -> int | None:
+    """Bytes that JAX may allocate on a device; None where the backend does not tell."""
     try:
         stats = device.memory_stats()
     except Exception:  # a backend without the call raises its own error

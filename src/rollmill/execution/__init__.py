@@ -10,10 +10,13 @@ from rollmill.execution.program.devices import take_devices, telling_memory
 from rollmill.execution.program.dispatch import Window, dispatch_ahead
 from rollmill.execution.program.kernels import Fusion, Launches
 from rollmill.execution.program_training import ProgramTraining
+from rollmill.execution.replay_size import check_replay_size, replay_size
 from rollmill.execution.reports import Saved, Training
 from rollmill.execution.run_spec import RunSpec
 
 __all__ = [
+    "check_replay_size",
+    "replay_size",
     "EvaluationEpisodes",
     "Fault",
     "Fusion",

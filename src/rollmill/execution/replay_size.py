@@ -1,0 +1,73 @@
+"""The size of a replay memory, told and checked before a training begins."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rollmill.core.errors import UsageError
+from rollmill.core.machine import device_memory, memory_bytes
+from rollmill.dataflow import Graph, empty_rings
+from rollmill.record.storage import in_bytes
+
+SHARE = 0.8
+"""Share of a memory that the replay memory may take: the rest is for programs and what they compute."""
+
+
+class ReplaySize(NamedTuple):
+    """Bytes of a replay memory."""
+
+    steps: int
+    """Over all environments of one seed."""
+    total: int
+    """Bytes over all environments and seeds."""
+
+    @property
+    def of_a_step(self) -> float:
+        """Bytes of one step of one seed's training."""
+        return self.total / self.steps
+
+    def __str__(self) -> str:
+        return (
+            f"replay memory: {self.steps:,} steps of {self.of_a_step:,.0f} bytes, {in_bytes(self.total)}; each "
+            "checkpoint holds it"
+        )
+
+
+def replay_size(graph: Graph, *, num_seeds: int = 1) -> ReplaySize | None:
+    """The size of a graph's replay memory; None for a graph without one. Nothing is computed."""
+    if graph.replay is None:
+        return None
+    index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
+    rings = jax.tree.leaves(jax.eval_shape(partial(empty_rings, graph), index))
+    each = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in rings)
+    return ReplaySize(graph.replay.capacity * graph.loops.num_envs, each * num_seeds)
+
+
+def check_replay_size(size: ReplaySize, *, devices: Sequence[Any], replicas: int) -> None:
+    """Checks that a replay memory fits, divided among replicas, before anything is allocated.
+
+    Args:
+        size: of the whole replay memory.
+        devices: of this machine, on which the replicas learn.
+        replicas: that share the environments.
+
+    Raises:
+        UsageError: it does not fit; names the bytes and the sizes that would.
+    """
+    on_host = devices[0].platform == "cpu"
+    # A checkpoint is a copy, which lies in the host's memory beside the replay memory of replicas on CPUs.
+    needed = 2 * size.total if on_host else size.total / min(replicas, len(devices))
+    limit = memory_bytes() if on_host else device_memory(devices[0])
+    if limit is None or needed <= SHARE * limit:
+        return
+    fits = int(size.steps * SHARE * limit / needed)
+    where = "this machine" if on_host else "each device"
+    copies = ", and as much again while a checkpoint is written," if on_host else ""
+    raise UsageError(
+        f"the replay memory of {size.steps:,} steps takes {in_bytes(size.total)}{copies} and {where} has "
+        f"{in_bytes(limit)}. hint: buffer_size={fits} would fit" + ("." if on_host else ", or more devices.")
+    )
