@@ -69,6 +69,25 @@ def test_fused_trainings_learn_as_others_do(fusion):
         np.testing.assert_allclose(fused[name], plain[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def test_rollouts_fuse_before_a_replay_memory_and_gradients_do_not():
+    graph = rollmill.dqn(
+        rollmill.make("CartPole-v1"),
+        num_envs=8,
+        num_steps=8,
+        total_timesteps=8 * 8 * 4,
+        buffer_size=8 * 40,
+        batch_size=16,
+        learning_starts=64,
+        network=rollmill.NetworkConfig(hidden_sizes=(16,)),
+    )
+    fused, plain = trained(graph, fusion="rollout"), trained(graph)
+    assert any(name.startswith("rings.") for name in plain)
+    for name in plain:
+        np.testing.assert_allclose(fused[name], plain[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    with pytest.raises(UsageError, match="fusion=full is not possible.* drawn from a replay memory"):
+        lower(graph, fusion="full")
+
+
 def test_a_fused_run_goes_on_where_it_was_stopped():
     graph = graph_on(rollmill.make("CartPole-v1"), iterations=6)
     program = lower(graph, fusion="rollout")

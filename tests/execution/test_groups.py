@@ -44,6 +44,7 @@ REPLAY = {
     "gradient_steps": 3,
     "target_interval": 2,
 }
+REPLAY_OF_ACTIONS = {name: value for name, value in REPLAY.items() if name != "target_interval"}
 VALUE_LOSS = 7.5
 
 POLICIES = {
@@ -65,6 +66,11 @@ def masked():
     """CartPole that forbids, half of the time, to push the way the cart is going."""
     legal = lambda state, params: jnp.stack([state.inner.velocity > -0.1, state.inner.velocity < 0.1])
     return rollmill.time_limit(rollmill.make("CartPole-v1")._replace(action_mask=legal), 15)
+
+
+def pendulum():
+    """Whose episodes are truncated, never terminated."""
+    return rollmill.make("Pendulum-v1", max_steps=11)
 
 
 def tag():
@@ -93,6 +99,9 @@ ALGORITHMS = {
         masked,
         REPLAY | {"prioritised": True, "duelling": True, "n_step": 3, "huber": True, "max_grad_norm": 1.0},
     ),
+    "sac": (rollmill.sac, pendulum, REPLAY_OF_ACTIONS),
+    "sac discrete": (rollmill.sac, masked, REPLAY_OF_ACTIONS),
+    "td3": (rollmill.td3, pendulum, REPLAY_OF_ACTIONS),
     "one's own": (reinforce, short_cartpole, None),
 }
 FAST = {
@@ -100,6 +109,8 @@ FAST = {
     ("impala", "single-learner-coarse"),
     ("dqn", "single-learner-coarse"),
     ("dqn", "central"),
+    ("sac", "single-learner-coarse"),
+    ("td3", "gpu-only"),
 }
 TABLE = [
     pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)

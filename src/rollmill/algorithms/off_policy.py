@@ -307,8 +307,7 @@ def _check_replay(config: Any, replay: Replay, loops: Loops) -> None:
     """
     if config.buffer_size > MOST_STORED:
         raise UsageError(
-            f"buffer_size={config.buffer_size} is more than {MOST_STORED}, the most steps that a replay memory can "
-            "number."
+            f"buffer_size={config.buffer_size} is more than a replay memory can number, which is {MOST_STORED}."
         )
     least = 2 * loops.num_steps + replay.n_step + 1
     if replay.capacity < least:

@@ -99,6 +99,7 @@ def lower_gradients(graph: Graph) -> GradientStep:
     Raises:
         CannotFuse: what no kernel can compute, with the line where it stands.
     """
+    mean_gradients(graph)  # refuses what has no batch
     index = jax.ShapeDtypeStruct((graph.loops.num_envs,), jnp.int32)
     begin = lambda key, index: first_batch(graph, start(graph, key, index))
     learner, batch = jax.eval_shape(begin, jax.random.key(0), index)
@@ -129,6 +130,8 @@ def mean_gradients(graph: Graph) -> MeanGradients:
     Raises:
         CannotFuse: they are none.
     """
+    if graph.replay is not None:
+        raise CannotFuse("minibatches are drawn from a replay memory, which kernels do not read.")
     if not isinstance(graph.gradients, MeanGradients):
         raise CannotFuse(f"the gradients of {graph.settings['algorithm']} are no mean over samples.")
     return graph.gradients

@@ -1,0 +1,186 @@
+"""DQN, SAC and TD3: values that are known, moves of target networks, and what is refused."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.algorithms.dqn import DQNLearner
+from rollmill.algorithms.off_policy import Progress, scale_weights
+from rollmill.core.errors import UsageError
+from rollmill.dataflow import Batch, Transitions, identity
+from rollmill.execution import dispatch_ahead, evaluate, lower
+from rollmill.networks import NetworkConfig
+
+SMALL = {
+    "num_envs": 8,
+    "buffer_size": 8 * 500,
+    "batch_size": 64,
+    "learning_starts": 256,
+    "learning_rate": 3e-3,
+    "network": NetworkConfig(hidden_sizes=(32,), activation="relu"),
+}
+ALGORITHMS = {"dqn": rollmill.dqn, "sac": rollmill.sac, "td3": rollmill.td3}
+
+
+def trained(graph):
+    program = lower(graph)
+    rows = []
+    for window in dispatch_ahead(program, program.start(), first=0, until=graph.loops.iterations, span=50):
+        rows += window.metrics
+    return window.after, rows
+
+
+def dqn_values(graph, state, observation):
+    """The network's values, by the policy's own arithmetic: those of a greedy step cannot be seen otherwise."""
+    network = graph.gradients.loss.args[1].args[0].values
+    return network(state.learner.network, observation)
+
+
+@pytest.mark.parametrize(
+    ("environment", "gamma", "expected"),
+    [
+        ("Probe-ConstantReward-v0", 0.9, {0.0: 1.0}),
+        ("Probe-ObservationReward-v0", 0.9, {1.0: 1.0, -1.0: -1.0}),
+        ("Probe-DiscountedReward-v0", 0.5, {0.0: 0.5, 1.0: 1.0}),
+    ],
+)
+def test_values_of_dqn_are_returns(environment, gamma, expected):
+    env = rollmill.make(environment)
+    graph = rollmill.dqn(
+        env, **SMALL, total_timesteps=8 * 600, gamma=gamma, target_interval=20, end_epsilon=0.5, start_epsilon=0.5
+    )
+    state, rows = trained(graph)
+    for observed, value in expected.items():
+        observation = jnp.full(env.observation_space.shape, observed, env.observation_space.dtype)
+        np.testing.assert_allclose(dqn_values(graph, state, observation).max(), value, atol=0.1)
+    assert rows[-1]["finite/gradients"] == 1 and rows[0]["epochs"] == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"prioritised": True}, {"duelling": True, "n_step": 3}, {"huber": True}])
+def test_dqn_learns_which_action_is_rewarded(options):
+    graph = rollmill.dqn(
+        rollmill.make("Probe-ActionObservation-v0"),
+        **SMALL,
+        **options,
+        total_timesteps=8 * 600,
+        target_interval=20,
+    )
+    state, _ = trained(graph)
+    returns = evaluate(graph, graph.weights(state.learner), episodes=64, seed=0).returns
+    assert returns.min() == returns.max() == 1
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "td3"])
+def test_continuous_actions_find_their_best(algorithm):
+    graph = ALGORITHMS[algorithm](
+        rollmill.make("Probe-ContinuousAction-v0"), **SMALL, total_timesteps=8 * 800, gradient_steps=2
+    )
+    state, _ = trained(graph)
+    returns = evaluate(graph, graph.weights(state.learner), episodes=64, seed=0).returns
+    assert returns.mean() > -0.05
+
+
+def test_sac_learns_which_action_is_rewarded():
+    graph = rollmill.sac(
+        rollmill.make("Probe-ActionObservation-v0"), **SMALL, total_timesteps=8 * 800, gradient_steps=2
+    )
+    state, _ = trained(graph)
+    assert evaluate(graph, graph.weights(state.learner), episodes=64, seed=0).returns.min() == 1
+
+
+# --- parts --------------------------------------------------------------------------------------------
+
+
+def test_the_target_network_moves_when_it_is_due():
+    graph = rollmill.dqn("CartPole-v1", **SMALL, target_interval=3, tau=0.25)
+    learner = graph.start_learner(jax.random.key(0))
+    gradients = jax.tree.map(jnp.ones_like, learner.network)
+    for n in range(1, 7):
+        before, learner = learner, graph.update(learner, gradients)
+        slow, fast, old = (jax.tree.leaves(tree)[0] for tree in (learner.target, learner.network, before.target))
+        expected = old + 0.25 * (fast - old) if n % 3 == 0 else old
+        np.testing.assert_allclose(slow, expected, rtol=1e-6)
+    assert isinstance(learner, DQNLearner) and learner.progress.updates == 6
+
+
+def test_the_actor_of_td3_moves_at_each_second_update():
+    graph = rollmill.td3("Pendulum-v1", **SMALL)
+    learner = graph.start_learner(jax.random.key(0))
+    gradients = jax.tree.map(jnp.ones_like, learner.networks)
+    moved = []
+    for _ in range(4):
+        before, learner = learner, graph.update(learner, gradients)
+        moved.append(not np.array_equal(*(jax.tree.leaves(x.networks.actor)[0] for x in (before, learner))))
+        assert not np.array_equal(*(jax.tree.leaves(x.networks.critics)[0] for x in (before, learner)))
+    assert moved == [False, True, False, True]
+
+
+def test_the_temperature_falls_while_the_entropy_is_above_its_target():
+    transitions = Transitions(
+        observation=jnp.zeros((4, 3)),
+        action_mask=(),
+        action=jnp.zeros((4, 1)),
+        reward=jnp.zeros(4),
+        discount=jnp.zeros(4),
+        next_observation=jnp.zeros((4, 3)),
+        next_action_mask=(),
+        weight=jnp.ones(4),
+        key=jax.random.split(jax.random.key(0), 4),
+    )
+    for target, falls in ((-100.0, True), (100.0, False)):
+        graph = rollmill.sac("Pendulum-v1", **SMALL, target_entropy=target)
+        learner = graph.start_learner(jax.random.key(0))
+        gradients, _ = graph.gradients(learner, Batch(transitions))
+        after = graph.update(learner, gradients)
+        assert (after.networks.log_temperature < learner.networks.log_temperature) == falls
+
+
+def test_exploration_falls_with_the_steps_of_all_environments():
+    graph = rollmill.dqn("CartPole-v1", **SMALL, total_timesteps=10_000, exploration_fraction=0.5, end_epsilon=0.1)
+    learner = graph.start_learner(jax.random.key(0))
+    epsilon = []
+    for steps in (0, 2_500, 5_000, 9_000):
+        now = DQNLearner(
+            learner.network, learner.target, learner.optimiser, Progress(jnp.int32(steps), jnp.int32(0))
+        )
+        epsilon.append(float(graph.weights(now).epsilon))
+    np.testing.assert_allclose(epsilon, [1.0, 0.55, 0.1, 0.1], rtol=1e-6)
+
+
+def test_weights_of_a_minibatch_have_the_mean_one():
+    transitions = Transitions(*([jnp.zeros(4)] * 9))._replace(weight=jnp.arange(4.0))
+    scaled = scale_weights(Batch(transitions), identity).samples.weight
+    np.testing.assert_allclose(scaled, np.arange(4) / 1.5)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (partial(rollmill.dqn, "Pendulum-v1"), "dqn needs a Discrete action space.*hint: sac"),
+        (partial(rollmill.td3, "CartPole-v1"), "td3 needs a Box.*hint: dqn"),
+        (partial(rollmill.sac, "Probe-MultiDiscrete-v0"), "sac needs a Discrete action space or a bounded Box"),
+        (partial(rollmill.dqn, "TagGridWorld-Small-v0"), "several agents"),
+        (partial(rollmill.sac, "CartPole-v1", buffer_size=8), "keeps 1 steps of each.*hint: buffer_size=32"),
+        (partial(rollmill.sac, "CartPole-v1", buffer_size=2**31), "more than a replay memory can number"),
+        (partial(rollmill.sac, "CartPole-v1", batch_size=6000), "larger than learning_starts=5000.*hint"),
+        (partial(rollmill.dqn, "CartPole-v1", learning_starts=10**7), "nothing would be learned"),
+        (partial(rollmill.dqn, "CartPole-v1", network="gru"), "whole sequences"),
+        (partial(rollmill.dqn, "CartPole-v1", num_shards=3), "num_shards=3 does not divide num_envs=8"),
+        (partial(rollmill.dqn, "CartPole-v1", tau=2), "tau=2 must lie between 0 and 1"),
+        (partial(rollmill.dqn, "CartPole-v1", network=lambda *_: None), "makes its own networks"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(build, message):
+    with pytest.raises(UsageError, match=message):
+        build()
+
+
+def test_a_replay_memory_too_large_is_refused_before_anything_is_written(tmp_path):
+    graph = rollmill.sac("Pendulum-v1", buffer_size=2 * 10**9)
+    with pytest.raises(UsageError, match="takes .* GiB.* hint: buffer_size=[0-9]+ would fit"):
+        rollmill.train(graph, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
