@@ -5,7 +5,8 @@
 
 Every seed is a run of its own, in its own process; with `--seconds` runs are stopped then, and the next call goes
 on with them. The return of a run is the mean of its last 100 training episodes, which explore, as in CleanRL's
-curves. Writes results/replay-learning.json once all runs of the studies have finished.
+curves; where nothing is published, also that of 100 episodes of the greedy policy. Writes
+results/replay-learning.json once all runs of the studies have finished.
 """
 
 import argparse
@@ -182,6 +183,9 @@ def result_of(name: str, directory: Path) -> dict[str, Any] | None:
         "final_returns": returns,
         "mean": mean,
         "standard_deviation": deviation,
+        "greedy_returns": [_greedy(directory / f"{name}-{seed}") for seed in SEEDS]
+        if study.published is None
+        else None,
         "best_returns": [summary["best_return"] for summary in summaries],
         "published": study.published,
         "source": study.source,
@@ -189,6 +193,13 @@ def result_of(name: str, directory: Path) -> dict[str, Any] | None:
         "weights_sha256": [summary["weights_sha256"] for summary in summaries],
         "curves": [_curve(directory / f"{name}-{seed}") for seed in SEEDS],
     }
+
+
+def _greedy(run: Path) -> float:
+    """The mean return of 100 episodes without exploration."""
+    import rollmill
+
+    return float(rollmill.evaluate(run, episodes=100).returns.mean())
 
 
 def _curve(run: Path, points: int = 50) -> list[tuple[int, float]]:
@@ -218,6 +229,7 @@ def main() -> None:
     done = {name: result for name, result in results.items() if result is not None}
     for name, result in done.items():
         print(f"{name}: {result['mean']:.1f} +- {result['standard_deviation']:.1f}", result["final_returns"])
+        print(f"  greedy: {result['greedy_returns']}")
     if len(done) == len(names):
         write_result(options.result, done, directory=options.directory)
 

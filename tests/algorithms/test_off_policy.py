@@ -9,7 +9,7 @@ import pytest
 
 import rollmill
 from rollmill.algorithms.dqn import DQNLearner
-from rollmill.algorithms.off_policy import Progress, scale_weights
+from rollmill.algorithms.off_policy import StepCounts, scale_weights
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Batch, Transitions, identity
 from rollmill.execution import dispatch_ahead, evaluate, lower
@@ -57,18 +57,21 @@ def test_values_of_dqn_are_returns(environment, gamma, expected):
     for observed, value in expected.items():
         observation = jnp.full(env.observation_space.shape, observed, env.observation_space.dtype)
         np.testing.assert_allclose(dqn_values(graph, state, observation).max(), value, atol=0.1)
-    assert rows[-1]["finite/gradients"] == 1 and rows[0]["epochs"] == 0
+    assert rows[-1]["finite/gradients"] == 1 and 0 < rows[0]["epochs"] < 50
 
 
-@pytest.mark.parametrize("options", [{}, {"prioritised": True}, {"duelling": True, "n_step": 3}, {"huber": True}])
+OPTIONS = [
+    {"prioritised": True},
+    pytest.param({}, marks=pytest.mark.slow),
+    pytest.param({"duelling": True, "n_step": 3}, marks=pytest.mark.slow),
+    pytest.param({"huber": True}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
 def test_dqn_learns_which_action_is_rewarded(options):
-    graph = rollmill.dqn(
-        rollmill.make("Probe-ActionObservation-v0"),
-        **SMALL,
-        **options,
-        total_timesteps=8 * 600,
-        target_interval=20,
-    )
+    env = rollmill.make("Probe-ActionObservation-v0")
+    graph = rollmill.dqn(env, **SMALL, **options, total_timesteps=8 * 600, target_interval=20)
     state, _ = trained(graph)
     returns = evaluate(graph, graph.weights(state.learner), episodes=64, seed=0).returns
     assert returns.min() == returns.max() == 1
@@ -145,7 +148,7 @@ def test_exploration_falls_with_the_steps_of_all_environments():
     epsilon = []
     for steps in (0, 2_500, 5_000, 9_000):
         now = DQNLearner(
-            learner.network, learner.target, learner.optimiser, Progress(jnp.int32(steps), jnp.int32(0))
+            learner.network, learner.target, learner.optimiser, StepCounts(jnp.int32(steps), jnp.int32(0))
         )
         epsilon.append(float(graph.weights(now).epsilon))
     np.testing.assert_allclose(epsilon, [1.0, 0.55, 0.1, 0.1], rtol=1e-6)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.dataflow import Batch, Ring, draw, empty_rings, fill, is_filled
+from rollmill.dataflow import Batch, ReplayRing, draw, empty_rings, fill, is_filled
 from rollmill.dataflow.graph import Step
 from rollmill.dataflow.priorities import BLOCK
 from rollmill.dataflow.replay import store, with_errors
@@ -241,5 +241,5 @@ def test_learning_waits_until_enough_is_stored():
 
 def test_a_graph_without_a_replay_memory_has_no_rings():
     assert empty_rings(rollmill.ppo("CartPole-v1"), jnp.arange(2)) == ()
-    assert isinstance(empty_rings(graph_of(capacity=24), jnp.arange(2)), Ring)
+    assert isinstance(empty_rings(graph_of(capacity=24), jnp.arange(2)), ReplayRing)
     assert Batch(())

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, PyTree
 from rollmill.algorithms.off_policy import (
     Module,
     OffPolicyParts,
-    Progress,
+    StepCounts,
     adam,
     check_discrete,
     counted,
@@ -109,7 +109,7 @@ class DQNLearner(eqx.Module):
     network: PyTree[Array]
     target: PyTree[Array]
     optimiser: PyTree[Array]
-    progress: Progress
+    progress: StepCounts
 
 
 class EpsilonGreedy(NamedTuple):
@@ -146,7 +146,7 @@ def dqn(
     chosen: DQNConfig = parts.config
     actions = check_discrete("dqn", parts.env.action_space, "sac, td3 and ppo take continuous actions")
     values = module(partial(_network, parts.env.observation_space, actions, chosen))
-    agent = _Agent(values, int(actions.start), jax.dtypes.canonicalize_dtype(actions.dtype))
+    agent = _ValueAgent(values, int(actions.start), jax.dtypes.canonicalize_dtype(actions.dtype))
     optimiser = adam(parts)
     error = partial(_error, agent, chosen)
     if chosen.prioritised:
@@ -165,7 +165,7 @@ def dqn(
     )
 
 
-class _Agent(NamedTuple):
+class _ValueAgent(NamedTuple):
     """The network, and the actions that it values."""
 
     values: Module
@@ -194,7 +194,12 @@ def _replay_of(config: DQNConfig) -> Replay:
 
 
 def _explore(
-    agent: _Agent, weights: EpsilonGreedy, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+    agent: _ValueAgent,
+    weights: EpsilonGreedy,
+    key: Key,
+    memory: Memory,
+    observation: Observation,
+    action_mask: PyTree,
 ) -> Decision:
     """A random action with the probability epsilon, otherwise the best."""
     values = agent.values(weights.network, observation)
@@ -206,7 +211,12 @@ def _explore(
 
 
 def _act(
-    agent: _Agent, weights: EpsilonGreedy, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+    agent: _ValueAgent,
+    weights: EpsilonGreedy,
+    key: Key,
+    memory: Memory,
+    observation: Observation,
+    action_mask: PyTree,
 ) -> Decision:
     """The best action."""
     values = agent.values(weights.network, observation)
@@ -218,7 +228,7 @@ def _start(values: Module, optimiser: optax.GradientTransformation, key: Key) ->
     return DQNLearner(network, network, optimiser.init(network), start_progress())
 
 
-def _epsilon(parts: OffPolicyParts, progress: Progress) -> Float[Array, ""]:
+def _epsilon(parts: OffPolicyParts, progress: StepCounts) -> Float[Array, ""]:
     config = parts.config
     steps = max(config.exploration_fraction * config.total_timesteps, 1.0)
     share = jnp.minimum(progress.env_steps.astype(jnp.float32) / steps, 1)
@@ -226,7 +236,7 @@ def _epsilon(parts: OffPolicyParts, progress: Progress) -> Float[Array, ""]:
 
 
 def _error(
-    agent: _Agent, config: DQNConfig, network: PyTree[Array], target: PyTree[Array], sample: Transitions
+    agent: _ValueAgent, config: DQNConfig, network: PyTree[Array], target: PyTree[Array], sample: Transitions
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The temporal-difference error of ONE transition, and the action's value."""
     value = _chosen(agent, agent.values(network, sample.observation), sample.action)
@@ -237,7 +247,7 @@ def _error(
     return jax.lax.stop_gradient(sample.reward + sample.discount * next_value) - value, value
 
 
-def _chosen(agent: _Agent, values: Float[Array, " n"], action: Action) -> Float[Array, ""]:
+def _chosen(agent: _ValueAgent, values: Float[Array, " n"], action: Action) -> Float[Array, ""]:
     # Select and sum fuse with what comes before; a gather would not, and its gradient would be a scatter.
     is_chosen = jax.nn.one_hot(action - agent.first, values.size, dtype=jnp.bool_)
     return jnp.sum(jnp.where(is_chosen, values, 0))

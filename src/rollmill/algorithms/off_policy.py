@@ -53,7 +53,7 @@ class OffPolicyParts(NamedTuple):
     replay: Replay
 
 
-class Progress(eqx.Module):
+class StepCounts(eqx.Module):
     """The part of a learner that schedules depend on."""
 
     env_steps: Int[Array, ""]
@@ -177,7 +177,7 @@ def off_policy_graph(
         parts: from `off_policy_parts`.
         policy: the fragment, which explores.
         greedy: the policy as it is deployed.
-        start_learner: makes the learner; it has a field `progress`, a `Progress`.
+        start_learner: makes the learner; it has a field `progress`, a `StepCounts`.
         weights: see `Graph.weights`.
         gradients: the fragment.
         update: the fragment.
@@ -207,9 +207,9 @@ def off_policy_graph(
     )
 
 
-def start_progress() -> Progress:
+def start_progress() -> StepCounts:
     """The progress before the first step."""
-    return Progress(jnp.int32(0), jnp.int32(0))
+    return StepCounts(jnp.int32(0), jnp.int32(0))
 
 
 def adam(parts: OffPolicyParts, learning_rate: float | None = None) -> optax.GradientTransformationExtraArgs:
@@ -228,7 +228,7 @@ def adam(parts: OffPolicyParts, learning_rate: float | None = None) -> optax.Gra
     )
 
 
-def explores_at_random(config: Any, progress: Progress) -> Bool[Array, ""]:
+def explores_at_random(config: Any, progress: StepCounts) -> Bool[Array, ""]:
     """Whether actions are random still: until learning begins."""
     return progress.env_steps < config.learning_starts
 
@@ -259,16 +259,16 @@ def scale_weights(minibatch: Batch, reduce: Reduce) -> Batch:
     return minibatch._replace(samples=minibatch.samples._replace(weight=scaled))
 
 
-def counted(progress: Progress) -> Progress:
+def counted(progress: StepCounts) -> StepCounts:
     """The progress after one more update."""
-    return Progress(progress.env_steps, progress.updates + 1)
+    return StepCounts(progress.env_steps, progress.updates + 1)
 
 
 def _count_steps(
     batch_size: int, learner: Any, trajectory: Trajectory, *, reduce: Reduce, replicas: int
 ) -> tuple[Learner, Batch]:
     """Counts the steps of an iteration; what is learned from is drawn from the replay memory."""
-    progress = Progress(learner.progress.env_steps + batch_size, learner.progress.updates)
+    progress = StepCounts(learner.progress.env_steps + batch_size, learner.progress.updates)
     return eqx.tree_at(lambda learner: learner.progress, learner, progress), Batch(())
 
 

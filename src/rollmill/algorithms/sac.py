@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from rollmill.algorithms.off_policy import (
     Module,
     OffPolicyParts,
-    Progress,
+    StepCounts,
     adam,
     counted,
     explores_at_random,
@@ -109,7 +109,7 @@ class SACLearner(eqx.Module):
     targets: PyTree[Array]
     """The two critics that targets are computed with."""
     optimisers: SACNetworks
-    progress: Progress
+    progress: StepCounts
 
 
 class SACWeights(NamedTuple):
@@ -160,7 +160,7 @@ def sac(
     )
 
 
-class _Agent(NamedTuple):
+class _SoftAgent(NamedTuple):
     """The networks as functions, and what the actions need."""
 
     actor: Module
@@ -183,7 +183,7 @@ class _Optimisers(NamedTuple):
     others: optax.GradientTransformation
 
 
-def _agent_of(parts: OffPolicyParts) -> _Agent:
+def _agent_of(parts: OffPolicyParts) -> _SoftAgent:
     observation_space, space, config = parts.env.observation_space, parts.env.action_space, parts.config
     if not isinstance(space, spaces.Box | spaces.Discrete):
         raise UsageError(
@@ -199,14 +199,14 @@ def _agent_of(parts: OffPolicyParts) -> _Agent:
         make, entropy = action_critic, -float(math.prod(space.shape))
     critic: Any = partial(make, observation_space=observation_space, action_space=space, config=config.network)
     target = entropy if config.target_entropy is None else config.target_entropy
-    return _Agent(module(actor), module(critic), space, target, config)
+    return _SoftAgent(module(actor), module(critic), space, target, config)
 
 
 # --- the fragments ------------------------------------------------------------------------------------
 
 
 def _explore(
-    agent: _Agent, weights: SACWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+    agent: _SoftAgent, weights: SACWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
 ) -> Decision:
     """An action drawn from the policy; a random one before learning begins."""
     policy_key, random_key = jax.random.split(key)
@@ -216,13 +216,13 @@ def _explore(
 
 
 def _act(
-    agent: _Agent, weights: SACWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+    agent: _SoftAgent, weights: SACWeights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
 ) -> Decision:
     """The policy's most likely action."""
     return Decision(agent.distribution(weights.actor, observation, action_mask).mode(), memory, ())
 
 
-def _start(agent: _Agent, optimisers: _Optimisers, key: Key) -> SACLearner:
+def _start(agent: _SoftAgent, optimisers: _Optimisers, key: Key) -> SACLearner:
     actor_key, first_key, second_key = jax.random.split(key, 3)
     critics = agent.critic.start(first_key), agent.critic.start(second_key)
     temperature = jnp.log(jnp.float32(agent.config.initial_temperature))
@@ -236,7 +236,7 @@ def _start(agent: _Agent, optimisers: _Optimisers, key: Key) -> SACLearner:
 
 
 def _loss(
-    agent: _Agent, networks: SACNetworks, learner: SACLearner, sample: Transitions, sequence: PyTree[Array]
+    agent: _SoftAgent, networks: SACNetworks, learner: SACLearner, sample: Transitions, sequence: PyTree[Array]
 ) -> tuple[Float[Array, ""], Metrics]:
     """The losses of ONE transition: each has gradients with respect to its own network alone."""
     next_key, key = jax.random.split(sample.key)
@@ -263,7 +263,12 @@ def _loss(
 
 
 def _continuous_values(
-    agent: _Agent, actor: PyTree[Array], critics: PyTree[Array], key: Key, observation: Observation, mask: PyTree
+    agent: _SoftAgent,
+    actor: PyTree[Array],
+    critics: PyTree[Array],
+    key: Key,
+    observation: Observation,
+    mask: PyTree,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The lower value of an action that is drawn, and minus its log-density."""
     action, log_prob = agent.distribution(actor, observation, mask).unclipped_sample_and_log_prob(key)
@@ -272,7 +277,12 @@ def _continuous_values(
 
 
 def _discrete_values(
-    agent: _Agent, actor: PyTree[Array], critics: PyTree[Array], key: Key, observation: Observation, mask: PyTree
+    agent: _SoftAgent,
+    actor: PyTree[Array],
+    critics: PyTree[Array],
+    key: Key,
+    observation: Observation,
+    mask: PyTree,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The expected lower value of an action, and the entropy."""
     distribution = agent.distribution(actor, observation, mask)
@@ -280,7 +290,7 @@ def _discrete_values(
     return jnp.sum(jax.nn.softmax(distribution.logits) * values), distribution.entropy()
 
 
-def _value_of(agent: _Agent, critic: PyTree[Array], sample: Transitions) -> Float[Array, ""]:
+def _value_of(agent: _SoftAgent, critic: PyTree[Array], sample: Transitions) -> Float[Array, ""]:
     """The value of the action that was taken."""
     if not isinstance(agent.action_space, spaces.Discrete):
         return agent.critic(critic, sample.observation, sample.action)
@@ -290,7 +300,7 @@ def _value_of(agent: _Agent, critic: PyTree[Array], sample: Transitions) -> Floa
 
 
 def _update(
-    agent: _Agent, optimisers: _Optimisers, learner: SACLearner, gradients: SACNetworks, *, share: float = 1.0
+    agent: _SoftAgent, optimisers: _Optimisers, learner: SACLearner, gradients: SACNetworks, *, share: float = 1.0
 ) -> SACLearner:
     steps = SACNetworks(optimisers.actor, optimisers.others, optimisers.others)
     moved = [

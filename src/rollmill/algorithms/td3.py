@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from rollmill.algorithms.off_policy import (
     Module,
     OffPolicyParts,
-    Progress,
+    StepCounts,
     adam,
     check_continuous,
     counted,
@@ -99,7 +99,7 @@ class TD3Learner(eqx.Module):
     networks: TD3Networks
     targets: TD3Networks
     optimisers: TD3Networks
-    progress: Progress
+    progress: StepCounts
 
 
 class TD3Weights(NamedTuple):
@@ -149,7 +149,7 @@ def td3(
     )
 
 
-class _Agent(NamedTuple):
+class _DeterministicAgent(NamedTuple):
     """The networks as functions, and what the actions need."""
 
     actor: Module
@@ -165,7 +165,7 @@ class _Agent(NamedTuple):
         return jnp.clip(action + noise * 0.5 * (high - low), low, high)
 
 
-def _agent_of(parts: OffPolicyParts) -> _Agent:
+def _agent_of(parts: OffPolicyParts) -> _DeterministicAgent:
     space = check_continuous("td3", parts.env.action_space, "dqn, sac and ppo take discrete ones")
     make = {
         "observation_space": parts.env.observation_space,
@@ -173,14 +173,19 @@ def _agent_of(parts: OffPolicyParts) -> _Agent:
         "config": parts.config.network,
     }
     actor, critic = partial(deterministic_actor, **make), partial(action_critic, **make)
-    return _Agent(module(actor), module(critic), space, parts.config)
+    return _DeterministicAgent(module(actor), module(critic), space, parts.config)
 
 
 # --- the fragments ------------------------------------------------------------------------------------
 
 
 def _explore(
-    agent: _Agent, weights: TD3Weights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+    agent: _DeterministicAgent,
+    weights: TD3Weights,
+    key: Key,
+    memory: Memory,
+    observation: Observation,
+    action_mask: PyTree,
 ) -> Decision:
     """The policy's action with noise; a random one before learning begins."""
     noise_key, random_key = jax.random.split(key)
@@ -191,13 +196,18 @@ def _explore(
 
 
 def _act(
-    agent: _Agent, weights: TD3Weights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree
+    agent: _DeterministicAgent,
+    weights: TD3Weights,
+    key: Key,
+    memory: Memory,
+    observation: Observation,
+    action_mask: PyTree,
 ) -> Decision:
     """The policy's action."""
     return Decision(agent.actor(weights.actor, observation), memory, ())
 
 
-def _start(agent: _Agent, optimiser: optax.GradientTransformation, key: Key) -> TD3Learner:
+def _start(agent: _DeterministicAgent, optimiser: optax.GradientTransformation, key: Key) -> TD3Learner:
     actor_key, first_key, second_key = jax.random.split(key, 3)
     critics = agent.critic.start(first_key), agent.critic.start(second_key)
     networks = TD3Networks(agent.actor.start(actor_key), critics)
@@ -206,7 +216,11 @@ def _start(agent: _Agent, optimiser: optax.GradientTransformation, key: Key) -> 
 
 
 def _loss(
-    agent: _Agent, networks: TD3Networks, learner: TD3Learner, sample: Transitions, sequence: PyTree[Array]
+    agent: _DeterministicAgent,
+    networks: TD3Networks,
+    learner: TD3Learner,
+    sample: Transitions,
+    sequence: PyTree[Array],
 ) -> tuple[Float[Array, ""], Metrics]:
     """The losses of ONE transition: each has gradients with respect to its own network alone."""
     config, targets = agent.config, learner.targets
@@ -236,7 +250,7 @@ def _moves_actor(config: TD3Config, learner: TD3Learner) -> Bool[Array, ""]:
 
 
 def _update(
-    agent: _Agent,
+    agent: _DeterministicAgent,
     optimiser: optax.GradientTransformation,
     learner: TD3Learner,
     gradients: TD3Networks,

@@ -85,7 +85,7 @@ from rollmill.dataflow.remote import (
 from rollmill.dataflow.replay import (
     FILL,
     Drawn,
-    Ring,
+    ReplayRing,
     Transitions,
     draw,
     empty_rings,
@@ -137,7 +137,7 @@ __all__ = [
     "FILL",
     "Reduce",
     "Replay",
-    "Ring",
+    "ReplayRing",
     "Transitions",
     "Role",
     "Stage",

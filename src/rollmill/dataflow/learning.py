@@ -24,7 +24,7 @@ from rollmill.dataflow.minibatch_loop import (
     plain_minibatch_loop,
 )
 from rollmill.dataflow.minibatches import shuffled_rows
-from rollmill.dataflow.replay import FILL, Ring, draw, fill, is_filled, store, with_errors, with_priorities
+from rollmill.dataflow.replay import FILL, ReplayRing, draw, fill, is_filled, store, with_errors, with_priorities
 
 
 class _Progress(NamedTuple):
@@ -113,14 +113,20 @@ def learn(
     return loop.end(end.carried), over_epochs(metrics, learned)
 
 
-def store_steps(graph: Graph, rings: Ring, trajectory: Trajectory) -> Ring:
+def store_steps(graph: Graph, rings: ReplayRing, trajectory: Trajectory) -> ReplayRing:
     """The replay memory with the steps of a trajectory."""
     return store(rings, trajectory.steps, shard_width=graph.loops.num_envs // graph.loops.num_shards)
 
 
 def learn_from_replay(
-    graph: Graph, learner: Learner, rings: Ring, key: Key, index: Int[Array, " E"], *, reduce: Reduce = identity
-) -> tuple[Learner, Ring, Metrics]:
+    graph: Graph,
+    learner: Learner,
+    rings: ReplayRing,
+    key: Key,
+    index: Int[Array, " E"],
+    *,
+    reduce: Reduce = identity,
+) -> tuple[Learner, ReplayRing, Metrics]:
     """`num_minibatches` updates, each with transitions drawn from the replay memory; metrics are their means.
 
     Until enough steps are stored, nothing is learned: `epochs` is 0, and so are the metrics of learning.
@@ -151,8 +157,14 @@ def learn_from_replay(
 
 
 def learn_drawn(
-    graph: Graph, learner: Learner, rings: Ring, key: Key, index: Int[Array, " E"], *, reduce: Reduce = identity
-) -> tuple[Learner, Ring, Metrics]:
+    graph: Graph,
+    learner: Learner,
+    rings: ReplayRing,
+    key: Key,
+    index: Int[Array, " E"],
+    *,
+    reduce: Reduce = identity,
+) -> tuple[Learner, ReplayRing, Metrics]:
     """One update with a minibatch drawn from the replay memory, whose priorities follow its errors."""
     with jax.named_scope("draw"):
         drawn = draw(graph, rings, key, index)

@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
     """The number of the slot that holds its view."""
 
 
-class Ring(eqx.Module):
+class ReplayRing(eqx.Module):
     """The newest steps of ONE environment.
 
     Slots and steps are numbered from the beginning of the training; number `n` lies in row `n % C`.
@@ -117,11 +117,11 @@ def empty_rings(graph: Graph, index: Int[Array, " E"]) -> PyTree[Array]:
     )
     priorities = empty_priorities(capacity) if graph.replay.priority_exponent else None
     zero = jnp.int32(0)
-    ring = Ring(rows(view), rows(outcome), zero, zero, zero, priorities)
+    ring = ReplayRing(rows(view), rows(outcome), zero, zero, zero, priorities)
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(index), *leaf.shape)), ring)
 
 
-def store(rings: Ring, steps: Step, *, shard_width: int) -> Ring:
+def store(rings: ReplayRing, steps: Step, *, shard_width: int) -> ReplayRing:
     """The rings with the steps `[T, E, ...]` of a rollout.
 
     Args:
@@ -144,7 +144,7 @@ def store(rings: Ring, steps: Step, *, shard_width: int) -> Ring:
     final = View(by_env.final_observation, all_legal)
     views = _written(rings.views, _flat_rows(view), slot % capacity)
     views = _written(views, _flat_rows(final), jnp.where(extra > 0, (slot + 1) % capacity, capacity))
-    after = Ring(
+    after = ReplayRing(
         views=views,
         outcomes=_written(rings.outcomes, _flat_rows(outcome), step % capacity),
         slots=rings.slots + num_steps + extra.sum(axis=1),
@@ -160,7 +160,7 @@ def store(rings: Ring, steps: Step, *, shard_width: int) -> Ring:
     return with_priorities(after, priorities)
 
 
-def is_filled(replay: Replay, rings: Ring, loops: Loops) -> Bool[Array, ""]:
+def is_filled(replay: Replay, rings: ReplayRing, loops: Loops) -> Bool[Array, ""]:
     """Whether enough steps are stored to begin learning; the same on every replica."""
     return rings.steps[0] * loops.num_envs >= first_learning(replay, loops)
 
@@ -170,7 +170,7 @@ def first_learning(replay: Replay, loops: Loops) -> int:
     return max(replay.learning_starts, replay.minibatch_size + loops.num_envs, 2 * loops.num_envs)
 
 
-def draw(graph: Graph, rings: Ring, key: Key, index: Int[Array, " E"]) -> Drawn:
+def draw(graph: Graph, rings: ReplayRing, key: Key, index: Int[Array, " E"]) -> Drawn:
     """A minibatch of the transitions stored here.
 
     Args:
@@ -203,17 +203,17 @@ def draw(graph: Graph, rings: Ring, key: Key, index: Int[Array, " E"]) -> Drawn:
     return Drawn(transitions, environment, step % replay.capacity)
 
 
-def with_priorities(rings: Ring, priorities: Priorities | None) -> Ring:
+def with_priorities(rings: ReplayRing, priorities: Priorities | None) -> ReplayRing:
     """The rings with other priorities; None where there are none."""
     return eqx.tree_at(lambda ring: ring.priorities, rings, priorities, is_leaf=lambda leaf: leaf is None)
 
 
-def fill(rings: Ring) -> Float[Array, ""]:
+def fill(rings: ReplayRing) -> Float[Array, ""]:
     """The mean share of the rings that is in use."""
     return jnp.mean((rings.steps - rings.oldest).astype(jnp.float32)) / rings.outcomes.words.shape[1]
 
 
-def with_errors(graph: Graph, learner: Learner, rings: Ring, drawn: Drawn) -> Ring:
+def with_errors(graph: Graph, learner: Learner, rings: ReplayRing, drawn: Drawn) -> ReplayRing:
     """The rings with the priorities that follow from a minibatch's errors; unchanged where draws are uniform."""
     replay = graph.replay
     if replay is None or replay.errors is None or rings.priorities is None:
@@ -258,7 +258,7 @@ def _written(into: Rows, rows: Rows, places: Int[Array, "E T"]) -> Rows:
     return jax.tree.map(write, into, rows)
 
 
-def _oldest_intact(ring: Ring, num_steps: int) -> Int[Array, ""]:
+def _oldest_intact(ring: ReplayRing, num_steps: int) -> Int[Array, ""]:
     """The oldest step of ONE ring, after `num_steps` more steps, whose view is still there."""
     capacity = ring.outcomes.words.shape[0]
     # Each of the new steps took at most two slots.
@@ -273,7 +273,7 @@ def _slots(outcomes: Rows) -> Int[Array, "..."]:
     return jax.lax.bitcast_convert_type(outcomes.words[..., -1], jnp.int32)
 
 
-def _with_new_steps(before: Ring, after: Ring, *, num_steps: int, shard_width: int) -> Priorities:
+def _with_new_steps(before: ReplayRing, after: ReplayRing, *, num_steps: int, shard_width: int) -> Priorities:
     """The priorities after steps were stored: the highest of the shard for each that can be drawn now."""
     assert before.priorities is not None
     num_envs, capacity = after.outcomes.words.shape[:2]
@@ -305,7 +305,7 @@ def _draw_uniformly(
 
 def _transitions(
     graph: Graph,
-    rings: Ring,
+    rings: ReplayRing,
     environment: Int[Array, " N"],
     step: Int[Array, " N"],
     weight: Float[Array, " N"],

@@ -30,7 +30,7 @@ from rollmill.dataflow import (
     Loops,
     Metrics,
     Reduce,
-    Ring,
+    ReplayRing,
     Trajectory,
     Transitions,
     collection_metrics,
@@ -159,8 +159,8 @@ class CutLearner:
         return jax.tree.unflatten(structure, leaves), _row(summary)
 
     def _learn_from_replay(
-        self, learner: Learner, rings: Ring, trajectory: Trajectory, iteration: int, mean: Reduce
-    ) -> tuple[Learner, Ring, Row]:
+        self, learner: Learner, rings: ReplayRing, trajectory: Trajectory, iteration: int, mean: Reduce
+    ) -> tuple[Learner, ReplayRing, Row]:
         """Minibatches drawn from the replay memory, once enough is stored."""
         graph, loops = self._graph, self._graph.loops
         assert graph.replay is not None
@@ -202,11 +202,11 @@ def _minibatches(loops: Loops, key: Key, index: np.ndarray, batch: Batch, iterat
     return jax.lax.map(minibatch_gather(batch, loops), shuffled_rows(epoch_key, jnp.asarray(index), loops))
 
 
-def _draw(graph: Graph, key: Key, index: np.ndarray, rings: Ring, iteration: Any, n: Any) -> Drawn:
+def _draw(graph: Graph, key: Key, index: np.ndarray, rings: ReplayRing, iteration: Any, n: Any) -> Drawn:
     return draw(graph, rings, jax.random.fold_in(iteration_key(key, iteration, LEARN), n), jnp.asarray(index))
 
 
-def _follow_errors(graph: Graph, rings: Ring, learner: Learner, drawn: Drawn) -> Ring:
+def _follow_errors(graph: Graph, rings: ReplayRing, learner: Learner, drawn: Drawn) -> ReplayRing:
     return with_errors(graph, learner, rings, drawn)
 
 
@@ -218,7 +218,7 @@ def _learn_drawn(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], 
 
 
 def _fill(rings: PyTree[Any]) -> Metrics:
-    return {FILL: fill(rings)} if isinstance(rings, Ring) else {}
+    return {FILL: fill(rings)} if isinstance(rings, ReplayRing) else {}
 
 
 def _learn_one(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], minibatches: Batch, n: Any):
