@@ -71,6 +71,10 @@ def tag():
     return rollmill.make("TagGridWorld-Small-v0")
 
 
+def tic_tac_toe():
+    return rollmill.make("TicTacToe-v0")
+
+
 def stopping_ppo(env, **settings):
     """Which ends an iteration's learning after its first epoch where the values were far off."""
     return rollmill.ppo(env, **settings)._replace(
@@ -93,6 +97,7 @@ ALGORITHMS = {
         masked,
         REPLAY | {"prioritised": True, "duelling": True, "n_step": 3, "huber": True, "max_grad_norm": 1.0},
     ),
+    "alphazero": (rollmill.alphazero, tic_tac_toe, MINIBATCHES | {"num_simulations": 4}),
     "one's own": (reinforce, short_cartpole, None),
 }
 FAST = {
@@ -100,6 +105,7 @@ FAST = {
     ("impala", "single-learner-coarse"),
     ("dqn", "single-learner-coarse"),
     ("dqn", "central"),
+    ("alphazero", "single-learner-coarse"),
 }
 TABLE = [
     pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
