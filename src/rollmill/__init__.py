@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rollmill.algorithms import (
         A3CConfig,
+        AlphaZeroConfig,
         DQNConfig,
         IMPALAConfig,
         MAPPOConfig,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         SACConfig,
         TD3Config,
         a3c,
+        alphazero,
         dqn,
         impala,
         ippo,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "A3CConfig",
     "ActorCritic",
+    "AlphaZeroConfig",
     "DQNConfig",
     "Environment",
     "HostEnvironment",
@@ -61,6 +64,7 @@ __all__ = [
     "Timestep",
     "a3c",
     "actor_critic",
+    "alphazero",
     "auto_reset",
     "check_environment",
     "dqn",
@@ -89,6 +93,7 @@ __all__ = [
 _MODULES = {
     "rollmill.algorithms": (
         "A3CConfig",
+        "AlphaZeroConfig",
         "DQNConfig",
         "IMPALAConfig",
         "MAPPOConfig",
@@ -96,6 +101,7 @@ _MODULES = {
         "SACConfig",
         "TD3Config",
         "a3c",
+        "alphazero",
         "dqn",
         "impala",
         "ippo",

@@ -77,6 +77,10 @@ def tag():
     return rollmill.make("TagGridWorld-Small-v0")
 
 
+def tic_tac_toe():
+    return rollmill.make("TicTacToe-v0")
+
+
 def stopping_ppo(env, **settings):
     """Which ends an iteration's learning after its first epoch where the values were far off."""
     return rollmill.ppo(env, **settings)._replace(
@@ -102,6 +106,7 @@ ALGORITHMS = {
     "sac": (rollmill.sac, pendulum, REPLAY_OF_ACTIONS),
     "sac discrete": (rollmill.sac, masked, REPLAY_OF_ACTIONS),
     "td3": (rollmill.td3, pendulum, REPLAY_OF_ACTIONS),
+    "alphazero": (rollmill.alphazero, tic_tac_toe, MINIBATCHES | {"num_simulations": 4}),
     "one's own": (reinforce, short_cartpole, None),
 }
 FAST = {
@@ -111,6 +116,7 @@ FAST = {
     ("dqn", "central"),
     ("sac", "single-learner-coarse"),
     ("td3", "gpu-only"),
+    ("alphazero", "single-learner-coarse"),
 }
 TABLE = [
     pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)

@@ -174,14 +174,14 @@ def test_two_networks_of_one_configuration_have_one_structure():
     assert hash(jax.tree.structure(nets[0])) == hash(jax.tree.structure(nets[1]))
 
 
-@pytest.mark.parametrize("torso", ["auto", "mlp", "cnn", "gru"])
+@pytest.mark.parametrize("torso", ["auto", "mlp", "cnn", "gru", "resnet"])
 def test_images_in_a_dictionary(torso):
     space = spaces.Dict({"image": IMAGE, "vector": VECTOR, "mode": spaces.Discrete(3)})
     network = actor_critic(KEY, space, spaces.Discrete(2), NetworkConfig(**SMALL, torso=torso))
     output = network(observe(space), network.initial_memory())
     assert isinstance(output, Output) and np.isfinite(output.value)
     convolutions = [leaf for leaf in jax.tree.leaves(network) if leaf.ndim == 4]
-    assert len(convolutions) == (0 if torso == "mlp" else 2)
+    assert len(convolutions) == {"mlp": 0, "resnet": 2 * (1 + 2 * 4)}.get(torso, 2)
 
 
 def test_bytes_reach_the_network_scaled():

@@ -8,7 +8,17 @@ import pytest
 from gymnasium import spaces
 
 from rollmill.core.errors import UsageError
-from rollmill.networks import cnn, convolution, feed_forward_torso, gru_cell, linear, mlp, recurrent_torso
+from rollmill.networks import (
+    cnn,
+    convolution,
+    feed_forward_torso,
+    gru_cell,
+    layer_norm,
+    linear,
+    mlp,
+    recurrent_torso,
+    resnet,
+)
 
 KEY = jax.random.key(0)
 
@@ -51,6 +61,31 @@ def test_convolution_against_a_loop():
             patch = image[2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
             expected[i, j] = np.tensordot(patch, np.asarray(layer.kernel), axes=3)
     np.testing.assert_allclose(layer(jnp.asarray(image)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_same_padding_is_a_border_of_zeros():
+    layer = convolution(KEY, 2, 3, size=3, stride=1, padding="SAME")
+    without = convolution(KEY, 2, 3, size=3, stride=1)
+    image = jax.random.normal(KEY, (6, 7, 2))
+    bordered = jnp.pad(image, ((1, 1), (1, 1), (0, 0)))
+    np.testing.assert_allclose(layer(image), without(bordered), rtol=1e-4, atol=1e-5)
+
+
+def test_layer_norm_of_an_image():
+    image = 3.0 + 2.0 * jax.random.normal(KEY, (6, 7, 4))
+    normalised = layer_norm(4)(image)
+    np.testing.assert_allclose([normalised.mean(), normalised.std()], [0.0, 1.0], atol=1e-4)
+    moved = eqx.tree_at(lambda layer: (layer.scale, layer.shift), layer_norm(4), (jnp.full(4, 2.0), jnp.ones(4)))
+    np.testing.assert_allclose(moved(image), 2 * normalised + 1, rtol=1e-5, atol=1e-5)
+
+
+def test_residual_blocks_keep_the_size_of_a_board():
+    network, features = resnet(KEY, (6, 7, 2), channels=8, num_blocks=3)
+    output = network(jnp.ones((6, 7, 2)))
+    assert output.shape == (features,) == (6 * 7 * 8,) and len(network.blocks) == 3
+    block, image = network.blocks[0], jnp.abs(jax.random.normal(KEY, (6, 7, 8)))
+    silent = eqx.tree_at(lambda block: block.second_norm.scale, block, jnp.zeros(8))
+    np.testing.assert_array_equal(silent(image), image)  # the identity is beside the convolutions
 
 
 def test_gru_cell_against_equinox():

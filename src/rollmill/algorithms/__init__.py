@@ -1,21 +1,24 @@
 """Algorithms as graphs, one file each, and the returns and losses that they share."""
 
 from rollmill.algorithms.a3c import A3CConfig, a3c
+from rollmill.algorithms.alphazero import AlphaZeroConfig, alphazero
 from rollmill.algorithms.building import settings_of
 from rollmill.algorithms.dqn import DQNConfig, dqn
 from rollmill.algorithms.fragments import clip_to_space, environment_functions
 from rollmill.algorithms.impala import IMPALAConfig, impala
 from rollmill.algorithms.mappo import MAPPOConfig, ippo, mappo
 from rollmill.algorithms.ppo import PPOConfig, ppo
-from rollmill.algorithms.reports import MOMENTS, explained_variance
+from rollmill.algorithms.reports import GAMES, MOMENTS, explained_variance
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages, vtrace
 from rollmill.algorithms.sac import SACConfig, sac
 from rollmill.algorithms.td3 import TD3Config, td3
 
 __all__ = [
+    "GAMES",
     "MOMENTS",
     "A3CConfig",
     "Advantages",
+    "AlphaZeroConfig",
     "DQNConfig",
     "IMPALAConfig",
     "MAPPOConfig",
@@ -23,6 +26,7 @@ __all__ = [
     "SACConfig",
     "TD3Config",
     "a3c",
+    "alphazero",
     "bootstrap_values",
     "clip_to_space",
     "dqn",

@@ -191,16 +191,28 @@ def environment_parts(
         gamma: if given, discounted returns are recorded, for reward normalisation.
 
     Raises:
-        UsageError: the environment has several agents, or takes no parameters.
+        UsageError: the environment has several agents or players, or takes no parameters.
+    """
+    env = single_agent(env)
+    if isinstance(env, Environment) and env.num_players > 1:
+        raise UsageError(f"{env.name} is a game for two players; train it with alphazero.")
+    if isinstance(env, Environment):
+        return env, environment_functions(env, params=params, num_envs=num_envs, gamma=gamma), None
+    _refuse_params(env, params)
+    return env, host_functions(env, gamma=gamma), partial(env.start, gamma=gamma)
+
+
+def single_agent(env: Environment | HostEnvironment | gymnasium.Env | str) -> Environment | HostEnvironment:
+    """The environment that `env` stands for.
+
+    Raises:
+        UsageError: it has several agents.
     """
     env = as_environment(env)
     if isinstance(env, Environment) and env.agents:
         kinds = ", ".join(kind.name for kind in env.agents)
         raise UsageError(f"{env.name} has several agents ({kinds}); train it with mappo or ippo.")
-    if isinstance(env, Environment):
-        return env, environment_functions(env, params=params, num_envs=num_envs, gamma=gamma), None
-    _refuse_params(env, params)
-    return env, host_functions(env, gamma=gamma), partial(env.start, gamma=gamma)
+    return env
 
 
 def with_layout(config: Config, env: Environment | HostEnvironment) -> Config:

@@ -21,9 +21,10 @@ from rollmill.core.types import (
     Memory,
     Observation,
     Params,
+    State,
     Timestep,
 )
-from rollmill.dataflow import Decision, Step, StepReply, remote_environment
+from rollmill.dataflow import ActionMask, Decision, Step, StepReply, remote_environment
 from rollmill.envs import (
     RunningStatistics,
     auto_reset,
@@ -45,12 +46,17 @@ KEPT_INFO = ("final_observation", "episode_return", "episode_length", "discounte
 """Entries of an environment's `info` that are stored in the trajectory."""
 
 
+def legal_actions(env: Environment, state: State, params: Params) -> PyTree[Bool[Array, "..."]]:
+    """The environment's action mask; `()` where all actions are legal."""
+    return () if env.action_mask is None else env.action_mask(state, params)
+
+
 class EnvironmentFunctions(NamedTuple):
     """The functions of an auto-resetting environment that a graph needs."""
 
     start: Callable[[Key, Int[Array, ""]], tuple[PyTree[Array], Observation]]
     step: Callable[[Key, PyTree[Array], Action], Timestep]
-    action_mask: Callable[[PyTree[Array]], PyTree[Bool[Array, "..."]]]
+    action_mask: Callable[[PyTree[Array]], ActionMask]
 
 
 def environment_functions(
@@ -60,6 +66,7 @@ def environment_functions(
     num_envs: int,
     gamma: float | None = None,
     view: Callable[[Environment], Environment] = lambda env: env,
+    mask: Callable[[Environment, State, Params], ActionMask] = legal_actions,
 ) -> EnvironmentFunctions:
     """Adds auto-reset, episode accounting and parameters to an environment.
 
@@ -70,6 +77,8 @@ def environment_functions(
         num_envs: number of environments of the training.
         gamma: if given, discounted returns are recorded, for reward normalisation.
         view: transform of the environment inside of auto-reset, for algorithms that extend the observation.
+        mask: knowledge of the state that a policy needs besides the observation (`dataflow.ActionMask`), from the
+            environment with all transforms, its state and its parameters. Default: its legal actions.
     """
     env = strongly_typed(env)
     check_types(env)
@@ -93,7 +102,7 @@ def environment_functions(
         return timestep._replace(state=(timestep.state, index), info=info)
 
     def action_mask(state):
-        return () if env.action_mask is None else env.action_mask(state[0], params_of(state[1]))
+        return mask(env, state[0], params_of(state[1]))
 
     return EnvironmentFunctions(start, step, action_mask)
 

@@ -13,6 +13,9 @@ MOMENTS = "values/"
 """Prefix of the metrics that serve `explained_variance` only."""
 
 
+GAMES = "games/"
+"""Prefix of metrics that are numbers of games; the log has their shares in all games that ended."""
+
 RESOLUTION = 1e-6
 """Smallest variance that float32 sums resolve, relative to the mean square."""
 

@@ -69,6 +69,32 @@ def generalised_advantages(
     return Advantages(advantage, advantage + value)
 
 
+def lambda_returns(
+    reward: Float[Array, " T"],
+    next_value: Float[Array, " T"],
+    discount: Float[Array, " T"],
+    done: Bool[Array, " T"],
+    *,
+    td_lambda: float,
+) -> Float[Array, " T"]:
+    """Returns in which each step has its own discount (Sutton and Barto, 2018, section 12.2).
+
+    `G_t = r_t + d_t ((1 - lambda) V'_t + lambda G_{t+1})` within an episode, and `r_t + d_t V'_t` at its end and
+    at the end of the rollout. In a zero-sum game of two, where reward and value are those of the player to move,
+    the discount is negative where the turn passes: a value of the opponent counts against the player.
+
+    Args:
+        reward: `r_t`.
+        next_value: `V'_t`, the value after each step, from `bootstrap_values`.
+        discount: `d_t`, the factor of all that comes after the step.
+        done: the episode ended at this step.
+        td_lambda: 0 is one-step, 1 is Monte Carlo.
+    """
+    goes_on = ~done & (jnp.arange(done.size) < done.size - 1)
+    decay = jnp.where(goes_on, td_lambda * discount, 0.0)
+    return _decaying_sum(reward + (discount - decay) * next_value, decay)
+
+
 def vtrace(
     log_ratio: Float[Array, " T"],
     reward: Float[Array, " T"],

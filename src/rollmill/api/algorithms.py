@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from rollmill.algorithms import (
     A3CConfig,
+    AlphaZeroConfig,
     DQNConfig,
     IMPALAConfig,
     MAPPOConfig,
@@ -15,6 +16,7 @@ from rollmill.algorithms import (
     SACConfig,
     TD3Config,
     a3c,
+    alphazero,
     dqn,
     impala,
     ippo,
@@ -48,6 +50,11 @@ BUILTIN = {
     "dqn": Algorithm(DQNConfig, dqn, "deep Q-networks (Mnih et al., 2015), with the usual extensions"),
     "sac": Algorithm(SACConfig, sac, "soft actor-critic (Haarnoja et al., 2018), continuous or discrete"),
     "td3": Algorithm(TD3Config, td3, "twin delayed deterministic policy gradients (Fujimoto et al., 2018)"),
+    "alphazero": Algorithm(
+        AlphaZeroConfig,
+        alphazero,
+        "tree search and self-play in games (Silver et al., 2018; Danihelka et al., 2022)",
+    ),
     "mappo": Algorithm(MAPPOConfig, mappo, "PPO for several agents, with a centralised critic (Yu et al., 2022)"),
     "ippo": Algorithm(
         MAPPOConfig, ippo, "PPO for several agents, each with its own critic (de Witt et al., 2020)"

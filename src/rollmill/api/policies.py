@@ -232,6 +232,8 @@ def _evaluate_on_own(loaded: LoadedRun, **play: Any) -> EvaluationEpisodes:
 
 def _on(graph: Graph, env: Environment) -> Graph:
     """The graph with another environment in the place of its own."""
+    if graph.elsewhere is not None:
+        return graph.elsewhere(env)
     envs = environment_functions(env, num_envs=graph.loops.num_envs)
     return graph._replace(
         environment=envs.step,

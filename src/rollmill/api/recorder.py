@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from rollmill.algorithms import MOMENTS, explained_variance
+from rollmill.algorithms import GAMES, MOMENTS, explained_variance
 from rollmill.api.options import RunOptions
 from rollmill.api.saved_run import IDENTITY, identity_of
 from rollmill.core.errors import CheckpointError
@@ -40,7 +40,7 @@ MOST_LINES_OF_REPLAY = 2_000
 """The same for algorithms that learn from a replay memory, whose iterations are many and short."""
 
 ENDED, FAILED = "episodes/ended", "episodes/failed"
-HIDDEN = ("episodes/", "finite/", MOMENTS)
+HIDDEN = ("episodes/", "finite/", GAMES, MOMENTS)
 """How metrics begin that are not logged as they are."""
 
 
@@ -287,6 +287,8 @@ class Recorder:
         """The line of the iterations since the last one: episodes are counted, other metrics are means."""
         totals, means = self._sums.totals(), self._sums.means()
         metrics = {name: float(np.mean(value)) for name, value in means.items() if not name.startswith(HIDDEN)}
+        games = {name: total for name, total in totals.items() if name.startswith(GAMES)}
+        shares = {name: total / totals[ENDED] if totals[ENDED] else None for name, total in games.items()}
         each = {f"episode/return_seed{s}": r for s, r in zip(self._options.seeds, self._returns, strict=True)}
         return {
             "seconds": self._seconds,
@@ -296,6 +298,7 @@ class Recorder:
             "episode/ended": totals[ENDED],
             "episode/failed": totals.get(FAILED, 0.0),
             **(each if len(each) > 1 else {}),
+            **shares,
             **metrics,
             "losses/explained_variance": explained_variance(means),
         }

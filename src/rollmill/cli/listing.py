@@ -31,7 +31,7 @@ def run(arguments: list[str]) -> int:
     recipes = [(name, make().summary) for name, make in RECIPES.items()]
     _print("algorithms", [(name, algorithm.summary) for name, algorithm in ALGORITHMS.items()])
     _print("environments", [*registered(), *adapted])
-    networks = [("by --network.torso etc.", "MLP, CNN or GRU"), *registered_networks()]
+    networks = [("by --network.torso etc.", "MLP, CNN, GRU or ResNet"), *registered_networks()]
     _print("networks (--network NAME)", networks)
     _print("recipes (--recipe NAME)", recipes)
     return 0

@@ -1,6 +1,8 @@
-"""Checks of JAX's settings, before anything is traced."""
+"""Checks of JAX's settings, before anything is traced; and the promotion that other packages rely on."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import jax
 
@@ -50,3 +52,10 @@ def check_compiled() -> None:
             "JAX_DISABLE_JIT is set, so that each operation would run by itself, thousands of times slower. "
             "hint: unset it; rollmill.check_environment and `rollmill doctor RUN` find the line of a fault."
         )
+
+
+@contextlib.contextmanager
+def standard_promotion() -> Iterator[None]:
+    """JAX's standard promotion of dtypes and ranks within the block, whatever the caller has set."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

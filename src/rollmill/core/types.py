@@ -89,7 +89,8 @@ class Environment(NamedTuple):
     player's is its negative. A player who makes an illegal move loses: reward -1, terminated.
 
     A planner, such as a tree search, steps copies of the environment by itself. It does so without transforms:
-    `planning_state` takes their parts off the state.
+    `planning_state` takes their parts off the state, and `planning_env` is the environment that is left. The
+    transform `plannable` sets the three fields of planning.
     """
 
     name: str
@@ -111,6 +112,10 @@ class Environment(NamedTuple):
     planning_state: Callable[[State, Params], PyTree[Array]] | None = None
     """State from which a planner can step the environment itself: that of the environment as its author wrote it,
     which a transform's state contains. None if it cannot be planned in."""
+    planning_params: Callable[[State, Params], Params] | None = None
+    """Parameters to step it with from there: those of this copy and of this episode."""
+    planning_env: "Environment | None" = None
+    """Environment that a planner steps: as its author wrote it, before transforms."""
     options: Options = NO_OPTIONS
     """Options that `make` was given besides the name; a run records both, to make the environment again."""
 

@@ -12,8 +12,9 @@ from rollmill.dataflow.collecting import (
 from rollmill.dataflow.crossing import Cut, Handlers, Piece, cross, cut, drive, evaluate, walk, walk_leaves
 from rollmill.dataflow.fingerprint import fingerprint, fragment_fingerprints
 from rollmill.dataflow.flow import Flow, StepReply, StepRequest, flow
-from rollmill.dataflow.gradients import ElementwiseUpdate, LossOfOne, MeanGradients
+from rollmill.dataflow.gradients import ElementwiseUpdate, LossOfOne, MeanGradients, UnfusedPolicy
 from rollmill.dataflow.graph import (
+    ActionMask,
     Batch,
     Collector,
     Decision,
@@ -107,6 +108,7 @@ __all__ = [
     "START",
     "TOGETHER",
     "UPDATE",
+    "ActionMask",
     "Batch",
     "Channel",
     "Collector",
@@ -208,4 +210,5 @@ __all__ = [
     "with_errors",
     "with_remote_environment",
     "with_remote_update",
+    "UnfusedPolicy",
 ]

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.core.types import Action, Observation
 from rollmill.dataflow.collecting import collect, collection_metrics
-from rollmill.dataflow.graph import Batch, Graph, State, Trajectory, Weights
+from rollmill.dataflow.graph import ActionMask, Batch, Graph, State, Trajectory, Weights
 from rollmill.dataflow.learning import prepare, report
 from rollmill.dataflow.loops import start
 from rollmill.dataflow.minibatch_loop import identity
@@ -41,7 +41,7 @@ class StepReply(NamedTuple):
     """The environment's answer to an action: the edge *timestep*."""
 
     observation: Observation
-    action_mask: PyTree[Bool[Array, "..."]]
+    action_mask: ActionMask
     reward: PyTree[Float[Array, "..."]]
     terminated: Bool[Array, "..."]
     truncated: Bool[Array, "..."]

@@ -1,4 +1,5 @@
-"""Fragments with a known structure: gradients that are means over samples, and element-wise updates.
+"""Fragments with a known structure: gradients that are means over samples, element-wise updates, and policies that
+are no part of a kernel.
 
 Shape letters: `N` samples, or sequences, of a minibatch.
 """
@@ -6,13 +7,13 @@ Shape letters: `N` samples, or sequences, of a minibatch.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from rollmill.dataflow.graph import Batch, Learner, Metrics, Weights
+from rollmill.dataflow.graph import Batch, Decision, Learner, Metrics, Weights
 
 LossOfOne: TypeAlias = Callable[
     [PyTree[Array], Learner, PyTree[Array], PyTree[Array]], tuple[Float[Array, ""], Metrics]
@@ -60,3 +61,17 @@ class ElementwiseUpdate:
     def __call__(self, learner: Learner, gradients: Weights, *, share: float = 1.0) -> Learner:
         """The learner one step further."""
         return self.function(learner, gradients, share=share)
+
+
+@dataclass(frozen=True)
+class UnfusedPolicy:
+    """The fragment `policy` of an algorithm whose decisions no kernel can compute."""
+
+    function: Callable[..., Decision]
+    """A `Decide`."""
+    reason: str
+    """Why no kernel can, as the end of a sentence for the user."""
+
+    def __call__(self, *arguments: Any) -> Decision:
+        """The decision of `function`."""
+        return self.function(*arguments)

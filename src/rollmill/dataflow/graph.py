@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from rollmill.core.types import Action, Key, Memory, Observation, StartHost, Timestep
+from rollmill.core.types import Action, Environment, Key, Memory, Observation, StartHost, Timestep
 
 Learner: TypeAlias = PyTree[Array | np.ndarray]
 """Network weights, optimiser state and running statistics."""
@@ -28,6 +28,10 @@ Weights: TypeAlias = PyTree[Array | np.ndarray]
 
 Metrics: TypeAlias = Mapping[str, Float[Array, "..."]]
 """Named numbers: `[]` each, and stacked where a loop has gone over them."""
+
+ActionMask: TypeAlias = PyTree[Array]
+"""The policy's knowledge of the environment's state besides the observation: legal actions, as booleans in the
+shape of its logits, `()` where all are legal; for a policy that plans, also the state that it goes on from."""
 
 Reduce: TypeAlias = Callable[[PyTree[Array]], PyTree[Array]]
 """Mean over replicas that hold equal shares of a batch; the identity where there is one."""
@@ -46,7 +50,7 @@ class Step(NamedTuple):
     """One step of one environment as the learner sees it; in a trajectory every leaf is `[T, E, ...]`."""
 
     observation: Observation
-    action_mask: PyTree[Bool[Array, "..."]]
+    action_mask: ActionMask
     action: Action
     extras: PyTree[Array]
     reward: Float[Array, "..."]
@@ -90,7 +94,7 @@ class Collector(eqx.Module):
     """Global index of the environment; its random keys derive from it, wherever it is placed."""
     environment: PyTree[Array]
     observation: Observation
-    action_mask: PyTree[Bool[Array, "..."]]
+    action_mask: ActionMask
     memory: Memory
 
 
@@ -167,7 +171,7 @@ class Decide(Protocol):
     """`policy`: one action for one observation."""
 
     def __call__(
-        self, weights: Weights, key: Key, memory: Memory, observation: Observation, action_mask: PyTree, /
+        self, weights: Weights, key: Key, memory: Memory, observation: Observation, action_mask: ActionMask, /
     ) -> Decision:
         """The action, the next memory and the extras."""
         ...
@@ -237,8 +241,8 @@ class Graph(NamedTuple):
     """`(key, global index) -> (state, observation)` of one environment."""
     start_memory: Callable[[], Memory]
     start_learner: Callable[[Key], Learner]
-    action_mask: Callable[[PyTree[Array]], PyTree[Bool[Array, "..."]]]
-    """Environment state to legal actions; `()` where all are legal."""
+    action_mask: Callable[[PyTree[Array]], ActionMask]
+    """Environment state to legal actions, and all else that the policy has to know of it."""
     weights: Callable[[Learner], Weights]
     prepare: Prepare
     condition: Callable[[Batch, Reduce], Batch]
@@ -254,6 +258,9 @@ class Graph(NamedTuple):
     step may lack leaves that are no longer needed, such as final observations."""
     replay: Replay | None = None
     """A replay memory to learn from, instead of the iteration's own batch."""
+    elsewhere: Callable[[Environment], "Graph"] | None = None
+    """The same algorithm on another environment of the same spaces, where more of the graph than its environment
+    fragment depends on the environment."""
     report: Callable[[Learner, Batch], Metrics] | None = None
     """Further metrics of an iteration, from what `prepare` returns; like all, their mean over replicas is that of
     the whole."""

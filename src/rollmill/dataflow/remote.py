@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from rollmill.core.types import Action, Key, Observation, Timestep
 from rollmill.dataflow.crossing import cross
 from rollmill.dataflow.flow import Flow, StepReply, StepRequest
-from rollmill.dataflow.graph import Graph, Learner, Weights
+from rollmill.dataflow.graph import ActionMask, Graph, Learner, Weights
 from rollmill.dataflow.minibatch_loop import identity
 
 REDUCE, START, ENVIRONMENT, UPDATE = "reduce", "start", "environment", "update"
@@ -20,15 +20,15 @@ class ResetReply(NamedTuple):
     """The environment group's message before the first step of a training."""
 
     observation: Observation
-    action_mask: PyTree[Bool[Array, "..."]]
+    action_mask: ActionMask
 
 
 class RemoteEnvironment(NamedTuple):
-    """The functions of an environment that is no part of the program; its state here is the action mask."""
+    """The functions of an environment that is no part of the program; its state here is the action mask alone."""
 
     start: Callable[[Key, Int[Array, ""]], tuple[PyTree[Array], Observation]]
     step: Callable[[Key, PyTree[Array], Action], Timestep]
-    action_mask: Callable[[PyTree[Array]], PyTree[Bool[Array, "..."]]]
+    action_mask: Callable[[PyTree[Array]], ActionMask]
 
 
 def remote_environment(reply: StepReply) -> RemoteEnvironment:

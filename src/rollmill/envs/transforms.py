@@ -187,7 +187,11 @@ def plannable(env: Environment) -> Environment:
         The environment whose `planning_state` is the state itself; later transforms take their own parts off it.
     """
     _check_compiled("plannable", env, "plan in an environment of JAX functions")
-    return env._replace(planning_state=lambda state, params: state)
+    return env._replace(
+        planning_state=lambda state, params: state,
+        planning_params=lambda state, params: params,
+        planning_env=env,
+    )
 
 
 def _check_compiled(transform: str, env: Any, alternative: str) -> None:
@@ -247,6 +251,7 @@ def _functions_of_state(
         "central": env.central,
         "to_move": env.to_move,
         "planning_state": env.planning_state,
+        "planning_params": env.planning_params,
     }
     return {name: function and lift(function) for name, function in functions.items()}
 

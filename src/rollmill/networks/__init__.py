@@ -18,7 +18,16 @@ from rollmill.networks.distributions import (
     TanhGaussian,
 )
 from rollmill.networks.heads import ActionHead, action_head
-from rollmill.networks.layers import Convolution, GRUCell, Linear, convolution, gru_cell, linear
+from rollmill.networks.layers import (
+    Convolution,
+    GRUCell,
+    LayerNorm,
+    Linear,
+    convolution,
+    gru_cell,
+    layer_norm,
+    linear,
+)
 from rollmill.networks.observations import flat_size, flatten, resolve_layout
 from rollmill.networks.registry import NetworkFactory, find_network, register_network, registered_networks
 from rollmill.networks.torsos import (
@@ -26,11 +35,13 @@ from rollmill.networks.torsos import (
     MLP,
     FeedForwardTorso,
     RecurrentTorso,
+    ResNet,
     Torso,
     cnn,
     feed_forward_torso,
     mlp,
     recurrent_torso,
+    resnet,
 )
 
 __all__ = [
@@ -48,12 +59,14 @@ __all__ = [
     "Distribution",
     "FeedForwardTorso",
     "GRUCell",
+    "LayerNorm",
     "Linear",
     "MultiCategorical",
     "NetworkConfig",
     "NetworkFactory",
     "Output",
     "RecurrentTorso",
+    "ResNet",
     "SeparateActorCritic",
     "SharedActorCritic",
     "TanhGaussian",
@@ -70,11 +83,13 @@ __all__ = [
     "flat_size",
     "flatten",
     "gru_cell",
+    "layer_norm",
     "linear",
     "mlp",
     "recurrent_torso",
     "register_network",
     "registered_networks",
+    "resnet",
     "resolve_layout",
     "stochastic_actor",
 ]

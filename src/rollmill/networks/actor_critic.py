@@ -1,6 +1,7 @@
 """Actor-critics composed of torsos and heads, and their settings."""
 
 import dataclasses
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import equinox as eqx
@@ -17,20 +18,20 @@ from rollmill.networks.heads import ActionHead, action_head
 from rollmill.networks.layers import Linear, linear
 from rollmill.networks.observations import leaves
 from rollmill.networks.registry import find_network
-from rollmill.networks.torsos import Torso, feed_forward_torso, recurrent_torso
+from rollmill.networks.torsos import FeedForwardTorso, Torso, feed_forward_torso, recurrent_torso, resnet
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "swish": jax.nn.swish, "gelu": jax.nn.gelu}
 LAYOUTS = ("auto", "channels_first", "channels_last")
-TORSOS = ("auto", "mlp", "cnn", "gru")
+TORSOS = ("auto", "mlp", "cnn", "gru", "resnet")
 
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
     """Settings of an actor-critic network."""
 
-    torso: Literal["auto", "mlp", "cnn", "gru"] = "auto"
+    torso: Literal["auto", "mlp", "cnn", "gru", "resnet"] = "auto"
     """`auto` convolves images and flattens the rest; `mlp` flattens all; `cnn` requires an image; `gru` is
-    `auto` followed by a recurrent unit."""
+    `auto` followed by a recurrent unit; `resnet` has residual blocks instead of the convolutions, for boards."""
 
     hidden_sizes: tuple[Count, ...] = (64, 64)
     """Widths of the fully connected layers, after the convolutions and before the recurrent unit."""
@@ -44,6 +45,12 @@ class NetworkConfig:
     image_layout: Literal["auto", "channels_first", "channels_last"] = "auto"
     """Position of an image's channel axis; `auto` takes the first axis if it is short and the two others are
     longer, as in (4, 84, 84), and the last axis otherwise."""
+
+    num_blocks: Count = 4
+    """Residual blocks of `resnet`."""
+
+    channels: Count = 64
+    """Channels of the residual blocks."""
 
     shared_torso: bool = False
     """Use one torso for the actor and the critic, instead of one for each."""
@@ -195,27 +202,40 @@ def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None
         raise unknown_name("image_layout", config.image_layout, LAYOUTS)
     if config.activation not in ACTIVATIONS:
         raise unknown_name("activation", config.activation, ACTIVATIONS)
-    sizes = (*config.hidden_sizes, config.gru_size, *(n for layer in config.convolutions for n in layer))
+    sizes = (
+        *config.hidden_sizes,
+        config.gru_size,
+        config.num_blocks,
+        config.channels,
+        *(n for layer in config.convolutions for n in layer),
+    )
     if min(sizes) < 1:
         raise UsageError(f"the sizes of a network must be at least 1; got {min(sizes)} in {config}.")
-    if config.torso == "cnn" and not any(leaf.image for leaf in leaves(observation_space)):
+    if config.torso in ("cnn", "resnet") and not any(leaf.image for leaf in leaves(observation_space)):
         raise UsageError(
-            f"torso='cnn' needs a Box of rank 3 (an image); the observation space is "
+            f"torso={config.torso!r} needs a Box of rank 3 (an image); the observation space is "
             f"{observation_space}. Use torso='auto'."
         )
 
 
-def _torso(key: Key, *, space: spaces.Space, config: NetworkConfig) -> Torso:
-    encoder_key, cell_key = jax.random.split(key)
-    encoder = feed_forward_torso(
-        encoder_key,
+def configured_torso(key: Key, space: spaces.Space, config: NetworkConfig) -> FeedForwardTorso:
+    """The torso that `config` describes, without a recurrent unit."""
+    blocks = partial(resnet, channels=config.channels, num_blocks=config.num_blocks)
+    return feed_forward_torso(
+        key,
         space,
         hidden_sizes=config.hidden_sizes,
         activation=ACTIVATIONS[config.activation],
         convolutions=config.convolutions,
         convolve=config.torso != "mlp",
         image_layout=config.image_layout,
+        make_cnn=blocks if config.torso == "resnet" else None,
     )
+
+
+def _torso(key: Key, *, space: spaces.Space, config: NetworkConfig) -> Torso:
+    encoder_key, cell_key = jax.random.split(key)
+    encoder = configured_torso(encoder_key, space, config)
     return recurrent_torso(cell_key, encoder, size=config.gru_size) if config.torso == "gru" else encoder
 
 

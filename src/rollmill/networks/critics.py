@@ -15,11 +15,11 @@ from jaxtyping import Array, Float
 
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Action, Key, Observation
-from rollmill.networks.actor_critic import ACTIVATIONS, NetworkConfig, check_config
+from rollmill.networks.actor_critic import NetworkConfig, check_config, configured_torso
 from rollmill.networks.base import Distribution
 from rollmill.networks.heads import ActionHead, action_head, finite_bounds
 from rollmill.networks.layers import Linear, linear
-from rollmill.networks.torsos import FeedForwardTorso, feed_forward_torso
+from rollmill.networks.torsos import FeedForwardTorso
 
 Critic: TypeAlias = Any
 """A module `(observation) -> values of all actions [n]`, or `(observation, action) -> value []`."""
@@ -156,12 +156,4 @@ def _torso(key: Key, space: spaces.Space, config: NetworkConfig) -> FeedForwardT
             "their own networks from NetworkConfig(hidden_sizes, activation, torso, convolutions)."
         )
     check_config(config, space)
-    return feed_forward_torso(
-        key,
-        space,
-        hidden_sizes=config.hidden_sizes,
-        activation=ACTIVATIONS[config.activation],
-        convolutions=config.convolutions,
-        convolve=config.torso != "mlp",
-        image_layout=config.image_layout,
-    )
+    return configured_torso(key, space, config)

@@ -5,6 +5,7 @@ Shape letters: `I` inputs, `O` outputs, `H` hidden units, `G` = 3 `H`; images ar
 """
 
 import math
+from typing import Literal, TypeAlias
 
 import equinox as eqx
 import jax
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rollmill.core.types import Key
+
+Padding: TypeAlias = Literal["SAME", "VALID"]
 
 
 class Linear(eqx.Module):
@@ -26,19 +29,38 @@ class Linear(eqx.Module):
 
 
 class Convolution(eqx.Module):
-    """A two-dimensional convolution of one image, without padding."""
+    """A two-dimensional convolution of one image."""
 
     kernel: Float[Array, "size size I O"]
     bias: Float[Array, " O"]
     stride: int = eqx.field(static=True)
+    padding: Padding = eqx.field(static=True, default="VALID")
+    """`VALID` is no padding; with `SAME` zeros keep the size of the image, but for the stride."""
 
     def __call__(self, image: Float[Array, "height width I"]) -> Float[Array, "rows columns O"]:
         """Maps one image."""
         strides, layout = (self.stride, self.stride), ("NHWC", "HWIO", "NHWC")
         batch = jax.lax.conv_general_dilated(
-            image[None], self.kernel, strides, padding="VALID", dimension_numbers=layout
+            image[None], self.kernel, strides, padding=self.padding, dimension_numbers=layout
         )
         return batch[0] + self.bias[None, None]
+
+
+class LayerNorm(eqx.Module):
+    """Normalises all numbers of an image to mean 0 and variance 1, then scales and shifts each channel.
+
+    See Ba et al., "Layer Normalization" (2016). It depends on one image alone, unlike batch normalisation, so a
+    network consists of weights alone.
+    """
+
+    scale: Float[Array, " I"]
+    shift: Float[Array, " I"]
+
+    def __call__(self, image: Float[Array, "height width I"]) -> Float[Array, "height width I"]:
+        """Normalises one image."""
+        centred = image - jnp.mean(image)
+        deviation = jnp.sqrt(jnp.mean(jnp.square(centred)) + 1e-5)
+        return centred / deviation * self.scale[None, None] + self.shift[None, None]
 
 
 class GRUCell(eqx.Module):
@@ -69,11 +91,23 @@ def linear(key: Key, in_features: int, out_features: int, *, gain: float = math.
 
 
 def convolution(
-    key: Key, in_channels: int, out_channels: int, *, size: int, stride: int, gain: float = math.sqrt(2.0)
+    key: Key,
+    in_channels: int,
+    out_channels: int,
+    *,
+    size: int,
+    stride: int,
+    gain: float = math.sqrt(2.0),
+    padding: Padding = "VALID",
 ) -> Convolution:
     """A `Convolution` whose filters are orthogonal to each other, times `gain`, and a bias of zero."""
     kernel = _orthogonal(key, (size, size, in_channels, out_channels), gain)
-    return Convolution(kernel, _zeros(out_channels), stride)
+    return Convolution(kernel, _zeros(out_channels), stride, padding)
+
+
+def layer_norm(channels: int) -> LayerNorm:
+    """A `LayerNorm` that neither scales nor shifts."""
+    return LayerNorm(jnp.ones(channels, jnp.float32), _zeros(channels))
 
 
 def gru_cell(key: Key, in_features: int, size: int) -> GRUCell:

@@ -4,6 +4,7 @@ A torso maps `(observation, memory)` to `(features, memory)`; one without memory
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import equinox as eqx
@@ -14,7 +15,16 @@ from jaxtyping import Array, Float
 
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Key, Memory, Observation
-from rollmill.networks.layers import Convolution, GRUCell, Linear, convolution, gru_cell, linear
+from rollmill.networks.layers import (
+    Convolution,
+    GRUCell,
+    LayerNorm,
+    Linear,
+    convolution,
+    gru_cell,
+    layer_norm,
+    linear,
+)
 from rollmill.networks.observations import ImageLayout, ObservationLeaf, as_image, images, join, leaves
 
 Activation: TypeAlias = Callable[[Array], Array]
@@ -62,10 +72,42 @@ class CNN(eqx.Module):
         return image.reshape(-1)
 
 
-class FeedForwardTorso(eqx.Module):
-    """A `CNN` for each image of the observation, concatenated with its other leaves, then an `MLP`."""
+class ResidualBlock(eqx.Module):
+    """Two normalised convolutions beside the identity (He et al. 2016)."""
 
-    cnns: tuple[CNN, ...]
+    first: Convolution
+    first_norm: LayerNorm
+    second: Convolution
+    second_norm: LayerNorm
+
+    def __call__(self, image: Float[Array, "height width C"]) -> Float[Array, "height width C"]:
+        """Maps one image to another of its size."""
+        inner = jax.nn.relu(self.first_norm(self.first(image)))
+        return jax.nn.relu(image + self.second_norm(self.second(inner)))
+
+
+class ResNet(eqx.Module):
+    """A convolution and residual blocks that keep the size of the image; the result is flattened to one vector.
+
+    As AlphaZero's (Silver et al., Nature 2017), but with layer normalisation instead of batch normalisation.
+    """
+
+    stem: Convolution
+    norm: LayerNorm
+    blocks: tuple[ResidualBlock, ...]
+
+    def __call__(self, image: Float[Array, "height width channels"]) -> Float[Array, " features"]:
+        """Maps one image."""
+        image = jax.nn.relu(self.norm(self.stem(image)))
+        for block in self.blocks:
+            image = block(image)
+        return image.reshape(-1)
+
+
+class FeedForwardTorso(eqx.Module):
+    """A `CNN` or `ResNet` for each image of the observation, concatenated with its other leaves, then an `MLP`."""
+
+    cnns: tuple[CNN | ResNet, ...]
     mlp: MLP
     images: tuple[ObservationLeaf, ...] = eqx.field(static=True)
     vectors: tuple[ObservationLeaf, ...] = eqx.field(static=True)
@@ -135,6 +177,29 @@ def cnn(key: Key, shape: tuple[int, ...], convolutions: ConvolutionSizes = ()) -
     return CNN(tuple(layers)), height * width * channels
 
 
+def resnet(key: Key, shape: tuple[int, ...], *, channels: int, num_blocks: int) -> tuple[ResNet, int]:
+    """A `ResNet` for images of `shape` (height, width, channels), and its number of features.
+
+    Args:
+        key: random key of the weights.
+        shape: height, width and channels of one image.
+        channels: of all layers.
+        num_blocks: number of residual blocks.
+    """
+    stem_key, *block_keys = jax.random.split(key, num_blocks + 1)
+    height, width, in_channels = shape
+    stem = convolution(stem_key, in_channels, channels, size=3, stride=1, padding="SAME")
+    blocks = tuple(_residual_block(block_key, channels) for block_key in block_keys)
+    return ResNet(stem, layer_norm(channels), blocks), height * width * channels
+
+
+def _residual_block(key: Key, channels: int) -> ResidualBlock:
+    first, second = (
+        convolution(each, channels, channels, size=3, stride=1, padding="SAME") for each in jax.random.split(key)
+    )
+    return ResidualBlock(first, layer_norm(channels), second, layer_norm(channels))
+
+
 def feed_forward_torso(
     key: Key,
     space: spaces.Space,
@@ -144,13 +209,18 @@ def feed_forward_torso(
     convolutions: ConvolutionSizes = (),
     convolve: bool = True,
     image_layout: ImageLayout = "auto",
+    make_cnn: Callable[[Key, tuple[int, ...]], tuple[CNN | ResNet, int]] | None = None,
 ) -> FeedForwardTorso:
-    """A torso for observations of `space`; with `convolve`, its `Box` leaves of rank 3 are images."""
+    """A torso for observations of `space`; with `convolve`, its `Box` leaves of rank 3 are images.
+
+    `make_cnn` makes what convolves images of a shape, and the number of its features; by default a `cnn`.
+    """
     mlp_key, cnn_key = jax.random.split(key)
     image_leaves = images(space, image_layout) if convolve else ()
     vectors = tuple(leaf for leaf in leaves(space) if not (convolve and leaf.image))
     keys = jax.random.split(cnn_key, max(len(image_leaves), 1))
-    cnns = [cnn(k, leaf.image_shape, convolutions) for k, leaf in zip(keys, image_leaves, strict=False)]
+    make_cnn = make_cnn or partial(cnn, convolutions=convolutions)
+    cnns = [make_cnn(k, leaf.image_shape) for k, leaf in zip(keys, image_leaves, strict=False)]
     in_features = sum(size for _, size in cnns) + sum(leaf.size for leaf in vectors)
     return FeedForwardTorso(
         cnns=tuple(stack for stack, _ in cnns),

@@ -18,8 +18,9 @@ from gymnasium import spaces
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.installation import install_command
+from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import Action, Environment, Key, Params, State, Timestep
-from rollmill.envs.adapters.promotion import promoting, standard_promotion
+from rollmill.envs.adapters.promotion import promoting
 from rollmill.envs.options import keyword_names, unknown_option
 
 NO_LIMIT = 2**30

@@ -17,8 +17,9 @@ from jaxtyping import Array, Int, PyTree
 
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.installation import install_command
+from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import Action, Environment, Key, Observation, Params, Timestep
-from rollmill.envs.adapters.promotion import promoting, standard_promotion
+from rollmill.envs.adapters.promotion import promoting
 from rollmill.envs.options import keyword_names, unknown_option
 from rollmill.envs.transforms import plannable
 
@@ -84,7 +85,8 @@ def make(name: str, **options: Any) -> Environment:
             num_players=source.num_players,
             to_move=_to_move if source.num_players == 2 else None,
         )
-        return promoting(plannable(env) if name in PLANNABLE else env)
+        env = promoting(env)
+        return plannable(env) if name in PLANNABLE else env
 
 
 def _import_pgx() -> ModuleType:

@@ -1,21 +1,12 @@
 """Environments of packages that need JAX's standard promotion of dtypes and ranks, whatever the caller has set."""
 
-import contextlib
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.spaces import struct
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
-
-
-@contextlib.contextmanager
-def standard_promotion() -> Iterator[None]:
-    """JAX's standard promotion of dtypes and ranks within the block."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def promoting(env: Environment) -> Environment:

@@ -17,7 +17,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from rollmill.core.types import Key
-from rollmill.dataflow import Collector, Graph, Step, Trajectory, Weights, start, start_one, step_one
+from rollmill.dataflow import (
+    Collector,
+    Graph,
+    Step,
+    Trajectory,
+    UnfusedPolicy,
+    Weights,
+    start,
+    start_one,
+    step_one,
+)
 from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.estimate.pressure import Pressure, pressure_of
 from rollmill.fusion.ir import Program, evaluate
@@ -88,6 +98,8 @@ def lower_rollout(graph: Graph) -> RolloutStep:
     Raises:
         CannotFuse: what no kernel can compute, with the line where it stands.
     """
+    if isinstance(graph.policy, UnfusedPolicy):
+        raise CannotFuse(graph.policy.reason)
     state = jax.eval_shape(partial(start, graph), jax.random.key(0), jax.ShapeDtypeStruct((1,), jnp.int32))
     return rollout_step(graph, jax.eval_shape(graph.weights, state.learner), each_struct(state.collector))
 

@@ -1,0 +1,557 @@
+"""AlphaZero (Silver et al., Science 2018) as a graph of four fragments.
+
+The policy is a tree search that steps copies of the environment, by default that of Gumbel AlphaZero (Danihelka
+et al., "Policy improvement by planning with Gumbel", ICLR 2022); the network learns the search's choices and the
+results of the games. The searches are those of mctx (Babuschkin et al., "The DeepMind JAX Ecosystem", 2020).
+
+Departures from the paper: training alternates with self-play by the same weights, on the games of one iteration,
+as in Pgx's example (Koyamada et al., NeurIPS 2023); games that outlast it are bootstrapped from the network's
+value.
+
+Search and targets know no number of players. Rewards and values are those of the player to move, and a step's
+discount is `gamma` where the turn stays, `-gamma` where it passes to the opponent, and 0 where the episode
+terminates.
+
+Shape letters: `T` steps, `E` environments of this replica, `A` actions.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import optax
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from rollmill.algorithms.building import (
+    Choices,
+    configured,
+    loops_of,
+    optimiser_of,
+    schedule_of,
+    settings_of,
+    single_agent,
+    with_layout,
+)
+from rollmill.algorithms.fragments import (
+    MakeNetwork,
+    NetworkPolicy,
+    PolicyWeights,
+    environment_functions,
+    legal_actions,
+    network_policy,
+)
+from rollmill.algorithms.losses import squared_value_loss
+from rollmill.algorithms.on_policy import ActorCriticLearner, start_learner, unconditioned, update
+from rollmill.algorithms.optimisers import rate_now
+from rollmill.algorithms.reports import GAMES, value_moments
+from rollmill.algorithms.returns import bootstrap_values, lambda_returns
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
+from rollmill.core.errors import UsageError
+from rollmill.core.installation import install_command
+from rollmill.core.jax_settings import standard_promotion
+from rollmill.core.types import (
+    Action,
+    Environment,
+    HostEnvironment,
+    Key,
+    Memory,
+    Observation,
+    Params,
+    State,
+    Timestep,
+)
+from rollmill.dataflow import (
+    ActionMask,
+    Batch,
+    Decision,
+    ElementwiseUpdate,
+    Graph,
+    MeanGradients,
+    Metrics,
+    Reduce,
+    Step,
+    Trajectory,
+    UnfusedPolicy,
+)
+from rollmill.envs import strongly_typed
+from rollmill.networks import NetworkConfig, actor_critic
+
+UNFUSED = "alphazero searches a tree before each move, in loops that end at another time in every game"
+
+
+@dataclass(frozen=True)
+class AlphaZeroConfig:
+    """Hyperparameters of AlphaZero."""
+
+    total_timesteps: Count = 2_000_000
+    """Moves of the whole training, over all environments."""
+    num_envs: Count = 256
+    """Number of games side by side."""
+    num_steps: Count = 32
+    """Moves of each game in one iteration."""
+    num_simulations: Annotated[int, Range(0)] = 32
+    """Simulations of the search before each move. With 0 the network plays alone; its policy learns nothing."""
+    search: Literal["gumbel", "puct"] = "gumbel"
+    """Sequential halving with Gumbel noise, which improves the policy with few simulations too; or AlphaZero's
+    upper confidence bounds (PUCT) with Dirichlet noise."""
+    max_considered_actions: Count = 16
+    """Most actions that the Gumbel search considers at its root."""
+    gumbel_scale: NonNegative = 1.0
+    """Scale of the Gumbel noise in self-play."""
+    dirichlet_fraction: Fraction = 0.25
+    """Share of Dirichlet noise in the prior of PUCT's root in self-play."""
+    dirichlet_alpha: Positive = 0.3
+    """Concentration of the Dirichlet noise."""
+    temperature: NonNegative = 1.0
+    """In self-play, PUCT draws moves by their visits to the power of 1 / temperature; 0 takes the most visited."""
+    update_epochs: Count = 1
+    """Epochs (passes over the batch) in one iteration."""
+    num_minibatches: Count = 8
+    """Minibatches of one epoch."""
+    learning_rate: NonNegative = 1e-3
+    """Learning rate of Adam; the initial one if it is annealed."""
+    anneal_lr: bool = False
+    """Anneal the learning rate linearly to zero over all planned updates."""
+    weight_decay: NonNegative = 0.0
+    """Decay of the weights in each update, as a multiple of the learning rate."""
+    gamma: Fraction = 1.0
+    """Discount factor."""
+    td_lambda: Fraction = 1.0
+    """Value targets: 1 is the result of the game, 0 the value after the next move."""
+    vf_coef: NonNegative = 1.0
+    """Weight of the value loss."""
+    max_grad_norm: Annotated[float, Range(0, finite=False)] = 1.0
+    """Largest global norm of gradients; longer ones are scaled down to it."""
+    squash_values: bool | None = None
+    """Bound values to -1 and 1 by a tanh. Default: in games for two players, whose results lie there."""
+    num_shards: Count | None = None
+    """Logical shards within which samples are shuffled, a multiple of the device count. Default: automatic."""
+    network: NetworkConfig = field(default_factory=partial(NetworkConfig, activation="relu", shared_torso=True))
+    """The actor-critic network, without a memory."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+class Position(NamedTuple):
+    """The part of an environment's state that a search begins with."""
+
+    action_mask: PyTree[Bool[Array, "..."]]
+    """Legal actions; `()` where all are legal."""
+    state: PyTree[Array]
+    """The environment's planning state."""
+    params: Params
+    """Parameters to step the environment with."""
+
+
+class Found(NamedTuple):
+    """The result of a search."""
+
+    choice: Int[Array, ""]
+    """Index of the chosen action."""
+    action_weights: Float[Array, " A"]
+    """Improved policy: probabilities of all actions."""
+    value: Float[Array, ""]
+    """Value of the position, for the player to move."""
+    prior: Float[Array, " A"]
+    """Logits of the network alone."""
+
+
+class SearchExtras(NamedTuple):
+    """The policy's outputs besides the action."""
+
+    action_weights: Float[Array, "... A"]
+    value: Float[Array, "..."]
+    discount: Float[Array, "..."]
+    """Factor of all that comes after the step, negative where the turn passes to the opponent."""
+    agrees: Float[Array, "..."]
+    """1 if the network alone prefers the same action as the search, else 0."""
+
+
+class SelfPlaySamples(NamedTuple):
+    """Training samples: `[T, E, ...]` in a batch, `[N, ...]` in a minibatch."""
+
+    observation: Observation
+    action_mask: PyTree[Bool[Array, "..."]]
+    action_weights: Float[Array, "... A"]
+    """Target of the policy."""
+    target: Float[Array, "..."]
+    """Target of the value."""
+    value: Float[Array, "..."]
+    """Value of the position by the search."""
+    agrees: Float[Array, "..."]
+    games: dict[str, Float[Array, "..."]]
+    """1 where a game ended in this way, else 0; empty for a single player."""
+
+
+class Planner(NamedTuple):
+    """A network, and the environment that its search steps."""
+
+    env: Environment
+    """As its author wrote it: without auto-reset, accounting and time limits."""
+    policy: NetworkPolicy
+    config: AlphaZeroConfig
+
+    def predict(
+        self, network: PyTree[Array], observation: Observation, action_mask: PyTree
+    ) -> tuple[Float[Array, " A"], Float[Array, ""]]:
+        """Logits of the legal actions, and the value for the player to move."""
+        output: Any = self.policy.forward(PolicyWeights(network, None), (), observation, action_mask)
+        return output.distribution.logits, jnp.tanh(output.value) if self.config.squash_values else output.value
+
+    def value(self, network: PyTree[Array], observation: Observation) -> Float[Array, ""]:
+        """The value for the player to move."""
+        return self.predict(network, observation, ())[1]
+
+    def action(self, choice: Int[Array, ""]) -> Action:
+        """The action of this index."""
+        space: Any = self.env.action_space
+        return (choice + int(space.start)).astype(jax.dtypes.canonicalize_dtype(space.dtype))
+
+    def advance(self, state: State, choice: Int[Array, ""], params: Params) -> tuple[Timestep, Float[Array, ""]]:
+        """The timestep after an action, and the discount of all that comes after it."""
+        # A step of a plannable environment depends on no key.
+        timestep = self.env.step(jax.random.key(0), state, self.action(choice), params)
+        turn_stays = self._player(state, params) == self._player(timestep.state, params)
+        factor = jnp.where(turn_stays, jnp.float32(self.config.gamma), -jnp.float32(self.config.gamma))
+        return timestep, jnp.where(timestep.terminated, 0.0, factor)
+
+    def _player(self, state: State, params: Params) -> Int[Array, ""]:
+        return jnp.int32(0) if self.env.to_move is None else self.env.to_move(state, params)
+
+
+def alphazero(
+    env: Environment | HostEnvironment | gymnasium.Env | str,
+    config: AlphaZeroConfig | Mapping[str, Any] | None = None,
+    *,
+    params: Params | None = None,
+    network: MakeNetwork | NetworkConfig | str | None = None,
+    **overrides: Any,
+) -> Graph:
+    """AlphaZero on an environment that can be planned in, as a graph.
+
+    Args:
+        env: what `rollmill.make` returns, an `Environment` of your own, or an id: a game for two players, or an
+            environment for one whose step is deterministic; with `Discrete` actions.
+        config: hyperparameters; single ones can be given as keywords instead: `alphazero(env, num_envs=8)`.
+        params: parameters of the environment instead of its own; a leaf with one more axis,
+            `[num_envs, ...]`, holds one value for each environment.
+        network: a `NetworkConfig` instead of `config.network`, or the name of its torso; or a function that
+            makes your own network, `(key, observation_space, action_space) -> ActorCritic`, with a `Categorical`
+            distribution.
+        **overrides: fields of `AlphaZeroConfig` to replace. `learning_rate` may be an Optax schedule, by the
+            number of updates, which replaces annealing.
+
+    Raises:
+        UsageError: invalid names, types or sizes, an environment that cannot be planned in, or a network with a
+            memory; or mctx is not installed.
+    """
+    config, choices = configured(AlphaZeroConfig, config, network, overrides)
+    import_mctx()
+    env, planned = plannable_parts(env)
+    config = with_layout(config, env)
+    make_network = choices.network or partial(actor_critic, config=config.network)
+    policy = network_policy(env, make_network, normalise_observations=False)
+    _check_memory(policy)
+    planner = Planner(strongly_typed(planned), policy, _resolved(config, env))
+    environment = environment_functions(env, params=params, num_envs=config.num_envs, mask=position)
+    loops = loops_of(
+        config, by_sequence=False, epochs=config.update_epochs, num_minibatches=config.num_minibatches
+    )
+    scaling = optax.chain(optax.scale_by_adam(eps=1e-5), optax.add_decayed_weights(config.weight_decay))
+    optimiser = optimiser_of(choices, scaling, loops)
+    return Graph(
+        settings=settings_of("alphazero", env, config, custom=choices.made_in_python(params=params)),
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+        loops=loops,
+        environment=environment.step,
+        policy=UnfusedPolicy(partial(play, planner), UNFUSED),
+        gradients=MeanGradients(partial(loss, planner), lambda learner: learner.weights.network),
+        update=ElementwiseUpdate(partial(update, optimiser)),
+        start_environment=environment.start,
+        start_memory=policy.start_memory,
+        start_learner=partial(start_learner, policy, optimiser, normalise_rewards=False),
+        action_mask=environment.action_mask,
+        weights=lambda learner: learner.weights,
+        prepare=partial(prepare, planner),
+        condition=unconditioned,
+        greedy=partial(play_greedily, planner),
+        elsewhere=partial(_elsewhere, choices),
+        report=partial(report, schedule_of(choices, loops), loops.batch_size),
+    )
+
+
+# --- what can be planned in ---------------------------------------------------------------------------
+
+
+def import_mctx() -> Any:
+    """The package mctx.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        return importlib.import_module("mctx")
+    except ImportError as error:
+        raise UsageError(
+            f"alphazero needs a package that is missing ({error}): {install_command('search')}"
+        ) from None
+
+
+def plannable_parts(env: Environment | HostEnvironment | gymnasium.Env | str) -> tuple[Environment, Environment]:
+    """The environment, and the same without transforms, in which a search can plan.
+
+    Raises:
+        UsageError: one cannot plan in it, or its actions are not `Discrete`.
+    """
+    env = single_agent(env)
+    if isinstance(env, HostEnvironment):
+        raise UsageError(
+            f"{env.name} is stepped by Python on the host, so it cannot be planned in: a search steps copies of "
+            "it from states in between. hint: use an environment of JAX functions, such as ConnectFour-v0."
+        )
+    if not isinstance(env.action_space, spaces.Discrete):
+        raise UsageError(f"alphazero needs a Discrete action space; that of {env.name} is {env.action_space}.")
+    planned = env.planning_env
+    if planned is None or env.planning_state is None:
+        raise UsageError(
+            f"{env.name} cannot be planned in. hint: ConnectFour-v0, TicTacToe-v0, pgx:othello and others can; "
+            "rollmill.envs.plannable(env) declares it of an environment of your own whose step follows from state "
+            "and action alone."
+        )
+    if planned.observation_space != env.observation_space or planned.action_space != env.action_space:
+        raise UsageError(
+            f"{env.name} has other observations or actions than the environment that a search steps, which is "
+            "without its transforms. hint: call rollmill.envs.plannable after these transforms."
+        )
+    return env, planned
+
+
+def position(env: Environment, state: State, params: Params) -> Position:
+    """The position that an environment with all of its transforms is in."""
+    assert env.planning_state is not None and env.planning_params is not None
+    return Position(
+        legal_actions(env, state, params), env.planning_state(state, params), env.planning_params(state, params)
+    )
+
+
+def _resolved(config: AlphaZeroConfig, env: Environment) -> AlphaZeroConfig:
+    """The hyperparameters with those chosen that follow from the number of players."""
+    return replace(config, squash_values=env.num_players > 1) if config.squash_values is None else config
+
+
+def _check_memory(policy: NetworkPolicy) -> None:
+    if policy.recurrent:
+        raise UsageError(
+            "alphazero needs a network without a memory, because a search evaluates positions in any order; "
+            "hint: another torso than gru."
+        )
+
+
+def _elsewhere(choices: Choices, env: Environment) -> Graph:
+    overrides = {} if choices.schedule is None else {"learning_rate": choices.schedule}
+    return alphazero(env, choices.config, network=choices.network, **overrides)
+
+
+# --- the policy ---------------------------------------------------------------------------------------
+
+
+def play(
+    planner: Planner, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, mask: ActionMask
+) -> Decision:
+    """A move of self-play: searches with noise, and plays what the search chooses."""
+    now = _as_position(planner, mask)
+    found = search(planner, weights.network, key, observation, now, explores=True)
+    _, discount = planner.advance(now.state, found.choice, now.params)
+    return _decision(planner, found, memory, discount)
+
+
+def play_greedily(
+    planner: Planner, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, mask: ActionMask
+) -> Decision:
+    """The best move: searches without noise; the key is not used."""
+    now = _as_position(planner, mask)
+    found = search(planner, weights.network, jax.random.key(0), observation, now, explores=False)
+    return _decision(planner, found, memory, jnp.float32(planner.config.gamma))
+
+
+def _decision(planner: Planner, found: Found, memory: Memory, discount: Float[Array, ""]) -> Decision:
+    agrees = jnp.argmax(found.prior) == jnp.argmax(found.action_weights)
+    extras = SearchExtras(found.action_weights, found.value, discount, agrees.astype(jnp.float32))
+    return Decision(planner.action(found.choice), memory, extras)
+
+
+def _as_position(planner: Planner, mask: ActionMask) -> Position:
+    """The position that the policy was given; legal actions are enough for a network alone."""
+    if isinstance(mask, Position):
+        return mask
+    if planner.config.num_simulations == 0:
+        return Position(mask, (), ())
+    raise UsageError(
+        f"{planner.env.name}: a search begins with the state of the environment, which an observation does not "
+        "tell. hint: rollmill.evaluate plays whole games; with num_simulations=0 the network plays alone."
+    )
+
+
+def search(
+    planner: Planner,
+    network: PyTree[Array],
+    key: Key,
+    observation: Observation,
+    now: Position,
+    *,
+    explores: bool,
+) -> Found:
+    """Searches from a position of ONE environment.
+
+    Args:
+        planner: network and environment.
+        network: the network's weights.
+        key: random key of all noise.
+        observation: of the player to move.
+        now: the position.
+        explores: adds the noise of self-play.
+    """
+    prior, value = planner.predict(network, observation, now.action_mask)
+    if planner.config.num_simulations == 0:
+        choice = jax.random.categorical(key, prior) if explores else jnp.argmax(prior)
+        return Found(choice.astype(jnp.int32), jax.nn.softmax(prior), value, prior)
+    mctx, one = import_mctx(), partial(jax.tree.map, lambda leaf: leaf[None])
+
+    def simulate(
+        weights: Any, key: Key, choice: Int[Array, "1"], state: PyTree[Array]
+    ) -> tuple[Any, PyTree[Array]]:
+        output, after = jax.vmap(partial(_simulated_step, planner, network, now.params))(choice, state)
+        return mctx.RecurrentFnOutput(**output), after
+
+    # mctx takes a batch, here of one: under `vmap` its noise then follows from each environment's own key.
+    with standard_promotion():
+        root = mctx.RootFnOutput(prior_logits=prior[None], value=value[None], embedding=one(now.state))
+        illegal = None if isinstance(now.action_mask, tuple) else ~now.action_mask[None]
+        output = _searcher(mctx, planner.config, explores=explores)(
+            (), key, root, simulate, planner.config.num_simulations, invalid_actions=illegal
+        )
+        root_value = output.search_tree.summary().value[0]
+    return Found(output.action[0].astype(jnp.int32), output.action_weights[0], root_value, prior)
+
+
+def _simulated_step(
+    planner: Planner, network: PyTree[Array], params: Params, choice: Int[Array, ""], state: PyTree[Array]
+) -> tuple[dict[str, Array], PyTree[Array]]:
+    """A step of a search, in ONE environment: its outputs as mctx names them, and the state after it."""
+    timestep, discount = planner.advance(state, choice, params)
+    prior, value = planner.predict(
+        network, timestep.observation, legal_actions(planner.env, timestep.state, params)
+    )
+    output = {"reward": timestep.reward, "discount": discount, "prior_logits": prior, "value": value}
+    return output, timestep.state
+
+
+def _searcher(mctx: Any, config: AlphaZeroConfig, *, explores: bool) -> Callable[..., Any]:
+    """The search of the hyperparameters, with or without noise."""
+    if config.search == "gumbel":
+        return partial(
+            mctx.gumbel_muzero_policy,
+            max_num_considered_actions=config.max_considered_actions,
+            gumbel_scale=config.gumbel_scale if explores else 0.0,
+        )
+    return partial(
+        mctx.muzero_policy,
+        dirichlet_fraction=config.dirichlet_fraction if explores else 0.0,
+        dirichlet_alpha=config.dirichlet_alpha,
+        temperature=config.temperature if explores else 0.0,
+    )
+
+
+# --- learning -----------------------------------------------------------------------------------------
+
+
+def prepare(
+    planner: Planner, learner: ActorCriticLearner, trajectory: Trajectory, *, reduce: Reduce, replicas: int
+) -> tuple[ActorCriticLearner, Batch]:
+    """Computes value targets backwards over the games of a rollout."""
+    steps, network = trajectory.steps, learner.weights.network
+    extras: SearchExtras = steps.extras
+    samples = SelfPlaySamples(
+        observation=steps.observation,
+        action_mask=steps.action_mask.action_mask,
+        action_weights=extras.action_weights,
+        target=value_targets(planner, network, trajectory),
+        value=extras.value,
+        agrees=extras.agrees,
+        games=_results(planner, steps),
+    )
+    return learner, Batch(samples)
+
+
+def value_targets(planner: Planner, network: PyTree[Array], trajectory: Trajectory) -> Float[Array, "T E"]:
+    """Value targets of a rollout, each for the player who was to move.
+
+    Final observations are evaluated only if an episode was truncated.
+    """
+    steps, extras = trajectory.steps, trajectory.steps.extras
+    value_e = jax.vmap(partial(planner.value, network))
+    final_value = jax.lax.cond(
+        jnp.any(steps.truncated),
+        lambda: jax.vmap(value_e)(steps.final_observation),
+        lambda: jnp.zeros_like(steps.reward),
+    )
+    next_value = jax.vmap(bootstrap_values, in_axes=(1, 0, 1, 1, 1), out_axes=1)(
+        extras.value, value_e(trajectory.observation), final_value, steps.terminated, steps.truncated
+    )
+    returns = partial(lambda_returns, td_lambda=planner.config.td_lambda)
+    done = steps.terminated | steps.truncated
+    return jax.vmap(returns, in_axes=1, out_axes=1)(steps.reward, next_value, extras.discount, done)
+
+
+def _results(planner: Planner, steps: Step) -> dict[str, Float[Array, "T E"]]:
+    """Results of the games that ended, by the return of player 0."""
+    if planner.env.num_players == 1:
+        return {}
+    ended, result = steps.terminated | steps.truncated, steps.info["episode_return"]
+    return {
+        f"{GAMES}first_wins": (ended & (result > 0)).astype(jnp.float32),
+        f"{GAMES}draws": (ended & (result == 0)).astype(jnp.float32),
+    }
+
+
+def loss(
+    planner: Planner,
+    network: PyTree[Array],
+    learner: ActorCriticLearner,
+    sample: SelfPlaySamples,
+    sequence: PyTree[Array],
+) -> tuple[Float[Array, ""], Metrics]:
+    """Loss of one sample (Silver et al., 2018, equation 1; weights decay in the optimiser)."""
+    logits, value = planner.predict(network, sample.observation, sample.action_mask)
+    policy_loss = -jnp.sum(sample.action_weights * jax.nn.log_softmax(logits))
+    value_loss = squared_value_loss(value, sample.target)
+    return policy_loss + planner.config.vf_coef * value_loss, {
+        "losses/policy": policy_loss,
+        "losses/value": value_loss,
+    }
+
+
+def report(schedule: optax.Schedule, batch_size: int, learner: ActorCriticLearner, batch: Batch) -> Metrics:
+    """Metrics of an iteration: results of games as numbers of them, and how sure the search was.
+
+    `search/entropy` is the mean entropy of the search's choices in nats; `search/agreement` the share of moves in
+    which the network alone prefers the same action.
+    """
+    samples: SelfPlaySamples = batch.samples
+    weights = samples.action_weights
+    surprise = -jnp.log(jnp.maximum(weights, jnp.finfo(weights.dtype).tiny))
+    return {
+        "learning_rate": rate_now(schedule, learner.optimiser),
+        "search/entropy": jnp.mean(jnp.sum(weights * surprise, axis=-1)),
+        "search/agreement": jnp.mean(samples.agrees),
+        **value_moments(samples.value, samples.target),
+        **{name: batch_size * jnp.mean(ended) for name, ended in samples.games.items()},
+    }
