@@ -343,7 +343,6 @@ def test_resumed_is_never_stopped(tmp_path):
         ("gymnasium:CartPole-v1", {}, r"is stepped by Python on the host, so it cannot be planned in"),
         ("TagGridWorld-Small-v0", {}, r"has several agents \(.*\); train it with mappo or ippo"),
         ("TicTacToe-v0", {"network": "gru"}, r"needs a network without a memory"),
-        ("TicTacToe-v0", {"search": "minimax"}, r"search='minimax'|search"),
         ("TicTacToe-v0", {"num_simulations": -1}, r"num_simulations=-1 must be at least 0"),
         ("TicTacToe-v0", {"dirichlet_alpha": 0.0}, r"dirichlet_alpha=0\.0 must be greater than 0"),
     ],

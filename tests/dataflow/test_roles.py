@@ -8,7 +8,7 @@ from rollmill.core.errors import UsageError
 from rollmill.dataflow import FRAGMENTS, Group, Owned, Partition, Stage, channels_of, check_partition, roles
 from rollmill.planning import Counts, find_distribution, list_distributions
 
-ENVIRONMENTS, INPUTS, PARAMETERS, STATISTICS = Owned
+ENVIRONMENTS, INPUTS, PARAMETERS, REPLAY, STATISTICS = Owned
 
 SYNCHRONOUS = {
     ("gpu-only", "all"): ("collect, learn, report metrics", {ENVIRONMENTS, INPUTS, PARAMETERS, STATISTICS}),
@@ -39,8 +39,8 @@ def partition_of(name, **counts):
     return find_distribution(name)(Counts(**counts))
 
 
-def roles_of(name, *, host=False, **counts):
-    return roles(partition_of(name, **counts), host=host)
+def roles_of(name, *, host=False, replay=False, **counts):
+    return roles(partition_of(name, **counts), host=host, replay=replay)
 
 
 def test_of_every_policy_that_there_is():
@@ -50,6 +50,17 @@ def test_of_every_policy_that_there_is():
         for group, role in roles_of(name).items()
     }
     assert derived == SYNCHRONOUS
+
+
+def test_a_replay_memory_lies_with_the_gradients():
+    holders = {
+        name: [group for group, role in roles_of(name, replay=True).items() if REPLAY in role.owned]
+        for name in list_distributions()
+    }
+    assert all(len(groups) == 1 for groups in holders.values())
+    assert holders["single-learner-coarse"] == ["learner"] and holders["central"] == ["actor"]
+    begins_empty = roles_of("central", replay=True, actors=2, asynchronous=True)
+    assert not any(REPLAY in role.owned for role in begins_empty.values())
 
 
 def test_synchronous_groups_end_together_and_those_with_environments_alone_are_replaceable():
@@ -137,7 +148,7 @@ def test_of_every_valid_partition_the_stages_and_the_state_are_complete(asynchro
         except UsageError:
             continue
         valid += 1
-        derived = roles(partition)
+        derived = roles(partition, replay=True)
         stages = [stage for role in derived.values() for stage in role.stages]
         assert stages.count(Stage.COLLECT) == stages.count(Stage.LEARN) == stages.count(Stage.REPORT) == 1
         assert (

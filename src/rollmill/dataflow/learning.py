@@ -6,6 +6,7 @@ places that hold the other shares; it is an argument, and the identity by defaul
 Shape letters: `T` steps, `E` environments held here, `M` minibatches of an epoch.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -173,7 +174,7 @@ def learn_drawn(
     return advanced, with_errors(graph, learner, rings, drawn), metrics
 
 
-def unlearned(metrics: Metrics) -> Metrics:
+def unlearned(metrics: Mapping[str, Any]) -> Metrics:
     """Metrics of learning, by their shapes, in an iteration without any: all finite, all else 0."""
     return {name: jnp.full(m.shape, float(is_flag(name)), m.dtype) for name, m in metrics.items()}
 
