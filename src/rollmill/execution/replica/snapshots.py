@@ -91,7 +91,7 @@ def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State 
 
 
 def share_of(
-    state: State, index: range, *, learner: bool, environments: bool, rings: bool
+    state: State, index: range, *, learner: bool, environments: bool, rings: bool = False
 ) -> dict[str, np.ndarray]:
     """The leaves of a restored state that a replica with these environments begins with."""
     arrays = to_host({"learner": state.learner}) if learner else {}
