@@ -28,7 +28,18 @@ if TYPE_CHECKING:
         sac,
         td3,
     )
-    from rollmill.api import Policy, Run, RunOptions, evaluate, load, register_algorithm, replay, resume, train
+    from rollmill.api import (
+        Policy,
+        Run,
+        RunOptions,
+        evaluate,
+        load,
+        match,
+        register_algorithm,
+        replay,
+        resume,
+        train,
+    )
     from rollmill.core.errors import RollmillError
     from rollmill.core.types import Environment, HostEnvironment, Timestep
     from rollmill.envs import (
@@ -74,6 +85,7 @@ __all__ = [
     "load",
     "make",
     "mappo",
+    "match",
     "ppo",
     "register",
     "register_algorithm",
@@ -116,6 +128,7 @@ _MODULES = {
         "RunOptions",
         "evaluate",
         "load",
+        "match",
         "register_algorithm",
         "replay",
         "resume",

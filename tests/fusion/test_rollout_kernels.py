@@ -29,6 +29,8 @@ NUM_STEPS = 40
 def graph_on(environment, network=SHARED, num_envs=16):
     sizes = {"num_envs": num_envs, "num_steps": NUM_STEPS, "total_timesteps": num_envs * NUM_STEPS}
     env = rollmill.time_limit(rollmill.make(environment), 25)
+    # Of a game, one player makes the moves of both sides: policies for two players search, which is no kernel.
+    env = env._replace(num_players=1, to_move=None)
     if environment.startswith("Tag"):
         return rollmill.mappo(env, **sizes, num_minibatches=1)
     return rollmill.ppo(env, **sizes, num_minibatches=1, network=network)

@@ -4,9 +4,11 @@ from rollmill.algorithms.a3c import A3CConfig, a3c
 from rollmill.algorithms.alphazero import AlphaZeroConfig, alphazero
 from rollmill.algorithms.building import settings_of
 from rollmill.algorithms.dqn import DQNConfig, dqn
-from rollmill.algorithms.fragments import clip_to_space, environment_functions
+from rollmill.algorithms.fragments import EnvironmentFunctions, clip_to_space, environment_functions
 from rollmill.algorithms.impala import IMPALAConfig, impala
 from rollmill.algorithms.mappo import MAPPOConfig, ippo, mappo
+from rollmill.algorithms.opponents import opponent
+from rollmill.algorithms.positions import action_of
 from rollmill.algorithms.ppo import PPOConfig, ppo
 from rollmill.algorithms.reports import GAMES, MOMENTS, explained_variance
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages, vtrace
@@ -20,12 +22,14 @@ __all__ = [
     "Advantages",
     "AlphaZeroConfig",
     "DQNConfig",
+    "EnvironmentFunctions",
     "IMPALAConfig",
     "MAPPOConfig",
     "PPOConfig",
     "SACConfig",
     "TD3Config",
     "a3c",
+    "action_of",
     "alphazero",
     "bootstrap_values",
     "clip_to_space",
@@ -36,6 +40,7 @@ __all__ = [
     "impala",
     "ippo",
     "mappo",
+    "opponent",
     "ppo",
     "sac",
     "settings_of",

@@ -25,7 +25,6 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import optax
-from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.algorithms.building import (
@@ -35,7 +34,6 @@ from rollmill.algorithms.building import (
     optimiser_of,
     schedule_of,
     settings_of,
-    single_agent,
     with_layout,
 )
 from rollmill.algorithms.fragments import (
@@ -49,6 +47,7 @@ from rollmill.algorithms.fragments import (
 from rollmill.algorithms.losses import squared_value_loss
 from rollmill.algorithms.on_policy import ActorCriticLearner, start_learner, unconditioned, update
 from rollmill.algorithms.optimisers import rate_now
+from rollmill.algorithms.positions import Position, action_of, advance, plannable_parts, position
 from rollmill.algorithms.reports import GAMES, value_moments
 from rollmill.algorithms.returns import bootstrap_values, lambda_returns
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
@@ -56,7 +55,6 @@ from rollmill.core.errors import UsageError
 from rollmill.core.installation import install_command
 from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import (
-    Action,
     Environment,
     HostEnvironment,
     Key,
@@ -139,17 +137,6 @@ class AlphaZeroConfig:
         check_bounds(self)
 
 
-class Position(NamedTuple):
-    """The part of an environment's state that a search begins with."""
-
-    action_mask: PyTree[Bool[Array, "..."]]
-    """Legal actions; `()` where all are legal."""
-    state: PyTree[Array]
-    """The environment's planning state."""
-    params: Params
-    """Parameters to step the environment with."""
-
-
 class Found(NamedTuple):
     """The result of a search."""
 
@@ -209,21 +196,10 @@ class Planner(NamedTuple):
         """The value for the player to move."""
         return self.predict(network, observation, ())[1]
 
-    def action(self, choice: Int[Array, ""]) -> Action:
-        """The action of this index."""
-        space: Any = self.env.action_space
-        return (choice + int(space.start)).astype(jax.dtypes.canonicalize_dtype(space.dtype))
-
     def advance(self, state: State, choice: Int[Array, ""], params: Params) -> tuple[Timestep, Float[Array, ""]]:
         """The timestep after an action, and the discount of all that comes after it."""
-        # A step of a plannable environment depends on no key.
-        timestep = self.env.step(jax.random.key(0), state, self.action(choice), params)
-        turn_stays = self._player(state, params) == self._player(timestep.state, params)
-        factor = jnp.where(turn_stays, jnp.float32(self.config.gamma), -jnp.float32(self.config.gamma))
-        return timestep, jnp.where(timestep.terminated, 0.0, factor)
-
-    def _player(self, state: State, params: Params) -> Int[Array, ""]:
-        return jnp.int32(0) if self.env.to_move is None else self.env.to_move(state, params)
+        timestep, factor = advance(self.env, state, choice, params)
+        return timestep, jnp.float32(self.config.gamma) * factor
 
 
 def alphazero(
@@ -254,7 +230,7 @@ def alphazero(
     """
     config, choices = configured(AlphaZeroConfig, config, network, overrides)
     import_mctx()
-    env, planned = plannable_parts(env)
+    env, planned = plannable_parts(env, who="alphazero")
     config = with_layout(config, env)
     make_network = choices.network or partial(actor_critic, config=config.network)
     policy = network_policy(env, make_network, normalise_observations=False)
@@ -288,7 +264,7 @@ def alphazero(
     )
 
 
-# --- what can be planned in ---------------------------------------------------------------------------
+# --- checks -------------------------------------------------------------------------------------------
 
 
 def import_mctx() -> Any:
@@ -303,43 +279,6 @@ def import_mctx() -> Any:
         raise UsageError(
             f"alphazero needs a package that is missing ({error}): {install_command('search')}"
         ) from None
-
-
-def plannable_parts(env: Environment | HostEnvironment | gymnasium.Env | str) -> tuple[Environment, Environment]:
-    """The environment, and the same without transforms, in which a search can plan.
-
-    Raises:
-        UsageError: one cannot plan in it, or its actions are not `Discrete`.
-    """
-    env = single_agent(env)
-    if isinstance(env, HostEnvironment):
-        raise UsageError(
-            f"{env.name} is stepped by Python on the host, so it cannot be planned in: a search steps copies of "
-            "it from states in between. hint: use an environment of JAX functions, such as ConnectFour-v0."
-        )
-    if not isinstance(env.action_space, spaces.Discrete):
-        raise UsageError(f"alphazero needs a Discrete action space; that of {env.name} is {env.action_space}.")
-    planned = env.planning_env
-    if planned is None or env.planning_state is None:
-        raise UsageError(
-            f"{env.name} cannot be planned in. hint: ConnectFour-v0, TicTacToe-v0, pgx:othello and others can; "
-            "rollmill.envs.plannable(env) declares it of an environment of your own whose step follows from state "
-            "and action alone."
-        )
-    if planned.observation_space != env.observation_space or planned.action_space != env.action_space:
-        raise UsageError(
-            f"{env.name} has other observations or actions than the environment that a search steps, which is "
-            "without its transforms. hint: call rollmill.envs.plannable after these transforms."
-        )
-    return env, planned
-
-
-def position(env: Environment, state: State, params: Params) -> Position:
-    """The position that an environment with all of its transforms is in."""
-    assert env.planning_state is not None and env.planning_params is not None
-    return Position(
-        legal_actions(env, state, params), env.planning_state(state, params), env.planning_params(state, params)
-    )
 
 
 def _resolved(config: AlphaZeroConfig, env: Environment) -> AlphaZeroConfig:
@@ -385,7 +324,7 @@ def play_greedily(
 def _decision(planner: Planner, found: Found, memory: Memory, discount: Float[Array, ""]) -> Decision:
     agrees = jnp.argmax(found.prior) == jnp.argmax(found.action_weights)
     extras = SearchExtras(found.action_weights, found.value, discount, agrees.astype(jnp.float32))
-    return Decision(planner.action(found.choice), memory, extras)
+    return Decision(action_of(planner.env, found.choice), memory, extras)
 
 
 def _as_position(planner: Planner, mask: ActionMask) -> Position:

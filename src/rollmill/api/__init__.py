@@ -3,8 +3,10 @@
 from rollmill.api.algorithms import ALGORITHMS, Algorithm, find_algorithm, register_algorithm
 from rollmill.api.changes import parse_assignments
 from rollmill.api.diagnosis import Examination, examine, kept_fault, replay
+from rollmill.api.matches import game_of, load_opponent, match, match_runs
 from rollmill.api.options import WORKER_LIMITS, RunOptions
 from rollmill.api.placing import choose_plan, prepare_devices
+from rollmill.api.playing import GameAgainstPolicy
 from rollmill.api.policies import LoadedRun, Policy, evaluate, evaluate_run, load, load_weights
 from rollmill.api.reopening import reopen
 from rollmill.api.saved_run import read_options
@@ -21,6 +23,7 @@ __all__ = [
     "WORKER_LIMITS",
     "Algorithm",
     "Examination",
+    "GameAgainstPolicy",
     "LoadedRun",
     "Policy",
     "Run",
@@ -32,10 +35,14 @@ __all__ = [
     "evaluate_run",
     "examine",
     "find_algorithm",
+    "game_of",
     "import_modules",
     "kept_fault",
     "load",
+    "load_opponent",
     "load_weights",
+    "match",
+    "match_runs",
     "parse_assignments",
     "prepare_devices",
     "read_options",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import gymnasium
 import jax
@@ -15,7 +15,7 @@ from rollmill.algorithms import clip_to_space, environment_functions
 from rollmill.api.reopening import reopen
 from rollmill.api.saved_run import check_identity
 from rollmill.api.specification import import_modules
-from rollmill.core.errors import CheckpointError, UsageError, unknown_name
+from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.fields import fit
 from rollmill.core.spaces import struct
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Memory, Observation, Options
@@ -25,7 +25,8 @@ from rollmill.execution import EvaluationEpisodes, evaluate_on_host, state_shape
 from rollmill.execution import evaluate as evaluate_graph
 from rollmill.record import Checkpoints, RunDirectory
 
-Choice = Literal["last", "best"]
+NEWEST, BEST = "last", "best"
+"""Names of checkpoints; others are numbers of iterations."""
 
 
 class LoadedRun(NamedTuple):
@@ -80,7 +81,7 @@ class Policy:
 def load(
     run_dir: str | Path,
     *,
-    checkpoint: str = "last",
+    checkpoint: str | int = "last",
     seed: int | None = None,
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
@@ -90,7 +91,8 @@ def load(
 
     Args:
         run_dir: the run's directory.
-        checkpoint: the last one, or the one with the best return (the mean over seeds, of several).
+        checkpoint: `last`; `best`, the one with the best return (the mean over seeds, of several); or the
+            number of an iteration.
         seed: which one, of a run that trained several; the first if left out.
         algorithm: the graph again, where the run was made with parts that only Python has.
         imports: modules to import first, because they register the environment.
@@ -106,7 +108,7 @@ def load(
 def load_weights(
     run_dir: str | Path,
     *,
-    checkpoint: str = "last",
+    checkpoint: str | int = "last",
     seed: int | None = None,
     algorithm: Graph | None = None,
     imports: Sequence[str] = (),
@@ -118,8 +120,6 @@ def load_weights(
         CheckpointError: if the directory is no run, or has no whole checkpoint.
         UsageError: if that seed was not trained.
     """
-    if checkpoint not in get_args(Choice):
-        raise unknown_name("checkpoint", str(checkpoint), get_args(Choice))
     run = RunDirectory.open(fit("run_dir", Path, run_dir))
     graph, options = reopen(run, algorithm=algorithm, imports=imports, trust=trust)
     if seed is not None and seed not in options.seeds:
@@ -127,7 +127,7 @@ def load_weights(
             f"seed={seed} was not trained in {run.root}; there: {', '.join(map(str, options.seeds))}."
         )
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
-        chosen = _best(run, checkpoints) if checkpoint == "best" else None
+        chosen = _iteration(run, checkpoints, checkpoint)
         check = lambda iteration, metadata: check_identity(run, metadata, iteration)
         restored = checkpoints.restore(state_shapes(graph, options.seeds), iteration=chosen, check=check)
     if restored is None:
@@ -137,6 +137,20 @@ def load_weights(
         index = 0 if seed is None else options.seeds.index(seed)
         weights = jax.tree.map(lambda leaf: leaf[index], weights)
     return LoadedRun(graph, weights, restored.iteration)
+
+
+def _iteration(run: RunDirectory, checkpoints: Checkpoints, checkpoint: str | int) -> int | None:
+    """The iteration of a checkpoint; None for the last one, before which others are tried if it is damaged."""
+    if checkpoint == BEST:
+        return _best(run, checkpoints)
+    if checkpoint == NEWEST:
+        return None
+    if not str(checkpoint).isdecimal():
+        raise UsageError(
+            f"checkpoint={checkpoint!r} must be {NEWEST}, {BEST} or the number of an iteration. There: "
+            f"{', '.join(map(str, checkpoints.iterations())) or 'none'}."
+        )
+    return int(checkpoint)
 
 
 def _best(run: RunDirectory, checkpoints: Checkpoints) -> int:
@@ -156,7 +170,7 @@ def evaluate(
     env: Environment | HostEnvironment | gymnasium.Env | str | None = None,
     env_options: Options = NO_OPTIONS,
     episodes: int = 100,
-    checkpoint: str = "last",
+    checkpoint: str | int = "last",
     seed: int = 0,
     train_seed: int | None = None,
     stochastic: bool = False,
@@ -214,10 +228,10 @@ def evaluate_run(
         return _evaluate_on_own(loaded, **play)
     import_modules(imports)
     other = as_environment(env, env_options)
-    _check_same_spaces(loaded.graph, other)
+    check_same_spaces(loaded.graph, other)
     if isinstance(other, HostEnvironment):
         return evaluate_on_host(loaded.graph, loaded.weights, other, **play)
-    return evaluate_graph(_on(loaded.graph, other), loaded.weights, **play)
+    return evaluate_graph(on_environment(loaded.graph, other), loaded.weights, **play)
 
 
 def _evaluate_on_own(loaded: LoadedRun, **play: Any) -> EvaluationEpisodes:
@@ -230,8 +244,8 @@ def _evaluate_on_own(loaded: LoadedRun, **play: Any) -> EvaluationEpisodes:
     return evaluate_on_host(graph, loaded.weights, env, **play)
 
 
-def _on(graph: Graph, env: Environment) -> Graph:
-    """The graph with another environment in the place of its own."""
+def on_environment(graph: Graph, env: Environment) -> Graph:
+    """The graph with another environment of the same spaces in the place of its own."""
     if graph.elsewhere is not None:
         return graph.elsewhere(env)
     envs = environment_functions(env, num_envs=graph.loops.num_envs)
@@ -242,7 +256,12 @@ def _on(graph: Graph, env: Environment) -> Graph:
     )
 
 
-def _check_same_spaces(graph: Graph, env: Environment | HostEnvironment) -> None:
+def check_same_spaces(graph: Graph, env: Environment | HostEnvironment) -> None:
+    """Checks that a policy can act in an environment.
+
+    Raises:
+        UsageError: the environment has other observations or actions.
+    """
     pairs = {
         "observations": (graph.observation_space, env.observation_space),
         "actions": (graph.action_space, env.action_space),

@@ -1,14 +1,15 @@
-"""The command `rollmill evaluate RUN`."""
+"""The command `rollmill evaluate RUN`: episodes, or a match in a game for two players."""
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
 
-from rollmill.api import evaluate_run, load_weights
+from rollmill.api import LoadedRun, evaluate_run, load_opponent, load_weights, match_runs
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
 from rollmill.cli.parsing import parse
 from rollmill.cli.train import Imports, Trust
@@ -16,14 +17,22 @@ from rollmill.cli.train import Imports, Trust
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Play whole episodes with the policy of a run."""
+    """Play whole episodes with the policy of a run, or a match against another policy."""
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Directory of the run."""
     episodes: int = 100
-    """Episodes to play."""
-    checkpoint: Literal["last", "best"] = "last"
-    """The last checkpoint, or the one with the best return during training."""
+    """Episodes to play; of a match an even number."""
+    checkpoint: str = "last"
+    """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""
+    against: str | None = None
+    """Opponent in a game for two players: random; lookahead-N, which plays best over the next N plies; or the
+    directory of a run."""
+    against_checkpoint: str = "last"
+    """Checkpoint of the opponent's run."""
+    opening_plies: int = 0
+    """Moves at the beginning of each game of a match that are drawn at random; policies that do not draw play the
+    same two games again and again without."""
     env: str | None = None
     """Another environment with the same spaces, such as gymnasium:CartPole-v1."""
     env_options: EnvOptions = ()
@@ -51,6 +60,13 @@ def run(arguments: list[str]) -> int:
         imports=options.imports,
         trust=options.trust,
     )
+    result = _episodes(options, loaded) if options.against is None else _match(options, loaded)
+    sentence = _sentence if options.against is None else _match_sentence
+    print(json.dumps(result) if options.json else sentence(result))
+    return 0
+
+
+def _episodes(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
     episodes = evaluate_run(
         loaded,
         env=options.env,
@@ -60,7 +76,7 @@ def run(arguments: list[str]) -> int:
         stochastic=options.stochastic,
     )
     returns, lengths = episodes.returns, episodes.lengths
-    result = {
+    return {
         "environment": options.env or loaded.graph.settings["environment"],
         "iteration": loaded.iteration,
         "episodes": returns.size,
@@ -70,8 +86,60 @@ def run(arguments: list[str]) -> int:
         "max_return": float(np.max(returns)),
         "mean_length": float(np.mean(lengths)),
     }
-    print(json.dumps(result) if options.json else _sentence(result))
-    return 0
+
+
+def _match(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
+    assert options.against is not None
+    opponent = load_opponent(
+        options.against,
+        checkpoint=options.against_checkpoint,
+        seed=options.train_seed,
+        imports=options.imports,
+        trust=options.trust,
+    )
+    found = match_runs(
+        loaded,
+        opponent,
+        env=options.env,
+        env_options=parse_env_options(options.env_options),
+        games=options.episodes,
+        opening_plies=options.opening_plies,
+        seed=options.seed,
+        stochastic=options.stochastic,
+    )
+    return {
+        "environment": options.env or loaded.graph.settings["environment"],
+        "iteration": loaded.iteration,
+        "against": options.against,
+        "against_iteration": None if isinstance(opponent, str) else opponent.iteration,
+        "games": options.episodes,
+        "moving_first": _counts(found.moving_first),
+        "moving_second": _counts(found.moving_second),
+        "score": found.score,
+        "standard_error": found.standard_error,
+        "elo": found.elo if math.isfinite(found.elo) else None,
+    }
+
+
+def _counts(results: np.ndarray) -> dict[str, int]:
+    return {name: int(np.sum(results == sign)) for name, sign in (("won", 1), ("drawn", 0), ("lost", -1))}
+
+
+def _match_sentence(result: dict[str, Any]) -> str:
+    sides = [
+        f"{side.removeprefix('moving_')} {counts['won']} won, {counts['drawn']} drawn, {counts['lost']} lost"
+        for side, counts in result.items()
+        if side.startswith("moving_")
+    ]
+    against = result["against"]
+    if result["against_iteration"] is not None:
+        against += f" (iteration {result['against_iteration']})"
+    elo = "" if result["elo"] is None else f", Elo {result['elo']:+.0f}"
+    return (
+        f"{result['environment']}, {result['games']} games, iteration {result['iteration']} against {against}: "
+        f"score {result['score']:.3f} (standard error {result['standard_error']:.2g}){elo}; "
+        f"moving {'; '.join(sides)}"
+    )
 
 
 def _sentence(result: dict) -> str:

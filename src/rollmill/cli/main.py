@@ -32,7 +32,8 @@ COMMANDS = {
     "resume": Command("resume", "continue a run that stopped: rollmill resume RUN", records=True),
     "plan": Command("plan", "show where a training's groups run, and the edges between them"),
     "explain": Command("explain", "show whether an environment fuses into one kernel: explain fusion CartPole-v1"),
-    "evaluate": Command("evaluate", "play episodes with a run's policy: rollmill evaluate RUN"),
+    "evaluate": Command("evaluate", "play episodes or matches with a run's policy: rollmill evaluate RUN"),
+    "play": Command("play", "play a game for two players against a run's policy: rollmill play RUN"),
     "list": Command("listing", "list algorithms, environments, networks and recipes"),
     "doctor": Command("doctor", "check the installation; doctor RUN replays the step in which a run met a NaN"),
 }

@@ -116,6 +116,8 @@ class Environment(NamedTuple):
     """Parameters to step it with from there: those of this copy and of this episode."""
     planning_env: "Environment | None" = None
     """Environment that a planner steps: as its author wrote it, before transforms."""
+    render: Callable[[State, Params], str] | None = None
+    """The state as lines of text, for people; called on the host, with arrays."""
     options: Options = NO_OPTIONS
     """Options that `make` was given besides the name; a run records both, to make the environment again."""
 

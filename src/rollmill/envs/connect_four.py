@@ -83,6 +83,7 @@ def connect_four(*, random_plies: int = 0) -> Environment:
         action_mask=lambda state, params: legal_columns(state),
         num_players=2,
         to_move=lambda state, params: to_move(state),
+        render=lambda state, params: render(state),
     )
     return plannable(env)
 

@@ -56,6 +56,7 @@ def tic_tac_toe(*, random_plies: int = 0) -> Environment:
         action_mask=lambda state, params: legal_squares(state),
         num_players=2,
         to_move=lambda state, params: to_move(state),
+        render=lambda state, params: render(state),
     )
     return plannable(env)
 

@@ -171,7 +171,7 @@ def vectorise(env: Environment, num_envs: int) -> Environment:
     def over_copies(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda state, params: batched(function, state, params=params)
 
-    return env._replace(reset=reset, step=step, **_functions_of_state(env, over_copies))
+    return env._replace(reset=reset, step=step, render=None, **_functions_of_state(env, over_copies))
 
 
 def plannable(env: Environment) -> Environment:
@@ -225,7 +225,8 @@ def wrap(
 ) -> Environment:
     """Replaces reset and step of an environment by ones whose state wraps the inner state.
 
-    Action mask, active agents, central features, player to move and planning state are those of the inner state.
+    Action mask, active agents, central features, player to move, planning state and text are those of the inner
+    state.
 
     Args:
         env: the inner environment.
@@ -238,7 +239,8 @@ def wrap(
     def of_inner(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda state, params: function(*unwrap(state, params))
 
-    return env._replace(reset=reset, step=step, **_functions_of_state(env, of_inner))
+    render = env.render and of_inner(env.render)
+    return env._replace(reset=reset, step=step, render=render, **_functions_of_state(env, of_inner))
 
 
 def _functions_of_state(

@@ -4,6 +4,7 @@ from rollmill.execution.evaluation import EvaluationEpisodes, evaluate, evaluate
 from rollmill.execution.faults.find import Fault, find_fault, is_finite, stop_at_fault
 from rollmill.execution.faults.replay import Replayed, has_fault, has_message, replay_fault
 from rollmill.execution.launch import launch
+from rollmill.execution.matches import Game, MatchResult, Player, play_match
 from rollmill.execution.program.cache import cache_directory, enable_compilation_cache
 from rollmill.execution.program.compiled import CompiledProgram, lower, state_shapes
 from rollmill.execution.program.devices import take_devices, telling_memory
@@ -20,8 +21,11 @@ __all__ = [
     "EvaluationEpisodes",
     "Fault",
     "Fusion",
+    "Game",
     "Launches",
     "CompiledProgram",
+    "MatchResult",
+    "Player",
     "ProgramTraining",
     "Replayed",
     "RunSpec",
@@ -37,6 +41,7 @@ __all__ = [
     "is_finite",
     "launch",
     "lower",
+    "play_match",
     "has_fault",
     "has_message",
     "replay_fault",

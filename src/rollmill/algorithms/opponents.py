@@ -1,0 +1,122 @@
+"""Opponents of a fixed strength for games of two players: random moves, and searches of a few plies.
+
+They are policy fragments (`dataflow.Decide`) without weights. What they know of the state is a `Position`.
+Shape letter: `A` actions.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float, PyTree
+
+from rollmill.algorithms.fragments import legal_actions
+from rollmill.algorithms.positions import Position, action_of, advance, plannable_parts, position
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Environment, Key, Memory, Observation, Params, State
+from rollmill.dataflow import Decide, Decision
+
+MOST_LINES = 2**16
+"""A search looks at no more sequences of actions than these."""
+
+LOOKAHEAD = "lookahead-"
+
+
+def opponent(env: Environment, name: str) -> tuple[Decide, Callable[[Environment, State, Params], Position]]:
+    """The policy of a fixed opponent, and its knowledge of the environment's state.
+
+    Args:
+        env: a game for two players.
+        name: `random`, which draws uniformly from the legal actions; or `lookahead-N`, which plays best over the
+            next `N` plies and draws among equals: with 1 it wins where one move wins, with 2 it also prevents that
+            the opponent's next move wins.
+
+    Raises:
+        UsageError: another name, an environment that cannot be planned in, or too many sequences of `N` actions.
+    """
+    if name == "random":
+        _check_discrete(env, name)
+        return partial(_random_move, env), _legal_actions_only
+    plies = name.removeprefix(LOOKAHEAD)
+    if not name.startswith(LOOKAHEAD) or not plies.isdecimal() or int(plies) < 1:
+        raise UsageError(
+            f"unknown opponent {name!r}. hint: random, lookahead-1, lookahead-2, or the directory of a run."
+        )
+    env, planned = plannable_parts(env, who=name)
+    most = _most_plies(planned)
+    if int(plies) > most:
+        raise UsageError(
+            f"{name} would look at {_num_actions(planned)}^{plies} sequences of actions in every position of "
+            f"{env.name}, of at most {MOST_LINES}. hint: {LOOKAHEAD}{most}."
+        )
+    return partial(_best_move, planned, int(plies)), position
+
+
+def _check_discrete(env: Environment, name: str) -> None:
+    if not isinstance(env.action_space, spaces.Discrete):
+        raise UsageError(f"{name} needs a Discrete action space; that of {env.name} is {env.action_space}.")
+
+
+def _num_actions(env: Environment) -> int:
+    space: Any = env.action_space
+    return int(space.n)
+
+
+def _most_plies(env: Environment) -> int:
+    return max(1, int(math.log(MOST_LINES, max(2, _num_actions(env)))))
+
+
+def _legal_actions_only(env: Environment, state: State, params: Params) -> Position:
+    return Position(legal_actions(env, state, params), (), ())
+
+
+def _random_move(
+    env: Environment, weights: PyTree, key: Key, memory: Memory, observation: Observation, now: Position
+) -> Decision:
+    equal = jnp.zeros(_num_actions(env), jnp.float32)
+    return Decision(action_of(env, _draw_best(key, _legal_only(now.action_mask, equal))), memory, ())
+
+
+def _best_move(
+    env: Environment,
+    plies: int,
+    weights: PyTree,
+    key: Key,
+    memory: Memory,
+    observation: Observation,
+    now: Position,
+) -> Decision:
+    scores = _scores(env, plies, now)
+    return Decision(action_of(env, _draw_best(key, scores)), memory, ())
+
+
+def _scores(env: Environment, plies: int, now: Position) -> Float[Array, " A"]:
+    """The sum of rewards over the next plies for the player to move, by its first action; -inf if it is illegal.
+
+    Both players play best (negamax); positions after the last ply count as 0.
+    """
+
+    def after(choice: Array) -> Float[Array, ""]:
+        timestep, factor = advance(env, now.state, choice, now.params)
+        if plies == 1:
+            return timestep.reward
+        legal = legal_actions(env, timestep.state, now.params)
+        best = jnp.max(_scores(env, plies - 1, Position(legal, timestep.state, now.params)))
+        return timestep.reward + jnp.where(
+            factor == 0, 0.0, factor * best
+        )  # a game that is over may leave no move
+
+    return _legal_only(now.action_mask, jax.vmap(after)(jnp.arange(_num_actions(env))))
+
+
+def _legal_only(mask: PyTree[Bool[Array, "..."]], scores: Float[Array, " A"]) -> Float[Array, " A"]:
+    return scores if isinstance(mask, tuple) else jnp.where(mask, scores, -jnp.inf)
+
+
+def _draw_best(key: Key, scores: Float[Array, " A"]) -> Array:
+    """One of the actions with the highest score, each equally likely."""
+    return jax.random.categorical(key, jnp.where(scores == jnp.max(scores), 0.0, -jnp.inf)).astype(jnp.int32)

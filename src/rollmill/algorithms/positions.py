@@ -1,0 +1,104 @@
+"""Positions of environments that can be planned in: their legal actions, and the steps that a search takes.
+
+Everything here knows no number of players. Rewards and values are those of the player to move.
+Shape letter: `A` actions.
+"""
+
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+from gymnasium import spaces
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from rollmill.algorithms.building import single_agent
+from rollmill.algorithms.fragments import legal_actions
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Action, Environment, HostEnvironment, Params, State, Timestep
+
+
+class Position(NamedTuple):
+    """The part of an environment's state that a search begins with."""
+
+    action_mask: PyTree[Bool[Array, "..."]]
+    """Legal actions; `()` where all are legal."""
+    state: PyTree[Array]
+    """The environment's planning state."""
+    params: Params
+    """Parameters to step the environment with."""
+
+
+def plannable_parts(
+    env: Environment | HostEnvironment | gymnasium.Env | str, *, who: str
+) -> tuple[Environment, Environment]:
+    """The environment, and the same without transforms, in which a search can plan.
+
+    Args:
+        env: the environment, or anything that `as_environment` accepts.
+        who: the algorithm or player that plans, for messages.
+
+    Raises:
+        UsageError: one cannot plan in it, or its actions are not `Discrete`.
+    """
+    env = single_agent(env)
+    if isinstance(env, HostEnvironment):
+        raise UsageError(
+            f"{env.name} is stepped by Python on the host, so it cannot be planned in: a search steps copies of "
+            "it from states in between. hint: use an environment of JAX functions, such as ConnectFour-v0."
+        )
+    if not isinstance(env.action_space, spaces.Discrete):
+        raise UsageError(f"{who} needs a Discrete action space; that of {env.name} is {env.action_space}.")
+    planned = env.planning_env
+    if planned is None or env.planning_state is None:
+        raise UsageError(
+            f"{env.name} cannot be planned in. hint: ConnectFour-v0, TicTacToe-v0, pgx:othello and others can; "
+            "rollmill.envs.plannable(env) declares it of an environment of your own whose step follows from state "
+            "and action alone."
+        )
+    if planned.observation_space != env.observation_space or planned.action_space != env.action_space:
+        raise UsageError(
+            f"{env.name} has other observations or actions than the environment that a search steps, which is "
+            "without its transforms. hint: call rollmill.envs.plannable after these transforms."
+        )
+    return env, planned
+
+
+def position(env: Environment, state: State, params: Params) -> Position:
+    """The position that an environment with all of its transforms is in."""
+    assert env.planning_state is not None and env.planning_params is not None
+    return Position(
+        legal_actions(env, state, params), env.planning_state(state, params), env.planning_params(state, params)
+    )
+
+
+def action_of(env: Environment, choice: Int[Array, ""]) -> Action:
+    """The action of a `Discrete` space with this index."""
+    space: Any = env.action_space
+    return (choice + int(space.start)).astype(jax.dtypes.canonicalize_dtype(space.dtype))
+
+
+def advance(
+    env: Environment, state: State, choice: Int[Array, ""], params: Params
+) -> tuple[Timestep, Float[Array, ""]]:
+    """Steps an environment as a search does.
+
+    Args:
+        env: the environment as its author wrote it (`Environment.planning_env`).
+        state: the position's state.
+        choice: index of the action.
+        params: the position's parameters.
+
+    Returns:
+        The timestep, and the factor of all that comes after it, for the player who moved: 1 where the turn stays,
+        -1 where it passes to the opponent, and 0 where the episode terminates.
+    """
+    # A step of a plannable environment depends on no key.
+    timestep = env.step(jax.random.key(0), state, action_of(env, choice), params)
+    turn_stays = _player(env, state, params) == _player(env, timestep.state, params)
+    factor = jnp.where(turn_stays, jnp.float32(1), jnp.float32(-1))
+    return timestep, jnp.where(timestep.terminated, 0.0, factor)
+
+
+def _player(env: Environment, state: State, params: Params) -> Int[Array, ""]:
+    return jnp.int32(0) if env.to_move is None else env.to_move(state, params)

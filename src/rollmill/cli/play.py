@@ -1,0 +1,99 @@
+"""The command `rollmill play RUN`: a person against a policy, in the terminal."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rollmill.api import GameAgainstPolicy, load_weights
+from rollmill.cli.environment_options import EnvOptions, parse_env_options
+from rollmill.cli.parsing import parse
+from rollmill.cli.train import Imports, Trust
+from rollmill.core.errors import UsageError
+
+HELP = "Type the number of an action; ? shows the policy's choice, q quits."
+
+
+@dataclass(frozen=True)
+class Play:
+    """Play a game for two players against the policy of a run."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Directory of the run."""
+    second: bool = False
+    """Let the policy make the first move."""
+    checkpoint: str = "last"
+    """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""
+    env: str | None = None
+    """Another game with the same spaces."""
+    env_options: EnvOptions = ()
+    seed: int = 0
+    """Seed of the game and, where it is stochastic, of the policy."""
+    train_seed: int | None = None
+    """Seed whose policy plays, of a run that trained several. Default: the first."""
+    stochastic: bool = False
+    """Sample the policy's actions as in training, instead of taking the most likely one."""
+    trust: Trust = False
+    """Let the run of this directory import the modules that it names, now and later; runs made here may anyway."""
+    imports: Imports = ()
+    """Module to import first, which registers the environment."""
+
+
+def run(arguments: list[str]) -> int:
+    """Plays one game; the person's moves are read from standard input, a line each."""
+    options = parse(Play, arguments, prog="rollmill play")
+    loaded = load_weights(
+        options.run,
+        checkpoint=options.checkpoint,
+        seed=options.train_seed,
+        imports=options.imports,
+        trust=options.trust,
+    )
+    game = GameAgainstPolicy(
+        loaded,
+        env=options.env,
+        env_options=parse_env_options(options.env_options),
+        person_first=not options.second,
+        stochastic=options.stochastic,
+        seed=options.seed,
+    )
+    print(f"{game.env.name}: you move {'second' if options.second else 'first'}. {HELP}\n\n{game.board}\n")
+    while not game.over:
+        if game.persons_turn:
+            if not _persons_move(game):
+                print("game abandoned")
+                return 0
+        else:
+            print(f"policy: {game.reply()}")
+        print(f"\n{game.board}\n")
+    print({"won": "You won.", "lost": "You lost.", "drawn": "A draw."}[game.result or "drawn"])
+    return 0
+
+
+def _persons_move(game: GameAgainstPolicy) -> bool:
+    """Makes a legal move that the person types; False if there is none: the input ended, or the person quit."""
+    while True:
+        print("you: ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not sys.stdin.isatty():
+            print(line.rstrip("\n"))  # a terminal shows what is typed
+        word = line.strip()
+        if not line or word in ("q", "quit", "exit"):
+            return False
+        if word == "?":
+            print(f"the policy would play {game.suggestion()}")
+            continue
+        try:
+            game.move(_number(word))
+            return True
+        except UsageError as error:
+            print(error)
+
+
+def _number(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise UsageError(f"{word!r} is no number. {HELP}") from None
