@@ -18,6 +18,10 @@ REPLAY = [
     *("--num-envs", 16, "--num-steps", 4, "--total-timesteps", 16 * 4 * 60, "--learning-rate", 1e-3),
     *("--buffer-size", 16 * 60, "--batch-size", 64, "--learning-starts", 128, "--gradient-steps", 2),
 ]
+SEARCH = [
+    *("--num-envs", 16, "--num-steps", 4, "--total-timesteps", 16 * 4 * 60, "--num-minibatches", 2),
+    *("--num-simulations", 8, "--network.hidden-sizes", 16),
+]
 COARSE = ["--distribution", "single-learner-coarse", "--actors", 2]
 VARIANTS = {
     "plain": ["ppo", "CartPole-v1", *SIZES],
@@ -30,6 +34,9 @@ VARIANTS = {
     "replay-two-seeds": ["dqn", "CartPole-v1", *REPLAY, "--num-seeds", 2],
     "replay-apart": ["dqn", "CartPole-v1", *REPLAY, "--prioritised", *COARSE],
     "replay-apart-continuous": ["sac", "Pendulum-v1", *REPLAY, *COARSE],
+    "search": ["alphazero", "TicTacToe-v0", *SEARCH],
+    "search-two-devices": ["alphazero", "TicTacToe-v0", *SEARCH, "--devices", 2],
+    "search-apart": ["alphazero", "TicTacToe-v0", *SEARCH, *COARSE],
 }
 
 
