@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Key as KeyArray
 
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import fit
@@ -211,13 +212,13 @@ def _move(
     )
 
 
-def _decide(side: Player, keys: Key, memory: Memory, now: _MatchState) -> Decision:
+def _decide(side: Player, keys: KeyArray[Array, " N"], memory: Memory, now: _MatchState) -> Decision:
     mask = jax.vmap(side.action_mask)(now.state)
     decision = jax.vmap(partial(side.policy, side.weights))(keys, memory, now.observation, mask)
     return Decision(decision.action, decision.memory, ())
 
 
-def _keys(key: Key, now: _MatchState) -> Key:
+def _keys(key: Key, now: _MatchState) -> KeyArray[Array, " N"]:
     return jax.random.split(jax.random.fold_in(key, now.ply), now.done.size)
 
 
