@@ -136,12 +136,16 @@ def test_a_run_does_not_go_on_in_processes_with_a_graph_that_was_changed(tmp_pat
 
 @pytest.mark.parametrize(
     ("checkpoint", "message"),
-    [("foo", "unknown checkpoint 'foo'. Known: best, last"), ("best", "no best checkpoint")],
+    [
+        ("foo", r"checkpoint='foo' must be last, best or the number of an iteration\. There: 0, 4"),
+        (3, r"has no checkpoint 3\. There: 0, 4"),
+        ("best", "no best checkpoint"),
+    ],
 )
 def test_a_checkpoint_that_is_not_there_is_not_replaced_by_the_last(checkpoint, message, tmp_path):
     endless = rollmill.make("MountainCar-v0", max_steps=10_000)
     run = rollmill.train(small(endless), run_dir=tmp_path / "run", **QUIET)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises((UsageError, CheckpointError), match=message):
         rollmill.load(run.directory, checkpoint=checkpoint)
 
 
