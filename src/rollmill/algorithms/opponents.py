@@ -11,11 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, PyTree
 
 from rollmill.algorithms.fragments import legal_actions
-from rollmill.algorithms.positions import Position, action_of, advance, plannable_parts, position
+from rollmill.algorithms.positions import Position, action_of, advance, plannable_parts, position, require_discrete
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, Key, Memory, Observation, Params, State
 from rollmill.dataflow import Decide, Decision
@@ -39,7 +38,7 @@ def opponent(env: Environment, name: str) -> tuple[Decide, Callable[[Environment
         UsageError: another name, an environment that cannot be planned in, or too many sequences of `N` actions.
     """
     if name == "random":
-        _check_discrete(env, name)
+        require_discrete(env, who=name)
         return partial(_random_move, env), _legal_actions_only
     plies = name.removeprefix(LOOKAHEAD)
     if not name.startswith(LOOKAHEAD) or not plies.isdecimal() or int(plies) < 1:
@@ -54,11 +53,6 @@ def opponent(env: Environment, name: str) -> tuple[Decide, Callable[[Environment
             f"{env.name}, of at most {MOST_LINES}. hint: {LOOKAHEAD}{most}."
         )
     return partial(_best_move, planned, int(plies)), position
-
-
-def _check_discrete(env: Environment, name: str) -> None:
-    if not isinstance(env.action_space, spaces.Discrete):
-        raise UsageError(f"{name} needs a Discrete action space; that of {env.name} is {env.action_space}.")
 
 
 def _num_actions(env: Environment) -> int:

@@ -47,8 +47,7 @@ def plannable_parts(
             f"{env.name} is stepped by Python on the host, so it cannot be planned in: a search steps copies of "
             "it from states in between. hint: use an environment of JAX functions, such as ConnectFour-v0."
         )
-    if not isinstance(env.action_space, spaces.Discrete):
-        raise UsageError(f"{who} needs a Discrete action space; that of {env.name} is {env.action_space}.")
+    require_discrete(env, who=who)
     planned = env.planning_env
     if planned is None or env.planning_state is None:
         raise UsageError(
@@ -62,6 +61,20 @@ def plannable_parts(
             "without its transforms. hint: call rollmill.envs.plannable after these transforms."
         )
     return env, planned
+
+
+def require_discrete(env: Environment, *, who: str) -> None:
+    """Checks that actions have indices.
+
+    Args:
+        env: the environment.
+        who: the algorithm or player that needs them, for messages.
+
+    Raises:
+        UsageError: the action space is not `Discrete`.
+    """
+    if not isinstance(env.action_space, spaces.Discrete):
+        raise UsageError(f"{who} needs a Discrete action space; that of {env.name} is {env.action_space}.")
 
 
 def position(env: Environment, state: State, params: Params) -> Position:

@@ -103,7 +103,7 @@ def game_of(loaded: LoadedRun, env: Environment | str | None, env_options: Optio
 
     Args:
         loaded: the run.
-        env: another game of the same spaces, or its id. Default: that of the run.
+        env: another game, or its id. Default: that of the run.
         env_options: options of a game that is given by its id.
 
     Raises:
@@ -117,15 +117,13 @@ def game_of(loaded: LoadedRun, env: Environment | str | None, env_options: Optio
         raise UsageError(
             f"{game.name} is no game for two players. hint: evaluate it without an opponent, in episodes."
         )
-    check_same_spaces(loaded.graph, game)
     return game
 
 
 def _game(env: Environment, rules: EnvironmentFunctions) -> Game:
     turn = environment_functions(env, num_envs=1, mask=_to_move)
     opening = _player("random", env, rules, stochastic=False)
-    start = lambda key, index: rules.start(key, index * 0)
-    return Game(env.name, start, rules.step, turn.action_mask, opening)
+    return Game(env.name, rules.start, rules.step, turn.action_mask, opening)
 
 
 def _to_move(env: Environment, state: State, params: Params) -> Int[Array, ""]:
@@ -137,11 +135,11 @@ def _player(side: LoadedRun | str, env: Environment, rules: EnvironmentFunctions
     if isinstance(side, str):
         policy, knowledge = opponent(env, side)
         return Player(policy, (), environment_functions(env, num_envs=1, mask=knowledge).action_mask)
+    check_same_spaces(side.graph, env)
     graph = on_environment(side.graph, env)
     if _state_type(graph) != _state_type(rules):
         algorithm = side.graph.settings["algorithm"]
         raise UsageError(f"{algorithm} adds to the state of {env.name}; such a policy cannot play a match yet.")
-    check_same_spaces(side.graph, env)
     policy = graph.policy if stochastic else graph.greedy
     return Player(policy, side.weights, graph.action_mask, graph.start_memory)
 

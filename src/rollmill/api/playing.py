@@ -8,7 +8,7 @@ import numpy as np
 
 from rollmill.algorithms import action_of
 from rollmill.api.matches import game_of
-from rollmill.api.policies import LoadedRun, on_environment
+from rollmill.api.policies import LoadedRun, check_same_spaces, on_environment
 from rollmill.core.errors import UsageError
 from rollmill.core.types import NO_OPTIONS, Environment, Options, Timestep
 from rollmill.envs import record_episodes
@@ -40,13 +40,14 @@ class GameAgainstPolicy:
         seed: int = 0,
     ) -> None:
         game = game_of(loaded, env, env_options)
+        check_same_spaces(loaded.graph, game)
         graph, self.env = on_environment(loaded.graph, game), record_episodes(game)
         if self.env.render is None:
             raise UsageError(
                 f"{self.env.name} cannot be shown as text. hint: ConnectFour-v0 and TicTacToe-v0 can; "
                 "an environment of your own, if it has a function `render`."
             )
-        self._weights, self._see = loaded.weights, jax.jit(graph.action_mask)
+        self._weights, self._action_mask = loaded.weights, jax.jit(graph.action_mask)
         self._decide = jax.jit(graph.policy if stochastic else graph.greedy)
         self._step = jax.jit(self.env.step)
         self._memory = graph.start_memory()
@@ -113,7 +114,7 @@ class GameAgainstPolicy:
         return int(decision.action)
 
     def _decision(self) -> Any:
-        known = self._see((self._state, jnp.int32(0)))
+        known = self._action_mask((self._state, jnp.int32(0)))
         return self._decide(self._weights, self._ply_key(1), self._memory, self._observation, known)
 
     def _advance(self, action: Any) -> None:

@@ -3,28 +3,22 @@
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 
-from rollmill.api import LoadedRun, evaluate_run, load_opponent, load_weights, match_runs
-from rollmill.cli.environment_options import EnvOptions, parse_env_options
+from rollmill.api import LoadedRun, evaluate_run, load_opponent, match_runs
+from rollmill.cli.environment_options import parse_env_options
 from rollmill.cli.parsing import parse
-from rollmill.cli.train import Imports, Trust
+from rollmill.cli.policy_options import PolicyOptions
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(PolicyOptions):
     """Play whole episodes with the policy of a run, or a match against another policy."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Directory of the run."""
     episodes: int = 100
     """Episodes to play; of a match an even number."""
-    checkpoint: str = "last"
-    """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""
     against: str | None = None
     """Opponent in a game for two players: random; lookahead-N, which plays best over the next N plies; or the
     directory of a run."""
@@ -33,33 +27,14 @@ class Evaluate:
     opening_plies: int = 0
     """Moves at the beginning of each game of a match that are drawn at random; policies that do not draw play the
     same two games again and again without."""
-    env: str | None = None
-    """Another environment with the same spaces, such as gymnasium:CartPole-v1."""
-    env_options: EnvOptions = ()
-    seed: int = 0
-    """Seed of the environments and, where it is stochastic, of the policy."""
-    train_seed: int | None = None
-    """Seed whose policy to evaluate, of a run that trained several. Default: the first."""
-    stochastic: bool = False
-    """Sample actions as in training, instead of taking the most likely one."""
     json: bool = False
     """Print the result as JSON."""
-    trust: Trust = False
-    """Let the run of this directory import the modules that it names, now and later; runs made here may anyway."""
-    imports: Imports = ()
-    """Module to import first, which registers the environment."""
 
 
 def run(arguments: list[str]) -> int:
-    """Plays the episodes and prints the mean return."""
+    """Plays the episodes and prints the mean return, or the games and prints the score."""
     options = parse(Evaluate, arguments, prog="rollmill evaluate")
-    loaded = load_weights(
-        options.run,
-        checkpoint=options.checkpoint,
-        seed=options.train_seed,
-        imports=options.imports,
-        trust=options.trust,
-    )
+    loaded = options.load()
     result = _episodes(options, loaded) if options.against is None else _match(options, loaded)
     sentence = _sentence if options.against is None else _match_sentence
     print(json.dumps(result) if options.json else sentence(result))

@@ -2,57 +2,29 @@
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from rollmill.api import GameAgainstPolicy, load_weights
-from rollmill.cli.environment_options import EnvOptions, parse_env_options
+from rollmill.api import GameAgainstPolicy
+from rollmill.cli.environment_options import parse_env_options
 from rollmill.cli.parsing import parse
-from rollmill.cli.train import Imports, Trust
+from rollmill.cli.policy_options import PolicyOptions
 from rollmill.core.errors import UsageError
 
 HELP = "Type the number of an action; ? shows the policy's choice, q quits."
 
 
 @dataclass(frozen=True)
-class Play:
+class Play(PolicyOptions):
     """Play a game for two players against the policy of a run."""
 
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Directory of the run."""
     second: bool = False
     """Let the policy make the first move."""
-    checkpoint: str = "last"
-    """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""
-    env: str | None = None
-    """Another game with the same spaces."""
-    env_options: EnvOptions = ()
-    seed: int = 0
-    """Seed of the game and, where it is stochastic, of the policy."""
-    train_seed: int | None = None
-    """Seed whose policy plays, of a run that trained several. Default: the first."""
-    stochastic: bool = False
-    """Sample the policy's actions as in training, instead of taking the most likely one."""
-    trust: Trust = False
-    """Let the run of this directory import the modules that it names, now and later; runs made here may anyway."""
-    imports: Imports = ()
-    """Module to import first, which registers the environment."""
 
 
 def run(arguments: list[str]) -> int:
     """Plays one game; the person's moves are read from standard input, a line each."""
     options = parse(Play, arguments, prog="rollmill play")
-    loaded = load_weights(
-        options.run,
-        checkpoint=options.checkpoint,
-        seed=options.train_seed,
-        imports=options.imports,
-        trust=options.trust,
-    )
     game = GameAgainstPolicy(
-        loaded,
+        options.load(),
         env=options.env,
         env_options=parse_env_options(options.env_options),
         person_first=not options.second,

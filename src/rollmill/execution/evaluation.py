@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.errors import ContractError, UsageError
 from rollmill.core.fields import fit
@@ -99,9 +99,18 @@ def _check_numbers(episodes: int, seed: int) -> tuple[int, int]:
         raise UsageError(f"episodes={episodes} must be at least 1.")
     if episodes > MAX_EPISODES:
         raise UsageError(f"episodes={episodes} is more than {MAX_EPISODES}. hint: 100 to 10,000 give a mean.")
+    check_seed(seed)
+    return episodes, seed
+
+
+def check_seed(seed: int) -> None:
+    """Checks the seed of an evaluation.
+
+    Raises:
+        UsageError: it is no number of 32 bits.
+    """
     if not 0 <= seed < 2**32:
         raise UsageError(f"seed={seed} must lie between 0 and 2**32 - 1.")
-    return episodes, seed
 
 
 def _never_ends(count: int, episodes: int) -> UsageError:
@@ -137,7 +146,7 @@ def _begin(graph: Graph, episodes: int, key: Key, first: Int[Array, ""]) -> _Pla
     state, observation = start(jax.random.split(key, episodes), index % graph.loops.num_envs)
     mask = jax.vmap(graph.action_mask)(state)
     return _Playing(
-        collector=Collector(index, state, observation, mask, start_memories(graph, episodes)),
+        collector=Collector(index, state, observation, mask, start_memories(graph.start_memory, episodes)),
         returns=jnp.zeros(episodes, jnp.float32),
         lengths=jnp.zeros(episodes, jnp.int32),
         done=jnp.zeros(episodes, bool),
@@ -145,9 +154,15 @@ def _begin(graph: Graph, episodes: int, key: Key, first: Int[Array, ""]) -> _Pla
     )
 
 
-def start_memories(graph: Graph, count: int) -> Memory:
+def start_memories(start_memory: Callable[[], Memory], count: int) -> Memory:
     """The policy's memory at the start of `count` episodes; leaves `[count, ...]`."""
-    return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], count, axis=0), graph.start_memory())
+    return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], count, axis=0), start_memory())
+
+
+def where_rows(condition: Bool[Array, " N"], chosen: PyTree, other: PyTree) -> PyTree:
+    """Rows of `chosen` where the condition holds, and of `other` elsewhere; leaves `[N, ...]`."""
+    broadcast = lambda leaf: condition.reshape(-1, *(1,) * (leaf.ndim - 1))
+    return jax.tree.map(lambda one, two: jnp.where(broadcast(two), one, two), chosen, other)
 
 
 # --- host environments --------------------------------------------------------------------------------
@@ -178,7 +193,7 @@ def evaluate_on_host(
     vector = env.start(range(num_envs), seed=seed)
     try:
         return _play_on_host(
-            env.name, vector, partial(decide, weights), start_memories(graph, num_envs), quota, seed
+            env.name, vector, partial(decide, weights), start_memories(graph.start_memory, num_envs), quota, seed
         )
     finally:
         vector.close()
@@ -209,7 +224,7 @@ def _play_on_host(
         returns.extend(now.info["episode_return"][counts])
         lengths.extend(now.info["episode_length"][counts])
         quota = quota - counts
-        memory = _reset_where(done, fresh, decision.memory)
+        memory = where_rows(jnp.asarray(done), fresh, decision.memory)
     return EvaluationEpisodes(np.asarray(returns, np.float32), np.asarray(lengths, np.int32))
 
 
@@ -217,8 +232,3 @@ def _raise_failures(name: str, vector: HostVector) -> None:
     """An episode that broke off has no return, and a mean over the others would be one of easy episodes."""
     for failure in vector.drain_failures():
         raise ContractError(f"{name}: {failure.doing} raised {failure.error}\n  at {failure.line}")
-
-
-def _reset_where(done: Bool[np.ndarray, " B"], fresh: Memory, memory: Memory) -> Memory:
-    broadcast = lambda leaf: done.reshape(-1, *(1,) * (leaf.ndim - 1))
-    return jax.tree.map(lambda new, old: jnp.where(broadcast(old), new, old), fresh, memory)

@@ -19,6 +19,7 @@ from rollmill.core.fields import fit
 from rollmill.core.jax_settings import check_compiled
 from rollmill.core.types import Action, Key, Memory, Observation, Timestep
 from rollmill.dataflow import ActionMask, Decide, Decision, Weights
+from rollmill.execution.evaluation import check_seed, start_memories, where_rows
 from rollmill.execution.program.cache import EXACT_PRECISION, enable_compilation_cache
 
 MAX_PLIES = 10_000
@@ -143,8 +144,7 @@ def _check_numbers(games: int, opening_plies: int, seed: int) -> tuple[int, int,
         raise UsageError(f"games={games} is more than {MAX_GAMES}. hint: 100 to 10,000 give a score.")
     if not 0 <= opening_plies <= MAX_PLIES:
         raise UsageError(f"opening_plies={opening_plies} must lie between 0 and {MAX_PLIES}.")
-    if not 0 <= seed < 2**32:
-        raise UsageError(f"seed={seed} must lie between 0 and 2**32 - 1.")
+    check_seed(seed)
     return games, opening_plies, seed
 
 
@@ -163,7 +163,7 @@ def _play(
     start_key, opening_key, run_key = jax.random.split(key, 3)
     index = first + jnp.arange(count, dtype=jnp.int32)
     state, observation = jax.vmap(game.start)(jax.random.split(start_key, count), index)
-    memories = _repeated(player.start_memory(), count), _repeated(opponent.start_memory(), count)
+    memories = start_memories(player.start_memory, count), start_memories(opponent.start_memory, count)
     now = _MatchState(state, observation, memories, jnp.zeros(count), jnp.zeros(count, bool), ply=jnp.int32(0))
     now = jax.lax.fori_loop(0, opening_plies, lambda _, now: _open(game, opening_key, now), now)
     sides = player._replace(weights=weights[0]), opponent._replace(weights=weights[1])
@@ -178,10 +178,10 @@ def _play(
 def _open(game: Game, key: Key, now: _MatchState) -> _MatchState:
     """One move of an opening in every game, left out where it would end the game."""
     keys = _keys(key, now)
-    decision = _decide(game.opening, keys, _repeated(game.opening.start_memory(), now.done.size), now)
+    decision = _decide(game.opening, keys, start_memories(game.opening.start_memory, now.done.size), now)
     after = jax.vmap(game.step)(keys, now.state, decision.action)
     ended = after.terminated | after.truncated
-    keep = partial(_where, ended)
+    keep = partial(where_rows, ended)
     return now._replace(
         state=keep(now.state, after.state), observation=keep(now.observation, after.observation), ply=now.ply + 1
     )
@@ -198,8 +198,8 @@ def _move(
         decide = partial(_decide, side, keys, memory, now)
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(decide))
         decision = jax.lax.cond(jnp.any(its_turn & ~now.done), decide, lambda nothing=nothing: nothing)
-        decisions.append(decision._replace(memory=_where(its_turn, decision.memory, memory)))
-    action = _where(own, decisions[0].action, decisions[1].action)
+        decisions.append(decision._replace(memory=where_rows(its_turn, decision.memory, memory)))
+    action = where_rows(own, decisions[0].action, decisions[1].action)
     after = jax.vmap(game.step)(keys, now.state, action)
     ends = (after.terminated | after.truncated) & ~now.done
     return _MatchState(
@@ -220,16 +220,3 @@ def _decide(side: Player, keys: KeyArray[Array, " N"], memory: Memory, now: _Mat
 
 def _keys(key: Key, now: _MatchState) -> KeyArray[Array, " N"]:
     return jax.random.split(jax.random.fold_in(key, now.ply), now.done.size)
-
-
-def _repeated(memory: Memory, count: int) -> Memory:
-    return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], count, axis=0), memory)
-
-
-def _where(condition: Bool[Array, " N"], chosen: PyTree, other: PyTree) -> PyTree:
-    """The leaves of `chosen` where the condition holds, of `other` elsewhere; leaves `[N, ...]`."""
-
-    def leaf(one: Array, two: Array) -> Array:
-        return jnp.where(condition.reshape(-1, *(1,) * (one.ndim - 1)), one, two)
-
-    return jax.tree.map(leaf, chosen, other)

@@ -1,0 +1,40 @@
+"""The options of commands that load a run's policy and play with it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rollmill.api import LoadedRun, load_weights
+from rollmill.cli.environment_options import EnvOptions
+from rollmill.cli.train import Imports, Trust
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    """A run, the checkpoint of its policy, and the environment to play in."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Directory of the run."""
+    checkpoint: str = "last"
+    """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""
+    env: str | None = None
+    """Another environment with the same spaces, such as gymnasium:CartPole-v1."""
+    env_options: EnvOptions = ()
+    seed: int = 0
+    """Seed of the environments and, where it is stochastic, of the policy."""
+    train_seed: int | None = None
+    """Seed whose policy to take, of a run that trained several. Default: the first."""
+    stochastic: bool = False
+    """Sample actions as in training, instead of taking the most likely one."""
+    trust: Trust = False
+    """Let the run of this directory import the modules that it names, now and later; runs made here may anyway."""
+    imports: Imports = ()
+    """Module to import first, which registers the environment."""
+
+    def load(self) -> LoadedRun:
+        """The run's graph and its policy's weights."""
+        return load_weights(
+            self.run, checkpoint=self.checkpoint, seed=self.train_seed, imports=self.imports, trust=self.trust
+        )
