@@ -2,7 +2,7 @@
 
 The policy is a tree search that steps copies of the environment, by default that of Gumbel AlphaZero (Danihelka
 et al., "Policy improvement by planning with Gumbel", ICLR 2022); the network learns the search's choices and the
-results of the games. The searches are those of mctx (Babuschkin et al., "The DeepMind JAX Ecosystem", 2020).
+results of the games. The searches are in `rollmill.algorithms.search`.
 
 Departures from the paper: training alternates with self-play by the same weights, on the games of one iteration,
 as in Pgx's example (Koyamada et al., NeurIPS 2023); games that outlast it are bootstrapped from the network's
@@ -15,8 +15,7 @@ terminates.
 Shape letters: `T` steps, `E` environments of this replica, `A` actions.
 """
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
@@ -50,10 +49,17 @@ from rollmill.algorithms.optimisers import rate_now
 from rollmill.algorithms.positions import Position, action_of, advance, plannable_parts, position
 from rollmill.algorithms.reports import GAMES, value_moments
 from rollmill.algorithms.returns import bootstrap_values, lambda_returns
+from rollmill.algorithms.search import (
+    NO_NOISE,
+    EvaluatedPosition,
+    Expansion,
+    RootNoise,
+    SearchResult,
+    gumbel_search,
+    puct_search,
+)
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
 from rollmill.core.errors import UsageError
-from rollmill.core.installation import install_command
-from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import (
     Environment,
     HostEnvironment,
@@ -80,7 +86,7 @@ from rollmill.dataflow import (
 from rollmill.envs import strongly_typed
 from rollmill.networks import NetworkConfig, actor_critic
 
-UNFUSED = "alphazero searches a tree before each move, in loops that end at another time in every game"
+UNFUSED = "alphazero searches a tree before each move, and the trees of all games are larger than a kernel holds"
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,12 @@ class AlphaZeroConfig:
     upper confidence bounds (PUCT) with Dirichlet noise."""
     max_considered_actions: Count = 16
     """Most actions that the Gumbel search considers at its root."""
+    value_scale: Positive = 1.0
+    """Weight of values beside the network's logits in the Gumbel search (c_scale of Danihelka et al.): 1 as
+    published for Go and chess, 0.1 for Atari. Values between -1 and 1 count as between 0 and 1; others are mapped
+    to it, those of each node's actions by themselves."""
+    max_depth: Count = 64
+    """Greatest depth of the search's tree, which is also bounded by the simulations."""
     gumbel_scale: NonNegative = 1.0
     """Scale of the Gumbel noise in self-play."""
     dirichlet_fraction: Fraction = 0.25
@@ -135,19 +147,6 @@ class AlphaZeroConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-
-
-class Found(NamedTuple):
-    """The result of a search."""
-
-    choice: Int[Array, ""]
-    """Index of the chosen action."""
-    action_weights: Float[Array, " A"]
-    """Improved policy: probabilities of all actions."""
-    value: Float[Array, ""]
-    """Value of the position, for the player to move."""
-    prior: Float[Array, " A"]
-    """Logits of the network alone."""
 
 
 class SearchExtras(NamedTuple):
@@ -226,10 +225,9 @@ def alphazero(
 
     Raises:
         UsageError: invalid names, types or sizes, an environment that cannot be planned in, or a network with a
-            memory; or mctx is not installed.
+            memory.
     """
     config, choices = configured(AlphaZeroConfig, config, network, overrides)
-    import_mctx()
     env, planned = plannable_parts(env, who="alphazero")
     config = with_layout(config, env)
     make_network = choices.network or partial(actor_critic, config=config.network)
@@ -267,20 +265,6 @@ def alphazero(
 # --- checks -------------------------------------------------------------------------------------------
 
 
-def import_mctx() -> Any:
-    """The package mctx.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        return importlib.import_module("mctx")
-    except ImportError as error:
-        raise UsageError(
-            f"alphazero needs a package that is missing ({error}): {install_command('search')}"
-        ) from None
-
-
 def _resolved(config: AlphaZeroConfig, env: Environment) -> AlphaZeroConfig:
     """The hyperparameters with those chosen that follow from the number of players."""
     return replace(config, squash_values=env.num_players > 1) if config.squash_values is None else config
@@ -306,10 +290,7 @@ def play(
     planner: Planner, weights: PolicyWeights, key: Key, memory: Memory, observation: Observation, mask: ActionMask
 ) -> Decision:
     """A move of self-play: searches with noise, and plays what the search chooses."""
-    now = _as_position(planner, mask)
-    found = search(planner, weights.network, key, observation, now, explores=True)
-    _, discount = planner.advance(now.state, found.choice, now.params)
-    return _decision(planner, found, memory, discount)
+    return _decide(planner, weights, key, memory, observation, _as_position(planner, mask), explores=True)
 
 
 def play_greedily(
@@ -317,14 +298,26 @@ def play_greedily(
 ) -> Decision:
     """The best move: searches without noise; the key is not used."""
     now = _as_position(planner, mask)
-    found = search(planner, weights.network, jax.random.key(0), observation, now, explores=False)
-    return _decision(planner, found, memory, jnp.float32(planner.config.gamma))
+    return _decide(planner, weights, jax.random.key(0), memory, observation, now, explores=False)
 
 
-def _decision(planner: Planner, found: Found, memory: Memory, discount: Float[Array, ""]) -> Decision:
-    agrees = jnp.argmax(found.prior) == jnp.argmax(found.action_weights)
-    extras = SearchExtras(found.action_weights, found.value, discount, agrees.astype(jnp.float32))
-    return Decision(action_of(planner.env, found.choice), memory, extras)
+def _decide(
+    planner: Planner,
+    weights: PolicyWeights,
+    key: Key,
+    memory: Memory,
+    observation: Observation,
+    now: Position,
+    *,
+    explores: bool,
+) -> Decision:
+    prior, value = planner.predict(weights.network, observation, now.action_mask)
+    root = EvaluatedPosition(prior, value, now.state)
+    result = search(planner, weights.network, key, root, now, explores=explores)
+    discount = planner.advance(now.state, result.choice, now.params)[1] if explores else planner.config.gamma
+    agrees = jnp.argmax(prior) == jnp.argmax(result.action_weights)
+    extras = SearchExtras(result.action_weights, result.value, jnp.float32(discount), agrees.astype(jnp.float32))
+    return Decision(action_of(planner.env, result.choice), memory, extras)
 
 
 def _as_position(planner: Planner, mask: ActionMask) -> Position:
@@ -343,70 +336,49 @@ def search(
     planner: Planner,
     network: PyTree[Array],
     key: Key,
-    observation: Observation,
+    root: EvaluatedPosition,
     now: Position,
     *,
     explores: bool,
-) -> Found:
+) -> SearchResult:
     """Searches from a position of ONE environment.
 
     Args:
         planner: network and environment.
         network: the network's weights.
         key: random key of all noise.
-        observation: of the player to move.
-        now: the position.
+        root: the position, as the network evaluates it.
+        now: the position, with its legal actions and the environment's parameters.
         explores: adds the noise of self-play.
     """
-    prior, value = planner.predict(network, observation, now.action_mask)
-    if planner.config.num_simulations == 0:
-        choice = jax.random.categorical(key, prior) if explores else jnp.argmax(prior)
-        return Found(choice.astype(jnp.int32), jax.nn.softmax(prior), value, prior)
-    mctx, one = import_mctx(), partial(jax.tree.map, lambda leaf: leaf[None])
-
-    def simulate(
-        weights: Any, key: Key, choice: Int[Array, "1"], state: PyTree[Array]
-    ) -> tuple[Any, PyTree[Array]]:
-        output, after = jax.vmap(partial(_simulated_step, planner, network, now.params))(choice, state)
-        return mctx.RecurrentFnOutput(**output), after
-
-    # mctx takes a batch, here of one: under `vmap` its noise then follows from each environment's own key.
-    with standard_promotion():
-        root = mctx.RootFnOutput(prior_logits=prior[None], value=value[None], embedding=one(now.state))
-        illegal = None if isinstance(now.action_mask, tuple) else ~now.action_mask[None]
-        output = _searcher(mctx, planner.config, explores=explores)(
-            (), key, root, simulate, planner.config.num_simulations, invalid_actions=illegal
-        )
-        root_value = output.search_tree.summary().value[0]
-    return Found(output.action[0].astype(jnp.int32), output.action_weights[0], root_value, prior)
+    config = planner.config
+    if config.num_simulations == 0:
+        choice = jax.random.categorical(key, root.logits) if explores else jnp.argmax(root.logits)
+        return SearchResult(choice.astype(jnp.int32), jax.nn.softmax(root.logits), root.value)
+    legal = jnp.ones(root.logits.shape, bool) if isinstance(now.action_mask, tuple) else now.action_mask
+    given = key, root, legal, partial(_expanded, planner, network, now.params)
+    sizes = {"num_simulations": config.num_simulations, "max_depth": config.max_depth}
+    if config.search == "puct":
+        noise = RootNoise(config.dirichlet_fraction, config.dirichlet_alpha, config.temperature)
+        return puct_search(*given, **sizes, noise=noise if explores else NO_NOISE)
+    return gumbel_search(
+        *given,
+        **sizes,
+        max_considered_actions=config.max_considered_actions,
+        gumbel_scale=config.gumbel_scale if explores else 0.0,
+        value_scale=config.value_scale / 2 if config.squash_values else config.value_scale,
+        rescale_values=not config.squash_values,
+    )
 
 
-def _simulated_step(
+def _expanded(
     planner: Planner, network: PyTree[Array], params: Params, choice: Int[Array, ""], state: PyTree[Array]
-) -> tuple[dict[str, Array], PyTree[Array]]:
-    """A step of a search, in ONE environment: its outputs as mctx names them, and the state after it."""
+) -> Expansion:
+    """A step of a search: an action's outcome, evaluated by the network."""
     timestep, discount = planner.advance(state, choice, params)
-    prior, value = planner.predict(
-        network, timestep.observation, legal_actions(planner.env, timestep.state, params)
-    )
-    output = {"reward": timestep.reward, "discount": discount, "prior_logits": prior, "value": value}
-    return output, timestep.state
-
-
-def _searcher(mctx: Any, config: AlphaZeroConfig, *, explores: bool) -> Callable[..., Any]:
-    """The search of the hyperparameters, with or without noise."""
-    if config.search == "gumbel":
-        return partial(
-            mctx.gumbel_muzero_policy,
-            max_num_considered_actions=config.max_considered_actions,
-            gumbel_scale=config.gumbel_scale if explores else 0.0,
-        )
-    return partial(
-        mctx.muzero_policy,
-        dirichlet_fraction=config.dirichlet_fraction if explores else 0.0,
-        dirichlet_alpha=config.dirichlet_alpha,
-        temperature=config.temperature if explores else 0.0,
-    )
+    legal = legal_actions(planner.env, timestep.state, params)
+    logits, value = planner.predict(network, timestep.observation, legal)
+    return Expansion(timestep.reward, discount, EvaluatedPosition(logits, value, timestep.state))
 
 
 # --- learning -----------------------------------------------------------------------------------------

@@ -1,0 +1,126 @@
+"""The search of Gumbel AlphaZero (Danihelka et al., "Policy improvement by planning with Gumbel", ICLR 2022).
+
+At the root, actions are drawn without replacement and halved in turns until one is left; below it, actions are
+chosen so that visits follow the improved policy.
+
+Shape letter: `A` actions.
+"""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from rollmill.algorithms.search.tree import Edges, EvaluatedPosition, Model, SearchResult, run_search
+from rollmill.core.types import Key
+
+VISIT_OFFSET = 50.0
+"""Visits that are added to those of the most visited action when values are weighed (c_visit of the paper)."""
+LOWEST_SCORE = -1e9
+"""Least score of an action at the root, above that of one which is not considered."""
+
+
+def gumbel_search(
+    key: Key,
+    root: EvaluatedPosition,
+    legal: Bool[Array, " A"],
+    model: Model,
+    *,
+    num_simulations: int,
+    max_depth: int,
+    max_considered_actions: int,
+    gumbel_scale: float,
+    value_scale: float,
+    rescale_values: bool,
+) -> SearchResult:
+    """Searches from a position.
+
+    Args:
+        key: random key of the Gumbel noise.
+        root: the position; illegal actions very low.
+        legal: True for each legal action.
+        model: steps and evaluates copies of the position.
+        num_simulations: simulations, at least 1.
+        max_depth: greatest depth of the tree.
+        max_considered_actions: most actions that are considered at the root.
+        gumbel_scale: scale of the noise; 0 for none.
+        value_scale: weight of values beside logits (c_scale of the paper).
+        rescale_values: map the values of each node's actions to [0, 1].
+    """
+    noise = gumbel_scale * jax.random.gumbel(key, root.logits.shape)
+    considered = min(max_considered_actions, root.logits.size)
+    schedule = jnp.asarray([halving_schedule(count, num_simulations) for count in range(considered + 1)])
+    own_schedule = schedule[jnp.minimum(considered, jnp.sum(legal, dtype=jnp.int32))]
+    improved = partial(improved_logits, scale=value_scale, rescale=rescale_values)
+
+    def best(edges: Edges, visits: Float[Array, ""]) -> Int[Array, ""]:
+        """The best legal action among those with this number of visits."""
+        score = noise + improved(edges) - jnp.max(edges.logits)
+        score = jnp.maximum(score, LOWEST_SCORE)
+        return _argmax(jnp.where(legal & (edges.visits == visits), score, -jnp.inf))
+
+    def root_rule(edges: Edges) -> Int[Array, ""]:
+        simulation = jnp.minimum(jnp.sum(edges.visits).astype(jnp.int32), num_simulations - 1)
+        return best(edges, own_schedule[simulation])
+
+    def rule(edges: Edges) -> Int[Array, "..."]:
+        wanted = jax.nn.softmax(improved(edges))
+        total = jnp.sum(edges.visits, axis=-1, keepdims=True)
+        return _argmax(wanted - edges.visits / (1.0 + total))
+
+    edges = run_search(
+        root, model, root_rule=root_rule, rule=rule, num_simulations=num_simulations, max_depth=max_depth
+    )
+    weights = jax.nn.softmax(jnp.where(legal, improved(edges), -jnp.inf))
+    return SearchResult(best(edges, jnp.max(edges.visits)), weights, edges.node_value)
+
+
+def halving_schedule(num_considered: int, num_simulations: int) -> np.ndarray:
+    """Visits of the action that each simulation tries, by sequential halving (Karnin et al., ICML 2013).
+
+    Each simulation tries the best of the actions that have this number of visits: all considered actions equally
+    often, then the better half of them, and so on down to two.
+
+    Returns:
+        `[num_simulations]` numbers of visits.
+    """
+    if num_considered <= 1:
+        return np.arange(num_simulations, dtype=np.float32)
+    phases = math.ceil(math.log2(num_considered))
+    schedule: list[int] = []
+    rounds, remaining = 0, num_considered
+    while len(schedule) < num_simulations:
+        for _ in range(max(1, num_simulations // (phases * remaining))):
+            schedule += [rounds] * remaining
+            rounds += 1
+        remaining = max(2, remaining // 2)
+    return np.asarray(schedule[:num_simulations], np.float32)
+
+
+def improved_logits(edges: Edges, *, scale: float, rescale: bool) -> Float[Array, "... A"]:
+    """Logits of the improved policy: the prior's and the weighed values of all actions.
+
+    Actions without visits have the value of the node, estimated by the network and the visited actions together
+    (appendix D of the paper).
+    """
+    prior = jnp.maximum(jax.nn.softmax(edges.logits), jnp.finfo(edges.logits.dtype).tiny)
+    visited = edges.visits > 0
+    total = jnp.sum(edges.visits, axis=-1)
+    visited_prior = jnp.where(visited, prior, 0.0)
+    mean = jnp.sum(visited_prior * edges.value, axis=-1) / jnp.maximum(
+        jnp.sum(visited_prior, axis=-1), jnp.finfo(prior.dtype).tiny
+    )
+    node_value = (edges.node_prior_value + total * mean) / (1.0 + total)
+    values = jnp.where(visited, edges.value, node_value[..., None])
+    if rescale:
+        lowest = jnp.min(values, axis=-1, keepdims=True)
+        values = (values - lowest) / jnp.maximum(jnp.max(values, axis=-1, keepdims=True) - lowest, 1e-8)
+    weight = scale * (VISIT_OFFSET + jnp.max(edges.visits, axis=-1, keepdims=True))
+    return edges.logits + weight * values
+
+
+def _argmax(scores: Float[Array, "... A"]) -> Int[Array, "..."]:
+    return jnp.argmax(scores, axis=-1).astype(jnp.int32)

@@ -1,0 +1,107 @@
+"""AlphaZero's search: upper confidence bounds weighted by the prior, with Dirichlet noise (PUCT).
+
+Silver et al., "A general reinforcement learning algorithm that masters chess, shogi, and Go through self-play",
+Science 2018; values are mapped to [0, 1] as in appendix B of Schrittwieser et al., "Mastering Atari, Go, chess and
+shogi by planning with a learned model", Nature 2020. Ties go to the first action.
+
+Shape letter: `A` actions.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from rollmill.algorithms.search.tree import Edges, EvaluatedPosition, Model, SearchResult, run_search
+from rollmill.core.types import Key
+
+PRIOR_WEIGHT = 1.25
+"""Weight of the prior beside values (c_init of the papers)."""
+PRIOR_WEIGHT_VISITS = 19652.0
+"""Visits by which the prior's weight begins to grow (c_base of the papers)."""
+
+
+class RootNoise(NamedTuple):
+    """Noise of self-play."""
+
+    fraction: float
+    """Share of Dirichlet noise in the root's prior."""
+    concentration: float
+    """Concentration of the Dirichlet noise."""
+    temperature: float
+    """Moves are drawn by visits to the power of 1 / temperature; 0 takes the most visited action."""
+
+
+NO_NOISE = RootNoise(fraction=0.0, concentration=1.0, temperature=0.0)
+
+
+def puct_search(
+    key: Key,
+    root: EvaluatedPosition,
+    legal: Bool[Array, " A"],
+    model: Model,
+    *,
+    num_simulations: int,
+    max_depth: int,
+    noise: RootNoise,
+) -> SearchResult:
+    """Searches from a position.
+
+    Args:
+        key: random key of all noise.
+        root: the position; illegal actions very low.
+        legal: True for each legal action.
+        model: steps and evaluates copies of the position.
+        num_simulations: simulations, at least 1.
+        max_depth: greatest depth of the tree.
+        noise: of self-play, or `NO_NOISE`.
+    """
+    noise_key, choice_key = jax.random.split(key)
+    root = root._replace(logits=_noisy(noise_key, root.logits, legal, noise))
+
+    def root_rule(edges: Edges) -> Int[Array, ""]:
+        return _argmax(jnp.where(legal, upper_bounds(edges), -jnp.inf))
+
+    def rule(edges: Edges) -> Int[Array, "..."]:
+        return _argmax(upper_bounds(edges))
+
+    edges = run_search(
+        root, model, root_rule=root_rule, rule=rule, num_simulations=num_simulations, max_depth=max_depth
+    )
+    weights = edges.visits / jnp.sum(edges.visits)
+    if noise.temperature == 0:
+        choice = _argmax(weights)
+    else:
+        choice = jax.random.categorical(choice_key, jnp.log(weights) / noise.temperature).astype(jnp.int32)
+    return SearchResult(choice, weights, edges.node_value)
+
+
+def upper_bounds(edges: Edges) -> Float[Array, "... A"]:
+    """Values of actions, mapped to [0, 1], and the weighted prior of those with few visits."""
+    visited = edges.visits > 0
+    node_value = edges.node_value[..., None]
+    known = jnp.where(visited, edges.value, node_value)
+    lowest = jnp.minimum(jnp.min(known, axis=-1, keepdims=True), node_value)
+    highest = jnp.maximum(jnp.max(known, axis=-1, keepdims=True), node_value)
+    value = (jnp.where(visited, edges.value, lowest) - lowest) / jnp.maximum(highest - lowest, 1e-8)
+    node_visits = 1.0 + jnp.sum(edges.visits, axis=-1, keepdims=True)
+    weight = PRIOR_WEIGHT + jnp.log((node_visits + PRIOR_WEIGHT_VISITS + 1.0) / PRIOR_WEIGHT_VISITS)
+    prior = jax.nn.softmax(edges.logits)
+    bounds = value + jnp.sqrt(node_visits) * weight * prior / (edges.visits + 1.0)
+    return jnp.where(prior > 0, bounds, -jnp.inf)
+
+
+def _noisy(key: Key, logits: Float[Array, " A"], legal: Bool[Array, " A"], noise: RootNoise) -> Float[Array, " A"]:
+    """Logits of the prior mixed with Dirichlet noise over the legal actions."""
+    if noise.fraction == 0:
+        return logits
+    gamma = jnp.where(legal, jax.random.gamma(key, noise.concentration, logits.shape), 0.0)
+    share = gamma / jnp.maximum(jnp.sum(gamma), jnp.finfo(gamma.dtype).tiny)
+    mixed = (1.0 - noise.fraction) * jax.nn.softmax(logits) + noise.fraction * share
+    lowest = jnp.finfo(mixed.dtype)
+    return jnp.where(legal, jnp.log(jnp.maximum(mixed, lowest.tiny)), lowest.min)
+
+
+def _argmax(scores: Float[Array, "... A"]) -> Int[Array, "..."]:
+    return jnp.argmax(scores, axis=-1).astype(jnp.int32)
