@@ -1,0 +1,615 @@
+"""How well AlphaZero plays Connect Four, judged by a perfect solver.
+
+    python benchmarks/connect_four_judge.py runs/connect-four --checkpoint all --simulations 0 32 128
+
+A position has a theoretical value: won, drawn or lost for the player to move, if both play perfectly. A move keeps
+the value or makes a mistake; where a legal move is a mistake, the position is contested. Policies are judged by
+their moves in a fixed set of contested positions, and by whole games against a perfect player, who draws uniformly
+among the moves that keep the value and, where all moves lose, among those that delay the loss longest.
+
+The first player wins in theory. Nobody who moves second against a perfect player can do better than lose late, and
+no position of such games is contested; so more games begin with a stone of the perfect player outside the centre,
+after which the second player draws or wins in theory.
+
+The solver is BitBully (packages bitbully and bitbully-databases, AGPL, for this script alone). Its book has the
+positions of up to 12 plies; it searches later ones to the end. Writes results/connect-four-judge.json.
+"""
+
+import argparse
+import itertools
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from bitbully.bitbully_core import BitBullyCore, BoardCore
+from bitbully_databases import BitBullyDatabases
+from jaxtyping import Array, Int, PyTree
+from measure import table_of, write_result
+
+import rollmill
+from rollmill.algorithms import opponent
+from rollmill.algorithms.positions import Position
+from rollmill.api.policies import LoadedRun, load_weights
+from rollmill.core.types import Key
+from rollmill.envs.connect_four import (
+    COLUMNS,
+    SQUARES,
+    ConnectFourState,
+    connect_four,
+    empty,
+    legal_columns,
+    move,
+    observe,
+)
+from rollmill.execution.program.cache import EXACT_PRECISION, enable_compilation_cache
+from rollmill.record import Checkpoints, RunDirectory
+
+GAME = "ConnectFour-v0"
+BOOK = "12-ply-dist"
+WON, DRAWN, LOST = 1, 0, -1
+
+CENTRE = COLUMNS // 2
+SIDES = {"first": True, "second": False, "second_off_centre": False}
+"""How games against the perfect player begin, and whether the policy moves first."""
+
+PLIES = range(14, 37)
+"""Stones on the board in the contested positions."""
+PHASES = {"14-19": range(14, 20), "20-27": range(20, 28), "28+": range(28, SQUARES)}
+RANDOM_MOVES = 0.2
+"""Share of random moves in the games of players who otherwise win or block where they can."""
+
+AT_ONCE = 64
+"""Positions in which a policy moves side by side."""
+
+Game = tuple[int, ...]
+"""The columns of all moves so far."""
+Chooser = Callable[[Sequence[Game]], list[int]]
+"""A player: chooses a move in each of several games."""
+
+
+class Contested(NamedTuple):
+    """A contested position."""
+
+    game: Game
+    keeping: frozenset[int]
+    """Moves that keep the theoretical value."""
+    quiet: bool
+    """Neither player could win with a single move now."""
+
+
+class Decision(NamedTuple):
+    """A move of a policy in a contested position."""
+
+    plies: int
+    """Stones on the board before it."""
+    kept: bool
+
+
+class Played(NamedTuple):
+    """A game of a policy against the perfect player."""
+
+    moves: Game
+    result: int
+    """Of the policy."""
+    decisions: tuple[Decision, ...]
+
+
+# --- the solver -------------------------------------------------------------------------------------------
+
+
+class Solver:
+    """Theoretical values of positions; remembers those that it has found."""
+
+    def __init__(self) -> None:
+        self._core = BitBullyCore(Path(BitBullyDatabases.get_database_path(BOOK)))
+        self._found: dict[tuple[int, ...], int] = {}
+
+    def value(self, board: BoardCore) -> int:
+        """The theoretical value for the player to move."""
+        return self._searched(board, LOST, WON)
+
+    def keeps(self, board: BoardCore, column: int) -> bool:
+        """True if a move keeps the theoretical value, as every move in a lost position does."""
+        value = self.value(board)
+        return value == LOST or self._at_most(board.playMoveOnCopy(column), -value)
+
+    def is_contested(self, board: BoardCore) -> bool:
+        """True if a legal move does not keep the theoretical value."""
+        return not all(self.keeps(board, column) for column in legal(board))
+
+    def keeping(self, board: BoardCore) -> list[int]:
+        """The moves that keep the theoretical value."""
+        return [column for column in legal(board) if self.keeps(board, column)]
+
+    def longest(self, board: BoardCore) -> list[int]:
+        """The moves that delay the end of a lost game the longest."""
+        scores, columns = self._core.scoreMoves(board), legal(board)
+        return [column for column in columns if scores[column] == max(scores[other] for other in columns)]
+
+    def _at_most(self, board: BoardCore, value: int) -> bool:
+        """True if the theoretical value for the player to move is at most this one."""
+        return self._searched(board, value, value + 1) <= value
+
+    def _searched(self, board: BoardCore, least: int, most: int) -> int:
+        """The theoretical value, or the nearest one from `least` to `most`; a narrow window takes less time."""
+        key = (*board.rawState(), least, most)
+        if key not in self._found:
+            self._found[key] = min(max(self._search(board, least, most), least), most)
+        return self._found[key]
+
+    def _search(self, board: BoardCore, least: int, most: int) -> int:
+        if board.hasWin():
+            return LOST
+        if board.movesLeft() == 0:
+            return DRAWN
+        if board.canWin():
+            return WON
+        return self._core.negamax(board, least, most, 0)
+
+
+def board_after(game: Game) -> BoardCore:
+    """The solver's board after these moves."""
+    board = BoardCore()
+    for column in game:
+        if not board.play(column):
+            raise ValueError(f"column {column} is full in {game}.")
+    return board
+
+
+def legal(board: BoardCore) -> list[int]:
+    """The columns that are not full."""
+    return [column for column in range(COLUMNS) if board.isLegalMove(column)]
+
+
+def is_over(board: BoardCore) -> bool:
+    """True if a player has won, or the board is full."""
+    return board.hasWin() or board.movesLeft() == 0
+
+
+def turn_passed(board: BoardCore) -> BoardCore:
+    """The same stones with the other player to move."""
+    stones, own, moves_left = board.rawState()
+    other = BoardCore()
+    other.setRawState(stones, stones ^ own, moves_left)
+    return other
+
+
+# --- contested positions ----------------------------------------------------------------------------------
+
+
+def contested_positions(solver: Solver, number: int, seed: int) -> list[Contested]:
+    """Different contested positions, spread evenly over `PLIES`, half of them quiet; one of a game at most.
+
+    Half of the games are of random players, half of players who mostly win or block where they can.
+    """
+    draw = random.Random(seed)
+    kinds = [(plies, quiet) for plies in PLIES for quiet in (True, False)]
+    wanted = Counter({kind: number // len(kinds) for kind in kinds})
+    wanted.update(draw.sample(kinds, number % len(kinds)))
+    found: dict[tuple[int, ...], Contested] = {}
+    while len(found) < number:
+        game = random_game(draw, RANDOM_MOVES if draw.random() < 0.5 else 1.0)
+        for plies in draw.sample(PLIES, len(PLIES)):
+            if plies >= len(game) or board_after(game[:plies]).rawState() in found:
+                continue
+            board = board_after(game[:plies])
+            kind = plies, is_quiet(board)
+            if wanted[kind] and len(keeping := solver.keeping(board)) < len(legal(board)):
+                found[board.rawState()] = Contested(game[:plies], frozenset(keeping), kind[1])
+                wanted[kind] -= 1
+                break
+    return sorted(found.values(), key=lambda position: len(position.game))
+
+
+def random_game(draw: random.Random, share: float) -> Game:
+    """A whole game of two equal players, who move at random in this share of their moves."""
+    board, game = BoardCore(), ()
+    while not is_over(board):
+        columns = legal(board) if draw.random() < share else sensible(board)
+        game += (draw.choice(columns),)
+        board.play(game[-1])
+    return game
+
+
+def sensible(board: BoardCore) -> list[int]:
+    """The moves that win at once; else those that prevent the opponent from it; else all."""
+    columns, threats = legal(board), turn_passed(board)
+    wins = [column for column in columns if board.canWin(column)]
+    return wins or [column for column in columns if threats.canWin(column)] or columns
+
+
+def is_quiet(board: BoardCore) -> bool:
+    """True if neither player could win with a single move now."""
+    return not board.canWin() and not turn_passed(board).canWin()
+
+
+# --- players ----------------------------------------------------------------------------------------------
+
+
+def random_player(seed: int) -> Chooser:
+    """Draws uniformly among legal moves."""
+    draw = random.Random(seed)
+    return lambda games: [draw.choice(legal(board_after(game))) for game in games]
+
+
+def perfect_player(solver: Solver, seed: int) -> Chooser:
+    """Draws uniformly among the moves that keep the value, or that delay a loss the longest."""
+    draw = random.Random(seed)
+
+    def best(game: Game) -> int:
+        board = board_after(game)
+        if solver.value(board) == LOST:
+            return draw.choice(solver.longest(board))
+        columns = draw.sample(legal(board), len(legal(board)))
+        return next(column for column in columns if solver.keeps(board, column))
+
+    return lambda games: [best(game) for game in games]
+
+
+def lookahead_player(plies: int, seed: int) -> Chooser:
+    """Plays best over the next plies, and draws among equals."""
+    decide, _ = opponent(connect_four(), f"lookahead-{plies}")
+    return chooser(compiled_moves(decide), (), seed)
+
+
+def moves_of_search(loaded: LoadedRun, simulations: int) -> Callable[..., Array]:
+    """The moves of a run's search without noise, or of the network alone, by weights, keys and games."""
+    config = {**loaded.graph.settings["config"], "num_simulations": simulations}
+    return compiled_moves(rollmill.alphazero(GAME, config).greedy)
+
+
+def compiled_moves(decide: Callable[..., Any]) -> Callable[..., Array]:
+    """A policy's moves in many games, by weights, keys and games."""
+
+    def move_of(weights: PyTree, key: Key, columns: Int[Array, "42"]) -> Int[Array, ""]:
+        state = state_after(columns)
+        now = Position(legal_columns(state), state, ())
+        return decide(weights, key, (), observe(state), now).action
+
+    return jax.jit(jax.vmap(move_of, in_axes=(None, 0, 0)), compiler_options=EXACT_PRECISION)
+
+
+def state_after(columns: Int[Array, "42"]) -> ConnectFourState:
+    """The state after a game's moves; -1 stands for none."""
+
+    def play(state: ConnectFourState, column: Int[Array, ""]) -> tuple[ConnectFourState, None]:
+        after = move(state, column).state
+        return jax.tree.map(partial(jnp.where, column >= 0), after, state), None
+
+    return jax.lax.scan(play, empty(), columns)[0]
+
+
+def chooser(moves: Callable[..., Array], weights: PyTree, seed: int) -> Chooser:
+    """A player whose policy is computed with JAX; always in batches of the same size."""
+    keys = map(partial(jax.random.fold_in, jax.random.key(seed)), itertools.count())
+
+    def choose(games: Sequence[Game]) -> list[int]:
+        chosen: list[int] = []
+        for start in range(0, len(games), AT_ONCE):
+            columns = np.full((AT_ONCE, SQUARES), -1, np.int32)
+            for row, game in zip(columns, games[start : start + AT_ONCE], strict=False):
+                row[: len(game)] = game
+            chosen += map(int, jax.device_get(moves(weights, jax.random.split(next(keys), AT_ONCE), columns)))
+        return chosen[: len(games)]
+
+    return choose
+
+
+# --- judging ----------------------------------------------------------------------------------------------
+
+
+def judged_positions(player: Chooser, positions: Sequence[Contested]) -> dict[str, Any]:
+    """The shares of contested positions in which a player keeps the theoretical value."""
+    moves = player([position.game for position in positions])
+    judged = [(position, chosen in position.keeping) for position, chosen in zip(positions, moves, strict=True)]
+    return {
+        "all": share(kept for _, kept in judged),
+        "quiet": share(kept for position, kept in judged if position.quiet),
+        "plies": {
+            name: share(kept for position, kept in judged if len(position.game) in plies)
+            for name, plies in PHASES.items()
+        },
+        "quiet_plies": {
+            name: share(kept for position, kept in judged if position.quiet and len(position.game) in plies)
+            for name, plies in PHASES.items()
+        },
+    }
+
+
+def judged_games(player: Chooser, solver: Solver, games: int, seed: int) -> dict[str, Any]:
+    """Games of a player against the perfect player, by the way that they begin; as many of each."""
+    found = {}
+    for side, first in SIDES.items():
+        draw = random.Random(seed)
+        others = [column for column in range(COLUMNS) if column != CENTRE]
+        starts = [(draw.choice(others),) if side == "second_off_centre" else () for _ in range(games)]
+        played = play_games(player, perfect_player(solver, seed + 1), solver, starts, first=first)
+        kept = [decision.kept for game in played for decision in game.decisions]
+        found[side] = {
+            **outcomes(game.result for game in played),
+            "different": len({game.moves for game in played}),
+            "mean_plies": sum(len(game.moves) for game in played) / max(len(played), 1),
+            "decisions": {"number": len(kept), "share": sum(kept) / len(kept) if kept else None},
+            "plies_before_first_mistake": [first_mistake(game) for game in played],
+        }
+    return found
+
+
+def play_games(
+    player: Chooser, perfect: Chooser, solver: Solver, starts: Sequence[Game], *, first: bool
+) -> list[Played]:
+    """Plays games side by side from these starts."""
+    moves, indices = list(starts), range(len(starts))
+    decisions: list[list[Decision]] = [[] for _ in indices]
+    for _ in range(SQUARES):
+        running = [index for index in indices if not is_over(board_after(moves[index]))]
+        own = [index for index in running if (len(moves[index]) % 2 == 0) == first]
+        others = [index for index in running if index not in own]
+        chosen = {**answers(player, moves, own), **answers(perfect, moves, others)}
+        for index in own:
+            decisions[index] += decision_of(solver, moves[index], chosen[index])
+        for index, column in chosen.items():
+            moves[index] += (column,)
+    return [Played(game, result_of(game, first), tuple(made)) for game, made in zip(moves, decisions, strict=True)]
+
+
+def first_mistake(game: Played) -> int | None:
+    """The plies before the policy's first move that gave value away; None if there was none."""
+    return next((decision.plies for decision in game.decisions if not decision.kept), None)
+
+
+def answers(player: Chooser, moves: Sequence[Game], indices: Sequence[int]) -> dict[int, int]:
+    """A player's moves in these games, by their indices."""
+    return dict(zip(indices, player([moves[index] for index in indices]), strict=True))
+
+
+def decision_of(solver: Solver, game: Game, column: int) -> list[Decision]:
+    """What a move says about its player: nothing where the position is not contested."""
+    board = board_after(game)
+    kept = solver.keeps(board, column)
+    return [Decision(len(game), kept)] if not kept or solver.is_contested(board) else []
+
+
+def result_of(game: Game, first: bool) -> int:
+    """The result of a game that is over, for the player who moved first or second."""
+    if not board_after(game).hasWin():
+        return DRAWN
+    return WON if (len(game) % 2 == 1) == first else LOST
+
+
+def share(kept: Iterable[bool]) -> dict[str, float | int | None]:
+    """The share of independent decisions that kept the value, with its standard error."""
+    values = list(kept)
+    if not values:
+        return {"share": None, "standard_error": None, "number": 0}
+    mean = sum(values) / len(values)
+    return {"share": mean, "standard_error": (mean * (1 - mean) / len(values)) ** 0.5, "number": len(values)}
+
+
+def outcomes(results: Iterable[int]) -> dict[str, int]:
+    """The numbers of games won, drawn and lost."""
+    counts = Counter(int(result) for result in results)
+    return {"won": counts[WON], "drawn": counts[DRAWN], "lost": counts[LOST]}
+
+
+def judged_match(run: Path, games: int, plies: int, seed: int) -> dict[str, Any]:
+    """A match of the run's last checkpoint, with its own search, against `lookahead-1`."""
+    match = rollmill.match(run, "lookahead-1", games=games, opening_plies=plies, env=GAME, seed=seed)
+    return {
+        "opponent": "lookahead-1",
+        "opening_plies": plies,
+        "score": match.score,
+        "standard_error": match.standard_error,
+        "moving_first": outcomes(match.moving_first),
+        "moving_second": outcomes(match.moving_second),
+    }
+
+
+# --- the run ----------------------------------------------------------------------------------------------
+
+
+def loaded_checkpoints(run: Path, names: Sequence[str]) -> list[LoadedRun]:
+    """The weights of these checkpoints, each once, by iteration; `all` means every one that was kept."""
+    with Checkpoints(RunDirectory.open(run).checkpoints, read_only=True) as checkpoints:
+        present = checkpoints.iterations()
+    wanted = [name for given in names for name in (map(str, present) if given == "all" else [given])]
+    loaded = {found.iteration: found for found in (load_weights(run, checkpoint=name) for name in wanted)}
+    for found in loaded.values():
+        settings = found.graph.settings
+        if (settings["algorithm"], settings["environment"]) != ("alphazero", GAME):
+            raise SystemExit(f"{run} is no run of alphazero on {GAME}.")
+    return [loaded[iteration] for iteration in sorted(loaded)]
+
+
+def env_steps(run: Path, iteration: int) -> int:
+    """Environment steps of the training before a checkpoint."""
+    with Checkpoints(RunDirectory.open(run).checkpoints, read_only=True) as checkpoints:
+        return checkpoints.metadata(iteration)["env_steps"]
+
+
+def judge(options: argparse.Namespace) -> dict[str, Any]:
+    """Judges all players; prints each when it is done."""
+    loaded = loaded_checkpoints(options.run, options.checkpoint)
+    solver = Solver()
+    began = time.perf_counter()
+    positions = contested_positions(solver, options.positions, options.seed)
+    seconds = time.perf_counter() - began
+    print(f"{len(positions)} contested positions in {seconds:.1f} s", flush=True)
+
+    def row(policy: str, player: Chooser, **facts: Any) -> dict[str, Any]:
+        began = time.perf_counter()
+        found = {"policy": policy, **facts, "positions": judged_positions(player, positions)}
+        if options.games:
+            found["games"] = judged_games(player, solver, options.games // 2, options.seed)
+        print(f"{policy} {facts or ''} in {time.perf_counter() - began:.1f} s", flush=True)
+        return found
+
+    baselines = [
+        row("random", random_player(options.seed)),
+        row("lookahead-2", lookahead_player(2, options.seed)),
+        row("perfect", perfect_player(solver, options.seed + 2)),
+    ]
+    searches = {simulations: moves_of_search(loaded[-1], simulations) for simulations in options.simulations}
+    checkpoints = [
+        row(
+            f"iteration {run.iteration}",
+            chooser(moves, run.weights, options.seed),
+            iteration=run.iteration,
+            env_steps=env_steps(options.run, run.iteration),
+            simulations=simulations,
+        )
+        for run in loaded
+        for simulations, moves in searches.items()
+    ]
+    return {
+        "run": options.run.name,
+        "config": dict(loaded[-1].graph.settings["config"]),
+        "seed": options.seed,
+        "positions": facts_of(positions, seconds),
+        "baselines": baselines,
+        "checkpoints": checkpoints,
+        "match": judged_match(options.run, options.games, options.opening_plies, options.seed)
+        if options.games
+        else None,
+    }
+
+
+def facts_of(positions: Sequence[Contested], seconds: float) -> dict[str, Any]:
+    """What the contested positions are, and the time that it took to find them."""
+    return {
+        "number": len(positions),
+        "quiet": sum(position.quiet for position in positions),
+        "by_plies": dict(sorted(Counter(len(position.game) for position in positions).items())),
+        "seconds": seconds,
+        "book": BOOK,
+    }
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+def table_of_positions(result: dict[str, Any]) -> str:
+    """Shares of contested positions in which the value is kept, in per cent."""
+    phases = [f"{name} plies" for name in PHASES]
+    head = ["player", "steps", "simulations", "all", *phases, "quiet", *(f"quiet, {name}" for name in phases)]
+    rows = [(row, row["positions"]) for row in [*result["baselines"], *result["checkpoints"]]]
+    lines = [
+        [
+            *player_of(row),
+            per_cent(found["all"]),
+            *(per_cent(found["plies"][name]) for name in PHASES),
+            per_cent(found["quiet"]),
+            *(per_cent(found["quiet_plies"][name]) for name in PHASES),
+        ]
+        for row, found in rows
+    ]
+    return table_of(head, lines)
+
+
+def table_of_games(result: dict[str, Any], side: str) -> str:
+    """Games against the perfect player, and the share of contested decisions that kept the value."""
+    head = [
+        "player",
+        "steps",
+        "simulations",
+        "won/drawn/lost",
+        "different",
+        "plies",
+        "decisions",
+        "kept, %",
+        "mistake",
+    ]
+    rows = [(row, row["games"][side]) for row in [*result["baselines"], *result["checkpoints"]]]
+    lines = [
+        [
+            *player_of(row),
+            slashed(found),
+            str(found["different"]),
+            f"{found['mean_plies']:.1f}",
+            str(found["decisions"]["number"]),
+            f"{100 * found['decisions']['share']:.1f}" if found["decisions"]["number"] else "-",
+            median_mistake(found["plies_before_first_mistake"]),
+        ]
+        for row, found in rows
+    ]
+    return table_of(head, lines)
+
+
+def player_of(row: dict[str, Any]) -> list[str]:
+    steps = f"{row['env_steps']:,}" if "env_steps" in row else ""
+    return [row["policy"], steps, str(row.get("simulations", ""))]
+
+
+def per_cent(found: dict[str, Any]) -> str:
+    if not found["number"]:
+        return "-"
+    return f"{100 * found['share']:.1f} ± {100 * found['standard_error']:.1f}"
+
+
+def slashed(found: dict[str, int]) -> str:
+    return f"{found['won']}/{found['drawn']}/{found['lost']}"
+
+
+def median_mistake(mistakes: Sequence[int | None]) -> str:
+    """The median over the games with a move that gave value away."""
+    known = [mistake for mistake in mistakes if mistake is not None]
+    return f"{median(known):g}" if known else "-"
+
+
+def print_tables(result: dict[str, Any]) -> None:
+    facts = result["positions"]
+    print(f"\nContested positions in which the value is kept, in % ({facts['quiet']} are quiet):\n")
+    print(table_of_positions(result))
+    if result["match"] is None:
+        return
+    print(
+        "\nGames against the perfect player: mean plies of a game, contested decisions of the policy and the share"
+    )
+    print("that kept the value, and median plies before the first that did not:")
+    for side in SIDES:
+        print(f"\nmoving {side.replace('_', ' ')}:\n\n{table_of_games(result, side)}")
+    match = result["match"]
+    print(
+        f"\nThe last checkpoint against {match['opponent']}: score {match['score']:.3f} ± "
+        f"{match['standard_error']:.3f}; moving first {slashed(match['moving_first'])}, "
+        f"second {slashed(match['moving_second'])}\n"
+    )
+
+
+def record_by_name(run: Path) -> None:
+    """Leaves only the run's name in the command line that is written beside the figures."""
+    sys.argv = [sys.argv[0], *(run.name if Path(word) == run else word for word in sys.argv[1:])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--checkpoint", nargs="+", default=["last"], help="last, best, all or iterations")
+    parser.add_argument("--simulations", type=int, nargs="+", default=[0, 32, 128])
+    parser.add_argument("--positions", type=int, default=2000)
+    parser.add_argument("--games", type=int, default=100, help="even; half moving first; 0 plays none")
+    parser.add_argument("--opening-plies", type=int, default=2, help="random moves of the match with lookahead-1")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--result", default="connect-four-judge")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    if options.games % 2:
+        parser.error("--games must be even: half of them are played moving first.")
+    enable_compilation_cache()
+    result = judge(options)
+    print_tables(result)
+    record_by_name(options.run)
+    write_result(options.result, result, directory=options.output)
+
+
+if __name__ == "__main__":
+    main()
