@@ -1,6 +1,5 @@
 """Tree searches: the numbers of mctx, which walks through its trees, and properties of their own."""
 
-import functools
 from functools import partial
 
 import jax
@@ -8,8 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rollmill.algorithms.search import NO_NOISE, EvaluatedPosition, Expansion, RootNoise, gumbel_search, puct_search
-from rollmill.algorithms.search.gumbel import halving_schedule
+from rollmill.algorithms.search import (
+    NO_NOISE,
+    EvaluatedPosition,
+    Expansion,
+    gumbel_search,
+    puct_search,
+)
 from rollmill.core.jax_settings import standard_promotion
 
 ACTIONS, GAMES = 5, 32

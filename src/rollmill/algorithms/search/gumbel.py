@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rollmill.algorithms.search.tree import Edges, EvaluatedPosition, Model, SearchResult, run_search
+from rollmill.algorithms.search.tree import EvaluatedPosition, Model, SearchResult, Statistics, run_search
 from rollmill.core.types import Key
 
 VISIT_OFFSET = 50.0
@@ -56,26 +56,25 @@ def gumbel_search(
     own_schedule = schedule[jnp.minimum(considered, jnp.sum(legal, dtype=jnp.int32))]
     improved = partial(improved_logits, scale=value_scale, rescale=rescale_values)
 
-    def best(edges: Edges, visits: Float[Array, ""]) -> Int[Array, ""]:
+    def best(node: Statistics, visits: Float[Array, ""]) -> Int[Array, ""]:
         """The best legal action among those with this number of visits."""
-        score = noise + improved(edges) - jnp.max(edges.logits)
+        score = noise + improved(node) - jnp.max(node.edges.logits)
         score = jnp.maximum(score, LOWEST_SCORE)
-        return _argmax(jnp.where(legal & (edges.visits == visits), score, -jnp.inf))
+        return _best(jnp.where(legal & (node.edges.visits == visits), score, -jnp.inf))
 
-    def root_rule(edges: Edges) -> Int[Array, ""]:
-        simulation = jnp.minimum(jnp.sum(edges.visits).astype(jnp.int32), num_simulations - 1)
-        return best(edges, own_schedule[simulation])
+    def root_rule(node: Statistics) -> Int[Array, ""]:
+        simulation = jnp.minimum(jnp.sum(node.edges.visits).astype(jnp.int32), num_simulations - 1)
+        return best(node, own_schedule[simulation])
 
-    def rule(edges: Edges) -> Int[Array, "..."]:
-        wanted = jax.nn.softmax(improved(edges))
-        total = jnp.sum(edges.visits, axis=-1, keepdims=True)
-        return _argmax(wanted - edges.visits / (1.0 + total))
+    def rule(node: Statistics) -> Int[Array, "..."]:
+        visits = node.edges.visits
+        return _best(jax.nn.softmax(improved(node)) - visits / (1.0 + jnp.sum(visits, axis=-1, keepdims=True)))
 
-    edges = run_search(
+    node = run_search(
         root, model, root_rule=root_rule, rule=rule, num_simulations=num_simulations, max_depth=max_depth
     )
-    weights = jax.nn.softmax(jnp.where(legal, improved(edges), -jnp.inf))
-    return SearchResult(best(edges, jnp.max(edges.visits)), weights, edges.node_value)
+    weights = jax.nn.softmax(jnp.where(legal, improved(node), -jnp.inf))
+    return SearchResult(best(node, jnp.max(node.edges.visits)), weights, node.value)
 
 
 def halving_schedule(num_considered: int, num_simulations: int) -> np.ndarray:
@@ -100,20 +99,18 @@ def halving_schedule(num_considered: int, num_simulations: int) -> np.ndarray:
     return np.asarray(schedule[:num_simulations], np.float32)
 
 
-def improved_logits(edges: Edges, *, scale: float, rescale: bool) -> Float[Array, "... A"]:
+def improved_logits(node: Statistics, *, scale: float, rescale: bool) -> Float[Array, "... A"]:
     """Logits of the improved policy: the prior's and the weighed values of all actions.
 
     Actions without visits have the value of the node, estimated by the network and the visited actions together
     (appendix D of the paper).
     """
-    prior = jnp.maximum(jax.nn.softmax(edges.logits), jnp.finfo(edges.logits.dtype).tiny)
+    edges, tiny = node.edges, jnp.finfo(jnp.float32).tiny
     visited = edges.visits > 0
-    total = jnp.sum(edges.visits, axis=-1)
-    visited_prior = jnp.where(visited, prior, 0.0)
-    mean = jnp.sum(visited_prior * edges.value, axis=-1) / jnp.maximum(
-        jnp.sum(visited_prior, axis=-1), jnp.finfo(prior.dtype).tiny
-    )
-    node_value = (edges.node_prior_value + total * mean) / (1.0 + total)
+    visits = jnp.sum(edges.visits, axis=-1)
+    visited_prior = jnp.where(visited, jnp.maximum(edges.prior, tiny), 0.0)
+    mean = jnp.sum(visited_prior * edges.value, axis=-1) / jnp.maximum(jnp.sum(visited_prior, axis=-1), tiny)
+    node_value = (node.prior_value + visits * mean) / (1.0 + visits)
     values = jnp.where(visited, edges.value, node_value[..., None])
     if rescale:
         lowest = jnp.min(values, axis=-1, keepdims=True)
@@ -122,5 +119,5 @@ def improved_logits(edges: Edges, *, scale: float, rescale: bool) -> Float[Array
     return edges.logits + weight * values
 
 
-def _argmax(scores: Float[Array, "... A"]) -> Int[Array, "..."]:
+def _best(scores: Float[Array, "... A"]) -> Int[Array, "..."]:
     return jnp.argmax(scores, axis=-1).astype(jnp.int32)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rollmill.algorithms.search.tree import Edges, EvaluatedPosition, Model, SearchResult, run_search
+from rollmill.algorithms.search.tree import EvaluatedPosition, Model, SearchResult, Statistics, run_search
 from rollmill.core.types import Key
 
 PRIOR_WEIGHT = 1.25
@@ -60,36 +60,35 @@ def puct_search(
     noise_key, choice_key = jax.random.split(key)
     root = root._replace(logits=_noisy(noise_key, root.logits, legal, noise))
 
-    def root_rule(edges: Edges) -> Int[Array, ""]:
-        return _argmax(jnp.where(legal, upper_bounds(edges), -jnp.inf))
+    def root_rule(node: Statistics) -> Int[Array, ""]:
+        return _best(jnp.where(legal, upper_bounds(node), -jnp.inf))
 
-    def rule(edges: Edges) -> Int[Array, "..."]:
-        return _argmax(upper_bounds(edges))
+    def rule(node: Statistics) -> Int[Array, "..."]:
+        return _best(upper_bounds(node))
 
-    edges = run_search(
+    node = run_search(
         root, model, root_rule=root_rule, rule=rule, num_simulations=num_simulations, max_depth=max_depth
     )
-    weights = edges.visits / jnp.sum(edges.visits)
+    weights = node.edges.visits / jnp.sum(node.edges.visits)
     if noise.temperature == 0:
-        choice = _argmax(weights)
+        choice = _best(weights)
     else:
         choice = jax.random.categorical(choice_key, jnp.log(weights) / noise.temperature).astype(jnp.int32)
-    return SearchResult(choice, weights, edges.node_value)
+    return SearchResult(choice, weights, node.value)
 
 
-def upper_bounds(edges: Edges) -> Float[Array, "... A"]:
+def upper_bounds(node: Statistics) -> Float[Array, "... A"]:
     """Values of actions, mapped to [0, 1], and the weighted prior of those with few visits."""
-    visited = edges.visits > 0
-    node_value = edges.node_value[..., None]
+    edges = node.edges
+    visited, node_value = edges.visits > 0, node.value[..., None]
     known = jnp.where(visited, edges.value, node_value)
     lowest = jnp.minimum(jnp.min(known, axis=-1, keepdims=True), node_value)
     highest = jnp.maximum(jnp.max(known, axis=-1, keepdims=True), node_value)
     value = (jnp.where(visited, edges.value, lowest) - lowest) / jnp.maximum(highest - lowest, 1e-8)
-    node_visits = 1.0 + jnp.sum(edges.visits, axis=-1, keepdims=True)
-    weight = PRIOR_WEIGHT + jnp.log((node_visits + PRIOR_WEIGHT_VISITS + 1.0) / PRIOR_WEIGHT_VISITS)
-    prior = jax.nn.softmax(edges.logits)
-    bounds = value + jnp.sqrt(node_visits) * weight * prior / (edges.visits + 1.0)
-    return jnp.where(prior > 0, bounds, -jnp.inf)
+    visits = 1.0 + jnp.sum(edges.visits, axis=-1, keepdims=True)
+    weight = PRIOR_WEIGHT + jnp.log((visits + PRIOR_WEIGHT_VISITS + 1.0) / PRIOR_WEIGHT_VISITS)
+    bounds = value + jnp.sqrt(visits) * weight * edges.prior / (edges.visits + 1.0)
+    return jnp.where(edges.prior > 0, bounds, -jnp.inf)
 
 
 def _noisy(key: Key, logits: Float[Array, " A"], legal: Bool[Array, " A"], noise: RootNoise) -> Float[Array, " A"]:
@@ -103,5 +102,5 @@ def _noisy(key: Key, logits: Float[Array, " A"], legal: Bool[Array, " A"], noise
     return jnp.where(legal, jnp.log(jnp.maximum(mixed, lowest.tiny)), lowest.min)
 
 
-def _argmax(scores: Float[Array, "... A"]) -> Int[Array, "..."]:
+def _best(scores: Float[Array, "... A"]) -> Int[Array, "..."]:
     return jnp.argmax(scores, axis=-1).astype(jnp.int32)

@@ -1,30 +1,36 @@
 """Monte Carlo tree search from ONE position; `vmap` searches from many positions side by side.
 
-Textbooks walk down from the root to a leaf and back up in loops whose length depends on the tree. Under `vmap`
-such loops last as long as the deepest tree needs, and each pass copies every tree. Here a simulation has no inner
-loop:
+Textbooks walk down from the root to a leaf and back up, one node after the other. Here a simulation has no such
+walk:
 
-- A simulation changes the statistics of the nodes on one path only. Each node stores this path, so that all of
-  them are updated at once, as vectors over depth.
+- A simulation changes the statistics of the nodes on one path only. Each node stores its ancestors, so that
+  several levels of a path are updated at once, as vectors.
 - A node's choice depends on its statistics alone. So each node stores its *frontier*: where a walk from it would
   end. The root's frontier is the next action to try; only nodes on the last path have to compute theirs again.
+
+No loop's length depends on the data of one tree, so that `vmap` needs no copies of trees.
 
 Numbers are those of a search that walks (mctx; Babuschkin et al., "The DeepMind JAX Ecosystem", 2020), but that
 nodes where the episode terminated, and those at the greatest depth, are evaluated again instead of expanded.
 
-Shape letters: `N` nodes, that is simulations and the root, `D` levels from the root to the greatest depth,
-`A` actions.
+Shape letters: `N` nodes, that is simulations and the root, `D` levels from the root to the greatest depth, `L`
+levels that are updated at once, `A` actions.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 ROOT = 0
 NO_NODE = -1
+
+LEVELS_AT_ONCE = 1
+"""Levels of a path that are updated at once on a CPU; on a GPU all are, where a loop costs more."""
+
 
 Vector = Float[Array, "..."]
 
@@ -53,13 +59,21 @@ class Edges(NamedTuple):
     """Statistics of a node's actions, or of several nodes' with leading axes."""
 
     logits: Float[Array, "... A"]
+    prior: Float[Array, "... A"]
+    """Probabilities of the logits."""
     visits: Float[Array, "... A"]
     value: Float[Array, "... A"]
     """Mean return after each action; 0 without visits."""
-    node_prior_value: Float[Array, "..."]
-    """The node's value as the model's network estimates it."""
-    node_value: Float[Array, "..."]
-    """The node's value as the search estimates it."""
+
+
+class Statistics(NamedTuple):
+    """Statistics of a node, or of several nodes with leading axes."""
+
+    edges: Edges
+    prior_value: Float[Array, "..."]
+    """Value as the model estimates it."""
+    value: Float[Array, "..."]
+    """Value as the search estimates it: the mean of returns."""
 
 
 class SearchResult(NamedTuple):
@@ -73,43 +87,48 @@ class SearchResult(NamedTuple):
     """Value of the root, for the player to move."""
 
 
-Rule = Callable[[Edges], Int[Array, "..."]]
+Rule = Callable[[Statistics], Int[Array, "..."]]
 """A rule that chooses an action of each node by the node's statistics."""
 
 Model = Callable[[Int[Array, ""], PyTree[Array]], Expansion]
 """A model of the environment, which steps a state by an action's index and evaluates the next one."""
 
 
-class Nodes(NamedTuple):
-    """What stays as it was when a node was added."""
+class Tree(NamedTuple):
+    """A search tree; the last three fields change after a node was added."""
 
     reward: Float[Array, " N"]
-    """Reward of the action that leads to the node."""
+    """Reward of the action that leads to each node."""
     discount: Float[Array, " N"]
+    choice: Int[Array, " N"]
+    """Index of the action that leads to each node."""
     depth: Int[Array, " N"]
-    path: Int[Array, "N D"]
-    """The nodes from the root to this one; `NO_NODE` beyond it."""
-    position: PyTree[Array]
-    """Positions, `[N, ...]` each."""
-
-
-class Tree(NamedTuple):
-    """A search tree."""
-
-    nodes: Nodes
+    lineage: Int[Array, "N D"]
+    """Each node, its parent, and so on up to the root; then `NO_NODE`."""
+    state: PyTree[Array]
+    """States of the model, `[N, ...]` each."""
     children: Int[Array, "N A"]
     """The node after each action, or `NO_NODE`."""
-    visits: Float[Array, " N"]
-    value: Float[Array, " N"]
-    """Mean of the returns from each node."""
+    statistics: Statistics
     frontier: Int[Array, " N"]
     """Where a walk from each node ends: `node * (A + 1) + action` of an action that was not tried yet; with
     `action = A` the walk ends in the node itself."""
 
 
+class Below(NamedTuple):
+    """The node of a path that was updated last, under those that are updated next."""
+
+    node: Int[Array, ""]
+    returned: Float[Array, ""]
+    """Return from the node."""
+    value: Float[Array, ""]
+    """Mean of its returns."""
+    frontier: Int[Array, ""]
+
+
 def run_search(
     root: EvaluatedPosition, model: Model, *, root_rule: Rule, rule: Rule, num_simulations: int, max_depth: int
-) -> Edges:
+) -> Statistics:
     """Searches from a position.
 
     Args:
@@ -124,115 +143,155 @@ def run_search(
         The root's statistics.
     """
     tree = _first_tree(root, num_simulations + 1, min(max_depth, num_simulations) + 1)
-    choice = root_rule(_edges(tree, jnp.int32(ROOT)))
+    choice = root_rule(_at(tree.statistics, jnp.int32(ROOT)))
     tree = tree._replace(frontier=tree.frontier.at[ROOT].set(choice))
 
     def simulate(node: Any, tree: Tree) -> Tree:
-        tree, path, value = _expanded(tree, jnp.int32(node), model)
-        tree = _backed_up(tree, path, value)
-        return _with_frontiers(tree, path, root_rule, rule)
+        tree, leaf, value = _expanded(tree, jnp.int32(node), model)
+        return _backed_up(tree, leaf, value, root_rule, rule)
 
-    return _edges(jax.lax.fori_loop(1, num_simulations + 1, simulate, tree), jnp.int32(ROOT))
+    return _at(jax.lax.fori_loop(1, num_simulations + 1, simulate, tree).statistics, jnp.int32(ROOT))
 
 
 def _first_tree(root: EvaluatedPosition, num_nodes: int, num_levels: int) -> Tree:
-    def empty(leaf: Array) -> Array:
+    def nodes(leaf: Array) -> Array:
         return jnp.zeros((num_nodes, *leaf.shape), leaf.dtype).at[ROOT].set(leaf)
 
-    nodes = Nodes(
+    lineage = jnp.full(num_levels, NO_NODE, jnp.int32).at[0].set(ROOT)
+    return Tree(
         reward=jnp.zeros(num_nodes),
         discount=jnp.ones(num_nodes),
+        choice=jnp.zeros(num_nodes, jnp.int32),
         depth=jnp.zeros(num_nodes, jnp.int32),
-        path=jnp.full((num_nodes, num_levels), NO_NODE, jnp.int32).at[ROOT, 0].set(ROOT),
-        position=jax.tree.map(empty, root),
-    )
-    return Tree(
-        nodes,
+        lineage=nodes(lineage),
+        state=jax.tree.map(nodes, root.state),
         children=jnp.full((num_nodes, root.logits.size), NO_NODE, jnp.int32),
-        visits=jnp.zeros(num_nodes).at[ROOT].set(1.0),
-        value=jnp.zeros(num_nodes).at[ROOT].set(root.value),
+        statistics=jax.tree.map(nodes, _first_statistics(root)._replace(value=root.value)),
         frontier=jnp.zeros(num_nodes, jnp.int32),
     )
+
+
+def _first_statistics(position: EvaluatedPosition) -> Statistics:
+    """Statistics of a node without visits."""
+    zeros = jnp.zeros_like(position.logits)
+    edges = Edges(position.logits, jax.nn.softmax(position.logits), visits=zeros, value=zeros)
+    return Statistics(edges, prior_value=position.value, value=jnp.zeros_like(position.value))
 
 
 # --- one simulation -----------------------------------------------------------------------------------
 
 
-def _expanded(tree: Tree, node: Int[Array, ""], model: Model) -> tuple[Tree, Int[Array, " D"], Float[Array, ""]]:
-    """The tree with a node at the root's frontier; the path to it, and its value.
+def _expanded(tree: Tree, node: Int[Array, ""], model: Model) -> tuple[Tree, Int[Array, ""], Float[Array, ""]]:
+    """The tree with a node at the root's frontier, where the path of this simulation ends, and the value there.
 
-    Where the walk ends in a node that is never expanded, the path leads to that one, and nothing leads to the
-    node that was added.
+    Where the walk ends in a node that is never expanded, the path ends there, and nothing leads to the node that
+    was added.
     """
-    nodes, num_actions = tree.nodes, tree.children.shape[1]
+    num_nodes, num_actions = tree.children.shape
     parent, choice = jnp.divmod(tree.frontier[ROOT], num_actions + 1)
     expands = choice < num_actions
-    above: EvaluatedPosition = jax.tree.map(lambda leaf: leaf[parent], nodes.position)
-    reward, discount, position = model(jnp.minimum(choice, num_actions - 1), above.state)
-    depth = nodes.depth[parent] + 1
-    path = nodes.path[parent]
-    path = jnp.where(expands & (jnp.arange(path.size) == depth), node, path)
-    added = Nodes(reward, discount, depth, path, position)
-    nodes = jax.tree.map(lambda leaf, row: leaf.at[node].set(row), nodes, added)
-    row = jnp.where(expands, parent, tree.children.shape[0])  # beyond the last row nothing is written
-    children = tree.children.at[row, choice].set(node, mode="drop")
-    value = jnp.where(expands, position.value, above.value)
-    return tree._replace(nodes=nodes, children=children), path, value
-
-
-def _backed_up(tree: Tree, path: Int[Array, " D"], value: Float[Array, ""]) -> Tree:
-    """The tree with the means of the path's nodes updated by the return from each of them."""
-    nodes = tree.nodes
-    below = (path != NO_NODE) & (jnp.arange(path.size) > 0)
-    at = jnp.maximum(path, ROOT)
-    reward = jnp.where(below, nodes.reward[at], 0.0)
-    discount = jnp.where(below, nodes.discount[at], 1.0)
-    # The return from a node is `reward + discount * value`, of all steps below it taken together.
-    reward, discount = jax.lax.associative_scan(_after, (reward, discount), reverse=True)
-    returns = jnp.append(reward[1:], 0.0) + jnp.append(discount[1:], 1.0) * value
-    on_path, own_return = path[nodes.depth] == jnp.arange(nodes.depth.size), returns[nodes.depth]
-    visits = tree.visits + on_path.astype(jnp.float32)
-    step = jnp.where(on_path, (own_return - tree.value) / jnp.maximum(visits, 1.0), 0.0)
-    return tree._replace(visits=visits, value=tree.value + step)
-
-
-def _after(deeper: tuple[Vector, Vector], higher: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
-    """Reward and discount of steps higher up and of those below them, taken together."""
-    return higher[0] + higher[1] * deeper[0], higher[1] * deeper[1]
-
-
-def _with_frontiers(tree: Tree, path: Int[Array, " D"], root_rule: Rule, rule: Rule) -> Tree:
-    """The tree with the frontiers of the path's nodes; those of other nodes are as they were."""
-    nodes, num_actions = tree.nodes, tree.children.shape[1]
-    level, at = jnp.arange(path.size), jnp.maximum(path, ROOT)
-    edges = _edges(tree, at)
-    choice = jnp.where(level == 0, root_rule(jax.tree.map(lambda leaf: leaf[0], edges)), rule(edges))
-    child = jnp.take_along_axis(tree.children[at], choice[:, None], axis=1)[:, 0]
-    ends = _never_expanded(nodes)[at]
-    here = at * (num_actions + 1) + jnp.where(ends, num_actions, choice)
-    elsewhere = jnp.where(child == NO_NODE, here, tree.frontier[jnp.maximum(child, ROOT)])
-    # A walk follows the path down to the first node that now chooses another action.
-    follows = (child != NO_NODE) & (child == jnp.append(path[1:], NO_NODE))
-    leaves = jax.lax.cummin(jnp.where(follows, path.size - 1, level), reverse=True)
-    frontier = elsewhere[leaves]
-    on_path = path[nodes.depth] == jnp.arange(nodes.depth.size)
-    return tree._replace(frontier=jnp.where(on_path, frontier[nodes.depth], tree.frontier))
-
-
-def _never_expanded(nodes: Nodes) -> Bool[Array, " N"]:
-    return (nodes.discount == 0) | (nodes.depth == nodes.path.shape[1] - 1)
-
-
-def _edges(tree: Tree, at: Int[Array, "..."]) -> Edges:
-    """Statistics of nodes, by the statistics of the nodes after their actions."""
-    nodes, children = tree.nodes, tree.children[at]
-    visited, child = children != NO_NODE, jnp.maximum(children, ROOT)
-    value = nodes.reward[child] + nodes.discount[child] * tree.value[child]
-    position: EvaluatedPosition = nodes.position
-    return Edges(
-        logits=position.logits[at],
-        visits=jnp.where(visited, tree.visits[child], 0.0),
-        value=jnp.where(visited, value, 0.0),
-        node_prior_value=position.value[at],
-        node_value=tree.value[at],
+    choice = jnp.minimum(choice, num_actions - 1)
+    reward, discount, position = model(choice, jax.tree.map(lambda leaf: leaf[parent], tree.state))
+    lineage = jnp.append(node, tree.lineage[parent, :-1])
+    depth = tree.depth[parent] + 1
+    set_row = lambda leaf, row: jax.lax.dynamic_update_index_in_dim(leaf, row, node, axis=0)
+    # Beyond the last node nothing is written.
+    children = tree.children.at[jnp.where(expands, parent, num_nodes), choice].set(node, mode="drop")
+    tree = Tree(
+        *map(set_row, tree[:5], (reward, discount, choice, depth, lineage)),
+        state=jax.tree.map(set_row, tree.state, position.state),
+        children=children,
+        statistics=jax.tree.map(set_row, tree.statistics, _first_statistics(position)),
+        frontier=tree.frontier,
     )
+    leaf = jnp.where(expands, node, parent)
+    return tree, leaf, tree.statistics.prior_value[leaf]
+
+
+def _backed_up(tree: Tree, leaf: Int[Array, ""], value: Float[Array, ""], root_rule: Rule, rule: Rule) -> Tree:
+    """The tree with the statistics and frontiers of all nodes updated that lie on the path to a leaf."""
+    lineage = tree.lineage[leaf]
+    num_levels = lineage.size
+    at_once = LEVELS_AT_ONCE if jax.default_backend() == "cpu" else num_levels
+    blocks = -(-num_levels // at_once)
+    lineage = jnp.pad(lineage, (0, blocks * at_once - num_levels), constant_values=NO_NODE)
+    below = Below(jnp.int32(NO_NODE), returned=value, value=value, frontier=jnp.int32(NO_NODE))
+    update = partial(_with_levels_updated, root_rule=root_rule, rule=rule)
+    if blocks == 1:
+        return update(tree, lineage, below)[0]
+
+    def one_block(block: Any, state: tuple[Tree, Below]) -> tuple[Tree, Below]:
+        tree, below = state
+        return update(tree, jax.lax.dynamic_slice_in_dim(lineage, block * at_once, at_once), below)
+
+    needed = _largest(tree.depth[leaf]) // at_once + 1
+    return jax.lax.fori_loop(0, needed, one_block, (tree, below))[0]
+
+
+def _with_levels_updated(
+    tree: Tree, path: Int[Array, " L"], below: Below, *, root_rule: Rule, rule: Rule
+) -> tuple[Tree, Below]:
+    """The tree with some nodes of a path updated, from the lowest level up, and the highest of them."""
+    num_nodes, num_actions = tree.children.shape
+    exists, at = path != NO_NODE, jnp.maximum(path, ROOT)
+    child = jnp.append(below.node, path[:-1])
+    is_leaf, child_at = child == NO_NODE, jnp.maximum(child, ROOT)
+    reward = jnp.where(is_leaf, 0.0, tree.reward[child_at])
+    discount = jnp.where(is_leaf, 1.0, tree.discount[child_at])
+    # The return from a node is `sum + factor * below.returned`, of all steps below it taken together.
+    sums, factors = jax.lax.associative_scan(_then, (reward, discount))
+    returned = sums + factors * below.returned
+
+    before = _at(tree.statistics, at)
+    visits = 1.0 + jnp.sum(before.edges.visits, axis=-1)
+    value = jnp.where(is_leaf, returned, before.value + (returned - before.value) / (visits + 1.0))
+    choice = tree.choice[child_at]
+    taken = jax.nn.one_hot(jnp.where(is_leaf, NO_NODE, choice), num_actions, dtype=bool)
+    action_value = reward + discount * jnp.append(below.value, value[:-1])
+    edges = before.edges._replace(
+        visits=before.edges.visits + taken.astype(jnp.float32),
+        value=jnp.where(taken, action_value[:, None], before.edges.value),
+    )
+    after = before._replace(edges=edges, value=value)
+
+    # A walk follows the path down to the first node that now chooses another action.
+    chosen = jnp.where(path == ROOT, root_rule(_at(after, jnp.argmax(path == ROOT))), rule(after))
+    next_node = tree.children[at, chosen]
+    follows = (next_node != NO_NODE) & (next_node == child)
+    ends = (tree.discount[at] == 0) | (tree.depth[at] == tree.lineage.shape[1] - 1)
+    here = at * (num_actions + 1) + jnp.where(ends, num_actions, chosen)
+    elsewhere = jnp.where(next_node == NO_NODE, here, tree.frontier[jnp.maximum(next_node, ROOT)])
+    turn = jax.lax.cummax(jnp.where(follows, NO_NODE, jnp.arange(path.size)))
+    frontier = jnp.where(turn == NO_NODE, below.frontier, elsewhere[jnp.maximum(turn, 0)])
+
+    # Beyond the last node nothing is written.
+    row = jnp.where(exists, path, num_nodes)
+    put = lambda leaf, values: leaf.at[row].set(values, mode="drop")
+    edges = tree.statistics.edges._replace(
+        visits=put(tree.statistics.edges.visits, edges.visits), value=put(tree.statistics.edges.value, edges.value)
+    )
+    tree = tree._replace(
+        statistics=tree.statistics._replace(edges=edges, value=put(tree.statistics.value, value)),
+        frontier=put(tree.frontier, frontier),
+    )
+    return tree, Below(path[-1], returned[-1], value[-1], frontier[-1])
+
+
+def _then(lower: tuple[Vector, Vector], higher: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
+    """Reward and discount of steps and of those above them, taken together."""
+    return higher[0] + higher[1] * lower[0], higher[1] * lower[1]
+
+
+def _at(statistics: Statistics, node: Int[Array, "..."]) -> Statistics:
+    return jax.tree.map(lambda leaf: leaf[node], statistics)
+
+
+@jax.custom_batching.custom_vmap
+def _largest(number: Int[Array, ""]) -> Int[Array, ""]:
+    """The largest number of all trees that are searched side by side, so that a loop can be as long for all."""
+    return number
+
+
+@_largest.def_vmap
+def _largest_of_batch(size: int, batched: list[bool], number: Int[Array, " batch"]) -> tuple[Int[Array, ""], bool]:
+    return _largest(jnp.max(number)), False
