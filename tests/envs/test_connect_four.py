@@ -203,6 +203,16 @@ def test_openings_are_random_legal_and_unfinished(plies):
         np.testing.assert_allclose(filled[:, 5].mean(0), 1 / 7, atol=0.05)
 
 
+def test_openings_of_any_length_between_two():
+    env = envs.make("ConnectFour-v0", random_plies=6, fewest_random_plies=2)
+    _, state = jax.jit(jax.vmap(lambda key: env.reset(key, env.params)))(jax.random.split(jax.random.key(0), 1000))
+    lengths, counts = np.unique(np.asarray(state.moves), return_counts=True)
+    np.testing.assert_array_equal(lengths, np.arange(2, 7))
+    np.testing.assert_allclose(counts / 1000, 0.2, atol=0.05)
+    with pytest.raises(UsageError, match="fewest_random_plies=7 has to be in 0 to random_plies=6"):
+        envs.make("ConnectFour-v0", random_plies=6, fewest_random_plies=7)
+
+
 @pytest.mark.parametrize("plies", [-1, 42])
 def test_an_opening_has_to_leave_a_move(plies):
     with pytest.raises(UsageError, match=f"ConnectFour-v0: random_plies={plies} has to be in 0 to 41"):

@@ -45,18 +45,28 @@ def move_result(
     )
 
 
-def check_opening(name: str, random_plies: int, most: int) -> None:
+def check_opening(name: str, random_plies: int, fewest_random_plies: int | None, most: int) -> None:
     """Checks the length of a random opening.
 
     Raises:
-        UsageError: it is negative or above `most`.
+        UsageError: it is negative or above `most`, or its least length above its greatest.
     """
     if not 0 <= random_plies <= most:
         raise UsageError(f"{name}: random_plies={random_plies} has to be in 0 to {most}, so that a move is left.")
+    if fewest_random_plies is not None and not 0 <= fewest_random_plies <= random_plies:
+        raise UsageError(
+            f"{name}: fewest_random_plies={fewest_random_plies} has to be in 0 to random_plies={random_plies}."
+        )
 
 
 def random_opening(
-    key: Key, start: State, move: Callable[[State, Int[Array, ""]], Timestep], *, num_actions: int, num_plies: int
+    key: Key,
+    start: State,
+    move: Callable[[State, Int[Array, ""]], Timestep],
+    *,
+    num_actions: int,
+    num_plies: int,
+    fewest_plies: int | None = None,
 ) -> State:
     """Plays random moves from a position, each uniform over those that leave the game unfinished.
 
@@ -68,14 +78,18 @@ def random_opening(
         move: maps a position and an action to the timestep after that move.
         num_actions: number of actions, `A`.
         num_plies: number of moves of both players together.
+        fewest_plies: draw the number of moves from this to `num_plies`, each equally likely.
     """
+    drawn = jnp.int32(num_plies)
+    if fewest_plies is not None:
+        drawn = jax.random.randint(jax.random.fold_in(key, num_plies), (), fewest_plies, num_plies + 1)
 
     def ply(index: Int[Array, ""], state: State) -> State:
         ends = jax.vmap(lambda action: move(state, action).terminated)(jnp.arange(num_actions))
         scores = jax.random.uniform(jax.random.fold_in(key, index), (num_actions,))
         action = jnp.argmax(jnp.where(ends, jnp.float32(-1), scores))
-        after = move(state, action).state
-        return jax.tree.map(lambda old, new: jnp.where(ends.all(), old, new), state, after)
+        after, stays = move(state, action).state, ends.all() | (index >= drawn)
+        return jax.tree.map(lambda old, new: jnp.where(stays, old, new), state, after)
 
     return jax.lax.fori_loop(0, num_plies, ply, start) if num_plies else start
 

@@ -53,7 +53,7 @@ class ConnectFourState(eqx.Module):
     moves: Int[Array, ""]
 
 
-def connect_four(*, random_plies: int = 0) -> Environment:
+def connect_four(*, random_plies: int = 0, fewest_random_plies: int | None = None) -> Environment:
     """Connect Four for two players, 7 columns; 1 for four in line, 0 for a draw (Allis 1988).
 
     The observation is `[row, column, player]`, 1 for a stone: of the player to move in the first plane, of the
@@ -64,11 +64,20 @@ def connect_four(*, random_plies: int = 0) -> Environment:
         random_plies: moves of both players that are played at random before each game, 0 to 41: uniform over those
             that do not end the game, and fewer if there are none. They count as moves of the game: after an odd
             number, player 1 moves next.
+        fewest_random_plies: draw the number of these moves for each game, from this to `random_plies`. Default:
+            the same for all games.
     """
-    check_opening("ConnectFour-v0", random_plies, SQUARES - 1)
+    check_opening("ConnectFour-v0", random_plies, fewest_random_plies, SQUARES - 1)
 
     def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "6 7 2"], ConnectFourState]:
-        state = random_opening(key, empty(), move, num_actions=COLUMNS, num_plies=random_plies)
+        state = random_opening(
+            key,
+            empty(),
+            move,
+            num_actions=COLUMNS,
+            num_plies=random_plies,
+            fewest_plies=fewest_random_plies,
+        )
         return observe(state), state
 
     def step(key: Key, state: ConnectFourState, action: Int[Array, ""], params: tuple[()]) -> Timestep:

@@ -26,7 +26,7 @@ class TicTacToeState(eqx.Module):
     moves: Int[Array, ""]
 
 
-def tic_tac_toe(*, random_plies: int = 0) -> Environment:
+def tic_tac_toe(*, random_plies: int = 0, fewest_random_plies: int | None = None) -> Environment:
     """Tic-tac-toe for two players, 9 squares; reward 1 for three in line, 0 for a draw.
 
     The observation is `[row, column, player]`, 1 for a mark: of the player to move in the first plane, of the
@@ -37,11 +37,20 @@ def tic_tac_toe(*, random_plies: int = 0) -> Environment:
         random_plies: moves of both players that are played at random before each game, 0 to 8: uniform over those
             that do not end the game, and fewer if there are none. They count as moves of the game: after an odd
             number, player 1 moves next.
+        fewest_random_plies: draw the number of these moves for each game, from this to `random_plies`. Default:
+            the same for all games.
     """
-    check_opening("TicTacToe-v0", random_plies, SQUARES - 1)
+    check_opening("TicTacToe-v0", random_plies, fewest_random_plies, SQUARES - 1)
 
     def reset(key: Key, params: tuple[()]) -> tuple[Float[Array, "3 3 2"], TicTacToeState]:
-        state = random_opening(key, empty(), move, num_actions=SQUARES, num_plies=random_plies)
+        state = random_opening(
+            key,
+            empty(),
+            move,
+            num_actions=SQUARES,
+            num_plies=random_plies,
+            fewest_plies=fewest_random_plies,
+        )
         return observe(state), state
 
     def step(key: Key, state: TicTacToeState, action: Int[Array, ""], params: tuple[()]) -> Timestep:
