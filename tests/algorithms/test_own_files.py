@@ -57,7 +57,6 @@ def test_the_algorithm_draws_actions_by_their_soft_values():
 
 def test_the_game_keeps_the_contract_and_the_search_learns_to_win_it():
     """Who leaves a multiple of four wins, whatever the opponent does; two plies alone do not see that far."""
-    pytest.importorskip("mctx", reason="pip install 'rollmill[search]'")
     env = nim()
     rollmill.check_environment(env)
     sizes = {"num_envs": 32, "num_steps": 16, "num_minibatches": 4, "learning_rate": 5e-3, "network": SHARED}

@@ -6,8 +6,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("mctx", reason="pip install 'rollmill[search]'")
-
 SMALL = [
     "--num-envs",
     8,

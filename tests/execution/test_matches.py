@@ -147,7 +147,6 @@ def test_scores_and_ratings():
 
 @pytest.fixture(scope="module")
 def untrained():
-    pytest.importorskip("mctx", reason="pip install 'rollmill[search]'")
     network = rollmill.NetworkConfig(hidden_sizes=(16,), activation="relu", shared_torso=True)
     sizes = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "total_timesteps": 64, "network": network}
     graph = rollmill.alphazero("TicTacToe-v0", num_simulations=32, **sizes)

@@ -216,22 +216,33 @@ def _backed_up(tree: Tree, leaf: Int[Array, ""], value: Float[Array, ""], root_r
     blocks = -(-num_levels // at_once)
     lineage = jnp.pad(lineage, (0, blocks * at_once - num_levels), constant_values=NO_NODE)
     below = Below(jnp.int32(NO_NODE), returned=value, value=value, frontier=jnp.int32(NO_NODE))
+    depth = tree.depth[leaf]
     update = partial(_with_levels_updated, root_rule=root_rule, rule=rule)
     if blocks == 1:
-        return update(tree, lineage, below)[0]
+        return update(tree, lineage, below, depth)[0]
 
     def one_block(block: Any, state: tuple[Tree, Below]) -> tuple[Tree, Below]:
-        tree, below = state
-        return update(tree, jax.lax.dynamic_slice_in_dim(lineage, block * at_once, at_once), below)
+        (tree, below), first = state, block * at_once
+        path = jax.lax.dynamic_slice_in_dim(lineage, first, at_once)
+        return update(tree, path, below, depth - first)
 
-    needed = _largest(tree.depth[leaf]) // at_once + 1
+    needed = _largest(depth) // at_once + 1
     return jax.lax.fori_loop(0, needed, one_block, (tree, below))[0]
 
 
 def _with_levels_updated(
-    tree: Tree, path: Int[Array, " L"], below: Below, *, root_rule: Rule, rule: Rule
+    tree: Tree,
+    path: Int[Array, " L"],
+    below: Below,
+    root_level: Int[Array, ""],
+    *,
+    root_rule: Rule,
+    rule: Rule,
 ) -> tuple[Tree, Below]:
-    """The tree with some nodes of a path updated, from the lowest level up, and the highest of them."""
+    """The tree with some nodes of a path updated, from the lowest level up, and the highest of them.
+
+    The root is the node at `root_level`, if there are as many.
+    """
     num_nodes, num_actions = tree.children.shape
     exists, at = path != NO_NODE, jnp.maximum(path, ROOT)
     child = jnp.append(below.node, path[:-1])
@@ -255,7 +266,8 @@ def _with_levels_updated(
     after = before._replace(edges=edges, value=value)
 
     # A walk follows the path down to the first node that now chooses another action.
-    chosen = jnp.where(path == ROOT, root_rule(_at(after, jnp.argmax(path == ROOT))), rule(after))
+    roots_choice = root_rule(_at(after, jnp.clip(root_level, 0, path.size - 1)))
+    chosen = jnp.where(path == ROOT, roots_choice, rule(after))
     next_node = tree.children[at, chosen]
     follows = (next_node != NO_NODE) & (next_node == child)
     ends = (tree.discount[at] == 0) | (tree.depth[at] == tree.lineage.shape[1] - 1)
