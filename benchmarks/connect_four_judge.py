@@ -17,6 +17,7 @@ positions of up to 12 plies; it searches later ones to the end. Writes results/c
 
 import argparse
 import itertools
+import json
 import random
 import sys
 import time
@@ -473,6 +474,7 @@ def judge(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "run": options.run.name,
         "config": dict(loaded[-1].graph.settings["config"]),
+        "training": training_of(options.run),
         "seed": options.seed,
         "positions": facts_of(positions, seconds),
         "baselines": baselines,
@@ -480,6 +482,17 @@ def judge(options: argparse.Namespace) -> dict[str, Any]:
         "match": judged_match(options.run, options.games, options.opening_plies, options.seed)
         if options.games
         else None,
+    }
+
+
+def training_of(run: Path) -> dict[str, Any]:
+    """The time that the training took, where, and on which openings."""
+    made_by = json.loads((run / "versions.json").read_text())
+    return {
+        "summary": RunDirectory.open(run).read_summary(),
+        "versions": made_by["versions"],
+        "hardware": made_by["hardware"],
+        "env_options": json.loads((run / "config.json").read_text())["graph"]["environment_options"],
     }
 
 
