@@ -82,6 +82,24 @@ def test_a_recipe_for_another_environment_is_noted_and_recorded(monkeypatch, cap
     assert given["recipe"] == "cartpole-two-cores"
 
 
+@pytest.mark.parametrize(
+    ("environment", "options", "plies"),
+    [
+        ("TicTacToe-v0", [], {"random_plies": 3, "fewest_random_plies": 0}),
+        ("TicTacToe-v0", ["--env-option", "random_plies=5"], {"random_plies": 5, "fewest_random_plies": 0}),
+        ("ConnectFour-v0", [], {}),
+    ],
+)
+def test_a_recipe_has_options_of_its_environment(monkeypatch, environment, options, plies):
+    from rollmill.cli import train
+
+    given = []
+    monkeypatch.setattr(train, "train_run", lambda graph, options, **more: given.append(graph))
+    monkeypatch.setattr(train, "report", lambda run: 0)
+    train.run(["alphazero", environment, "--recipe", "alphazero-tic-tac-toe", *options])
+    assert given[0].settings["environment_options"] == plies
+
+
 def test_the_command_listens_to_interrupts_before_it_imports_jax(tmp_path):
     """A package named jax that interrupts the process while it is imported stands for a slow import."""
     slow = tmp_path / "jax"

@@ -11,6 +11,7 @@ from rollmill.api import train as train_run
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
 from rollmill.cli.parsing import parse, values_of
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.types import NO_OPTIONS, Options
 from rollmill.envs import is_on_host
 from rollmill.networks import NetworkConfig, find_network
 from rollmill.recipes import RECIPES
@@ -50,8 +51,7 @@ def run(arguments: list[str]) -> int:
     chosen = parse(_arguments(name, rest), rest, prog=f"rollmill train {name}")
     prepare_devices(chosen.run, environment=chosen.environment)
     import_modules(chosen.imports)
-    _note_recipe(chosen.recipe, chosen.environment)
-    options = parse_env_options(chosen.env_options)
+    options = {**_options_of_recipe(chosen.recipe, chosen.environment), **parse_env_options(chosen.env_options)}
     config = with_network(chosen.hyperparameters, chosen.network_name)
     graph = build_graph(name, chosen.environment, config, options=options)
     return report(train_run(graph, chosen.run, imports=chosen.imports, recipe=chosen.recipe))
@@ -125,7 +125,7 @@ def _arguments(name: str, rest: list[str]) -> type:
 
 
 _ENVIRONMENT = tyro.conf.arg(metavar="ENVIRONMENT", help="Id of the environment; `rollmill list` shows them.")
-_RECIPE = "Start from the hyperparameters of a recipe; `rollmill list` shows them."
+_RECIPE = "Start from a recipe's hyperparameters and options of the environment; `rollmill list` shows them."
 
 
 def _recipe_config(algorithm: str, rest: list[str]) -> Any:
@@ -140,10 +140,15 @@ def _recipe_config(algorithm: str, rest: list[str]) -> Any:
     return recipe.config
 
 
-def _note_recipe(name: str | None, environment: str) -> None:
-    """Says so where the hyperparameters of a recipe were chosen for another environment."""
-    if name is not None and (meant := RECIPES[name]().environment) != environment:
-        print(f"note: the recipe {name} was made for {meant}, not for {environment}", file=sys.stderr)
+def _options_of_recipe(name: str | None, environment: str) -> Options:
+    """Options of the environment by a recipe; says so where it was made for another environment, and has none."""
+    if name is None:
+        return NO_OPTIONS
+    recipe = RECIPES[name]()
+    if recipe.environment == environment:
+        return recipe.env_options
+    print(f"note: the recipe {name} was made for {recipe.environment}, not for {environment}", file=sys.stderr)
+    return NO_OPTIONS
 
 
 def _usage() -> str:

@@ -7,11 +7,12 @@ The `rejax_*` recipes are the hyperparameters that Rejax 0.1 publishes for its P
 from typing import Any, NamedTuple
 
 from rollmill.algorithms import A3CConfig, IMPALAConfig, PPOConfig
+from rollmill.core.types import NO_OPTIONS, Options
 from rollmill.networks import NetworkConfig
 
 
 class Recipe(NamedTuple):
-    """An algorithm, an environment and a complete set of hyperparameters."""
+    """An algorithm, an environment with its options, and a complete set of hyperparameters."""
 
     algorithm: str
     environment: str
@@ -19,6 +20,7 @@ class Recipe(NamedTuple):
     """Hyperparameters, an instance of the algorithm's config class."""
     summary: str
     """One line for `rollmill list`."""
+    env_options: Options = NO_OPTIONS
 
 
 def cartpole_two_cores() -> Recipe:
