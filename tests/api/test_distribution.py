@@ -23,7 +23,7 @@ import rollmill
 from busy_machine import scaled
 from rollmill.api import load_weights, training
 from rollmill.core.errors import UsageError
-from rollmill.record import read_metrics
+from rollmill.record import RunDirectory, read_metrics
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc"),
@@ -337,7 +337,7 @@ def test_ctrl_c_ends_a_training_in_order(tmp_path):
     _, errors = process.communicate(timeout=LONG_SECONDS)
     assert process.returncode == 130, errors
     assert "stopped by SIGINT after iteration" in errors and "was lost" not in errors
-    last = read_metrics(tmp_path / "run/metrics.jsonl")[-1]["iteration"]
+    last = RunDirectory.open(tmp_path / "run").read_summary()["iterations"]
     assert (tmp_path / f"run/checkpoints/{last}").exists()
 
 

@@ -85,8 +85,8 @@ def test_a_recipe_for_another_environment_is_noted_and_recorded(monkeypatch, cap
 @pytest.mark.parametrize(
     ("environment", "options", "plies"),
     [
-        ("TicTacToe-v0", [], {"random_plies": 3, "fewest_random_plies": 0}),
-        ("TicTacToe-v0", ["--env-option", "random_plies=5"], {"random_plies": 5, "fewest_random_plies": 0}),
+        ("TicTacToe-v0", [], {"random_plies": 5, "fewest_random_plies": 0}),
+        ("TicTacToe-v0", ["--env-option", "random_plies=3"], {"random_plies": 3, "fewest_random_plies": 0}),
         ("ConnectFour-v0", [], {}),
     ],
 )

@@ -90,7 +90,7 @@ def test_an_infinite_reward_that_only_the_gradients_see(tmp_path):
         NonFiniteError, match=r"fragment 'gradients' at iteration 2, epoch 0, minibatch \d"
     ) as caught:
         rollmill.train(algorithm(huge, norm_adv=False), run_dir=tmp_path / "run", **OPTIONS)
-    shown = replay_fault(algorithm(huge, norm_adv=False), tmp_path / "run/fault")
+    shown = replay_fault(algorithm(huge, norm_adv=False), Folder(tmp_path / "run", ("fault",)))
     assert shown.fault.fragment == "gradients" and str(shown.fault) in str(caught.value)
     assert set(shown.fault.environments) <= {2, 5}
     assert not np.isfinite(shown.outputs["losses/value"])

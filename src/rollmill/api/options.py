@@ -57,7 +57,8 @@ class RunOptions(PlacementOptions):
     """The same while a worker starts: while it imports, builds its environments and compiles its programs."""
     max_failures: Annotated[int, Range(0, finite=False)] = 5
     """How many times in a row an environment of Python may fail with no whole episode in between, or a worker
-    that steps environments be lost without having worked for `hang_seconds`; one more ends the run."""
+    that steps environments be lost without having worked for `hang_seconds` and for a minute; one more ends the
+    run."""
     checksums: bool = False
     """Let packages between groups carry a checksum, which their receivers check."""
     unroll: Count | None = None

@@ -2,9 +2,10 @@
 
 A loss counts as one more in a row
 
-    of a replica that steps environments    unless it has worked for longer than a hang takes to be seen, because
-                                            an environment that fails is likely to do so again and again, and
-                                            between two failures the training may well get on
+    of a replica that steps environments    unless it has worked for longer than a hang takes to be seen, and for
+                                            longer than a minute, because an environment that fails is likely to
+                                            do so again and again, and between two failures the training may well
+                                            get on
     of any other                            unless the training has come further than ever since the last one
 """
 
@@ -15,6 +16,9 @@ FIRST_PAUSE_SECONDS = 1.0
 """Before the second try in a row; the first comes at once, and each later one waits twice as long."""
 
 LONGEST_PAUSE_SECONDS = 10.0
+
+LEAST_WORK_SECONDS = 60.0
+"""Work that is counted as done lasts at least so long: part of it is compilation and the first steps."""
 
 
 class Streak(NamedTuple):
@@ -29,11 +33,11 @@ class Recovery:
     """Counts the losses of each replica.
 
     Args:
-        enough_seconds: after which work counts as done.
+        enough_seconds: after which work counts as done, if more than `LEAST_WORK_SECONDS`.
     """
 
     def __init__(self, enough_seconds: float) -> None:
-        self._enough_seconds = enough_seconds
+        self._enough_seconds = max(enough_seconds, LEAST_WORK_SECONDS)
         self._streaks: dict[str, Streak] = {}
         self._began: dict[str, float] = {}
 
