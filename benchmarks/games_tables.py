@@ -41,7 +41,8 @@ def strength(judged: dict[str, Any]) -> str:
 
 def name_of(row: dict[str, Any]) -> str:
     if "simulations" not in row:
-        return {"random": "random moves", "perfect": "perfect player"}.get(row["policy"], row["policy"])
+        policy = str(row["policy"])
+        return {"random": "random moves", "perfect": "perfect player"}.get(policy, policy)
     return f"AlphaZero, {row['simulations']} simulations" if row["simulations"] else "AlphaZero, the network alone"
 
 
@@ -109,7 +110,7 @@ def figure(result: dict[str, Any], path: Path) -> None:
 
     drawing, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for name, steps, shares, errors in curves(result):
-        axes.errorbar(steps, shares, yerr=errors, marker="o", capsize=3, label=name)
+        axes.errorbar(steps, shares, yerr=errors, marker="o", capsize=3.0, label=name)
     for row in result["baselines"][:2]:
         share = 100 * row["positions"]["all"]["share"]
         axes.axhline(share, linestyle="--", color="#9e9e9e", linewidth=1)
