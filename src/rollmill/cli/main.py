@@ -30,6 +30,9 @@ COMMANDS = {
         "train", "train an algorithm on an environment: rollmill train ppo CartPole-v1", records=True
     ),
     "resume": Command("resume", "continue a run that stopped: rollmill resume RUN", records=True),
+    "sweep": Command(
+        "sweep", "train with many values of options: rollmill sweep ppo CartPole-v1 --over seed=0..4", records=True
+    ),
     "plan": Command("plan", "show where a training's groups run, and the edges between them"),
     "explain": Command("explain", "show whether an environment fuses into one kernel: explain fusion CartPole-v1"),
     "evaluate": Command("evaluate", "play episodes or matches with a run's policy: rollmill evaluate RUN"),

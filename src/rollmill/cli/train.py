@@ -57,6 +57,27 @@ def run(arguments: list[str]) -> int:
     return report(train_run(graph, chosen.run, imports=chosen.imports, recipe=chosen.recipe))
 
 
+def check_arguments(name: str, rest: list[str], *, who: str) -> None:
+    """Checks the arguments of a training, without beginning it.
+
+    Args:
+        name: the algorithm.
+        rest: all that comes after it.
+        who: the training, for messages.
+
+    Raises:
+        UsageError: they are wrong.
+    """
+    try:
+        find_own_algorithm(name, rest)
+        chosen = parse(_arguments(name, rest), rest, prog=f"rollmill train {name}")
+        parse_env_options(chosen.env_options)
+    except UsageError as error:
+        raise UsageError(f"{who}: {error}") from error
+    except SystemExit as ended:  # the parser has printed the reason
+        raise UsageError(f"{who}: its options cannot be parsed, see above.") from ended
+
+
 def find_own_algorithm(name: str, rest: list[str]) -> None:
     """Makes sure that an algorithm is known, if by importing the modules of `--import` before anything else.
 

@@ -5,12 +5,14 @@ from rollmill.planning.distribution import find_distribution, list_distributions
 from rollmill.planning.picture import draw
 from rollmill.planning.placement import COUNTS, PLACEMENT, Counts, PlacementOptions
 from rollmill.planning.plan import PLACES, Place, Plan, read_plan, write_plan
+from rollmill.planning.search_space import Axis, parse_axis, points
 
 __all__ = [
+    "Axis",
     "COUNTS",
+    "Counts",
     "PLACEMENT",
     "PLACES",
-    "Counts",
     "Place",
     "PlacementOptions",
     "Plan",
@@ -18,7 +20,9 @@ __all__ = [
     "draw",
     "find_distribution",
     "list_distributions",
+    "parse_axis",
     "place_custom",
+    "points",
     "read_plan",
     "uses_workers",
     "write_plan",

@@ -40,7 +40,12 @@ def die_with(parent: int) -> None:
 
     Elsewhere than on Linux, only the second half.
     """
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(parent, signal.SIGKILL)
+
+
+def end_with_parent(parent: int, number: signal.Signals) -> None:
+    """Has the kernel signal this process when the thread that forked it ends; exits where it has already."""
+    _prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -1,0 +1,108 @@
+"""Values of hyperparameters that a sweep tries: axes, grids of them, and random draws. Pure; values are text."""
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rollmill.core.errors import UsageError
+
+MOST_TRIALS = 100_000
+"""More are a slip; a sweep's table is read by people."""
+
+
+class Axis(NamedTuple):
+    """The values of one option."""
+
+    option: str
+    """Name of the option, without its dashes."""
+    values: tuple[str, ...] = ()
+    """Values to try, in order; empty for a range."""
+    low: float = 0.0
+    high: float = 0.0
+    logarithmic: bool = False
+    """Draw the logarithm uniformly."""
+
+
+def parse_axis(text: str) -> Axis:
+    """Parses `OPTION=V1,V2,...`, `OPTION=1..8` (integers), `OPTION=0.1..0.9` or `OPTION=log:1e-5..1e-2`.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    option, equals, values = text.partition("=")
+    option = option.strip().lstrip("-").replace("_", "-") if "." not in option else option.strip().lstrip("-")
+    if not (equals and option and values.strip()):
+        raise UsageError(f"--over {text!r} has to be OPTION=V1,V2,... or OPTION=LOW..HIGH, such as seed=0..4.")
+    logarithmic = values.startswith("log:")
+    low, dots, high = values.removeprefix("log:").partition("..")
+    if not dots:
+        if logarithmic:
+            raise UsageError(f"--over {text!r}: log: needs a range, such as log:1e-5..1e-2.")
+        listed = tuple(value.strip() for value in values.split(","))
+        if not all(listed) or len(set(listed)) < len(listed):
+            raise UsageError(f"--over {text!r} has an empty value, or one that comes twice.")
+        return Axis(option, listed)
+    if not logarithmic and _is_integer(low) and _is_integer(high):
+        return Axis(option, _integers(text, int(low), int(high)))
+    return _range(text, option, low, high, logarithmic=logarithmic)
+
+
+def _is_integer(text: str) -> bool:
+    return text.strip().removeprefix("-").isdecimal()
+
+
+def _integers(text: str, low: int, high: int) -> tuple[str, ...]:
+    if not low <= high < low + MOST_TRIALS:
+        raise UsageError(f"--over {text!r} has to be LOW..HIGH with at most {MOST_TRIALS:,} integers from LOW on.")
+    return tuple(map(str, range(low, high + 1)))
+
+
+def _range(text: str, option: str, low: str, high: str, *, logarithmic: bool) -> Axis:
+    try:
+        axis = Axis(option, (), float(low), float(high), logarithmic)
+    except ValueError:
+        raise UsageError(f"--over {text!r}: {low} and {high} have to be numbers.") from None
+    if not (math.isfinite(axis.low) and math.isfinite(axis.high) and axis.low < axis.high):
+        raise UsageError(f"--over {text!r}: the range has to go from a lower number to a higher one.")
+    if logarithmic and axis.low <= 0:
+        raise UsageError(f"--over {text!r}: a logarithmic range has to begin above 0.")
+    return axis
+
+
+def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> list[dict[str, str]]:
+    """The combinations of values that a sweep tries, each with a value for every axis.
+
+    Args:
+        axes: the axes.
+        draws: number of random combinations, instead of all.
+        seed: of the draws.
+
+    Raises:
+        UsageError: an option has two axes, a range is to be listed in full, or there are too many combinations.
+    """
+    names = [axis.option for axis in axes]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"--over {twice[0]} is given twice; list all of its values in one.")
+    if draws is not None:
+        source = random.Random(seed)
+        return [{axis.option: _drawn(axis, source) for axis in axes} for _ in range(draws)]
+    if continuous := [axis.option for axis in axes if not axis.values]:
+        raise UsageError(
+            f"--over {continuous[0]}: a range of numbers cannot be listed. hint: --random N draws N combinations."
+        )
+    number = math.prod(len(axis.values) for axis in axes)
+    if number > MOST_TRIALS:
+        raise UsageError(f"These axes have {number:,} combinations, more than {MOST_TRIALS:,}. hint: --random N.")
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(axis.values for axis in axes))]
+
+
+def _drawn(axis: Axis, source: random.Random) -> str:
+    if axis.values:
+        return source.choice(axis.values)
+    if axis.logarithmic:
+        drawn = math.exp(source.uniform(math.log(axis.low), math.log(axis.high)))
+    else:
+        drawn = source.uniform(axis.low, axis.high)
+    return f"{drawn:.6g}"

@@ -1,0 +1,67 @@
+"""Axes of a sweep, grids of them, and random draws."""
+
+import math
+
+import pytest
+
+from rollmill.core.errors import UsageError
+from rollmill.planning import Axis, parse_axis, points
+
+
+@pytest.mark.parametrize(
+    ("text", "axis"),
+    [
+        ("learning_rate=1e-4,3e-4", Axis("learning-rate", ("1e-4", "3e-4"))),
+        ("--seed=-1..2", Axis("seed", ("-1", "0", "1", "2"))),
+        ("gamma=0.9..0.99", Axis("gamma", (), 0.9, 0.99)),
+        ("lr=log:1e-5..1e-2", Axis("lr", (), 1e-5, 1e-2, True)),
+        ("env-option.max_steps=100,200", Axis("env-option.max_steps", ("100", "200"))),
+        ("network.torso=mlp,gru", Axis("network.torso", ("mlp", "gru"))),
+    ],
+)
+def test_axes(text, axis):
+    assert parse_axis(text) == axis
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning-rate", r"has to be OPTION=V1,V2"),
+        ("=1,2", r"has to be OPTION=V1,V2"),
+        ("seed=1,,2", r"has an empty value"),
+        ("seed=1,1", r"one that comes twice"),
+        ("seed=5..1", r"integers from LOW on"),
+        ("seed=0..100000000", r"at most 100,000"),
+        ("gamma=a..b", r"have to be numbers"),
+        ("gamma=0.9..0.5", r"from a lower number to a higher"),
+        ("gamma=0.1..nan", r"from a lower number to a higher"),
+        ("lr=log:0.0..1.0", r"has to begin above 0"),
+        ("lr=log:1e-3", r"log: needs a range"),
+    ],
+)
+def test_bad_axes(text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_axis(text)
+
+
+def test_a_grid_has_all_combinations():
+    axes = [parse_axis("seed=0..2"), parse_axis("lr=1e-3,1e-4")]
+    found = points(axes)
+    assert len(found) == 6 and found[:2] == [{"seed": "0", "lr": "1e-3"}, {"seed": "0", "lr": "1e-4"}]
+    with pytest.raises(UsageError, match="cannot be listed. hint: --random N"):
+        points([parse_axis("gamma=0.1..0.9")])
+    with pytest.raises(UsageError, match="seed is given twice"):
+        points([axes[0], axes[0]])
+    with pytest.raises(UsageError, match="1,000,000 combinations, more than 100,000"):
+        points([parse_axis("a=1..1000"), parse_axis("b=1..1000")])
+
+
+def test_draws_lie_in_their_ranges_and_follow_the_seed():
+    axes = [parse_axis("gamma=0.9..0.99"), parse_axis("lr=log:1e-5..1e-1"), parse_axis("seed=0..3")]
+    drawn = points(axes, draws=400, seed=1)
+    assert drawn == points(axes, draws=400, seed=1) != points(axes, draws=400, seed=2)
+    assert all(0.9 <= float(point["gamma"]) <= 0.99 for point in drawn)
+    exponents = [math.log10(float(point["lr"])) for point in drawn]
+    assert -5 <= min(exponents) < -4.9 and -1.1 < max(exponents) <= -1
+    assert sum(exponents) / 400 == pytest.approx(-3, abs=0.2)
+    assert {point["seed"] for point in drawn} == {"0", "1", "2", "3"}
