@@ -27,7 +27,7 @@ from rollmill.core.bounds import Range, bounds_of
 from rollmill.networks import NetworkConfig
 
 PAGES = Path(__file__).parents[1] / "docs/algorithms"
-MARKED = re.compile(r"(<!-- table: benchmarks/algorithm_tables\.py, (.+?) -->\n\n).*?(\n\n<!-- end of table -->)", re.S)
+MARKED = re.compile(r"(<!-- table: benchmarks/algorithm_tables\.py, (.+?) -->\n).*?(<!-- end of table -->)", re.S)
 DEFAULTS = NetworkConfig()
 
 
@@ -199,7 +199,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def with_tables(text: str) -> str:
     """The text of a page with all of its tables as they have to be."""
-    return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", text)
+    return MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> str:
