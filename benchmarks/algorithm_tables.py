@@ -12,6 +12,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import math
 import re
 import textwrap
 import types
@@ -98,11 +99,12 @@ def _kind(hint: Any) -> str:
 
 
 def _limits(bounds: Range, *, whole: bool) -> str:
-    most = "" if bounds.most == float("inf") else f", at most {bounds.most}"
-    if bounds.least == float("-inf"):
-        return most
+    if math.isfinite(bounds.most):
+        return f" from {bounds.least} to {bounds.most}"
+    if not math.isfinite(bounds.least):
+        return ""
     least = f" greater than {bounds.least}" if bounds.exclusive else f" of at least {bounds.least}"
-    return least + most + ("" if bounds.finite or whole else ", or infinite")
+    return least + ("" if bounds.finite or whole else ", or infinite")
 
 
 # --- results ------------------------------------------------------------------------------------------
@@ -168,8 +170,8 @@ def self_play() -> str:
         [
             row["network"],
             str(row["simulations"]),
-            f"{row['rollmill']['moves_per_second'] / 1e3:,.1f}",
-            f"{row['pgx']['moves_per_second'] / 1e3:,.1f}",
+            f"{row['rollmill']['moves_per_second']['median'] / 1e3:,.1f}",
+            f"{row['pgx']['moves_per_second']['median'] / 1e3:,.1f}",
             f"{row['over_pgx']['median']:.1f} x",
         ]
         for row in _result("self-play-gpu")["self_play"]
