@@ -23,7 +23,7 @@ from typing import Any
 
 from measure import RESULTS
 
-from rollmill.api import ALGORITHMS
+from rollmill.api.algorithms import BUILTIN
 from rollmill.core.bounds import Range, bounds_of
 from rollmill.networks import NetworkConfig
 
@@ -58,7 +58,11 @@ def docstrings_of(config: type) -> dict[str, str]:
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef))
     found = {}
     for field, text in zip(body, body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        ):
             found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
     return found
 
@@ -84,7 +88,7 @@ def _allowed(hint: Any, bounds: Range | None) -> str:
     if typing.get_origin(hint) is tuple:
         return "a tuple of " + ("triples of " if _is_nested(hint) else "") + _allowed(int, bounds)
     if typing.get_origin(hint) is dict:
-        return f"names to {_kind(typing.get_args(hint)[1])}"
+        return f"dictionary of {_kind(typing.get_args(hint)[1])}"
     kind = _kind(hint)
     return kind if bounds is None else f"{kind}{_limits(bounds, whole=hint is int)}"
 
@@ -94,7 +98,7 @@ def _is_nested(hint: Any) -> bool:
 
 
 def _kind(hint: Any) -> str:
-    names = {int: "whole number", float: "number", bool: "True, False", str: "name"}
+    names = {int: "whole number", float: "number", bool: "True, False", str: "text"}
     return names.get(hint) or f"`{hint.__name__}`"
 
 
@@ -120,14 +124,21 @@ def replay_studies(algorithm: str) -> Callable[[], str]:
             for study in _result(name).values()
             if study["algorithm"] == algorithm
         ]
-        head = ["Environment", "Steps", "Final returns of seeds 1 to 5", "Mean", "Greedy policy, mean", "Published"]
+        head = [
+            "Environment",
+            "Steps",
+            "Final returns of seeds 1 to 5",
+            "Mean",
+            "Greedy policy, mean",
+            "Published",
+        ]
         return _table(head, [_replay_row(study) for study in studies], numbers=(1, 3, 4, 5))
 
     return table
 
 
 def _replay_row(study: dict[str, Any]) -> list[str]:
-    greedy, published = study["greedy_returns"], study["published"]
+    greedy, published = study.get("greedy_returns"), study["published"]
     return [
         study["environment"],
         f"{study['config']['total_timesteps']:,}",
@@ -187,7 +198,7 @@ def _result(name: str) -> dict[str, Any]:
 # --- pages --------------------------------------------------------------------------------------------
 
 TABLES: dict[str, Callable[[], str]] = {
-    **{f"fields of {name}": lambda config=each.config: fields_of(config) for name, each in ALGORITHMS.items()},
+    **{f"fields of {name}": lambda config=each.config: fields_of(config) for name, each in BUILTIN.items()},
     "fields of a network": lambda: fields_of(NetworkConfig),
     "results of ppo": placed_studies("half-cheetah"),
     "results of a3c": placed_studies("a3c-cartpole"),
