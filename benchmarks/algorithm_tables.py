@@ -86,11 +86,10 @@ def _allowed(hint: Any, bounds: Range | None) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return ", ".join(f"`{choice!r}`" for choice in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
-        return "a tuple of " + ("triples of " if _is_nested(hint) else "") + _allowed(int, bounds)
+        return f"tuple of {'triples of ' if _is_nested(hint) else ''}whole numbers{_limits(bounds, whole=True)}"
     if typing.get_origin(hint) is dict:
-        return f"dictionary of {_kind(typing.get_args(hint)[1])}"
-    kind = _kind(hint)
-    return kind if bounds is None else f"{kind}{_limits(bounds, whole=hint is int)}"
+        return f"dictionary by name of {_kind(typing.get_args(hint)[1])}"
+    return f"{_kind(hint)}{_limits(bounds, whole=hint is int)}"
 
 
 def _is_nested(hint: Any) -> bool:
@@ -102,7 +101,9 @@ def _kind(hint: Any) -> str:
     return names.get(hint) or f"`{hint.__name__}`"
 
 
-def _limits(bounds: Range, *, whole: bool) -> str:
+def _limits(bounds: Range | None, *, whole: bool) -> str:
+    if bounds is None:
+        return ""
     if math.isfinite(bounds.most):
         return f" from {bounds.least} to {bounds.most}"
     if not math.isfinite(bounds.least):

@@ -1,11 +1,11 @@
 """The pages on the algorithms: their form, their tables, their examples, and the metrics that they explain."""
 
-import importlib.util
 import re
 import shlex
 import subprocess
 import sys
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,28 +51,24 @@ def page_of(name):
 
 
 def section(name, heading):
-    return re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", page_of(name).read_text(), re.M | re.S)[1]
+    return re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", page_of(name).read_text(), re.M | re.S)[0]
 
 
 def blocks(name):
     """The command and the Python code of a page's example."""
     example = section(name, "Example")
-    command, code = (re.search(rf"^```{kind}\n(.*?)^```", example, re.M | re.S)[1] for kind in ("", "python"))
+    command, code = (re.findall(rf"^```{kind}\n(.*?)^```", example, re.M | re.S)[0] for kind in ("", "python"))
     return shlex.split(command.replace("\\\n", " ")), code
 
 
 @cache
 def tables():
     """The script that writes the tables."""
-    path = ROOT / "benchmarks/algorithm_tables.py"
-    sys.path.insert(0, str(path.parent))
+    sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        return import_module("algorithm_tables")
     finally:
-        sys.path.remove(str(path.parent))
-    return module
+        sys.path.pop(0)
 
 
 # --- form and tables ----------------------------------------------------------------------------------
