@@ -88,7 +88,7 @@ def _allowed(hint: Any, bounds: Range | None) -> str:
     if typing.get_origin(hint) is tuple:
         return f"tuple of {'triples of ' if _is_nested(hint) else ''}whole numbers{_limits(bounds, whole=True)}"
     if typing.get_origin(hint) is dict:
-        return f"dictionary by name of {_kind(typing.get_args(hint)[1])}"
+        return f"dictionary of {_kind(typing.get_args(hint)[1])}"
     return f"{_kind(hint)}{_limits(bounds, whole=hint is int)}"
 
 
