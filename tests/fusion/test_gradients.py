@@ -24,7 +24,7 @@ from rollmill.fusion.backends.triton.gradients import gradient_kernel
 from rollmill.fusion.kernels.accumulators import accumulators_of
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch, Shuffled
 from rollmill.fusion.kernels.leaves import input_leaves
-from rollmill.fusion.kernels.loop_fission import plan_sweeps
+from rollmill.fusion.kernels.loop_fission import plan_sample_loops
 from rollmill.fusion.kernels.sums import sums_of
 from rollmill.fusion.lower.function import lower_function
 
@@ -211,7 +211,7 @@ def kernel_of_loss(loss, weights, width):
         kernel, arrays = gradient_kernel(step, minibatch, launch=GradientLaunch(2, 32, 2), numerics="tf32")
         kept = accumulators_of(step.sums, step.program.outputs)
         structs = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-        found.append((kernel, structs, kept, plan_sweeps(kept, step.program)))
+        found.append((kernel, structs, kept, plan_sample_loops(kept, step.program)))
         return ()
 
     shapes = jax.ShapeDtypeStruct((64, width), jnp.float32), jax.ShapeDtypeStruct((1, 64), jnp.uint32)
@@ -224,7 +224,7 @@ def test_as_many_passes_as_networks():
     loss = lambda critics, x: sum(jnp.tanh(x @ inner) @ outer for inner, outer in critics)
     critics = [(struct(4, 16), struct(16)) for _ in range(10)]
     kernel, _, kept, plan = kernel_of_loss(loss, critics, 4)
-    assert len(plan.sweeps) == 10
+    assert len(plan.loops) == 10
     assert all(f", tile{n}, mask" in kernel.source for n in range(len(kept.tiles)))
 
 

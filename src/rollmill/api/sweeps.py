@@ -153,7 +153,7 @@ class SweepDirectory:
 
 
 @dataclass
-class _Running:
+class _RunningTrial:
     trial: Trial
     process: subprocess.Popen
     slot: int
@@ -165,7 +165,7 @@ class _Schedule:
     """The trials that wait, those that run, and how often each was killed."""
 
     waiting: list[Trial]
-    running: list[_Running] = field(default_factory=list)
+    running: list[_RunningTrial] = field(default_factory=list)
     kills: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
@@ -207,7 +207,7 @@ def _run_all(
         free = sorted(set(range(at_once)) - {running.slot for running in schedule.running})
         for slot in free[: len(schedule.waiting)]:
             trial = schedule.waiting.pop(0)
-            schedule.running.append(_Running(trial, _started(sweep, trial, slot, at_once), slot))
+            schedule.running.append(_RunningTrial(trial, _started(sweep, trial, slot, at_once), slot))
             say(f"trial {trial} started")
         ended = [running for running in schedule.running if running.process.poll() is not None]
         for running in ended:
@@ -245,7 +245,7 @@ def _share_of_memory(at_once: int) -> dict[str, str]:
     return {} if at_once == 1 or name in os.environ else {name: f"{0.9 / at_once:.3f}"}
 
 
-def _outcome(sweep: SweepDirectory, schedule: _Schedule, running: _Running) -> str:
+def _outcome(sweep: SweepDirectory, schedule: _Schedule, running: _RunningTrial) -> str:
     """What became of a trial that has ended, which waits again if it was killed."""
     trial, code = running.trial, running.process.returncode
     seconds = time.monotonic() - running.began
@@ -277,7 +277,7 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else "none"
 
 
-def _stop(running: Sequence[_Running]) -> None:
+def _stop(running: Sequence[_RunningTrial]) -> None:
     """Lets trials stop with a checkpoint, and waits for them."""
     for each in running:
         each.process.terminate()

@@ -1,4 +1,4 @@
-"""Sweeps of a kernel over its samples: sums that have products of matrices in common share one.
+"""Loops of a kernel over its samples: sums that have products of matrices in common share one.
 
 An actor and a critic with a torso each would need the registers of both at once. What they share is only the loss,
 and a sum of losses is the sum of their sums: so the kernel goes through its samples once for each of them.
@@ -21,7 +21,7 @@ class Term(NamedTuple):
     node: Node
 
 
-class Sweep(NamedTuple):
+class SampleLoop(NamedTuple):
     """The sums that one loop over the samples gathers."""
 
     tiles: dict[int, Tile]
@@ -30,18 +30,18 @@ class Sweep(NamedTuple):
 
 
 class FissionPlan(NamedTuple):
-    """The sweeps of a kernel, and where the sums of single numbers go."""
+    """The loops of a kernel, and where the sums of single numbers go."""
 
-    sweeps: list[Sweep]
+    loops: list[SampleLoop]
     numbers: list[tuple[int, list[Term]]]
     """Offsets in the vector of all results, and the sums that each is made of."""
 
 
-def plan_sweeps(kept: Accumulators, program: Program) -> FissionPlan:
-    """The sweeps over the samples that these sums need, and no more."""
+def plan_sample_loops(kept: Accumulators, program: Program) -> FissionPlan:
+    """The loops over the samples that these sums need, and no more."""
     # Integers as sets of bits: programs have tens of rows and tens of thousands of nodes.
     depends = _products(program)
-    # Sets of rows, as bits, that are disjoint: sums that need a row of the same set are gathered in one sweep.
+    # Sets of rows, as bits, that are disjoint: sums that need a row of the same set are gathered in one loop.
     parts: list[int] = []
     for tile in kept.tiles:
         parts = _joined(parts, _of_tile(tile, depends))
@@ -49,12 +49,12 @@ def plan_sweeps(kept: Accumulators, program: Program) -> FissionPlan:
     for each in terms.values():
         for term in each:
             parts = _joined(parts, depends[term.node])
-    sweeps = [Sweep({}, []) for _ in parts or [0]]
+    loops = [SampleLoop({}, []) for _ in parts or [0]]
     for n, tile in enumerate(kept.tiles):
-        sweeps[_part(parts, _of_tile(tile, depends))].tiles[n] = tile
+        loops[_part(parts, _of_tile(tile, depends))].tiles[n] = tile
     for node in dict.fromkeys(term.node for each in terms.values() for term in each):
-        sweeps[_part(parts, depends[node])].numbers.append(node)
-    return FissionPlan(sweeps, [(offset, terms[node]) for offset, node in kept.numbers])
+        loops[_part(parts, depends[node])].numbers.append(node)
+    return FissionPlan(loops, [(offset, terms[node]) for offset, node in kept.numbers])
 
 
 def _products(program: Program) -> dict[Node, int]:
@@ -65,7 +65,7 @@ def _products(program: Program) -> dict[Node, int]:
         bits = 0
         for operand in node.operands:
             bits |= rows[operand]
-        # Only rows matter: they are what fills the registers. Scalars that several sweeps need are computed in
+        # Only rows matter: they are what fills the registers. Scalars that several loops need are computed in
         # each.
         if node.width is not None and node.op not in CHEAP:
             bits |= 1 << count

@@ -18,7 +18,7 @@ from rollmill.fusion.ir import Node, Program
 from rollmill.fusion.kernels.accumulators import Side, Tile, TilePart, accumulators_of, is_row, width_of
 from rollmill.fusion.kernels.arguments import KernelArguments
 from rollmill.fusion.kernels.gradients import GradientStep, Minibatch
-from rollmill.fusion.kernels.loop_fission import FissionPlan, Sweep, plan_sweeps
+from rollmill.fusion.kernels.loop_fission import FissionPlan, SampleLoop, plan_sample_loops
 from rollmill.fusion.kernels.vector import Vector
 from rollmill.fusion.numerics import Numerics
 from rollmill.fusion.opt.schedule import schedule_of
@@ -113,13 +113,13 @@ def gradient_source(
         whole_blocks: whether every block is full.
         numerics: of products.
     """
-    # The same tiles for all sweeps, which each keep some of them: offsets in the result do not depend on sweeps.
+    # The same tiles for all loops, which each keep some of them: offsets in the result do not depend on loops.
     accumulators = accumulators_of(step.sums, step.program.outputs)
-    plan = plan_sweeps(accumulators, step.program)
-    numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.sweeps for node in each.numbers)}
+    plan = plan_sample_loops(accumulators, step.program)
+    numbers = {node: f"sum{n}" for n, node in enumerate(node for each in plan.loops for node in each.numbers)}
     lines = []
-    for n, each in enumerate(plan.sweeps):
-        lines += _sweep(_Common(step, places, slots, whole_blocks, numerics), each, numbers, f"p{n}")
+    for n, each in enumerate(plan.loops):
+        lines += _sample_loop(_Common(step, places, slots, whole_blocks, numerics), each, numbers, f"p{n}")
     arguments = ", ".join(["table", "rows", "minibatch", *pointers, "sums"])
     constants = ", ".join(f"{name}: tl.constexpr" for name in ("N", "W", "SIZE", "PROGRAMS", "BLOCK"))
     head = [
@@ -132,7 +132,7 @@ def gradient_source(
 
 
 class _Common(NamedTuple):
-    """The arguments that all sweeps of a kernel share."""
+    """The arguments that all loops of a kernel share."""
 
     step: GradientStep
     places: Sequence[SamplePlace]
@@ -141,8 +141,8 @@ class _Common(NamedTuple):
     numerics: Numerics
 
 
-def _sweep(task: _Common, each: Sweep, numbers: Mapping[Node, str], prefix: str) -> list[str]:
-    """One sweep over a program's samples, and its sums; all its names begin alike."""
+def _sample_loop(task: _Common, each: SampleLoop, numbers: Mapping[Node, str], prefix: str) -> list[str]:
+    """One loop over a program's samples, and its sums; all its names begin alike."""
     mask = "" if task.whole_blocks else "here"
     summing_from = [node for tile in each.tiles.values() for node in (*tile.left, *tile.right) if node is not None]
     program = Program(task.step.program.inputs, (*dict.fromkeys([*summing_from, *each.numbers]),))
@@ -161,7 +161,7 @@ def _sweep(task: _Common, each: Sweep, numbers: Mapping[Node, str], prefix: str)
 
 
 def _inputs(task: _Common, program: Program, samples: SamplePrefetch) -> list[str]:
-    """The names of the inputs that a sweep needs; the others are not read."""
+    """The names of the inputs that a loop needs; the others are not read."""
     needed = {node for node in program.nodes() if node.op == "input"}
     names = [""] * len(program.inputs)
     for leaf, place in zip(task.step.sample, task.places, strict=True):
@@ -177,7 +177,7 @@ def _inputs(task: _Common, program: Program, samples: SamplePrefetch) -> list[st
 class _SumWriter:
     """Adds a block's results to the accumulators, each as soon as it is computed, so that it need not be held."""
 
-    def __init__(self, writer: TritonWriter, each: Sweep, numbers: Mapping[Node, str], mask: str) -> None:
+    def __init__(self, writer: TritonWriter, each: SampleLoop, numbers: Mapping[Node, str], mask: str) -> None:
         self._writer, self._mask = writer, mask
         self._tiles, self._numbers = list(each.tiles.items()), [(node, numbers[node]) for node in each.numbers]
 
@@ -218,7 +218,7 @@ class _SumWriter:
         return self._writer.beside([ONE if node is None else names[node] for node in side])
 
 
-def _empty(each: Sweep, numbers: Mapping[Node, str]) -> list[str]:
+def _empty(each: SampleLoop, numbers: Mapping[Node, str]) -> list[str]:
     lines = [f"    tile{n} = tl.zeros({_shape(tile)}, tl.float32)" for n, tile in each.tiles.items()]
     return lines + [f"    {numbers[node]} = tl.zeros([BLOCK], tl.float32)" for node in each.numbers]
 
@@ -227,7 +227,7 @@ def _shape(tile: Tile) -> str:
     return f"[{columns(width_of(tile.right))}, {columns(width_of(tile.left))}]"
 
 
-def _tile_stores(each: Sweep) -> list[str]:
+def _tile_stores(each: SampleLoop) -> list[str]:
     lines = []
     for n, tile in each.tiles.items():
         lines += [f"    i{n} = tl.arange(0, {columns(width_of(tile.left))})[None, :]"]
@@ -236,7 +236,7 @@ def _tile_stores(each: Sweep) -> list[str]:
     return lines
 
 
-def _summed(each: Sweep, numbers: Mapping[Node, str]) -> list[str]:
+def _summed(each: SampleLoop, numbers: Mapping[Node, str]) -> list[str]:
     """Lines that make one number of what was kept for each place of a block."""
     return [f"    {numbers[node]}_all = tl.sum({numbers[node]}, axis=0)" for node in each.numbers]
 
