@@ -69,3 +69,16 @@ def test_of_another_policy_nothing_is_kept_that_was_said_of_the_old_one():
     assert asked.items() <= reset_placement(asked).items()
     assert reset_placement({"cluster": "ray"}) == {"cluster": "ray", "place": None, "host": None}
     assert reset_placement({"actors": 3}) == {"actors": 3}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "hint"),
+    [
+        ("ppo", {"normalize_observations": True}, "leave out normalize_observations, or let it be synchronous"),
+        ("dqn", {}, "or choose another policy, such as single-learner-coarse"),
+    ],
+)
+def test_asynchronous_gradients_refuse_what_would_drift_apart(algorithm, settings, hint):
+    graph = getattr(rollmill, algorithm)("CartPole-v1", **settings)
+    with pytest.raises(UsageError, match=f"{algorithm} counts or averages .* would drift apart. hint: .*{hint}"):
+        choose_plan(graph, RunOptions(distribution="central", asynchronous=True))

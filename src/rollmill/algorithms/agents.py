@@ -341,5 +341,6 @@ def split_key(key: Key, count: int) -> Array:
 def require_multi_agent(env: Environment, algorithm: str) -> Environment:
     """Returns the environment; raises a `UsageError` if it has a single agent."""
     if not env.agents:
-        raise UsageError(f"{env.name} has one agent; {algorithm} is for environments with several. Use ppo.")
+        other = "ppo" if env.num_players == 1 else "alphazero"
+        raise UsageError(f"{env.name} has one agent; {algorithm} is for environments with several. Use {other}.")
     return env

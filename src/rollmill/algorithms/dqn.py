@@ -2,6 +2,9 @@
 
 All four are options (van Hasselt et al., 2016; Wang et al., 2016; Schaul et al., 2016; Hessel et al., 2018).
 
+Departures from the paper: Adam instead of RMSProp, a squared loss unless `huber` is set, and double estimates by
+default.
+
 Shape letter: `N` samples of a minibatch.
 """
 

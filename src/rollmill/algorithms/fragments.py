@@ -127,8 +127,8 @@ def require_jax_env(env: Environment | HostEnvironment) -> Environment:
     """Returns the environment; raises a `UsageError` for a host environment."""
     if isinstance(env, HostEnvironment):
         raise UsageError(
-            f"{env.name} is made of Python objects on the host, which this algorithm does not support; ppo, a3c "
-            "and impala do."
+            f"{env.name} is made of Python objects on the host, which this algorithm does not support; ppo, a3c, "
+            "impala, dqn, sac and td3 do."
         )
     return env
 

@@ -59,9 +59,9 @@ class IMPALAConfig:
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""
     rms_decay: Fraction = 0.99
-    """Decay of RMSProp's running mean of squared gradients."""
+    """Decay of RMSProp's running mean of squared gradients; not used with Adam."""
     rms_eps: Positive = 1e-5
-    """Added to that mean before the square root; the paper's 0.1 is for sums over samples."""
+    """Added to that mean before the square root; the paper's 0.1 is for sums over samples. Not used with Adam."""
     gamma: Fraction = 0.99
     """Discount factor."""
     clip_rho: Annotated[float, Range(0, exclusive=True, finite=False)] = 1.0

@@ -93,7 +93,7 @@ class MAPPOConfig:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     """Network of every parameter set."""
     networks: dict[str, NetworkConfig] = field(default_factory=dict)
-    """Networks of single parameter sets, in place of `network`."""
+    """Networks of single parameter sets, in place of `network`; in Python only."""
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -1,4 +1,8 @@
-"""Twin delayed deep deterministic policy gradients (Fujimoto et al., ICML 2018)."""
+"""Twin delayed deep deterministic policy gradients (Fujimoto et al., ICML 2018).
+
+Departures from the paper: gradients of critics and actor are those of one minibatch and one set of weights, so the
+actor follows the critic as it was before the same update; noise is in halves of the action space's width.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

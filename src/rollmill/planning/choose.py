@@ -94,6 +94,15 @@ def _refuse_beside_plan(options: PlacementOptions) -> None:
             )
 
 
+def _without_statistics(graph: Graph) -> str:
+    """How a graph can be trained where nothing but gradients reaches the learner."""
+    config = graph.settings["config"]
+    used = [name for name in ("normalize_observations", "normalize_rewards") if config.get(name)]
+    if used:
+        return f"leave out {' and '.join(used)}, or let it be synchronous"
+    return "let it be synchronous, or choose another policy, such as single-learner-coarse"
+
+
 def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
     if options.host is not None and plan.place != "ray":
         raise UsageError(
@@ -105,9 +114,9 @@ def _check(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
     partition = plan.partition
     if partition.apart("gradients", "update") and not partition.synchronous and flow(graph).prepared:
         raise UsageError(
-            f"{partition.name}, asynchronous, sends gradients to the update and nothing else, so running "
-            "statistics of its workers would drift apart; leave out normalize_observations and "
-            "normalize_rewards, or let it be synchronous."
+            f"{partition.name}, asynchronous, sends gradients to the update and nothing else, so what "
+            f"{graph.settings['algorithm']} counts or averages while it prepares a batch would drift apart. "
+            f"hint: {_without_statistics(graph)}."
         )
     if options.devices not in (0, 1):
         raise UsageError(
