@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 ROOT = 0
 NO_NODE = -1
@@ -124,6 +124,19 @@ class Below(NamedTuple):
     value: Float[Array, ""]
     """Mean of its returns."""
     frontier: Int[Array, ""]
+
+
+class Levels(NamedTuple):
+    """Nodes of a path, from the lowest up, and the step from each to the next lower one."""
+
+    node: Int[Array, " L"]
+    """The root in place of no node."""
+    child: Int[Array, " L"]
+    """The next lower node of the path; `NO_NODE` of the leaf."""
+    is_leaf: Bool[Array, " L"]
+    choice: Int[Array, " L"]
+    reward: Float[Array, " L"]
+    discount: Float[Array, " L"]
 
 
 def run_search(
@@ -243,50 +256,72 @@ def _with_levels_updated(
 
     The root is the node at `root_level`, if there are as many.
     """
-    num_nodes, num_actions = tree.children.shape
-    exists, at = path != NO_NODE, jnp.maximum(path, ROOT)
-    child = jnp.append(below.node, path[:-1])
-    is_leaf, child_at = child == NO_NODE, jnp.maximum(child, ROOT)
-    reward = jnp.where(is_leaf, 0.0, tree.reward[child_at])
-    discount = jnp.where(is_leaf, 1.0, tree.discount[child_at])
+    levels = _levels_of(tree, path, below)
     # The return from a node is `sum + factor * below.returned`, of all steps below it taken together.
-    sums, factors = jax.lax.associative_scan(_then, (reward, discount))
+    sums, factors = jax.lax.associative_scan(_then, (levels.reward, levels.discount))
     returned = sums + factors * below.returned
+    statistics = _with_returns(_at(tree.statistics, levels.node), levels, returned, below)
+    roots_choice = root_rule(_at(statistics, jnp.clip(root_level, 0, path.size - 1)))
+    choice = jnp.where(path == ROOT, roots_choice, rule(statistics))
+    frontier = _frontiers(tree, levels, choice, below)
+    tree = _written(tree, path, statistics, frontier)
+    return tree, Below(path[-1], returned[-1], statistics.value[-1], frontier[-1])
 
-    before = _at(tree.statistics, at)
+
+def _levels_of(tree: Tree, path: Int[Array, " L"], below: Below) -> Levels:
+    child = jnp.append(below.node, path[:-1])
+    is_leaf, at = child == NO_NODE, jnp.maximum(child, ROOT)
+    return Levels(
+        node=jnp.maximum(path, ROOT),
+        child=child,
+        is_leaf=is_leaf,
+        choice=tree.choice[at],
+        reward=jnp.where(is_leaf, 0.0, tree.reward[at]),
+        discount=jnp.where(is_leaf, 1.0, tree.discount[at]),
+    )
+
+
+def _with_returns(before: Statistics, levels: Levels, returned: Float[Array, " L"], below: Below) -> Statistics:
+    """Statistics of a path's nodes after one more return from each."""
     visits = 1.0 + jnp.sum(before.edges.visits, axis=-1)
-    value = jnp.where(is_leaf, returned, before.value + (returned - before.value) / (visits + 1.0))
-    choice = tree.choice[child_at]
-    taken = jax.nn.one_hot(jnp.where(is_leaf, NO_NODE, choice), num_actions, dtype=bool)
-    action_value = reward + discount * jnp.append(below.value, value[:-1])
+    mean = before.value + (returned - before.value) / (visits + 1.0)
+    value = jnp.where(levels.is_leaf, returned, mean)
+    action_value = levels.reward + levels.discount * jnp.append(below.value, value[:-1])
+    num_actions = before.edges.visits.shape[-1]
+    taken = jax.nn.one_hot(jnp.where(levels.is_leaf, NO_NODE, levels.choice), num_actions, dtype=bool)
     edges = before.edges._replace(
         visits=before.edges.visits + taken.astype(jnp.float32),
         value=jnp.where(taken, action_value[:, None], before.edges.value),
     )
-    after = before._replace(edges=edges, value=value)
+    return before._replace(edges=edges, value=value)
 
-    # A walk follows the path down to the first node that now chooses another action.
-    roots_choice = root_rule(_at(after, jnp.clip(root_level, 0, path.size - 1)))
-    chosen = jnp.where(path == ROOT, roots_choice, rule(after))
-    next_node = tree.children[at, chosen]
-    follows = (next_node != NO_NODE) & (next_node == child)
+
+def _frontiers(tree: Tree, levels: Levels, choice: Int[Array, " L"], below: Below) -> Int[Array, " L"]:
+    """Where walks from a path's nodes end, which now choose these actions."""
+    at, num_actions = levels.node, tree.children.shape[1]
+    chosen = tree.children[at, choice]
     ends = (tree.discount[at] == 0) | (tree.depth[at] == tree.lineage.shape[1] - 1)
-    here = at * (num_actions + 1) + jnp.where(ends, num_actions, chosen)
-    elsewhere = jnp.where(next_node == NO_NODE, here, tree.frontier[jnp.maximum(next_node, ROOT)])
-    turn = jax.lax.cummax(jnp.where(follows, NO_NODE, jnp.arange(path.size)))
-    frontier = jnp.where(turn == NO_NODE, below.frontier, elsewhere[jnp.maximum(turn, 0)])
+    here = at * (num_actions + 1) + jnp.where(ends, num_actions, choice)
+    elsewhere = jnp.where(chosen == NO_NODE, here, tree.frontier[jnp.maximum(chosen, ROOT)])
+    # A walk follows the path down to the first node that now chooses another action.
+    follows = (chosen != NO_NODE) & (chosen == levels.child)
+    turn = jax.lax.cummax(jnp.where(follows, NO_NODE, jnp.arange(at.size)))
+    return jnp.where(turn == NO_NODE, below.frontier, elsewhere[jnp.maximum(turn, 0)])
 
+
+def _written(tree: Tree, path: Int[Array, " L"], statistics: Statistics, frontier: Int[Array, " L"]) -> Tree:
+    """The tree with these statistics and frontiers at the nodes of a path."""
     # Beyond the last node nothing is written.
-    row = jnp.where(exists, path, num_nodes)
+    row = jnp.where(path == NO_NODE, tree.children.shape[0], path)
     put = lambda leaf, values: leaf.at[row].set(values, mode="drop")
-    edges = tree.statistics.edges._replace(
-        visits=put(tree.statistics.edges.visits, edges.visits), value=put(tree.statistics.edges.value, edges.value)
+    old, new = tree.statistics, statistics
+    edges = old.edges._replace(
+        visits=put(old.edges.visits, new.edges.visits), value=put(old.edges.value, new.edges.value)
     )
-    tree = tree._replace(
-        statistics=tree.statistics._replace(edges=edges, value=put(tree.statistics.value, value)),
+    return tree._replace(
+        statistics=old._replace(edges=edges, value=put(old.value, new.value)),
         frontier=put(tree.frontier, frontier),
     )
-    return tree, Below(path[-1], returned[-1], value[-1], frontier[-1])
 
 
 def _then(lower: tuple[Vector, Vector], higher: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
