@@ -13,9 +13,10 @@ demo: $(VENV)/.installed
 	@echo "run directory: $(DEMO_RUN)"
 	@echo "evaluate it again: $(BIN)/rollmill evaluate $(DEMO_RUN)"
 
-# Tests of whole trainings and of the compiler run without runtime checks of types and shapes, which would double
-# their time.
-UNCHECKED := tests/api tests/cli tests/execution tests/fusion
+# Tests of whole trainings, of searches and of the compiler run without runtime checks of types and shapes, which
+# would double their time.
+UNCHECKED := tests/api tests/cli tests/execution tests/fusion \
+	$(addprefix tests/algorithms/test_,alphazero.py mappo_fragments.py memory.py off_policy.py probes.py search.py)
 
 test: $(VENV)/.installed-peers
 	ROLLMILL_REQUIRE_PEERS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(UNCHECKED:%=--ignore=%)
