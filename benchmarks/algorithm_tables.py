@@ -17,11 +17,11 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS
+from measure import RESULTS, table_of
 
 from rollmill.api.algorithms import BUILTIN
 from rollmill.core.bounds import Range, bounds_of
@@ -49,7 +49,7 @@ def fields_of(config: type) -> str:
         ]
         for name in (field.name for field in dataclasses.fields(config))
     ]
-    return _table(["Field", "Default", "Allowed", "Meaning"], rows)
+    return table_of(["Field", "Default", "Allowed", "Meaning"], rows, numbers=())
 
 
 def docstrings_of(config: type) -> dict[str, str]:
@@ -133,7 +133,7 @@ def replay_studies(algorithm: str) -> Callable[[], str]:
             "Greedy policy, mean",
             "Published",
         ]
-        return _table(head, [_replay_row(study) for study in studies], numbers=(1, 3, 4, 5))
+        return table_of(head, [_replay_row(study) for study in studies], numbers=(1, 3, 4, 5))
 
     return table
 
@@ -155,7 +155,7 @@ def placed_studies(*names: str) -> Callable[[], str]:
 
     def table() -> str:
         results = _result("distributed-learning")
-        return _table(
+        return table_of(
             ["Recipe", "Placement", "Seed", "Final return", "Greedy policy", "Mean policy lag", "Seconds"],
             [_placed_row(results[name], run) for name in names for run in results[name]["runs"]],
             numbers=(2, 3, 4, 5, 6),
@@ -176,22 +176,6 @@ def _placed_row(study: dict[str, Any], run: dict[str, Any]) -> list[str]:
     ]
 
 
-def self_play() -> str:
-    """The table of self-play without learning, beside Pgx with mctx."""
-    rows = [
-        [
-            row["network"],
-            str(row["simulations"]),
-            f"{row['rollmill']['moves_per_second']['median'] / 1e3:,.1f}",
-            f"{row['pgx']['moves_per_second']['median'] / 1e3:,.1f}",
-            f"{row['over_pgx']['median']:.1f} x",
-        ]
-        for row in _result("self-play-gpu")["self_play"]
-    ]
-    head = ["Network", "Simulations", "Rollmill, thousand moves/s", "Pgx and mctx", "Ratio"]
-    return _table(head, rows, numbers=(1, 2, 3, 4))
-
-
 def _result(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text())["result"]
 
@@ -207,20 +191,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "results of dqn": replay_studies("dqn"),
     "results of sac": replay_studies("sac"),
     "results of td3": replay_studies("td3"),
-    "self-play": self_play,
 }
 
 
 def with_tables(text: str) -> str:
     """The text of a page with all of its tables as they have to be."""
     return MARKED.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> str:
-    """In Markdown; the columns of numbers are aligned to the right."""
-    rule = ["---:" if column in numbers else "---" for column in range(len(head))]
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *escaped])
 
 
 def main() -> None:

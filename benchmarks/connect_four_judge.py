@@ -497,7 +497,7 @@ def training_of(run: Path) -> dict[str, Any]:
 
 
 def facts_of(positions: Sequence[Contested], seconds: float) -> dict[str, Any]:
-    """What the contested positions are, and the time that it took to find them."""
+    """Numbers of the contested positions by kind, and the time that it took to find them."""
     return {
         "number": len(positions),
         "quiet": sum(position.quiet for position in positions),

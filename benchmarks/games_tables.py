@@ -75,7 +75,7 @@ def speed(machines: dict[str, dict[str, Any]]) -> str:
                 + [f"{rate(theirs):,.0f}", f"{rate(ours):,.0f}", f"{case['over_pgx']['median']:.2f} x"]
                 + [f"{1e3 * seconds:.2f}" for seconds in times]
             )
-    return table_of(head, rows)
+    return table_of(head, rows, numbers=range(2, len(head)))
 
 
 def random_play(result: dict[str, Any]) -> str:

@@ -77,10 +77,12 @@ def timed_in_turns(
     return {name: times[1:] for name, times in seconds.items()}
 
 
-def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown; all columns but the first hold numbers."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def table_of(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] | None = None) -> str:
+    """A table in Markdown; columns of numbers, by default all but the first, are aligned to the right."""
+    right = range(1, len(head)) if numbers is None else numbers
+    rule = ["---:" if column in right else "---" for column in range(len(head))]
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *escaped])
 
 
 def write_table(table: str, path: Path, *, part: str = "") -> None:

@@ -184,7 +184,7 @@ def _module(name: str) -> Any:
 
 
 def reward_of_mover(before: Any, after: Any) -> Float[Array, " E"]:
-    """Of the rewards of both players, that of the one who has moved."""
+    """The reward of the player who has moved."""
     return jnp.take_along_axis(after.rewards, before.current_player[:, None], axis=1)[:, 0]
 
 

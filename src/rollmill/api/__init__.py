@@ -16,22 +16,22 @@ from rollmill.api.specification import (
     import_modules,
     rebuild_graph,
 )
-from rollmill.api.sweeps import RESULTS, SweepDirectory, Trial, run_sweep
+from rollmill.api.sweeps import TRIAL_RESULTS, SweepDirectory, Trial, run_sweep
 from rollmill.api.training import Run, resume, train
 
 __all__ = [
     "ALGORITHMS",
+    "TRIAL_RESULTS",
+    "WORKER_LIMITS",
     "Algorithm",
     "Examination",
     "GameAgainstPolicy",
     "LoadedRun",
     "Policy",
-    "RESULTS",
     "Run",
     "RunOptions",
     "SweepDirectory",
     "Trial",
-    "WORKER_LIMITS",
     "build_graph",
     "choose_plan",
     "describe",

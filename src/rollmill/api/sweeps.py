@@ -25,7 +25,7 @@ LOOK_SECONDS = 0.1
 """Time between two looks at running trials."""
 MOST_KILLS = 3
 """Times that a trial whose process was killed is resumed."""
-RESULTS = ("final_return", "best_return", "env_steps", "steps_per_second", "seconds")
+TRIAL_RESULTS = ("final_return", "best_return", "env_steps", "steps_per_second", "seconds")
 """Columns of the table, from the summaries of the runs."""
 
 
@@ -108,7 +108,7 @@ class SweepDirectory:
         return RunDirectory(self.root / TRIALS / trial.name)
 
     def log(self, trial: Trial) -> Path:
-        """What a trial's process printed."""
+        """The file that holds all that a trial's process prints."""
         return self.root / TRIALS / f"{trial.name}.log"
 
     def summary(self, trial: Trial) -> dict[str, Any]:
@@ -131,14 +131,13 @@ class SweepDirectory:
         return ["train", *trial.words, "--run-dir", str(run.root)]
 
     def rows(self, metric: str) -> list[dict[str, Any]]:
-        """A row for each trial: its values and results, the best by `metric` first, those without one last."""
+        """A row for each trial: its values and results, the largest `metric` first, trials without one last."""
         rows = []
         for trial in self.trials():
             summary = self.summary(trial)
-            results = {name: summary.get(name) for name in RESULTS}
+            results = {name: summary.get(name) for name in TRIAL_RESULTS}
             rows.append({"trial": trial.name, **trial.point, "status": summary.get("status", "open"), **results})
-        known = [row for row in rows if isinstance(row[metric], int | float)]
-        return sorted(known, key=lambda row: -row[metric]) + [row for row in rows if row not in known]
+        return sorted(rows, key=lambda row: (row[metric] is None, -(row[metric] or 0.0)))
 
     def write_table(self, metric: str) -> list[dict[str, Any]]:
         """Writes the rows as CSV, and returns them."""
@@ -246,7 +245,7 @@ def _share_of_memory(at_once: int) -> dict[str, str]:
 
 
 def _outcome(sweep: SweepDirectory, schedule: _Schedule, running: _RunningTrial) -> str:
-    """What became of a trial that has ended, which waits again if it was killed."""
+    """A sentence on a trial that has ended; one whose process was killed is put back among the waiting."""
     trial, code = running.trial, running.process.returncode
     seconds = time.monotonic() - running.began
     if sweep.is_finished(trial):

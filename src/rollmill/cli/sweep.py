@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
-from rollmill.api import RESULTS, SweepDirectory, Trial, find_algorithm, run_sweep
+from rollmill.api import TRIAL_RESULTS, SweepDirectory, Trial, find_algorithm, run_sweep
 from rollmill.cli.parsing import values_of
 from rollmill.cli.train import check_arguments
 from rollmill.core.errors import UsageError
@@ -25,7 +25,7 @@ SWEEP/trials; SWEEP/table.csv compares them. All other options are those of `rol
   --random N             draw N random combinations, instead of all
   --sweep-seed SEED      of the draws (default: 0)
   --at-once N            most trials at a time (default: the number of cores; on a GPU 1)
-  --metric NAME          column by which the table is sorted: {metrics} (default: final_return)
+  --metric NAME          column by which the table is sorted, the largest first: {metrics} (default: final_return)
   --sweep-dir SWEEP      directory of the sweep (default: runs/sweep- with algorithm, environment and time)
   --resume SWEEP         go on with a sweep that was stopped or killed
 """
@@ -39,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
 def run(arguments: list[str]) -> int:
     """Runs a sweep and prints its table."""
     if not arguments or any(word in ("-h", "--help") for word in arguments):
-        print(USAGE.format(metrics=", ".join(RESULTS)), end="")
+        print(USAGE.format(metrics=", ".join(TRIAL_RESULTS)), end="")
         return 0 if arguments else 2
     own, rest = _parser().parse_known_args(arguments)
     at_once = own.at_once if own.at_once is not None else _default_at_once()
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--random", type=int)
     parser.add_argument("--sweep-seed", type=int, default=0)
     parser.add_argument("--at-once", type=int)
-    parser.add_argument("--metric", choices=RESULTS, default="final_return")
+    parser.add_argument("--metric", choices=TRIAL_RESULTS, default="final_return")
     parser.add_argument("--sweep-dir", type=Path)
     parser.add_argument("--resume", type=Path)
     return parser
@@ -123,7 +123,7 @@ def _default_at_once() -> int:
 
 def _print_table(sweep: SweepDirectory, metric: str) -> None:
     rows = sweep.rows(metric)
-    columns = [*(name for name in rows[0] if name not in RESULTS), metric, "seconds"]
+    columns = [*(name for name in rows[0] if name not in TRIAL_RESULTS), metric, "seconds"]
     cells = [columns, *([_text(row[name]) for name in columns] for row in rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     for row in cells:

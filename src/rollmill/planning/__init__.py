@@ -8,11 +8,11 @@ from rollmill.planning.plan import PLACES, Place, Plan, read_plan, write_plan
 from rollmill.planning.search_space import Axis, parse_axis, points
 
 __all__ = [
-    "Axis",
     "COUNTS",
-    "Counts",
     "PLACEMENT",
     "PLACES",
+    "Axis",
+    "Counts",
     "Place",
     "PlacementOptions",
     "Plan",

@@ -32,7 +32,9 @@ def parse_axis(text: str) -> Axis:
         UsageError: it is none of these.
     """
     option, equals, values = text.partition("=")
-    option = option.strip().lstrip("-").replace("_", "-") if "." not in option else option.strip().lstrip("-")
+    option = option.strip().lstrip("-")
+    # After a dot stands a name of the environment's own, whose underscores count.
+    option = option if "." in option else option.replace("_", "-")
     if not (equals and option and values.strip()):
         raise UsageError(f"--over {text!r} has to be OPTION=V1,V2,... or OPTION=LOW..HIGH, such as seed=0..4.")
     logarithmic = values.startswith("log:")

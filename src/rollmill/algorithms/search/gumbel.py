@@ -14,7 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rollmill.algorithms.search.tree import EvaluatedPosition, Model, SearchResult, Statistics, run_search
+from rollmill.algorithms.search.tree import (
+    EvaluatedPosition,
+    Model,
+    SearchResult,
+    Statistics,
+    best_action,
+    run_search,
+)
 from rollmill.core.types import Key
 
 VISIT_OFFSET = 50.0
@@ -60,7 +67,7 @@ def gumbel_search(
         """The best legal action among those with this number of visits."""
         score = noise + improved(node) - jnp.max(node.edges.logits)
         score = jnp.maximum(score, LOWEST_SCORE)
-        return _best(jnp.where(legal & (node.edges.visits == visits), score, -jnp.inf))
+        return best_action(jnp.where(legal & (node.edges.visits == visits), score, -jnp.inf))
 
     def root_rule(node: Statistics) -> Int[Array, ""]:
         simulation = jnp.minimum(jnp.sum(node.edges.visits).astype(jnp.int32), num_simulations - 1)
@@ -68,7 +75,9 @@ def gumbel_search(
 
     def rule(node: Statistics) -> Int[Array, "..."]:
         visits = node.edges.visits
-        return _best(jax.nn.softmax(improved(node)) - visits / (1.0 + jnp.sum(visits, axis=-1, keepdims=True)))
+        return best_action(
+            jax.nn.softmax(improved(node)) - visits / (1.0 + jnp.sum(visits, axis=-1, keepdims=True))
+        )
 
     node = run_search(
         root, model, root_rule=root_rule, rule=rule, num_simulations=num_simulations, max_depth=max_depth
@@ -117,7 +126,3 @@ def improved_logits(node: Statistics, *, scale: float, rescale: bool) -> Float[A
         values = (values - lowest) / jnp.maximum(jnp.max(values, axis=-1, keepdims=True) - lowest, 1e-8)
     weight = scale * (VISIT_OFFSET + jnp.max(edges.visits, axis=-1, keepdims=True))
     return edges.logits + weight * values
-
-
-def _best(scores: Float[Array, "... A"]) -> Int[Array, "..."]:
-    return jnp.argmax(scores, axis=-1).astype(jnp.int32)

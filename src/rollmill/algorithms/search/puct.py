@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from rollmill.algorithms.search.tree import EvaluatedPosition, Model, SearchResult, Statistics, run_search
+from rollmill.algorithms.search.tree import (
+    EvaluatedPosition,
+    Model,
+    SearchResult,
+    Statistics,
+    best_action,
+    run_search,
+)
 from rollmill.core.types import Key
 
 PRIOR_WEIGHT = 1.25
@@ -61,17 +68,17 @@ def puct_search(
     root = root._replace(logits=_noisy(noise_key, root.logits, legal, noise))
 
     def root_rule(node: Statistics) -> Int[Array, ""]:
-        return _best(jnp.where(legal, upper_bounds(node), -jnp.inf))
+        return best_action(jnp.where(legal, upper_bounds(node), -jnp.inf))
 
     def rule(node: Statistics) -> Int[Array, "..."]:
-        return _best(upper_bounds(node))
+        return best_action(upper_bounds(node))
 
     node = run_search(
         root, model, root_rule=root_rule, rule=rule, num_simulations=num_simulations, max_depth=max_depth
     )
     weights = node.edges.visits / jnp.sum(node.edges.visits)
     if noise.temperature == 0:
-        choice = _best(weights)
+        choice = best_action(weights)
     else:
         choice = jax.random.categorical(choice_key, jnp.log(weights) / noise.temperature).astype(jnp.int32)
     return SearchResult(choice, weights, node.value)
@@ -100,7 +107,3 @@ def _noisy(key: Key, logits: Float[Array, " A"], legal: Bool[Array, " A"], noise
     mixed = (1.0 - noise.fraction) * jax.nn.softmax(logits) + noise.fraction * share
     lowest = jnp.finfo(mixed.dtype)
     return jnp.where(legal, jnp.log(jnp.maximum(mixed, lowest.tiny)), lowest.min)
-
-
-def _best(scores: Float[Array, "... A"]) -> Int[Array, "..."]:
-    return jnp.argmax(scores, axis=-1).astype(jnp.int32)

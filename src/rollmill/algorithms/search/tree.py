@@ -139,6 +139,11 @@ class Levels(NamedTuple):
     discount: Float[Array, " L"]
 
 
+def best_action(scores: Float[Array, "... A"]) -> Int[Array, "..."]:
+    """Index of the action with the highest score, the first among equals."""
+    return jnp.argmax(scores, axis=-1).astype(jnp.int32)
+
+
 def run_search(
     root: EvaluatedPosition, model: Model, *, root_rule: Rule, rule: Rule, num_simulations: int, max_depth: int
 ) -> Statistics:
