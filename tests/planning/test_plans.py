@@ -81,7 +81,7 @@ def without(name):
         (None, "the plan: the document is null, and has to be an object."),
         (without("groups"), "the plan: groups is missing."),
         ({}, "the plan: version is missing."),
-        (plan_json(version=2), "the plan is of version 2; this Rollmill reads 1."),
+        (plan_json(version=3), "the plan is of version 3; this Rollmill reads 1 and 2."),
         (plan_json(version="1"), "the plan: version is \"1\", and has to be an integer."),
         (plan_json(version=True), "the plan: version is true, and has to be an integer."),
         (plan_json(distribution=None), "the plan: distribution is null, and has to be text."),

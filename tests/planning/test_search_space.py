@@ -17,6 +17,8 @@ from rollmill.planning import Axis, parse_axis, points
         ("lr=log:1e-5..1e-2", Axis("lr", (), 1e-5, 1e-2, True)),
         ("env-option.max_steps=100,200", Axis("env-option.max_steps", ("100", "200"))),
         ("network.torso=mlp,gru", Axis("network.torso", ("mlp", "gru"))),
+        ("network.hidden_sizes=64 64,32", Axis("network.hidden-sizes", ("64 64", "32"))),
+        ("env_option.max_steps=100,200", Axis("env-option.max_steps", ("100", "200"))),
     ],
 )
 def test_axes(text, axis):
@@ -65,3 +67,24 @@ def test_draws_lie_in_their_ranges_and_follow_the_seed():
     assert -5 <= min(exponents) < -4.9 and -1.1 < max(exponents) <= -1
     assert sum(exponents) / 400 == pytest.approx(-3, abs=0.2)
     assert {point["seed"] for point in drawn} == {"0", "1", "2", "3"}
+
+
+def test_draws_do_not_leave_a_range_by_rounding():
+    axis = parse_axis("gamma=0.99999991..0.99999994")
+    drawn = [float(point["gamma"]) for point in points([axis], draws=20)]
+    assert all(0.99999991 <= gamma <= 0.99999994 for gamma in drawn) and len(set(drawn)) == 20
+
+
+@pytest.mark.parametrize(
+    ("text", "integers"),
+    [
+        ("n=2..5", (2, 5)),
+        ("n=1,2,3", (1, 3)),
+        ("n=1,3", None),
+        ("n=a,b", None),
+        ("n=-1..1", (-1, 1)),
+        ("n=01", None),
+    ],
+)
+def test_integers_in_a_row(text, integers):
+    assert parse_axis(text).integers == integers

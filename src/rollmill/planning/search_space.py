@@ -24,6 +24,14 @@ class Axis(NamedTuple):
     logarithmic: bool = False
     """Draw the logarithm uniformly."""
 
+    @property
+    def integers(self) -> tuple[int, int] | None:
+        """The first and the last value, where the values are all integers from one to the other."""
+        if not self.values or not all(_is_integer(value) for value in self.values):
+            return None
+        first, last = int(self.values[0]), int(self.values[-1])
+        return (first, last) if self.values == tuple(map(str, range(first, last + 1))) else None
+
 
 def parse_axis(text: str) -> Axis:
     """Parses `OPTION=V1,V2,...`, `OPTION=1..8` (integers), `OPTION=0.1..0.9` or `OPTION=log:1e-5..1e-2`.
@@ -32,9 +40,7 @@ def parse_axis(text: str) -> Axis:
         UsageError: it is none of these.
     """
     option, equals, values = text.partition("=")
-    option = option.strip().lstrip("-")
-    # After a dot stands a name of the environment's own, whose underscores count.
-    option = option if "." in option else option.replace("_", "-")
+    option = option_name(option)
     if not (equals and option and values.strip()):
         raise UsageError(f"--over {text!r} has to be OPTION=V1,V2,... or OPTION=LOW..HIGH, such as seed=0..4.")
     logarithmic = values.startswith("log:")
@@ -49,6 +55,26 @@ def parse_axis(text: str) -> Axis:
     if not logarithmic and _is_integer(low) and _is_integer(high):
         return Axis(option, _integers(text, int(low), int(high)))
     return _range(text, option, low, high, logarithmic=logarithmic)
+
+
+def option_name(text: str) -> str:
+    """The name of an option as axes have it: `learning_rate` and `--learning-rate` are `learning-rate`."""
+    words = text.strip().lstrip("-")
+    holder, dot, name = words.partition(".")
+    holder = holder.replace("_", "-")
+    # The underscores of an option of the environment are its own.
+    return f"{holder}{dot}{name if holder == 'env-option' else name.replace('_', '-')}"
+
+
+def listed_axis(option: str, values: Sequence[str]) -> Axis:
+    """The axis of an option with these values.
+
+    Raises:
+        UsageError: there are none, or one comes twice.
+    """
+    if not values or len(set(values)) < len(values):
+        raise UsageError(f"--over {option}: {', '.join(values) or 'nothing'} is empty, or has a value twice.")
+    return Axis(option, tuple(values))
 
 
 def _is_integer(text: str) -> bool:
@@ -107,4 +133,10 @@ def _drawn(axis: Axis, source: random.Random) -> str:
         drawn = math.exp(source.uniform(math.log(axis.low), math.log(axis.high)))
     else:
         drawn = source.uniform(axis.low, axis.high)
-    return f"{drawn:.6g}"
+    return in_digits(axis, drawn)
+
+
+def in_digits(axis: Axis, number: float) -> str:
+    """A number of a range as text: six digits, or all of them where rounding would leave the range."""
+    short = f"{number:.6g}"
+    return short if axis.low <= float(short) <= axis.high else repr(min(max(number, axis.low), axis.high))

@@ -1,0 +1,116 @@
+"""Asynchronous successive halving: which trials of a sweep are stopped early. Pure.
+
+Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020. A trial that has made as many steps
+as a rung asks for is compared with those that came to the rung before it, and goes on if it is among the best
+`1 / reduction_factor` of them.
+
+In the paper a trial pauses at each rung and is promoted later, when enough others are worse. Here, as in Ray Tune
+and in Optuna, a trial is judged once and at once, and either goes on without a pause or is stopped: to go on after
+a pause costs the start of a process and a compilation.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rollmill.core.errors import UsageError
+
+Rungs = Mapping[int, Mapping[str, float]]
+"""Results by trial of all that came to a rung, by the rung's steps."""
+
+
+@dataclass(frozen=True)
+class HalvingRule:
+    """The rungs lie at `grace_steps * reduction_factor**k` environment steps, k = 0, 1, ..."""
+
+    grace_steps: int
+    """No trial is stopped before it has made these steps."""
+    reduction_factor: int = 3
+    """One in so many trials goes on at each rung."""
+
+    def __post_init__(self) -> None:
+        if self.reduction_factor < 2:
+            raise UsageError(f"reduction_factor={self.reduction_factor} has to be at least 2.")
+        if self.grace_steps < 1:
+            raise UsageError(f"grace_steps={self.grace_steps} has to be at least 1.")
+
+
+class CurvePoint(NamedTuple):
+    """The result of a trial after some steps."""
+
+    steps: int
+    result: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The comparison of a trial with those that came to a rung before it."""
+
+    steps: int
+    """The rung."""
+    result: float
+    """The first one of the trial at the rung or later."""
+    place: int
+    """1 for the best."""
+    trials: int
+    """Trials at the rung, this one included."""
+    stays: bool
+
+
+def default_grace_steps(total_steps: int, reduction_factor: int) -> int:
+    """The first rung where nobody says: three rungs before the end of the training."""
+    return max(1, total_steps // reduction_factor**3)
+
+
+def judge(rule: HalvingRule, rungs: Rungs, trial: str, curve: Sequence[CurvePoint]) -> list[Judgement]:
+    """Judges a trial at all rungs that it has come to, and was not judged at, up to one at which it has to stop.
+
+    The same trials with the same results in the same order are judged alike.
+
+    Args:
+        rule: where the rungs are.
+        rungs: the results so far; those of the trial itself say where it was judged.
+        trial: its name.
+        curve: results of the trial, by increasing steps; points from before a rung may be left out.
+    """
+    judgements: list[Judgement] = []
+    steps = rule.grace_steps
+    while (result := _result_at(curve, steps)) is not None:
+        if trial not in rungs.get(steps, {}):
+            judgements.append(_compared(rule, steps, result, list(rungs.get(steps, {}).values())))
+            if not judgements[-1].stays:
+                break
+        steps *= rule.reduction_factor
+    return judgements
+
+
+def _result_at(curve: Sequence[CurvePoint], steps: int) -> float | None:
+    return next((point.result for point in curve if point.steps >= steps), None)
+
+
+def _compared(rule: HalvingRule, steps: int, result: float, others: Sequence[float]) -> Judgement:
+    """Ties are no reason to stop, and the best so far goes on however few there are."""
+    place = 1 + sum(other > result for other in others)
+    trials = len(others) + 1
+    return Judgement(steps, result, place, trials, stays=place <= max(1, trials // rule.reduction_factor))
+
+
+@dataclass
+class HalvingState:
+    """The results at all rungs, and the trials that were stopped, as a file holds them."""
+
+    rungs: dict[int, dict[str, float]] = field(default_factory=dict)
+    stopped: dict[str, Judgement] = field(default_factory=dict)
+    ended: bool = False
+    """True once no trial is stopped any more."""
+
+    def judge(self, rule: HalvingRule, trial: str, curve: Sequence[CurvePoint]) -> list[Judgement]:
+        """Judges a trial, and notes the results; without effect for one that was stopped, and after the end."""
+        if self.ended or trial in self.stopped:
+            return []
+        judgements = judge(rule, self.rungs, trial, curve)
+        for judgement in judgements:
+            self.rungs.setdefault(judgement.steps, {})[trial] = judgement.result
+            if not judgement.stays:
+                self.stopped[trial] = judgement
+        return judgements

@@ -1,0 +1,41 @@
+"""The search for the fastest way to run a training: candidates, rules to leave most of them out, and a table.
+
+Pure: what a candidate takes and how fast it is are functions that the caller passes.
+"""
+
+from rollmill.planning.search.candidate import Candidate, restricted
+from rollmill.planning.search.enumeration import candidates
+from rollmill.planning.search.machine import Machine, Objective, Workload
+from rollmill.planning.search.rows import (
+    CandidateRow,
+    Measurement,
+    MemoryEstimate,
+    PlanTable,
+    draw_table,
+    memory_text,
+    speed_text,
+)
+from rollmill.planning.search.saturation import Point, saturation
+from rollmill.planning.search.searching import CannotRun, OutOfTime, Trials, search
+
+__all__ = [
+    "Candidate",
+    "CandidateRow",
+    "CannotRun",
+    "Machine",
+    "Measurement",
+    "MemoryEstimate",
+    "Objective",
+    "OutOfTime",
+    "PlanTable",
+    "Point",
+    "Trials",
+    "Workload",
+    "candidates",
+    "draw_table",
+    "memory_text",
+    "restricted",
+    "saturation",
+    "search",
+    "speed_text",
+]

@@ -1,0 +1,100 @@
+"""A candidate: one way to run a training, as options of `rollmill train`."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rollmill.planning.plan import Place
+
+WIDTHS = ("num_envs", "devices", "learners", "actors", "workers", "instances")
+"""Fields along which a branch grows; candidates that differ in one of them alone are of one branch."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Everything that a way to run consists of; None is left to the command's default."""
+
+    distribution: str = "gpu-only"
+    place: Place = "program"
+    devices: int = 1
+    """Devices that share one program."""
+    workers: int | None = None
+    actors: int | None = None
+    learners: int | None = None
+    asynchronous: bool = False
+    fusion: str | None = None
+    num_envs: int | None = None
+    """Environments instead of the user's own number, where the batch may grow."""
+    gpus: int = 0
+    """GPUs that it computes on; 0 on a machine without."""
+    instances: int = 1
+    """Instances of each GPU: learners that share it."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Fields that differ from what the command does by itself, by name.
+
+        GPUs and instances are none of them: workers share GPUs if there are fewer.
+        """
+        default = asdict(Candidate())
+        given = {name: value for name, value in asdict(self).items() if value != default[name]}
+        return {name: value for name, value in given.items() if name not in ("gpus", "instances")}
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Arguments of `rollmill train` that carry it out."""
+        given = {"distribution": self.distribution, "place": self.place, **self.settings}
+        words: list[str] = []
+        for name, value in given.items():
+            option = f"--{name.replace('_', '-')}"
+            words += [option] if value is True else [option, str(value)]
+        return tuple(words)
+
+    @property
+    def processes(self) -> int:
+        """Processes that hold parts of the training, the coordinator of several included."""
+        if self.place in ("program", "threads"):
+            return 1
+        return 1 + sum(count for count in (self.workers, self.actors, self._learning) if count)
+
+    @property
+    def ranks(self) -> int:
+        """Replicas that compute gradients in step and average them."""
+        if self.distribution == "central":
+            return self.actors or 1
+        return self.devices if self.place == "program" else self._learning
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """Candidates of one kind have the same overheads, whatever their widths."""
+        return (self.distribution, self.place, self.fusion or "", str(self.asynchronous))
+
+    def branch(self, width: str) -> tuple[Any, ...]:
+        """The same for all candidates that differ in this width alone, and in what follows from it."""
+        follows = "learners" if width == "instances" else "gpus"
+        return tuple(value for name, value in asdict(self).items() if name not in (width, follows))
+
+    def __str__(self) -> str:
+        shown = {"fusion": self.fusion or "auto", **self.settings} if self.place == "program" else self.settings
+        rest = [
+            name if value is True else f"{name}={value}"
+            for name, value in shown.items()
+            if name not in ("distribution", "place")
+        ]
+        place = "" if self.place == "processes" else f" ({self.place})"
+        return " ".join([f"{self.distribution}{place}", *rest])
+
+    @property
+    def _learning(self) -> int:
+        return self.learners or 1
+
+
+def width_of(candidate: Candidate, width: str) -> int:
+    """The value of a width, 1 where it is left out."""
+    value = getattr(candidate, width)
+    return 1 if value is None else int(value)
+
+
+def restricted(found: list[Candidate], fixed: Mapping[str, Any]) -> list[Candidate]:
+    """The candidates that have these values."""
+    return [each for each in found if all(getattr(each, name) == value for name, value in fixed.items())]

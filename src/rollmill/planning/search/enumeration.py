@@ -1,0 +1,120 @@
+"""Lists the ways to run a training on a machine, cheap and likely good ones first."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from rollmill.planning.search.candidate import Candidate
+from rollmill.planning.search.machine import Machine, Objective, Workload
+
+LIKELY_DEPTHS, OTHER_DEPTHS = ("off", "full"), ("rollout",)
+"""Depths of fusion; the unfused program comes first, because others are judged by its times. Automatic fusion,
+which times many kernels before it chooses among the same, comes last."""
+
+MOST_WIDENING = 10
+"""Times that the number of environments is doubled at most."""
+
+
+def candidates(machine: Machine, workload: Workload, objective: Objective = "keep-batch") -> list[Candidate]:
+    """All candidates, in the order in which they should be tried.
+
+    A candidate need not be possible: whether it fits its graph and its machine is found out by the search, which
+    keeps the reason. Within a branch, narrower ones come first.
+    """
+    narrow = list(dict.fromkeys(_placements(machine, workload)))
+    if objective == "keep-batch":
+        return narrow
+    widths = (workload.num_envs * 2**doublings for doublings in range(MOST_WIDENING + 1))
+    return list(chain.from_iterable([replace(each, num_envs=width) for each in narrow] for width in widths))
+
+
+def widths_up_to(most: int) -> list[int]:
+    """Powers of two, and the largest number itself."""
+    return sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most} - {0})
+
+
+def _placements(machine: Machine, workload: Workload) -> Iterator[Candidate]:
+    if workload.asynchronous:
+        yield from _asynchronous(machine)
+    elif workload.on_host:
+        yield from _of_host_environments(machine)
+    elif workload.num_seeds > 1:
+        yield from _programs(machine, LIKELY_DEPTHS)
+    else:
+        yield from _programs(machine, LIKELY_DEPTHS)
+        yield from _meshes(machine)
+        yield from _programs(machine, OTHER_DEPTHS)
+        yield from _actors(machine)
+        yield from _learners_on_cores(machine)
+        yield from _instances(machine)
+        yield from _apart(machine)
+        yield from _programs(machine, ("auto",))
+
+
+def _programs(machine: Machine, depths: Sequence[str]) -> Iterator[Candidate]:
+    """One compiled program on the devices of one process."""
+    for devices in widths_up_to(machine.gpus_per_host or machine.cores):
+        for fusion in depths:
+            yield Candidate(devices=devices, fusion=fusion, gpus=min(devices, machine.gpus))
+
+
+def _meshes(machine: Machine) -> Iterator[Candidate]:
+    """One process for each GPU."""
+    for gpus in widths_up_to(machine.gpus)[1:]:
+        yield Candidate(place="mesh", learners=gpus, gpus=gpus)
+
+
+def _instances(machine: Machine) -> Iterator[Candidate]:
+    """Several processes on each GPU, whose means are taken by NCCL or through the host's memory."""
+    for gpus in widths_up_to(machine.gpus):
+        for instances in widths_up_to(machine.max_instances)[1:]:
+            for place in ("mesh", "processes"):
+                yield Candidate(place=place, learners=gpus * instances, gpus=gpus, instances=instances)
+
+
+def _learners_on_cores(machine: Machine) -> Iterator[Candidate]:
+    """Processes that learn side by side, where there is no GPU."""
+    for learners in () if machine.gpus else widths_up_to(machine.cores)[1:]:
+        yield Candidate(place="processes", learners=learners)
+        yield Candidate(place="mesh", learners=learners)
+
+
+def _actors(machine: Machine) -> Iterator[Candidate]:
+    """Whole rollouts apart from learning."""
+    for distribution in ("single-learner-coarse", "central"):
+        for actors in widths_up_to(machine.cores):
+            yield Candidate(distribution, "processes", actors=actors, gpus=min(1, machine.gpus))
+
+
+def _apart(machine: Machine) -> Iterator[Candidate]:
+    """Environments apart from the policy."""
+    gpus = min(1, machine.gpus)
+    for workers in widths_up_to(machine.cores):
+        yield Candidate("single-learner-fine", "processes", workers=workers, gpus=gpus)
+    for learners in widths_up_to(machine.gpus_per_host or machine.cores)[1:]:
+        workers = max(machine.cores // learners, 1) * learners
+        yield Candidate("multi-learner", "processes", workers=workers, learners=learners, gpus=gpus and learners)
+    for workers in widths_up_to(machine.cores)[1:]:
+        yield Candidate("environments", "processes", workers=workers, actors=1, gpus=gpus)
+
+
+def _of_host_environments(machine: Machine) -> Iterator[Candidate]:
+    """Ways that use several processes for environments of Python, of which each process steps one at a time."""
+    gpus = min(1, machine.gpus)
+    yield Candidate(place="processes", learners=1, gpus=gpus)
+    for actors in widths_up_to(machine.cores):
+        yield Candidate("single-learner-coarse", "processes", actors=actors, gpus=gpus)
+    for learners in widths_up_to(machine.gpus_per_host or machine.cores)[1:]:
+        yield Candidate(place="processes", learners=learners, gpus=gpus and learners)
+    yield from _apart(machine)
+    for actors in widths_up_to(machine.cores):
+        yield Candidate("central", "processes", actors=actors, gpus=gpus)
+
+
+def _asynchronous(machine: Machine) -> Iterator[Candidate]:
+    gpus = min(1, machine.gpus)
+    for distribution in ("single-learner-coarse", "central"):
+        for actors in widths_up_to(machine.cores):
+            yield Candidate(distribution, "processes", actors=actors, asynchronous=True, gpus=gpus)
+    for workers in widths_up_to(machine.cores)[1:]:
+        yield Candidate("environments", "processes", workers=workers, actors=1, asynchronous=True, gpus=gpus)
