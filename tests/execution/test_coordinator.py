@@ -662,15 +662,15 @@ def test_workers_of_one_host_share_its_cores(monkeypatch):
     assert environments(cores=8) == [cpu, cpu, {}]
 
 
-def test_workers_take_turns_on_the_gpus_of_their_host(monkeypatch):
+def test_workers_that_compute_on_gpus_get_their_variables(monkeypatch):
     def seen(partition, gpus):
-        jobs = jobs_of(partition, "nowhere:function", {}, gpus=gpus)
+        jobs = jobs_of(partition, "nowhere:function", {}, gpus=[{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus])
         return [job.environment.get("CUDA_VISIBLE_DEVICES") for job in jobs]
 
     everything = Partition("everything", (Group("learner", FRAGMENTS, 3),))
-    assert seen(everything, ["2", "5"]) == ["2", "5", "2"]
-    assert seen(COARSE, ["0", "1"]) == [None, None, "0"]  # actors compute on the CPU
-    assert seen(everything, ["0"]) == [None] * 3
+    assert seen(everything, ["2", "5", "2"]) == ["2", "5", "2"]
+    assert seen(COARSE, ["1"]) == [None, None, "1"]  # actors compute on the CPU
+    assert seen(everything, []) == [None] * 3
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-4f")
     assert visible_gpus() == ["3", "GPU-4f"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -14,6 +14,12 @@ class UsageError(RollmillError):
     """An invalid option, name or size."""
 
 
+class DeviceMemoryError(UsageError):
+    """The memory of a device does not suffice for a training."""
+
+    exit_code = 3
+
+
 class ContractError(RollmillError):
     """An environment violates the contract of `rollmill.Environment`, or raised an exception in a step."""
 

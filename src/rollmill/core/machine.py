@@ -8,7 +8,11 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+GpuSharing: TypeAlias = Literal["auto", "mps", "mig", "turns"]
+"""How processes share a GPU: `mps` runs their kernels side by side, `mig` gives each a slice of the hardware,
+`turns` lets one compute after the other; `auto` takes slices where there are some, and MPS where it can be had."""
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Options of `mallopt`, from glibc's malloc.h."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax
 
 from rollmill.channels import BrokerServer, LocalBroker, new_token
-from rollmill.core.machine import usable_cores, visible_gpus
+from rollmill.core.machine import usable_cores
 from rollmill.dataflow import Flow, Graph, State, flow
 from rollmill.execution.cluster import RayLauncher, demands_of, joined
 from rollmill.execution.coordination.coordinator import Coordinator, Saved, initial_host_state
@@ -15,6 +15,7 @@ from rollmill.execution.coordination.jobs import jobs_of
 from rollmill.execution.processes import Supervision, Supervisor, ThreadSupervisor
 from rollmill.execution.run_spec import RunSpec, WorkerSettings
 from rollmill.execution.worker_entry import MODULE, share
+from rollmill.execution.worker_gpus import gpus_of_workers
 from rollmill.planning import Plan
 from rollmill.record import RunDirectory
 
@@ -94,13 +95,20 @@ def _processes(
     broker: LocalBroker, plan: Plan, settings: WorkerSettings, run: RunDirectory, show: Callable[[str], None]
 ) -> Iterator[Supervision]:
     spec, on_mesh = settings.run, plan.place == "mesh"
-    with contextlib.closing(BrokerServer(broker, settings.token)) as server:
+    on_gpus = sum(group.replicas for group in plan.partition.groups if group.device != "cpu")
+    on_gpus = on_gpus if spec.platform == "gpu" else 0
+    with (
+        gpus_of_workers(on_gpus, spec.gpu_sharing, mesh=on_mesh) as gpus,
+        contextlib.closing(BrokerServer(broker, settings.token)) as server,
+    ):
+        if gpus.note:
+            show(gpus.note)
         jobs = jobs_of(
             plan.partition,
             f"{MODULE}:{'work_on_mesh' if on_mesh else 'work_in_process'}",
             replace(settings, broker=server.address).to_json(),
             cores=None if on_mesh else usable_cores(),
-            gpus=[] if on_mesh else visible_gpus(),
+            gpus=gpus.environments,
         )
         supervisor = Supervisor(
             jobs,

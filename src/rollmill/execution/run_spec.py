@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rollmill.core.json_data import read_as
+from rollmill.core.machine import GpuSharing
 from rollmill.planning import Plan
 
 
@@ -32,6 +33,8 @@ class RunSpec:
     """The same while a worker starts."""
     max_failures: int = 5
     """Failures in a row of an environment, or of a worker that steps environments, that do not end the run."""
+    gpu_sharing: GpuSharing = "auto"
+    """How workers share a GPU, where there are fewer GPUs than workers."""
     cluster: str | None = None
     """The Ray cluster, where Ray places the workers."""
     host: str | None = None

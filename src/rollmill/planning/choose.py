@@ -6,11 +6,11 @@ from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph, Partition, flow
 from rollmill.planning.distribution import find_distribution
 from rollmill.planning.placement import COUNTS, PlacementOptions, RecordedCounts
-from rollmill.planning.plan import Place, Plan, read_plan
+from rollmill.planning.plan import Place, Plan, PlanSettings, read_plan
 
 
 def choose_plan(graph: Graph, options: PlacementOptions) -> Plan:
-    """The plan of these options.
+    """The plan of these options, without settings: these are options of a training (`settings_of`).
 
     Raises:
         UsageError: if it does not fit the graph or the options.
@@ -18,7 +18,8 @@ def choose_plan(graph: Graph, options: PlacementOptions) -> Plan:
     if options.plan is not None:
         _refuse_beside_plan(options)
         plan = read_plan(options.plan)
-        plan = plan if options.cluster is None else Plan(plan.partition, "ray")
+        _check_settings(plan, graph, options)
+        plan = plan.placement if options.cluster is None else Plan(plan.partition, "ray")
     else:
         partition = _partition(options)
         one_program = len(partition.groups) == 1 and graph.host is None
@@ -56,6 +57,27 @@ def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *
         "module register what is its own (rollmill.register, register_network, register_algorithm) and pass "
         "imports=[module]."
     )
+
+
+def settings_of(options: PlacementOptions) -> PlanSettings:
+    """The settings of the plan that the options name; empty ones without a plan, or if it has none.
+
+    Raises:
+        UsageError: the file holds no plan.
+    """
+    plan = None if options.plan is None else read_plan(options.plan)
+    return PlanSettings() if plan is None or plan.settings is None else plan.settings
+
+
+def _check_settings(plan: Plan, graph: Graph, options: PlacementOptions) -> None:
+    if plan.settings is None:
+        return
+    envs = plan.settings.num_envs
+    if envs is not None and envs != graph.loops.num_envs:
+        raise UsageError(
+            f"the plan {options.plan} was chosen for num_envs={envs}, and the algorithm has "
+            f"num_envs={graph.loops.num_envs}. hint: give num_envs={envs}, or search for another plan."
+        )
 
 
 def uses_workers(options: PlacementOptions) -> bool:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from rollmill.core.bounds import Count, Range, check_bounds
 from rollmill.core.errors import UsageError
+from rollmill.core.machine import GpuSharing
 from rollmill.planning.plan import Place
 
 DEFAULT_COUNTS: Mapping[str, Any] = {"workers": 2, "actors": 2, "learners": 1, "asynchronous": False}
@@ -38,6 +39,9 @@ class PlacementOptions:
     """Replicas of groups that hold gradients and update together; 1 if left out."""
     asynchronous: bool = False
     """Let actors go on with the newest weights there are, instead of waiting for those of their iteration."""
+    gpu_sharing: GpuSharing = "auto"
+    """How workers share a GPU, if there are fewer GPUs than workers: by `mps`, on slices of `mig`, or in `turns`;
+    `auto` takes slices if there are some, then MPS if it can be had."""
     plan: Path | None = None
     """File of a plan, instead of the options above."""
     cluster: str | None = None

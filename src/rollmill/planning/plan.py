@@ -1,10 +1,11 @@
-"""A plan: a partition and the place of its groups. A frozen value that reads and writes JSON."""
+"""A plan: a partition, the place of its groups, and settings. A frozen value that reads and writes JSON."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
+from rollmill.core.bounds import Count, Range, check_bounds
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.json_data import parse_json, read_as
 from rollmill.dataflow import Group, Loops, Partition, check_partition
@@ -12,7 +13,8 @@ from rollmill.dataflow import Group, Loops, Partition, check_partition
 Place = Literal["program", "threads", "processes", "mesh", "ray"]
 PLACES: tuple[str, ...] = get_args(Place)
 
-VERSION = 1
+VERSION, WITH_SETTINGS = 1, 2
+"""Versions of the JSON form; a plan without settings has the older one, which earlier releases read."""
 MAX_BYTES = 2**20
 
 
@@ -28,6 +30,20 @@ class SavedGroup:
 
 
 @dataclass(frozen=True)
+class PlanSettings:
+    """Options that were chosen together with a partition and its place; None is left to the training's options."""
+
+    devices: Annotated[int, Range(0, finite=False)] | None = None
+    """Devices that share one program."""
+    fusion: Literal["auto", "off", "rollout", "full"] | None = None
+    num_envs: Count | None = None
+    """The number of environments that it was chosen for."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True)
 class SavedPlan:
     """A plan as JSON holds it."""
 
@@ -35,17 +51,25 @@ class SavedPlan:
     distribution: str
     place: str
     groups: tuple[SavedGroup, ...]
+    settings: PlanSettings | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A partition, and the place that its groups run in."""
+    """A partition, the place that its groups run in, and settings that belong to them."""
 
     partition: Partition
     """The groups, as a distribution policy returned them."""
     place: Place = "program"
     """`program`: one compiled program in this process; `threads` of it; `processes` of this host; `mesh`: one
     program over several processes, each with its own devices; `ray`: workers that a Ray cluster places."""
+    settings: PlanSettings | None = None
+    """Options of a plan that was searched for."""
+
+    @property
+    def placement(self) -> "Plan":
+        """The plan without its settings."""
+        return replace(self, settings=None)
 
     def check(self, loops: Loops | None = None) -> None:
         """Whether it can be run, with the sizes of these loops.
@@ -65,7 +89,11 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON; `from_json` reads it."""
         groups = [{**group._asdict(), "fragments": list(group.fragments)} for group in self.partition.groups]
-        return {"version": VERSION, "distribution": self.partition.name, "place": self.place, "groups": groups}
+        placed = {"distribution": self.partition.name, "place": self.place, "groups": groups}
+        if self.settings is None:
+            return {"version": VERSION, **placed}
+        given = {name: value for name, value in asdict(self.settings).items() if value is not None}
+        return {"version": WITH_SETTINGS, **placed, "settings": given}
 
     @staticmethod
     def from_json(value: Any) -> "Plan":
@@ -75,11 +103,15 @@ class Plan:
             UsageError: naming the field that is missing, unknown, of another type, or does not fit.
         """
         saved = read_as(SavedPlan, value, where="the plan", error=UsageError)
-        if saved.version != VERSION:
-            raise UsageError(f"the plan is of version {saved.version}; this Rollmill reads {VERSION}.")
+        if saved.version not in (VERSION, WITH_SETTINGS):
+            raise UsageError(
+                f"the plan is of version {saved.version}; this Rollmill reads {VERSION} and {WITH_SETTINGS}."
+            )
+        if saved.settings is not None and saved.version != WITH_SETTINGS:
+            raise UsageError(f"the plan has settings, which are of version {WITH_SETTINGS}, not {saved.version}.")
         _check_place(saved.place)
         groups = tuple(Group(**vars(group)) for group in saved.groups)
-        plan = Plan(Partition(saved.distribution, groups), cast(Place, saved.place))
+        plan = Plan(Partition(saved.distribution, groups), cast(Place, saved.place), saved.settings)
         plan.check()
         return plan
 

@@ -14,7 +14,7 @@ from typing import Any
 from rollmill.execution.cluster.demands import Demand
 from rollmill.execution.cluster.joining import Cluster
 from rollmill.execution.cluster.lines import OutputListener, OutputStream
-from rollmill.execution.cluster.worker import Told, Worker
+from rollmill.execution.cluster.worker import Assignment, Worker
 from rollmill.execution.processes import Exit, Job
 from rollmill.execution.processes.process_tree import MARK, condition_of
 
@@ -93,10 +93,10 @@ class RayLauncher:
         }
         actor = self._actors.options(**options).remote(job.name)
         stream = self._output_listener.expect(job)
-        told = Told(
+        assignment = Assignment(
             job.to_json(), address, token, self._output_listener.address, self._output_listener.token, _folders()
         )
-        working = actor.work.remote(*told)
+        working = actor.work.remote(*assignment)
         handle = RayHandle(actor, stream, working.future(), actor.__ray_terminate__.remote().future())
         self._handles.add(handle)
         return handle

@@ -14,7 +14,7 @@ from rollmill.execution.processes import Job, serve
 from rollmill.execution.processes.process_tree import MARK, start_guard
 
 
-class Told(NamedTuple):
+class Assignment(NamedTuple):
     """The arguments of a worker, all of them text or bytes."""
 
     job: str
@@ -42,9 +42,9 @@ class Worker:
     def __repr__(self) -> str:
         return self._name
 
-    def work(self, *told: Any) -> tuple[int, str]:
-        """Does the job of a `Told`; returns the exit code, and why it could not begin."""
-        job, address, token, lines, lines_token, folders = Told(*told)
+    def work(self, *assignment: Any) -> tuple[int, str]:
+        """Does the job of an `Assignment`; returns the exit code, and why it could not begin."""
+        job, address, token, lines, lines_token, folders = Assignment(*assignment)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's business
         self._guard = start_guard(os.environ[MARK])  # Ray's own processes may be killed before they can do that
         sys.path.extend(folder for folder in folders.split(os.pathsep) if folder not in sys.path)

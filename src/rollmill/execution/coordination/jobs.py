@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollmill.dataflow import Group, Partition
@@ -19,9 +19,9 @@ def jobs_of(
     *,
     processes: bool = True,
     cores: int | None = None,
-    gpus: Sequence[str] = (),
+    gpus: Sequence[Mapping[str, str]] = (),
 ) -> Sequence[Job]:
-    """A job for each replica; processes on CPUs are kept off accelerators, others take turns on them.
+    """A job for each replica; processes on CPUs are kept off accelerators.
 
     Args:
         partition: whose groups' replicas they are.
@@ -30,18 +30,18 @@ def jobs_of(
         processes: whether they are processes, and no threads of one.
         cores: of the host that all of them share, where they do: XLA starts as many threads in each as is its
             part. With all cores in every worker, threads that wait for the others' work take turns on them.
-        gpus: of the host that all of them share, as CUDA_VISIBLE_DEVICES names them.
+        gpus: environment variables of each of those that may compute on a GPU; empty where they need none.
     """
     replicas = list(partition.replicas)
     shared = {} if cores is None or THREADS in os.environ else {THREADS: str(max(1, cores // len(replicas)))}
-    turns = itertools.cycle(gpus) if len(gpus) > 1 else None
+    on_gpus = itertools.chain(gpus, itertools.repeat({}))
 
     def environment(group: Group) -> dict[str, str]:
         if not processes:
             return shared
         if group.device == "cpu":
             return shared | {"JAX_PLATFORMS": "cpu"}
-        return shared if turns is None else shared | {"CUDA_VISIBLE_DEVICES": next(turns)}
+        return shared | dict(next(on_gpus))
 
     return [
         Job(f"{group.name}/{replica}", group.name, replica, entry, settings, environment(group))

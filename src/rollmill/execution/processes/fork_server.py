@@ -9,7 +9,7 @@ coordinator is gone, however that came. If it is killed itself, the kernel kills
 
 Requests come on standard input, a socket, as a length and one JSON object each:
 
-    {"start": number, "told": object for `run_as_worker`}   with a descriptor to write output to
+    {"start": number, "assignment": object for `run_as_worker`}   with a descriptor to write output to
     {"kill": number, "at_once": whether with SIGKILL and all that the worker started}
 
 and notices go back the same way: `ready` at first, `started` with a `pid`, `ended` with a `status`.
@@ -70,9 +70,9 @@ def main() -> None:
     gc.freeze()  # what is there now is shared with the workers as long as nobody writes to it
     tell(line, {"ready": True, "forks": may_fork, "threads": count_threads()})
     with line:
-        told = ForkServer(line, coordinator, may_fork).serve()
-    if told is not None:
-        sys.exit(run_as_worker(told))
+        assignment = ForkServer(line, coordinator, may_fork).serve()
+    if assignment is not None:
+        sys.exit(run_as_worker(assignment))
 
 
 class ForkServer:
@@ -86,7 +86,7 @@ class ForkServer:
         self._woken, self._wake = _nonblocking_pipe()
 
     def serve(self) -> dict[str, Any] | None:
-        """Until the coordinator is gone: None. In a forked worker, at once: what it was told."""
+        """Until the coordinator is gone: None. In a forked worker, at once: its assignment."""
         adopt_orphans()
         self._take_signals()
         while os.getppid() == self._coordinator:
@@ -99,9 +99,9 @@ class ForkServer:
             request = receive(self._line)
             if request is None:
                 break
-            told = self._obey(request)
-            if told is not None:
-                return told
+            assignment = self._obey(request)
+            if assignment is not None:
+                return assignment
         self._end_all()
         return None
 
@@ -114,13 +114,13 @@ class ForkServer:
 
     def _obey(self, request: _Request) -> dict[str, Any] | None:
         match request.fields:
-            case {"start": int(number), "told": dict(told)}:
-                return self._start(number, told, request.output)
+            case {"start": int(number), "assignment": dict(assignment)}:
+                return self._start(number, assignment, request.output)
             case {"kill": int(number), "at_once": bool(at_once)}:
                 self._kill(number, at_once)
         return None
 
-    def _start(self, number: int, told: dict[str, Any], output: int | None) -> dict[str, Any] | None:
+    def _start(self, number: int, assignment: dict[str, Any], output: int | None) -> dict[str, Any] | None:
         parent = os.getpid()
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # it waits until the child no longer ignores it
         try:
@@ -130,12 +130,12 @@ class ForkServer:
             tell(self._line, {"ended": number, "status": None, "reason": f"no process could be forked: {error}"})
         if pid == 0:
             self._let_go()
-            return _prepare(parent, told, output, self._may_fork)
+            return _prepare(parent, assignment, output, self._may_fork)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         if output is not None:
             os.close(output)
         if pid > 0:
-            self._children[pid] = _Child(number, told["environment"][MARK])
+            self._children[pid] = _Child(number, assignment["environment"][MARK])
             tell(self._line, {"started": number, "pid": pid})
         return None
 
@@ -203,7 +203,7 @@ def _exactly(line: socket.socket, count: int) -> bytes:
     return b"".join(parts)
 
 
-def _prepare(parent: int, told: dict[str, Any], output: int | None, forked: bool) -> dict[str, Any]:
+def _prepare(parent: int, assignment: dict[str, Any], output: int | None, forked: bool) -> dict[str, Any]:
     """In the child: loose of the parent's session, signals and files. Returns only where it needs no fresh one."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -216,20 +216,20 @@ def _prepare(parent: int, told: dict[str, Any], output: int | None, forked: bool
         os.dup2(output, 2)
         os.close(output)
     if not forked:
-        _become_fresh(told)
+        _become_fresh(assignment)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # all children would draw the same numbers
-    return told
+    return assignment
 
 
-def _become_fresh(told: dict[str, Any]) -> None:
-    """Turns this process into a fresh interpreter that is told the same on its standard input."""
-    with open(os.memfd_create("told"), "w+b") if ON_LINUX else tempfile.TemporaryFile() as file:
-        file.write(json.dumps(told).encode())
+def _become_fresh(assignment: dict[str, Any]) -> None:
+    """Turns this process into a fresh interpreter that reads the same assignment from its standard input."""
+    with open(os.memfd_create("assignment"), "w+b") if ON_LINUX else tempfile.TemporaryFile() as file:
+        file.write(json.dumps(assignment).encode())
         file.flush()
         os.lseek(file.fileno(), 0, os.SEEK_SET)
         os.dup2(file.fileno(), 0)
-    environment = told["environment"] | {"PYTHONPATH": os.pathsep.join(told["path"])}
+    environment = assignment["environment"] | {"PYTHONPATH": os.pathsep.join(assignment["path"])}
     os.execve(sys.executable, [sys.executable, "-P", "-c", START_WORKER], environment)
 
 

@@ -73,7 +73,7 @@ class LocalLauncher:
         """See `Launcher`."""
         number = next(self._numbers)
         environment = _environment_of(job, mark=f"{self._run}-{number}")
-        told = {
+        assignment = {
             "job": job.to_json(),
             "address": address,
             "token": token.hex(),
@@ -81,7 +81,7 @@ class LocalLauncher:
             "path": [os.path.abspath(folder) for folder in sys.path],
             "folder": os.getcwd(),
         }
-        return self._server_for(environment).start(number, told)
+        return self._server_for(environment).start(number, assignment)
 
     def output(self, handle: LocalHandle) -> int | None:
         """See `Launcher`."""
@@ -153,15 +153,15 @@ class ForkServerProcess:
         """Its process id."""
         return self._process.pid
 
-    def start(self, number: int, told: dict[str, Any]) -> LocalHandle:
+    def start(self, number: int, assignment: dict[str, Any]) -> LocalHandle:
         """Asks for a worker; its handle, at once."""
         output, theirs = os.pipe()
-        handle = LocalHandle(number, told["environment"][MARK], output, self)
+        handle = LocalHandle(number, assignment["environment"][MARK], output, self)
         with self._lock:
             self._handles[number] = handle
             if self.gone:
                 handle.exit = self._exit_with_server()
-        self.ask({"start": number, "told": told}, [theirs])
+        self.ask({"start": number, "assignment": assignment}, [theirs])
         os.close(theirs)
         return handle
 

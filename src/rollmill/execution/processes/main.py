@@ -20,28 +20,28 @@ from rollmill.execution.processes.worker import serve
 
 def main() -> None:
     """Reads what to do, and does it."""
-    told = json.load(sys.stdin)
+    assignment = json.load(sys.stdin)
     close_input()
-    sys.exit(run_as_worker(told))
+    sys.exit(run_as_worker(assignment))
 
 
-def run_as_worker(told: dict[str, Any]) -> int:
-    """Does what a process was told; returns its exit code.
+def run_as_worker(assignment: dict[str, Any]) -> int:
+    """Does the job of a worker; returns its exit code.
 
     Args:
-        told: `job` (its JSON), `address`, `token` (in hexadecimal), `environment` (all of it), `path`
+        assignment: `job` (its JSON), `address`, `token` (in hexadecimal), `environment` (all of it), `path`
             (`sys.path`), `folder` (the working directory).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's business
-    take_environment(told["environment"])
-    sys.path[:] = told["path"]
+    take_environment(assignment["environment"])
+    sys.path[:] = assignment["path"]
     sys.argv[1:] = []
-    os.chdir(told["folder"])
+    os.chdir(assignment["folder"])
     faulthandler.enable()
     write_by_lines()
-    job = Job.from_json(told["job"])
+    job = Job.from_json(assignment["job"])
     name_process(job.name)
-    return serve(job, told["address"], bytes.fromhex(told["token"]))
+    return serve(job, assignment["address"], bytes.fromhex(assignment["token"]))
 
 
 def take_environment(environment: dict[str, str]) -> None:

@@ -12,8 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 MARK = "ROLLMILL_WORKER"
 """The environment variable that marks a worker and what it starts."""
@@ -151,6 +152,48 @@ def end_leader(pid: int) -> None:
         time.sleep(0.005)
 
 
+class ProcessIdentity(NamedTuple):
+    """A process, told apart from later ones with its number."""
+
+    pid: int
+    start_time: str
+
+
+def descendants_of(pid: int) -> list[ProcessIdentity]:
+    """A process and all that descends from it; empty where the system does not tell."""
+    if not ON_LINUX:
+        return []
+    children: dict[int, list[ProcessIdentity]] = {}
+    found: list[ProcessIdentity] = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        if fields := _stat_fields(int(name)):
+            identity = ProcessIdentity(int(name), fields[19])
+            children.setdefault(int(fields[1]), []).append(identity)
+            found += [identity] if int(name) == pid else []
+    for parent in found:  # which grows meanwhile
+        found += children.get(parent.pid, [])
+    return found
+
+
+def kill_all(identities: Iterable[ProcessIdentity]) -> None:
+    """Kills those of these processes that are still there."""
+    for pid, start_time in identities:
+        fields = _stat_fields(pid)
+        if fields and fields[19] == start_time:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def resident_memory(identities: Iterable[ProcessIdentity]) -> int:
+    """Bytes that these processes hold, each its part of what several share; 0 where the system does not tell."""
+    total = 0
+    for pid, _ in identities:
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
+    return 1024 * total
+
+
 def condition_of(pid: int) -> str:
     """Why a process cannot run, as the kernel has it; empty where it can, or may again by itself."""
     state, _ = _read_stat(pid)
@@ -177,10 +220,9 @@ def _children_of(parent: int) -> Iterator[int]:
     if not ON_LINUX:
         return
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()
-            if int(fields[1]) == parent:
-                yield int(name)
+        fields = _stat_fields(int(name))
+        if fields and int(fields[1]) == parent:
+            yield int(name)
 
 
 def _is_leader(pid: int) -> bool:
@@ -196,12 +238,16 @@ def _is_leader(pid: int) -> bool:
 
 def _read_stat(pid: int) -> tuple[str, int]:
     """State and session; empty and 0 where there is no such process."""
+    fields = _stat_fields(pid)
+    return (fields[0], int(fields[3])) if fields else ("", 0)
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """The fields of a process after its name: its state comes first; empty where there is no such process."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
-        return "", 0
-    fields = text.rpartition(")")[2].split()
-    return fields[0], int(fields[3])
+        return []
 
 
 def _read_environment(pid: int) -> list[bytes]:

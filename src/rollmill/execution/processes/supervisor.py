@@ -73,8 +73,8 @@ class Supervisor:
         self._inbox: deque[tuple[WorkerHealth, Event]] = deque()
         self._changed = threading.Condition()
         self._token = secrets.token_bytes(32)
-        told = {"heartbeat_seconds": heartbeat_seconds, "hang_seconds": hang_seconds}
-        self._acceptor = Acceptor(address, self._token, self._admit, display, **told)
+        limits = {"heartbeat_seconds": heartbeat_seconds, "hang_seconds": hang_seconds}
+        self._acceptor = Acceptor(address, self._token, self._admit, display, **limits)
         self._logs = LogReader()
 
     @property
@@ -228,7 +228,7 @@ class Supervisor:
             worker.connection.send(frame)
 
     def _dismiss(self, names: Iterable[str]) -> list[WorkerHealth]:
-        """Takes these workers out of what is told of; those that were still there."""
+        """Leaves these workers out of later reports; returns those that were still there."""
         with self._changed:
             workers = [self._workers.pop(name) for name in names if name in self._workers]
             for worker in workers:

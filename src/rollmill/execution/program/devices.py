@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import DeviceMemoryError, UsageError
 from rollmill.core.jax_settings import check_platform
 from rollmill.dataflow import Loops
 
@@ -26,7 +26,9 @@ def take_devices(count: int) -> list[Any]:
     if count > len(devices):
         platform = devices[0].platform
         hint = (
-            " For CPU devices set XLA_FLAGS=--xla_force_host_platform_device_count=N." if platform == "cpu" else ""
+            " For CPU devices set XLA_FLAGS=--xla_force_host_platform_device_count=N."
+            if platform == "cpu"
+            else " hint: several processes can share a GPU, with place=mesh or place=processes."
         )
         raise UsageError(f"devices={count}, but there are {len(devices)} of platform {platform}.{hint}")
     return devices[: count or None]
@@ -45,14 +47,14 @@ def telling_memory(loops: Loops) -> Iterator[None]:
     """Turns the allocator's error into one that says what takes the memory.
 
     Raises:
-        UsageError: if a device's memory does not suffice.
+        DeviceMemoryError: if a device's memory does not suffice.
     """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise UsageError(
+        raise DeviceMemoryError(
             f"the device's memory does not suffice for num_envs x num_steps = {loops.num_envs} x "
             f"{loops.num_steps}; lower one of them, or use more devices. ({str(error).splitlines()[0]})"
         ) from error

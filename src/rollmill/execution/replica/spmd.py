@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import Graph, State
 from rollmill.execution.processes import Control
 from rollmill.execution.program.compile_clock import CompileClock
@@ -75,7 +76,7 @@ def _join(spec: RunSpec, begin: Begin, rank: int, processes: int) -> None:
         begin.meeting_address,
         num_processes=processes,
         process_id=rank,
-        local_device_ids=None if cpu else [rank],
+        local_device_ids=None if cpu else [0 if len(visible_gpus()) == 1 else rank],
     )
 
 

@@ -1,0 +1,94 @@
+"""`rollmill gpu`: the GPUs of this machine, and how they can be shared."""
+
+import shlex
+import subprocess
+import time
+
+from rollmill.cli.parsing import RefusingParser
+from rollmill.core.errors import UsageError
+from rollmill.execution.instances import (
+    ActivityMonitor,
+    Gpu,
+    choose_sharing,
+    find_gpus,
+    mig_commands,
+    mig_layout,
+    open_nvml,
+)
+
+USAGE = """\
+usage: rollmill gpu [--seconds S]
+       rollmill gpu partition --slices N [--gpu INDEX] [--yes]
+
+Lists the GPUs, how busy each is within some seconds, and how several processes would share them.
+
+`partition` prints the commands that divide a GPU into N equal slices by MIG, and runs them with --yes. They need
+the rights of an administrator, and a GPU that nobody uses; slices that are there are removed.
+
+  --seconds S   time to measure activity for (default: 1)
+  --slices N    number of slices, from 1 to 7
+  --gpu INDEX   the GPU, as nvidia-smi counts (default: 0)
+  --yes         run the commands
+"""
+
+
+def run(arguments: list[str]) -> int:
+    """Lists GPUs, or divides one."""
+    if any(word in ("-h", "--help") for word in arguments):
+        print(USAGE, end="")
+        return 0
+    partitions = arguments[:1] == ["partition"]
+    parser = RefusingParser("rollmill gpu")
+    if partitions:
+        parser.add_argument("--slices", type=int, required=True)
+        parser.add_argument("--gpu", type=int, default=0)
+        parser.add_argument("--yes", action="store_true")
+    else:
+        parser.add_argument("--seconds", type=float, default=1.0)
+    chosen = parser.parse_args(arguments[1:] if partitions else arguments)
+    return _partition(chosen.gpu, chosen.slices, confirmed=chosen.yes) if partitions else _list(chosen.seconds)
+
+
+def _list(seconds: float) -> int:
+    if not 0 < seconds <= 3600:
+        raise UsageError(f"--seconds {seconds:g} has to be above 0 and at most 3600.")
+    with open_nvml() as nvml:
+        gpus = find_gpus(nvml)
+        monitors = [ActivityMonitor(nvml, gpu.index) for gpu in gpus]
+        time.sleep(seconds)
+        for gpu, monitor in zip(gpus, monitors, strict=True):
+            print(f"GPU {gpu.index}: {gpu.name}, {_gib(gpu.used_bytes)} of {_gib(gpu.memory_bytes)} GiB in use")
+            print(f"  activity: {monitor.read() or 'unknown'}")
+            monitor.close()
+            _print_slices(gpu)
+    way, reason = choose_sharing(gpus, "auto")
+    print(f"several processes would share them by {way}: {reason}")
+    return 0
+
+
+def _print_slices(gpu: Gpu) -> None:
+    if gpu.mig:
+        print(f"  MIG is on, with {len(gpu.slices)} slices")
+    for part in gpu.slices:
+        print(f"  {part.uuid}: {_gib(part.memory_bytes)} GiB, {part.multiprocessors} multiprocessors")
+
+
+def _partition(index: int, slices: int, *, confirmed: bool) -> int:
+    with open_nvml() as nvml:
+        gpus = {gpu.index: gpu for gpu in find_gpus(nvml)}
+        if index not in gpus:
+            raise UsageError(f"--gpu {index}: there are GPUs {', '.join(map(str, gpus))}.")
+        layout = mig_layout(nvml, gpus[index], slices)
+    print(f"# {layout}")
+    commands = mig_commands(layout)
+    for line in commands:
+        print(line, flush=True)
+        if confirmed and (code := subprocess.run(shlex.split(line), check=False).returncode):
+            raise UsageError(f"`{line}` ended with exit code {code}; what came before it stays as it is.")
+    if not confirmed:
+        print("# nothing was changed: --yes runs these commands")
+    return 0
+
+
+def _gib(number: int) -> str:
+    return f"{number / 2**30:.1f}"

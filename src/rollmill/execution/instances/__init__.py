@@ -1,0 +1,51 @@
+"""Instances of a GPU: JAX processes that share one, by MPS, on slices of MIG, or in turns."""
+
+from rollmill.execution.instances.activity import Activity, ActivityMonitor, GpuActivity, watched_gpus
+from rollmill.execution.instances.gpus import Gpu, Slice, find_gpus, open_nvml, read_gpus
+from rollmill.execution.instances.machine_parts import (
+    MachinePart,
+    MachineParts,
+    divide_machine,
+    parts_on_cores,
+    share_of_cores,
+)
+from rollmill.execution.instances.mig import MigLayout, mig_commands, mig_layout
+from rollmill.execution.instances.mps import MpsDaemon, daemon_answers, find_mps, shared_mps
+from rollmill.execution.instances.sharing import (
+    SHARINGS,
+    Instance,
+    SharedGpus,
+    choose_sharing,
+    divide_gpus,
+    shared_gpus,
+)
+
+__all__ = [
+    "SHARINGS",
+    "Activity",
+    "ActivityMonitor",
+    "Gpu",
+    "GpuActivity",
+    "Instance",
+    "MachinePart",
+    "MachineParts",
+    "MigLayout",
+    "MpsDaemon",
+    "SharedGpus",
+    "Slice",
+    "choose_sharing",
+    "daemon_answers",
+    "divide_gpus",
+    "divide_machine",
+    "find_gpus",
+    "find_mps",
+    "mig_commands",
+    "mig_layout",
+    "open_nvml",
+    "parts_on_cores",
+    "read_gpus",
+    "share_of_cores",
+    "shared_gpus",
+    "shared_mps",
+    "watched_gpus",
+]

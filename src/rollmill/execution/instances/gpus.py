@@ -1,0 +1,134 @@
+"""The GPUs of this host, as the driver's management library (NVML) describes them.
+
+Functions take `nvml`, an object with the functions of the module `pynvml`, so that recorded answers can stand in
+for a driver.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import UsageError
+from rollmill.core.installation import install_command
+
+MEBIBYTE = 2**20
+
+
+class Slice(NamedTuple):
+    """A part of a GPU that MIG has set apart, with its own multiprocessors and memory."""
+
+    uuid: str
+    """As in CUDA_VISIBLE_DEVICES."""
+    memory_bytes: int
+    multiprocessors: int
+
+
+class Gpu(NamedTuple):
+    """A GPU."""
+
+    index: int
+    """As NVML counts, by PCI bus."""
+    uuid: str
+    """As in CUDA_VISIBLE_DEVICES."""
+    name: str
+    memory_bytes: int
+    used_bytes: int
+    """Memory in use by all processes."""
+    mig: bool = False
+    """MIG is on: programs run on its slices alone."""
+    slices: tuple[Slice, ...] = ()
+
+
+@contextlib.contextmanager
+def open_nvml() -> Iterator[Any]:
+    """The driver's management library.
+
+    Raises:
+        UsageError: the driver, or the package that calls it, is not there.
+    """
+    try:
+        import pynvml
+    except ImportError as error:
+        raise UsageError(
+            f"the package nvidia-ml-py, which asks the driver about GPUs, is missing: {install_command('cuda')}"
+        ) from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise UsageError(f"there is no NVIDIA GPU that this process can use: {error}.") from error
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def read_gpus(nvml: Any) -> tuple[Gpu, ...]:
+    """All GPUs of the host."""
+    return tuple(_read_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+
+
+def find_gpus(nvml: Any, *, visible: str | None = None) -> tuple[Gpu, ...]:
+    """The GPUs that this process may use, in its order.
+
+    Args:
+        nvml: the driver's management library.
+        visible: default: `$CUDA_VISIBLE_DEVICES`; all if it is not set. As for CUDA, the list ends at the first
+            entry that is no GPU.
+
+    Raises:
+        UsageError: there is none.
+    """
+    gpus = read_gpus(nvml)
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
+    if chosen is not None:
+        gpus = _chosen(gpus, [word.strip() for word in chosen.split(",")])
+    if not gpus:
+        raise UsageError("there is no GPU to share" + (f" in CUDA_VISIBLE_DEVICES={chosen}." if chosen else "."))
+    return gpus
+
+
+def _chosen(gpus: Sequence[Gpu], words: Sequence[str]) -> tuple[Gpu, ...]:
+    found = []
+    for word in words:
+        named = [gpu for gpu in gpus if word and (str(gpu.index) == word or _names(word, gpu))]
+        if not named:
+            break
+        found += [gpu for gpu in named if gpu not in found]
+    return tuple(found)
+
+
+def _names(word: str, gpu: Gpu) -> bool:
+    """True if a word is the beginning of a GPU's UUID, or of one of its slices'."""
+    return any(uuid.startswith(word) for uuid in (gpu.uuid, *(part.uuid for part in gpu.slices)))
+
+
+def _read_gpu(nvml: Any, index: int) -> Gpu:
+    device = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(device)
+    mig = _mig_is_on(nvml, device)
+    slices = tuple(_slices(nvml, device)) if mig else ()
+    uuid, name = nvml.nvmlDeviceGetUUID(device), nvml.nvmlDeviceGetName(device)
+    return Gpu(index, uuid, name, int(memory.total), int(memory.used), mig, slices)
+
+
+def _mig_is_on(nvml: Any, device: Any) -> bool:
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(device)
+    except nvml.NVMLError:  # a GPU without MIG
+        return False
+    return current == nvml.NVML_DEVICE_MIG_ENABLE
+
+
+def _slices(nvml: Any, device: Any) -> Iterator[Slice]:
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index)
+        except nvml.NVMLError:  # indices of slices that do not exist
+            continue
+        attributes = nvml.nvmlDeviceGetAttributes(part)
+        yield Slice(
+            nvml.nvmlDeviceGetUUID(part),
+            int(attributes.memorySizeMB) * MEBIBYTE,
+            int(attributes.multiprocessorCount),
+        )

@@ -1,0 +1,114 @@
+"""Divides the machine among independent processes: each has some of its cores, and a part of one of its GPUs."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollmill.core.machine import GpuSharing, usable_cores
+from rollmill.execution.instances.gpus import Gpu, find_gpus, open_nvml
+from rollmill.execution.instances.sharing import Instance, shared_gpus
+
+GIBIBYTE = 2**30
+LEAST_GPU_MEMORY = 4 * GIBIBYTE
+"""Least memory of a GPU for each process, where the number of processes is not given."""
+
+
+@dataclass(frozen=True)
+class MachinePart:
+    """The part of the machine that one process at a time has."""
+
+    cores: tuple[int, ...]
+    """The cores that it runs on; empty: any."""
+    environment: Mapping[str, str]
+    """Environment variables of its process."""
+    descriptors: tuple[int, ...] = ()
+    """File descriptors that its process inherits: the lock that keeps the daemon of its GPU running."""
+
+
+@dataclass(frozen=True)
+class MachineParts:
+    """All parts of the machine."""
+
+    each: Sequence[MachinePart]
+    note: str
+    """How the machine is divided, for the user."""
+    least: int = 1
+    """Fewest parts that use the whole machine: one on each GPU."""
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+
+@contextlib.contextmanager
+def divide_machine(wanted: int | None, most: int, sharing: GpuSharing) -> Iterator[MachineParts]:
+    """Divides the machine; daemons that share its GPUs run until the context ends.
+
+    Args:
+        wanted: number of parts; default: as many as there are cores, and as a GPU's memory holds; one on each GPU
+            if processes take turns there.
+        most: more parts than these are of no use.
+        sharing: how processes share a GPU.
+
+    Raises:
+        UsageError: the GPUs cannot be shared so.
+    """
+    gpus = _gpus()
+    if not gpus:
+        yield parts_on_cores(min(wanted or usable_cores(), most))
+        return
+    with shared_gpus(gpus, sharing) as shared:
+        instances = shared.divide(min(wanted or _default_count(gpus, shared.way), most))
+        note = f"{_gpu_count(gpus)} shared by {shared.way} ({shared.reason})"
+        if shared.start_seconds:
+            note += f", daemon started in {shared.start_seconds:.1f} s"
+        yield MachineParts(_parts_on(instances), note, least=len(gpus))
+
+
+def parts_on_cores(count: int) -> MachineParts:
+    """Parts that share the cores alone."""
+    return MachineParts(
+        [MachinePart(tuple(share_of_cores(number, count)), {}) for number in range(count)], "on the cores"
+    )
+
+
+def share_of_cores(number: int, parts: int) -> list[int]:
+    """The cores of one of several parts: as many for each, in turns if there are fewer cores."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) <= parts:
+        return [cores[number % len(cores)]] if cores else []
+    return cores[number * len(cores) // parts : (number + 1) * len(cores) // parts]
+
+
+def _parts_on(instances: Sequence[Instance]) -> list[MachinePart]:
+    alone = len(instances) == 1  # then JAX's own share of the memory is as good
+    return [
+        MachinePart(
+            tuple(share_of_cores(number, len(instances))),
+            {} if alone and instance.daemon is None else instance.environment(),
+            instance.descriptors,
+        )
+        for number, instance in enumerate(instances)
+    ]
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    """The GPUs that processes will use; none where JAX is told to use others, or the driver is not there."""
+    if os.environ.get("JAX_PLATFORMS", "cuda") not in ("cuda", "gpu") or not Path("/dev/nvidiactl").exists():
+        return ()
+    with open_nvml() as nvml:
+        return find_gpus(nvml)
+
+
+def _default_count(gpus: Sequence[Gpu], way: str) -> int:
+    if way == "turns":
+        return len(gpus)
+    if way == "mig":
+        return sum(len(gpu.slices) or 1 for gpu in gpus)
+    held = sum(max(1, (gpu.memory_bytes - gpu.used_bytes) // LEAST_GPU_MEMORY) for gpu in gpus)
+    return max(len(gpus), min(usable_cores(), held))
+
+
+def _gpu_count(gpus: Sequence[Gpu]) -> str:
+    return f"one {gpus[0].name}" if len(gpus) == 1 else f"{len(gpus)} GPUs"

@@ -1,0 +1,93 @@
+"""The process that owns an MPS daemon: `python -I -S mps_owner.py FOLDER GPU`. Imports nothing of Rollmill.
+
+It starts the daemon of one GPU and ends it once no process holds the shared lock on `FOLDER/users`. The kernel
+releases a lock with the process that held it, however that ended, so the daemon does not outlive its last user.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+CONTROL = "nvidia-cuda-mps-control"
+USERS, PIPES, LOGS, FAILED = "users", "pipe", "log", "failed"
+LOOK_SECONDS = 0.2
+QUIT_SECONDS = 10.0
+MOST_LOSSES = 3
+"""Times that a daemon that died is started again for those who still use it."""
+PR_SET_PDEATHSIG = 1
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    """The variables by which the daemon's clients and control commands find it."""
+    return {
+        "CUDA_MPS_PIPE_DIRECTORY": str(folder / PIPES),
+        "CUDA_MPS_LOG_DIRECTORY": str(folder / LOGS),
+    }
+
+
+def own(folder: Path, gpu: str) -> None:
+    """Runs the daemon of a GPU until nobody uses it; creates `FOLDER/failed` if it cannot be kept running."""
+    for name in (PIPES, LOGS):
+        (folder / name).mkdir(mode=0o700, exist_ok=True)
+    environment = os.environ | environment_of(folder) | {"CUDA_VISIBLE_DEVICES": gpu}
+    environment.pop("LD_PRELOAD", None)  # of the user's programs
+    daemon, losses = _start(environment), 0
+    with (folder / USERS).open("rb") as users:
+        while not _is_unused(users.fileno()):
+            if daemon.poll() is not None:
+                losses += 1
+                if losses > MOST_LOSSES:
+                    (folder / FAILED).touch()
+                    return
+                daemon = _start(environment)
+            time.sleep(LOOK_SECONDS)
+        # This process has the exclusive lock now: nobody uses the daemon, nor joins it before the folder is gone.
+        _quit(daemon, environment)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(environment: dict[str, str]) -> subprocess.Popen:
+    return subprocess.Popen(
+        [CONTROL, "-f"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=_end_with_owner,
+    )
+
+
+def _is_unused(users: int) -> bool:
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _quit(daemon: subprocess.Popen, environment: dict[str, str]) -> None:
+    """Ends the daemon and its server: by its control, or else by signals."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run([CONTROL], input=b"quit\n", env=environment, capture_output=True, timeout=QUIT_SECONDS)
+    for end in (daemon.terminate, daemon.kill):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            daemon.wait(QUIT_SECONDS)
+            return
+        end()
+    daemon.wait()
+
+
+def _end_with_owner() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    if os.fork() == 0:  # it is no child of the process that starts it, which may end or kill its children
+        own(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,76 @@
+"""`rollmill gpu`: by recorded answers of a driver."""
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollmill.cli import gpu as command
+from rollmill.core.errors import UsageError
+
+INSTANCES = Path(__file__).parents[1] / "execution" / "instances"
+sys.path.insert(0, str(INSTANCES))
+from recording import Recorded  # noqa: E402 - beside the tests of instances
+
+
+@pytest.fixture
+def h200(monkeypatch):
+    recorded = Recorded.read(INSTANCES / "recorded_h200.json")
+    monkeypatch.setattr(command, "open_nvml", lambda: contextlib.nullcontext(recorded))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return recorded
+
+
+def test_a_gpu_is_listed(h200, capsys):
+    assert command.run(["--seconds", "0.01"]) == 0
+    printed = capsys.readouterr().out
+    assert "GPU 0: NVIDIA H200, 0.6 of 140.4 GiB in use" in printed
+    assert "several processes would share them by turns: the program nvidia-cuda-mps-control" in printed
+
+
+def test_commands_of_a_partition_are_printed_and_not_run(h200, capsys, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *words, **_: pytest.fail(f"{words} was run"))
+    assert command.run(["partition", "--slices", "7"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "# GPU 0 (NVIDIA H200) in 7 slices of 16 GiB and 16 multiprocessors",
+        "nvidia-smi -i 0 -mig 1",
+        "nvidia-smi mig -i 0 -cgi 19,19,19,19,19,19,19 -C",
+        "# nothing was changed: --yes runs these commands",
+    ]
+
+
+def test_confirmed_commands_are_run_until_one_fails(h200, monkeypatch):
+    ran = []
+
+    def fail_at_second(words, **_):
+        ran.append(words[:2])
+        return subprocess.CompletedProcess(words, len(ran) - 1)
+
+    monkeypatch.setattr(subprocess, "run", fail_at_second)
+    with pytest.raises(UsageError, match="`nvidia-smi mig -i 0 -cgi .*` ended with exit code 1"):
+        command.run(["partition", "--slices", "3", "--yes"])
+    assert ran == [["nvidia-smi", "-i"], ["nvidia-smi", "mig"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seconds", "0"], "--seconds 0 has to be above 0"),
+        (["partition"], "--slices"),
+        (["partition", "--slices", "9"], "--slices 9 has to be from 1 to 7"),
+        (["partition", "--slices", "2", "--gpu", "3"], "--gpu 3: there are GPUs 0"),
+        (["divide"], "unrecognized arguments: divide"),
+    ],
+)
+def test_bad_input_is_refused(h200, words, message):
+    with pytest.raises(UsageError, match=message):
+        command.run(words)
+
+
+def test_without_a_driver_the_reason_is_told():
+    done = subprocess.run([sys.executable, "-m", "rollmill", "gpu"], capture_output=True, text=True)
+    if done.returncode == 0:
+        pytest.skip("this machine has a GPU")
+    assert done.returncode == 2 and done.stderr.startswith("rollmill: ") and "Traceback" not in done.stderr

@@ -1,0 +1,70 @@
+"""Which GPU each worker gets, without a GPU: the driver's answers and MPS are stood in for."""
+
+import contextlib
+
+import pytest
+
+from rollmill.core.errors import UsageError
+from rollmill.execution import worker_gpus as module
+from rollmill.execution.instances import Gpu, SharedGpus
+from rollmill.execution.worker_gpus import gpus_of_workers, nccl_version
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """Two GPUs that are shared in turns, and a new NCCL."""
+    gpus = [Gpu(index, f"GPU-{index}", "NVIDIA H200", 2**37, 0) for index in range(2)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    monkeypatch.setattr(module, "open_nvml", lambda: contextlib.nullcontext(None))
+    monkeypatch.setattr(module, "find_gpus", lambda nvml: gpus)
+    shared = lambda gpus, wanted: contextlib.nullcontext(SharedGpus(gpus, "turns", f"{wanted} was asked for", {}))
+    monkeypatch.setattr(module, "shared_gpus", shared)
+    monkeypatch.setattr(module, "nccl_version", lambda: (2, 31))
+
+
+def devices(environments):
+    return [each["CUDA_VISIBLE_DEVICES"] for each in environments]
+
+
+def test_enough_gpus_are_one_each(two_gpus):
+    with gpus_of_workers(2, "auto", mesh=False) as found:
+        assert devices(found.environments) == ["0", "1"] and found.note == ""
+    with gpus_of_workers(2, "auto", mesh=True) as found:
+        assert found.environments == ()  # each takes that of its rank
+
+
+def test_no_gpu_needs_nothing(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with gpus_of_workers(3, "auto", mesh=False) as found:
+        assert found.environments == ()
+
+
+def test_more_workers_share_the_gpus(two_gpus):
+    with gpus_of_workers(5, "auto", mesh=False) as found:
+        assert devices(found.environments) == ["GPU-0", "GPU-1", "GPU-0", "GPU-1", "GPU-0"]
+        assert found.note == "5 workers share 2 GPUs by turns (auto was asked for)"
+        parts = [float(each["XLA_PYTHON_CLIENT_MEM_FRACTION"]) for each in found.environments]
+        assert parts[0] == pytest.approx(2 / 3 * parts[1], rel=1e-3) and sum(parts[::2]) < 1
+        assert "NCCL_MULTI_RANK_GPU_ENABLE" not in found.environments[0]
+
+
+def test_a_mesh_of_workers_that_share_gpus_lets_nccl_join_them(two_gpus):
+    with gpus_of_workers(4, "auto", mesh=True) as found:
+        assert all(each["NCCL_MULTI_RANK_GPU_ENABLE"] == "1" for each in found.environments)
+        assert {each["NCCL_MAX_CTAS"] for each in found.environments} == {"4"}
+
+
+@pytest.mark.parametrize(("version", "had"), [(None, "there is none"), ((2, 28), "there is 2.28")])
+def test_a_mesh_with_an_old_nccl_is_refused(two_gpus, monkeypatch, version, had):
+    monkeypatch.setattr(module, "nccl_version", lambda: version)
+    message = f"learners=4 on 2 GPUs needs NCCL 2.30 or newer, and {had}. hint: place=processes"
+    with pytest.raises(UsageError, match=message), gpus_of_workers(4, "auto", mesh=True):
+        pass
+    with gpus_of_workers(4, "auto", mesh=False) as found:
+        assert len(found.environments) == 4
+
+
+def test_the_version_of_nccl_is_read_or_there_is_none():
+    found = nccl_version()
+    assert found is None or (2, 0) < found < (9, 0)
