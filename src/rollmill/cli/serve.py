@@ -1,0 +1,200 @@
+"""The command `rollmill serve RUN`: a policy behind a local HTTP server."""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rollmill.api import load_weights
+from rollmill.cli.parsing import parse
+from rollmill.cli.train import Imports, Trust
+from rollmill.core.errors import UsageError
+from rollmill.core.machine import GpuSharing
+from rollmill.execution.instances import divide_machine
+from rollmill.record.signals import stop_on_signals
+from rollmill.serving import (
+    LOOPBACK,
+    Address,
+    BatchedPolicy,
+    BatchingRule,
+    Server,
+    ServerLimits,
+    ServerStatistics,
+    bytes_of,
+    check_rule,
+    limits_of,
+    listen,
+    read_token,
+    run_workers,
+    url_of,
+)
+
+GAVE_UP = 1
+"""Exit code if batches failed one after the other."""
+
+GAVE_UP_SENTENCE = "rollmill: the server gave up: batches failed one after the other."
+
+MOST_WORKERS = 256
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Answer requests for actions over HTTP by the policy of a run, those of many clients in common batches."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Directory of the run."""
+    checkpoint: str = "last"
+    """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""
+    host: str = LOOPBACK
+    """Address to listen at; one that other machines can reach needs a token."""
+    port: int = 0
+    """Port to listen at; 0 takes a free one."""
+    socket: Path | None = None
+    """Listen at this path instead, as a Unix socket for this user alone."""
+    token_file: Path | None = None
+    """File with a token that clients have to send (Authorization: Bearer)."""
+    address_file: Path | None = None
+    """Write the server's address into this file once it is ready."""
+    max_batch: int = 64
+    """Most observations that are computed together: a power of two."""
+    max_wait_ms: float = 0.0
+    """Milliseconds that a request waits for others while the device is idle; 0 computes what is there."""
+    workers: int = 1
+    """Processes that serve, each with a policy of its own."""
+    gpu_sharing: GpuSharing = "auto"
+    """How several processes share a GPU: mps, mig, turns, or auto."""
+    max_sessions: int = 1024
+    """Most sessions of a recurrent policy."""
+    session_seconds: float = 600.0
+    """Seconds without a request after which a session may be given up for a new one."""
+    stochastic: bool = False
+    """Sample actions as in training, instead of taking the most likely one."""
+    seed: int = 0
+    """Seed of sampled actions."""
+    train_seed: int | None = None
+    """Seed whose policy to take, of a run that trained several. Default: the first."""
+    trust: Trust = False
+    """Let the run of this directory import the modules that it names, now and later; runs made here may anyway."""
+    imports: Imports = ()
+    """Module to import first, which registers the environment."""
+
+    @property
+    def address(self) -> Address:
+        """Where to listen."""
+        return Address(self.host, self.port, self.socket)
+
+    @property
+    def rule(self) -> BatchingRule:
+        """How requests are gathered into batches."""
+        return check_rule(BatchingRule(self.max_batch, self.max_wait_ms / 1e3))
+
+    def check(self) -> None:
+        """Checks the numbers.
+
+        Raises:
+            UsageError: one is out of its bounds.
+        """
+        bounds = {"port": (0, 65535), "workers": (1, MOST_WORKERS), "max_sessions": (1, 2**20)}
+        for name, (least, most) in bounds.items():
+            if not least <= (value := getattr(self, name)) <= most:
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} {value} has to lie between {least} and {most:,}.")
+        if not 0 < self.session_seconds < float("inf"):
+            raise UsageError(f"--session-seconds {self.session_seconds:g} has to be positive and finite.")
+
+    def policy(self, worker: int = 0) -> BatchedPolicy:
+        """The run's policy, compiled; workers draw different actions."""
+        loaded = load_weights(
+            self.run, checkpoint=self.checkpoint, seed=self.train_seed, imports=self.imports, trust=self.trust
+        )
+        policy = BatchedPolicy(
+            loaded,
+            max_batch=self.rule.max_batch,
+            sessions=self.max_sessions,
+            stochastic=self.stochastic,
+            seed=(self.seed + worker) % 2**32,
+        )
+        if policy.recurrent and self.workers > 1:
+            raise UsageError(
+                f"--workers {self.workers}: this policy is recurrent, and its sessions live in one process. "
+                "hint: --workers 1, or several servers, whose clients stay with one of them."
+            )
+        policy.compile()
+        return policy
+
+    def limits(self, policy: BatchedPolicy) -> ServerLimits:
+        """The limits of the server."""
+        found = limits_of(self.rule.max_batch, policy.numbers)
+        return found.with_sessions(self.max_sessions, self.session_seconds)
+
+
+def run(arguments: list[str]) -> int:
+    """Serves until a signal; returns its exit code."""
+    options = parse(Serve, arguments, prog="rollmill serve")
+    options.check()
+    token = read_token(options.token_file, options.address)
+    _ = options.rule
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(options.address))
+        if options.socket is not None:
+            stack.callback(options.socket.unlink, missing_ok=True)
+        if options.address_file is not None:
+            stack.callback(options.address_file.unlink, missing_ok=True)
+        if options.workers > 1:
+            return _serve_by_workers(options, arguments, listener)
+        return _serve_here(options, listener, token)
+
+
+def _serve_here(options: Serve, listener: socket.socket, token: bytes | None) -> int:
+    policy = options.policy()
+    server = Server(policy, options.rule, options.limits(policy), ServerStatistics(), token=token)
+    with stop_on_signals() as stop:
+        fine = server.run(listener, lambda: stop.requested, ready=lambda: announce(options, listener))
+    print(f"stopped by {stop.signal_name}" if fine else GAVE_UP_SENTENCE, file=sys.stderr)
+    return stop.exit_code if fine else GAVE_UP
+
+
+def _serve_by_workers(options: Serve, arguments: Sequence[str], listener: socket.socket) -> int:
+    with tempfile.TemporaryFile() as counts, stop_on_signals() as stop:
+        counts.truncate(bytes_of(options.workers))
+        descriptors = listener.fileno(), counts.fileno()
+        command = [
+            *(sys.executable, "-m", "rollmill.cli.serve_worker"),
+            *(json.dumps(list(arguments)), str(os.getpid()), *map(str, descriptors)),
+        ]
+        with divide_machine(options.workers, options.workers, options.gpu_sharing) as slots:
+            code = run_workers(
+                command,
+                slots.each,
+                descriptors=descriptors,
+                stop=stop,
+                ready=lambda: announce(options, listener),
+                patience=ServerLimits(1).drain_seconds + 5,
+            )
+    if code:
+        return code
+    print(f"stopped by {stop.signal_name}", file=sys.stderr)
+    return stop.exit_code
+
+
+def announce(options: Serve, listener: socket.socket) -> None:
+    """Says where the server listens, on standard output and in the file that was asked for."""
+    url = url_of(listener)
+    if options.address_file is not None:
+        beside = options.address_file.with_name(f".{options.address_file.name}.{os.getpid()}")
+        try:
+            beside.write_text(f"{url}\n")
+            beside.replace(options.address_file)
+        except OSError as error:
+            raise UsageError(
+                f"--address-file {options.address_file} cannot be written: {error.strerror}."
+            ) from error
+    print(f"serving {options.run} at {url}", flush=True)

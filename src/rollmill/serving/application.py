@@ -1,0 +1,217 @@
+"""The paths of a server, and what each of them answers."""
+
+import hmac
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rollmill.core.spaces import struct
+from rollmill.serving.batching import Batcher, BatchingRule
+from rollmill.serving.connection import Request
+from rollmill.serving.decisions import BatchedPolicy, PolicyRows
+from rollmill.serving.engine import Answer, Engine, QueuedRequest
+from rollmill.serving.limits import ServerLimits
+from rollmill.serving.questions import Question, QuestionReader, RequestSchema
+from rollmill.serving.refusal import Refusal
+from rollmill.serving.responses import Response, error_response, json_response
+from rollmill.serving.sessions import Session, Sessions
+from rollmill.serving.statistics import ServerStatistics
+
+METHODS = {"/": "GET", "/health": "GET", "/metrics": "GET", "/act": "POST"}
+SESSION_PATH = "/sessions/"
+
+
+class PolicyApplication:
+    """Answers requests by a policy.
+
+    Args:
+        policy: compiled.
+        rule: how requests are gathered into batches.
+        limits: of the queue and the sessions.
+        statistics: of the server.
+        token: that clients have to send; None if everybody may ask.
+        clock: the time in seconds.
+    """
+
+    def __init__(
+        self,
+        policy: BatchedPolicy,
+        rule: BatchingRule,
+        limits: ServerLimits,
+        statistics: ServerStatistics,
+        *,
+        token: bytes | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._policy, self._limits, self._statistics, self._clock = policy, limits, statistics, clock
+        self._authorization = None if token is None else b"bearer " + token
+        self._read = QuestionReader(schema_of(policy))
+        self._sessions = Sessions(limits)
+        self._batcher: Batcher[QueuedRequest] = Batcher(rule)
+        self._engine = Engine(policy, self._batcher, statistics, lost_memories=self._sessions.clear)
+        self._description = json_response(describe(policy, rule, limits))
+        self.stopping = False
+        """True once new requests for actions are refused."""
+
+    @property
+    def unanswered(self) -> int:
+        """Requests for actions that wait or are computed."""
+        return self._engine.unanswered
+
+    @property
+    def failures(self) -> int:
+        """Batches that failed, since the last one that did not."""
+        return self._engine.failures
+
+    def close(self) -> None:
+        """Ends the engine's thread."""
+        self._engine.close()
+
+    def count(self) -> None:
+        """Brings the counts of this moment up to date."""
+        self._statistics.set("queued", self._batcher.rows)
+        self._statistics.set("sessions", len(self._sessions))
+
+    def admit(self, method: str, path: str, authorization: bytes) -> None:
+        """Refuses requests without the token, of unknown paths, or with another method."""
+        if self._authorization is not None and not hmac.compare_digest(
+            _scheme_in_lower_case(authorization), self._authorization
+        ):
+            raise Refusal(401, "this server asks for its token: `Authorization: Bearer TOKEN`.")
+        expected = "DELETE" if path.startswith(SESSION_PATH) else METHODS.get(path)
+        if expected is None:
+            raise Refusal(404, f"there is no path {path[:60]!r}; there are {', '.join(METHODS)} and /sessions/ID.")
+        if method != expected:
+            raise Refusal(405, f"{path[:60]} takes {expected}, not {method}.", allow=expected)
+
+    def answer(self, request: Request, respond: Callable[[Response], None]) -> None:
+        """Answers a request that was admitted."""
+        match request.path:
+            case "/act":
+                self._act(request.body, respond)
+            case "/":
+                respond(self._description)
+            case "/health":
+                self._refuse_when_stopping()
+                respond(json_response({"status": "ready"}))
+            case "/metrics":
+                self.count()
+                respond(json_response(self._statistics.report()))
+            case path:
+                self._sessions.end(path.removeprefix(SESSION_PATH), self._clock())
+                respond(json_response({}))
+
+    def _act(self, body: bytes, respond: Callable[[Response], None]) -> None:
+        began = self._clock()
+        self._refuse_when_stopping()
+        question = self._read(body)
+        if self._batcher.rows + question.rows > self._limits.queued:
+            raise Refusal(
+                503,
+                f"{self._batcher.rows} observations wait already, and at most {self._limits.queued} may.",
+                retry_after=1,
+            )
+        sessions = self._sessions_of(question, began)
+        rows = self._rows(question, sessions)
+
+        def done(answer: Answer) -> None:
+            for session in sessions:
+                session.in_flight -= 1
+            if isinstance(answer, Refusal):
+                respond(error_response(answer))
+                return
+            self._statistics.took(self._clock() - began)
+            respond(_answered(question, answer, sessions))
+
+        self._engine.submit(QueuedRequest(rows, done))
+
+    def _refuse_when_stopping(self) -> None:
+        if self.stopping:
+            raise Refusal(503, "the server is stopping.", retry_after=1)
+
+    def _sessions_of(self, question: Question, now: float) -> Sequence[Session]:
+        """The sessions of a question; new ones are ended again if not all can be had."""
+        if not self._policy.recurrent:
+            return ()
+        found = [None if name is None else self._sessions.find(name, now) for name in question.sessions]
+        sessions = self._opened(found, now)
+        for session in sessions:
+            session.in_flight += 1
+        return sessions
+
+    def _opened(self, found: Sequence[Session | None], now: float) -> list[Session]:
+        new: list[Session] = []
+        try:
+            for session in found:
+                if session is None:
+                    new.append(self._sessions.open(now))
+        except Refusal:
+            for session in new:
+                self._sessions.end(session.name, now)
+            raise
+        fresh = iter(new)
+        return [next(fresh) if session is None else session for session in found]
+
+    def _rows(self, question: Question, sessions: Sequence[Session]) -> PolicyRows:
+        slot = np.full(question.rows, self._policy.sessions, np.int32)
+        fresh = np.ones(question.rows, bool)
+        for index, session in enumerate(sessions):
+            slot[index], fresh[index] = session.slot, session.fresh or question.restart
+            session.fresh = False
+        return PolicyRows(question.observation, question.mask, slot, fresh)
+
+
+def _answered(question: Question, actions: list[Any], sessions: Sequence[Session]) -> Response:
+    if question.single:
+        return json_response({"action": actions[0]} | ({"session": sessions[0].name} if sessions else {}))
+    names = {"sessions": [session.name for session in sessions]} if sessions else {}
+    return json_response({"actions": actions} | names)
+
+
+def _scheme_in_lower_case(authorization: bytes) -> bytes:
+    scheme, space, token = authorization.partition(b" ")
+    return scheme.lower() + space + token.strip()
+
+
+def schema_of(policy: BatchedPolicy) -> RequestSchema:
+    """The form of requests that a policy can answer."""
+    return RequestSchema(
+        policy.observation_space, policy.action_space, policy.mask_struct, policy.recurrent, policy.max_batch
+    )
+
+
+def describe(policy: BatchedPolicy, rule: BatchingRule, limits: ServerLimits) -> dict[str, Any]:
+    """The description of a server for its clients: spaces, shapes and limits, as JSON."""
+    settings = policy.graph.settings
+    return {
+        "algorithm": settings.get("algorithm"),
+        "environment": settings.get("environment"),
+        "iteration": policy.iteration,
+        "stochastic": policy.stochastic,
+        "observation": _shapes(struct(policy.observation_space)),
+        "observation_space": _plain(policy.observation_space),
+        "action": _shapes(struct(policy.action_space)),
+        "action_space": _plain(policy.action_space),
+        "action_mask": _shapes(policy.mask_struct) if jax.tree.leaves(policy.mask_struct) else None,
+        "recurrent": policy.recurrent,
+        "max_batch": rule.max_batch,
+        "max_wait_ms": rule.max_wait * 1e3,
+        "max_body_bytes": limits.body_bytes,
+        "max_queued": limits.queued,
+        "max_sessions": limits.sessions if policy.recurrent else 0,
+        "session_seconds": limits.session_seconds if policy.recurrent else 0,
+    }
+
+
+def _plain(space: Any) -> str:
+    return " ".join(str(space).split())
+
+
+def _shapes(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _shapes(part) for name, part in tree.items()}
+    if isinstance(tree, tuple):
+        return [_shapes(part) for part in tree]
+    return {"shape": list(tree.shape), "dtype": str(tree.dtype)}

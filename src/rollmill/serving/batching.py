@@ -1,0 +1,123 @@
+"""When a batch begins, which requests it holds, and the size that it is padded to. Pure: time is an argument."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.core.errors import UsageError
+
+T = TypeVar("T")
+
+MOST_ROWS = 2**16
+"""Largest `max_batch`."""
+
+
+class BatchingRule(NamedTuple):
+    """How requests are gathered into batches."""
+
+    max_batch: int
+    """Most observations of a batch: a power of two."""
+    max_wait: float = 0.0
+    """Seconds that the oldest request waits for others while the device is idle; 0 computes what is there."""
+
+
+class _Waiting(NamedTuple, Generic[T]):
+    request: T
+    rows: int
+    slots: Sequence[int]
+    arrived: float
+
+
+class Batcher(Generic[T]):
+    """Requests in the order of their arrival.
+
+    A request holds one observation or several, which stay together. A batch holds no session twice: the later
+    request needs the memory that the earlier one leaves.
+
+    Args:
+        rule: when a batch is due.
+    """
+
+    def __init__(self, rule: BatchingRule) -> None:
+        self.rule = rule
+        self.rows = 0
+        self._waiting: deque[_Waiting[T]] = deque()
+
+    def add(self, request: T, *, rows: int, slots: Sequence[int] = (), now: float) -> None:
+        """Appends a request of `rows` observations, at most `max_batch`, of the sessions in `slots`."""
+        self._waiting.append(_Waiting(request, rows, slots, now))
+        self.rows += rows
+
+    def due_at(self) -> float | None:
+        """The time at which the next batch begins if the device is idle; None while nothing waits."""
+        if not self._waiting:
+            return None
+        oldest = self._waiting[0].arrived
+        return oldest if self.rows >= self.rule.max_batch else oldest + self.rule.max_wait
+
+    def take(self) -> list[T]:
+        """Removes and returns the requests of the next batch.
+
+        They are the oldest ones that fit, without a later request of a session that the batch holds already.
+        """
+        taken: list[T] = []
+        left: deque[_Waiting[T]] = deque()
+        room, busy = self.rule.max_batch, set()
+        while self._waiting and self._waiting[0].rows <= room:
+            first = self._waiting.popleft()
+            if busy.isdisjoint(first.slots):
+                taken.append(first.request)
+                room -= first.rows
+            else:
+                left.append(first)
+            busy.update(first.slots)
+        self._waiting.extendleft(reversed(left))
+        self.rows -= self.rule.max_batch - room
+        return taken
+
+
+def check_rule(rule: BatchingRule) -> BatchingRule:
+    """The rule itself.
+
+    Raises:
+        UsageError: the largest batch is no power of two, or the wait is negative or longer than a minute.
+    """
+    size = rule.max_batch
+    if not 1 <= size <= MOST_ROWS or size & (size - 1):
+        raise UsageError(
+            f"--max-batch {size} has to be a power of two from 1 to {MOST_ROWS:,}, as batches are padded to one. "
+            f"hint: --max-batch {min(padded_size(max(size, 1)), MOST_ROWS)}."
+        )
+    if not 0 <= rule.max_wait <= 60:
+        raise UsageError(f"--max-wait-ms {rule.max_wait * 1e3:g} has to lie between 0 and 60000.")
+    return rule
+
+
+def padded_size(rows: int) -> int:
+    """The least power of two that holds `rows`."""
+    return 1 << (rows - 1).bit_length()
+
+
+def padded_sizes(max_batch: int) -> list[int]:
+    """All sizes of batches: the powers of two up to `max_batch`, log2(max_batch) + 1 of them."""
+    return [1 << power for power in range(max_batch.bit_length())]
+
+
+def padded(parts: Sequence[PyTree[np.ndarray]], size: int) -> PyTree[np.ndarray]:
+    """The rows of all parts one after the other, and zeros up to `size` rows.
+
+    Args:
+        parts: pytrees of one structure; leaves `[rows, ...]`, of any number of rows.
+        size: rows of the result, at least those of all parts.
+    """
+
+    def leaf(*arrays: Any) -> np.ndarray:
+        result = np.zeros((size, *arrays[0].shape[1:]), arrays[0].dtype)
+        np.concatenate(arrays, out=result[: sum(len(array) for array in arrays)])
+        return result
+
+    return jax.tree.map(leaf, *parts)

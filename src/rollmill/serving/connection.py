@@ -1,0 +1,394 @@
+"""One connection: HTTP/1.1 requests, which may be pipelined, and their answers in the same order."""
+
+import asyncio
+import contextlib
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from rollmill.core.errors import UsageError
+from rollmill.core.installation import install_command
+from rollmill.serving.limits import ServerLimits
+from rollmill.serving.refusal import Refusal
+from rollmill.serving.responses import CONTINUE, Response, encode, error_response
+from rollmill.serving.statistics import ServerStatistics
+
+try:
+    import httptools
+except ImportError as error:
+    raise UsageError(f"a server needs a package that is missing ({error}): {install_command('serve')}") from None
+
+LINGER_SECONDS = 2.0
+"""Time that a connection that is closed after an error is still read from: closing it with unread data in it would
+destroy the answer on its way."""
+
+
+MOST_FRAMING = 8
+"""A body in chunks may have this many times as many bytes on the wire, for the lengths of its chunks."""
+
+
+class Request(NamedTuple):
+    """A whole request."""
+
+    method: str
+    path: str
+    body: bytes
+
+
+@runtime_checkable
+class Application(Protocol):
+    """Answers requests."""
+
+    def admit(self, method: str, path: str, authorization: bytes) -> None:
+        """Raises `Refusal` for a request that is refused by its head."""
+        ...
+
+    def answer(self, request: Request, respond: Callable[[Response], None]) -> None:
+        """Calls `respond` once, now or later; raises `Refusal` instead."""
+        ...
+
+
+class Surroundings:
+    """The parts of a server that its connections share.
+
+    Args:
+        application: answers requests.
+        limits: of sizes and times.
+        statistics: where requests and answers are counted.
+    """
+
+    def __init__(self, application: Application, limits: ServerLimits, statistics: ServerStatistics) -> None:
+        self.application, self.limits, self.statistics = application, limits, statistics
+        self.connections: set[HttpConnection] = set()
+        self.held_bytes = 0
+        self.stopping = False
+        """True once a connection ends with the last answer that it waits for."""
+
+
+class _Exchange:
+    """A request of a connection and its answer, which waits for those before it."""
+
+    __slots__ = ("answer", "held", "keep_alive", "old", "request", "without_body")
+
+    def __init__(self) -> None:
+        self.request: Request | Refusal | None = None
+        self.answer: Response | None = None
+        self.keep_alive, self.old, self.without_body = True, False, False
+        self.held = 0
+
+
+class HttpConnection(asyncio.Protocol):
+    """A client's connection; all limits hold for each one.
+
+    Args:
+        surroundings: shared by all connections.
+        refusal: answered at once, instead of reading a request.
+    """
+
+    def __init__(self, surroundings: Surroundings, refusal: Refusal | None = None) -> None:
+        self._around, self._limits = surroundings, surroundings.limits
+        self._refusal = refusal
+        self._parser = httptools.HttpRequestParser(self)
+        self._loop = asyncio.get_running_loop()
+        self._unanswered: deque[_Exchange] = deque()
+        self._unstarted: deque[_Exchange] = deque()
+        self._receiving: _Exchange | None = None
+        self._began = self._loop.time()
+        self._blocked: float | None = None
+        self._ended = False
+        self._paused = False
+        self._head_bytes = self._headers = self._unparsed = self._received = 0
+        self._in_head = self._owes_continue = False
+        self._url = self._authorization = self._expect = b""
+        self._body: list[bytes] = []
+        self._transport: asyncio.Transport
+
+    # --- asyncio's callbacks --------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begins to read."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._around.connections.add(self)
+        if self._refusal is not None:
+            self._end_with(self._refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forgets the connection; answers that are still computed go nowhere."""
+        self._ended = True
+        self._around.connections.discard(self)
+        self._drop_unanswered()
+        if self._receiving is not None:
+            self._release(self._receiving)
+            self._receiving = None
+
+    def data_received(self, data: bytes) -> None:
+        """Parses, and starts the requests that are complete."""
+        if self._ended:
+            return
+        if self._receiving is not None:
+            self._received += len(data)
+            self._unparsed += len(data)
+        if (refusal := self._parse(data)) is not None:
+            self._end_with(refusal)
+        self._start()
+
+    def eof_received(self) -> bool:
+        """Answers a request that the client broke off; keeps the connection open for answers."""
+        if not self._ended and self._receiving is not None:
+            self._end_with(Refusal(400, "the request is truncated: the connection ended before the request did."))
+        if self._unanswered:
+            self._unanswered[-1].keep_alive = False
+            self._ended = True
+            return True
+        return False
+
+    def pause_writing(self) -> None:
+        """Notes that the client does not take its answers, and reads no more from it."""
+        self._blocked = self._loop.time()
+        self._pause()
+
+    def resume_writing(self) -> None:
+        """Goes on."""
+        self._blocked = None
+        self._pause()
+
+    # --- the parser's callbacks -----------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Begins a request."""
+        self._receiving, self._in_head = _Exchange(), True
+        self._head_bytes = self._headers = self._unparsed = self._received = 0
+        self._url = self._authorization = self._expect = b""
+        self._body, self._owes_continue = [], False
+        self._began = self._loop.time()
+
+    def on_url(self, url: bytes) -> None:
+        """Appends to the target of the request."""
+        self._url += url
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keeps the headers that matter."""
+        self._headers += 1
+        self._count_head(len(name) + len(value))
+        match name.lower():
+            case b"authorization":
+                self._authorization = value
+            case b"expect":
+                self._expect = value.lower()
+            case b"content-length" if value.isdigit() and int(value) > self._limits.body_bytes:
+                raise self._too_long(int(value))
+
+    def on_headers_complete(self) -> None:
+        """Refuses by the head what can be refused by it, before the body is read."""
+        self._in_head = False
+        exchange = self._receiving
+        assert exchange is not None
+        method = self._parser.get_method().decode("ascii", "replace")
+        path = self._url.partition(b"?")[0].decode("ascii", "replace")
+        exchange.keep_alive = self._parser.should_keep_alive()
+        exchange.old, exchange.without_body = self._parser.get_http_version() == "1.0", method == "HEAD"
+        exchange.request = Request(method, path, b"")
+        try:
+            self._around.application.admit(method, path, self._authorization)
+            if self._expect and self._expect != b"100-continue":
+                raise Refusal(417, f"Expect: {self._expect[:60].decode('ascii', 'replace')} is not known.")
+        except Refusal as refusal:
+            exchange.request = refusal
+        else:
+            self._owes_continue = bool(self._expect)
+            self._continue()
+
+    def on_body(self, body: bytes) -> None:
+        """Keeps a part of the body, within the limits."""
+        exchange, around = self._receiving, self._around
+        assert exchange is not None
+        self._owes_continue = False
+        exchange.held += len(body)
+        around.held_bytes += len(body)
+        if exchange.held > self._limits.body_bytes:
+            raise self._too_long(exchange.held)
+        if around.held_bytes > self._limits.held_bytes:
+            raise Refusal(
+                503,
+                f"bodies of requests that are not answered yet have more than {self._limits.held_bytes:,} bytes.",
+                retry_after=1,
+            )
+        if isinstance(exchange.request, Request):
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        exchange = self._receiving
+        assert exchange is not None
+        self._receiving = None
+        if isinstance(exchange.request, Request):
+            exchange.request = exchange.request._replace(body=b"".join(self._body))
+        self._body = []
+        self._unanswered.append(exchange)
+        self._unstarted.append(exchange)
+
+    def _parse(self, data: bytes) -> Refusal | None:
+        """Feeds the parser; an error after which it cannot go on."""
+        try:
+            self._parser.feed_data(data)
+            self._check_unparsed()
+        except httptools.HttpParserCallbackError as error:
+            if not isinstance(error.__context__, Refusal):
+                raise
+            return error.__context__
+        except httptools.HttpParserUpgrade:  # an offer that a server may ignore; nothing else can follow
+            if self._receiving is not None or not self._unanswered:
+                return Refusal(501, "changes of the protocol (Upgrade) are not served; use HTTP/1.1.")
+            self._unanswered[-1].keep_alive, self._ended = False, True
+        except httptools.HttpParserError as error:
+            return Refusal(400, f"the request is not HTTP/1.1: {str(error)[:200]}.")
+        except Refusal as refusal:
+            return refusal
+        return None
+
+    # --- answers --------------------------------------------------------------------------------------------
+
+    def check_time(self, now: float) -> None:
+        """Ends the connection if its client is too slow, or has been silent for too long."""
+        limits = self._limits
+        if self._blocked is not None and now - self._blocked > limits.send_seconds:
+            self._transport.abort()
+        elif self._ended:
+            return
+        elif self._receiving is not None:
+            if now - self._began > limits.receive_seconds:
+                self._end_with(
+                    Refusal(
+                        408, f"the request was not complete after {limits.receive_seconds:g} s.", retry_after=1
+                    )
+                )
+        elif not self._unanswered and now - self._began > limits.idle_seconds:
+            self._transport.close()
+
+    def close(self) -> None:
+        """Ends the connection as the server ends: answers on their way are sent."""
+        if not self._ended and self._receiving is not None:
+            self._end_with(Refusal(503, "the server is stopping.", retry_after=1))
+        elif not self._unanswered:
+            self._transport.close()
+
+    def _start(self) -> None:
+        """Has as many requests answered as may be computed at a time."""
+        while self._unstarted and len(self._unanswered) - len(self._unstarted) < self._limits.pipelined:
+            exchange = self._unstarted.popleft()
+            self._around.statistics.add("requests")
+            if isinstance(exchange.request, Refusal):
+                self._respond(exchange, error_response(exchange.request))
+                continue
+            assert exchange.request is not None
+            try:
+                self._around.application.answer(
+                    exchange.request, lambda response, exchange=exchange: self._answered(exchange, response)
+                )
+            except Refusal as refusal:
+                self._respond(exchange, error_response(refusal))
+            except Exception:  # a fault of this program ends no other request
+                traceback.print_exc()
+                self._respond(exchange, error_response(Refusal(500, "the server failed at this request.")))
+        self._pause()
+
+    def _answered(self, exchange: _Exchange, response: Response) -> None:
+        self._respond(exchange, response)
+        if self._unstarted:
+            self._start()
+
+    def _respond(self, exchange: _Exchange, response: Response) -> None:
+        """Keeps an answer until those before it are sent, then sends all that are ready."""
+        exchange.answer = response
+        self._around.statistics.answered(response.status)
+        self._release(exchange)
+        ready = []
+        while self._unanswered and (answer := self._unanswered[0].answer) is not None:
+            first = self._unanswered.popleft()
+            keep = first.keep_alive and not (self._around.stopping and not self._unanswered)
+            ready.append(encode(answer, keep_alive=keep, old=first.old, without_body=first.without_body))
+            if not keep:
+                self._drop_unanswered()
+                self._send(ready)
+                self._linger()
+                return
+        self._send(ready)
+        self._continue()
+        self._began = self._loop.time() if self._receiving is None else self._began
+
+    def _continue(self) -> None:
+        """Asks for the body that a client holds back until then, after the answers to what it sent before."""
+        if self._owes_continue and not self._unanswered:
+            self._owes_continue = False
+            self._send([CONTINUE])
+
+    def _send(self, parts: list[bytes]) -> None:
+        if parts and not self._transport.is_closing():
+            self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _end_with(self, refusal: Refusal) -> None:
+        """Answers with an error after which the connection cannot be used any more."""
+        exchange = self._receiving or _Exchange()
+        exchange.keep_alive, exchange.request = False, refusal
+        self._receiving, self._in_head, self._ended = None, False, True
+        self._around.statistics.add("requests")
+        self._unanswered.append(exchange)
+        self._respond(exchange, error_response(refusal))
+
+    def _linger(self) -> None:
+        """Ends the connection; what the client still sends is read and dropped."""
+        self._ended = True
+        if self._transport.is_closing():
+            return
+        with contextlib.suppress(OSError, NotImplementedError):
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+        self._transport.resume_reading()
+        self._loop.call_later(LINGER_SECONDS, self._transport.close)
+
+    def _pause(self) -> None:
+        """Reads from the client only while it takes its answers, and has not sent too many requests."""
+        pause = (self._blocked is not None or bool(self._unstarted)) and not self._ended
+        if pause != self._paused and not self._transport.is_closing():
+            self._paused = pause
+            (self._transport.pause_reading if pause else self._transport.resume_reading)()
+
+    def _release(self, exchange: _Exchange) -> None:
+        self._around.held_bytes -= exchange.held
+        exchange.held = 0
+
+    def _drop_unanswered(self) -> None:
+        for exchange in self._unanswered:
+            self._release(exchange)
+        self._unanswered.clear()
+        self._unstarted.clear()
+
+    def _count_head(self, length: int) -> None:
+        limits = self._limits
+        self._unparsed = 0
+        self._head_bytes += length
+        if self._headers > limits.headers:
+            raise Refusal(431, f"the request has more than {limits.headers} headers.")
+        if self._head_bytes > limits.head_bytes:
+            raise self._long_head()
+
+    def _check_unparsed(self) -> None:
+        """Bounds what the parser itself keeps: a header that has not ended yet, and the framing of a body."""
+        limits = self._limits
+        if self._in_head and self._head_bytes + self._unparsed > limits.head_bytes:
+            raise self._long_head()
+        if self._received > MOST_FRAMING * (limits.head_bytes + limits.body_bytes):
+            raise self._too_long(self._received)
+
+    def _long_head(self) -> Refusal:
+        return Refusal(
+            431, f"the request's first line and headers have more than {self._limits.head_bytes:,} bytes."
+        )
+
+    def _too_long(self, length: int) -> Refusal:
+        return Refusal(
+            413, f"the body has {length:,} bytes or more, and at most {self._limits.body_bytes:,} are read."
+        )

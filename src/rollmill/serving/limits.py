@@ -1,0 +1,59 @@
+"""The sizes and times beyond which a server refuses."""
+
+from dataclasses import dataclass, replace
+
+from rollmill.core.bounds import Count, Positive
+
+BYTES_PER_NUMBER = 32
+"""The longest JSON number of 64 bits has 25 characters; a comma and spaces come on top."""
+
+BYTES_BESIDES, BYTES_BESIDES_EACH = 4096, 128
+"""Names of fields and white space of a body, and brackets and a session's id of each observation."""
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Limits of a server; a request beyond one of them is answered with an error that names it."""
+
+    body_bytes: Count
+    """Bytes of a request's body."""
+    connections: Count = 1024
+    """Open connections."""
+    queued: Count = 4096
+    """Observations that wait for a batch."""
+    sessions: Count = 1024
+    """Sessions of a recurrent policy."""
+    session_seconds: Positive = 600.0
+    """Seconds without a request after which a session may be given up for a new one."""
+    head_bytes: Count = 16 * 2**10
+    """Bytes of a request's first line and headers."""
+    headers: Count = 64
+    """Headers of a request."""
+    held_bytes: Count = 256 * 2**20
+    """Bytes of all bodies that have been received and are not answered yet."""
+    pipelined: Count = 32
+    """Requests of one connection that are computed at a time; further ones wait for their answers."""
+    receive_seconds: Positive = 10.0
+    """From the first byte of a request to its last."""
+    idle_seconds: Positive = 75.0
+    """Between two requests of a connection."""
+    send_seconds: Positive = 10.0
+    """For a client to take an answer."""
+    drain_seconds: Positive = 30.0
+    """For the requests in flight when the server is stopped."""
+
+    def with_sessions(self, sessions: int, seconds: float) -> "ServerLimits":
+        """The same with another number of sessions, which may be given up after `seconds` without a request."""
+        return replace(self, sessions=sessions, session_seconds=seconds)
+
+
+def limits_of(max_batch: int, numbers: int) -> ServerLimits:
+    """The limits of a server whose largest body holds a full batch.
+
+    Args:
+        max_batch: observations of a batch.
+        numbers: numbers of one observation and its legal actions.
+    """
+    body = BYTES_BESIDES + max_batch * (BYTES_PER_NUMBER * numbers + BYTES_BESIDES_EACH)
+    usual = ServerLimits(body)
+    return replace(usual, queued=max(usual.queued, 4 * max_batch), held_bytes=max(usual.held_bytes, 4 * body))

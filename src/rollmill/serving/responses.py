@@ -1,0 +1,70 @@
+"""Answers as bytes of HTTP/1.1."""
+
+import time
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+
+from rollmill.serving.refusal import Refusal
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Response(NamedTuple):
+    """An answer: a JSON document and its status."""
+
+    body: bytes
+    status: int = 200
+    headers: bytes = b""
+    """Further headers, each with its end of line."""
+
+
+def json_response(document: Any) -> Response:
+    """A successful answer."""
+    return Response(msgspec.json.encode(document))
+
+
+def error_response(refusal: Refusal) -> Response:
+    """The answer to a refused request: `{"error": message}`."""
+    headers = b""
+    if refusal.retry_after is not None:
+        headers += b"Retry-After: %d\r\n" % refusal.retry_after
+    if refusal.allow:
+        headers += b"Allow: %s\r\n" % refusal.allow.encode()
+    if refusal.status == 401:
+        headers += b"WWW-Authenticate: Bearer\r\n"
+    return Response(msgspec.json.encode({"error": str(refusal)}), refusal.status, headers)
+
+
+def encode(response: Response, *, keep_alive: bool, old: bool, without_body: bool) -> bytes:
+    """The response as it is sent.
+
+    Args:
+        response: the answer.
+        keep_alive: the connection stays open.
+        old: the request was of HTTP/1.0, which has to be told that the connection stays open.
+        without_body: the request's method was HEAD.
+    """
+    connection = b"" if keep_alive and not old else b"keep-alive" if keep_alive else b"close"
+    line = b"Connection: %s\r\n" % connection if connection else b""
+    head = b"%s%s%s%sContent-Length: %d\r\n\r\n" % (
+        _status_line(response.status),
+        _date(int(time.time())),
+        line,
+        response.headers,
+        len(response.body),
+    )
+    return head if without_body else head + response.body
+
+
+@lru_cache(maxsize=64)
+def _status_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n".encode()
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    return f"Date: {formatdate(second, usegmt=True)}\r\n".encode()

@@ -1,0 +1,149 @@
+"""A server from its first connection to the answer of its last request."""
+
+import asyncio
+import contextlib
+import errno
+import gc
+import socket
+import sys
+from collections.abc import Callable
+
+from rollmill.record.signals import StopRequest
+from rollmill.serving.application import PolicyApplication
+from rollmill.serving.batching import BatchingRule
+from rollmill.serving.connection import HttpConnection, Surroundings
+from rollmill.serving.decisions import BatchedPolicy
+from rollmill.serving.engine import MOST_FAILURES
+from rollmill.serving.limits import ServerLimits
+from rollmill.serving.refusal import Refusal
+from rollmill.serving.statistics import ServerStatistics
+
+TICK = 0.1
+"""Seconds between two looks at stop requests and at clients that are too slow."""
+
+REFUSED_AT_ONCE = 64
+"""Connections beyond the limit that are told so at a time; further ones wait to be accepted."""
+
+
+class Server:
+    """Serves a policy on a listening socket.
+
+    Args:
+        policy: compiled.
+        rule: how requests are gathered into batches.
+        limits: of sizes and times.
+        statistics: where the work is counted.
+        token: that clients have to send, or None.
+    """
+
+    def __init__(
+        self,
+        policy: BatchedPolicy,
+        rule: BatchingRule,
+        limits: ServerLimits,
+        statistics: ServerStatistics,
+        *,
+        token: bytes | None = None,
+    ) -> None:
+        self._policy, self._rule, self._limits, self._token = policy, rule, limits, token
+        self._statistics = statistics
+        self._accepting: set[asyncio.Task] = set()
+
+    def run(
+        self, listener: socket.socket, stop: Callable[[], StopRequest | bool], *, ready: Callable[[], None]
+    ) -> bool:
+        """Serves until `stop()` is true, then answers what is in flight.
+
+        Args:
+            listener: a listening socket; this server closes it.
+            stop: asked ten times a second.
+            ready: called once connections are accepted.
+
+        Returns:
+            False if the server gave up, because batches failed one after the other.
+        """
+        return asyncio.run(self._run(listener, stop, ready))
+
+    async def _run(self, listener: socket.socket, stop: Callable, ready: Callable[[], None]) -> bool:
+        loop = asyncio.get_running_loop()
+        self._application = PolicyApplication(
+            self._policy, self._rule, self._limits, self._statistics, token=self._token, clock=loop.time
+        )
+        self._around = Surroundings(self._application, self._limits, self._statistics)
+        gc.collect()
+        gc.freeze()  # collections would go through all objects of JAX, and take a tenth of a second
+        loop.add_reader(listener, self._accept, listener)
+        ready()
+        try:
+            while not stop() and self._application.failures < MOST_FAILURES:
+                await self._tick()
+            await self._drain()
+        finally:
+            loop.remove_reader(listener)
+            listener.close()
+            self._application.close()
+        return self._application.failures < MOST_FAILURES
+
+    async def _tick(self) -> None:
+        await asyncio.sleep(TICK)
+        now = asyncio.get_running_loop().time()
+        for connection in list(self._around.connections):
+            connection.check_time(now)
+        self._statistics.set("open_connections", len(self._around.connections))
+        self._application.count()
+
+    async def _drain(self) -> None:
+        """Answers the requests in flight; new ones, of new connections too, are refused."""
+        self._application.stopping = self._around.stopping = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limits.drain_seconds
+        while self._application.unanswered and loop.time() < deadline:
+            await self._tick()
+        for connection in list(self._around.connections):
+            connection.close()
+        while self._around.connections and loop.time() < deadline:
+            await self._tick()
+        if left := self._application.unanswered:
+            print(f"rollmill: {left} requests were not answered within the time to stop", file=sys.stderr)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accepts one connection at a time, so that workers that share the listener share the connections."""
+        beyond = len(self._around.connections) + len(self._accepting) - self._limits.connections
+        if beyond >= REFUSED_AT_ONCE:
+            self._pause(listener)
+            return
+        try:
+            client, _ = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                raise
+            self._pause(listener)
+            return
+        client.setblocking(False)
+        if client.family != socket.AF_UNIX:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._statistics.add("connections")
+        task = asyncio.get_running_loop().create_task(self._open(client, full=beyond >= 0))
+        self._accepting.add(task)
+        task.add_done_callback(self._accepting.discard)
+
+    async def _open(self, client: socket.socket, *, full: bool) -> None:
+        refusal = None
+        if full:
+            limit = self._limits.connections
+            refusal = Refusal(503, f"{limit} connections are open, and no more may be.", retry_after=1)
+        with contextlib.suppress(OSError):
+            loop = asyncio.get_running_loop()
+            await loop.connect_accepted_socket(lambda: HttpConnection(self._around, refusal), client)
+
+    def _pause(self, listener: socket.socket) -> None:
+        """Accepts nothing for a moment; connections wait in the listener."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listener)
+        loop.call_later(TICK, self._resume, listener)
+
+    def _resume(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)

@@ -1,0 +1,104 @@
+"""Sessions of a recurrent policy: which row of the memories on the device belongs to which episode."""
+
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from rollmill.serving.limits import ServerLimits
+from rollmill.serving.refusal import Refusal
+
+
+@dataclass
+class Session:
+    """One episode of one client."""
+
+    name: str
+    """The opaque id that the client sends with each request."""
+    slot: int
+    """Row of the memories."""
+    fresh: bool
+    """True until the first request of the episode, which begins with an empty memory."""
+    used: float
+    """Time of the last request."""
+    in_flight: int = 0
+    """Requests that are not answered yet."""
+
+
+class Sessions:
+    """All sessions of a server; at most as many as there are slots.
+
+    Args:
+        limits: number of sessions, and the time after which an unused one may be given up.
+    """
+
+    def __init__(self, limits: ServerLimits) -> None:
+        self._limits = limits
+        self._free = list(range(limits.sessions))[::-1]
+        self._by_name: OrderedDict[str, Session] = OrderedDict()  # the one that was used last comes last
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def open(self, now: float) -> Session:
+        """A new session.
+
+        Raises:
+            Refusal: all slots are in use.
+        """
+        self._give_up_unused(now)
+        if not self._free:
+            raise Refusal(
+                503,
+                f"{len(self)} sessions are open, and at most {self._limits.sessions} may be; DELETE /sessions/ID "
+                f"makes room, and so does a session that is unused for {self._limits.session_seconds:g} s.",
+                retry_after=1,
+            )
+        session = Session(secrets.token_urlsafe(16), self._free.pop(), fresh=True, used=now)
+        self._by_name[session.name] = session
+        return session
+
+    def find(self, name: str, now: float) -> Session:
+        """The session of that name, which counts as used now.
+
+        Raises:
+            Refusal: there is none.
+        """
+        session = self._by_name.get(name)
+        if session is None:
+            raise Refusal(
+                404,
+                f"there is no session {name[:60]!r}: it was ended, or given up after "
+                f"{self._limits.session_seconds:g} s without a request. Leave `session` out to begin one.",
+            )
+        session.used = now
+        self._by_name.move_to_end(name)
+        return session
+
+    def end(self, name: str, now: float) -> None:
+        """Ends a session, whose slot is then free for another.
+
+        Raises:
+            Refusal: there is none of that name, or it has requests in flight.
+        """
+        session = self.find(name, now)
+        if session.in_flight:
+            raise Refusal(
+                409, f"the session has {session.in_flight} requests in flight; end it after their answers."
+            )
+        self._remove(session)
+
+    def clear(self) -> None:
+        """Ends all sessions, as after a loss of the memories."""
+        for session in list(self._by_name.values()):
+            self._remove(session)
+
+    def _give_up_unused(self, now: float) -> None:
+        for session in list(self._by_name.values()):
+            if now - session.used <= self._limits.session_seconds:
+                return
+            if not session.in_flight:
+                self._remove(session)
+
+    def _remove(self, session: Session) -> None:
+        del self._by_name[session.name]
+        self._free.append(session.slot)

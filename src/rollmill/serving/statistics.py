@@ -1,0 +1,123 @@
+"""Counts of a server's work, in memory that all workers of a server share.
+
+Each worker writes a row of its own, so no lock is needed; whoever is asked adds the rows up.
+"""
+
+import math
+import mmap
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+COUNTS = (
+    "connections",
+    "requests",
+    "errors",
+    "decisions",
+    "batches",
+    "padding",
+    "failed_batches",
+    "open_connections",
+    "queued",
+    "sessions",
+    "largest_batch",
+)
+"""Names of the counts; from `open_connections` on they are of this moment, or the largest so far."""
+
+STATUSES = (200, 400, 401, 404, 405, 408, 409, 413, 417, 431, 500, 501, 503)
+"""Every status that an answer may have."""
+
+BUCKETS_PER_OCTAVE = 16
+SHORTEST, OCTAVES = 1e-6, 28
+"""Latencies are counted from a microsecond to four minutes; each bucket is 4.4 % wider than the one before."""
+
+BUCKETS = BUCKETS_PER_OCTAVE * OCTAVES
+WIDTH = len(COUNTS) + len(STATUSES) + BUCKETS
+_COUNT = {name: index for index, name in enumerate(COUNTS)}
+_STATUS = {status: len(COUNTS) + index for index, status in enumerate(STATUSES)}
+_FIRST_BUCKET = len(COUNTS) + len(STATUSES)
+
+
+def bucket_of(seconds: float) -> int:
+    """The bucket in which a latency is counted."""
+    place = math.ceil(BUCKETS_PER_OCTAVE * math.log2(max(seconds, SHORTEST) / SHORTEST))
+    return min(place, BUCKETS - 1)
+
+
+def quantile(buckets: Int[np.ndarray, " buckets"], share: float) -> float | None:
+    """Seconds within which a share of all requests was answered, rounded up by at most 4.4 %; None without any."""
+    total = int(buckets.sum())
+    if not total:
+        return None
+    bucket = int(np.searchsorted(np.cumsum(buckets), math.ceil(share * total)))
+    return SHORTEST * 2 ** (bucket / BUCKETS_PER_OCTAVE)
+
+
+class ServerStatistics:
+    """The counts of one worker, and the sums over all of them.
+
+    Args:
+        workers: number of workers.
+        index: the worker that counts here.
+        descriptor: of a file of `bytes_of(workers)` zeros that all workers have opened; -1 for memory of this
+            process alone.
+    """
+
+    def __init__(self, workers: int = 1, index: int = 0, descriptor: int = -1) -> None:
+        self._memory = mmap.mmap(descriptor, bytes_of(workers))
+        self._rows = np.frombuffer(self._memory, np.int64).reshape(workers, WIDTH)
+        self._own = memoryview(self._memory).cast("q")[index * WIDTH : (index + 1) * WIDTH]
+
+    def add(self, name: str, number: int = 1) -> None:
+        """Adds to a count."""
+        self._own[_COUNT[name]] += number
+
+    def set(self, name: str, number: int) -> None:
+        """Sets a count of this moment."""
+        self._own[_COUNT[name]] = number
+
+    def answered(self, status: int) -> None:
+        """Counts an answer."""
+        self._own[_STATUS[status]] += 1
+        if status >= 400:
+            self.add("errors")
+
+    def took(self, seconds: float) -> None:
+        """Counts the latency of a request for actions."""
+        self._own[_FIRST_BUCKET + bucket_of(seconds)] += 1
+
+    def batch(self, rows: int, size: int) -> None:
+        """Counts a batch of `rows` observations that was padded to `size`."""
+        self.add("batches")
+        self.add("decisions", rows)
+        self.add("padding", size - rows)
+        self.set("largest_batch", max(rows, self._own[_COUNT["largest_batch"]]))
+
+    def report(self) -> dict[str, Any]:
+        """All counts of all workers as JSON."""
+        sums = self._rows.sum(axis=0)
+        counts = {name: int(sums[index]) for name, index in _COUNT.items()}
+        largest = int(self._rows[:, _COUNT["largest_batch"]].max())
+        batches = counts["batches"]
+        milliseconds = [quantile(sums[_FIRST_BUCKET:], share) for share in SHARES.values()]
+        return counts | {
+            "largest_batch": largest,
+            "mean_batch": counts["decisions"] / batches if batches else None,
+            "answers": {str(status): int(sums[i]) for status, i in _STATUS.items() if sums[i]},
+            "latency_ms": dict(zip(SHARES, map(_as_milliseconds, milliseconds), strict=True)),
+            "workers": len(self._rows),
+        }
+
+
+SHARES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
+"""Percentiles of latencies in the report."""
+
+
+def bytes_of(workers: int) -> int:
+    """Bytes of the counts of all workers."""
+    return workers * WIDTH * 8
+
+
+def _as_milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else float(f"{seconds * 1e3:.4g}")

@@ -1,0 +1,177 @@
+"""Several workers of one server: processes that share its listening socket, each with a policy of its own."""
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rollmill.core.errors import RollmillError
+from rollmill.execution.instances import MachinePart
+from rollmill.record.signals import StopRequest
+
+READY = b"."
+"""Sent by a worker through its pipe once it serves."""
+
+LOOK_SECONDS = 0.1
+MOST_LOSSES = 3
+"""Losses of workers in a row that the server survives; one that has served for a minute starts the count anew."""
+
+SETTLED_SECONDS = 60.0
+
+
+class WorkersLost(RollmillError):
+    """Workers of a server ended again and again."""
+
+    exit_code = 1
+
+
+@dataclass
+class _ServingWorker:
+    """A process and the pipe through which it says that it serves."""
+
+    index: int
+    process: subprocess.Popen
+    pipe: int
+    ready_at: float | None = None
+
+
+@dataclass
+class _Group:
+    """All workers of a server."""
+
+    launch: Callable[[int, int], subprocess.Popen]
+    count: int
+    stop: StopRequest
+    workers: list[_ServingWorker] = field(default_factory=list)
+    losses: int = 0
+
+    def start(self, index: int) -> _ServingWorker:
+        read, write = os.pipe()
+        try:
+            worker = _ServingWorker(index, self.launch(index, write), read)
+        finally:
+            os.close(write)
+        self.workers.append(worker)
+        return worker
+
+    def wait_until_ready(self) -> int | None:
+        """Waits for all workers; the exit code of one that ended instead, or None."""
+        while not all(worker.ready_at is not None for worker in self.workers):
+            self._read_pipes()
+            for worker in self.workers:
+                if worker.process.poll() is not None:
+                    return worker.process.returncode
+            if self.stop.requested:
+                return 0
+        return None
+
+    def look(self) -> None:
+        """Replaces workers that have ended.
+
+        Raises:
+            WorkersLost: too many have, one soon after the other.
+        """
+        self._read_pipes()
+        for worker in [worker for worker in self.workers if worker.process.poll() is not None]:
+            served = time.monotonic() - worker.ready_at if worker.ready_at is not None else 0.0
+            self.losses = 1 if served > SETTLED_SECONDS else self.losses + 1
+            code = worker.process.returncode
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+            if self.losses > MOST_LOSSES:
+                raise WorkersLost(f"worker {worker.index} {how}, and {MOST_LOSSES} others before it.")
+            print(f"rollmill: worker {worker.index} {how}; it is replaced", file=sys.stderr)
+            self._forget(worker)
+            self.start(worker.index)
+
+    def end(self, *, patience: float) -> None:
+        """Has all workers answer what is in flight, and waits for their end."""
+        for worker in self.workers:
+            worker.process.terminate()
+        deadline = time.monotonic() + patience
+        for worker in list(self.workers):
+            try:
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+            self._forget(worker)
+
+    def _read_pipes(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for worker in self.workers:
+                if worker.ready_at is None:
+                    selector.register(worker.pipe, selectors.EVENT_READ, worker)
+            if not selector.get_map():
+                time.sleep(LOOK_SECONDS)
+                return
+            found = selector.select(LOOK_SECONDS)
+        for key, _ in found:
+            if os.read(key.data.pipe, 1) == READY:
+                key.data.ready_at = time.monotonic()
+            else:  # it is about to end
+                time.sleep(LOOK_SECONDS)
+
+    def _forget(self, worker: _ServingWorker) -> None:
+        os.close(worker.pipe)
+        self.workers.remove(worker)
+
+
+def run_workers(
+    command: Sequence[str],
+    slots: Sequence[MachinePart],
+    *,
+    descriptors: Sequence[int],
+    stop: StopRequest,
+    ready: Callable[[], None],
+    patience: float,
+) -> int:
+    """Starts workers, replaces those that are lost, and stops them when asked to.
+
+    The first one starts alone: it reports what is wrong with the run once, and fills the compilation cache.
+
+    Args:
+        command: of a worker; its index, its cores and the descriptor of its pipe are appended.
+        slots: the part of the machine that each has.
+        descriptors: that workers inherit.
+        stop: asked ten times a second.
+        ready: called once all workers serve.
+        patience: seconds for the workers to answer what is in flight.
+
+    Returns:
+        The exit code: of a worker that could not start, or 0.
+
+    Raises:
+        WorkersLost: workers ended again and again.
+    """
+
+    def launch(index: int, pipe: int) -> subprocess.Popen:
+        slot = slots[index]
+        words = [*command, str(index), ",".join(map(str, slot.cores)), str(pipe)]
+        return subprocess.Popen(
+            words,
+            env=os.environ | slot.environment,
+            pass_fds=(*descriptors, *slot.descriptors, pipe),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    group = _Group(launch, len(slots), stop)
+    try:
+        group.start(0)
+        code = group.wait_until_ready()
+        if code is None:
+            for index in range(1, len(slots)):
+                group.start(index)
+            code = group.wait_until_ready()
+        if code is not None:
+            return code if code >= 0 else 1
+        ready()
+        while not stop.requested:
+            group.look()
+        return 0
+    finally:
+        group.end(patience=patience)
