@@ -15,8 +15,10 @@ demo: $(VENV)/.installed
 
 # Tests of whole trainings, of searches and of the compiler run without runtime checks of types and shapes, which
 # would double their time.
-UNCHECKED := tests/api tests/cli tests/execution tests/fusion \
-	$(addprefix tests/algorithms/test_,alphazero.py mappo_fragments.py memory.py off_policy.py probes.py search.py)
+UNCHECKED := tests/api tests/cli tests/execution tests/fusion tests/serving tests/core/test_extending.py \
+	tests/envs/test_tag_parity.py tests/envs/test_pgx.py \
+	$(addprefix tests/algorithms/test_,a3c.py alphazero.py impala.py mappo_fragments.py mappo_probes.py memory.py \
+	off_policy.py own_files.py probes.py search.py)
 
 test: $(VENV)/.installed-peers
 	ROLLMILL_REQUIRE_PEERS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(UNCHECKED:%=--ignore=%)

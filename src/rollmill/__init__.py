@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         resume,
         train,
     )
+    from rollmill.cli.sweep_call import Sweep, sweep
     from rollmill.core.errors import RollmillError
     from rollmill.core.types import Environment, HostEnvironment, Timestep
     from rollmill.envs import (
@@ -71,6 +72,7 @@ __all__ = [
     "Run",
     "RunOptions",
     "SACConfig",
+    "Sweep",
     "TD3Config",
     "Timestep",
     "a3c",
@@ -94,6 +96,7 @@ __all__ = [
     "replay",
     "resume",
     "sac",
+    "sweep",
     "td3",
     "time_limit",
     "train",
@@ -134,6 +137,7 @@ _MODULES = {
         "resume",
         "train",
     ),
+    "rollmill.cli.sweep_call": ("Sweep", "sweep"),
     "rollmill.core.errors": ("RollmillError",),
     "rollmill.core.types": ("Environment", "HostEnvironment", "Timestep"),
     "rollmill.envs": (

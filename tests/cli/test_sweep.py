@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rollmill.api.sweeps import share_of_cores
+from rollmill.execution.instances import share_of_cores
 
 TINY = ["--num-envs", "4", "--num-steps", "8", "--num-minibatches", "1", "--network.hidden-sizes", "4"]
 SHORT = ["ppo", "CartPole-v1", "--total-timesteps", "128", *TINY]
 LONG = ["ppo", "CartPole-v1", "--total-timesteps", str(4 * 8 * 10**6), "--checkpoint-seconds", "0.2", *TINY]
+ASHA = ["--stop-early", "asha"]
 
 
 def sweep(*words):
@@ -65,6 +66,23 @@ def trial_process(run: Path) -> int | None:
         ([*SHORT, "--over", "seed=0..1", "--metric", "speed"], "invalid choice: 'speed'"),
         (["pppo", "CartPole-v1", "--over", "seed=0..1"], "unknown algorithm 'pppo'"),
         (["--resume", "/nonexistent"], "holds no sweep"),
+        ([*SHORT, "--over", "anneal-lr=yes,no"], "anneal-lr=yes has to be true or false"),
+        ([*SHORT, "--over", "seed=0..1", "--trials", "3"], "--trials is for samplers"),
+        ([*SHORT, "--over", "seed=0..1", "--trials", "0"], "--trials 0 has to be at least 1"),
+        ([*SHORT, "--over", "seed=0..1", "--sampler", "random"], "--sampler random needs the number of trials"),
+        ([*SHORT, "--over", "seed=0..1", "--sampler", "tpee"], "invalid choice: 'tpee'"),
+        ([*SHORT, "--over", "seed=0..1", "--sampler", "grid", "--random", "2"], "leave out one of them"),
+        ([*SHORT, "--over", "seed=0..1", "--random", "2", "--trials", "2"], "leave out one of them"),
+        ([*SHORT, "--over", "seed=0..1", "--all"], "--all is for --resume SWEEP"),
+        ([*SHORT, "--over", "gamma=0.9,0.99", "--group-seeds"], "needs seeds in a row: --over seed=0..4"),
+        ([*SHORT, "--over", "seed=0,2", "--group-seeds"], "needs seeds in a row: --over seed=0..4"),
+        ([*SHORT, "--over", "seed=0..1", "--group-seeds", "--num-seeds", "2"], "leave out --num-seeds"),
+        ([*SHORT, "--over", "seed=0..1", "--group-seeds", "--fusion", "full"], "kernels of --fusion full one"),
+        ([*SHORT, "--over", "seed=0..1", "--stop-early", "median"], "invalid choice: 'median'"),
+        ([*SHORT, "--over", "seed=0..1", "--grace-steps", "5"], "are of --stop-early asha, which is not given"),
+        ([*SHORT, "--over", "seed=0..1", *ASHA, "--grace-steps", "0"], "--grace-steps 0 has to be at least 1"),
+        ([*SHORT, "--over", "seed=0..1", *ASHA, "--grace-steps", "128"], "less than the 128 steps of a trial"),
+        ([*SHORT, "--over", "seed=0..1", *ASHA, "--reduction-factor", "1"], "-factor 1 has to be at least 2"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(words, message, tmp_path, monkeypatch):
@@ -101,6 +119,109 @@ def test_a_failed_trial_does_not_stop_the_others(tmp_path):
     assert summary["status"] == "finished"
     again = subprocess.run(sweep(*words, "--sweep-dir", tmp_path / "sweep"), capture_output=True, text=True)
     assert again.returncode == 2 and "already holds a sweep: `rollmill sweep --resume" in again.stderr
+
+
+def test_a_sampler_needs_optuna(tmp_path, monkeypatch):
+    from rollmill.cli import sweep as command
+    from rollmill.core.errors import UsageError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UsageError, match="samplers need Optuna, which is not there: pip install"):
+        command.run([*SHORT, "--over", "gamma=0.9..0.99", "--sampler", "tpe", "--trials", "2"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_sampler_could_propose_is_checked_before_anything_starts(tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    from rollmill.cli import sweep as command
+    from rollmill.core.errors import UsageError
+
+    monkeypatch.chdir(tmp_path)
+    for axes, message in [
+        (["gamma=0.9..1.1"], "gamma=1.1"),
+        (["gamma=0.9..0.99", "network.torso=mlp,gru,xyz"], "options cannot be parsed"),
+        (["seed=0..1"], "--trials 3: these axes have 2 combinations only"),
+    ]:
+        words = [word for axis in axes for word in ("--over", axis)]
+        with pytest.raises(UsageError, match=message):
+            command.run([*SHORT, *words, "--sampler", "tpe", "--trials", "3"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_that_goes_on_has_its_options_already(tmp_path):
+    from rollmill.api import SweepDirectory, SweepSpec
+    from rollmill.cli import sweep as command
+    from rollmill.core.errors import UsageError
+    from rollmill.planning import listed_axis
+
+    spec = SweepSpec("ppo", "CartPole-v1", (), (listed_axis("seed", ["1"]),), 1, (("1",),))
+    resume = ["--resume", str(SweepDirectory.create(tmp_path / "sweep", spec).root)]
+    for more in (["--group-seeds"], ["--grace-steps", "5"], ["--trials", "2"], ["--learning-rate", "1"], *[ASHA]):
+        with pytest.raises(UsageError, match="goes on with the trials as they were given"):
+            command.run([*resume, *more])
+    with pytest.raises(UsageError, match="--all: no trial of .* is stopped early"):
+        command.run([*resume, "--all"])
+
+
+def test_modules_of_a_strangers_sweep_are_named_again(tmp_path, monkeypatch):
+    from rollmill.api import SweepDirectory, SweepSpec
+    from rollmill.cli import sweep as command
+    from rollmill.core.errors import UsageError
+    from rollmill.planning import listed_axis
+
+    axes = (
+        listed_axis("environment", ["gymnasium:module_a:Env-v0"]),
+        listed_axis("distribution", ["module_b:policy"]),
+    )
+    spec = SweepSpec("ppo", "CartPole-v1", ("--import", "module_c"), axes, 2, sampler="tpe")
+    folder = SweepDirectory.create(tmp_path / "sweep", spec).root
+    with pytest.raises(UsageError, match="import module_a, module_b, module_c. If you trust them"):
+        command.run(["--resume", str(folder)])
+    named = [word for module in ("module_a", "module_c") for word in ("--import", module)]
+    with pytest.raises(UsageError, match="import module_b. If you trust them"):
+        command.run(["--resume", str(folder), *named])
+
+
+@pytest.mark.slow
+def test_trials_are_stopped_early_and_go_on_if_asked(tmp_path):
+    """The second trial learns nothing, so at the latest rung it is worse than the first, which has ended."""
+    words = ["ppo", "CartPole-v1", "--num-envs", "32", "--num-steps", "32", "--total-timesteps", "1000000"]
+    words += ["--over", "learning-rate=2.5e-3,1e-9", "--at-once", "1", "--sweep-dir", tmp_path / "sweep"]
+    how = [*ASHA, "--reduction-factor", "2", "--grace-steps", "65536"]
+    done = subprocess.run(sweep(*words, *how), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "trial 1 (learning-rate=1e-9) was stopped early at 65,536 steps, where its return of" in done.stdout
+    assert [row["status"] for row in table(tmp_path / "sweep")] == ["finished", "stopped early"]
+    run = tmp_path / "sweep/trials/1"
+    assert json.loads((run / "summary.json").read_text())["status"] == "stopped" and checkpoints(run)[-1] > 0
+    before = checkpoints(run)[-1]
+    again = subprocess.run(sweep("--resume", tmp_path / "sweep"), capture_output=True, text=True)
+    assert again.returncode == 0 and "started" not in again.stdout and checkpoints(run)[-1] == before
+    on = subprocess.run(sweep("--resume", tmp_path / "sweep", "--all"), capture_output=True, text=True)
+    assert on.returncode == 0, on.stderr
+    assert "2 trials, 1 of them ended" in on.stdout
+    assert {row["status"] for row in table(tmp_path / "sweep")} == {"finished"}
+
+
+@pytest.mark.slow
+def test_a_sampler_goes_on_with_its_proposals_after_a_kill(tmp_path):
+    pytest.importorskip("optuna")
+    folder = tmp_path / "sweep"
+    words = [*SHORT, "--over", "learning-rate=log:1e-5..1e-2", "--sampler", "tpe", "--trials", "3"]
+    first = subprocess.Popen(sweep(*words, "--at-once", "2", "--sweep-dir", folder), stdout=subprocess.DEVNULL)
+    wait_until(lambda: all((folder / f"trials/{name}.log").exists() for name in "01"), first)
+    first.kill()
+    first.wait()
+    proposed = json.loads((folder / "proposals.json").read_text())["points"]
+    assert len(proposed) == 2
+    second = subprocess.run(sweep("--resume", folder), capture_output=True, text=True)
+    assert second.returncode == 0, second.stdout + second.stderr
+    points = json.loads((folder / "proposals.json").read_text())["points"]
+    assert points[:2] == proposed and len({rate for (rate,) in points}) == 3
+    rows = {row["trial"]: row for row in table(folder)}
+    assert [rows[name]["learning-rate"] for name in "012"] == [rate for (rate,) in points]
+    assert {row["status"] for row in rows.values()} == {"finished"}
 
 
 @pytest.mark.slow

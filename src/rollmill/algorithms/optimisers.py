@@ -10,6 +10,9 @@ from jaxtyping import Array, Float, Int, PyTree
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Loops
 
+MOST_UPDATES = 2**31 - 1
+"""Updates are counted in 32 bits."""
+
 
 class Annealing(NamedTuple):
     """Number of planned updates made so far: `whole + part`.
@@ -60,11 +63,20 @@ def clipped_descent(
 
 
 def rate_schedule(learning_rate: float | optax.Schedule, *, anneal_over: int | None = None) -> optax.Schedule:
-    """The learning rate as a function of the number of updates; for the arguments, see `clipped_descent`."""
+    """The learning rate as a function of the number of updates; for the arguments, see `clipped_descent`.
+
+    Raises:
+        UsageError: it is annealed over more updates than the optimiser counts.
+    """
     if callable(learning_rate):
         return learning_rate
     if anneal_over is None:
         return optax.constant_schedule(learning_rate)
+    if anneal_over > MOST_UPDATES:
+        raise UsageError(
+            f"total_timesteps makes {anneal_over:,} updates, and the learning rate is annealed over at most "
+            f"{MOST_UPDATES:,}; lower it, or turn anneal_lr off."
+        )
     return optax.linear_schedule(learning_rate, 0.0, anneal_over)
 
 

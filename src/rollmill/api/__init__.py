@@ -6,6 +6,7 @@ from rollmill.api.diagnosis import Examination, examine, kept_fault, replay
 from rollmill.api.matches import game_of, load_opponent, match, match_runs
 from rollmill.api.options import WORKER_LIMITS, RunOptions
 from rollmill.api.placing import choose_plan, prepare_devices
+from rollmill.api.plan_search import DEFAULT_BUDGET, FoundPlan, SearchRequest, find_plan, leave_devices
 from rollmill.api.playing import GameAgainstPolicy
 from rollmill.api.policies import LoadedRun, Policy, evaluate, evaluate_run, load, load_weights
 from rollmill.api.reopening import reopen
@@ -16,22 +17,29 @@ from rollmill.api.specification import (
     import_modules,
     rebuild_graph,
 )
-from rollmill.api.sweeps import TRIAL_RESULTS, SweepDirectory, Trial, run_sweep
-from rollmill.api.training import Run, resume, train
+from rollmill.api.sweeps import TRIAL_RESULTS, SweepDirectory, SweepSpec, Trial, run_sweep
+from rollmill.api.training import PreparedTraining, Run, begin_training, prepare_training, resume, train
+from rollmill.api.trust import remember, trusted_modules
 
 __all__ = [
     "ALGORITHMS",
+    "DEFAULT_BUDGET",
     "TRIAL_RESULTS",
     "WORKER_LIMITS",
     "Algorithm",
     "Examination",
+    "FoundPlan",
     "GameAgainstPolicy",
     "LoadedRun",
     "Policy",
+    "PreparedTraining",
     "Run",
     "RunOptions",
+    "SearchRequest",
     "SweepDirectory",
+    "SweepSpec",
     "Trial",
+    "begin_training",
     "build_graph",
     "choose_plan",
     "describe",
@@ -39,9 +47,11 @@ __all__ = [
     "evaluate_run",
     "examine",
     "find_algorithm",
+    "find_plan",
     "game_of",
     "import_modules",
     "kept_fault",
+    "leave_devices",
     "load",
     "load_opponent",
     "load_weights",
@@ -49,12 +59,15 @@ __all__ = [
     "match_runs",
     "parse_assignments",
     "prepare_devices",
+    "prepare_training",
     "read_options",
     "rebuild_graph",
     "register_algorithm",
+    "remember",
     "reopen",
     "replay",
     "resume",
     "run_sweep",
     "train",
+    "trusted_modules",
 ]

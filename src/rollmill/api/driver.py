@@ -2,13 +2,16 @@
 
 import shlex
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+
+import jax
 
 from rollmill.api.options import RunOptions
 from rollmill.api.recorder import Recorder, Run
 from rollmill.core.errors import RollmillError
 from rollmill.dataflow import Graph, State
+from rollmill.execution.instances import GpuActivity, watched_gpus
 from rollmill.execution.reports import MetricsRows, Notice, RolledBack, Saved, StartedUp, Training
 from rollmill.record import Checkpoints, Display, MetricsLog, Restored, RunDirectory, StopRequest, stop_on_signals
 
@@ -53,8 +56,9 @@ def drive(
         with (
             session as (training, state),
             MetricsLog(run, tensorboard=options.tensorboard, resume_from=first) as log,
+            _activity() as gpus,
         ):
-            recorder = Recorder(run, graph, options, checkpoints, log, display)
+            recorder = Recorder(run, graph, options, checkpoints, log, display, gpus)
             recorder.begin(restored, state)
             _follow(training, recorder, display, partial(_is_stopping, stop, training, run))
         checkpoints.wait()
@@ -64,6 +68,11 @@ def drive(
     if summary["status"] == "stopped":
         return Run(run.root, summary, stop.exit_code)
     return Run(run.root, summary, 1 if recorder.every_episode_failed else 0)
+
+
+def _activity() -> AbstractContextManager[GpuActivity]:
+    """The activity of GPUs, where JAX computes on some."""
+    return watched_gpus() if jax.default_backend() == "gpu" else nullcontext(GpuActivity())
 
 
 def _follow(training: Training, recorder: Recorder, display: Display, stopping: Callable[[], bool]) -> None:

@@ -1,6 +1,7 @@
 """Checks that the options of a run fit its plan, and prepares JAX for it."""
 
 import os
+from dataclasses import replace
 
 from rollmill import planning
 from rollmill.api.options import WORKER_LIMITS, RunOptions
@@ -9,7 +10,7 @@ from rollmill.dataflow import Graph
 from rollmill.envs import is_on_host
 from rollmill.execution import take_devices
 from rollmill.execution.cluster import check_cluster
-from rollmill.planning import Plan, uses_workers
+from rollmill.planning import Plan, read_plan, settings_of, uses_workers
 
 
 def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | None = None) -> None:
@@ -21,12 +22,38 @@ def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | 
         options: where to train.
         environment: its id, where it is known.
         plan: the plan, where it is known already.
+
+    Raises:
+        UsageError: the options name a file that holds no plan.
     """
+    if plan is None and options.plan is not None and options.cluster is None:
+        plan = read_plan(options.plan)
+        if plan.settings is not None and plan.settings.devices is not None:
+            options = replace(options, devices=plan.settings.devices)
     if is_on_host(environment) or (uses_workers(options) if plan is None else plan.place != "program"):
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         return
     replicas = options.learners or 1 if plan is None else plan.partition.groups[0].replicas
     take_devices(max(options.devices, replicas) if options.devices else 0)
+
+
+def with_settings(options: RunOptions) -> RunOptions:
+    """The options with the settings of the plan that they name.
+
+    Raises:
+        UsageError: the file holds no plan, or an option contradicts it.
+    """
+    default, settings = RunOptions(), settings_of(options)
+    found = {name: getattr(settings, name) for name in ("devices", "fusion")}
+    chosen = {name: value for name, value in found.items() if value is not None}
+    for name, value in chosen.items():
+        given = getattr(options, name)
+        if given not in (value, getattr(default, name)):
+            raise UsageError(
+                f"{name}={given} contradicts plan={options.plan}, which has {name}={value}. hint: leave it out, "
+                "or edit the plan."
+            )
+    return replace(options, **chosen)
 
 
 def choose_plan(graph: Graph, options: RunOptions) -> Plan:
@@ -53,6 +80,11 @@ def refuse_unread(plan: Plan, options: RunOptions) -> None:
                 f"{name}={getattr(options, name)} has no effect with place=program: there are no workers to wait "
                 "for or to replace. hint: leave it out."
             )
+    if options.gpu_sharing != default.gpu_sharing and plan.place not in ("processes", "mesh"):
+        raise UsageError(
+            f"gpu_sharing={options.gpu_sharing} has no effect with place={plan.place}: it is for workers that are "
+            "processes of this host. hint: leave it out, or give place=processes or place=mesh."
+        )
     if options.fusion == "off" and options.numerics != default.numerics:
         raise UsageError(
             f"numerics={options.numerics} has no effect with fusion=off: it is of kernels. hint: leave one of the "

@@ -18,6 +18,7 @@ from rollmill.core.errors import CheckpointError
 from rollmill.core.json_data import read_as
 from rollmill.dataflow import Graph
 from rollmill.execution import is_finite
+from rollmill.execution.instances import GpuActivity
 from rollmill.execution.reports import MetricsRows, Row
 from rollmill.record import (
     Checkpoints,
@@ -136,11 +137,12 @@ class Recorder:
         checkpoints: Checkpoints,
         log: MetricsLog,
         display: Display,
+        gpus: GpuActivity,
     ) -> None:
         self._identity = identity_of(run.read_config())
         self._run, self._algorithm, self._options = run, algorithm, options
         self._loops = algorithm.loops
-        self._checkpoints, self._log, self._display = checkpoints, log, display
+        self._checkpoints, self._log, self._display, self._gpus = checkpoints, log, display, gpus
         self._windows = [EpisodeWindow() for _ in options.seeds]
         self._saved_windows = [window.to_json() for window in self._windows]
         self._iteration = self._saved_iteration = 0
@@ -177,6 +179,8 @@ class Recorder:
             compile_seconds: while programs were compiled.
             seconds: those included.
         """
+        if not self._start_seconds:  # a replica that was replaced starts later, and the averages go on
+            self._gpus.restart()
         self._pace.skip(seconds - self._start_seconds)
         self._compile_seconds, self._start_seconds = compile_seconds, seconds
 
@@ -301,6 +305,7 @@ class Recorder:
             **shares,
             **metrics,
             "losses/explained_variance": explained_variance(means),
+            **self._gpus.recent(),
         }
 
     def _status(self, speed: float) -> Status:
@@ -328,6 +333,7 @@ class Recorder:
             "final_return": _mean(self._returns),
             "best_return": _mean(best),
             "weights_sha256": tree_digest(weights),
+            **({"gpus": gpus} if (gpus := self._gpus.total()) else {}),
             **(self._over_seeds(best) if len(best) > 1 else {}),
         }
 

@@ -163,6 +163,7 @@ def run_spec(plan: Plan, options: RunOptions, *, described: dict[str, Any], impo
         hang_seconds=options.hang_seconds,
         start_seconds=options.start_seconds,
         max_failures=options.max_failures,
+        gpu_sharing=options.gpu_sharing,
         cluster=options.cluster,
         host=options.host,
     )

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollmill.api.changes import changed_settings, check_end, note_changes
 from rollmill.api.creation import create_run, run_config, run_root
 from rollmill.api.driver import drive
 from rollmill.api.options import WORKER_LIMITS, RunOptions
-from rollmill.api.placing import choose_plan, prepare_devices, refuse_unread
+from rollmill.api.placing import choose_plan, prepare_devices, refuse_unread, with_settings
 from rollmill.api.recorder import Run, open_checkpoints
 from rollmill.api.reopening import open_graph
 from rollmill.api.saved_run import check_identity, read_options, read_saved, read_summary
@@ -22,8 +22,8 @@ from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.fields import check_names, fit
 from rollmill.core.jax_settings import check_compiled
 from rollmill.dataflow import Graph, fingerprint
-from rollmill.execution import Fusion, state_shapes
-from rollmill.planning import PLACEMENT, PlacementOptions, Plan, place_custom
+from rollmill.execution import CompiledProgram, Fusion, RunSpec, state_shapes
+from rollmill.planning import PLACEMENT, PlacementOptions, Plan, place_custom, settings_of
 from rollmill.record import Display, RunDirectory, choose_display
 
 
@@ -52,9 +52,34 @@ def train(
         NonFiniteError: if a loss, gradient, weight, observation or reward is not finite.
         StorageError: if the run cannot be written any further; it can be resumed.
     """
+    return begin_training(prepare_training(algorithm, options, imports=imports, recipe=recipe, **overrides))
+
+
+class PreparedTraining(NamedTuple):
+    """A training that is checked and compiled, and has not begun; nothing is written yet."""
+
+    algorithm: Graph
+    options: RunOptions
+    config: dict[str, Any]
+    """The content of config.json."""
+    spec: RunSpec
+    program: CompiledProgram | None
+    """The whole training, if it is one program of this process."""
+    display: Display
+
+
+def prepare_training(
+    algorithm: Graph,
+    options: RunOptions | Mapping[str, Any] | None = None,
+    *,
+    imports: Sequence[str] = (),
+    recipe: str | None = None,
+    **overrides: Any,
+) -> PreparedTraining:
+    """Checks and compiles a training; arguments and errors are those of `train`."""
     check_compiled()
     check_algorithm(algorithm)
-    options = chosen_options(options, overrides)
+    options = with_settings(chosen_options(options, overrides))
     if options.run_dir is not None:
         RunDirectory.refuse_occupied(Path(options.run_dir))
     plan = choose_plan(algorithm, options)
@@ -66,10 +91,16 @@ def train(
     tell_replay_size(algorithm, plan, options, display)
     program = compile_program(algorithm, plan, options, display) if plan.place == "program" else None
     config = run_config(described, options, imports, plan, program.launches if program else None, recipe)
+    spec = run_spec(plan, options, described=described, imports=imports)
+    return PreparedTraining(algorithm, options, config, spec, program, display)
+
+
+def begin_training(prepared: PreparedTraining) -> Run:
+    """Creates the run of a training and trains; result and errors are those of `train`."""
+    algorithm, options, config, spec, program, display = prepared
     run = create_run(config, options)
     display.note(f"run {run.root}")
     with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
-        spec = run_spec(plan, options, described=described, imports=imports)
         session = open_session(algorithm, program, spec, run, options, None, display)
         return drive(session, run, algorithm, options, display, checkpoints, None)
 
@@ -116,6 +147,8 @@ def resume(
     limits = {name: placement.pop(name) for name in WORKER_LIMITS if name in placement}
     before = replace(read_options(run), **limits)
     options = replace(before, quiet=quiet, fusion=fusion or before.fusion, **reset_placement(placement))
+    if (devices := settings_of(options).devices) is not None:  # kernels stay as the run began with them
+        options = replace(options, devices=devices)
     plan = None if placement else _saved_plan(run)
     prepare_devices(options, plan=plan)
     saved, modules = read_saved(run), imports
@@ -198,7 +231,8 @@ def reset_placement(placement: dict[str, Any]) -> dict[str, Any]:
     """Where a run goes on: what is asked for, and what that makes void of where it ran before."""
     default = asdict(PlacementOptions())
     if placement.keys() & {"distribution", "plan"}:  # what was said of the old policy is not said of this one
-        return {**{name: value for name, value in default.items() if name != "devices"}, **placement}
+        of_policy = {name: value for name, value in default.items() if name not in ("devices", "gpu_sharing")}
+        return {**of_policy, **placement}
     if placement.keys() & {"place", "cluster"}:  # one of them replaces both
         return {"place": None, "cluster": None, "host": None, **placement}
     return placement

@@ -26,6 +26,8 @@ EXTRAS = {
     "mujoco": ("Gymnasium's MuJoCo environments", install_command("mujoco")),
     "gymnax": ("gymnax:... environments", install_command("gymnax")),
     "pgx": ("pgx:... environments", install_command("pgx")),
+    "optuna": ("samplers of sweeps", install_command("optuna")),
+    "httptools": ("rollmill serve", install_command("serve")),
     "tensorboard": ("viewing runs/*/tensorboard", "pip install tensorboard"),
 }
 

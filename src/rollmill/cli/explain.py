@@ -156,10 +156,10 @@ def _lines(found: Explanation, chip: str) -> list[str]:
         lines.append(_line("", f"`--fusion auto` leaves it to XLA: {found.hopeless}; `--fusion rollout` insists"))
     lines += _kernel(found)
     bounds = sorted(found.bounds.items(), key=lambda item: item[1])
-    told = ", ".join(f"{limit} {_rate(rate)}" for limit, rate in bounds)
+    listed = ", ".join(f"{limit} {_rate(rate)}" for limit, rate in bounds)
     return [
         *lines,
-        _line("at most", f"on one {chip}, steps/s by what limits them: {told}"),
+        _line("at most", f"on one {chip}, steps/s by what limits them: {listed}"),
         _line("on a CPU", _code()),
     ]
 

@@ -37,6 +37,8 @@ COMMANDS = {
     "explain": Command("explain", "show whether an environment fuses into one kernel: explain fusion CartPole-v1"),
     "evaluate": Command("evaluate", "play episodes or matches with a run's policy: rollmill evaluate RUN"),
     "play": Command("play", "play a game for two players against a run's policy: rollmill play RUN"),
+    "gpu": Command("gpu", "list GPUs, how busy they are and how they can be shared; divide one by MIG"),
+    "serve": Command("serve", "answer requests for actions over HTTP by a run's policy: rollmill serve RUN"),
     "list": Command("listing", "list algorithms, environments, networks and recipes"),
     "doctor": Command("doctor", "check the installation; doctor RUN replays the step in which a run met a NaN"),
 }

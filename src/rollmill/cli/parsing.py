@@ -5,7 +5,7 @@ import copy
 import warnings
 from collections.abc import Sequence
 from shutil import get_terminal_size
-from typing import Any
+from typing import Any, NoReturn
 
 import tyro
 
@@ -26,6 +26,22 @@ FUSION = {"fusion", "numerics", "unroll"}
 RUN = {"seed", "num-seeds"}
 GROUPS = ("environment", "algorithm", "network", "run", "recording", "placement", "fusion", "options")
 """Groups of options, in the order of `--help`."""
+
+
+class RefusingParser(argparse.ArgumentParser):
+    """Parses the few options of a command whose help is written by hand; raises a `UsageError` for wrong ones.
+
+    Args:
+        command: such as `rollmill gpu`.
+    """
+
+    def __init__(self, command: str) -> None:
+        argparse.ArgumentParser.__init__(self, add_help=False, allow_abbrev=False)
+        self._command = command
+
+    def error(self, message: str) -> NoReturn:
+        """Raises the error, instead of printing it and exiting."""
+        raise UsageError(f"{message}. `{self._command} --help` lists the options.")
 
 
 def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
@@ -49,11 +65,29 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
     return tyro.cli(kind, prog=prog, args=list(arguments))
 
 
+def flags_and_lists(kind: Any, *, prog: str) -> tuple[set[str], set[str]]:
+    """Names of the options of `kind` that are on or off, and of those that any number of words follow."""
+    flags, lists = set(), set()
+    for action in _parser(kind, prog)._actions:
+        names = {option.removeprefix("--") for option in action.option_strings}
+        if action.nargs == 0:
+            flags |= {name for name in names if not name.rpartition(".")[2].startswith("no-")}
+        elif action.nargs == "*":
+            lists |= names
+    return flags, lists
+
+
 def values_of(option: str, arguments: Sequence[str]) -> list[str]:
     """All values given for one option, parsed before the other options are known."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument(option, dest="values", nargs="?", action="append", default=[])
     return [value for value in parser.parse_known_args(list(arguments))[0].values if value is not None]
+
+
+def given_options(arguments: Sequence[str]) -> set[str]:
+    """Names of the options that are given, without dashes in front, and without the `no-` of a flag."""
+    options = (word.partition("=")[0][2:].replace("_", "-") for word in arguments if word.startswith("--"))
+    return {option.removeprefix("no-") for option in options}
 
 
 def _parser(kind: Any, prog: str) -> Any:

@@ -1,17 +1,19 @@
 """`rollmill plan [ALGORITHM ENVIRONMENT] [OPTIONS]`."""
 
-from dataclasses import dataclass, make_dataclass
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
-from rollmill.api import ALGORITHMS, RunOptions, build_graph, choose_plan, import_modules
-from rollmill.cli.environment_options import EnvOptions, parse_env_options
-from rollmill.cli.parsing import parse
-from rollmill.cli.train import Imports, NetworkName, find_own_algorithm, with_network
+from rollmill.api import SearchRequest, choose_plan, find_plan, leave_devices
+from rollmill.cli.parsing import given_options
+from rollmill.cli.searching import DECIDED, training_words, without_options
+from rollmill.cli.train import GivenTraining, parse_training
 from rollmill.core.errors import UsageError
-from rollmill.planning import draw, list_distributions, write_plan
+from rollmill.planning import Plan, draw, list_distributions, write_plan
+from rollmill.planning.search import PlanTable, draw_table, speed_text
 
 
 @dataclass(frozen=True)
@@ -27,44 +29,56 @@ class Showing:
 
 
 def run(arguments: list[str]) -> int:
-    """Draws a plan, or lists the distribution policies."""
+    """Draws a plan, searches for one, or lists the distribution policies."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0
-    name, *rest = arguments
-    find_own_algorithm(name, rest)
-    chosen = parse(_arguments(name), rest, prog=f"rollmill plan {name}")
-    if chosen.showing.rate <= 0:
-        raise UsageError(f"rate={chosen.showing.rate} steps a second must be greater than 0.")
-    import_modules(chosen.imports)
-    options = parse_env_options(chosen.env_options)
-    config = with_network(chosen.hyperparameters, chosen.network_name)
-    graph = build_graph(name, chosen.environment, config, options=options)
-    plan = choose_plan(graph, chosen.run)
-    if chosen.showing.show:
-        print(draw(plan, graph, steps_per_second=chosen.showing.rate))
-    if chosen.showing.output is not None:
-        write_plan(plan, chosen.showing.output)
-        print(f"wrote {chosen.showing.output}")
+    environment = leave_devices() if "search-plan" in given_options(arguments) else {}
+    merged = Annotated[Showing, tyro.conf.arg(name="")]
+    given, showing = parse_training(arguments, command="plan", more=("showing", merged, Showing()))
+    if showing.rate <= 0:
+        raise UsageError(f"rate={showing.rate} steps a second must be greater than 0.")
+    if given.searching.search_plan:
+        plan, rate = _searched(given, arguments, environment), None
+    else:
+        plan, rate = choose_plan(given.graph_of(None), given.options), showing.rate
+    if showing.show and rate is not None:
+        print(draw(plan, given.graph_of(None), steps_per_second=rate))
+    if showing.output is not None:
+        write_plan(plan, showing.output)
+        print(f"wrote {showing.output}")
     return 0
 
 
-def _arguments(name: str) -> Any:
-    config, merged = ALGORITHMS[name].config(), tyro.conf.arg(name="")
-    environment = tyro.conf.arg(metavar="ENVIRONMENT", help="Id of the environment.")
-    return make_dataclass(
-        "Plan",
-        [
-            ("environment", Annotated[tyro.conf.Positional[str], environment]),
-            ("env_options", EnvOptions, ()),
-            ("network_name", NetworkName, None),
-            ("imports", Imports, ()),
-            ("showing", Annotated[Showing, merged], Showing()),
-            ("hyperparameters", Annotated[type(config), merged], config),
-            ("run", Annotated[RunOptions, merged], RunOptions()),
-        ],
-        frozen=True,
+def _searched(given: GivenTraining, arguments: list[str], environment: dict[str, str]) -> Plan:
+    """The plan that a search finds; prints its table."""
+    words = training_words(without_options(arguments, ("rate", "output", "run-dir"), ("show",)))
+    options, quiet = given.options, given.options.quiet
+    request = SearchRequest(
+        words=without_options(words, (), ("quiet", "tensorboard")),
+        options=options,
+        fixed={name: getattr(options, name) for name in DECIDED if name in given_options(arguments)},
+        objective=given.searching.objective,
+        budget=given.searching.budget,
+        fresh=given.searching.fresh,
     )
+    say = (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
+    found = find_plan(given.graph_of, request, environment=environment, say=say)
+    if not quiet:
+        _print(found.table, is_stored=found.is_stored)
+    return found.plan
+
+
+def _print(table: PlanTable, *, is_stored: bool) -> None:
+    print(draw_table(table))
+    chosen = table.chosen
+    assert chosen is not None, "a search without a choice is an error"
+    when = ", by an earlier search; --fresh searches anew" if is_stored else ""
+    print(f"\nsearched {table.seconds:.0f} s{when}")
+    print(f"chosen: {chosen.candidate}, {speed_text(chosen.measured_speed)} steps/s: {chosen.reason}")
+    print(f"        {' '.join(chosen.candidate.words)}")
+    if chosen.candidate.num_envs is not None:
+        print(f"        num_envs={chosen.candidate.num_envs}: a larger batch is another learning problem")
 
 
 def _usage() -> str:
@@ -74,6 +88,7 @@ def _usage() -> str:
     return "\n".join(
         [
             "usage: rollmill plan ALGORITHM ENVIRONMENT [--distribution NAME] [OPTIONS]",
+            "       rollmill plan ALGORITHM ENVIRONMENT --search-plan [--budget SECONDS] [OPTIONS]",
             "",
             "distribution policies:",
             *lines,

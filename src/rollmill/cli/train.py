@@ -1,19 +1,34 @@
 """`rollmill train ALGORITHM ENVIRONMENT [OPTIONS]`."""
 
 import sys
-from dataclasses import make_dataclass, replace
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass, replace
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import tyro
 
-from rollmill.api import ALGORITHMS, Run, RunOptions, build_graph, find_algorithm, import_modules, prepare_devices
+from rollmill.api import (
+    ALGORITHMS,
+    PreparedTraining,
+    Run,
+    RunOptions,
+    build_graph,
+    find_algorithm,
+    import_modules,
+    prepare_devices,
+    prepare_training,
+)
 from rollmill.api import train as train_run
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
-from rollmill.cli.parsing import parse, values_of
+from rollmill.cli.parsing import flags_and_lists, given_options, parse, values_of
+from rollmill.cli.searching import SearchOptions, planned
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import NO_OPTIONS, Options
+from rollmill.dataflow import Graph
 from rollmill.envs import is_on_host
+from rollmill.execution.instances import Activity
 from rollmill.networks import NetworkConfig, find_network
+from rollmill.planning import settings_of
 from rollmill.recipes import RECIPES
 from rollmill.record import RunDirectory
 
@@ -41,24 +56,125 @@ Trust = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 """Whether a run may import the modules that it names."""
 
 
+Field: TypeAlias = tuple[str, Any, Any]
+"""Name, type and default of a field."""
+
+
 def run(arguments: list[str]) -> int:
     """Trains, and says where the run is."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0 if arguments else 2
+    with planned(arguments) as words:
+        given, _ = parse_training(words)
+        prepare_devices(given.options, environment=given.chosen.environment)
+        graph = given.graph_of(None)
+        chosen = given.chosen
+        return report(train_run(graph, chosen.run, imports=chosen.imports, recipe=chosen.recipe))
+
+
+def prepare(words: list[str]) -> PreparedTraining:
+    """Checks and compiles the training of these arguments; nothing is written."""
+    given, _ = parse_training(words)
+    prepare_devices(given.options, environment=given.chosen.environment)
+    chosen = given.chosen
+    return prepare_training(given.graph_of(None), chosen.run, imports=chosen.imports, recipe=chosen.recipe)
+
+
+@dataclass(frozen=True)
+class GivenTraining:
+    """The arguments of a training."""
+
+    algorithm: str
+    chosen: Any
+    """The parsed options."""
+    rest: Sequence[str]
+    """All arguments after the algorithm."""
+
+    @property
+    def options(self) -> RunOptions:
+        """How it is run."""
+        return self.chosen.run
+
+    @property
+    def searching(self) -> SearchOptions:
+        """How its plan is searched for."""
+        return self.chosen.searching
+
+    def graph_of(self, num_envs: int | None) -> Graph:
+        """The graph with a number of environments, or with that of the arguments or of their plan.
+
+        Raises:
+            UsageError: the algorithm has no such number, or cannot be built.
+        """
+        chosen = self.chosen
+        import_modules(chosen.imports)
+        of_recipe = _options_of_recipe(chosen.recipe, chosen.environment)
+        config = with_network(chosen.hyperparameters, chosen.network_name)
+        planned_envs = None if "num-envs" in given_options(self.rest) else settings_of(chosen.run).num_envs
+        if (envs := num_envs or planned_envs) is not None:
+            config = with_num_envs(config, envs)
+        options = {**of_recipe, **parse_env_options(chosen.env_options)}
+        return build_graph(self.algorithm, chosen.environment, config, options=options)
+
+
+def parse_training(
+    arguments: list[str], *, command: str = "train", more: Field | None = None
+) -> tuple[GivenTraining, Any]:
+    """Parses the arguments of a training.
+
+    Args:
+        arguments: the algorithm, and all that comes after it.
+        command: of `rollmill`.
+        more: a further field of the command's options.
+
+    Returns:
+        The training, and the value of the further field.
+
+    Raises:
+        UsageError: they are wrong.
+    """
     name, *rest = arguments
     find_own_algorithm(name, rest)
-    chosen = parse(_arguments(name, rest), rest, prog=f"rollmill train {name}")
-    prepare_devices(chosen.run, environment=chosen.environment)
-    import_modules(chosen.imports)
-    options = {**_options_of_recipe(chosen.recipe, chosen.environment), **parse_env_options(chosen.env_options)}
-    config = with_network(chosen.hyperparameters, chosen.network_name)
-    graph = build_graph(name, chosen.environment, config, options=options)
-    return report(train_run(graph, chosen.run, imports=chosen.imports, recipe=chosen.recipe))
+    chosen = parse(_arguments(name, rest, more), rest, prog=f"rollmill {command} {name}")
+    chosen.searching.check(given_options(rest))
+    return GivenTraining(name, chosen, rest), None if more is None else getattr(chosen, more[0])
 
 
-def check_arguments(name: str, rest: list[str], *, who: str) -> None:
-    """Checks the arguments of a training, without beginning it.
+def with_num_envs(config: Any, num_envs: int) -> Any:
+    """The hyperparameters with another number of environments.
+
+    Raises:
+        UsageError: they have no such number.
+    """
+    if not is_dataclass(config) or "num_envs" not in {field.name for field in fields(config)}:
+        raise UsageError("the hyperparameters of this algorithm have no num_envs, so that its batch cannot grow.")
+    return replace(config, num_envs=num_envs)  # pyright: ignore[reportArgumentType]
+
+
+class OptionKinds(NamedTuple):
+    """Options of an algorithm's training that are not followed by one word."""
+
+    flags: frozenset[str]
+    """Given as `--NAME` or `--no-NAME`."""
+    lists: frozenset[str]
+    """Followed by any number of words."""
+
+
+def option_kinds(name: str, rest: list[str]) -> OptionKinds:
+    """The options of an algorithm that are not followed by one word.
+
+    Args:
+        name: the algorithm.
+        rest: the arguments of a training, whose imports may register it.
+    """
+    find_own_algorithm(name, rest)
+    flags, lists = flags_and_lists(_arguments(name, rest), prog="rollmill train")
+    return OptionKinds(frozenset(flags), frozenset(lists))
+
+
+def check_arguments(name: str, rest: list[str], *, who: str) -> Any:
+    """Checks the arguments of a training, without beginning it, and returns them parsed.
 
     Args:
         name: the algorithm.
@@ -72,6 +188,7 @@ def check_arguments(name: str, rest: list[str], *, who: str) -> None:
         find_own_algorithm(name, rest)
         chosen = parse(_arguments(name, rest), rest, prog=f"rollmill train {name}")
         parse_env_options(chosen.env_options)
+        return chosen
     except UsageError as error:
         raise UsageError(f"{who}: {error}") from error
     except SystemExit as ended:  # the parser has printed the reason
@@ -118,12 +235,15 @@ def report(run: Run) -> int:
             f"({summary['steps_per_second']:,.0f} steps/s), compiled in {summary['compile_seconds']:.1f} s, "
             f"{'no episode ended' if final is None else f'final return {final:.4g}'}"
         )
+        for gpu in summary.get("gpus", ()):
+            activity = Activity(**{name: value for name, value in gpu.items() if name != "gpu"})
+            print(f"GPU {gpu['gpu']}, all of its processes: {activity}")
         print(f"run: {run.directory}")
         print(f"evaluate it: {RunDirectory(run.directory).command('evaluate')}")
     return run.exit_code
 
 
-def _arguments(name: str, rest: list[str]) -> type:
+def _arguments(name: str, rest: list[str], more: Field | None = None) -> type:
     """The command's options; hyperparameters start from a recipe where one is named."""
     config = _recipe_config(name, rest) or ALGORITHMS[name].config()
     merged = tyro.conf.arg(name="")
@@ -138,6 +258,8 @@ def _arguments(name: str, rest: list[str]) -> type:
             ("network_name", NetworkName, None),
             ("recipe", Annotated[str | None, tyro.conf.arg(help=_RECIPE, metavar="NAME")], None),
             ("imports", Imports, ()),
+            *([more] if more else []),
+            ("searching", Annotated[SearchOptions, merged], SearchOptions()),
             ("hyperparameters", Annotated[type(config), merged], config),
             ("run", Annotated[RunOptions, merged], RunOptions()),
         ],

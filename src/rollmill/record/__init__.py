@@ -10,6 +10,7 @@ from rollmill.record.display import Display, Status, choose_display
 from rollmill.record.episode_window import EpisodeWindow
 from rollmill.record.folder import Folder, ForeignFileError
 from rollmill.record.json_files import plain, read_json, write_json
+from rollmill.record.learning_curves import MetricsFollower, ReturnAt, thinned_curve
 from rollmill.record.leaves import from_host, to_host, tree_digest
 from rollmill.record.metrics import MetricsLog, MetricsWarning, check_metrics, read_metrics
 from rollmill.record.row_sums import RowSums, SavedSums
@@ -25,10 +26,12 @@ __all__ = [
     "Folder",
     "ForeignFileError",
     "Interruption",
+    "MetricsFollower",
     "MetricsLog",
     "MetricsWarning",
     "Throughput",
     "Restored",
+    "ReturnAt",
     "RowSums",
     "RunDirectory",
     "SavedSums",
@@ -42,6 +45,7 @@ __all__ = [
     "read_json",
     "read_metrics",
     "stop_on_signals",
+    "thinned_curve",
     "to_host",
     "tree_digest",
     "write_json",

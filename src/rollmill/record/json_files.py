@@ -55,15 +55,15 @@ def write_json(folder: Folder, name: str, value: Mapping[str, Any]) -> None:
         raise write_failure(folder.path / name, error) from error
 
 
-def read_json(folder: Folder, name: str) -> dict[str, Any]:
-    """Reads the JSON object in a file.
+def read_json(folder: Folder, name: str, *, limit: int = MAX_BYTES) -> dict[str, Any]:
+    """Reads the JSON object in a file of at most `limit` bytes.
 
     Raises:
         CheckpointError: the file is missing, unreadable, too large, not a regular file, or not one JSON object.
     """
     path = folder.path / name
     try:
-        text = folder.read(name, limit=MAX_BYTES)
+        text = folder.read(name, limit=limit)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
-    return parse_object(text, where=str(path), limit=MAX_BYTES, error=CheckpointError)
+    return parse_object(text, where=str(path), limit=limit, error=CheckpointError)

@@ -1,0 +1,93 @@
+"""The memory that a compiled training needs, before it runs, and the time of its iterations."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+
+from rollmill.api.training import PreparedTraining
+from rollmill.dataflow import State, collect
+from rollmill.execution import CompiledProgram
+from rollmill.execution.processes.process_tree import descendants_of, resident_memory
+
+TIMED_SECONDS = 0.3
+"""Time that iterations are repeated for to be timed; at least one is."""
+
+
+def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
+    """The memory of a training in one program, and what it is compiled to; None where workers train.
+
+    Returns:
+        `bytes` of one device: arguments, temporary arrays, and two results, since an iteration may begin before
+        the state after the last one is saved; `process`, bytes that this process holds already; `identity`, equal
+        for equal programs.
+    """
+    program = prepared.program
+    if program is None:
+        return None
+    memory: Any = program.step.memory_analysis()
+    needed = None
+    if memory is not None:
+        results = 2 * (memory.output_size_in_bytes - memory.alias_size_in_bytes)
+        needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes + results
+    return {"bytes": needed, "process": _own_memory(), "identity": _identity(prepared, program)}
+
+
+def iteration_seconds(prepared: PreparedTraining) -> float | None:
+    """Seconds of an iteration; None if early ones tell nothing, because a replay memory is filled first."""
+    program = prepared.program
+    if program is None or program.reuses_state:
+        return None
+
+    def several(count: int, state: State) -> State:
+        for _ in range(count):
+            state, _ = program.advance(state)
+        return state
+
+    return _seconds_each(several, program.start())
+
+
+def stage_seconds(prepared: PreparedTraining) -> float | None:
+    """Seconds of an unfused rollout of all environments on one device; None if there is no such program."""
+    program, graph = prepared.program, prepared.algorithm
+    if program is None or program.reuses_state or len(prepared.options.seeds) > 1:
+        return None
+    state = program.start()
+    collector, weights, key = state.collector, graph.weights(state.learner), state.key
+    rollout = jax.jit(partial(collect, graph)).lower(weights, collector, key).compile()
+
+    def several(count: int, now: Any) -> Any:
+        for _ in range(count):
+            now, _ = rollout(weights, now, key)
+        return now
+
+    return _seconds_each(several, collector)
+
+
+def _seconds_each(several: Callable[[int, Any], Any], state: Any) -> float:
+    """Seconds of one call, by calls in a row."""
+    state = jax.block_until_ready(several(1, state))
+    began = time.perf_counter()
+    state = jax.block_until_ready(several(1, state))
+    once = max(time.perf_counter() - began, 1e-6)
+    calls = round(TIMED_SECONDS / once)
+    if calls < 1:
+        return once
+    began = time.perf_counter()
+    jax.block_until_ready(several(calls, state))
+    return (time.perf_counter() - began) / calls
+
+
+def _identity(prepared: PreparedTraining, program: CompiledProgram) -> str:
+    kernels = {part: (program.launches or {}).get(part) for part in ("rollouts", "gradients")}
+    devices = jax.tree.leaves(program.shardings)[0].num_devices
+    return json.dumps([devices, prepared.algorithm.loops.num_envs, kernels], sort_keys=True)
+
+
+def _own_memory() -> int | None:
+    """Bytes that this process holds; None where the system does not tell."""
+    return resident_memory(descendants_of(os.getpid())) or None

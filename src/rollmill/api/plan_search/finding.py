@@ -1,0 +1,191 @@
+"""Searches for the plan of a training on this machine."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+
+from rollmill.api.options import RunOptions
+from rollmill.api.plan_search.process import SearchStopped
+from rollmill.api.plan_search.stored import file_for, read_stored, store
+from rollmill.api.plan_search.trials import ProcessTrials
+from rollmill.core.errors import UsageError
+from rollmill.core.machine import device_memory, hardware, memory_bytes, own_commit, usable_cores, versions
+from rollmill.dataflow import Graph, fingerprint, interfaces
+from rollmill.execution.instances import find_mps
+from rollmill.planning import Plan
+from rollmill.planning.search import (
+    Candidate,
+    Machine,
+    Objective,
+    PlanTable,
+    Trials,
+    Workload,
+    candidates,
+    restricted,
+    search,
+)
+from rollmill.record import StopRequest, stop_on_signals
+
+DEFAULT_BUDGET = 90.0
+MOST_INSTANCES = 4
+"""Most processes of one training that share a GPU under MPS; each number of them is one more candidate."""
+PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """A search for a plan."""
+
+    words: Sequence[str]
+    """Arguments of `rollmill train`, without those that the search decides."""
+    options: RunOptions
+    fixed: Mapping[str, Any]
+    """Fields of candidates that the user has chosen."""
+    objective: Objective = "keep-batch"
+    budget: float = DEFAULT_BUDGET
+    """Seconds."""
+    fresh: bool = False
+    """Search although there is a result of an earlier search."""
+
+
+class FoundPlan(NamedTuple):
+    """The result of a search."""
+
+    plan: Plan
+    table: PlanTable
+    is_stored: bool
+    """True if the result is that of an earlier search."""
+
+
+def leave_devices() -> dict[str, str]:
+    """Lets this process take no more of an accelerator's memory than it needs, if JAX has not started yet.
+
+    Returns:
+        The environment for processes that train, which is as the user has set it.
+    """
+    environment = dict(os.environ)
+    os.environ.setdefault(PREALLOCATE, "false")
+    return environment
+
+
+def this_machine() -> Machine:
+    """This machine, as far as JAX may use it; starts JAX's backend."""
+    devices = jax.local_devices()
+    gpus = [device for device in devices if device.platform != "cpu"]
+    memory = device_memory(gpus[0]) if gpus else None
+    shared = MOST_INSTANCES if gpus and find_mps() is None else 1
+    return Machine(usable_cores(), memory_bytes(), len(gpus), memory, max_instances=shared)
+
+
+def workload_of(graph: Graph, options: RunOptions) -> Workload:
+    """The numbers of a graph that the candidates depend on."""
+    loops = graph.loops
+    return Workload(
+        num_envs=loops.num_envs,
+        num_steps=loops.num_steps,
+        updates=loops.epochs * loops.num_minibatches,
+        on_host=graph.host is not None,
+        num_seeds=options.num_seeds,
+        asynchronous=options.asynchronous,
+        gradient_bytes=interfaces(graph)["gradients"].bytes_per_message,
+    )
+
+
+def list_candidates(graph: Graph, request: SearchRequest, machine: Machine) -> list[Candidate]:
+    """The candidates of a request.
+
+    Raises:
+        UsageError: none has the values that the user has chosen.
+    """
+    workload = workload_of(graph, request.options)
+    found = restricted(candidates(machine, workload, request.objective), request.fixed)
+    if not found:
+        chosen = " ".join(f"{name}={value}" for name, value in request.fixed.items())
+        raise UsageError(
+            f"no way to run on {machine.cores} cores and {machine.gpus} GPUs that is searched has {chosen}. "
+            "hint: leave it out, or do not search."
+        )
+    return found
+
+
+def find_plan(
+    graph_of: Callable[[int | None], Graph],
+    request: SearchRequest,
+    *,
+    environment: dict[str, str],
+    say: Callable[[str], None] = lambda line: None,
+) -> FoundPlan:
+    """Searches for the fastest plan, or takes the result of an earlier search.
+
+    Args:
+        graph_of: the graph with a number of environments; None for the user's own.
+        request: what to search for.
+        environment: of processes that train.
+        say: gets a line for each candidate that is tried.
+
+    Raises:
+        UsageError: there is no candidate, or none can run.
+        SearchStopped: by a signal; all processes were ended.
+    """
+    graph_of = cache(graph_of)
+    graph, machine = graph_of(None), this_machine()
+    found = list_candidates(graph, request, machine)
+    file = file_for(_identity(graph, request, machine))
+    if not request.fresh and (stored := read_stored(file, budget=request.budget)):
+        table, plan = stored
+        return FoundPlan(plan, table, is_stored=True)
+    with stop_on_signals() as stop:
+        trials = ProcessTrials(
+            graph_of,
+            request.words,
+            request.options,
+            machine,
+            workload_of(graph, request.options),
+            lambda: _check_stop(stop),
+            environment,
+            ends_at=time.monotonic() + request.budget,
+        )
+        table = _searched(found, trials, request, say)
+    if table.chosen is None:
+        reasons = "\n".join(f"  {row.candidate}: {row.reason}" for row in table.rows)
+        raise UsageError(f"no way to run this training was found:\n{reasons}")
+    plan = trials.plan_of(table.chosen.candidate)
+    store(file, table, plan, budget=request.budget)
+    return FoundPlan(plan, table, is_stored=False)
+
+
+def _searched(
+    found: Sequence[Candidate], trials: ProcessTrials, request: SearchRequest, say: Callable[[str], None]
+) -> PlanTable:
+    judged = Trials(
+        trials.check, trials.estimate_speed, trials.predict_memory, trials.predict_speed, trials.measure
+    )
+    try:
+        return search(
+            found, judged, budget_seconds=request.budget, memory_limit=trials.machine.memory_limit, say=say
+        )
+    finally:
+        trials.close()
+
+
+def _check_stop(stop: StopRequest) -> None:
+    if stop.signal_name is not None:
+        raise SearchStopped(stop.signal_name, stop.exit_code)
+
+
+def _identity(graph: Graph, request: SearchRequest, machine: Machine) -> dict[str, Any]:
+    """Everything that the result of a search depends on."""
+    options = request.options
+    return {
+        "graph": fingerprint(graph),
+        "machine": [asdict(machine), hardware()["cpu"], [device.device_kind for device in jax.local_devices()]],
+        "versions": [versions(), own_commit()],
+        "objective": request.objective,
+        "fixed": dict(request.fixed),
+        "options": [options.num_seeds, options.unroll, options.numerics, options.asynchronous, options.checksums],
+    }

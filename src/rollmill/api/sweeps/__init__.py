@@ -1,0 +1,7 @@
+"""Sweeps: trainings with different values of options, each an ordinary run, several at a time."""
+
+from rollmill.api.sweeps.directory import TRIAL_RESULTS, SweepDirectory
+from rollmill.api.sweeps.running import run_sweep
+from rollmill.api.sweeps.spec import SweepSpec, Trial, flag
+
+__all__ = ["TRIAL_RESULTS", "SweepDirectory", "SweepSpec", "Trial", "flag", "run_sweep"]

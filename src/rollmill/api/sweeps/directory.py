@@ -1,0 +1,237 @@
+"""The directory of a sweep: trainings with different values of options, each an ordinary run.
+
+It holds `sweep.json`, which says what was asked for and never changes; `proposals.json` with the values that a
+sampler has proposed; `early_stopping.json` with the results at rungs and the trials that were stopped there;
+`trials/`, with a run and a log for each trial; `table.csv`; and `report.html`. What else a trial has come to is
+read from its run alone, so a sweep that was killed goes on where its runs stand.
+"""
+
+import csv
+import math
+import shutil
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rollmill.api.sweeps.spec import SweepSpec, Trial
+from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.json_data import read_as
+from rollmill.planning import SAMPLERS, HalvingState, Judgement, PastTrial, propose
+from rollmill.record import Folder, RunDirectory, read_json, write_json
+
+SPECIFICATION, PROPOSALS, STOPPING = "sweep.json", "proposals.json", "early_stopping.json"
+TRIALS, TABLE = "trials", "table.csv"
+TRIAL_RESULTS = ("final_return", "best_return", "env_steps", "steps_per_second", "seconds")
+"""Columns of the table, from the summaries of the runs."""
+STOPPED_EARLY = "stopped early"
+MAX_BYTES = 64 * 2**20
+"""Size limit for a file of a sweep; one of 100,000 trials with five options has 13 million bytes."""
+
+
+@dataclass(frozen=True)
+class _Proposals:
+    points: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class _Stopping:
+    rungs: dict[str, dict[str, float]]
+    stopped: dict[str, Judgement]
+    ended: bool
+
+
+@dataclass(frozen=True)
+class SweepDirectory:
+    """Paths of a sweep, and what has become of its trials."""
+
+    root: Path
+    spec: SweepSpec
+
+    @classmethod
+    def create(cls, root: Path, spec: SweepSpec) -> "SweepDirectory":
+        """Creates the directory of a new sweep.
+
+        Raises:
+            UsageError: there are other files in it already.
+            StorageError: it cannot be written.
+        """
+        if (root / SPECIFICATION).exists():
+            raise UsageError(f"{root} already holds a sweep: `rollmill sweep --resume {root}`.")
+        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+            raise UsageError(f"{root} is not empty and holds no sweep. Choose another --sweep-dir.")
+        try:
+            (root / TRIALS).mkdir(parents=True)
+        except OSError as error:
+            raise UsageError(f"{root} cannot be created: {error}. Choose another --sweep-dir.") from error
+        write_json(Folder(root), SPECIFICATION, asdict(spec))
+        return cls(root, spec)
+
+    @classmethod
+    def open(cls, root: Path) -> "SweepDirectory":
+        """Opens a sweep.
+
+        Raises:
+            UsageError: the directory holds none.
+            CheckpointError: a file of it is damaged.
+        """
+        if not (root / SPECIFICATION).is_file():
+            raise UsageError(f"{root} holds no sweep: there is no {SPECIFICATION} in it.")
+        sweep = cls(root, _read(root, SPECIFICATION, SweepSpec))
+        sweep.trials()
+        sweep.stopping()
+        return sweep
+
+    def trials(self) -> list[Trial]:
+        """The trials so far, in the order in which they were given or proposed.
+
+        Raises:
+            CheckpointError: their values are damaged.
+        """
+        points, file = self.spec.points, SPECIFICATION
+        if self.spec.sampler is not None:
+            points, file = self._proposed(), PROPOSALS
+        try:
+            return self.spec.trials(points)
+        except (UsageError, ValueError) as error:
+            raise CheckpointError(f"{self.root / file} is damaged: {error}") from error
+
+    @property
+    def remaining(self) -> int:
+        """Number of trials that a sampler still has to propose."""
+        return 0 if self.spec.sampler is None else max(0, self.spec.num_trials - len(self._proposed()))
+
+    def propose(self, failed: Collection[str]) -> Trial:
+        """The next trial of a sampler, which is written down before it begins.
+
+        Args:
+            failed: names of trials that have failed.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        past = [self._past(trial, failed) for trial in self.trials()]
+        point = propose(self.spec.axes, past, sampler=self.spec.sampler or SAMPLERS[0], seed=self.spec.seed)
+        points = (*self._proposed(), tuple(point[option] for option in self.spec.options_varied))
+        write_json(Folder(self.root), PROPOSALS, {"points": points})
+        return self.trials()[-1]
+
+    def stopping(self) -> HalvingState:
+        """The results at rungs, and the trials that were stopped early.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        if not Folder(self.root).has(STOPPING):
+            return HalvingState()
+        read = _read(self.root, STOPPING, _Stopping)
+        if not all(steps.isdecimal() for steps in read.rungs):
+            raise CheckpointError(f"{self.root / STOPPING} is damaged: a rung is no number of steps.")
+        return HalvingState({int(steps): found for steps, found in read.rungs.items()}, read.stopped, read.ended)
+
+    def write_stopping(self, state: HalvingState) -> None:
+        """Writes the results at rungs, and the trials that were stopped early.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        write_json(Folder(self.root), STOPPING, asdict(state))
+
+    def run(self, trial: Trial) -> RunDirectory:
+        """The run of a trial; it need not exist yet."""
+        return RunDirectory(self.root / TRIALS / trial.name)
+
+    def log(self, trial: Trial) -> Path:
+        """The file that holds all that a trial's process prints."""
+        return self.root / TRIALS / f"{trial.name}.log"
+
+    def summary(self, trial: Trial) -> dict[str, Any]:
+        """The summary of a trial's run; empty before the run has ended, or if it cannot be read."""
+        try:
+            return self.run(trial).read_summary() or {}
+        except CheckpointError:
+            return {}
+
+    def is_finished(self, trial: Trial) -> bool:
+        """True if the trial came to its end."""
+        return self.summary(trial).get("status") == "finished"
+
+    def unfinished(self) -> list[Trial]:
+        """The trials so far that are neither finished nor stopped early."""
+        stopped = self.stopping().stopped
+        return [trial for trial in self.trials() if not (trial.name in stopped or self.is_finished(trial))]
+
+    def command(self, trial: Trial) -> list[str]:
+        """Arguments of `rollmill` that begin a trial, or go on with it if there is a checkpoint."""
+        run = self.run(trial)
+        if any((run.root / "checkpoints").glob("[0-9]*")):
+            return ["resume", str(run.root)]
+        shutil.rmtree(run.root, ignore_errors=True)  # killed before its first checkpoint
+        return ["train", *trial.words, "--run-dir", str(run.root)]
+
+    def rows(self, metric: str) -> list[dict[str, Any]]:
+        """A row for each trial: its values and results, the largest `metric` first, trials without one last.
+
+        Of trials that train several seeds in one program there is a row for each seed.
+        """
+        rows, stopped = [], self.stopping().stopped
+        for trial in self.trials():
+            summary = self.summary(trial)
+            status = summary.get("status", "open")
+            status = STOPPED_EARLY if trial.name in stopped and status != "finished" else status
+            for point, results in _of_each_seed(trial, summary):
+                numbers = {name: _number(results.get(name)) for name in TRIAL_RESULTS}
+                rows.append({"trial": trial.name, **point, "status": status, **numbers})
+        return sorted(rows, key=lambda row: (row[metric] is None, -(row[metric] or 0.0)))
+
+    def write_table(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Writes rows as CSV."""
+        columns = ["trial", *self.spec.options_varied, "status", *TRIAL_RESULTS]
+        partial = self.root / f".{TABLE}.tmp"
+        with partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        partial.replace(self.root / TABLE)
+
+    def _proposed(self) -> tuple[tuple[str, ...], ...]:
+        return _read(self.root, PROPOSALS, _Proposals).points if Folder(self.root).has(PROPOSALS) else ()
+
+    def _past(self, trial: Trial, failed: Collection[str]) -> PastTrial:
+        summary, stopped = self.summary(trial), self.stopping().stopped
+        result, steps = _number(summary.get(self.spec.metric)), int(_number(summary.get("env_steps")) or 0)
+        if summary.get("status") == "finished":
+            return PastTrial(trial.point, "finished", result, steps)
+        if (judgement := stopped.get(trial.name)) is not None:
+            if result is None and self.spec.metric == "final_return":  # killed before it could write a summary
+                result, steps = judgement.result, judgement.steps
+            return PastTrial(trial.point, "stopped", result, steps)
+        return PastTrial(trial.point, "failed" if trial.name in failed else "running")
+
+
+def _read(root: Path, name: str, kind: Any) -> Any:
+    described = read_json(Folder(root), name, limit=MAX_BYTES)
+    try:
+        return read_as(kind, described, where=str(root / name), error=CheckpointError)
+    except UsageError as error:  # of the dataclass's own checks
+        raise CheckpointError(f"{root / name} is damaged: {error}") from error
+
+
+def _of_each_seed(trial: Trial, summary: dict[str, Any]) -> list[tuple[dict[str, str], dict[str, Any]]]:
+    """Values and results of each seed of a trial, or of the trial if its seeds are not grouped."""
+    if (seeds := trial.seeds) is None:
+        return [(trial.point, summary)]
+    each = []
+    for index, seed in enumerate(seeds):
+        results = dict(summary)
+        for name in ("final_return", "best_return"):
+            known = summary.get(f"{name}_per_seed")
+            if isinstance(known, list) and len(known) == len(seeds):
+                results[name] = known[index]
+        each.append((trial.point | {"seed": str(seed)}, results))
+    return each
+
+
+def _number(value: Any) -> int | float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if known else None

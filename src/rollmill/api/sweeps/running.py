@@ -1,0 +1,173 @@
+"""Runs the trials of a sweep, several at a time, each in a process of its own."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollmill.api.sweeps.directory import SweepDirectory
+from rollmill.api.sweeps.early_stopping import EarlyStopping, described, goes_on
+from rollmill.api.sweeps.report import write_report
+from rollmill.api.sweeps.spec import Trial
+from rollmill.api.sweeps.trial_processes import RunningTrial, how_lost, last_line, start_trial, stop_all
+from rollmill.core.errors import DeviceMemoryError
+from rollmill.core.machine import GpuSharing
+from rollmill.execution.instances import MachineParts, divide_machine
+from rollmill.planning import Judgement
+from rollmill.record import RunDirectory, StopRequest, stop_on_signals
+
+LOOK_SECONDS = 0.1
+"""Time between two looks at running trials."""
+MOST_KILLS = 3
+"""Times that a trial whose process was killed is resumed."""
+
+
+@dataclass
+class _Schedule:
+    """The trials that wait, those that run, and how often each was killed."""
+
+    waiting: list[Trial]
+    running: list[RunningTrial] = field(default_factory=list)
+    kills: dict[str, int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    stopped: dict[str, Judgement] = field(default_factory=dict)
+    """Trials that were told to stop early."""
+    too_large: list[Trial] = field(default_factory=list)
+    """Trials whose part of the GPU's memory did not suffice."""
+
+
+def run_sweep(
+    sweep: SweepDirectory,
+    *,
+    at_once: int | None,
+    sharing: GpuSharing,
+    metric: str,
+    say: Callable[[str], None],
+    also_stopped: bool = False,
+) -> int:
+    """Runs the trials that are neither finished nor stopped early; returns the exit code.
+
+    A trial that fails does not stop the others. One whose process is killed is resumed. Those whose part of a
+    GPU's memory did not suffice run at the end, half as many at a time. A sampler proposes a trial when there is
+    room for it. On SIGINT or SIGTERM all running trials stop with a checkpoint.
+
+    Args:
+        sweep: the directory.
+        at_once: most trials at a time; None: as many as suit the machine.
+        sharing: how trials share a GPU.
+        metric: column of the table by which trials are compared.
+        say: prints a line.
+        also_stopped: go on with trials that were stopped early, and stop none any more.
+
+    Returns:
+        0 if all trials finished or were stopped early, 1 if one failed, and 128 and the number of a signal.
+
+    Raises:
+        UsageError: another process runs the sweep, or the GPUs cannot be shared as asked.
+    """
+    with RunDirectory(sweep.root).lock(), stop_on_signals() as stop:
+        if also_stopped:
+            goes_on(sweep)
+        schedule = _Schedule(sweep.unfinished())
+        rule = sweep.spec.early_stopping
+        early = EarlyStopping(sweep, rule) if rule else None
+        try:
+            while (open_trials := len(schedule.waiting) + sweep.remaining) and not stop.requested:
+                with divide_machine(at_once, open_trials, sharing) as parts:
+                    total = sweep.spec.num_trials
+                    ended = f"{total - open_trials} of them {'ended' if rule else 'finished'}"
+                    say(f"{total} trials, {ended}; {len(parts)} at a time, {parts.note}")
+                    _run_all(sweep, schedule, parts, early, stop, say)
+                at_once = max(parts.least, len(parts) // 2)
+                schedule.waiting, schedule.too_large = schedule.too_large, []
+        finally:
+            stop_all(schedule.running)
+            rows = sweep.rows(metric)
+            sweep.write_table(rows)
+            write_report(sweep, rows, metric)
+        return stop.exit_code or int(bool(schedule.failed))
+
+
+def _run_all(
+    sweep: SweepDirectory,
+    schedule: _Schedule,
+    parts: MachineParts,
+    early: EarlyStopping | None,
+    stop: StopRequest,
+    say: Callable[[str], None],
+) -> None:
+    while (schedule.waiting or schedule.running or sweep.remaining) and not stop.requested:
+        free = sorted(set(range(len(parts))) - {running.part for running in schedule.running})
+        for part, trial in zip(free, _next_trials(sweep, schedule, early, say), strict=False):
+            schedule.running.append(RunningTrial(trial, start_trial(sweep, trial, parts.each[part]), part))
+            say(f"trial {trial} started")
+        ended = [running for running in schedule.running if running.process.poll() is not None]
+        if early:
+            _stop_early(schedule, early)
+        for running in ended:
+            schedule.running.remove(running)
+            say(_outcome(sweep, schedule, running, alone=len(parts) <= parts.least))
+        if not ended:
+            time.sleep(LOOK_SECONDS)
+
+
+def _next_trials(
+    sweep: SweepDirectory, schedule: _Schedule, early: EarlyStopping | None, say: Callable[[str], None]
+) -> Iterator[Trial]:
+    """The trials to start, one by one: those that wait, then proposals.
+
+    A trial that was killed is judged by what it had written before it is started again.
+    """
+    while schedule.waiting:
+        trial = schedule.waiting.pop(0)
+        if early and (judgement := early.look(trial)):
+            say(f"trial {trial} was stopped early {described(judgement)}")
+        else:
+            yield trial
+    while sweep.remaining:
+        yield sweep.propose(schedule.failed)
+
+
+def _stop_early(schedule: _Schedule, early: EarlyStopping) -> None:
+    """Looks at all that run or have just come to their end, and stops those that are not among the best."""
+    for running in schedule.running:
+        if running.process.poll() not in (None, 0):  # failed or lost, which is told instead
+            continue
+        judgement = early.look(running.trial)
+        if judgement is not None:
+            schedule.stopped[running.trial.name] = judgement
+            running.process.terminate()  # without effect on one that has ended
+
+
+def _outcome(sweep: SweepDirectory, schedule: _Schedule, running: RunningTrial, *, alone: bool) -> str:
+    """A sentence on a trial that has ended; one that is to be tried again is put back among the waiting.
+
+    Args:
+        sweep: the directory.
+        schedule: changed by this.
+        running: the trial.
+        alone: it shared its GPU with no other.
+    """
+    trial, code = running.trial, running.process.returncode
+    if sweep.is_finished(trial):
+        summary = sweep.summary(trial)
+        return f"trial {trial} finished in {running.seconds:.0f} s, final return {_short(summary['final_return'])}"
+    if trial.name in schedule.stopped:
+        return f"trial {trial} was stopped early {described(schedule.stopped[trial.name])}"
+    last = last_line(sweep.log(trial))
+    if code == DeviceMemoryError.exit_code and not alone:
+        schedule.too_large.append(trial)
+        return f"trial {trial} needs more memory than its part of the GPU; it runs later, with fewer at a time"
+    if (how := how_lost(code, last)) is not None:
+        schedule.kills[trial.name] = schedule.kills.get(trial.name, 0) + 1
+        if schedule.kills[trial.name] <= MOST_KILLS:
+            schedule.waiting.insert(0, trial)
+            return f"trial {trial} {how}; it is resumed"
+    else:
+        how = f"failed with exit code {code}"
+    schedule.failed.append(trial.name)
+    return f"trial {trial} {how}: {last} (all of it: {sweep.log(trial)})"
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "none"

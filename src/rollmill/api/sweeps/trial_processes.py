@@ -1,0 +1,76 @@
+"""Processes of trials: how one is started, how it ended, and how all are stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollmill.api.sweeps.directory import SweepDirectory
+from rollmill.api.sweeps.spec import Trial
+from rollmill.execution.instances import MachinePart
+
+TAIL_BYTES = 4096
+
+
+@dataclass
+class RunningTrial:
+    """A trial that has a process."""
+
+    trial: Trial
+    process: subprocess.Popen
+    part: int
+    """Number of the part of the machine that it runs on."""
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Time since the process was started."""
+        return time.monotonic() - self.began
+
+
+def start_trial(sweep: SweepDirectory, trial: Trial, part: MachinePart) -> subprocess.Popen:
+    """Starts the process of a trial in its part of the machine."""
+    cores = ",".join(map(str, part.cores))
+    command = [sys.executable, "-m", "rollmill.cli.trial", str(os.getpid()), cores]
+    with sweep.log(trial).open("ab") as log:
+        return subprocess.Popen(
+            [*command, *sweep.command(trial)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ | part.environment,
+            pass_fds=part.descriptors,
+        )
+
+
+def how_lost(code: int, last_line: str) -> str | None:
+    """The way in which a process was lost by no fault of its trial, for the user; None if it failed by itself.
+
+    A fault of one client of MPS on the GPU ends the work of all its clients there, by an error of CUDA.
+    """
+    if code < 0 or code in (129, 130, 143):
+        return f"was ended by {signal.Signals(-code if code < 0 else code - 128).name}"
+    if code == 1 and "CUDA_ERROR" in last_line:
+        return f"was stopped by an error of the GPU ({last_line[:120]})"
+    return None
+
+
+def last_line(log: Path) -> str:
+    """The last line that a process has printed."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it printed nothing"
+
+
+def stop_all(running: Sequence[RunningTrial]) -> None:
+    """Lets trials stop with a checkpoint, and waits for them."""
+    for each in running:
+        each.process.terminate()
+    for each in running:
+        each.process.wait()

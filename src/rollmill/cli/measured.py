@@ -1,0 +1,76 @@
+"""The process of a candidate of a plan search: `python -m rollmill.cli.measured PARENT COMMANDS REPORTS WORDS`.
+
+It compiles a training, and does what the parent asks for by a line on the descriptor COMMANDS: `time` runs a few
+iterations, `stages` the first stage of one, and `begin` trains. Answers are lines of JSON on the descriptor
+REPORTS. It dies with its parent.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any, TextIO
+
+WATCH_SECONDS = 0.5
+"""Time between two reports of the memory that devices use."""
+
+
+def run(parent: str, commands: str, reports: str, *words: str) -> int:
+    """Prepares `rollmill train WORDS`, reports what it compiled to, and obeys the parent's commands."""
+    from rollmill.execution.processes.process_tree import die_with
+
+    die_with(int(parent))
+    from rollmill.core.errors import RollmillError
+
+    with open(int(commands)) as commands_file, open(int(reports), "w", buffering=1) as reports_file:
+        try:
+            return _obey(list(words), commands_file, reports_file)
+        except RollmillError as error:
+            _report(reports_file, error=str(error))
+            return error.exit_code
+
+
+def _obey(words: list[str], commands_file: TextIO, reports_file: TextIO) -> int:
+    from rollmill.api import begin_training
+    from rollmill.api.plan_search.compiled_program import describe_program, iteration_seconds, stage_seconds
+    from rollmill.cli.train import prepare
+
+    prepared = prepare(words)
+    _report(reports_file, program=describe_program(prepared))
+    for line in commands_file:
+        match line.strip():
+            case "time":
+                _report(reports_file, seconds=iteration_seconds(prepared))
+            case "stages":
+                _report(reports_file, collect=stage_seconds(prepared))
+            case "begin":
+                threading.Thread(target=_watch_memory, args=(reports_file,), daemon=True).start()
+                return begin_training(prepared).exit_code
+    return 0
+
+
+def _report(reports_file: TextIO, **report: Any) -> None:
+    reports_file.write(json.dumps(report) + "\n")
+
+
+def _watch_memory(reports_file: TextIO) -> None:
+    """Reports the most memory of a device that was in use, where devices have memory of their own."""
+    import jax
+
+    while True:
+        time.sleep(WATCH_SECONDS)
+        stats = [device.memory_stats() for device in jax.local_devices()]
+        peaks = [each["peak_bytes_in_use"] for each in stats if each and "peak_bytes_in_use" in each]
+        if not peaks:
+            return
+        try:
+            _report(reports_file, peak=max(peaks))
+        except (OSError, ValueError):  # the parent or the training has ended
+            return
+
+
+if __name__ == "__main__":
+    code = run(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)

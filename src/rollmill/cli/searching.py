@@ -1,0 +1,119 @@
+"""The options of a search for a plan, in `rollmill plan` and `rollmill train`."""
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollmill.api import DEFAULT_BUDGET
+from rollmill.cli.parsing import given_options
+from rollmill.core.errors import RollmillError, UsageError
+from rollmill.planning.search import Objective
+
+FLAGS = ("search-plan", "fresh")
+DECIDED = ("distribution", "place", "devices", "workers", "actors", "learners", "fusion")
+"""Options that a search chooses; one that is given narrows it."""
+DECIDED_FLAGS = ("asynchronous",)
+ELSEWHERE = ("plan", "cluster", "host")
+"""Options that leave nothing to search for, or not on this machine."""
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of the search for a plan."""
+
+    search_plan: bool = False
+    """First search for the fastest way to run the training, by short trainings; placement options that are given
+    narrow the search. The result is kept for the next time."""
+    budget: float = DEFAULT_BUDGET
+    """Seconds that the search may take; what is measured then is finished."""
+    objective: Objective = "keep-batch"
+    """`keep-batch` changes nothing of what is learned; `grow-batch` may also raise the number of environments."""
+    fresh: bool = False
+    """Search although there is a result of an earlier search."""
+
+    def check(self, given: set[str]) -> None:
+        """Checks these options.
+
+        Args:
+            given: names of the options of the command that are given.
+
+        Raises:
+            UsageError: one is out of bounds, or has no effect.
+        """
+        if not self.search_plan:
+            for name in sorted(given & {"budget", "objective", "fresh"}):
+                raise UsageError(
+                    f"--{name} has no effect without --search-plan. hint: add --search-plan, or leave it out."
+                )
+            return
+        if not 0 < self.budget < float("inf"):
+            raise UsageError(f"budget={self.budget:g} seconds must be greater than 0 and finite.")
+        for name in sorted(given & set(ELSEWHERE)):
+            raise UsageError(
+                f"--{name} has no effect beside --search-plan, which chooses a plan for this machine. hint: leave "
+                "one of the two out."
+            )
+
+
+class PlanSearchFailed(RollmillError):
+    """The search before a training ended without a plan; it has said why."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("the search for a plan failed, see above; nothing was written.")
+        self.exit_code = exit_code
+
+
+def without_options(arguments: Sequence[str], names: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
+    """The arguments without these options and their values."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in names:
+        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", dest=name, action="append")
+    for name in flags:
+        parser.add_argument(f"--{name}", f"--no-{name}", dest=name, action="store_true")
+    return parser.parse_known_args(list(arguments))[1]
+
+
+def training_words(arguments: Sequence[str]) -> list[str]:
+    """Arguments of `rollmill train` without those of a search, and without what it decides."""
+    names = ("budget", "objective", *DECIDED)
+    return without_options(arguments, names, (*FLAGS, *DECIDED_FLAGS))
+
+
+@contextlib.contextmanager
+def planned(arguments: list[str]) -> Iterator[list[str]]:
+    """The arguments of a training; if they ask for a search, with the plan that it found in their place.
+
+    The search runs in a process of its own, because it starts JAX with other devices than the training may need.
+
+    Raises:
+        UsageError: the search cannot be made; or another error with its exit code, if it failed.
+    """
+    given = given_options(arguments)
+    if "search-plan" not in given or "--no-search-plan" in arguments or {"-h", "--help"} & set(arguments):
+        yield arguments
+        return
+    SearchOptions(search_plan=True).check(given)
+    with tempfile.TemporaryDirectory(prefix="rollmill-plan-") as folder:
+        file = Path(folder) / "plan.json"
+        _search(without_options(arguments, ("run-dir",)), file)
+        grows = ("num-envs",) if "grow-batch" in arguments or "--objective=grow-batch" in arguments else ()
+        yield [*without_options(training_words(arguments), grows), "--plan", str(file)]
+
+
+def _search(arguments: Sequence[str], file: Path) -> None:
+    command = [sys.executable, "-m", "rollmill.cli.trial", str(os.getpid()), "", "plan", *arguments]
+    search = subprocess.Popen([*command, "--output", str(file)], stdin=subprocess.DEVNULL)
+    try:
+        code = search.wait()
+    except BaseException:
+        search.terminate()
+        search.wait()
+        raise
+    if code or not file.is_file():
+        raise PlanSearchFailed(code or 1)

@@ -1,0 +1,203 @@
+"""`--search-plan` of `rollmill plan` and `rollmill train`: a whole search, and what it refuses."""
+
+import json
+import re
+import signal
+import time
+
+import pytest
+
+from rollmill.cli.main import main
+from rollmill.cli.searching import training_words, without_options
+
+SIZES = ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "1280"]
+PPO = ["ppo", "CartPole-v1", *SIZES]
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as exit_code:
+            main(list(arguments))
+        captured = capsys.readouterr()
+        assert exit_code.value.code == 2
+        assert "Traceback" not in captured.err + captured.out
+        assert not list(tmp_path.iterdir())
+        return captured.err + captured.out
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--search-plan", "--budget", "0"], "rollmill: budget=0 seconds must be greater than 0 and finite."),
+        (["--search-plan", "--budget", "-3"], "rollmill: budget=-3 seconds must be greater than 0 and finite."),
+        (["--search-plan", "--budget", "nan"], "rollmill: budget=nan seconds must be greater than 0 and finite."),
+        (["--search-plan", "--objective", "fast"], "invalid choice 'fast' for argument '--objective'"),
+        (["--search-plan", "--plan", "x.json"], "rollmill: --plan has no effect beside --search-plan"),
+        (["--search-plan", "--cluster", "ray"], "rollmill: --cluster has no effect beside --search-plan"),
+        (["--budget", "3"], "rollmill: --budget has no effect without --search-plan"),
+        (["--fresh"], "rollmill: --fresh has no effect without --search-plan"),
+        (["--objective", "grow-batch"], "rollmill: --objective has no effect without --search-plan"),
+        (
+            ["--search-plan", "--distribution", "central", "--actors", "64"],
+            "GPUs that is searched has distribution=central actors=64. hint: leave it out",
+        ),
+    ],
+)
+def test_a_search_that_cannot_be_made(refused, options, message):
+    assert message in refused("plan", *PPO, *options)
+
+
+def test_a_training_whose_search_fails_does_not_begin(rollmill, tmp_path):
+    done = rollmill("train", *PPO, "--search-plan", "--budget", "0", "--run-dir", "run")
+    assert done.returncode == 2
+    assert "rollmill: budget=0 seconds must be greater than 0" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_words_of_a_training_without_those_of_a_search():
+    words = [
+        "ppo",
+        "CartPole-v1",
+        "--search-plan",
+        "--budget=3",
+        "--objective",
+        "keep-batch",
+        "--fresh",
+        "--seed",
+        "1",
+    ]
+    placed = [
+        "--devices",
+        "2",
+        "--asynchronous",
+        "--distribution",
+        "central",
+        "--fusion=off",
+        "--env-option",
+        "a=b",
+    ]
+    assert training_words([*words, *placed]) == ["ppo", "CartPole-v1", "--seed", "1", "--env-option", "a=b"]
+    assert without_options(["--num_envs", "3", "--num-steps", "4"], ("num-envs",)) == ["--num-steps", "4"]
+
+
+def test_a_plan_is_searched_for_kept_and_trained_with(rollmill, tmp_path):
+    search = ["plan", *PPO, "--search-plan", "--budget", "1", "--place", "program", "--output", "plan.json"]
+    done = rollmill(*search)
+    assert done.returncode == 0, done.stderr
+    head, first, *rest = done.stdout.splitlines()
+    assert head.split()[0] == "candidate"
+    assert re.match(
+        r"gpu-only \(program\) fusion=off +[\d.]+ k? +[\d.]+ k? +\d+ MB +\d+ MB +chosen +the only one", first
+    )
+    assert sum("the budget was spent" in line for line in rest) >= 1
+    assert sum("1,280 steps are too few to time kernels" in line for line in rest) >= 1
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["version"] == 2
+    assert plan["settings"] == {"devices": 1, "fusion": "off", "num_envs": 8}
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+    began = time.monotonic()
+    again = rollmill(*search)
+    assert again.returncode == 0, again.stderr
+    assert "by an earlier search" in again.stdout
+    assert again.stdout.splitlines()[:2] == [head, first]
+    assert time.monotonic() - began < 30
+
+    # The number of environments is the plan's, where nobody gives one.
+    rest = ["--num-steps", "8", "--total-timesteps", "640", "--plan", "plan.json"]
+    done = rollmill("train", "ppo", "CartPole-v1", *rest, "--run-dir", "run", "--quiet")
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["graph"]["config"]["num_envs"] == 8
+    assert (config["options"]["devices"], config["options"]["fusion"]) == (1, "off")
+    assert config["plan"]["version"] == 1
+    done = rollmill("train", "ppo", "CartPole-v1", *rest, "--num-envs", "16")
+    assert done.returncode == 2
+    assert (
+        "rollmill: the plan plan.json was chosen for num_envs=8, and the algorithm has num_envs=16" in done.stderr
+    )
+    done = rollmill("train", "ppo", "CartPole-v1", *rest, "--fusion", "full")
+    assert done.returncode == 2
+    assert "rollmill: fusion=full contradicts plan=plan.json, which has fusion=off" in done.stderr
+
+
+def test_a_plan_on_two_devices_gets_them(rollmill, tmp_path):
+    groups = [{"name": "all", "fragments": ["environment", "policy", "gradients", "update"]}]
+    plan = {"version": 2, "distribution": "gpu-only", "place": "program", "groups": groups}
+    (tmp_path / "plan.json").write_text(json.dumps({**plan, "settings": {"devices": 2}}))
+    done = rollmill("train", *PPO, "--plan", "plan.json", "--run-dir", "run")
+    assert done.returncode == 0, done.stderr
+    assert "for 2 x cpu" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_training_searches_first(rollmill, tmp_path):
+    sizes = ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "200000"]
+    done = rollmill(
+        "train", "ppo", "CartPole-v1", *sizes, "--search-plan", "--budget", "40", "--fresh", "--place", "program",
+        "--run-dir", "run",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^chosen: gpu-only \(program\) fusion=", done.stdout, re.M)
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert "plan" not in config["options"]
+    assert config["options"]["fusion"] in ("off", "full", "rollout")
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "finished"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+@pytest.mark.slow
+def test_a_batch_that_may_grow(rollmill, tmp_path):
+    options = ["--objective", "grow-batch", "--budget", "60", "--place", "program", "--fusion", "off"]
+    done = rollmill("plan", *PPO, "--search-plan", *options, "--fresh", "--output", "plan.json")
+    assert done.returncode == 0, done.stderr
+    assert "a larger batch is another learning problem" in done.stdout
+    assert json.loads((tmp_path / "plan.json").read_text())["settings"]["num_envs"] > 8
+
+
+@pytest.mark.slow
+def test_environments_of_python(rollmill, tmp_path):
+    words = [
+        "ppo",
+        "gymnasium:CartPole-v1",
+        *SIZES,
+        "--total-timesteps",
+        "200000",
+        "--search-plan",
+        "--budget",
+        "60",
+    ]
+    done = rollmill("plan", *words, "--fresh", "--output", "plan.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "plan.json").read_text())["place"] == "processes"
+    table = done.stdout.splitlines()
+    assert sum("  chosen  " in line or "  slower  " in line for line in table) >= 2
+    assert not any("(program)" in line for line in table)
+
+
+@pytest.mark.slow
+def test_a_search_that_is_stopped_leaves_nothing_behind(rollmill, tmp_path):
+    search = rollmill.start("plan", *PPO, "--total-timesteps", "10000000", "--search-plan", "--fresh")
+    time.sleep(12)
+    search.send_signal(signal.SIGINT)
+    output, errors = search.communicate(timeout=60)
+    assert search.returncode == 130
+    assert "Traceback" not in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_goes_on_with_the_devices_of_a_plan_and_its_own_kernels(rollmill, tmp_path):
+    done = rollmill("train", *PPO, "--fusion", "off", "--run-dir", "run", "--quiet")
+    assert done.returncode == 0, done.stderr
+    groups = [{"name": "all", "fragments": ["environment", "policy", "gradients", "update"]}]
+    plan = {"version": 2, "distribution": "gpu-only", "place": "program", "groups": groups}
+    (tmp_path / "plan.json").write_text(json.dumps({**plan, "settings": {"devices": 2, "fusion": "full"}}))
+    done = rollmill("resume", "run", "--plan", "plan.json", "--set", "total_timesteps=2560")
+    assert done.returncode == 0, done.stderr
+    assert "for 2 x cpu" in done.stdout + done.stderr
+    assert "kernel" not in done.stdout + done.stderr

@@ -1,0 +1,188 @@
+"""`rollmill.sweep`: the command as a function."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rollmill
+from rollmill.cli.environment_options import parse_env_options
+from rollmill.cli.sweep_call import _env_text, _words, value_text
+from rollmill.cli.train import check_arguments, option_kinds
+from rollmill.core.errors import UsageError
+
+TINY = {"num_envs": 4, "num_steps": 8, "num_minibatches": 1, "network": {"hidden_sizes": (4,)}}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.1 + 0.2, "0.30000000000000004"),
+        (1e-5, "1e-05"),
+        (float("inf"), "inf"),
+        (np.float64(2.5e-3), "0.0025"),
+        (np.array(7), "7"),
+        (10**12, "1000000000000"),
+        (True, "true"),
+        (np.bool_(False), "false"),
+        (None, "None"),
+        ((64, 32), "64 32"),
+        ([], ""),
+        (Path("a/b"), "a/b"),
+        ("gru", "gru"),
+    ],
+)
+def test_values_become_words(value, text):
+    assert value_text("option", value) == text
+
+
+@pytest.mark.parametrize("value", [float("nan"), "", {"a": 1}, object(), 1j, b"x"])
+def test_values_that_no_word_stands_for(value):
+    with pytest.raises(UsageError, match="option=.* has no form that a command takes"):
+        value_text("option", value)
+
+
+@pytest.mark.parametrize(
+    "value", [True, None, 5, 0.1, "5", "true", "True", "text", "nan", [1, 2], {"a": None}, ""]
+)
+def test_options_of_an_environment_are_read_as_they_were_given(value):
+    read = parse_env_options([f"key={_env_text('key', value)}"])["key"]
+    assert read == value and type(read) is type(value)
+
+
+def test_options_are_those_that_the_command_would_read():
+    kinds = option_kinds("ppo", [])
+    options = {
+        "learning_rate": 0.1 + 0.2,
+        "anneal_lr": False,
+        "normalize_observations": np.True_,
+        "target_kl": None,
+        "network": {"hidden_sizes": (8, 4), "shared_torso": True, "state_dependent_std": False},
+        "network.activation": "relu",
+        "tensorboard": True,
+        "keep_last": 7,
+    }
+    chosen = check_arguments("ppo", ["CartPole-v1", *_words(options, kinds)], who="a trial")
+    config = chosen.hyperparameters
+    assert (config.learning_rate, config.anneal_lr, config.target_kl) == (0.1 + 0.2, False, None)
+    assert config.normalize_observations is True
+    network = config.network
+    assert (network.hidden_sizes, network.shared_torso, network.activation) == ((8, 4), True, "relu")
+    assert (chosen.run.tensorboard, chosen.run.keep_last) == (True, 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": "pppo"}, "unknown algorithm 'pppo'"),
+        ({"over": {}}, "A sweep needs values to try"),
+        ({"over": {"seed": 5}}, "seed=5 has to be a list of values"),
+        ({"over": {"seed": {1, 2}}}, "has to be a list of values"),
+        ({"over": {"seed": []}}, "is empty, or has a value twice"),
+        ({"over": {"seed": [1, 1]}}, "is empty, or has a value twice"),
+        ({"over": {"gamma": [0.9, 1.5]}}, r"trial 1 \(gamma=1.5\): .*gamma=1.5"),
+        ({"over": {"anneal_lr": [True, 3]}}, "anneal-lr=3 has to be true or false"),
+        ({"over": {"gamma": "0.1..0.9"}}, "a range of numbers cannot be listed"),
+        ({"learning_rte": 1}, "options cannot be parsed"),
+        ({"lr": 1}, "unknown option --lr. Did you mean --learning-rate?"),
+        ({"at_once": 0}, "at_once=0 has to be at least 1"),
+        ({"metric": "speed"}, "unknown metric 'speed'"),
+        ({"random": 0}, "--random 0 has to be at least 1"),
+        ({"run_dir": "x"}, "the sweep's directory is --sweep-dir"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(changes, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call = {"algorithm": "ppo", "environment": "CartPole-v1", "over": {"seed": range(2)}} | changes
+    with pytest.raises(UsageError, match=message):
+        rollmill.sweep(**call)
+    assert not list(tmp_path.iterdir())
+
+
+OTHER_KINDS = {
+    'environment=rollmill.make("CartPole-v1")': "has to be a name, as trials are processes of their own",
+    "algorithm=rollmill.ppo": "has to be a name",
+    "over=[1]": "over=[1] has to be a dictionary",
+    "over={1: [2]}": "over={1: [2]} has to be a dictionary with names",
+    "env_options=[1]": "env_options=[1] has to be a dictionary",
+    'gpu_sharing="some"': "unknown gpu_sharing 'some'",
+    'imports="my_module"': "imports='my_module' must be a tuple",
+    "trials=2.5": "trials=2.5 must be a whole number",
+    'random="3"': "random='3' must be a whole number",
+    "sweep_dir=3": "sweep_dir=3 must be a path",
+    'stop_early="median"': "unknown way to stop early 'median'",
+    'sampler="tpee"': "unknown sampler 'tpee'. Did you mean tpe",
+    "learning_rate=lambda step: 1e-3": "has no form that a command takes",
+}
+
+
+def test_arguments_of_another_kind(tmp_path):
+    """In a process of its own, without the tests' checks of types, as a user's."""
+    script = """
+import json, sys, rollmill
+for mistake in json.loads(sys.argv[1]):
+    call = {"algorithm": "ppo", "environment": "CartPole-v1", "over": {"seed": range(2)}}
+    try:
+        rollmill.sweep(**(call | eval(f"dict({mistake})")))
+    except rollmill.RollmillError as error:
+        print(json.dumps(str(error)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(list(OTHER_KINDS))], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    said = dict(zip(OTHER_KINDS, map(json.loads, done.stdout.splitlines()), strict=True))
+    assert not {mistake: said[mistake] for mistake, words in OTHER_KINDS.items() if words not in said[mistake]}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_returns_its_table(tmp_path, capsys):
+    rates = [0.1 + 0.2, 1e-3]
+    done = rollmill.sweep(
+        "ppo",
+        "CartPole-v1",
+        over={"learning_rate": iter(rates), "anneal_lr": [False]},
+        total_timesteps=128,
+        env_options={"max_steps": 20},
+        metric="env_steps",
+        sweep_dir=tmp_path / "sweep",
+        quiet=True,
+        **TINY,
+    )
+    assert capsys.readouterr().out == ""
+    assert done.exit_code == 0 and done.directory == tmp_path / "sweep"
+    assert [(row["trial"], row["learning_rate"], row["anneal_lr"]) for row in done.rows] == [
+        ("0", rates[0], False),
+        ("1", rates[1], False),
+    ]
+    assert all(row["status"] == "finished" and row["env_steps"] == 128 for row in done.rows)
+    with (done.directory / "table.csv").open() as file:
+        assert [row["learning-rate"] for row in csv.DictReader(file)] == ["0.30000000000000004", "0.001"]
+    config = rollmill.api.SweepDirectory.open(done.directory)
+    saved = config.run(config.trials()[0]).read_config()
+    assert saved["graph"]["config"]["learning_rate"] == rates[0]
+    assert saved["graph"]["config"]["network"]["hidden_sizes"] == [4]
+    assert "<polyline" in (done.directory / "report.html").read_text()
+
+
+def test_seeds_in_one_program(tmp_path):
+    how = {"total_timesteps": 128, "quiet": True, "sweep_dir": tmp_path / "sweep", **TINY}
+    done = rollmill.sweep("ppo", "CartPole-v1", over={"seed": range(1, 3)}, group_seeds=True, **how)
+    summary = json.loads((done.directory / "trials/0/summary.json").read_text())
+    assert done.exit_code == 0 and summary["seeds"] == [1, 2] and summary["env_steps"] == 128
+    found = {row["seed"]: row["final_return"] for row in done.rows}
+    assert found == dict(zip((1, 2), summary["final_return_per_seed"], strict=True))
+    assert (done.directory / "report.html").read_text().count("<polyline") == 2
+
+
+@pytest.mark.slow
+def test_the_example_runs(tmp_path):
+    example = Path(__file__).parents[2] / "examples/sweep.py"
+    done = subprocess.run([sys.executable, str(example), str(tmp_path / "sweep")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "mean final return by learning rate" in done.stdout
+    assert len(list((tmp_path / "sweep/trials").glob("*/summary.json"))) == 4
