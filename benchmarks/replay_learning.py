@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 from measure import write_result
 
+from rollmill.execution.instances import MachinePart, divide_machine
+
 SEEDS = range(1, 6)
 
 
@@ -140,22 +142,41 @@ def train_one(name: str, seed: int, directory: Path) -> None:
 
 
 def train_all(names: list[str], directory: Path, *, at_once: int, seconds: float) -> None:
-    """Trains all seeds of the studies, some at once; stops those that are not done after some seconds."""
+    """Trains all seeds of the studies, some at once; stops those that are not done after some seconds.
+
+    Each has a part of the cores, and of a GPU, which they share by MPS where it can be had.
+    """
     until = time.monotonic() + seconds
     waiting = [(name, seed) for name in names for seed in SEEDS if not _finished(directory, name, seed)]
-    running: list[subprocess.Popen] = []
-    while (waiting or running) and time.monotonic() < until:
-        while waiting and len(running) < at_once:
-            name, seed = waiting.pop(0)
-            command = [sys.executable, __file__, "--one", name, str(seed), "--runs", str(directory)]
-            log = (directory / f"{name}-{seed}.log").open("ab")
-            running.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
-        running = [process for process in running if process.poll() is None]
-        time.sleep(0.5)
-    for process in running:
-        os.kill(process.pid, signal.SIGTERM)
-    for process in running:
-        process.wait()
+    if not waiting:
+        return
+    running: dict[int, subprocess.Popen] = {}
+    with divide_machine(at_once, len(waiting), "auto") as parts:
+        print(f"{len(waiting)} runs, {len(parts)} at a time, {parts.note}", flush=True)
+        while (waiting or running) and time.monotonic() < until:
+            for number in sorted(set(range(len(parts))) - running.keys())[: len(waiting)]:
+                running[number] = _started(*waiting.pop(0), directory, parts.each[number])
+            running = {number: process for number, process in running.items() if process.poll() is None}
+            time.sleep(0.5)
+        for process in running.values():
+            os.kill(process.pid, signal.SIGTERM)
+        for process in running.values():
+            process.wait()
+
+
+def _started(name: str, seed: int, directory: Path, part: MachinePart) -> subprocess.Popen:
+    command = [sys.executable, __file__, "--one", name, str(seed), "--runs", str(directory)]
+    if part.cores:
+        command = ["taskset", "-c", ",".join(map(str, part.cores)), *command]
+    with (directory / f"{name}-{seed}.log").open("ab") as log:
+        return subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | part.environment,
+            pass_fds=part.descriptors,
+        )
 
 
 def _finished(directory: Path, name: str, seed: int) -> dict[str, Any] | None:

@@ -1,0 +1,271 @@
+"""Several trainings on one GPU, each a process: in turns, under MPS, and beside one process with as much work.
+
+    python benchmarks/instances.py ppo [--counts 1 2 4 8 16]
+    python benchmarks/instances.py alphazero --counts 1 2 7 16
+
+Every process trains the same program, with its own seed. `turns` and `mps` start as many processes as the
+largest count, of which some work and the others are idle. `wide` is one process with the environments of all,
+`vmap` one process with as many trainings side by side, both with the work of the largest count. Figures are
+environment steps a second in all, over a few seconds after everything is compiled; beside them the utilisation by
+NVML, the activity of the multiprocessors (GPM), and the memory in use, all of the whole GPU. Repeats take turns;
+figures are medians.
+Writes results/instances-ppo.json or results/instances-alphazero.json.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from measure import RESULTS, spread, write_result
+
+from rollmill.execution.instances import ActivityMonitor, Gpu, find_gpus, open_nvml, shared_gpus
+
+
+class Program(NamedTuple):
+    """A training."""
+
+    algorithm: str
+    environment: str
+    config: Mapping[str, Any]
+    fusion: Any = "off"
+    seeds: int = 1
+    """Trainings side by side in the one program."""
+
+
+PPO = {"num_minibatches": 4, "update_epochs": 4, "learning_rate": 2.5e-4}
+NETWORK = {
+    "torso": "resnet",
+    "num_blocks": 2,
+    "channels": 32,
+    "hidden_sizes": [64],
+    "activation": "relu",
+    "shared_torso": True,
+}
+SEARCH = {"num_steps": 16, "num_simulations": 32, "num_minibatches": 4, "network": NETWORK}
+STUDIES = {
+    "ppo": {
+        f"{envs} x {steps}, {'fused' if fusion == 'full' else 'XLA'}": Program(
+            "ppo", "CartPole-v1", {"num_envs": envs, "num_steps": steps, **PPO}, fusion
+        )
+        for envs, steps in ((64, 64), (4096, 128))
+        for fusion in ("off", "full")
+    },
+    "alphazero": {"64 games, 32 simulations": Program("alphazero", "ConnectFour-v0", {"num_envs": 64, **SEARCH})},
+}
+ONLY = "only"
+ITERATIONS = 2**24
+"""Of a training that does not end while it is measured."""
+
+
+# --- a process --------------------------------------------------------------------------------------------
+
+
+def work(programs: Mapping[str, Program], seed: int) -> None:
+    """Compiles the programs, and then trains the one that is named in each line of the input, for as long."""
+    import jax
+
+    import rollmill
+    from rollmill.execution import dispatch_ahead, enable_compilation_cache, lower
+
+    enable_compilation_cache()
+    compiled, states, sizes = {}, {}, {}
+    for name, program in programs.items():
+        config = dict(program.config)
+        if "network" in config:
+            config["network"] = rollmill.NetworkConfig(**config["network"])
+        make = getattr(rollmill, program.algorithm)
+        total = config["num_envs"] * config["num_steps"] * ITERATIONS
+        graph = make(program.environment, total_timesteps=total, **config)
+        seeds = tuple(range(seed, seed + program.seeds))
+        compiled[name] = lower(graph, seeds=seeds, fusion=program.fusion)
+        states[name], sizes[name] = compiled[name].start(), graph.loops.batch_size * program.seeds
+        states[name], _ = jax.block_until_ready(compiled[name].advance(states[name]))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        name = asked["program"]
+        time.sleep(max(0.0, asked["begin"] - time.monotonic()))
+        began = last = time.monotonic()
+        iterations = 0
+        for window in dispatch_ahead(compiled[name], states[name], first=1, until=ITERATIONS):
+            states[name], iterations, last = window.after, window.last - 1, time.monotonic()
+            if last > asked["begin"] + asked["seconds"]:
+                break
+        jax.block_until_ready(states[name])  # of the window that was dispatched ahead
+        answer = {"steps": iterations * sizes[name], "seconds": last - began}
+        print(json.dumps(answer), flush=True)
+
+
+class Worker:
+    """One process."""
+
+    def __init__(
+        self, programs: Mapping[str, Program], seed: int, environment: Mapping[str, str], core: str
+    ) -> None:
+        words = [sys.executable, __file__, "worker", json.dumps({n: p._asdict() for n, p in programs.items()})]
+        # As many XLA threads and compilers as its share of the cores.
+        self.process = subprocess.Popen(
+            ["taskset", "-c", core, *words, str(seed)] if core else [*words, str(seed)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | dict(environment),
+        )
+
+    def wait_until_ready(self) -> None:
+        """Waits until it has compiled its programs."""
+        self.read("ready")
+
+    def read(self, expected: str | None = None) -> str:
+        """Its next line."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().strip()
+        if not line or (expected and line != expected):
+            raise SystemExit(f"a worker ended: {line!r}, exit code {self.process.wait()}")
+        return line
+
+    def ask(self, **asked: Any) -> None:
+        """Asks it to train."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        """Waits for its end."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+# --- measuring --------------------------------------------------------------------------------------------
+
+
+def together(nvml: Any, gpu: Gpu, workers: Sequence[Worker], program: str, seconds: float) -> dict[str, Any]:
+    """Steps a second of all workers at once, and the activity of the GPU meanwhile."""
+    begin = time.monotonic() + 0.2
+    for worker in workers:
+        worker.ask(program=program, begin=begin, seconds=seconds)
+    time.sleep(max(0.0, begin + 0.2 * seconds - time.monotonic()))
+    with ActivityMonitor(nvml, gpu.index) as monitor:
+        time.sleep(0.7 * seconds)
+        activity = monitor.read()
+        used = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(gpu.index)).used
+    answers = [json.loads(worker.read()) for worker in workers]
+    rates = [answer["steps"] / answer["seconds"] for answer in answers]
+    return {"steps_per_second": sum(rates), "slowest": min(rates), "memory_bytes": used, **activity._asdict()}
+
+
+def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    known = {name: [one[name] for one in found if one[name] is not None] for name in found[0]}
+    rates = spread(known.pop("steps_per_second"))
+    return {"steps_per_second": rates, **{name: median(values) for name, values in known.items() if values}}
+
+
+def measure_shared(
+    nvml: Any, gpu: Gpu, way: Any, programs: Mapping[str, Program], chosen: argparse.Namespace
+) -> dict[str, Any]:
+    """Figures by program and by number of processes that share the GPU."""
+    most = max(chosen.counts)
+    cores = sorted(os.sched_getaffinity(0))
+    with ExitStack() as stack:
+        shared = stack.enter_context(shared_gpus([gpu], way))
+        began = time.monotonic()
+        instances = shared.divide(most)
+        workers = []
+        for seed, instance in enumerate(instances):
+            # The first one compiles with all cores, for the cache; then the others start side by side.
+            core = str(cores[seed % len(cores)]) if seed else ""
+            environment = instance.environment() | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+            workers.append(Worker(programs, seed, environment, core))
+            stack.callback(workers[-1].end)
+            if seed == 0:
+                workers[0].wait_until_ready()
+        for worker in workers[1:]:
+            worker.wait_until_ready()
+        start_up = {
+            "daemon_seconds": shared.start_seconds,
+            "workers_seconds": time.monotonic() - began,
+        }
+        print(f"{way}: {most} processes in {start_up['workers_seconds']:.1f} s", flush=True)
+        found: dict[str, Any] = {"start_up": start_up}
+        for name in programs:
+            runs: dict[int, list[dict]] = {count: [] for count in chosen.counts}
+            for _ in range(chosen.repeats):
+                for count in chosen.counts:
+                    runs[count].append(together(nvml, gpu, workers[:count], name, chosen.seconds))
+            found[name] = {count: summary(each) for count, each in runs.items()}
+            for count, figures in found[name].items():
+                tell(f"{way}, {name}, {count} processes", figures)
+    return found
+
+
+def measure_alone(
+    nvml: Any, gpu: Gpu, programs: Mapping[str, Program], chosen: argparse.Namespace
+) -> dict[str, Any]:
+    """Figures of one process with the work of as many as the largest count."""
+    count, found = max(chosen.counts), {}
+    with ExitStack() as stack:
+        workers: dict[str, Worker] = {}
+        for name, program in programs.items():
+            wide = dict(program.config) | {"num_envs": count * program.config["num_envs"]}
+            workers[f"{name}, wide, {count}"] = started(stack, program._replace(config=wide))
+            if program.fusion == "off":
+                workers[f"{name}, vmap, {count}"] = started(stack, program._replace(seeds=count))
+        for worker in workers.values():
+            worker.wait_until_ready()
+        for name, worker in workers.items():
+            runs = [together(nvml, gpu, [worker], ONLY, chosen.seconds) for _ in range(chosen.repeats)]
+            found[name] = summary(runs)
+            tell(name, found[name])
+    return found
+
+
+def started(stack: ExitStack, program: Program) -> Worker:
+    worker = Worker({ONLY: program}, 0, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, "")
+    stack.callback(worker.end)
+    return worker
+
+
+def tell(name: str, figures: Mapping[str, Any]) -> None:
+    rate = figures["steps_per_second"]["median"]
+    more = {
+        key: round(figures[key], 4) for key in ("utilisation", "sm_activity", "sm_occupancy") if key in figures
+    }
+    print(f"{name}: {rate:,.0f} steps/s, {more}, {figures['memory_bytes'] / 2**30:.1f} GiB", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", default=["mps", "turns"])
+    parser.add_argument("--alone", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    chosen = parser.parse_args()
+    programs = STUDIES[chosen.study]
+    with open_nvml() as nvml:
+        gpu = find_gpus(nvml)[0]
+        result: dict[str, Any] = {"programs": {name: program._asdict() for name, program in programs.items()}}
+        for way in chosen.ways:
+            result[way] = measure_shared(nvml, gpu, way, programs, chosen)
+        if chosen.alone:
+            result["one process"] = measure_alone(nvml, gpu, programs, chosen)
+    write_result(f"instances-{chosen.study}", result, directory=chosen.output)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["worker"]:
+        given = {name: Program(**program) for name, program in json.loads(sys.argv[2]).items()}
+        work(given, int(sys.argv[3]))
+    else:
+        main()
