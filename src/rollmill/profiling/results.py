@@ -1,0 +1,249 @@
+"""The result of profiling a training, as a value: what profile.json holds, and all that reports show.
+
+All durations are seconds of one iteration of training, unless a field says otherwise, with the profiler's own cost
+taken out. The questions, and the correction, are those of RL-Scope (Gleeson et al., "RL-Scope: Cross-Stack Profiling
+for Deep Reinforcement Learning Workloads", MLSys 2021).
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rollmill.core.errors import DataError
+from rollmill.core.json_data import parse_json, read_as
+
+VERSION = 1
+MAX_BYTES = 64 * 2**20
+UNNAMED = "other"
+"""Name of the operation that holds all that belongs to none."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training that was profiled."""
+
+    algorithm: str
+    environment: str
+    command: str
+    """The command line that profiles it again."""
+    placement: str
+    """Where it ran, in a few words: `one program`, `actor x 4, learner x 1 (processes)`."""
+    fusion: str
+    num_envs: int
+    num_steps: int
+    env_steps: int
+    """Environment steps of an iteration."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The hardware and software."""
+
+    device: str
+    """Name and number of devices, such as `1 NVIDIA H200`, or `CPU`."""
+    cores: int
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class IterationTime:
+    """Duration of an iteration with and without the profiler."""
+
+    unprofiled: float
+    """The median of windows without it."""
+    profiled: float
+    """The mean of windows with it."""
+    corrected: float
+    """`profiled` without the cost of the book-keeping events, whose cost was calibrated on other windows."""
+    iterations: int
+    """Iterations in profiled windows."""
+    windows: int
+    """Number of profiled windows."""
+
+    @property
+    def error(self) -> float:
+        """The relative difference of the corrected duration from the unprofiled one."""
+        return self.corrected / self.unprofiled - 1.0 if self.unprofiled else 0.0
+
+
+@dataclass(frozen=True)
+class BookKeeping:
+    """The cost of one kind of events that the profiler records."""
+
+    kind: str
+    events: float
+    """Events of an iteration."""
+    nanoseconds: float
+    """Cost of one event."""
+
+    @property
+    def seconds(self) -> float:
+        """Cost of all events of an iteration."""
+        return self.events * self.nanoseconds * 1e-9
+
+
+@dataclass(frozen=True)
+class OperationTime:
+    """Durations of one operation in all processes."""
+
+    path: tuple[str, ...]
+    """The operation and those around it, the outermost first, such as `("collect", "policy")`."""
+    device: float
+    """While the device computes, without operations inside; each instant is divided among what runs in it."""
+    host: float
+    """While only the host is at work, without operations inside."""
+    kernels: float = 0.0
+    """Operations of the compiled program (thunks, kernels) of an iteration."""
+    mixed: float = 0.0
+    """The part of `device` that is an estimate: fused operations that span several operations, divided by cost."""
+    flops: float = 0.0
+    """Floating-point operations of an iteration, by the compiler's count; 0 where unknown."""
+    bytes: float = 0.0
+    """Bytes of memory that are read and written, likewise."""
+
+    @property
+    def seconds(self) -> float:
+        """Device and host together."""
+        return self.device + self.host
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """Durations of a process's host threads by what they do."""
+
+    activity: str
+    """Name of the activity, such as `dispatch` or `environment step`."""
+    category: str
+    """One of `CATEGORIES`."""
+    seconds: float
+
+
+CATEGORIES = ("python", "simulator", "dispatch", "transfer", "compile", "channel", "storage", "waiting")
+"""Kinds of host activities. `simulator`: environments of the host; `channel`: sending and receiving between workers;
+`waiting`: for the device or another worker."""
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Durations by which of host and device are at work; their sum is an iteration."""
+
+    host_only: float
+    device_only: float
+    both: float
+    neither: float
+
+
+@dataclass(frozen=True)
+class TimelineSpan:
+    """A span on one lane of a process's timeline, in seconds from the window's beginning; not per iteration."""
+
+    lane: str
+    """Such as `host`, `device 0`, `XLA thread 1`."""
+    name: str
+    """The operation or activity."""
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class ProcessTime:
+    """The durations of one process."""
+
+    name: str
+    """`training`, or a worker's name, such as `actor/0`."""
+    host: tuple[HostTime, ...]
+    overlap: Overlap
+    transitions: dict[str, float]
+    """Calls from one part of the stack into another, such as `host to device`, of an iteration."""
+    timeline: tuple[TimelineSpan, ...] = ()
+    """Of the beginning of one window, merged so that it stays small."""
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Measured limits of the machine."""
+
+    flops_per_second: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Memory of a compiled program."""
+
+    program: str
+    arguments: int
+    outputs: int
+    temporary: int
+    """Bytes that live only inside the program."""
+
+
+@dataclass(frozen=True)
+class DeviceActivity:
+    """The driver's figures of a GPU over the profiled windows, as shares from 0 to 1, beside the time that it was
+    really at work."""
+
+    device: str
+    utilisation: float
+    """NVML's: the share of sampled periods in which any kernel ran."""
+    sm_activity: float | None
+    occupied: float
+    """The share of time in which a kernel ran, by its events."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change that would make the training faster."""
+
+    title: str
+    text: str
+    """The evidence, and the change, in plain words."""
+    options: str
+    """Options of the command that make the change; empty if it is none of an option."""
+    saves: float
+    """Predicted seconds of an iteration that it saves."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profiled training."""
+
+    training: Training
+    machine: Machine
+    iteration: IterationTime
+    book_keeping: tuple[BookKeeping, ...]
+    operations: tuple[OperationTime, ...]
+    processes: tuple[ProcessTime, ...]
+    ceilings: Ceilings | None = None
+    memory: tuple[MemoryUse, ...] = ()
+    devices: tuple[DeviceActivity, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What is coarser than it could be, or missing, in sentences."""
+    version: int = VERSION
+
+    @property
+    def steps_per_second(self) -> float:
+        """Environment steps a second of the training without the profiler."""
+        return self.training.env_steps / self.iteration.unprofiled
+
+    def to_json(self) -> str:
+        """The document of profile.json."""
+        return json.dumps(asdict(self), indent=1)
+
+
+def read_profile(data: bytes | str, *, where: str) -> Profile:
+    """Reads what `Profile.to_json` wrote.
+
+    Args:
+        data: the document.
+        where: its source, with which messages begin.
+
+    Raises:
+        DataError: it is no such document, or of another version.
+    """
+    document: Any = parse_json(data, where=where, limit=MAX_BYTES)
+    version = document.get("version") if isinstance(document, dict) else None
+    if version != VERSION:
+        raise DataError(f"{where}: version is {version!r}, and this release reads version {VERSION}.")
+    return read_as(Profile, document, where=where)
