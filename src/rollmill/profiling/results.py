@@ -1,8 +1,8 @@
 """The result of profiling a training, as a value: what profile.json holds, and all that reports show.
 
 All durations are seconds of one iteration of training, unless a field says otherwise, with the profiler's own cost
-taken out. The questions, and the correction, are those of RL-Scope (Gleeson et al., "RL-Scope: Cross-Stack Profiling
-for Deep Reinforcement Learning Workloads", MLSys 2021).
+taken out. The questions, and the correction, are those of RL-Scope (Gleeson et al., "RL-Scope: Cross-Stack
+Profiling for Deep Reinforcement Learning Workloads", MLSys 2021).
 """
 
 import json
@@ -119,8 +119,8 @@ class HostTime:
 
 
 CATEGORIES = ("python", "simulator", "dispatch", "transfer", "compile", "channel", "storage", "waiting")
-"""Kinds of host activities. `simulator`: environments of the host; `channel`: sending and receiving between workers;
-`waiting`: for the device or another worker."""
+"""Kinds of host activities. `simulator`: environments of the host; `channel`: sending and receiving between
+workers; `waiting`: for the device or another worker."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,10 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class DeviceActivity:
-    """The driver's figures of a GPU over the profiled windows, as shares from 0 to 1, beside the time that it was
-    really at work."""
+    """The driver's figures of a GPU over the profiled windows, beside the time that it was really at work.
+
+    All are shares from 0 to 1.
+    """
 
     device: str
     utilisation: float
