@@ -40,8 +40,10 @@ if TYPE_CHECKING:
         resume,
         train,
     )
+    from rollmill.api.profiling import ProfileOptions, profile
     from rollmill.cli.sweep_call import Sweep, sweep
     from rollmill.core.errors import RollmillError
+    from rollmill.core.operations import operation
     from rollmill.core.types import Environment, HostEnvironment, Timestep
     from rollmill.envs import (
         auto_reset,
@@ -68,6 +70,7 @@ __all__ = [
     "Output",
     "PPOConfig",
     "Policy",
+    "ProfileOptions",
     "RollmillError",
     "Run",
     "RunOptions",
@@ -88,7 +91,9 @@ __all__ = [
     "make",
     "mappo",
     "match",
+    "operation",
     "ppo",
+    "profile",
     "register",
     "register_algorithm",
     "register_network",
@@ -137,8 +142,10 @@ _MODULES = {
         "resume",
         "train",
     ),
+    "rollmill.api.profiling": ("ProfileOptions", "profile"),
     "rollmill.cli.sweep_call": ("Sweep", "sweep"),
     "rollmill.core.errors": ("RollmillError",),
+    "rollmill.core.operations": ("operation",),
     "rollmill.core.types": ("Environment", "HostEnvironment", "Timestep"),
     "rollmill.envs": (
         "auto_reset",
@@ -164,6 +171,7 @@ _PACKAGES = (
     "fusion",
     "networks",
     "planning",
+    "profiling",
     "recipes",
     "record",
 )

@@ -10,6 +10,7 @@ import jax
 from rollmill.api.options import RunOptions
 from rollmill.api.recorder import Recorder, Run
 from rollmill.core.errors import RollmillError
+from rollmill.core.operations import span
 from rollmill.dataflow import Graph, State
 from rollmill.execution.instances import GpuActivity, watched_gpus
 from rollmill.execution.reports import MetricsRows, Notice, RolledBack, Saved, StartedUp, Training
@@ -79,10 +80,13 @@ def _follow(training: Training, recorder: Recorder, display: Display, stopping: 
     for report in training.run(stopping):
         match report:
             case MetricsRows():
-                if recorder.is_due(recorder.record(report)):
+                with span("metrics log", "storage"):
+                    is_due = recorder.is_due(recorder.record(report))
+                if is_due:
                     training.request_snapshot()
             case Saved(iteration, state):
-                recorder.save(iteration, state)
+                with span("checkpoint", "storage"):
+                    recorder.save(iteration, state)
             case RolledBack(iteration):
                 recorder.rewind(iteration)
             case StartedUp(so_far):

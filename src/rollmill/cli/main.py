@@ -34,6 +34,7 @@ COMMANDS = {
         "sweep", "train with many values of options: rollmill sweep ppo CartPole-v1 --over seed=0..4", records=True
     ),
     "plan": Command("plan", "show where a training's groups run, and the edges between them"),
+    "profile": Command("profile", "show where a training's time goes: rollmill profile ppo CartPole-v1"),
     "explain": Command("explain", "show whether an environment fuses into one kernel: explain fusion CartPole-v1"),
     "evaluate": Command("evaluate", "play episodes or matches with a run's policy: rollmill evaluate RUN"),
     "play": Command("play", "play a game for two players against a run's policy: rollmill play RUN"),

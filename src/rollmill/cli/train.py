@@ -101,8 +101,12 @@ class GivenTraining:
         """How its plan is searched for."""
         return self.chosen.searching
 
-    def graph_of(self, num_envs: int | None) -> Graph:
+    def graph_of(self, num_envs: int | None, *, total_timesteps: int | None = None) -> Graph:
         """The graph with a number of environments, or with that of the arguments or of their plan.
+
+        Args:
+            num_envs: the number; None: as the arguments say.
+            total_timesteps: number of environment steps; None: as the arguments say.
 
         Raises:
             UsageError: the algorithm has no such number, or cannot be built.
@@ -114,6 +118,8 @@ class GivenTraining:
         planned_envs = None if "num-envs" in given_options(self.rest) else settings_of(chosen.run).num_envs
         if (envs := num_envs or planned_envs) is not None:
             config = with_num_envs(config, envs)
+        if total_timesteps is not None:
+            config = replace(config, total_timesteps=total_timesteps)
         options = {**of_recipe, **parse_env_options(chosen.env_options)}
         return build_graph(self.algorithm, chosen.environment, config, options=options)
 

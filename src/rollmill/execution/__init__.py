@@ -12,7 +12,7 @@ from rollmill.execution.program.dispatch import Window, dispatch_ahead
 from rollmill.execution.program.kernels import Fusion, Launches
 from rollmill.execution.program_training import ProgramTraining
 from rollmill.execution.replay_size import check_replay_size, replay_size
-from rollmill.execution.reports import Saved, Training
+from rollmill.execution.reports import Recorded, Report, Saved, Training
 from rollmill.execution.run_spec import RunSpec
 
 __all__ = [
@@ -27,7 +27,9 @@ __all__ = [
     "MatchResult",
     "Player",
     "ProgramTraining",
+    "Recorded",
     "Replayed",
+    "Report",
     "RunSpec",
     "Saved",
     "Training",

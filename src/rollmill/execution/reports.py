@@ -54,7 +54,14 @@ class StartedUp(NamedTuple):
     """Durations over all replicas that have started."""
 
 
-Report: TypeAlias = MetricsRows | Saved | RolledBack | StartedUp | Notice
+class Recorded(NamedTuple):
+    """A window of a worker, recorded for the profiler."""
+
+    worker: str
+    window: Mapping[str, Any]
+
+
+Report: TypeAlias = MetricsRows | Saved | RolledBack | StartedUp | Notice | Recorded
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from rollmill.core import operations
 from rollmill.dataflow import State
 from rollmill.execution.program.compiled import CompiledProgram
 
@@ -101,12 +102,14 @@ def _dispatch(program: CompiledProgram, state: State, first: int, size: int, spa
     while sum(counts) < size:
         done = sum(counts)
         counts.append(min(span - (first + done) % span, size - done))
-        state, vector = program.advance(state, counts[-1])
+        with operations.span("dispatch", "dispatch"):
+            state, vector = program.advance(state, counts[-1])
         metrics.append(vector)
     return _Running(before, state, first, metrics, counts)
 
 
 def _read(program: CompiledProgram, running: _Running) -> Window:
-    values = jax.device_get(running.metrics)
+    with operations.span("metrics of the device", "waiting"):
+        values = jax.device_get(running.metrics)
     rows = [{name: row[..., i] for i, name in enumerate(program.metric_names)} for row in values]
     return Window(running.before, running.after, running.first, rows, running.counts)
