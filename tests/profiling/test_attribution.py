@@ -115,9 +115,7 @@ def test_programs_with_equal_names_are_told_apart():
 
 
 def test_a_timeline_shows_what_was_done_most_of_each_interval():
-    spans = timeline(
-        Trace([lane((0, 600, "dot.1"), (600, 1200, "rollmill:python:learn"))], 0), CLASSIFY, 0, 1200
-    )
+    spans = timeline(Trace([lane((0, 600, "dot.1"), (600, 1200, "rollmill:python:learn"))], 0), CLASSIFY, 0, 1200)
     assert [(span.lane, span.name) for span in spans] == [("thread 1", "collect/policy"), ("thread 1", "learn")]
     assert spans[0].start == 0 and spans[1].end == pytest.approx(1200e-9)
     assert spans[0].end == pytest.approx(600e-9)

@@ -47,7 +47,10 @@ metadata={op_name="jit(f)/operation:collect/while"}
     ("op_name", "path"),
     [
         ("jit(f)/operation:collect/while/body/vmap(operation:policy)/dot_general", ("collect", "policy")),
-        ("jit(f)/operation:learn/transpose(jvp(operation:gradients))/operation:gradients/mul", ("learn", "gradients")),
+        (
+            "jit(f)/operation:learn/transpose(jvp(operation:gradients))/operation:gradients/mul",
+            ("learn", "gradients"),
+        ),
         ("jit(f)/vmap()/environment/add", ()),
         ("", ()),
     ],

@@ -43,7 +43,7 @@ def span(name: str, category: str = "python") -> AbstractContextManager[object]:
     return jax.profiler.TraceAnnotation(_label(name, category)) if _Recording.on else _NOTHING
 
 
-class Activity:
+class ThreadActivity:
     """The activity of one thread of the host, from one change to the next.
 
     All calls have to come from that thread.

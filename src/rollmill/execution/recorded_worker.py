@@ -7,12 +7,12 @@ from typing import Any
 
 from rollmill.execution.processes import Control, WorkerMessage
 from rollmill.execution.protocol import StartRecording, StopRecording, WindowRecorded, parse, send
-from rollmill.profiling.recording import Recorder
+from rollmill.profiling.recording import TraceRecorder
 
 
 def answer_recordings(control: Control) -> None:
     """Answers requests to record this process, from the thread that reads the coordinator's messages."""
-    recorder, started_at = Recorder(), 0
+    recorder, started_at = TraceRecorder(), 0
 
     def start(_: WorkerMessage) -> dict[str, Any]:
         nonlocal started_at

@@ -17,7 +17,7 @@ from rollmill.profiling.trace import Lane, Trace
 IDLE_CATEGORY = "waiting"
 
 
-class Segment(NamedTuple):
+class StateSegment(NamedTuple):
     """A time in which a lane's state does not change."""
 
     start: int
@@ -64,7 +64,7 @@ class WindowTimes(NamedTuple):
     """Number of calls of each category."""
 
 
-def segments(lane: Lane, classify: Classifier, begin: int, end: int) -> Iterator[Segment]:
+def segments(lane: Lane, classify: Classifier, begin: int, end: int) -> Iterator[StateSegment]:
     """The states of a lane in a window, without gaps.
 
     Args:
@@ -80,13 +80,13 @@ def segments(lane: Lane, classify: Classifier, begin: int, end: int) -> Iterator
             continue
         for time in (*open_events.ends_until(event.start), event.start):
             if min(time, end) > now:
-                yield Segment(now, min(time, end), open_events.state)
+                yield StateSegment(now, min(time, end), open_events.state)
                 now = min(time, end)
             open_events.close_until(time)
         open_events.push(event.end, classify(event, on_device=lane.on_device))
     for time in (*open_events.ends_until(end), end):
         if min(time, end) > now:
-            yield Segment(now, min(time, end), open_events.state)
+            yield StateSegment(now, min(time, end), open_events.state)
             now = min(time, end)
         open_events.close_until(time)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from rollmill.profiling.attribution import DeviceTime
 from rollmill.profiling.hlo import Path
-from rollmill.profiling.recording import Recorder
+from rollmill.profiling.recording import TraceRecorder
 
 SPAN_NANOSECONDS = 900.0
 """Cost of a span of the host where it cannot be told apart from the cost of a program's events."""
@@ -100,7 +100,7 @@ def _corrected(times: DeviceTime, found: EventCosts) -> float:
     return max(0.0, times.work - inside) + max(0.0, times.between - after)
 
 
-def inside_share(recorder: Recorder) -> float:
+def inside_share(recorder: TraceRecorder) -> float:
     """Measures the share of an event's cost that lies inside the event, on the CPU's backend.
 
     A program of many short instructions in a row is run with and without the profiler. On an accelerator the share

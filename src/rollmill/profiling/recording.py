@@ -69,7 +69,7 @@ class RecordedWindow(NamedTuple):
         return cls(times, spans, tuple(MemoryUse(*use) for use in values["memory"]))
 
 
-class Recorder:
+class TraceRecorder:
     """Records windows of this process; only one per process, because JAX's profiler is."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from rollmill.profiling import correction, results
 from rollmill.profiling.advice import advise
 from rollmill.profiling.ceilings import measure_ceilings
 from rollmill.profiling.correction import EventCosts, PairedWindow
-from rollmill.profiling.recording import Recorder
+from rollmill.profiling.recording import TraceRecorder
 from rollmill.profiling.summary import memory, operations, process_time
 
 MONITORING = (3, 12)
@@ -85,7 +85,7 @@ def profile(
     with tempfile.TemporaryDirectory(prefix="rollmill-profile-", ignore_cleanup_errors=True) as folder:
         quiet = replace(options or RunOptions(), run_dir=Path(folder) / "run", quiet=True)
         prepared = prepare_training(algorithm, quiet, imports=imports, recipe=recipe)
-        inside = correction.inside_share(Recorder())
+        inside = correction.inside_share(TraceRecorder())
         ceilings = measure_ceilings() if prepared.program is not None else None
         show("compiled; training")
         windows, error = _trained(prepared, how, show)

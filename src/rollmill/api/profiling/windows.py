@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from rollmill.execution import Recorded, Report, Training
 from rollmill.execution.reports import MetricsRows
 from rollmill.profiling.correction import PairedWindow
-from rollmill.profiling.recording import RecordedWindow, Recorder
+from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.summary import ProcessWindows
 
 WARM_SECONDS = 2.0
@@ -32,7 +32,7 @@ class RecordsWorkers(Protocol):
         ...
 
 
-class Progress(NamedTuple):
+class ReportedProgress(NamedTuple):
     """How far the training is."""
 
     now: int
@@ -40,11 +40,11 @@ class Progress(NamedTuple):
     iteration: int
 
 
-class Span(NamedTuple):
+class WindowSpan(NamedTuple):
     """A window of time, from one report to another."""
 
-    begin: Progress
-    end: Progress
+    begin: ReportedProgress
+    end: ReportedProgress
 
     @property
     def iterations(self) -> int:
@@ -60,11 +60,11 @@ class Span(NamedTuple):
 class ProfiledWindow(NamedTuple):
     """A window with the profiler, in all processes."""
 
-    span: Span
+    span: WindowSpan
     processes: dict[str, RecordedWindow]
 
 
-Steps = Generator[None, Progress, None]
+Steps = Generator[None, ReportedProgress, None]
 
 
 class Windows:
@@ -89,10 +89,10 @@ class Windows:
     ) -> None:
         self._count, self._seconds, self._profiled_seconds = count, seconds, profiled_seconds
         self._workers, self._show = workers, show
-        self._recorder = Recorder()
+        self._recorder = TraceRecorder()
         self._awaited: set[str] = set()
         self._received: dict[str, RecordedWindow] = {}
-        self.plain: list[Span] = []
+        self.plain: list[WindowSpan] = []
         self.profiled: list[ProfiledWindow] = []
         self.done = False
         self._steps = self._all_steps()
@@ -102,7 +102,7 @@ class Windows:
         """Notes a report of metrics, after as many iterations."""
         if not self.done:
             try:
-                self._steps.send(Progress(time.monotonic_ns(), iteration))
+                self._steps.send(ReportedProgress(time.monotonic_ns(), iteration))
             except StopIteration:
                 self.done = True
 
@@ -146,7 +146,7 @@ class Windows:
             yield from self._pause(SETTLE_SECONDS)
         self.plain.append((yield from self._window(self._seconds)))
 
-    def _pause(self, seconds: float) -> Generator[None, Progress, Progress]:
+    def _pause(self, seconds: float) -> Generator[None, ReportedProgress, ReportedProgress]:
         """Lets as many seconds pass, and one report; returns the last."""
         begin = yield
         while True:
@@ -154,15 +154,15 @@ class Windows:
             if now.now - begin.now >= 1e9 * seconds:
                 return now
 
-    def _window(self, seconds: float) -> Generator[None, Progress, Span]:
+    def _window(self, seconds: float) -> Generator[None, ReportedProgress, WindowSpan]:
         """A window from the next report to the first one after as many seconds."""
         begin = yield
         while True:
             end = yield
             if end.now - begin.now >= 1e9 * seconds and end.iteration > begin.iteration:
-                return Span(begin, end)
+                return WindowSpan(begin, end)
 
-    def _profiled_window(self) -> Generator[None, Progress, ProfiledWindow]:
+    def _profiled_window(self) -> Generator[None, ReportedProgress, ProfiledWindow]:
         self._received.clear()
         self._awaited = set(self._workers.start_recording()) if self._workers is not None else set()
         self._recorder.start()

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rollmill.core.operations import Activity, span
+from rollmill.core.operations import ThreadActivity, span
 from rollmill.execution.processes import Control, WorkerMessage
 from rollmill.execution.processes.messages import Seconds
 
@@ -34,7 +34,7 @@ class ReplicaControl:
         self._control = control
         self._thread = threading.get_ident()
         self._note, self._expect = "working", 0.0
-        self._activity = Activity()
+        self._activity = ThreadActivity()
         self._start_seconds = float(start_seconds)
         self._starting = True
         self._longest, self._noted_at = 0.0, time.monotonic()
