@@ -1,10 +1,10 @@
 """Sums over a profile that reports and advice share: the tree of operations, and parts of the whole time."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import fsum
+from math import fsum, inf
 from typing import NamedTuple
 
-from rollmill.profiling.results import OperationTime, Overlap, ProcessTime, Profile
+from rollmill.profiling.results import OperationTime, Overlap, ProcessTime, Profile, TimelineSpan
 
 
 class OperationNode(NamedTuple):
@@ -118,3 +118,23 @@ def category_seconds(process: ProcessTime, category: str) -> float:
 def over_processes(profile: Profile, seconds: Callable[[ProcessTime], float]) -> float:
     """A sum over processes."""
     return fsum(seconds(process) for process in profile.processes)
+
+
+def lanes_of(process: ProcessTime) -> dict[str, list[TimelineSpan]]:
+    """The spans of each lane of a timeline, by their start; spans that are no stretch of time are left out."""
+    lanes: dict[str, list[TimelineSpan]] = {}
+    for span in sorted(process.timeline, key=lambda one: one.start):
+        if 0.0 <= span.start <= span.end < inf:
+            lanes.setdefault(span.lane, []).append(span)
+    return lanes
+
+
+def first_of_each_kind(processes: Sequence[ProcessTime], most: int) -> list[ProcessTime]:
+    """At most so many processes in their order: of each kind, such as `actor`, the first ones."""
+    rank: dict[str, int] = {}
+    order = []
+    for index, process in enumerate(processes):
+        kind = process.name.partition("/")[0]
+        rank[kind] = rank.get(kind, -1) + 1
+        order.append((rank[kind], index))
+    return [processes[index] for index in sorted(index for _, index in sorted(order)[:most])]

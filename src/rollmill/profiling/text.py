@@ -122,7 +122,7 @@ def sizes_text(profile: Profile) -> str:
     """Steps of an iteration, and what they consist of."""
     training = profile.training
     environments = f"{training.num_envs:,} environments × {training.num_steps:,} steps"
-    return f"{training.env_steps:,} steps an iteration ({environments})"
+    return f"{training.env_steps:,} steps ({environments})"
 
 
 def correction_text(profile: Profile) -> str:

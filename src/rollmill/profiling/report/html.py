@@ -7,6 +7,7 @@ from rollmill.profiling.breakdown import (
     WholeTime,
     category_seconds,
     duration_of,
+    first_of_each_kind,
     in_order,
     operation_tree,
     total_overlap,
@@ -28,6 +29,7 @@ from rollmill.profiling.report.timeline import timeline_section
 from rollmill.profiling.results import CATEGORIES, Advice, MemoryUse, Overlap, ProcessTime, Profile
 from rollmill.profiling.text import (
     NOTHING_TO_ADVISE,
+    compact,
     correction_text,
     count,
     counted,
@@ -40,7 +42,7 @@ from rollmill.profiling.text import (
     signed_percent,
     size_of,
     sizes_text,
-    speed_text,
+    speed_of,
     times,
     titled,
 )
@@ -48,6 +50,8 @@ from rollmill.profiling.text import (
 MOST_OPERATIONS = 60
 """Operations that figures and tables show, the longest ones."""
 MOST_PROCESSES = 64
+FEW_PROCESSES = 16
+"""Processes that charts show before they are asked for more."""
 MOST_ACTIVITIES = 40
 MOST_LINES = 100
 """Lines of the other tables and lists."""
@@ -78,8 +82,8 @@ def profile_page(profile: Profile) -> str:
 def _head(profile: Profile) -> str:
     overlap = total_overlap(profile.processes)
     whole = duration_of(overlap)
-    figures = [(speed_text(profile), "environment steps a second, without the profiler")]
-    figures.append((duration(profile.iteration.unprofiled), f"an iteration: {sizes_text(profile)}"))
+    figures = [(compact(speed_of(profile)), "environment steps a second, without the profiler")]
+    figures.append((duration(profile.iteration.unprofiled), f"an iteration of {sizes_text(profile)}"))
     if whole > 0:
         at_work = overlap.device_only + overlap.both
         figures.append((percent(at_work / whole), "of the time the device computes"))
@@ -126,7 +130,7 @@ def _operations(profile: Profile) -> str:
     shown = [node for node in nodes if node.seconds >= limit[0]][:MOST_OPERATIONS] if nodes else []
     longest = max([node.seconds for node in shown] + [whole.idle, whole.unnamed], default=0.0)
     rows = [_operation_bar(node, whole, longest) for node in shown]
-    rest = [("idle: neither host nor device", whole.idle), ("of no operation", whole.unnamed)]
+    rest = [("idle", whole.idle), ("of no operation", whole.unnamed)]
     for name, seconds in rest:
         if whole.share(seconds) >= 0.0005:
             part = Part(_ratio(seconds, longest), "idle", f"{name}: {duration(seconds)}")
@@ -189,7 +193,7 @@ def _ratio(part: float, whole: float) -> float:
     return max(part, 0.0) / whole if whole > 0 else 0.0
 
 
-def _left_out(number_of: int, name: str) -> str:
+def _left_out(number_of: int, name: str = "processes") -> str:
     return f'<p class="dim">{number_of:,} {name} are not shown.</p>' if number_of > 0 else ""
 
 
@@ -204,8 +208,8 @@ OVERLAPS = {"both at work": "both", "only the device": "device", "only the host"
 
 
 def _overlaps(processes: Sequence[ProcessTime]) -> str:
-    shown = processes[:MOST_PROCESSES]
-    parts = [bar_row(one.name, _overlap_parts(one.overlap), duration(duration_of(one.overlap))) for one in shown]
+    shown = first_of_each_kind(processes, MOST_PROCESSES)
+    bars = [bar_row(one.name, _overlap_parts(one.overlap), duration(duration_of(one.overlap))) for one in shown]
     columns = ("process", *(f"{name}, ms" for name in OVERLAPS))
     rows = [(one.name, *map(milliseconds, _overlap_values(one.overlap))) for one in shown]
     return section(
@@ -215,11 +219,19 @@ def _overlaps(processes: Sequence[ProcessTime]) -> str:
         "it waits for the host, grey time in which both wait, for example for another process.",
         [
             legend(OVERLAPS),
-            *parts,
-            _left_out(len(processes) - len(shown), "processes"),
+            *_few(shown, bars, len(processes)),
             _folded_table(columns, rows),
         ],
     )
+
+
+def _few(processes: Sequence[ProcessTime], rows: Sequence[str], all_of_them: int) -> list[str]:
+    """Lines of a chart: those of the first processes of each kind, the others folded."""
+    names = {process.name for process in first_of_each_kind(processes, FEW_PROCESSES)}
+    lines = list(zip(processes, rows, strict=True))
+    rest = [row for process, row in lines if process.name not in names]
+    more = [folded(counted(len(rest), "more process", "more processes"), rest)] if rest else []
+    return [*(row for process, row in lines if process.name in names), *more, _left_out(all_of_them - len(rows))]
 
 
 def _overlap_values(overlap: Overlap) -> tuple[float, ...]:
@@ -235,7 +247,7 @@ def _overlap_parts(overlap: Overlap) -> list[Part]:
 
 
 def _host(processes: Sequence[ProcessTime]) -> str:
-    shown = processes[:MOST_PROCESSES]
+    shown = first_of_each_kind(processes, MOST_PROCESSES)
     used = [name for name in CATEGORIES if any(category_seconds(process, name) > 0 for process in processes)]
     if not used:
         return ""
@@ -261,7 +273,7 @@ def _host(processes: Sequence[ProcessTime]) -> str:
         "Waiting is no work; if it is most of the bar, the host is not what limits the training.",
         [
             legend({name: name for name in used}),
-            *rows,
+            *_few(shown, rows, len(processes)),
             folded("the longest activities", [table(columns, lines, left=(1, 2))]),
         ],
     )
@@ -283,7 +295,7 @@ def _transitions(processes: Sequence[ProcessTime]) -> str:
         for kind, total in totals.items()
     ]
     if len(processes) > 1:
-        shown = processes[:MOST_PROCESSES]
+        shown = first_of_each_kind(processes, MOST_PROCESSES)
         few = kinds[:8]
         rows = [(one.name, *(count(one.transitions.get(kind, 0.0)) for kind in few)) for one in shown]
         parts.append(_folded_table(("process", *few), rows))

@@ -102,12 +102,30 @@ def _part(part: Part) -> str:
     return f'<i{hatch} style="{style}" title="{escaped(part.title)}"></i>'
 
 
-def bar_row(name: str, parts: Iterable[Part], value: str, *, depth: int = 0, is_outer: bool = False) -> str:
-    """A line of a chart: a name, its bar, and its figure as text."""
+def bar_row(
+    name: str,
+    parts: Iterable[Part],
+    value: str,
+    *,
+    depth: int = 0,
+    is_outer: bool = False,
+    below: Iterable[Part] | None = None,
+) -> str:
+    """A line of a chart.
+
+    Args:
+        name: plain text.
+        parts: of its bar.
+        value: its figure as text.
+        depth: by how many steps the name is indented.
+        is_outer: whether the name stands out.
+        below: parts of a second bar.
+    """
+    bars = bar(parts) if below is None else bar(parts, kind="thin") + bar(below, kind="thin")
     kind = " outer" if is_outer else ""
     indent = f' style="padding-left:{depth * 1.1:.1f}em"' if depth else ""
     return (
-        f'<div class="row{kind}"><div class="name"{indent}>{escaped(name)}</div>{bar(parts)}'
+        f'<div class="row{kind}"><div class="name"{indent}>{escaped(name)}</div><div class="bars">{bars}</div>'
         f'<div class="value">{escaped(value)}</div></div>'
     )
 

@@ -155,7 +155,7 @@ def _roof(ceilings: Ceilings, ridge: float, across: LogScale, upwards: LogScale)
 
 
 def _dot(index: int, point: Point, across: LogScale, upwards: LogScale) -> str:
-    radius = max(9.0, min(30.0, 40.0 * math.sqrt(point.share)))
+    radius = max(9.0, min(20.0, 30.0 * math.sqrt(point.share)))
     x, y = f"{across(point.intensity):.2f}%", upwards(point.speed)
     title = f"{point.name}: {compact(point.speed)}FLOP/s at {number(point.intensity)} FLOP a byte"
     return (

@@ -13,6 +13,7 @@ from rollmill.profiling.breakdown import (
     WholeTime,
     category_seconds,
     duration_of,
+    first_of_each_kind,
     in_order,
     operation_tree,
     total_overlap,
@@ -112,7 +113,7 @@ def _head(profile: Profile) -> RenderableType:
     return Group(
         Text.assemble((titled(profile), "bold"), f": {speed_text(profile)}"),
         Text(machine_text(profile)),
-        Text(f"{sizes_text(profile)}, {duration(profile.iteration.unprofiled)} each"),
+        Text(f"an iteration: {sizes_text(profile)}, {duration(profile.iteration.unprofiled)}"),
         Text(correction_text(profile)),
     )
 
@@ -159,7 +160,8 @@ def _operation_row(node: OperationNode, whole: WholeTime) -> tuple[str | Text, .
 
 
 def _overlaps(processes: Sequence[ProcessTime]) -> RenderableType:
-    rows = [_overlap_row(printable(process.name), process.overlap) for process in processes[:MOST_PROCESSES]]
+    shown = first_of_each_kind(processes, MOST_PROCESSES)
+    rows = [_overlap_row(printable(process.name), process.overlap) for process in shown]
     if len(processes) > 1:
         rows.append(_overlap_row(f"all {len(processes)}", total_overlap(processes)))
     columns = ("process", "ms", "both", "device only", "host only", "neither")
@@ -168,9 +170,7 @@ def _overlaps(processes: Sequence[ProcessTime]) -> RenderableType:
 
 
 def _left_out(processes: Sequence[ProcessTime]) -> str:
-    return (
-        "" if len(processes) <= MOST_PROCESSES else f"; the first {MOST_PROCESSES} of {len(processes)} processes"
-    )
+    return "" if len(processes) <= MOST_PROCESSES else f"; {MOST_PROCESSES} of {len(processes)} processes"
 
 
 def _overlap_row(name: str, overlap: Overlap) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
 """The timelines of processes as lanes of a page: bounded in size, and readable without a script."""
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from rollmill.profiling.breakdown import first_of_each_kind, lanes_of
 from rollmill.profiling.report.page import escaped, legend, section
 from rollmill.profiling.results import ProcessTime, TimelineSpan
 from rollmill.profiling.text import duration
@@ -68,28 +68,12 @@ def timeline_section(processes: Sequence[ProcessTime]) -> str:
 def shown_lanes(processes: Sequence[ProcessTime]) -> list[Lane]:
     """The lanes that a page shows: of a few processes, one of each kind first, and a few of each."""
     recorded = [process for process in processes if process.timeline]
-    chosen = set(_of_each_kind([process.name for process in recorded])[:MOST_PROCESSES])
-    shown = [process for index, process in enumerate(recorded) if index in chosen]
+    shown = first_of_each_kind(recorded, MOST_PROCESSES)
     return [lane for process in shown for lane in _lanes_of(process)[:MOST_LANES]]
 
 
-def _of_each_kind(names: Sequence[str]) -> list[int]:
-    """Indices of names such as `actor/0`: the first of each kind, then the second of each, and so on."""
-    rank: dict[str, int] = {}
-    order = []
-    for index, name in enumerate(names):
-        kind = name.partition("/")[0]
-        rank[kind] = rank.get(kind, -1) + 1
-        order.append((rank[kind], index))
-    return [index for _, index in sorted(order)]
-
-
 def _lanes_of(process: ProcessTime) -> list[Lane]:
-    spans: dict[str, list[TimelineSpan]] = {}
-    for span in process.timeline:
-        if math.isfinite(span.start) and math.isfinite(span.end) and 0 <= span.start <= span.end:
-            spans.setdefault(span.lane, []).append(span)
-    return [Lane(process.name, name, tuple(sorted(of, key=lambda one: one.start))) for name, of in spans.items()]
+    return [Lane(process.name, name, tuple(spans)) for name, spans in lanes_of(process).items()]
 
 
 def merge_spans(spans: Sequence[TimelineSpan], end: float, most: int) -> tuple[TimelineSpan, ...]:
