@@ -1,0 +1,264 @@
+"""Changes that would make a profiled training faster: small rules, each from a profile to one piece of advice.
+
+A rule applies only if what it is about takes a tenth of the time or more. Its prediction is that time multiplied
+by a fraction stated here; no rule knows the speed of any machine.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import fsum
+
+from rollmill.profiling.breakdown import category_seconds, over_processes, whole_time
+from rollmill.profiling.results import Advice, OperationTime, ProcessTime, Profile
+from rollmill.profiling.text import about_percent, counted, duration
+
+LEAST_SHARE = 0.1
+"""Share of the time below which no rule applies."""
+FUSED = 0.5
+"""Fraction of the time between kernels that fusing them is predicted to save."""
+TRAFFIC_SAVED = 0.25
+"""Fraction of the time of memory traffic that kernels save by keeping intermediate results in registers."""
+PARALLEL = 0.5
+"""Fraction of a perfect division among more workers that is predicted."""
+LESS_WAITING = 0.3
+"""Fraction of the waiting between workers that fewer or asynchronous workers are predicted to save."""
+RARER = 10
+"""Times more seldom that files are written."""
+MOST_WORKERS = 8
+"""Workers that are proposed at most."""
+SMALL_KERNELS = 20.0
+"""Kernels of an iteration from which they are many."""
+MEMORY_BOUND = 0.5
+"""Share of the measured memory bandwidth from which an operation counts as limited by it."""
+ROLLOUT = frozenset({"environment", "policy"})
+LEARNING = frozenset({"gradients", "update"})
+
+
+def advise(profile: Profile) -> tuple[Advice, ...]:
+    """All advice for a profile, the largest predicted saving first; none if no rule applies."""
+    found = [advice for rule in RULES if (advice := rule(profile)) is not None]
+    return tuple(sorted(found, key=lambda advice: -advice.saves))
+
+
+def with_advice(profile: Profile) -> Profile:
+    """The profile with the advice that follows from it."""
+    return replace(profile, advice=advise(profile))
+
+
+def fuse_rollouts(profile: Profile) -> Advice | None:
+    """Many kernels of environment and policy with idle time between them, without fusion."""
+    if not _fusion_is(profile, "off"):
+        return None
+    return _fuse(profile, ROLLOUT, "environment and policy", "--fusion auto")
+
+
+def fuse_gradients(profile: Profile) -> Advice | None:
+    """Many kernels of gradients and update with idle time between them, where only rollouts are fused."""
+    if not _fusion_is(profile, "rollout"):
+        return None
+    return _fuse(profile, LEARNING, "gradients and update", "--fusion full")
+
+
+def _fuse(profile: Profile, names: frozenset[str], title: str, options: str) -> Advice | None:
+    operations = _named(profile, names)
+    kernels = fsum(operation.kernels for operation in operations)
+    all_kernels = fsum(operation.kernels for operation in profile.operations)
+    if kernels < SMALL_KERNELS:
+        return None
+    neither = over_processes(profile, lambda process: process.overlap.neither)
+    between = fsum(operation.host for operation in operations) + neither * kernels / all_kernels
+    share = whole_time(profile).share(between)
+    computing = fsum(operation.device for operation in operations) / kernels
+    if share < LEAST_SHARE or between / kernels < computing / 2:
+        return None
+    return Advice(
+        f"Fuse the kernels of {title}",
+        f"An iteration starts {kernels:,.0f} kernels of {title}. One computes {duration(computing)}, and "
+        f"{duration(between / kernels)} pass between two, in which the device is idle: {about_percent(share)} "
+        "of the time. "
+        f"A fused kernel is started once. Predicted: {about_percent(FUSED)} of the time between kernels.",
+        options,
+        saves=_of_iteration(profile, between * FUSED),
+    )
+
+
+def add_workers(profile: Profile) -> Advice | None:
+    """The devices wait while environments of the host are stepped, and cores are free."""
+    workers = min(MOST_WORKERS, profile.machine.cores, profile.training.num_envs)
+    stepping = over_processes(profile, _stepping_alone)
+    share = whole_time(profile).share(stepping)
+    simulating = sum(1 for process in profile.processes if category_seconds(process, "simulator") > 0)
+    if share < LEAST_SHARE or simulating >= workers:
+        return None
+    fewer = 1.0 - simulating / workers
+    return Advice(
+        "Step the environments in more worker processes",
+        f"For {about_percent(share)} of the time environments are stepped on the host while the device waits, in "
+        f"{counted(simulating, 'process', 'processes')} on {counted(profile.machine.cores, 'core', 'cores')}. "
+        f"{workers} workers would divide that. Predicted: {about_percent(PARALLEL)} of a perfect division, since "
+        "sending and the slowest worker take their part.",
+        f"--distribution multi-learner --workers {workers}",
+        saves=_of_iteration(profile, stepping * fewer * PARALLEL),
+    )
+
+
+def _stepping_alone(process: ProcessTime) -> float:
+    return min(category_seconds(process, "simulator"), process.overlap.host_only)
+
+
+def wait_less(profile: Profile) -> Advice | None:
+    """Workers wait for each other, or send and receive, for much of the time."""
+    if len(profile.processes) < 2:
+        return None
+    lost = over_processes(profile, _waiting_for_workers)
+    share = whole_time(profile).share(lost)
+    if share < LEAST_SHARE:
+        return None
+    asynchronous = "asynchronous" in profile.training.placement
+    change = (
+        "Fewer workers wait less; they are divided better if all need the same time."
+        if asynchronous
+        else "Fewer workers wait less. Asynchronous ones go on with the newest weights there are; "
+        "their weights are older then, which changes what is learned."
+    )
+    return Advice(
+        "Let workers wait less for each other",
+        f"{len(profile.processes)} processes send, receive and wait for each other with their devices idle for "
+        f"{about_percent(share)} of the time. {change} Predicted: {about_percent(LESS_WAITING)} of it.",
+        "" if asynchronous else "--asynchronous",
+        saves=_of_iteration(profile, lost * LESS_WAITING),
+    )
+
+
+def _waiting_for_workers(process: ProcessTime) -> float:
+    idle = process.overlap.host_only + process.overlap.neither
+    return min(category_seconds(process, "channel") + category_seconds(process, "waiting"), idle)
+
+
+def write_less(profile: Profile) -> Advice | None:
+    """Metrics and checkpoints are written for much of the time in which the device waits."""
+    writing = over_processes(
+        profile, lambda process: min(category_seconds(process, "storage"), process.overlap.host_only)
+    )
+    share = whole_time(profile).share(writing)
+    if share < LEAST_SHARE:
+        return None
+    activities = [one for process in profile.processes for one in process.host if one.category == "storage"]
+    checkpoints = fsum(one.seconds for one in activities if "checkpoint" in one.activity)
+    rarely = checkpoints > fsum(one.seconds for one in activities) / 2
+    kind, options = ("checkpoints", "--checkpoint-seconds 300") if rarely else ("metrics", f"--log-every {RARER}")
+    return Advice(
+        f"Write {kind} less often",
+        f"For {about_percent(share)} of the time files are written while the device waits, most of it {kind}. "
+        f"Written {RARER} times more seldom, they would cost a tenth.",
+        options,
+        saves=_of_iteration(profile, writing * (1.0 - 1.0 / RARER)),
+    )
+
+
+def enlarge_batches(profile: Profile) -> Advice | None:
+    """Starting programs takes longer than what they compute, because batches are small."""
+    dispatching = over_processes(profile, _dispatching_alone)
+    share = whole_time(profile).share(dispatching)
+    computing = fsum(operation.device for operation in profile.operations)
+    if share < LEAST_SHARE or dispatching < computing / 2:
+        return None
+    twice = 2 * profile.training.num_envs
+    return Advice(
+        "Compute larger batches",
+        f"The device is idle for {about_percent(share)} of the time while the host starts programs; it computes "
+        f"{about_percent(whole_time(profile).share(computing))}. With {twice:,} environments each start is for "
+        "twice as "
+        "many steps, so that half of them is saved for as many steps. That is another learning problem: larger "
+        "batches and fewer updates; learning rate and minibatches may have to follow.",
+        f"--num-envs {twice}",
+        saves=_of_iteration(profile, dispatching / 2),
+    )
+
+
+def _dispatching_alone(process: ProcessTime) -> float:
+    return min(category_seconds(process, "dispatch"), process.overlap.host_only)
+
+
+def reduce_traffic(profile: Profile) -> Advice | None:
+    """Gradients whose time is that of reading and writing memory."""
+    if profile.ceilings is None or profile.ceilings.bytes_per_second <= 0:
+        return None
+    operations = [one for one in _named(profile, frozenset({"gradients"})) if one.bytes > 0 and one.device > 0]
+    moved = fsum(one.bytes for one in operations)
+    traffic = moved / profile.ceilings.bytes_per_second
+    products = fsum(one.flops for one in operations) / max(profile.ceilings.flops_per_second, 1.0)
+    device = fsum(one.device for one in operations)
+    share = whole_time(profile).share(traffic)
+    if share < LEAST_SHARE or traffic < MEMORY_BOUND * device or products > traffic:
+        return None
+    is_full = _fusion_is(profile, "full")
+    change = (
+        "The kernels are fused already, so only a smaller network or batch moves less."
+        if is_full
+        else "Fused kernels keep intermediate results in registers. Predicted: "
+        f"{about_percent(TRAFFIC_SAVED)} of that time."
+    )
+    return Advice(
+        "Gradients are limited by memory, not by arithmetic",
+        f"Gradients move {moved / 1e9:.3g} GB an iteration at {about_percent(min(traffic / device, 1.0))} of the "
+        f"bandwidth that was measured on this machine, {about_percent(share)} of the time. {change}",
+        "" if is_full else "--fusion full",
+        saves=0.0 if is_full else _of_iteration(profile, traffic * TRAFFIC_SAVED),
+    )
+
+
+def distrust_utilisation(profile: Profile) -> Advice | None:
+    """The driver's utilisation is far above the time that a device was at work: a fact, without an option."""
+    gaps = [(one.utilisation - _true_work(one.sm_activity, one.occupied), one) for one in profile.devices]
+    if not gaps:
+        return None
+    gap, device = max(gaps, key=lambda pair: pair[0])
+    if gap < LEAST_SHARE:
+        return None
+    active = (
+        ""
+        if device.sm_activity is None
+        else f", and {about_percent(device.sm_activity)} of its processors were active"
+    )
+    return Advice(
+        "The driver's utilisation promises more than there is",
+        f"nvidia-smi would show {device.device} at {about_percent(device.utilisation)}: the share of sampled "
+        "periods in "
+        f"which any kernel ran at all. A kernel ran for {about_percent(device.occupied)} of the time{active}. "
+        "Judge by "
+        "these: there is room on the device.",
+        "",
+        saves=0.0,
+    )
+
+
+def _true_work(sm_activity: float | None, occupied: float) -> float:
+    return occupied if sm_activity is None else min(sm_activity, occupied)
+
+
+Rule = Callable[[Profile], Advice | None]
+RULES: tuple[Rule, ...] = (
+    fuse_rollouts,
+    fuse_gradients,
+    add_workers,
+    wait_less,
+    write_less,
+    enlarge_batches,
+    reduce_traffic,
+    distrust_utilisation,
+)
+
+
+def _named(profile: Profile, names: frozenset[str]) -> list[OperationTime]:
+    """Operations of these names, and those inside."""
+    return [operation for operation in profile.operations if names & set(operation.path)]
+
+
+def _fusion_is(profile: Profile, kind: str) -> bool:
+    return profile.training.fusion.split()[:1] == [kind]
+
+
+def _of_iteration(profile: Profile, seconds: float) -> float:
+    """The saving of an iteration from a sum over processes, which run at the same time."""
+    return seconds / max(len(profile.processes), 1)

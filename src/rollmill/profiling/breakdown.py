@@ -1,0 +1,140 @@
+"""Sums over a profile that reports and advice share: the tree of operations, and parts of the whole time."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import fsum, inf
+from typing import NamedTuple
+
+from rollmill.profiling.results import OperationTime, Overlap, ProcessTime, Profile, TimelineSpan
+
+
+class OperationNode(NamedTuple):
+    """An operation with those inside; its figures are sums of both, an iteration."""
+
+    path: tuple[str, ...]
+    device: float
+    host: float
+    kernels: float
+    mixed: float
+    flops: float
+    bytes: float
+    inside: tuple["OperationNode", ...]
+    """The operations inside, the longest first."""
+
+    @property
+    def seconds(self) -> float:
+        """Device and host together."""
+        return self.device + self.host
+
+    @property
+    def name(self) -> str:
+        """Its own name."""
+        return self.path[-1]
+
+    @property
+    def depth(self) -> int:
+        """Number of operations around it."""
+        return len(self.path) - 1
+
+
+def operation_tree(operations: Sequence[OperationTime]) -> tuple[OperationNode, ...]:
+    """The outermost operations, the longest first; operations that only their parts name are added."""
+    return _nodes_below((), [operation for operation in operations if operation.path])
+
+
+def _nodes_below(path: tuple[str, ...], operations: Sequence[OperationTime]) -> tuple[OperationNode, ...]:
+    depth = len(path)
+    names = dict.fromkeys(operation.path[depth] for operation in operations if len(operation.path) > depth)
+    nodes = [
+        _node((*path, name), [one for one in operations if len(one.path) > depth and one.path[depth] == name])
+        for name in names
+    ]
+    return tuple(sorted(nodes, key=lambda node: -node.seconds))
+
+
+def _node(path: tuple[str, ...], operations: Sequence[OperationTime]) -> OperationNode:
+    return OperationNode(
+        path,
+        device=fsum(one.device for one in operations),
+        host=fsum(one.host for one in operations),
+        kernels=fsum(one.kernels for one in operations),
+        mixed=fsum(one.mixed for one in operations),
+        flops=fsum(one.flops for one in operations),
+        bytes=fsum(one.bytes for one in operations),
+        inside=_nodes_below(path, operations),
+    )
+
+
+def in_order(nodes: Iterable[OperationNode]) -> Iterator[OperationNode]:
+    """Every operation of a tree, each before those inside."""
+    for node in nodes:
+        yield node
+        yield from in_order(node.inside)
+
+
+class WholeTime(NamedTuple):
+    """The seconds of an iteration, summed over processes, and where no operation has them."""
+
+    seconds: float
+    idle: float
+    """While neither host nor device is at work."""
+    unnamed: float
+    """Of no operation, though host or device are at work."""
+
+    def share(self, seconds: float) -> float:
+        """The part of the whole, from 0 to 1."""
+        return seconds / self.seconds if self.seconds > 0 else 0.0
+
+
+def whole_time(profile: Profile) -> WholeTime:
+    """The time that shares of a profile are of: an iteration of each process."""
+    named = fsum(operation.seconds for operation in profile.operations)
+    measured = fsum(duration_of(process.overlap) for process in profile.processes)
+    whole = max(named, measured or profile.iteration.corrected)
+    idle = min(whole - named, fsum(process.overlap.neither for process in profile.processes))
+    return WholeTime(whole, idle=idle, unnamed=whole - named - idle)
+
+
+def duration_of(overlap: Overlap) -> float:
+    """The iteration that the four parts are of."""
+    return overlap.host_only + overlap.device_only + overlap.both + overlap.neither
+
+
+def total_overlap(processes: Sequence[ProcessTime]) -> Overlap:
+    """Sums over processes."""
+    overlaps = [process.overlap for process in processes]
+    return Overlap(
+        host_only=fsum(overlap.host_only for overlap in overlaps),
+        device_only=fsum(overlap.device_only for overlap in overlaps),
+        both=fsum(overlap.both for overlap in overlaps),
+        neither=fsum(overlap.neither for overlap in overlaps),
+    )
+
+
+def category_seconds(process: ProcessTime, category: str) -> float:
+    """Durations of a process's activities of one category."""
+    return fsum(one.seconds for one in process.host if one.category == category)
+
+
+def over_processes(profile: Profile, seconds: Callable[[ProcessTime], float]) -> float:
+    """A sum over processes."""
+    return fsum(seconds(process) for process in profile.processes)
+
+
+def lanes_of(process: ProcessTime) -> dict[str, list[TimelineSpan]]:
+    """The spans of each lane of a timeline, by their start; spans that are no stretch of time are left out."""
+    lanes: dict[str, list[TimelineSpan]] = {}
+    for span in sorted(process.timeline, key=lambda one: one.start):
+        if 0.0 <= span.start <= span.end < inf:
+            lanes.setdefault(span.lane, []).append(span)
+    return lanes
+
+
+def first_of_each_kind(processes: Sequence[ProcessTime], most: int) -> list[ProcessTime]:
+    """At most so many processes in their order: of each kind, such as `actor`, the first ones."""
+    rank: dict[str, int] = {}
+    order = []
+    for index, process in enumerate(processes):
+        kind = process.name.partition("/")[0]
+        rank[kind] = rank.get(kind, -1) + 1
+        order.append((rank[kind], index))
+    return [processes[index] for index in sorted(index for _, index in sorted(order)[:most])]

@@ -1,0 +1,424 @@
+"""A profile as one page that loads nothing else."""
+
+from collections.abc import Sequence
+
+from rollmill.profiling.breakdown import (
+    OperationNode,
+    WholeTime,
+    category_seconds,
+    duration_of,
+    first_of_each_kind,
+    in_order,
+    operation_tree,
+    total_overlap,
+    whole_time,
+)
+from rollmill.profiling.report.page import (
+    Part,
+    bar_row,
+    escaped,
+    folded,
+    legend,
+    page,
+    section,
+    table,
+    tiles,
+)
+from rollmill.profiling.report.roofline import roofline_section
+from rollmill.profiling.report.timeline import timeline_section
+from rollmill.profiling.results import CATEGORIES, Advice, MemoryUse, Overlap, ProcessTime, Profile
+from rollmill.profiling.text import (
+    NOTHING_TO_ADVISE,
+    compact,
+    correction_text,
+    count,
+    counted,
+    duration,
+    machine_text,
+    milliseconds,
+    number,
+    path_text,
+    percent,
+    signed_percent,
+    size_of,
+    sizes_text,
+    speed_of,
+    times,
+    titled,
+)
+
+MOST_OPERATIONS = 60
+"""Operations that figures and tables show, the longest ones."""
+MOST_PROCESSES = 64
+FEW_PROCESSES = 16
+"""Processes that charts show before they are asked for more."""
+MOST_ACTIVITIES = 40
+MOST_LINES = 100
+"""Lines of the other tables and lists."""
+
+
+def profile_page(profile: Profile) -> str:
+    """The page, below 300 kB for any profile.
+
+    Args:
+        profile: with its advice.
+    """
+    timeline = timeline_section(profile.processes)
+    body = [
+        _head(profile),
+        _advice(profile.advice),
+        _operations(profile),
+        *(_of_processes(profile.processes) if profile.processes else []),
+        timeline,
+        roofline_section(profile),
+        _devices(profile),
+        _memory(profile.memory),
+        _profiler(profile),
+        _notes(profile),
+    ]
+    return page(f"Profile of {titled(profile)}", [part for part in body if part], script=bool(timeline))
+
+
+def _head(profile: Profile) -> str:
+    overlap = total_overlap(profile.processes)
+    whole = duration_of(overlap)
+    figures = [(compact(speed_of(profile)), "environment steps a second, without the profiler")]
+    figures.append((duration(profile.iteration.unprofiled), f"an iteration of {sizes_text(profile)}"))
+    if whole > 0:
+        at_work = overlap.device_only + overlap.both
+        figures.append((percent(at_work / whole), "of the time the device computes"))
+        figures.append((percent(overlap.host_only / whole), "of the time only the host is at work"))
+    figures.append(
+        (
+            signed_percent(profile.iteration.error),
+            "error of the profile's total, once the profiler's cost is taken out",
+        )
+    )
+    return "\n".join(
+        [
+            f"<h1>Profile of {escaped(titled(profile))}</h1>",
+            f'<p class="dim">{escaped(machine_text(profile))}</p>',
+            tiles(figures),
+        ]
+    )
+
+
+def _advice(advice: Sequence[Advice]) -> str:
+    how = "Changes that the figures below suggest, the largest predicted saving first. Predictions are guesses."
+    if not advice:
+        return section("What would make it faster", "", [f"<p>{escaped(NOTHING_TO_ADVISE)}</p>"])
+    return section("What would make it faster", how, [f'<ol class="advice">{"".join(map(_advised, advice))}</ol>'])
+
+
+def _advised(advice: Advice) -> str:
+    saves = (
+        f' <span class="saves">saves about {duration(advice.saves)} an iteration</span>'
+        if advice.saves > 0
+        else ""
+    )
+    options = f" <br><code>{escaped(advice.options)}</code>" if advice.options else ""
+    return f"<li><b>{escaped(advice.title)}</b>{saves}<br>{escaped(advice.text)}{options}</li>"
+
+
+# --- operations -----------------------------------------------------------------------------------------
+
+
+def _operations(profile: Profile) -> str:
+    whole = whole_time(profile)
+    nodes = list(in_order(operation_tree(profile.operations)))
+    limit = sorted((node.seconds for node in nodes), reverse=True)[:MOST_OPERATIONS][-1:]
+    shown = [node for node in nodes if node.seconds >= limit[0]][:MOST_OPERATIONS] if nodes else []
+    longest = max([node.seconds for node in shown] + [whole.idle, whole.unnamed], default=0.0)
+    rows = [_operation_bar(node, whole, longest) for node in shown]
+    rest = [("idle", whole.idle), ("of no operation", whole.unnamed)]
+    for name, seconds in rest:
+        if whole.share(seconds) >= 0.0005:
+            part = Part(_ratio(seconds, longest), "idle", f"{name}: {duration(seconds)}")
+            rows.append(bar_row(name, [part], _value(seconds, whole), is_outer=True))
+    several = f", summed over {len(profile.processes)} processes" if len(profile.processes) > 1 else ""
+    colours = {"device computes": "device", "only the host is at work": "host", "idle": "idle"}
+    return section(
+        "Where the time of an iteration goes",
+        f"Each bar is the time of one operation of the algorithm{several}, with those inside it, which follow it "
+        "indented. The longer the bar, the more there is to gain. Blue: the device computes for it; orange: "
+        "only the "
+        "host does, for example starting kernels, while the device waits.",
+        [
+            legend(colours, hatched="device, estimated" if any(node.mixed for node in shown) else ""),
+            *rows,
+            _left_out(len(nodes) - len(shown), "shorter operations"),
+            folded("the same as a table", [_operation_table(shown, whole)]),
+        ],
+    )
+
+
+def _operation_bar(node: OperationNode, whole: WholeTime, longest: float) -> str:
+    known, name = node.device - node.mixed, path_text(node.path)
+    parts = [
+        Part(_ratio(known, longest), "device", f"{name}, device: {duration(node.device)}"),
+        Part(_ratio(node.mixed, longest), "device", f"{name}, device, estimated: {duration(node.mixed)}", True),
+        Part(_ratio(node.host, longest), "host", f"{name}, host: {duration(node.host)}"),
+    ]
+    return bar_row(node.name, parts, _value(node.seconds, whole), depth=node.depth, is_outer=not node.depth)
+
+
+def _value(seconds: float, whole: WholeTime) -> str:
+    return f"{milliseconds(seconds)} ms · {percent(whole.share(seconds))}"
+
+
+def _operation_table(nodes: Sequence[OperationNode], whole: WholeTime) -> str:
+    columns = ("operation", "share", "ms", "device ms", "of it estimated", "host ms", "kernels", "FLOP", "bytes")
+    rows = [
+        (
+            "  " * node.depth + node.name,
+            percent(whole.share(node.seconds)),
+            milliseconds(node.seconds),
+            milliseconds(node.device),
+            milliseconds(node.mixed),
+            milliseconds(node.host),
+            count(node.kernels),
+            _known(node.flops),
+            size_of(node.bytes) if node.bytes else "-",
+        )
+        for node in nodes
+    ]
+    return table(columns, rows)
+
+
+def _known(flops: float) -> str:
+    return f"{flops:.3g}" if flops else "-"
+
+
+def _ratio(part: float, whole: float) -> float:
+    return max(part, 0.0) / whole if whole > 0 else 0.0
+
+
+def _left_out(number_of: int, name: str = "processes") -> str:
+    return f'<p class="dim">{number_of:,} {name} are not shown.</p>' if number_of > 0 else ""
+
+
+# --- processes ------------------------------------------------------------------------------------------
+
+
+def _of_processes(processes: Sequence[ProcessTime]) -> list[str]:
+    return [_overlaps(processes), _host(processes), _transitions(processes)]
+
+
+OVERLAPS = {"both at work": "both", "only the device": "device", "only the host": "host", "neither": "idle"}
+
+
+def _overlaps(processes: Sequence[ProcessTime]) -> str:
+    shown = first_of_each_kind(processes, MOST_PROCESSES)
+    bars = [bar_row(one.name, _overlap_parts(one.overlap), duration(duration_of(one.overlap))) for one in shown]
+    columns = ("process", *(f"{name}, ms" for name in OVERLAPS))
+    rows = [(one.name, *map(milliseconds, _overlap_values(one.overlap))) for one in shown]
+    return section(
+        "Do host and device work at the same time?",
+        "Each bar is an iteration of one process. Green and blue are good: the device computes. Orange is time "
+        "in which "
+        "it waits for the host, grey time in which both wait, for example for another process.",
+        [
+            legend(OVERLAPS),
+            *_few(shown, bars, len(processes)),
+            _folded_table(columns, rows),
+        ],
+    )
+
+
+def _few(processes: Sequence[ProcessTime], rows: Sequence[str], all_of_them: int) -> list[str]:
+    """Lines of a chart: those of the first processes of each kind, the others folded."""
+    names = {process.name for process in first_of_each_kind(processes, FEW_PROCESSES)}
+    lines = list(zip(processes, rows, strict=True))
+    rest = [row for process, row in lines if process.name not in names]
+    more = [folded(counted(len(rest), "more process", "more processes"), rest)] if rest else []
+    return [*(row for process, row in lines if process.name in names), *more, _left_out(all_of_them - len(rows))]
+
+
+def _overlap_values(overlap: Overlap) -> tuple[float, ...]:
+    return overlap.both, overlap.device_only, overlap.host_only, overlap.neither
+
+
+def _overlap_parts(overlap: Overlap) -> list[Part]:
+    whole = duration_of(overlap)
+    return [
+        Part(_ratio(seconds, whole), colour, f"{name}: {duration(seconds)}, {percent(_ratio(seconds, whole))}")
+        for (name, colour), seconds in zip(OVERLAPS.items(), _overlap_values(overlap), strict=True)
+    ]
+
+
+def _host(processes: Sequence[ProcessTime]) -> str:
+    shown = first_of_each_kind(processes, MOST_PROCESSES)
+    used = [name for name in CATEGORIES if any(category_seconds(process, name) > 0 for process in processes)]
+    if not used:
+        return ""
+    longest = max(max(sum(one.seconds for one in process.host), duration_of(process.overlap)) for process in shown)
+    rows = [
+        bar_row(
+            process.name,
+            [_category_part(process, name, longest) for name in used],
+            duration(sum(one.seconds for one in process.host)),
+        )
+        for process in shown
+    ]
+    activities = [(process.name, one) for process in shown for one in process.host]
+    activities.sort(key=lambda pair: -pair[1].seconds)
+    lines = [
+        (one.activity, one.category, name, milliseconds(one.seconds)) for name, one in activities[:MOST_ACTIVITIES]
+    ]
+    columns = ("activity", "category", "process", "ms an iteration")
+    return section(
+        "What the host does",
+        "Each bar adds up the threads of one process over an iteration, so it can be longer than the iteration "
+        "itself. "
+        "Waiting is no work; if it is most of the bar, the host is not what limits the training.",
+        [
+            legend({name: name for name in used}),
+            *_few(shown, rows, len(processes)),
+            folded("the longest activities", [table(columns, lines, left=(1, 2))]),
+        ],
+    )
+
+
+def _category_part(process: ProcessTime, category: str, longest: float) -> Part:
+    seconds = category_seconds(process, category)
+    return Part(_ratio(seconds, longest), category, f"{process.name}, {category}: {duration(seconds)}")
+
+
+def _transitions(processes: Sequence[ProcessTime]) -> str:
+    kinds = list(dict.fromkeys(kind for process in processes for kind in process.transitions))[:MOST_ACTIVITIES]
+    if not kinds:
+        return ""
+    totals = {kind: sum(process.transitions.get(kind, 0.0) for process in processes) for kind in kinds}
+    most = max(totals.values())
+    parts = [
+        bar_row(kind, [Part(_ratio(total, most), "device", f"{kind}: {count(total)}")], count(total))
+        for kind, total in totals.items()
+    ]
+    if len(processes) > 1:
+        shown = first_of_each_kind(processes, MOST_PROCESSES)
+        few = kinds[:8]
+        rows = [(one.name, *(count(one.transitions.get(kind, 0.0)) for kind in few)) for one in shown]
+        parts.append(_folded_table(("process", *few), rows))
+    together = " of all processes" if len(processes) > 1 else ""
+    return section(
+        "How often one part of the stack calls another",
+        f"Calls in an iteration{together}, such as from Python into compiled programs, or from the host to the "
+        "device. Each costs a few microseconds; many of them for little work mean that programs are started too "
+        "often.",
+        parts,
+    )
+
+
+def _folded_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return folded("the same as a table", [table(columns, rows)])
+
+
+# --- devices, memory, the profiler ----------------------------------------------------------------------
+
+
+def _devices(profile: Profile) -> str:
+    if not profile.devices:
+        return ""
+    rows = []
+    for one in profile.devices[:MOST_PROCESSES]:
+        figures = (
+            ("utilisation, by NVML", one.utilisation, "idle"),
+            ("a kernel ran", one.occupied, "device"),
+            ("SM activity", one.sm_activity, "both"),
+        )
+        rows.append(f"<h3>{escaped(one.device)}</h3>")
+        rows += [
+            bar_row(name, [Part(share or 0.0, colour, name)], "unknown" if share is None else percent(share))
+            for name, share, colour in figures
+        ]
+    return section(
+        "How busy the devices really are",
+        "Utilisation, which nvidia-smi shows, is the share of sampled periods in which any kernel ran for any "
+        "time. "
+        "Below it are the share of time in which a kernel ran, by its events, and the share of the GPU's "
+        "processors (SMs) "
+        "that were active on average. If the first is much longer than the others, it promises too much.",
+        rows,
+    )
+
+
+def _memory(memory: Sequence[MemoryUse]) -> str:
+    if not memory:
+        return ""
+    shown = sorted(memory, key=lambda one: -_bytes_of(one))[:MOST_LINES]
+    most = max(1, _bytes_of(shown[0]))
+    rows = [
+        bar_row(
+            one.program,
+            [
+                Part(one.arguments / most, "device", f"arguments: {size_of(one.arguments)}"),
+                Part(one.outputs / most, "both", f"outputs: {size_of(one.outputs)}"),
+                Part(one.temporary / most, "host", f"temporary: {size_of(one.temporary)}"),
+            ],
+            size_of(_bytes_of(one)),
+        )
+        for one in shown
+    ]
+    lines = [(one.program, size_of(one.arguments), size_of(one.outputs), size_of(one.temporary)) for one in shown]
+    return section(
+        "Memory of compiled programs",
+        "Each bar is one program: what it is given, what it returns, and what it needs only while it runs. "
+        "Arguments and "
+        "outputs may share memory, so the sum is an upper bound.",
+        [
+            legend({"arguments": "device", "outputs": "both", "temporary": "host"}),
+            *rows,
+            _folded_table(("program", "arguments", "outputs", "temporary"), lines),
+        ],
+    )
+
+
+def _bytes_of(memory: MemoryUse) -> int:
+    return memory.arguments + memory.outputs + memory.temporary
+
+
+def _profiler(profile: Profile) -> str:
+    iteration = profile.iteration
+    durations = (
+        ("without the profiler", iteration.unprofiled, "both"),
+        ("with the profiler", iteration.profiled, "idle"),
+        ("corrected", iteration.corrected, "device"),
+    )
+    longest = max(seconds for _, seconds, _ in durations)
+    bars = [
+        bar_row(name, [Part(_ratio(seconds, longest), colour, f"{name}: {duration(seconds)}")], duration(seconds))
+        for name, seconds, colour in durations
+    ]
+    events = sorted(profile.book_keeping, key=lambda one: -one.seconds)[:MOST_LINES]
+    rows = [(one.kind, count(one.events), number(one.nanoseconds), milliseconds(one.seconds)) for one in events]
+    slower = iteration.profiled / iteration.unprofiled if iteration.unprofiled > 0 else 0.0
+    slowed = f" It was {times(slower)} as slow with the profiler." if slower else ""
+    counts = (
+        f"{counted(iteration.iterations, 'iteration', 'iterations')} in "
+        f"{counted(iteration.windows, 'profiled window', 'profiled windows')}."
+    )
+    return section(
+        "What the profiler itself cost",
+        "The duration of an iteration without the profiler, with it, and with its cost taken out again. If the "
+        "first and "
+        "the last are equal, the figures of this page can be trusted; their difference is the error above.",
+        [
+            *bars,
+            f"<p>{escaped(correction_text(profile) if slower else slowed)} {escaped(counts)}</p>",
+            table(("event", "an iteration", "ns each", "ms an iteration"), rows) if rows else "",
+        ],
+    )
+
+
+def _notes(profile: Profile) -> str:
+    versions = [(name, version) for name, version in list(profile.machine.versions.items())[:MOST_LINES]]
+    notes = "".join(f"<li>{escaped(note)}</li>" for note in profile.notes[:MOST_LINES])
+    return section(
+        "Notes",
+        "",
+        [
+            f"<ul>{notes}</ul>" if notes else "",
+            f"<p>Profile it again: <code>{escaped(profile.training.command)}</code></p>",
+            table(("software", "version"), versions, left=(1,)) if versions else "",
+        ],
+    )

@@ -1,0 +1,160 @@
+"""Parts of a page that loads nothing: its frame, sections with their explanation, tables, legends and bars."""
+
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from typing import NamedTuple
+
+from rollmill.profiling.text import printable
+
+
+class Part(NamedTuple):
+    """A part of a stacked bar."""
+
+    share: float
+    """Of the bar's full width, from 0 to 1."""
+    colour: str
+    """Name of one of the page's colours."""
+    title: str
+    is_hatched: bool = False
+
+
+def escaped(text: str) -> str:
+    """Text that is safe in a page and in quoted attributes."""
+    return escape(printable(text))
+
+
+def page(title: str, body: Iterable[str], *, script: bool = False) -> str:
+    """A whole page.
+
+    Its policy lets a browser load nothing and run no script but the page's own, even if text were not escaped.
+
+    Args:
+        title: plain text.
+        body: parts in HTML.
+        script: whether it has a timeline, which a script zooms.
+    """
+    style, code = _asset("page.css"), _asset("page.js") if script else ""
+    digest = b64encode(sha256(code.encode()).digest()).decode()
+    scripts = f"'sha256-{digest}'" if script else "'none'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}"
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escaped(title)}</title>",
+            f"<style>\n{style}</style></head><body>",
+            *body,
+            f"<script>{code}</script>" if script else "",
+            "</body></html>\n",
+        ]
+    )
+
+
+def _asset(name: str) -> str:
+    return (files(__package__ or __name__) / name).read_text("utf-8")
+
+
+def section(title: str, how: str, body: Iterable[str]) -> str:
+    """A figure or table with its title and a sentence on how to read it, both plain text."""
+    explained = f'<p class="how">{escaped(how)}</p>' if how else ""
+    return "\n".join([f"<section><h2>{escaped(title)}</h2>{explained}", *body, "</section>"])
+
+
+def tiles(figures: Iterable[tuple[str, str]]) -> str:
+    """Large figures, each with its meaning in a few words."""
+    made = (
+        f'<div class="tile"><b>{escaped(value)}</b><span>{escaped(text)}</span></div>' for value, text in figures
+    )
+    return f'<div class="tiles">{"".join(made)}</div>'
+
+
+def legend(colours: Mapping[str, str], *, hatched: str = "") -> str:
+    """Names and their colours.
+
+    Args:
+        colours: the page's colour of each name.
+        hatched: a name whose area is hatched in the colour of the device.
+    """
+    marks = [
+        f'<span><i style="background:var(--{colour})"></i>{escaped(name)}</span>'
+        for name, colour in colours.items()
+    ]
+    if hatched:
+        marks.append(
+            f'<span><i class="hatch" style="background-color:var(--device)"></i>{escaped(hatched)}</span>'
+        )
+    return f'<div class="legend">{"".join(marks)}</div>'
+
+
+def bar(parts: Iterable[Part], *, kind: str = "") -> str:
+    """A stacked bar; parts that cannot be seen are left out."""
+    return f'<div class="bar {kind}">{"".join(_part(part) for part in parts if part.share > 0.0002)}</div>'
+
+
+def _part(part: Part) -> str:
+    hatch = ' class="hatch"' if part.is_hatched else ""
+    style = f"width:{min(part.share, 1.0) * 100:.2f}%;background-color:var(--{part.colour})"
+    return f'<i{hatch} style="{style}" title="{escaped(part.title)}"></i>'
+
+
+def bar_row(
+    name: str,
+    parts: Iterable[Part],
+    value: str,
+    *,
+    depth: int = 0,
+    is_outer: bool = False,
+    below: Iterable[Part] | None = None,
+) -> str:
+    """A line of a chart.
+
+    Args:
+        name: plain text.
+        parts: of its bar.
+        value: its figure as text.
+        depth: by how many steps the name is indented.
+        is_outer: whether the name stands out.
+        below: parts of a second bar.
+    """
+    bars = bar(parts) if below is None else bar(parts, kind="thin") + bar(below, kind="thin")
+    kind = " outer" if is_outer else ""
+    indent = f' style="padding-left:{depth * 1.1:.1f}em"' if depth else ""
+    return (
+        f'<div class="row{kind}"><div class="name"{indent}>{escaped(name)}</div><div class="bars">{bars}</div>'
+        f'<div class="value">{escaped(value)}</div></div>'
+    )
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = ()) -> str:
+    """A table that scrolls sideways where it does not fit.
+
+    Args:
+        columns: titles.
+        rows: cells as plain text; leading blanks of the first one indent it.
+        left: indices of further columns that are text.
+    """
+    sides = [' class="left"' if index in left else "" for index in range(len(columns))]
+    head = "".join(f"<th{side}>{escaped(name)}</th>" for name, side in zip(columns, sides, strict=True))
+    lines = ["<tr>" + _name_cell(row[0]) + "".join(map(_cell, row[1:], sides[1:])) + "</tr>" for row in rows]
+    return "\n".join(
+        [f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>', *lines, "</tbody></table></div>"]
+    )
+
+
+def _name_cell(text: str) -> str:
+    depth = (len(text) - len(text.lstrip(" "))) // 2
+    return f'<td class="name" style="padding-left:{depth * 1.1:.1f}em">{escaped(text.strip(" "))}</td>'
+
+
+def _cell(text: str, side: str) -> str:
+    return f"<td{side}>{escaped(text)}</td>"
+
+
+def folded(summary: str, body: Iterable[str]) -> str:
+    """What is shown when it is asked for."""
+    return "\n".join([f"<details><summary>{escaped(summary)}</summary>", *body, "</details>"])

@@ -1,0 +1,85 @@
+"""The timelines of a profile as a trace that Perfetto and Chrome open.
+
+The format is that of Google's "Trace Event Format": metadata events name processes and lanes, complete events
+(`"ph": "X"`) have a start and a duration in microseconds.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from rollmill.profiling.breakdown import lanes_of
+from rollmill.profiling.results import ProcessTime, Profile, TimelineSpan
+from rollmill.profiling.text import titled
+
+MICROSECONDS = 1e6
+
+
+def perfetto_trace(profile: Profile) -> str:
+    """The trace as JSON, one event a line.
+
+    Spans of a lane that overlap without one inside the other are put on further lanes of the same name, since a
+    lane of a trace is a stack.
+    """
+    events = [event for pid, process in enumerate(profile.processes, 1) for event in _events_of(process, pid)]
+    about = {
+        "training": titled(profile),
+        "command": profile.training.command,
+        "device": profile.machine.device,
+        "note": "The beginning of one profiled window; the profiler's own cost is part of the durations.",
+    }
+    lines = ",\n".join(json.dumps(event) for event in events)
+    return f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n{lines}\n]}}\n'
+
+
+def _events_of(process: ProcessTime, pid: int) -> Iterator[dict[str, Any]]:
+    yield _metadata("process_name", pid, 0, {"name": process.name})
+    yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
+    stacks = [(name, stack) for name, spans in lanes_of(process).items() for stack in nested_stacks(spans)]
+    for tid, (name, stack) in enumerate(stacks, 1):
+        yield _metadata("thread_name", pid, tid, {"name": name})
+        yield _metadata("thread_sort_index", pid, tid, {"sort_index": tid})
+        for span in stack:
+            yield {
+                "ph": "X",
+                "name": span.name,
+                "cat": name,
+                "pid": pid,
+                "tid": tid,
+                "ts": round(span.start * MICROSECONDS, 3),
+                "dur": round((span.end - span.start) * MICROSECONDS, 3),
+            }
+
+
+def _metadata(kind: str, pid: int, tid: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": arguments}
+
+
+def nested_stacks(spans: Sequence[TimelineSpan]) -> list[list[TimelineSpan]]:
+    """The spans in as few lists as it takes for any two of a list to be apart, or one inside the other.
+
+    Each span goes to the first list where it fits, in the order of their starts.
+    """
+    stacks: list[_Stack] = []
+    for span in sorted(spans, key=lambda one: (one.start, -one.end)):
+        stack = next((one for one in stacks if _fits(span, one)), None)
+        if stack is None:
+            stack = _Stack([], [])
+            stacks.append(stack)
+        stack.spans.append(span)
+        stack.open_ends.append(span.end)
+    return [stack.spans for stack in stacks]
+
+
+class _Stack(NamedTuple):
+    spans: list[TimelineSpan]
+    open_ends: list[float]
+    """Ends of the spans that the next one may lie in, the innermost last."""
+
+
+def _fits(span: TimelineSpan, stack: _Stack) -> bool:
+    """True if the span lies in the innermost open one, or after all of them; closes those that have ended."""
+    ends = stack.open_ends
+    while ends and ends[-1] <= span.start:
+        ends.pop()
+    return not ends or span.end <= ends[-1]

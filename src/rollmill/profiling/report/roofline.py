@@ -1,0 +1,164 @@
+"""The roofline of a machine and the operations below it, both axes logarithmic.
+
+The model is that of Williams, Waterman and Patterson, "Roofline: An Insightful Visual Performance Model for
+Multicore Architectures", CACM 2009.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rollmill.profiling.breakdown import WholeTime, whole_time
+from rollmill.profiling.report.page import escaped, section, table
+from rollmill.profiling.results import Ceilings, OperationTime, Profile
+from rollmill.profiling.text import compact, number, path_text, percent
+
+HEIGHT, TOP, BOTTOM = 340, 14, 290
+LEFT, RIGHT = 11.0, 98.5
+"""Of the plot, in per cent of the figure's width."""
+MOST_POINTS = 20
+
+
+class Point(NamedTuple):
+    """An operation in the figure."""
+
+    name: str
+    intensity: float
+    """Floating-point operations a byte."""
+    speed: float
+    """Floating-point operations a second of the device's time."""
+    share: float
+    """Of the whole time."""
+
+
+class LogScale(NamedTuple):
+    """From numbers above 0 to positions."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """The position of a number."""
+        part = (math.log10(value) - math.log10(self.low)) / (math.log10(self.high) - math.log10(self.low))
+        return self.start + part * (self.end - self.start)
+
+    def decades(self) -> Iterator[float]:
+        """Powers of ten in its range."""
+        first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
+        return (10.0**power for power in range(first, last + 1))
+
+
+def points_of(operations: Sequence[OperationTime], whole: WholeTime) -> list[Point]:
+    """Operations whose floating-point operations, bytes and time on the device are known, the longest first."""
+    known = [one for one in operations if one.flops > 0 and one.bytes > 0 and one.device > 0]
+    points = [
+        Point(path_text(one.path), one.flops / one.bytes, one.flops / one.device, whole.share(one.device))
+        for one in known
+    ]
+    finite = [point for point in points if math.isfinite(point.intensity) and math.isfinite(point.speed)]
+    return sorted(finite, key=lambda point: -point.share)[:MOST_POINTS]
+
+
+def attainable(ceilings: Ceilings, intensity: float) -> float:
+    """Floating-point operations a second that memory and arithmetic allow."""
+    return min(ceilings.flops_per_second, intensity * ceilings.bytes_per_second)
+
+
+def roofline_section(profile: Profile) -> str:
+    """The figure and its table; nothing if ceilings or all operations' counts are unknown."""
+    ceilings, points = profile.ceilings, points_of(profile.operations, whole_time(profile))
+    if ceilings is None or not points or min(ceilings.flops_per_second, ceilings.bytes_per_second) <= 0:
+        return ""
+    rows = [_row(index, point, ceilings) for index, point in enumerate(points, 1)]
+    columns = ("operation", "share of time", "FLOP a byte", "FLOP/s", "of the roof", "limited by")
+    return section(
+        "Roofline: how near each operation is to the machine's limits",
+        "The orange line is the most that this machine was measured to do: below its slope memory is the limit, "
+        "below "
+        "its flat part arithmetic. A number is an operation, listed below; its area is its share of the time. "
+        "One on the "
+        "line is as fast as can be; one far below it waits for something else, such as kernels being started. "
+        "Each "
+        "step on an axis is a factor of ten. Counts are the compiler's.",
+        [_drawing(points, ceilings), table(columns, rows, left=(5,))],
+    )
+
+
+def _row(index: int, point: Point, ceilings: Ceilings) -> tuple[str, ...]:
+    roof = attainable(ceilings, point.intensity)
+    limit = "memory" if roof < ceilings.flops_per_second else "arithmetic"
+    return (
+        f"{index}  {point.name}",
+        percent(point.share),
+        number(point.intensity),
+        compact(point.speed),
+        percent(point.speed / roof),
+        limit if point.speed > 0.3 * roof else f"neither (roof: {limit})",
+    )
+
+
+def _drawing(points: Sequence[Point], ceilings: Ceilings) -> str:
+    ridge = ceilings.flops_per_second / ceilings.bytes_per_second
+    across = _scale([ridge, *(point.intensity for point in points)], LEFT, RIGHT)
+    speeds = [ceilings.flops_per_second, *(point.speed for point in points)]
+    upwards = _scale(speeds, BOTTOM, TOP)
+    parts = [*_grid(across, upwards), *_roof(ceilings, ridge, across, upwards)]
+    parts += [_dot(index, point, across, upwards) for index, point in enumerate(points, 1)]
+    label = 'role="img" aria-label="roofline"'
+    return f'<svg height="{HEIGHT}" {label}>{"".join(parts)}</svg>'
+
+
+def _scale(values: Sequence[float], start: float, end: float) -> LogScale:
+    """A scale over whole decades with some room at both ends."""
+    low = 10.0 ** math.floor(math.log10(min(values) / 2))
+    return LogScale(low, 10.0 ** math.ceil(math.log10(max(values) * 2)), start, end)
+
+
+def _grid(across: LogScale, upwards: LogScale) -> list[str]:
+    every = max(1, math.ceil(len(list(across.decades())) / 7))
+    upright = [
+        f'<line class="grid" x1="{across(tick):.2f}%" x2="{across(tick):.2f}%" y1="{TOP}" y2="{BOTTOM}"/>'
+        f'<text x="{across(tick):.2f}%" y="{BOTTOM + 16}" text-anchor="middle" class="dim">{_power(tick)}</text>'
+        for tick in list(across.decades())[::every]
+    ]
+    level = [
+        f'<line class="grid" x1="{LEFT}%" x2="{RIGHT}%" y1="{upwards(tick):.1f}" y2="{upwards(tick):.1f}"/>'
+        f'<text x="{LEFT - 1}%" y="{upwards(tick) + 4:.1f}" text-anchor="end" class="dim">{_power(tick)}</text>'
+        for tick in upwards.decades()
+    ]
+    middle = (LEFT + RIGHT) / 2
+    return [
+        *upright,
+        *level,
+        f'<text x="{middle}%" y="{HEIGHT - 12}" text-anchor="middle">arithmetic intensity, FLOP a byte</text>',
+        f'<text x="{LEFT + 1}%" y="{TOP + 12}">FLOP/s</text>',
+    ]
+
+
+def _power(value: float) -> str:
+    """A power of ten in few characters."""
+    return compact(value).replace(" ", "") if value >= 1e3 else f"{value:g}"
+
+
+def _roof(ceilings: Ceilings, ridge: float, across: LogScale, upwards: LogScale) -> list[str]:
+    low = max(across.low, upwards.low / ceilings.bytes_per_second)
+    slope_end = upwards(low * ceilings.bytes_per_second)
+    corner = f'x1="{across(ridge):.2f}%" y1="{upwards(ceilings.flops_per_second):.1f}"'
+    return [
+        f'<line class="roof" {corner} x2="{across(low):.2f}%" y2="{slope_end:.1f}"/>',
+        f'<line class="roof" {corner} x2="{RIGHT}%" y2="{upwards(ceilings.flops_per_second):.1f}"/>',
+        f'<text x="{RIGHT}%" y="{upwards(ceilings.flops_per_second) - 6:.1f}" text-anchor="end">'
+        f"{compact(ceilings.flops_per_second)}FLOP/s, {compact(ceilings.bytes_per_second)}B/s</text>",
+    ]
+
+
+def _dot(index: int, point: Point, across: LogScale, upwards: LogScale) -> str:
+    radius = max(9.0, min(20.0, 30.0 * math.sqrt(point.share)))
+    x, y = f"{across(point.intensity):.2f}%", upwards(point.speed)
+    title = f"{point.name}: {compact(point.speed)}FLOP/s at {number(point.intensity)} FLOP a byte"
+    return (
+        f'<circle class="dot" cx="{x}" cy="{y:.1f}" r="{radius:.1f}"><title>{escaped(title)}</title></circle>'
+        f'<text x="{x}" y="{y + 4:.1f}" text-anchor="middle" class="inside" pointer-events="none">{index}</text>'
+    )

@@ -1,0 +1,270 @@
+"""A profile as tables of a terminal."""
+
+import io
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from rollmill.profiling.breakdown import (
+    OperationNode,
+    WholeTime,
+    category_seconds,
+    duration_of,
+    first_of_each_kind,
+    in_order,
+    operation_tree,
+    total_overlap,
+    whole_time,
+)
+from rollmill.profiling.results import CATEGORIES, Advice, Overlap, ProcessTime, Profile
+from rollmill.profiling.text import (
+    NOTHING_TO_ADVISE,
+    correction_text,
+    count,
+    counted,
+    duration,
+    machine_text,
+    milliseconds,
+    number,
+    percent,
+    printable,
+    sizes_text,
+    speed_text,
+    titled,
+)
+
+MOST_PROCESSES = 16
+"""Processes that tables list; more are summed up."""
+LEAST_SHOWN = 0.0005
+"""Share of the time below which an operation is left out."""
+
+
+def draw_profile(profile: Profile, *, width: int = 80) -> str:
+    """The profile as plain text.
+
+    Args:
+        profile: with its advice.
+        width: columns of the terminal, from 60.
+    """
+    return as_text(profile_view(profile), width=width)
+
+
+def as_text(view: RenderableType, *, width: int) -> str:
+    """What a terminal without colours shows, without blanks at the ends of lines."""
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False
+    )
+    with console.capture() as captured:
+        console.print(view)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+def profile_view(profile: Profile) -> RenderableType:
+    """The profile for `rich.console.Console.print`; fits 80 columns."""
+    parts: list[RenderableType] = [_head(profile), Text(""), _operations(profile)]
+    if profile.processes:
+        parts += [Text(""), _overlaps(profile.processes), Text(""), _host(profile.processes)]
+        if any(process.transitions for process in profile.processes):
+            parts += [Text(""), _transitions(profile.processes)]
+    if profile.devices:
+        parts += [Text(""), _devices(profile)]
+    if profile.book_keeping:
+        parts += [Text(""), _book_keeping(profile)]
+    parts += [Text(""), _advice(profile.advice)]
+    if profile.notes:
+        parts += [Text(""), heading("Notes"), *(paragraph(printable(note)) for note in profile.notes)]
+    return Group(*parts)
+
+
+def heading(text: str, unit: str = "") -> Text:
+    """The title of a table, and the unit of its figures."""
+    return Text.assemble((text, "bold"), (f"  {unit}" if unit else "", "dim"))
+
+
+def paragraph(text: str, *, indent: int = 2) -> RenderableType:
+    """Indented text that wraps at the terminal's width."""
+    return Padding(Text(text), (0, 0, 0, indent))
+
+
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, widest: int = 30) -> Table:
+    """A table whose first column is a name, cut where it is too long; the others are figures.
+
+    Args:
+        columns: their titles; one that begins with a blank is of text, too.
+        rows: cells of each line.
+        widest: columns of the terminal that a name may take.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    first, *others = columns
+    table.add_column(Text(f"  {first}"), overflow="ellipsis", no_wrap=True, max_width=widest)
+    for name in others:
+        justify = "left" if name.startswith(" ") else "right"
+        table.add_column(Text(name.strip()), justify=justify, no_wrap=True, overflow="ellipsis", max_width=22)
+    for label, *cells in rows:
+        start = Text("  ")
+        table.add_row(start.append(label) if isinstance(label, str) else start.append_text(label), *cells)
+    return table
+
+
+def _head(profile: Profile) -> RenderableType:
+    return Group(
+        Text.assemble((titled(profile), "bold"), f": {speed_text(profile)}"),
+        Text(machine_text(profile)),
+        Text(f"an iteration: {sizes_text(profile)}, {duration(profile.iteration.unprofiled)}"),
+        Text(correction_text(profile)),
+    )
+
+
+def _operations(profile: Profile) -> RenderableType:
+    whole = whole_time(profile)
+    nodes = [
+        node for node in in_order(operation_tree(profile.operations)) if whole.share(node.seconds) >= LEAST_SHOWN
+    ]
+    rows = [_operation_row(node, whole) for node in nodes]
+    rest = (("(idle: neither host nor device)", whole.idle), ("(of no operation)", whole.unnamed))
+    rows += [
+        (name, percent(whole.share(seconds)), milliseconds(seconds), "", "", "")
+        for name, seconds in rest
+        if whole.share(seconds) >= LEAST_SHOWN
+    ]
+    several = "" if len(profile.processes) < 2 else f", summed over {len(profile.processes)} processes"
+    parts: list[RenderableType] = [
+        heading("Operations", f"ms an iteration{several}"),
+        table_of(("operation", "share", "ms", "device", "host", "kernels"), rows, widest=35),
+    ]
+    mixed = sum(node.mixed for node in operation_tree(profile.operations))
+    if whole.share(mixed) >= LEAST_SHOWN:
+        parts.append(
+            paragraph(
+                f"~ {milliseconds(mixed)} ms of the device are an estimate: fused operations that span several "
+                "operations, divided by their cost."
+            )
+        )
+    return Group(*parts)
+
+
+def _operation_row(node: OperationNode, whole: WholeTime) -> tuple[str | Text, ...]:
+    name = Text("  " * node.depth + printable(node.name), style="" if node.depth else "bold")
+    estimated = "~" if node.seconds and node.mixed / node.seconds >= 0.01 else ""
+    return (
+        name,
+        percent(whole.share(node.seconds)),
+        milliseconds(node.seconds),
+        estimated + milliseconds(node.device),
+        milliseconds(node.host),
+        count(node.kernels) if node.kernels else "",
+    )
+
+
+def _overlaps(processes: Sequence[ProcessTime]) -> RenderableType:
+    shown = first_of_each_kind(processes, MOST_PROCESSES)
+    rows = [_overlap_row(printable(process.name), process.overlap) for process in shown]
+    if len(processes) > 1:
+        rows.append(_overlap_row(f"all {len(processes)}", total_overlap(processes)))
+    columns = ("process", "ms", "both", "device only", "host only", "neither")
+    unit = "share of an iteration" + _left_out(processes)
+    return Group(heading("Host and device at work", unit), table_of(columns, rows, widest=28))
+
+
+def _left_out(processes: Sequence[ProcessTime]) -> str:
+    return "" if len(processes) <= MOST_PROCESSES else f"; {MOST_PROCESSES} of {len(processes)} processes"
+
+
+def _overlap_row(name: str, overlap: Overlap) -> tuple[str, ...]:
+    whole = duration_of(overlap)
+    parts = (overlap.both, overlap.device_only, overlap.host_only, overlap.neither)
+    return (name, milliseconds(whole), *(percent(part / whole if whole > 0 else 0.0) for part in parts))
+
+
+def _host(processes: Sequence[ProcessTime]) -> RenderableType:
+    """Categories as rows, so that any number of them fits; processes as columns while there are few."""
+    shown = processes if len(processes) <= 3 else ()
+    seconds = {
+        category: [category_seconds(process, category) for process in processes]
+        for category in CATEGORIES
+        if any(category_seconds(process, category) > 0 for process in processes)
+    }
+    if not seconds:
+        return Text("No activity of a host was recorded.")
+    names = [printable(process.name) for process in shown]
+    whole = sum(duration_of(process.overlap) for process in processes)
+    rows = [
+        (
+            category,
+            *([milliseconds(one) for one in each] if shown else [milliseconds(sum(each))]),
+            percent(sum(each) / whole if whole > 0 else 0.0),
+            _longest(processes, category),
+        )
+        for category, each in seconds.items()
+    ]
+    columns = ("category", *(names or [f"all {len(processes)}"]), "share", " longest activity")
+    return Group(heading("Host by category", "ms an iteration, of all threads"), table_of(columns, rows))
+
+
+def _longest(processes: Sequence[ProcessTime], category: str) -> str:
+    activities = [one for process in processes for one in process.host if one.category == category]
+    return printable(max(activities, key=lambda one: one.seconds).activity)
+
+
+def _transitions(processes: Sequence[ProcessTime]) -> RenderableType:
+    kinds = dict.fromkeys(kind for process in processes for kind in process.transitions)
+    shown = processes if len(processes) <= 3 else ()
+    rows = [
+        (
+            printable(kind),
+            *(count(process.transitions.get(kind, 0.0)) for process in shown),
+            *(
+                []
+                if len(shown) == 1
+                else [count(sum(process.transitions.get(kind, 0.0) for process in processes))]
+            ),
+        )
+        for kind in kinds
+    ]
+    all_of_them = [] if len(shown) == 1 else [f"all {len(processes)}"]
+    columns = ("from one part into another", *(printable(process.name) for process in shown), *all_of_them)
+    return Group(heading("Transitions", "calls an iteration"), table_of(columns, rows))
+
+
+def _devices(profile: Profile) -> RenderableType:
+    rows = [
+        (
+            printable(one.device),
+            percent(one.utilisation),
+            "-" if one.sm_activity is None else percent(one.sm_activity),
+            percent(one.occupied),
+        )
+        for one in profile.devices
+    ]
+    columns = ("device", "utilisation (NVML)", "SM activity", "kernels ran")
+    return Group(heading("Devices", "share of the time"), table_of(columns, rows))
+
+
+def _book_keeping(profile: Profile) -> RenderableType:
+    rows = [
+        (printable(one.kind), count(one.events), number(one.nanoseconds), milliseconds(one.seconds))
+        for one in sorted(profile.book_keeping, key=lambda one: -one.seconds)
+    ]
+    unit = (
+        f"{counted(profile.iteration.iterations, 'iteration', 'iterations')} in "
+        f"{counted(profile.iteration.windows, 'window', 'windows')}"
+    )
+    columns = ("event", "an iteration", "ns each", "ms an iteration")
+    return Group(heading("Cost of the profiler", unit), table_of(columns, rows))
+
+
+def _advice(advice: Sequence[Advice]) -> RenderableType:
+    if not advice:
+        return Group(heading("Advice"), paragraph(NOTHING_TO_ADVISE))
+    parts: list[RenderableType] = [heading("Advice")]
+    for rank, one in enumerate(advice, 1):
+        saves = f" (saves about {duration(one.saves)} an iteration)" if one.saves > 0 else ""
+        title = Text.assemble(f"{rank}. ", (printable(one.title), "bold"), saves)
+        parts.append(Padding(title, (0, 0, 0, 2)))
+        parts.append(paragraph(printable(one.text), indent=5))
+        if one.options:
+            parts.append(Padding(Text(printable(one.options), style="cyan"), (0, 0, 0, 5)))
+    return Group(*parts)

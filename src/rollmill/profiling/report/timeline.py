@@ -1,0 +1,172 @@
+"""The timelines of processes as lanes of a page: bounded in size, and readable without a script."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rollmill.profiling.breakdown import first_of_each_kind, lanes_of
+from rollmill.profiling.report.page import escaped, legend, section
+from rollmill.profiling.results import ProcessTime, TimelineSpan
+from rollmill.profiling.text import duration
+
+UNITS = 20_000
+"""Width of a lane in units of its drawing."""
+THINNEST = 8
+"""Units that the shortest span takes, so that it can be seen."""
+MOST_SPANS = 9_000
+"""Spans that all lanes together show."""
+MOST_PROCESSES = 8
+MOST_LANES = 6
+"""Lanes of a process that are shown."""
+COLOURS = 8
+"""Names that have a colour of their own."""
+TICKS = 5
+
+
+class Lane(NamedTuple):
+    """Spans of one lane, and how many there were before they were merged."""
+
+    process: str
+    name: str
+    spans: tuple[TimelineSpan, ...]
+
+
+def timeline_section(processes: Sequence[ProcessTime]) -> str:
+    """The figure with one lane for each thread and device; nothing if no timeline was recorded."""
+    lanes = shown_lanes(processes)
+    end = max((span.end for lane in lanes for span in lane.spans), default=0.0)
+    if not lanes or end <= 0:
+        return ""
+    merged = [lane._replace(spans=merge_spans(lane.spans, end, MOST_SPANS // len(lanes))) for lane in lanes]
+    colours = _colours(merged)
+    parts = [
+        '<div class="tools"></div>',
+        legend({**colours, **({"others": "idle"} if _has_others(merged, colours) else {})}),
+        f'<div class="lanes" data-units="{UNITS}" data-seconds="{end!r}">{_axis(end)}',
+    ]
+    process = None
+    for lane in merged:
+        if lane.process != process:
+            parts.append(f'<div class="process">{escaped(lane.process)}</div>')
+        process = lane.process
+        parts.append(_lane(lane, end, colours))
+    parts.append(f"{_axis(end)}</div>")
+    hidden = sum(len(_lanes_of(one)) for one in processes) - len(lanes)
+    if hidden:
+        parts.append(f'<p class="dim">{hidden} more lanes are in the trace for Perfetto.</p>')
+    return section(
+        f"The first {duration(end)} of a profiled window",
+        "Time runs from left to right; each lane is a thread of the host or a device, each colour an operation or "
+        "activity, and gaps are idle. Where spans are too short to be drawn, the longest one stands for its "
+        "neighbours. Drag over a lane to zoom, double-click to see all; the profiler's own cost is not taken "
+        "out here.",
+        parts,
+    )
+
+
+def shown_lanes(processes: Sequence[ProcessTime]) -> list[Lane]:
+    """The lanes that a page shows: of a few processes, one of each kind first, and a few of each."""
+    recorded = [process for process in processes if process.timeline]
+    shown = first_of_each_kind(recorded, MOST_PROCESSES)
+    return [lane for process in shown for lane in _lanes_of(process)[:MOST_LANES]]
+
+
+def _lanes_of(process: ProcessTime) -> list[Lane]:
+    return [Lane(process.name, name, tuple(spans)) for name, spans in lanes_of(process).items()]
+
+
+def merge_spans(spans: Sequence[TimelineSpan], end: float, most: int) -> tuple[TimelineSpan, ...]:
+    """At most so many spans that look the same.
+
+    If there are more, time is divided into as many bins. A bin that is busy for half of its time or more belongs
+    to the name that takes most of it; neighbours of one name are one span.
+
+    Args:
+        spans: of one lane.
+        end: of the window in seconds.
+        most: number of spans.
+    """
+    if len(spans) <= most or not spans:
+        return tuple(spans)
+    names = list(dict.fromkeys(span.name for span in spans))
+    width = end / most
+    busy: dict[str, np.ndarray] = {}
+    for name in names:
+        edges = np.asarray([(span.start, span.end) for span in spans if span.name == name]) / width
+        busy[name] = _busy_in_bins(edges, most)
+    best, owner = np.zeros(most), np.full(most, -1)
+    for index, amount in enumerate(busy.values()):
+        is_more = amount > best
+        best, owner = np.where(is_more, amount, best), np.where(is_more, index, owner)
+    owner[np.sum(list(busy.values()), axis=0) < 0.5] = -1
+    cuts = np.flatnonzero(np.diff(owner)) + 1
+    bounds = [0, *cuts.tolist(), most]
+    return tuple(
+        TimelineSpan(spans[0].lane, names[owner[start]], start * width, stop * width)
+        for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
+        if owner[start] >= 0
+    )
+
+
+def _busy_in_bins(edges: np.ndarray, bins: int) -> np.ndarray:
+    """The part of each bin that spans `[n, 2]` cover: differences of their integral at the bins' edges."""
+    marks = np.arange(bins + 1, dtype=np.float64)
+    covered = np.zeros(bins + 1)
+    starts, stops = np.sort(edges[:, 0]), np.sort(edges[:, 1])
+    for ends, sign in ((starts, 1.0), (stops, -1.0)):
+        before = np.searchsorted(ends, marks)
+        sums = np.concatenate([[0.0], np.cumsum(ends)])
+        covered += sign * (before * marks - sums[before])
+    return np.diff(covered)
+
+
+def _colours(lanes: Sequence[Lane]) -> dict[str, str]:
+    """The names with the longest spans, and a colour for each."""
+    seconds: dict[str, float] = {}
+    for lane in lanes:
+        for span in lane.spans:
+            seconds[span.name] = seconds.get(span.name, 0.0) + span.end - span.start
+    names = sorted(seconds, key=lambda name: -seconds[name])
+    return {name: f"c{index}" for index, name in enumerate(names[:COLOURS])}
+
+
+def _has_others(lanes: Sequence[Lane], colours: dict[str, str]) -> bool:
+    return any(span.name not in colours for lane in lanes for span in lane.spans)
+
+
+def _lane(lane: Lane, end: float, colours: dict[str, str]) -> str:
+    """One lane; a path holds all spans of a name, the longest ones beneath."""
+    of_name: dict[str, list[TimelineSpan]] = {}
+    for span in lane.spans:
+        of_name.setdefault(span.name, []).append(span)
+    ordered = sorted(of_name.items(), key=lambda item: -_mean_length(item[1]))
+    paths = "".join(_path(name, spans, end, colours.get(name, "idle")) for name, spans in ordered)
+    return (
+        f'<div class="lane"><div class="name" title="{escaped(lane.name)}">{escaped(lane.name)}</div>'
+        f'<svg viewBox="0 0 {UNITS} 10" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escaped(f"{lane.process}, {lane.name}")}">{paths}</svg></div>'
+    )
+
+
+def _mean_length(spans: Sequence[TimelineSpan]) -> float:
+    return sum(span.end - span.start for span in spans) / len(spans)
+
+
+def _path(name: str, spans: Sequence[TimelineSpan], end: float, colour: str) -> str:
+    scale = UNITS / end
+    lines = "".join(
+        f"M{round(span.start * scale)} 5h{max(THINNEST, round(span.end * scale) - round(span.start * scale))}"
+        for span in spans
+    )
+    return f'<path d="{lines}" style="stroke:var(--{colour})"><title>{escaped(name)}</title></path>'
+
+
+def _axis(end: float) -> str:
+    last = TICKS - 1
+    marks = "".join(
+        f'<span{" class=" + repr("last") if index == last else ""} style="left:{index * 100 / last:g}%">'
+        f"{duration(end * index / last)}</span>"
+        for index in range(TICKS)
+    )
+    return f'<div class="lane axis-row"><div class="name"></div><div class="axis">{marks}</div></div>'

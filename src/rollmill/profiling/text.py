@@ -1,0 +1,137 @@
+"""Numbers, durations and names as text of reports."""
+
+import math
+
+from rollmill.profiling.results import Profile
+
+NOTHING_TO_ADVISE = (
+    "No rule applies: no known change of an option would save a tenth of the time. That is no proof that the "
+    "training cannot be faster; the longest operations above are where to look."
+)
+UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
+
+
+def printable(text: str) -> str:
+    """The text without control characters, which a terminal would obey."""
+    return "".join(letter if letter.isprintable() else UNPRINTABLE for letter in text)
+
+
+def number(value: float) -> str:
+    """Three digits, without an exponent where it can be: `0.0123`, `47.9`, `1,024`."""
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size < 0.0005:
+        return "0" if size == 0 else f"{value:.1e}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(size)))}f}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Milliseconds without their unit; what is below a tenth of a microsecond is 0."""
+    value = seconds * 1e3
+    return "0" if abs(value) < 1e-4 else number(value)
+
+
+def duration(seconds: float) -> str:
+    """A duration with the unit that suits it."""
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(seconds) >= size:
+            return f"{number(seconds / size)} {unit}"
+    return f"{number(seconds / 1e-9)} ns" if seconds else "0 ms"
+
+
+def percent(share: float) -> str:
+    """A share of 1 in per cent."""
+    return f"{share * 100:.1f} %"
+
+
+def about_percent(share: float) -> str:
+    """A share of 1 in whole per cent."""
+    return f"{share * 100:.0f} %"
+
+
+def signed_percent(share: float) -> str:
+    """A change in per cent, with its sign."""
+    return f"{share * 100:+.1f} %"
+
+
+def times(ratio: float) -> str:
+    """A ratio, such as `3.10×`."""
+    return f"{number(ratio)}×"
+
+
+def compact(value: float) -> str:
+    """Three digits and the letter of a power of a thousand: `1.39 M`."""
+    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {letter}"
+    return f"{value:.3g}"
+
+
+def count(value: float) -> str:
+    """How many there are: whole numbers as such, small means with three digits."""
+    return f"{value:,.0f}" if abs(value) >= 100 or value == round(value, 0) else number(value)
+
+
+def counted(number_of: int, one: str, many: str) -> str:
+    """A number and its noun."""
+    return f"{number_of:,} {one if number_of == 1 else many}"
+
+
+def size_of(amount: float) -> str:
+    """Bytes with their unit."""
+    for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(amount) >= size:
+            return f"{number(amount / size)} {unit}"
+    return f"{amount:,.0f} B"
+
+
+def path_text(path: tuple[str, ...]) -> str:
+    """An operation with those around it: `collect / policy`."""
+    return printable(" / ".join(path))
+
+
+def titled(profile: Profile) -> str:
+    """The training in a few words."""
+    return printable(f"{profile.training.algorithm} on {profile.training.environment}")
+
+
+def machine_text(profile: Profile) -> str:
+    """Device, cores and placement on one line."""
+    machine, training = profile.machine, profile.training
+    cores = counted(machine.cores, "core", "cores")
+    return printable(f"{machine.device}, {cores}; {training.placement}; fusion {training.fusion}")
+
+
+def speed_of(profile: Profile) -> float:
+    """Environment steps a second; 0 if no iteration was timed."""
+    return profile.steps_per_second if profile.iteration.unprofiled > 0 else 0.0
+
+
+def speed_text(profile: Profile) -> str:
+    """Environment steps a second, with their unit."""
+    speed = speed_of(profile)
+    if not speed:
+        return "steps/s unknown"
+    return f"{compact(speed)} steps/s"
+
+
+def sizes_text(profile: Profile) -> str:
+    """Steps of an iteration, and what they consist of."""
+    training = profile.training
+    environments = f"{training.num_envs:,} environments × {training.num_steps:,} steps"
+    return f"{training.env_steps:,} steps ({environments})"
+
+
+def correction_text(profile: Profile) -> str:
+    """The slowdown by the profiler, and what is left of it after the correction."""
+    iteration = profile.iteration
+    if iteration.unprofiled <= 0:
+        return "The training was not timed without the profiler, so the correction cannot be checked."
+    return (
+        f"The profiler slowed the training by {times(iteration.profiled / iteration.unprofiled)}; "
+        f"corrected {duration(iteration.corrected)} an iteration, without it {duration(iteration.unprofiled)}, "
+        f"{signed_percent(iteration.error)}."
+    )
