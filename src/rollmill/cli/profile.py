@@ -1,6 +1,7 @@
 """`rollmill profile ALGORITHM ENVIRONMENT [OPTIONS]`, and `rollmill profile compare A B`."""
 
 import shlex
+import shutil
 import sys
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -17,10 +18,10 @@ from rollmill.cli.train import GivenTraining, parse_training
 from rollmill.core.errors import StorageError, UsageError
 from rollmill.dataflow import Graph
 from rollmill.execution.program.kernels import MIN_STEPS_TO_TUNE
-from rollmill.profiling.report.comparison import comparison_table
-from rollmill.profiling.report.html import report_page
-from rollmill.profiling.report.perfetto import chrome_trace
-from rollmill.profiling.report.terminal import print_profile
+from rollmill.profiling.report.comparison import compare, comparison_page, draw_comparison
+from rollmill.profiling.report.html import profile_page
+from rollmill.profiling.report.perfetto import perfetto_trace
+from rollmill.profiling.report.terminal import draw_profile
 from rollmill.profiling.results import Profile, read_profile
 
 PROFILE, PAGE, TRACE = "profile.json", "profile.html", "trace.json"
@@ -42,6 +43,8 @@ class Compare:
 
     before: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="A directory of `rollmill profile`.")]
     after: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="Another one.")]
+    output: Path | None = None
+    """File to write the comparison to as a web page."""
 
 
 def run(arguments: list[str]) -> int:
@@ -68,7 +71,7 @@ def run(arguments: list[str]) -> int:
         show=lambda line: print(line, file=sys.stderr, flush=True),
     )
     _write(found, output)
-    print_profile(found)
+    print(draw_profile(found, width=_width()))
     print(f"\nreport: {output / PAGE}\ntrace for ui.perfetto.dev: {output / TRACE}")
     return 0
 
@@ -119,16 +122,28 @@ def _write(found: Profile, output: Path) -> None:
     """
     try:
         (output / PROFILE).write_text(found.to_json())
-        (output / PAGE).write_text(report_page(found))
-        (output / TRACE).write_text(chrome_trace(found))
+        (output / PAGE).write_text(profile_page(found))
+        (output / TRACE).write_text(perfetto_trace(found))
     except OSError as error:
-        print_profile(found)  # so that nothing is lost
+        print(draw_profile(found, width=_width()))  # so that nothing is lost
         raise StorageError(f"{output} cannot be written: {error.strerror or error}.") from error
 
 
 def _compare(options: Compare) -> int:
-    print(comparison_table(_read(options.before), _read(options.after)))
+    compared = compare(_read(options.before), _read(options.after))
+    print(draw_comparison(compared, width=_width()))
+    if options.output is not None:
+        try:
+            options.output.write_text(comparison_page(compared))
+        except OSError as error:
+            raise StorageError(f"{options.output} cannot be written: {error.strerror or error}.") from error
+        print(f"\nwrote {options.output}")
     return 0
+
+
+def _width() -> int:
+    """Columns of the terminal; of a file, as many as most terminals have."""
+    return min(shutil.get_terminal_size((100, 24)).columns, 120)
 
 
 def _read(directory: Path) -> Profile:

@@ -21,7 +21,7 @@ from rollmill.core.bounds import Count, Range, check_bounds
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.machine import hardware, versions
 from rollmill.dataflow import Graph, State
-from rollmill.execution import Training
+from rollmill.execution import ProgramTraining, Training
 from rollmill.planning import Plan
 from rollmill.profiling import correction, results
 from rollmill.profiling.advice import advise
@@ -32,6 +32,9 @@ from rollmill.profiling.summary import memory, operations, process_time
 
 MONITORING = (3, 12)
 """Python from which on calls can be told apart without tracing every line (`sys.monitoring`)."""
+
+REPORT_SECONDS = 0.02
+"""Time between two reports of a training in one program; windows begin and end with reports."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,8 @@ def _trained(
                 workers=cast(RecordsWorkers, training) if has_processes else None,
                 show=show,
             )
+            if isinstance(training, ProgramTraining):
+                training.report_seconds = REPORT_SECONDS
             with contextlib.closing(windows):
                 yield ProfiledTraining(training, windows), state
 
@@ -176,9 +181,9 @@ def _book_keeping(pairs: Sequence[PairedWindow], costs: EventCosts) -> tuple[res
     )
 
 
-def _training(prepared: PreparedTraining, command: str) -> results.Training:
+def _training(prepared: PreparedTraining, command: str) -> results.ProfiledSetup:
     loops, described = prepared.algorithm.loops, prepared.config["graph"]
-    return results.Training(
+    return results.ProfiledSetup(
         algorithm=described["algorithm"],
         environment=described["environment"],
         command=command or shlex.join(sys.argv),
@@ -198,10 +203,10 @@ def _placement(plan: Plan) -> str:
     return f"{groups} ({plan.place})"
 
 
-def _machine() -> results.Machine:
+def _machine() -> results.ProfiledMachine:
     machine = hardware()
     kinds = [device["kind"] for device in machine["devices"]]
-    return results.Machine(
+    return results.ProfiledMachine(
         device=f"{len(kinds)} x {kinds[0]}" if kinds else "none",
         cores=machine["cores"],
         versions={name: version for name, version in versions().items() if version is not None},

@@ -17,7 +17,7 @@ from rollmill.dataflow import State
 from rollmill.execution.program.compiled import CompiledProgram
 
 TARGET_SECONDS = 0.1
-"""Windows grow until reading one takes place about this often."""
+"""Windows grow until one takes about so long."""
 
 MAX_WINDOW = 256
 
@@ -63,6 +63,7 @@ def dispatch_ahead(
     stride: int | None = None,
     span: int = 1,
     admit: Callable[[int, int], int] = _all,
+    window_seconds: float = TARGET_SECONDS,
 ) -> Iterator[Window]:
     """Runs iterations `first` to `until`, and yields them window by window.
 
@@ -78,6 +79,7 @@ def dispatch_ahead(
         stride: see above.
         span: iterations whose metrics are summed, where the program can; sums end at its multiples.
         admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
+        window_seconds: windows grow until one takes about so long.
     """
     size, ahead, since = 1, None, time.perf_counter()
     span = span if program.reuses_state else 1
@@ -93,7 +95,7 @@ def dispatch_ahead(
         if running is not None:
             yield _read(program, running)
             now = time.perf_counter()
-            size = min(2 * size, MAX_WINDOW) if now - since < TARGET_SECONDS else size
+            size = min(2 * size, MAX_WINDOW) if now - since < window_seconds else size
             since = now
 
 
