@@ -53,7 +53,7 @@ MOST_PROCESSES = 64
 FEW_PROCESSES = 16
 """Processes that charts show before they are asked for more."""
 MOST_ACTIVITIES = 40
-MOST_LINES = 100
+MOST_LINES = 40
 """Lines of the other tables and lists."""
 
 
@@ -107,7 +107,11 @@ def _advice(advice: Sequence[Advice]) -> str:
     how = "Changes that the figures below suggest, the largest predicted saving first. Predictions are guesses."
     if not advice:
         return section("What would make it faster", "", [f"<p>{escaped(NOTHING_TO_ADVISE)}</p>"])
-    return section("What would make it faster", how, [f'<ol class="advice">{"".join(map(_advised, advice))}</ol>'])
+    return section(
+        "What would make it faster",
+        how,
+        [f'<ol class="advice">{"".join(map(_advised, advice[:MOST_LINES]))}</ol>'],
+    )
 
 
 def _advised(advice: Advice) -> str:
@@ -320,7 +324,7 @@ def _devices(profile: Profile) -> str:
     if not profile.devices:
         return ""
     rows = []
-    for one in profile.devices[:MOST_PROCESSES]:
+    for one in profile.devices[:FEW_PROCESSES]:
         figures = (
             ("utilisation, by NVML", one.utilisation, "idle"),
             ("a kernel ran", one.occupied, "device"),
