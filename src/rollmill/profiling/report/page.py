@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rollmill.profiling.text import cut, printable
 
-LONGEST_TEXT, LONGEST_NAME = 800, 60
+LONGEST_TEXT, LONGEST_NAME = 800, 50
 """Characters of a paragraph and of a name, after which they are cut: pages stay small for any profile."""
 
 
@@ -25,8 +25,10 @@ class Part(NamedTuple):
 
 
 def escaped(text: str, *, most: int = LONGEST_TEXT) -> str:
-    """Text that is safe in a page and in quoted attributes, cut at so many characters."""
-    return escape(cut(printable(text), most))
+    """Text that is safe in a page and in quoted attributes, cut at so many characters or twice as many bytes."""
+    shown = printable(cut(text, most))
+    made = escape(shown)
+    return made if len(made.encode()) <= 2 * most else escape(cut(shown, most // 5))
 
 
 def escaped_name(name: str) -> str:

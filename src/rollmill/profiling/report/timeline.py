@@ -15,12 +15,12 @@ UNITS = 20_000
 """Width of a lane in units of its drawing."""
 THINNEST = 8
 """Units that the shortest span takes, so that it can be seen."""
-MOST_SPANS = 6_000
+MOST_SPANS = 5_000
 """Spans that all lanes together show."""
 MOST_PROCESSES = 8
-MOST_LANES = 6
-"""Lanes of a process that are shown."""
-MOST_NAMES = 24
+MOST_LANES = 24
+"""Lanes that are shown, of all processes."""
+MOST_NAMES = 16
 """Names that spans keep, those with the longest spans; all others are one."""
 COLOURS = 8
 """Names that have a colour of their own."""
@@ -75,7 +75,7 @@ def shown_lanes(processes: Sequence[ProcessTime]) -> list[Lane]:
     """The lanes that a page shows: of a few processes, one of each kind first, and a few of each."""
     recorded = [process for process in processes if process.timeline]
     shown = first_of_each_kind(recorded, MOST_PROCESSES)
-    return [lane for process in shown for lane in _lanes_of(process)[:MOST_LANES]]
+    return [lane for process in shown for lane in _lanes_of(process)[: MOST_LANES // len(shown)]]
 
 
 def _lanes_of(process: ProcessTime) -> list[Lane]:
