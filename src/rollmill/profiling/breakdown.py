@@ -1,10 +1,14 @@
 """Sums over a profile that reports and advice share: the tree of operations, and parts of the whole time."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import fsum, inf
 from typing import NamedTuple
 
 from rollmill.profiling.results import OperationTime, Overlap, ProcessTime, Profile, TimelineSpan
+
+DEEPEST = 16
+"""Names of a path that a tree tells apart."""
 
 
 class OperationNode(NamedTuple):
@@ -38,7 +42,8 @@ class OperationNode(NamedTuple):
 
 def operation_tree(operations: Sequence[OperationTime]) -> tuple[OperationNode, ...]:
     """The outermost operations, the longest first; operations that only their parts name are added."""
-    return _nodes_below((), [operation for operation in operations if operation.path])
+    named = [replace(one, path=one.path[:DEEPEST]) for one in operations if one.path]
+    return _nodes_below((), named)
 
 
 def _nodes_below(path: tuple[str, ...], operations: Sequence[OperationTime]) -> tuple[OperationNode, ...]:

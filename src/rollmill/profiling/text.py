@@ -16,6 +16,11 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else UNPRINTABLE for letter in text)
 
 
+def cut(text: str, most: int) -> str:
+    """The text, at most so many characters of it."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def number(value: float) -> str:
     """Three digits, without an exponent where it can be: `0.0123`, `47.9`, `1,024`."""
     if not math.isfinite(value):

@@ -196,7 +196,7 @@ def _named(name: str, profile: Profile) -> list[RenderableType]:
 
 def _terminal_table(title: str, unit: str, first: str, compared: Sequence[ComparedTime]) -> RenderableType:
     rows = [_cells(one) for one in compared if max(one.share_before, one.share_after) >= LEAST_SHOWN]
-    return Group(heading(title, unit), table_of((first, *COLUMNS), rows, widest=32))
+    return Group(heading(title, unit), table_of((first, *COLUMNS), rows))
 
 
 COLUMNS = ("before", "after", "share", "share", "ratio")

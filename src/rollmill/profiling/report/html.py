@@ -47,18 +47,18 @@ from rollmill.profiling.text import (
     titled,
 )
 
-MOST_OPERATIONS = 60
+MOST_OPERATIONS = 40
 """Operations that figures and tables show, the longest ones."""
-MOST_PROCESSES = 64
+MOST_PROCESSES = 48
 FEW_PROCESSES = 16
 """Processes that charts show before they are asked for more."""
 MOST_ACTIVITIES = 40
-MOST_LINES = 100
+MOST_LINES = 30
 """Lines of the other tables and lists."""
 
 
 def profile_page(profile: Profile) -> str:
-    """The page, below 300 kB for any profile.
+    """The page; lists, names and timelines are bounded, so that it stays below 300 kB.
 
     Args:
         profile: with its advice.
@@ -107,7 +107,11 @@ def _advice(advice: Sequence[Advice]) -> str:
     how = "Changes that the figures below suggest, the largest predicted saving first. Predictions are guesses."
     if not advice:
         return section("What would make it faster", "", [f"<p>{escaped(NOTHING_TO_ADVISE)}</p>"])
-    return section("What would make it faster", how, [f'<ol class="advice">{"".join(map(_advised, advice))}</ol>'])
+    return section(
+        "What would make it faster",
+        how,
+        [f'<ol class="advice">{"".join(map(_advised, advice[:MOST_LINES]))}</ol>'],
+    )
 
 
 def _advised(advice: Advice) -> str:
@@ -281,7 +285,7 @@ def _host(processes: Sequence[ProcessTime]) -> str:
 
 def _category_part(process: ProcessTime, category: str, longest: float) -> Part:
     seconds = category_seconds(process, category)
-    return Part(_ratio(seconds, longest), category, f"{process.name}, {category}: {duration(seconds)}")
+    return Part(_ratio(seconds, longest), category, f"{category}: {duration(seconds)}")
 
 
 def _transitions(processes: Sequence[ProcessTime]) -> str:
@@ -320,7 +324,7 @@ def _devices(profile: Profile) -> str:
     if not profile.devices:
         return ""
     rows = []
-    for one in profile.devices[:MOST_PROCESSES]:
+    for one in profile.devices[:FEW_PROCESSES]:
         figures = (
             ("utilisation, by NVML", one.utilisation, "idle"),
             ("a kernel ran", one.occupied, "device"),

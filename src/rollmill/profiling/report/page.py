@@ -7,7 +7,10 @@ from html import escape
 from importlib.resources import files
 from typing import NamedTuple
 
-from rollmill.profiling.text import printable
+from rollmill.profiling.text import cut, printable
+
+LONGEST_TEXT, LONGEST_NAME = 800, 50
+"""Characters of a paragraph and of a name, after which they are cut: pages stay small for any profile."""
 
 
 class Part(NamedTuple):
@@ -21,9 +24,16 @@ class Part(NamedTuple):
     is_hatched: bool = False
 
 
-def escaped(text: str) -> str:
-    """Text that is safe in a page and in quoted attributes."""
-    return escape(printable(text))
+def escaped(text: str, *, most: int = LONGEST_TEXT) -> str:
+    """Text that is safe in a page and in quoted attributes, cut at so many characters or twice as many bytes."""
+    shown = printable(cut(text, most))
+    made = escape(shown)
+    return made if len(made.encode()) <= 2 * most else escape(cut(shown, most // 5))
+
+
+def escaped_name(name: str) -> str:
+    """A name that is safe in a page, cut if it is long."""
+    return escaped(name, most=LONGEST_NAME)
 
 
 def page(title: str, body: Iterable[str], *, script: bool = False) -> str:
@@ -81,7 +91,7 @@ def legend(colours: Mapping[str, str], *, hatched: str = "") -> str:
         hatched: a name whose area is hatched in the colour of the device.
     """
     marks = [
-        f'<span><i style="background:var(--{colour})"></i>{escaped(name)}</span>'
+        f'<span><i style="background:var(--{colour})"></i>{escaped_name(name)}</span>'
         for name, colour in colours.items()
     ]
     if hatched:
@@ -99,7 +109,7 @@ def bar(parts: Iterable[Part], *, kind: str = "") -> str:
 def _part(part: Part) -> str:
     hatch = ' class="hatch"' if part.is_hatched else ""
     style = f"width:{min(part.share, 1.0) * 100:.2f}%;background-color:var(--{part.colour})"
-    return f'<i{hatch} style="{style}" title="{escaped(part.title)}"></i>'
+    return f'<i{hatch} style="{style}" title="{escaped(part.title, most=2 * LONGEST_NAME)}"></i>'
 
 
 def bar_row(
@@ -125,8 +135,8 @@ def bar_row(
     kind = " outer" if is_outer else ""
     indent = f' style="padding-left:{depth * 1.1:.1f}em"' if depth else ""
     return (
-        f'<div class="row{kind}"><div class="name"{indent}>{escaped(name)}</div><div class="bars">{bars}</div>'
-        f'<div class="value">{escaped(value)}</div></div>'
+        f'<div class="row{kind}"><div class="name"{indent}>{escaped_name(name)}</div>'
+        f'<div class="bars">{bars}</div><div class="value">{escaped(value)}</div></div>'
     )
 
 
@@ -139,7 +149,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequen
         left: indices of further columns that are text.
     """
     sides = [' class="left"' if index in left else "" for index in range(len(columns))]
-    head = "".join(f"<th{side}>{escaped(name)}</th>" for name, side in zip(columns, sides, strict=True))
+    head = "".join(f"<th{side}>{escaped_name(name)}</th>" for name, side in zip(columns, sides, strict=True))
     lines = ["<tr>" + _name_cell(row[0]) + "".join(map(_cell, row[1:], sides[1:])) + "</tr>" for row in rows]
     return "\n".join(
         [f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>', *lines, "</tbody></table></div>"]
@@ -148,11 +158,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequen
 
 def _name_cell(text: str) -> str:
     depth = (len(text) - len(text.lstrip(" "))) // 2
-    return f'<td class="name" style="padding-left:{depth * 1.1:.1f}em">{escaped(text.strip(" "))}</td>'
+    return f'<td class="name" style="padding-left:{depth * 1.1:.1f}em">{escaped_name(text.strip(" "))}</td>'
 
 
 def _cell(text: str, side: str) -> str:
-    return f"<td{side}>{escaped(text)}</td>"
+    return f"<td{side}>{escaped_name(text)}</td>"
 
 
 def folded(summary: str, body: Iterable[str]) -> str:

@@ -52,13 +52,15 @@ class LogScale(NamedTuple):
 
 def points_of(operations: Sequence[OperationTime], whole: WholeTime) -> list[Point]:
     """Operations whose floating-point operations, bytes and time on the device are known, the longest first."""
-    known = [one for one in operations if one.flops > 0 and one.bytes > 0 and one.device > 0]
-    points = [
-        Point(path_text(one.path), one.flops / one.bytes, one.flops / one.device, whole.share(one.device))
-        for one in known
+    known = [
+        one
+        for one in operations
+        if one.bytes > 0 and one.device > 0 and 0 < one.flops < math.inf and one.flops / one.bytes > 0
     ]
-    finite = [point for point in points if math.isfinite(point.intensity) and math.isfinite(point.speed)]
-    return sorted(finite, key=lambda point: -point.share)[:MOST_POINTS]
+    return [
+        Point(path_text(one.path), one.flops / one.bytes, one.flops / one.device, whole.share(one.device))
+        for one in sorted(known, key=lambda one: -one.device)[:MOST_POINTS]
+    ]
 
 
 def attainable(ceilings: Ceilings, intensity: float) -> float:

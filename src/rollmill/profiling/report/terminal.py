@@ -89,24 +89,33 @@ def paragraph(text: str, *, indent: int = 2) -> RenderableType:
     return Padding(Text(text), (0, 0, 0, indent))
 
 
-def table_of(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, widest: int = 30) -> Table:
-    """A table whose first column is a name, cut where it is too long; the others are figures.
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
+    """A table whose first column is a name, which is cut where the terminal is too narrow; the others are figures.
 
     Args:
         columns: their titles; one that begins with a blank is of text, too.
         rows: cells of each line.
-        widest: columns of the terminal that a name may take.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     first, *others = columns
-    table.add_column(Text(f"  {first}"), overflow="ellipsis", no_wrap=True, max_width=widest)
-    for name in others:
-        justify = "left" if name.startswith(" ") else "right"
-        table.add_column(Text(name.strip()), justify=justify, no_wrap=True, overflow="ellipsis", max_width=22)
+    table.add_column(_name(first))
+    for title in others:
+        is_text = title.startswith(" ")
+        justify = "left" if is_text else "right"
+        table.add_column(
+            Text(title.strip(), no_wrap=True, overflow="ellipsis"), justify=justify, no_wrap=not is_text
+        )
+    is_name = [title.startswith(" ") for title in others]
     for label, *cells in rows:
-        start = Text("  ")
-        table.add_row(start.append(label) if isinstance(label, str) else start.append_text(label), *cells)
+        texts = [_name(cell, indent=0) if name else cell for cell, name in zip(cells, is_name, strict=True)]
+        table.add_row(_name(label), *texts)
     return table
+
+
+def _name(name: str | Text, *, indent: int = 2) -> Text:
+    """A name that is cut rather than wrapped: only columns that could wrap are made narrower than their text."""
+    text = Text(" " * indent, no_wrap=True, overflow="ellipsis")
+    return text.append(name) if isinstance(name, str) else text.append_text(name)
 
 
 def _head(profile: Profile) -> RenderableType:
@@ -133,7 +142,7 @@ def _operations(profile: Profile) -> RenderableType:
     several = "" if len(profile.processes) < 2 else f", summed over {len(profile.processes)} processes"
     parts: list[RenderableType] = [
         heading("Operations", f"ms an iteration{several}"),
-        table_of(("operation", "share", "ms", "device", "host", "kernels"), rows, widest=35),
+        table_of(("operation", "share", "ms", "device", "host", "kernels"), rows),
     ]
     mixed = sum(node.mixed for node in operation_tree(profile.operations))
     if whole.share(mixed) >= LEAST_SHOWN:
@@ -166,7 +175,7 @@ def _overlaps(processes: Sequence[ProcessTime]) -> RenderableType:
         rows.append(_overlap_row(f"all {len(processes)}", total_overlap(processes)))
     columns = ("process", "ms", "both", "device only", "host only", "neither")
     unit = "share of an iteration" + _left_out(processes)
-    return Group(heading("Host and device at work", unit), table_of(columns, rows, widest=28))
+    return Group(heading("Host and device at work", unit), table_of(columns, rows))
 
 
 def _left_out(processes: Sequence[ProcessTime]) -> str:

@@ -1,12 +1,13 @@
 """The timelines of processes as lanes of a page: bounded in size, and readable without a script."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from rollmill.profiling.breakdown import first_of_each_kind, lanes_of
-from rollmill.profiling.report.page import escaped, legend, section
+from rollmill.profiling.report.page import escaped_name, legend, section
 from rollmill.profiling.results import ProcessTime, TimelineSpan
 from rollmill.profiling.text import duration
 
@@ -14,14 +15,17 @@ UNITS = 20_000
 """Width of a lane in units of its drawing."""
 THINNEST = 8
 """Units that the shortest span takes, so that it can be seen."""
-MOST_SPANS = 9_000
+MOST_SPANS = 5_000
 """Spans that all lanes together show."""
 MOST_PROCESSES = 8
-MOST_LANES = 6
-"""Lanes of a process that are shown."""
+MOST_LANES = 24
+"""Lanes that are shown, of all processes."""
+MOST_NAMES = 16
+"""Names that spans keep, those with the longest spans; all others are one."""
 COLOURS = 8
 """Names that have a colour of their own."""
 TICKS = 5
+OTHERS = "others"
 
 
 class Lane(NamedTuple):
@@ -38,17 +42,19 @@ def timeline_section(processes: Sequence[ProcessTime]) -> str:
     end = max((span.end for lane in lanes for span in lane.spans), default=0.0)
     if not lanes or end <= 0:
         return ""
-    merged = [lane._replace(spans=merge_spans(lane.spans, end, MOST_SPANS // len(lanes))) for lane in lanes]
-    colours = _colours(merged)
+    names = _names(lanes)
+    kept = [_with_names(lane, frozenset(names[:MOST_NAMES])) for lane in lanes]
+    merged = [lane._replace(spans=merge_spans(lane.spans, end, MOST_SPANS // len(lanes))) for lane in kept]
+    colours = {name: f"c{index}" for index, name in enumerate(names[:COLOURS])}
     parts = [
         '<div class="tools"></div>',
-        legend({**colours, **({"others": "idle"} if _has_others(merged, colours) else {})}),
+        legend({**colours, OTHERS: "idle"} if len(names) > COLOURS else colours),
         f'<div class="lanes" data-units="{UNITS}" data-seconds="{end!r}">{_axis(end)}',
     ]
     process = None
     for lane in merged:
         if lane.process != process:
-            parts.append(f'<div class="process">{escaped(lane.process)}</div>')
+            parts.append(f'<div class="process">{escaped_name(lane.process)}</div>')
         process = lane.process
         parts.append(_lane(lane, end, colours))
     parts.append(f"{_axis(end)}</div>")
@@ -69,7 +75,7 @@ def shown_lanes(processes: Sequence[ProcessTime]) -> list[Lane]:
     """The lanes that a page shows: of a few processes, one of each kind first, and a few of each."""
     recorded = [process for process in processes if process.timeline]
     shown = first_of_each_kind(recorded, MOST_PROCESSES)
-    return [lane for process in shown for lane in _lanes_of(process)[:MOST_LANES]]
+    return [lane for process in shown for lane in _lanes_of(process)[: MOST_LANES // len(shown)]]
 
 
 def _lanes_of(process: ProcessTime) -> list[Lane]:
@@ -121,18 +127,19 @@ def _busy_in_bins(edges: np.ndarray, bins: int) -> np.ndarray:
     return np.diff(covered)
 
 
-def _colours(lanes: Sequence[Lane]) -> dict[str, str]:
-    """The names with the longest spans, and a colour for each."""
+def _names(lanes: Sequence[Lane]) -> list[str]:
+    """All names, those with the longest spans first."""
     seconds: dict[str, float] = {}
     for lane in lanes:
         for span in lane.spans:
             seconds[span.name] = seconds.get(span.name, 0.0) + span.end - span.start
-    names = sorted(seconds, key=lambda name: -seconds[name])
-    return {name: f"c{index}" for index, name in enumerate(names[:COLOURS])}
+    return sorted(seconds, key=lambda name: -seconds[name])
 
 
-def _has_others(lanes: Sequence[Lane], colours: dict[str, str]) -> bool:
-    return any(span.name not in colours for lane in lanes for span in lane.spans)
+def _with_names(lane: Lane, names: Container[str]) -> Lane:
+    """The lane with one name for all spans whose own is not among these."""
+    spans = (span if span.name in names else replace(span, name=OTHERS) for span in lane.spans)
+    return lane._replace(spans=tuple(spans))
 
 
 def _lane(lane: Lane, end: float, colours: dict[str, str]) -> str:
@@ -143,9 +150,9 @@ def _lane(lane: Lane, end: float, colours: dict[str, str]) -> str:
     ordered = sorted(of_name.items(), key=lambda item: -_mean_length(item[1]))
     paths = "".join(_path(name, spans, end, colours.get(name, "idle")) for name, spans in ordered)
     return (
-        f'<div class="lane"><div class="name" title="{escaped(lane.name)}">{escaped(lane.name)}</div>'
+        f'<div class="lane"><div class="name">{escaped_name(lane.name)}</div>'
         f'<svg viewBox="0 0 {UNITS} 10" preserveAspectRatio="none" role="img" '
-        f'aria-label="{escaped(f"{lane.process}, {lane.name}")}">{paths}</svg></div>'
+        f'aria-label="{escaped_name(f"{lane.process}, {lane.name}")}">{paths}</svg></div>'
     )
 
 
@@ -159,7 +166,7 @@ def _path(name: str, spans: Sequence[TimelineSpan], end: float, colour: str) -> 
         f"M{round(span.start * scale)} 5h{max(THINNEST, round(span.end * scale) - round(span.start * scale))}"
         for span in spans
     )
-    return f'<path d="{lines}" style="stroke:var(--{colour})"><title>{escaped(name)}</title></path>'
+    return f'<path d="{lines}" style="stroke:var(--{colour})"><title>{escaped_name(name)}</title></path>'
 
 
 def _axis(end: float) -> str:
