@@ -44,7 +44,7 @@ class ExportedFunction(NamedTuple):
 
 
 def exported_function(loaded: LoadedRun) -> ExportedFunction:
-    """The greedy policy of a run with all that it tells: action, logits or mean and scale, value, next memory.
+    """The greedy policy of a run with all outputs: action, logits or mean and scale, value, next memory.
 
     The leaves of a dictionary or a tuple are named by their path: `observation.position`, `memory.0`.
     """

@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 from rollmill.algorithms.agents import AgentView
 from rollmill.algorithms.positions import Position
 from rollmill.api.policy import LoadedRun
-from rollmill.api.policy_arguments import mask_struct, on_host
+from rollmill.api.policy_arguments import mask_struct
 from rollmill.core.spaces import sample
 from rollmill.core.types import Key, Memory, Observation
 from rollmill.dataflow import ActionMask, Decision, Graph, start_one, step_one
@@ -32,22 +32,25 @@ class Situations(NamedTuple):
 
 
 def situations(loaded: LoadedRun, count: int, *, seed: int = 0) -> Situations:
-    """What a policy meets in rollouts in which it draws its actions.
+    """What a policy meets in rollouts in which it draws its actions, and as much that is drawn from the space.
 
-    Of a host environment, observations and legal actions are drawn at random instead, and memories are those after
-    such observations.
+    Drawn observations have random masks of legal actions, and memories after other such observations. Of a host
+    environment all are drawn.
     """
     graph = loaded.graph
-    steps = -(-count // ENVIRONMENTS)
-    if graph.host is None:
-        graph = graph._replace(policy=partial(_draw_alone, graph)) if graph.outputs.searches else graph
-        collect = partial(_rollout, graph, steps)
-    else:
-        collect = partial(_random, graph, mask_struct(graph), steps)
+    if graph.outputs.searches:
+        alone = partial(_draw_alone, graph)
+        graph = graph._replace(policy=alone, greedy=alone)
+    drawn, rollout = partial(_random, graph, mask_struct(graph)), partial(_rollout, graph)
+    ways = [rollout, drawn] if graph.host is None else [drawn]
+    steps = -(-count // (ENVIRONMENTS * len(ways)))
     keys = jax.random.split(jax.random.key(seed), ENVIRONMENTS)
     index = jnp.arange(ENVIRONMENTS, dtype=jnp.int32) % graph.loops.num_envs
-    found = jax.jit(jax.vmap(collect, in_axes=(None, 0, 0)))(loaded.weights, keys, index)
-    rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], on_host(found))
+    found = [
+        jax.jit(jax.vmap(partial(way, steps), in_axes=(None, 0, 0)))(loaded.weights, keys, index) for way in ways
+    ]
+    flat = lambda leaf: np.asarray(leaf).reshape(-1, *leaf.shape[2:])
+    rows = jax.tree.map(lambda *leaves: np.concatenate([flat(leaf) for leaf in leaves])[:count], *found)
     return Situations(*rows)
 
 
