@@ -79,6 +79,7 @@ from rollmill.dataflow import (
     Graph,
     MeanGradients,
     Metrics,
+    PolicyOutputs,
     Reduce,
     Step,
     Trajectory,
@@ -260,6 +261,11 @@ def alphazero(
         greedy=partial(play_greedily, planner),
         elsewhere=partial(_elsewhere, choices),
         report=partial(report, schedule_of(choices, loops), loops.batch_size),
+        outputs=PolicyOutputs(
+            distribution=policy.distribution,
+            value=lambda weights, memory, observation: planner.value(weights.network, observation),
+            searches=planner.config.num_simulations > 0,
+        ),
     )
 
 

@@ -28,6 +28,7 @@ EXTRAS = {
     "pgx": ("pgx:... environments", install_command("pgx")),
     "optuna": ("samplers of sweeps", install_command("optuna")),
     "httptools": ("rollmill serve", install_command("serve")),
+    "jax2onnx": ("rollmill export --format onnx", install_command("onnx")),
     "tensorboard": ("viewing runs/*/tensorboard", "pip install tensorboard"),
 }
 

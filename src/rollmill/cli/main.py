@@ -40,6 +40,7 @@ COMMANDS = {
     "play": Command("play", "play a game for two players against a run's policy: rollmill play RUN"),
     "gpu": Command("gpu", "list GPUs, how busy they are and how they can be shared; divide one by MIG"),
     "serve": Command("serve", "answer requests for actions over HTTP by a run's policy: rollmill serve RUN"),
+    "export": Command("export", "write a run's policy as ONNX or StableHLO: rollmill export RUN --format onnx"),
     "list": Command("listing", "list algorithms, environments, networks and recipes"),
     "doctor": Command("doctor", "check the installation; doctor RUN replays the step in which a run met a NaN"),
 }
