@@ -53,12 +53,14 @@ if TYPE_CHECKING:
         vary,
         vectorise,
     )
+    from rollmill.hooks import Checkpoint, Stop
     from rollmill.networks import ActorCritic, NetworkConfig, Output, actor_critic, register_network
 
 __all__ = [
     "A3CConfig",
     "ActorCritic",
     "AlphaZeroConfig",
+    "Checkpoint",
     "DQNConfig",
     "Environment",
     "HostEnvironment",
@@ -72,6 +74,7 @@ __all__ = [
     "Run",
     "RunOptions",
     "SACConfig",
+    "Stop",
     "Sweep",
     "TD3Config",
     "Timestep",
@@ -150,6 +153,7 @@ _MODULES = {
         "vary",
         "vectorise",
     ),
+    "rollmill.hooks": ("Checkpoint", "Stop"),
     "rollmill.networks": ("ActorCritic", "NetworkConfig", "Output", "actor_critic", "register_network"),
 }
 _ORIGIN = {name: module for module, names in _MODULES.items() for name in names}
@@ -162,6 +166,7 @@ _PACKAGES = (
     "envs",
     "execution",
     "fusion",
+    "hooks",
     "networks",
     "planning",
     "recipes",
