@@ -11,7 +11,7 @@ import numpy as np
 from rollmill.api.options import RunOptions
 from rollmill.api.policies import evaluator_on
 from rollmill.core.errors import UsageError
-from rollmill.dataflow import Graph, State
+from rollmill.dataflow import Graph, State, Weights
 from rollmill.envs import as_environment, parse_options
 from rollmill.execution import EvaluationEpisodes, Evaluator, state_shapes
 from rollmill.record import Display
@@ -64,9 +64,7 @@ class PeriodicEvaluation:
         """
         began = time.perf_counter()
         weights = jax.device_get(self._graph.weights(state.learner))
-        several = len(self._seeds) > 1
-        each = [jax.tree.map(lambda leaf, s=s: leaf[s], weights) for s in range(len(self._seeds))]
-        found = [self._play(own) for own in (each if several else [weights])]
+        found = [self._play(own) for own in self._of_each_seed(weights)]
         metrics = _metrics(found, self._seeds)
         mean, best = metrics["evaluation/return"], self.progress.best_return
         improved = best is None or mean > best
@@ -77,6 +75,12 @@ class PeriodicEvaluation:
             best_return=mean if improved else best,
         )
         return {**metrics, "evaluation/seconds": time.perf_counter() - began}
+
+    def _of_each_seed(self, weights: Weights) -> list[Weights]:
+        count = len(self._seeds)
+        return (
+            [weights] if count == 1 else [jax.tree.map(lambda leaf, s=s: leaf[s], weights) for s in range(count)]
+        )
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class HookCalls:
             self._note(str(failure))
 
 
-def check_hooks(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
+def check_hooks(hooks: Any) -> tuple[Hook, ...]:
     """The hooks, if each can be called.
 
     Raises:

@@ -129,7 +129,7 @@ def resume(
     quiet: bool = False,
     fusion: Fusion | None = None,
     changes: Mapping[str, Any] | None = None,
-    stop_at_return: float | Literal["never"] | None = None,
+    stop_at_return: int | float | Literal["never"] | None = None,
     hooks: Sequence[Hook] = (),
     **placement: Any,
 ) -> Run:

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import fit
@@ -14,7 +15,7 @@ WINDOW = 100
 TRAINING_RETURN, EVALUATION_RETURN = "episode/return", "evaluation/return"
 
 
-def stop_at_return(value: float, *, episodes: int = WINDOW, evaluated: bool = False) -> Hook:
+def stop_at_return(value: int | float, *, episodes: int = WINDOW, evaluated: bool = False) -> Hook:
     """Stops a training as soon as the mean return is at least `value`.
 
     Args:
@@ -49,7 +50,11 @@ def _stop_at_return(value: float, episodes: int, evaluated: bool, event: Trainin
 
 
 def early_stopping(
-    metric: str = EVALUATION_RETURN, *, patience: int, min_change: float = 0.0, smaller_is_better: bool = False
+    metric: str = EVALUATION_RETURN,
+    *,
+    patience: int,
+    min_change: int | float = 0.0,
+    smaller_is_better: bool = False,
 ) -> Hook:
     """Stops a training when a metric has not improved in `patience` lines that have it.
 
@@ -91,7 +96,7 @@ def early_stopping(
     return named("early_stopping", hook)
 
 
-def _finite(name: str, value: float) -> float:
+def _finite(name: str, value: Any) -> float:
     number = fit(name, float, value)
     if not math.isfinite(number):
         raise UsageError(f"{name}={number} must be finite.")

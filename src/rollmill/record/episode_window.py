@@ -54,7 +54,7 @@ class EpisodeWindow:
     @property
     def episodes(self) -> float:
         """Number of episodes that the means are over."""
-        return sum(e.count for e in self._recent)
+        return sum((e.count for e in self._recent), start=0.0)
 
     @property
     def best(self) -> float | None:
