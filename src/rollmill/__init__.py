@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         vary,
         vectorise,
     )
+    from rollmill.hooks import Checkpoint, Stop
     from rollmill.networks import ActorCritic, NetworkConfig, Output, actor_critic, register_network
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "ActionDistribution",
     "ActorCritic",
     "AlphaZeroConfig",
+    "Checkpoint",
     "DQNConfig",
     "Environment",
     "Export",
@@ -81,6 +83,7 @@ __all__ = [
     "Run",
     "RunOptions",
     "SACConfig",
+    "Stop",
     "Sweep",
     "TD3Config",
     "Timestep",
@@ -169,6 +172,7 @@ _MODULES = {
         "vary",
         "vectorise",
     ),
+    "rollmill.hooks": ("Checkpoint", "Stop"),
     "rollmill.networks": ("ActorCritic", "NetworkConfig", "Output", "actor_critic", "register_network"),
 }
 _ORIGIN = {name: module for module, names in _MODULES.items() for name in names}
@@ -181,6 +185,7 @@ _PACKAGES = (
     "envs",
     "execution",
     "fusion",
+    "hooks",
     "networks",
     "planning",
     "profiling",

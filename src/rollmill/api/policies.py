@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium
 import jax
+from jaxtyping import PyTree
 
 from rollmill.algorithms import environment_functions
 from rollmill.api.policy import LoadedRun, Policy
@@ -18,8 +19,7 @@ from rollmill.core.spaces import struct
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.dataflow import Graph
 from rollmill.envs import as_environment
-from rollmill.execution import EvaluationEpisodes, evaluate_on_host, state_shapes
-from rollmill.execution import evaluate as evaluate_graph
+from rollmill.execution import EvaluationEpisodes, Evaluator, evaluator, evaluator_on_host, state_shapes
 from rollmill.record import Checkpoints, RunDirectory
 
 NEWEST, BEST = "last", "best"
@@ -39,8 +39,8 @@ def load(
 
     Args:
         run_dir: the run's directory.
-        checkpoint: `last`; `best`, the one with the best return (the mean over seeds, of several); or the
-            number of an iteration.
+        checkpoint: `last`; `best`, the one with the best return (the mean over seeds, of several), by evaluation
+            where the run evaluated while training; or the number of an iteration.
         seed: which one, of a run that trained several; the first if left out.
         algorithm: the graph again, where the run was made with parts that only Python has.
         imports: modules to import first, because they register the environment.
@@ -173,23 +173,35 @@ def evaluate_run(
                 f"the options {', '.join(env_options)} are for another environment, and none is named; the run's "
                 "own has those that it was trained with. hint: --env ID on the command line, env= in Python."
             )
-        return _evaluate_on_own(loaded, **play)
+        return evaluator_on(loaded.graph, loaded.weights, None, **play)(loaded.weights)
     import_modules(imports)
     other = as_environment(env, env_options)
-    check_same_spaces(loaded.graph, other)
-    if isinstance(other, HostEnvironment):
-        return evaluate_on_host(loaded.graph, loaded.weights, other, **play)
-    return evaluate_graph(on_environment(loaded.graph, other), loaded.weights, **play)
+    return evaluator_on(loaded.graph, loaded.weights, other, **play)(loaded.weights)
 
 
-def _evaluate_on_own(loaded: LoadedRun, **play: Any) -> EvaluationEpisodes:
-    """On the environment of the graph itself: its name may mean another one, or nothing, in this process."""
-    graph = loaded.graph
-    if graph.host is None:
-        return evaluate_graph(graph, loaded.weights, **play)
-    name = graph.settings["environment"]
-    env = HostEnvironment(name, graph.host, graph.observation_space, graph.action_space)
-    return evaluate_on_host(graph, loaded.weights, env, **play)
+def evaluator_on(
+    graph: Graph, weights: PyTree, env: Environment | HostEnvironment | None, **play: Any
+) -> Evaluator:
+    """Compiles the evaluation of a graph's policies on an environment.
+
+    Args:
+        graph: with the policy.
+        weights: of it, or their shapes.
+        env: of the same spaces. None: the graph's own, whose name may mean another one in this process.
+        **play: `episodes`, `seed` and `stochastic`, as for `evaluate_run`.
+
+    Raises:
+        UsageError: the environment has other spaces.
+    """
+    if env is not None:
+        check_same_spaces(graph, env)
+    elif graph.host is not None:
+        env = HostEnvironment(
+            graph.settings["environment"], graph.host, graph.observation_space, graph.action_space
+        )
+    if isinstance(env, HostEnvironment):
+        return evaluator_on_host(graph, env, **play)
+    return evaluator(graph if env is None else on_environment(graph, env), weights, **play)
 
 
 def on_environment(graph: Graph, env: Environment) -> Graph:

@@ -234,7 +234,7 @@ def with_network(config: Any, name: str | None) -> Any:
 def report(run: Run) -> int:
     """Says where a run is and what can be done with it; returns the exit code."""
     summary = run.summary
-    if summary["status"] == "finished":
+    if summary["status"] == "finished" or "stop_reason" in summary:
         final = summary["final_return"]
         print(
             f"{summary['total_env_steps']:,} steps in {summary['seconds']:.1f} s "
@@ -244,6 +244,8 @@ def report(run: Run) -> int:
         for gpu in summary.get("gpus", ()):
             activity = Activity(**{name: value for name, value in gpu.items() if name != "gpu"})
             print(f"GPU {gpu['gpu']}, all of its processes: {activity}")
+        if (evaluated := summary.get("evaluation_return")) is not None:
+            print(f"last evaluation {evaluated:.4g}, best {summary['best_evaluation_return']:.4g}")
         print(f"run: {run.directory}")
         print(f"evaluate it: {RunDirectory(run.directory).command('evaluate')}")
     return run.exit_code

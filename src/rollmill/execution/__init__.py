@@ -1,6 +1,13 @@
 """Runs graphs: in one compiled program or with workers; evaluation; and what to do at a fault."""
 
-from rollmill.execution.evaluation import EvaluationEpisodes, evaluate, evaluate_on_host
+from rollmill.execution.evaluation import (
+    EvaluationEpisodes,
+    Evaluator,
+    evaluate,
+    evaluate_on_host,
+    evaluator,
+    evaluator_on_host,
+)
 from rollmill.execution.faults.find import Fault, find_fault, is_finite, stop_at_fault
 from rollmill.execution.faults.replay import Replayed, has_fault, has_message, replay_fault
 from rollmill.execution.launch import launch
@@ -19,6 +26,7 @@ __all__ = [
     "check_replay_size",
     "replay_size",
     "EvaluationEpisodes",
+    "Evaluator",
     "Fault",
     "Fusion",
     "Game",
@@ -39,6 +47,8 @@ __all__ = [
     "enable_compilation_cache",
     "evaluate",
     "evaluate_on_host",
+    "evaluator",
+    "evaluator_on_host",
     "find_fault",
     "is_finite",
     "launch",

@@ -1,6 +1,6 @@
 """A training in one compiled program of this process."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rollmill.dataflow import Graph, State
 from rollmill.execution.faults.find import stop_at_fault
@@ -18,7 +18,7 @@ class ProgramTraining:
         program: its compiled iteration.
         state: to begin with.
         first: iterations that came before.
-        stride: iterations between states that can be saved; None where any can be.
+        strides: the state after every multiple of each of them can be had, besides others.
         span: iterations of a line of the log, whose metrics may be summed.
         fault: gets what is needed to replay an iteration that is not finite.
     """
@@ -30,12 +30,12 @@ class ProgramTraining:
         state: State,
         *,
         first: int,
-        stride: int | None,
+        strides: Sequence[int],
         span: int,
         fault: Folder,
     ) -> None:
         self._graph, self._program, self._state = graph, program, state
-        self._first, self._stride, self._span, self._fault = first, stride, span, fault
+        self._first, self._strides, self._span, self._fault = first, strides, span, fault
         self._snapshot_requested = False
         self.report_seconds = TARGET_SECONDS
         """Time between two reports, about; to be changed before `run`."""
@@ -49,7 +49,7 @@ class ProgramTraining:
             self._state,
             first=self._first,
             until=last,
-            stride=self._stride,
+            strides=self._strides,
             span=self._span,
             window_seconds=self.report_seconds,
         )

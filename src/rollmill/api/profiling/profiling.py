@@ -8,17 +8,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
-from rollmill.api.creation import create_run
-from rollmill.api.driver import drive
 from rollmill.api.options import RunOptions
 from rollmill.api.profiling.windows import ProfiledTraining, RecordsWorkers, Windows
-from rollmill.api.recorder import open_checkpoints
-from rollmill.api.sessions import open_session
-from rollmill.api.training import PreparedTraining, prepare_training
+from rollmill.api.sessions import Session
+from rollmill.api.training import PreparedTraining, begin_training, prepare_training
 from rollmill.core.bounds import Count, Range, check_bounds
-from rollmill.core.errors import RollmillError, UsageError
+from rollmill.core.errors import RollmillError
 from rollmill.core.machine import hardware, versions
 from rollmill.dataflow import Graph, State
 from rollmill.execution import ProgramTraining, Training
@@ -103,38 +100,40 @@ def _trained(
     prepared: PreparedTraining, how: ProfileOptions, show: Callable[[str], None]
 ) -> tuple[Windows, RollmillError | None]:
     """Trains until all windows are done; returns them, and the error that ended the training before."""
-    graph, options, config, spec, program, display = prepared
-    run = create_run(config, options)
     windows: Windows | None = None
-    error: RollmillError | None = None
 
     @contextlib.contextmanager
-    def watched(session: Any) -> Iterator[tuple[Training, State]]:
+    def watched(session: Session) -> Iterator[tuple[Training, State]]:
         nonlocal windows
         with session as (training, state):
-            has_processes = spec.read_plan().place in ("processes", "mesh", "ray")
-            windows = Windows(
-                count=how.windows,
-                seconds=how.window_seconds,
-                profiled_seconds=how.profiled_seconds,
-                workers=cast(RecordsWorkers, training) if has_processes else None,
-                show=show,
-            )
-            if isinstance(training, ProgramTraining):
-                training.report_seconds = REPORT_SECONDS
+            windows = _windows_of(prepared, training, how, show)
             with contextlib.closing(windows):
                 yield ProfiledTraining(training, windows), state
 
-    with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
-        session = open_session(graph, program, spec, run, options, None, display)
-        try:
-            drive(watched(session), run, graph, options, display, checkpoints, None)
-        except UsageError:
+    error: RollmillError | None = None
+    try:
+        begin_training(prepared, watch=watched)
+    except RollmillError as stopped_by:
+        if windows is None:
             raise
-        except RollmillError as stopped_by:
-            error = stopped_by
+        error = stopped_by
     assert windows is not None, "a session that opens makes windows"
     return windows, error
+
+
+def _windows_of(
+    prepared: PreparedTraining, training: Training, how: ProfileOptions, show: Callable[[str], None]
+) -> Windows:
+    if isinstance(training, ProgramTraining):
+        training.report_seconds = REPORT_SECONDS
+    has_processes = prepared.spec.read_plan().place in ("processes", "mesh", "ray")
+    return Windows(
+        count=how.windows,
+        seconds=how.window_seconds,
+        profiled_seconds=how.profiled_seconds,
+        workers=cast(RecordsWorkers, training) if has_processes else None,
+        show=show,
+    )
 
 
 def _result(

@@ -224,10 +224,10 @@ class Coordinator:
             case Lost(job, reason):
                 if event.final is not None:
                     raise type(event.final)(f"{job.name}: {event.final}")
-                yield Notice(f"{job.name} was lost: {reason}")
+                yield Notice(f"{job.name} was lost: {reason}", failed="worker")
                 yield from self._recover(job, reason, event.details if event.raised else "")
             case Hung(job, seconds, where):
-                yield Notice(f"{job.name} hangs since {seconds:.0f} s {where}")
+                yield Notice(f"{job.name} hangs since {seconds:.0f} s {where}", failed="worker")
                 try:
                     yield from self._recover(job, f"it hung {where}", "", hung_seconds=seconds)
                 except UsageError as error:  # nobody can replace it

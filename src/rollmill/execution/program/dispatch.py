@@ -5,7 +5,7 @@ down, the next window is already running.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -60,15 +60,15 @@ def dispatch_ahead(
     *,
     first: int,
     until: int,
-    stride: int | None = None,
+    strides: Sequence[int] = (),
     span: int = 1,
     admit: Callable[[int, int], int] = _all,
     window_seconds: float = TARGET_SECONDS,
 ) -> Iterator[Window]:
     """Runs iterations `first` to `until`, and yields them window by window.
 
-    A consumer that stops early loses nothing: every window carries the state at its end. Where a
-    `stride` is given, a window ends at every multiple of it. A program that `reuses_state` is not run ahead: a
+    A consumer that stops early loses nothing: every window carries the state at its end. A window
+    ends at every multiple of each of the `strides`. A program that `reuses_state` is not run ahead: a
     window's state would be gone before anyone could save it.
 
     Args:
@@ -76,7 +76,7 @@ def dispatch_ahead(
         state: before the first one.
         first: number of iterations that came before.
         until: number of iterations after which it ends.
-        stride: see above.
+        strides: see above.
         span: iterations whose metrics are summed, where the program can; sums end at its multiples.
         admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
         window_seconds: windows grow until one takes about so long.
@@ -86,7 +86,7 @@ def dispatch_ahead(
     while first < until or ahead is not None:
         running, ahead = ahead, None
         if first < until and not (program.reuses_state and running is not None):
-            to_stride = until if stride is None else stride - first % stride
+            to_stride = min((stride - first % stride for stride in strides), default=until)
             count = admit(first, min(size * span, until - first, to_stride))
             until = until if count else first
             ahead = _dispatch(program, state, first, count, span) if count else None
