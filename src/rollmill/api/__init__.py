@@ -3,6 +3,7 @@
 from rollmill.api.algorithms import ALGORITHMS, Algorithm, find_algorithm, register_algorithm
 from rollmill.api.changes import parse_assignments
 from rollmill.api.diagnosis import Examination, examine, kept_fault, replay
+from rollmill.api.evaluations import unwatched
 from rollmill.api.matches import game_of, load_opponent, match, match_runs
 from rollmill.api.options import WORKER_LIMITS, RunOptions
 from rollmill.api.placing import choose_plan, prepare_devices
@@ -70,4 +71,5 @@ __all__ = [
     "run_sweep",
     "train",
     "trusted_modules",
+    "unwatched",
 ]
