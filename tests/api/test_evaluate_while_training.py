@@ -143,7 +143,7 @@ def test_evaluations_have_a_seed_and_an_environment_of_their_own(tmp_path):
 
 
 def test_a_training_stops_at_the_return_of_an_evaluation(tmp_path):
-    run = rollmill.train(small(), run_dir=tmp_path / "run", stop_at_return=-1, **EVERY, **QUIET)
+    run = rollmill.train(small(), run_dir=tmp_path / "run", stop_at_return=-1.0, **EVERY, **QUIET)
     assert run.summary["stopped_by"] == "stop_at_return" and run.summary["iterations"] < 10
     assert "the mean return of the evaluation is" in run.summary["stop_reason"]
 
@@ -153,7 +153,6 @@ def test_a_training_stops_at_the_return_of_an_evaluation(tmp_path):
     [
         ({"evaluate_every": -5}, "evaluate_every=-5 must be at least 1"),
         ({"evaluate_every": 0}, "evaluate_every=0 must be at least 1"),
-        ({"evaluate_every": "often"}, "evaluate_every='often' must be a whole number"),
         ({"evaluate_episodes": 7}, "evaluate_episodes=7 has no effect without evaluate_every"),
         ({**EVERY, "evaluate_episodes": 0}, "evaluate_episodes=0 must be at least 1"),
         ({**EVERY, "evaluate_episodes": 10**8}, "evaluate_episodes=100000000 must be at most 10000000"),

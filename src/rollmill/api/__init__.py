@@ -4,6 +4,7 @@ from rollmill.api.action_distribution import ActionDistribution
 from rollmill.api.algorithms import ALGORITHMS, Algorithm, find_algorithm, register_algorithm
 from rollmill.api.changes import parse_assignments
 from rollmill.api.diagnosis import Examination, examine, kept_fault, replay
+from rollmill.api.evaluations import unwatched
 from rollmill.api.exporting import Export, export
 from rollmill.api.matches import game_of, load_opponent, match, match_runs
 from rollmill.api.options import WORKER_LIMITS, RunOptions
@@ -78,4 +79,5 @@ __all__ = [
     "run_sweep",
     "train",
     "trusted_modules",
+    "unwatched",
 ]

@@ -8,7 +8,7 @@ from functools import partial
 import jax
 
 from rollmill.api.evaluations import PeriodicEvaluation
-from rollmill.api.hook_calls import HookCalls, HookFailed
+from rollmill.api.hook_calls import HookCalls
 from rollmill.api.options import RunOptions
 from rollmill.api.recorder import Recorder, Run
 from rollmill.core.errors import EnvironmentFailed, NonFiniteError, RollmillError
@@ -24,7 +24,6 @@ FAILURES: dict[type[Exception], FailureKind] = {
     NonFiniteError: "number",
     EnvironmentFailed: "environment",
     LostWorker: "worker",
-    HookFailed: "hook",
 }
 """Kinds of the errors that end a training."""
 
@@ -87,8 +86,8 @@ def drive(
             summary = recorder.finish(signal_name=stop.signal_name)
             if recorder.every_episode_failed:
                 display.note("every episode of this run failed: its environment raised, hung or ended its process")
-            if calls.failure is not None:
-                raise calls.failure
+    if calls.failure is not None:
+        raise calls.failure
     code = 1 if recorder.every_episode_failed else 0
     return Run(run.root, summary, stop.exit_code if summary["status"] == "stopped" and stop.requested else code)
 

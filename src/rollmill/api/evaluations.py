@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -149,6 +149,14 @@ def prepare_evaluation(
         f"compiled the evaluation in {time.perf_counter() - began:.1f} s; it takes place every {steps:,} steps"
     )
     return evaluation
+
+
+def unwatched(options: RunOptions) -> RunOptions:
+    """The options without evaluations, and without a return to stop at."""
+    default = RunOptions()
+    return replace(
+        options, **{name: getattr(default, name) for name in ("evaluate_every", "stop_at_return", *OPTIONS)}
+    )
 
 
 def _environment_of(described: dict[str, Any], options: RunOptions) -> Any:

@@ -23,6 +23,7 @@ from rollmill.execution.instances import GpuActivity
 from rollmill.execution.reports import MetricsRows, Row
 from rollmill.hooks import (
     CheckpointSaved,
+    FailureReported,
     MetricsLogged,
     PolicyEvaluated,
     TrainingFinished,
@@ -278,7 +279,7 @@ class Recorder:
         self._hooks.emit(TrainingRewound(**self._at(iteration)))
 
     def finish(self, *, signal_name: str | None) -> dict[str, Any]:
-        """Writes the summary, says where the run is, and tells hooks, unless one of them has failed.
+        """Writes the summary, says where the run is, and tells hooks how it ended.
 
         Args:
             signal_name: the signal that stopped the training, if one did.
@@ -296,7 +297,10 @@ class Recorder:
             )
             self._display.note(f"  {self._run.command('resume')}")
         if self._hooks.failure is None:
-            self._hooks.emit(TrainingFinished(**self._at(self._iteration), status=status, summary=summary))
+            self._hooks.emit(TrainingFinished(**self.place, status=status, summary=summary))
+        else:
+            message = str(self._hooks.failure)
+            self._hooks.emit(FailureReported(**self.place, kind="hook", message=message, ends=True))
         return summary
 
     def _cause(self, signal_name: str | None) -> dict[str, str | None]:

@@ -3,7 +3,7 @@
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
     found = profile(
         graph,
         options,
-        how=ProfileOptions(profiling.windows, profiling.window_seconds, profiling.profiled_seconds),
+        how=ProfileOptions(**{field.name: getattr(profiling, field.name) for field in fields(ProfileOptions)}),
         imports=given.chosen.imports,
         recipe=given.chosen.recipe,
         command=shlex.join(["rollmill", "profile", *arguments]),

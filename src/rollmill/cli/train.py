@@ -17,6 +17,7 @@ from rollmill.api import (
     import_modules,
     prepare_devices,
     prepare_training,
+    unwatched,
 )
 from rollmill.api import train as train_run
 from rollmill.cli.environment_options import EnvOptions, parse_env_options
@@ -74,11 +75,12 @@ def run(arguments: list[str]) -> int:
 
 
 def prepare(words: list[str]) -> PreparedTraining:
-    """Checks and compiles the training of these arguments; nothing is written."""
+    """Checks and compiles the training of these arguments to measure it; nothing is written or evaluated."""
     given, _ = parse_training(words)
     prepare_devices(given.options, environment=given.chosen.environment)
     chosen = given.chosen
-    return prepare_training(given.graph_of(None), chosen.run, imports=chosen.imports, recipe=chosen.recipe)
+    options = unwatched(chosen.run)
+    return prepare_training(given.graph_of(None), options, imports=chosen.imports, recipe=chosen.recipe)
 
 
 @dataclass(frozen=True)

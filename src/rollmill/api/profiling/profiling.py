@@ -22,9 +22,8 @@ from rollmill.execution import ProgramTraining, Training
 from rollmill.planning import Plan
 from rollmill.profiling import correction, results
 from rollmill.profiling.advice import advise
-from rollmill.profiling.ceilings import measure_ceilings
+from rollmill.profiling.calibration import Calibration, calibrated
 from rollmill.profiling.correction import EventCosts, PairedWindow
-from rollmill.profiling.recording import TraceRecorder
 from rollmill.profiling.summary import memory, operations, process_time
 
 MONITORING = (3, 12)
@@ -44,6 +43,9 @@ class ProfileOptions:
     """Shortest duration of a window without the profiler."""
     profiled_seconds: Annotated[float, Range(0.01, 60)] = 0.3
     """Shortest duration of a window with it; a window has at least one iteration."""
+    calibrate: bool = False
+    """Measure this machine's peaks and the profiler's cost inside events again, instead of taking them from the
+    cache; on an idle machine."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -85,15 +87,14 @@ def profile(
     with tempfile.TemporaryDirectory(prefix="rollmill-profile-", ignore_cleanup_errors=True) as folder:
         quiet = replace(options or RunOptions(), run_dir=Path(folder) / "run", quiet=True)
         prepared = prepare_training(algorithm, quiet, imports=imports, recipe=recipe)
-        inside = correction.inside_share(TraceRecorder())
-        ceilings = measure_ceilings() if prepared.program is not None else None
         show("compiled; training")
         windows, error = _trained(prepared, how, show)
         if not windows.profiled:
             reason = f": {error}" if error else "; it needs more environment steps than these"
             raise NothingProfiled(f"the training ended before a window was profiled{reason}") from error
         notes = [f"The training ended with an error: {error}"] if error else []
-        return _result(prepared, windows, inside, ceilings, command, [*notes, *_notes(prepared, windows, how)])
+        calibration = calibrated(fresh=how.calibrate)
+        return _result(prepared, windows, calibration, command, [*notes, *_notes(prepared, windows, how)])
 
 
 def _trained(
@@ -139,13 +140,12 @@ def _windows_of(
 def _result(
     prepared: PreparedTraining,
     windows: Windows,
-    inside: float,
-    ceilings: results.Ceilings | None,
+    calibration: Calibration,
     command: str,
     notes: Sequence[str],
 ) -> results.Profile:
     pairs, processes, iterations = windows.pairs(), windows.by_process(), windows.iterations
-    costs = correction.costs(pairs, inside=inside)
+    costs = correction.costs(pairs, inside=calibration.inside)
     time = _iteration_time(windows, pairs)
     found = results.Profile(
         training=_training(prepared, command),
@@ -154,7 +154,7 @@ def _result(
         book_keeping=_book_keeping(pairs, costs),
         operations=tuple(operations(processes, iterations, costs)),
         processes=tuple(process_time(process, iterations, costs, time.corrected) for process in processes),
-        ceilings=ceilings,
+        ceilings=calibration.ceilings,
         memory=memory(processes),
         notes=tuple(notes),
     )

@@ -1,0 +1,63 @@
+"""Properties of a machine that profiles need, measured once and kept in the cache."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rollmill.core.errors import DataError
+from rollmill.core.installation import cache_root
+from rollmill.core.json_data import parse_json, read_as
+from rollmill.core.machine import hardware, versions
+from rollmill.profiling.ceilings import measure_ceilings
+from rollmill.profiling.correction import inside_share
+from rollmill.profiling.recording import TraceRecorder
+from rollmill.profiling.results import Ceilings
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Measured properties of one machine with one version of the compiler."""
+
+    machine: str
+    inside: float
+    """See `rollmill.profiling.correction.inside_share`."""
+    ceilings: Ceilings
+
+
+def calibrated(*, fresh: bool = False) -> Calibration:
+    """The calibration of this machine: from the cache, or measured, which takes some seconds on an idle machine.
+
+    Args:
+        fresh: measure again.
+    """
+    file, machine = cache_root() / "profiling" / "calibration.json", _machine()
+    if not fresh and (kept := _read(file)) is not None and kept.machine == machine:
+        return kept
+    found = Calibration(machine, inside_share(TraceRecorder()), measure_ceilings())
+    _keep(file, found)
+    return found
+
+
+def _machine() -> str:
+    """Says on what a calibration holds."""
+    here, installed = hardware(), versions()
+    kinds = ", ".join(sorted({device["kind"] for device in here["devices"]}))
+    return f"{here['cpu']}, {here['cores']} cores, {kinds}, jax {installed['jax']}, jaxlib {installed['jaxlib']}"
+
+
+def _read(file: Path) -> Calibration | None:
+    """A calibration that was kept; None if there is none that can be read."""
+    try:
+        return read_as(Calibration, parse_json(file.read_bytes(), where=str(file)), where=str(file))
+    except (OSError, DataError):
+        return None
+
+
+def _keep(file: Path, found: Calibration) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(asdict(found)))
+        part.replace(file)
+    except OSError:
+        return  # it is measured again next time
