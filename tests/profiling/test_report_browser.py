@@ -1,0 +1,93 @@
+"""The pages in a real browser: no errors, no requests, nothing wider than its window, a timeline that zooms."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from profiling.by_hand import process, profile
+from profiling.pages import ReadPage
+from rollmill.profiling.advice import with_advice
+from rollmill.profiling.report.comparison import compare, comparison_page
+from rollmill.profiling.report.html import profile_page
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+PROBE = """
+<script>
+addEventListener("load", () => {
+  const read = () => document.querySelector(".lane svg")?.getAttribute("viewBox") ?? "";
+  const buttons = [...document.querySelectorAll(".tools button")];
+  const press = (text) => buttons.find((one) => one.textContent == text)?.click();
+  const seen = [read()];
+  for (const text of ["+", "→", "whole window"]) { press(text); seen.push(read()); }
+  const wide = [...document.querySelectorAll("body *")]
+    .filter((one) => !one.closest(".scroll, details:not([open])"))
+    .filter((one) => one.getBoundingClientRect().right > innerWidth + 1)
+    .map((one) => one.className || one.tagName);
+  const requests = performance.getEntriesByType("resource").length;
+  parent.postMessage(JSON.stringify([requests, seen, innerWidth, wide]), "*");
+});
+</script>
+"""
+
+
+FRAME = """
+<!doctype html><title></title>
+<script>addEventListener("message", (event) => { document.title = event.data; });</script>
+<iframe src="page.html" style="border: 0; width: WIDTHpx; height: 3000px"></iframe>
+"""
+
+
+def browse(path, *options):
+    """What the page became, as HTML, and its lines on the console."""
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={path.parent / 'browser'}",
+    ]
+    command += ["--no-first-run", "--disable-background-networking", "--disable-component-update", *options]
+    command += ["--hide-scrollbars", "--enable-logging=stderr", "--window-size=1400,3000", "--dump-dom"]
+    done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=120)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def pages():
+    named = profile(processes=[process("actor/0"), process("long-name-" * 12), process()])
+    return {
+        "one": profile_page(with_advice(profile())),
+        "several": profile_page(with_advice(named)),
+        "two": comparison_page(compare(profile(), named)),
+    }
+
+
+@pytest.mark.parametrize("name", ["one", "several", "two"])
+def test_a_page_is_shown_without_errors(name, tmp_path):
+    text = pages()[name]
+    (tmp_path / "page.html").write_text(text)
+    shown, console = browse(tmp_path / "page.html")
+    assert console == []
+    buttons = ReadPage(shown).tags.count("button")
+    assert buttons == (5 if "<script>" in text else 0), "the page's policy lets its own script run"
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("name", ["one", "several", "two"])
+def test_a_page_fits_requests_nothing_and_zooms(name, width, tmp_path):
+    text = re.sub("<meta http-equiv[^>]*>", "", pages()[name]).replace("</body>", f"{PROBE}</body>")
+    (tmp_path / "page.html").write_text(text)
+    (tmp_path / "frame.html").write_text(FRAME.replace("WIDTH", str(width)))  # windows have a smallest width
+    shown, console = browse(tmp_path / "frame.html", "--virtual-time-budget=3000")
+    assert console == []
+    zoom = '"0 0 20000 10","5000 0 10000 10","10000 0 10000 10","0 0 20000 10"' if name != "two" else '"","","",""'
+    assert re.findall("<title>(.*?)</title>", shown)[0] == f"[0,[{zoom}],{width},[]]"
+
+
+def test_errors_would_be_seen(tmp_path):
+    broken = profile_page(profile()).replace("</body>", '<script>missing()</script><img src="x.png"></body>')
+    (tmp_path / "page.html").write_text(broken)
+    _, console = browse(tmp_path / "page.html")
+    assert len(console) == 2 and all("Content Security Policy" in line for line in console)
