@@ -1,6 +1,7 @@
 """Two profiles side by side: their operations matched by path, in a terminal and as a page."""
 
 from collections.abc import Sequence
+from math import fsum
 from typing import NamedTuple
 
 from rich.console import Group, RenderableType
@@ -144,7 +145,7 @@ def _categories(
     before: Profile, after: Profile, wholes: tuple[WholeTime, WholeTime], steps: float
 ) -> tuple[ComparedTime, ...]:
     def total(profile: Profile, name: str) -> float | None:
-        return sum(category_seconds(process, name) for process in profile.processes) or None
+        return fsum(category_seconds(process, name) for process in profile.processes) or None
 
     compared = [_compared((name,), total(before, name), total(after, name), wholes, steps) for name in CATEGORIES]
     return tuple(one for one in compared if one.longest > 0)

@@ -1,6 +1,7 @@
 """A profile as one page that loads nothing else."""
 
 from collections.abc import Sequence
+from math import fsum
 
 from rollmill.profiling.breakdown import (
     OperationNode,
@@ -255,12 +256,14 @@ def _host(processes: Sequence[ProcessTime]) -> str:
     used = [name for name in CATEGORIES if any(category_seconds(process, name) > 0 for process in processes)]
     if not used:
         return ""
-    longest = max(max(sum(one.seconds for one in process.host), duration_of(process.overlap)) for process in shown)
+    longest = max(
+        max(fsum(one.seconds for one in process.host), duration_of(process.overlap)) for process in shown
+    )
     rows = [
         bar_row(
             process.name,
             [_category_part(process, name, longest) for name in used],
-            duration(sum(one.seconds for one in process.host)),
+            duration(fsum(one.seconds for one in process.host)),
         )
         for process in shown
     ]
@@ -292,7 +295,7 @@ def _transitions(processes: Sequence[ProcessTime]) -> str:
     kinds = list(dict.fromkeys(kind for process in processes for kind in process.transitions))[:MOST_ACTIVITIES]
     if not kinds:
         return ""
-    totals = {kind: sum(process.transitions.get(kind, 0.0) for process in processes) for kind in kinds}
+    totals = {kind: fsum(process.transitions.get(kind, 0.0) for process in processes) for kind in kinds}
     most = max(totals.values())
     parts = [
         bar_row(kind, [Part(_ratio(total, most), "device", f"{kind}: {count(total)}")], count(total))
@@ -409,7 +412,7 @@ def _profiler(profile: Profile) -> str:
         [
             *bars,
             f"<p>{escaped(correction_text(profile) if slower else slowed)} {escaped(counts)}</p>",
-            table(("event", "an iteration", "ns each", "ms an iteration"), rows) if rows else "",
+            table(("event", "an iteration", "ns each", "ms"), rows) if rows else "",
         ],
     )
 

@@ -13,10 +13,12 @@ from rollmill.profiling.report.page import escaped, section, table
 from rollmill.profiling.results import Ceilings, OperationTime, Profile
 from rollmill.profiling.text import compact, number, path_text, percent
 
-HEIGHT, TOP, BOTTOM = 340, 14, 290
+HEIGHT, TOP, BOTTOM = 340.0, 14.0, 290.0
 LEFT, RIGHT = 11.0, 98.5
 """Of the plot, in per cent of the figure's width."""
 MOST_POINTS = 20
+SMALLEST, LARGEST = 1e-9, 1e21
+"""Numbers that the axes can show."""
 
 
 class Point(NamedTuple):
@@ -52,15 +54,16 @@ class LogScale(NamedTuple):
 
 def points_of(operations: Sequence[OperationTime], whole: WholeTime) -> list[Point]:
     """Operations whose floating-point operations, bytes and time on the device are known, the longest first."""
-    known = [
-        one
-        for one in operations
-        if one.bytes > 0 and one.device > 0 and 0 < one.flops < math.inf and one.flops / one.bytes > 0
-    ]
-    return [
+    known = [one for one in operations if one.flops > 0 and one.bytes > 0 and one.device > 0]
+    points = [
         Point(path_text(one.path), one.flops / one.bytes, one.flops / one.device, whole.share(one.device))
         for one in sorted(known, key=lambda one: -one.device)[:MOST_POINTS]
     ]
+    return [point for point in points if _is_shown(point.intensity) and _is_shown(point.speed)]
+
+
+def _is_shown(value: float) -> bool:
+    return SMALLEST <= value <= LARGEST
 
 
 def attainable(ceilings: Ceilings, intensity: float) -> float:
@@ -71,7 +74,10 @@ def attainable(ceilings: Ceilings, intensity: float) -> float:
 def roofline_section(profile: Profile) -> str:
     """The figure and its table; nothing if ceilings or all operations' counts are unknown."""
     ceilings, points = profile.ceilings, points_of(profile.operations, whole_time(profile))
-    if ceilings is None or not points or min(ceilings.flops_per_second, ceilings.bytes_per_second) <= 0:
+    if ceilings is None or not points:
+        return ""
+    limits = (ceilings.flops_per_second, ceilings.bytes_per_second)
+    if not all(map(_is_shown, limits)) or not _is_shown(limits[0] / limits[1]):
         return ""
     rows = [_row(index, point, ceilings) for index, point in enumerate(points, 1)]
     columns = ("operation", "share of time", "FLOP a byte", "FLOP/s", "of the roof", "limited by")

@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from math import fsum
 from typing import NamedTuple
 
 import numpy as np
@@ -157,7 +158,7 @@ def _lane(lane: Lane, end: float, colours: dict[str, str]) -> str:
 
 
 def _mean_length(spans: Sequence[TimelineSpan]) -> float:
-    return sum(span.end - span.start for span in spans) / len(spans)
+    return fsum(span.end - span.start for span in spans) / len(spans)
 
 
 def _path(name: str, spans: Sequence[TimelineSpan], end: float, colour: str) -> str:
