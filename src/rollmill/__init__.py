@@ -24,15 +24,19 @@ if TYPE_CHECKING:
         impala,
         ippo,
         mappo,
+        position,
         ppo,
         sac,
         td3,
     )
     from rollmill.api import (
+        ActionDistribution,
+        Export,
         Policy,
         Run,
         RunOptions,
         evaluate,
+        export,
         load,
         match,
         register_algorithm,
@@ -40,8 +44,10 @@ if TYPE_CHECKING:
         resume,
         train,
     )
+    from rollmill.api.profiling import ProfileOptions, profile
     from rollmill.cli.sweep_call import Sweep, sweep
     from rollmill.core.errors import RollmillError
+    from rollmill.core.operations import operation
     from rollmill.core.types import Environment, HostEnvironment, Timestep
     from rollmill.envs import (
         auto_reset,
@@ -53,14 +59,18 @@ if TYPE_CHECKING:
         vary,
         vectorise,
     )
+    from rollmill.hooks import Checkpoint, Stop
     from rollmill.networks import ActorCritic, NetworkConfig, Output, actor_critic, register_network
 
 __all__ = [
     "A3CConfig",
+    "ActionDistribution",
     "ActorCritic",
     "AlphaZeroConfig",
+    "Checkpoint",
     "DQNConfig",
     "Environment",
+    "Export",
     "HostEnvironment",
     "IMPALAConfig",
     "MAPPOConfig",
@@ -68,10 +78,12 @@ __all__ = [
     "Output",
     "PPOConfig",
     "Policy",
+    "ProfileOptions",
     "RollmillError",
     "Run",
     "RunOptions",
     "SACConfig",
+    "Stop",
     "Sweep",
     "TD3Config",
     "Timestep",
@@ -82,13 +94,17 @@ __all__ = [
     "check_environment",
     "dqn",
     "evaluate",
+    "export",
     "impala",
     "ippo",
     "load",
     "make",
     "mappo",
     "match",
+    "operation",
+    "position",
     "ppo",
+    "profile",
     "register",
     "register_algorithm",
     "register_network",
@@ -121,15 +137,19 @@ _MODULES = {
         "impala",
         "ippo",
         "mappo",
+        "position",
         "ppo",
         "sac",
         "td3",
     ),
     "rollmill.api": (
+        "ActionDistribution",
+        "Export",
         "Policy",
         "Run",
         "RunOptions",
         "evaluate",
+        "export",
         "load",
         "match",
         "register_algorithm",
@@ -137,8 +157,10 @@ _MODULES = {
         "resume",
         "train",
     ),
+    "rollmill.api.profiling": ("ProfileOptions", "profile"),
     "rollmill.cli.sweep_call": ("Sweep", "sweep"),
     "rollmill.core.errors": ("RollmillError",),
+    "rollmill.core.operations": ("operation",),
     "rollmill.core.types": ("Environment", "HostEnvironment", "Timestep"),
     "rollmill.envs": (
         "auto_reset",
@@ -150,6 +172,7 @@ _MODULES = {
         "vary",
         "vectorise",
     ),
+    "rollmill.hooks": ("Checkpoint", "Stop"),
     "rollmill.networks": ("ActorCritic", "NetworkConfig", "Output", "actor_critic", "register_network"),
 }
 _ORIGIN = {name: module for module, names in _MODULES.items() for name in names}
@@ -162,8 +185,10 @@ _PACKAGES = (
     "envs",
     "execution",
     "fusion",
+    "hooks",
     "networks",
     "planning",
+    "profiling",
     "recipes",
     "record",
 )

@@ -11,7 +11,7 @@ import pytest
 
 import rollmill
 from rollmill.algorithms.reports import value_moments
-from rollmill.api import recorder
+from rollmill.api import recorded_progress, recorder
 from rollmill.core.errors import CheckpointError
 from rollmill.record import RowSums, SavedSums, read_metrics
 
@@ -115,9 +115,9 @@ def moments(*arrays):
 
 def test_damaged_sums_of_a_checkpoint_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"metadata\.unwritten\.sums\['x'\] is of 3 seeds, not of 2"):
-        recorder._check_sums(SavedSums(1, {"x": (1.0, 2.0, 3.0)}), where="checkpoint 1", seeds=2)
+        recorded_progress.check_sums(SavedSums(1, {"x": (1.0, 2.0, 3.0)}), where="checkpoint 1", seeds=2)
     with pytest.raises(CheckpointError, match=r"iterations=-1 must be at least 0"):
-        recorder._check_sums(SavedSums(-1), where="checkpoint 1", seeds=2)
+        recorded_progress.check_sums(SavedSums(-1), where="checkpoint 1", seeds=2)
     sums = RowSums(SavedSums(2, {"x": (1.0, 3.0)}))
     sums.add({"x": np.array([2.0, 3.0])})
     assert sums.means()["x"].tolist() == [1.0, 2.0] and sums.totals() == {"x": 9.0}

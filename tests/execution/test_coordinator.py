@@ -526,7 +526,7 @@ def test_a_worker_that_hangs_is_lost():
 
     told = coordinate(script)
     assert of_kind(told, Notice)[:2] == [
-        Notice("actor/1 hangs since 12 s in reset, at env.py:7"),
+        Notice("actor/1 hangs since 12 s in reset, at env.py:7", failed="worker"),
         Notice("actor/1 was replaced; the training goes on"),
     ]
     assert of_kind(told, RolledBack) == [RolledBack(0)]

@@ -93,7 +93,7 @@ def test_a_fused_run_goes_on_where_it_was_stopped():
     program = lower(graph, fusion="rollout")
     states = {
         window.last: window.after
-        for window in dispatch_ahead(program, program.start(), first=0, until=6, stride=3)
+        for window in dispatch_ahead(program, program.start(), first=0, until=6, strides=(3,))
     }
     *_, last = dispatch_ahead(program, states[3], first=3, until=6)
     again, whole = to_host(last.after), to_host(states[6])

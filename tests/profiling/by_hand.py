@@ -9,17 +9,17 @@ from rollmill.profiling.results import (
     DeviceActivity,
     HostTime,
     IterationTime,
-    Machine,
     MemoryUse,
     OperationTime,
     Overlap,
     ProcessTime,
     Profile,
+    ProfiledMachine,
+    ProfiledSetup,
     TimelineSpan,
-    Training,
 )
 
-TRAINING = Training(
+TRAINING = ProfiledSetup(
     algorithm="ppo",
     environment="CartPole-v1",
     command="rollmill profile ppo CartPole-v1 --fusion off",
@@ -85,7 +85,7 @@ def profile(*, processes: Sequence[ProcessTime] = (), training: dict | None = No
     """A profile of PPO on a GPU without fusion: 47.2 ms an iteration, 47.9 ms corrected."""
     made = Profile(
         training=replace(TRAINING, **(training or {})),
-        machine=Machine("1 NVIDIA H200", 16, {"rollmill": "0.1.0", "jax": "0.10.2", "CUDA": "13.0"}),
+        machine=ProfiledMachine("1 NVIDIA H200", 16, {"rollmill": "0.1.0", "jax": "0.10.2", "CUDA": "13.0"}),
         iteration=IterationTime(unprofiled=0.0472, profiled=0.1463, corrected=0.0479, iterations=24, windows=4),
         book_keeping=(
             BookKeeping("kernel", 3206.0, 28_400.0),

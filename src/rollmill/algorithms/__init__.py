@@ -8,7 +8,7 @@ from rollmill.algorithms.fragments import EnvironmentFunctions, clip_to_space, e
 from rollmill.algorithms.impala import IMPALAConfig, impala
 from rollmill.algorithms.mappo import MAPPOConfig, ippo, mappo
 from rollmill.algorithms.opponents import opponent
-from rollmill.algorithms.positions import action_of
+from rollmill.algorithms.positions import action_of, position
 from rollmill.algorithms.ppo import PPOConfig, ppo
 from rollmill.algorithms.reports import GAMES, MOMENTS, explained_variance
 from rollmill.algorithms.returns import Advantages, bootstrap_values, generalised_advantages, vtrace
@@ -41,6 +41,7 @@ __all__ = [
     "ippo",
     "mappo",
     "opponent",
+    "position",
     "ppo",
     "sac",
     "settings_of",

@@ -168,6 +168,13 @@ class AgentPolicy(NamedTuple):
 
         return {kind.name: of(kind) for kind in self.kinds}
 
+    def distributions_of(
+        self, weights: AgentWeights, memory: Memory, observation: Observation, action_mask: PyTree
+    ) -> dict[str, Distribution]:
+        """Action distributions of each kind's agents, `[A]`, for a raw view, or the agents' raw observations."""
+        agents = observation.agents if isinstance(observation, AgentView) else observation
+        return self.distributions(weights.networks, self.normalise_agents(weights, agents), action_mask)
+
     def values(self, networks: dict[str, PyTree[Array]], view: AgentView) -> dict[str, Float[Array, "..."]]:
         """Values of each kind's agents, `[A]`, for a normalised view."""
         central = self._central(view)
@@ -206,8 +213,7 @@ class AgentPolicy(NamedTuple):
     def _decide(
         self, choose: Callable, weights: AgentWeights, observation: Observation, action_mask: PyTree
     ) -> Decision:
-        agents = observation.agents if isinstance(observation, AgentView) else observation
-        by_kind = self.distributions(weights.networks, self.normalise_agents(weights, agents), action_mask)
+        by_kind = self.distributions_of(weights, (), observation, action_mask)
         chosen = {name: choose(name, distributions) for name, distributions in by_kind.items()}
         actions = {name: action for name, (action, _) in chosen.items()}
         return Decision(actions, (), {name: log_prob for name, (_, log_prob) in chosen.items()})

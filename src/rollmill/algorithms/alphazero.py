@@ -60,6 +60,7 @@ from rollmill.algorithms.search import (
 )
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
 from rollmill.core.errors import UsageError
+from rollmill.core.operations import traced
 from rollmill.core.types import (
     Environment,
     HostEnvironment,
@@ -78,6 +79,7 @@ from rollmill.dataflow import (
     Graph,
     MeanGradients,
     Metrics,
+    PolicyOutputs,
     Reduce,
     Step,
     Trajectory,
@@ -259,6 +261,11 @@ def alphazero(
         greedy=partial(play_greedily, planner),
         elsewhere=partial(_elsewhere, choices),
         report=partial(report, schedule_of(choices, loops), loops.batch_size),
+        outputs=PolicyOutputs(
+            distribution=policy.distribution,
+            value=lambda weights, memory, observation: planner.value(weights.network, observation),
+            searches=planner.config.num_simulations > 0,
+        ),
     )
 
 
@@ -313,7 +320,8 @@ def _decide(
 ) -> Decision:
     prior, value = planner.predict(weights.network, observation, now.action_mask)
     root = EvaluatedPosition(prior, value, now.state)
-    result = search(planner, weights.network, key, root, now, explores=explores)
+    with traced("search"):
+        result = search(planner, weights.network, key, root, now, explores=explores)
     discount = planner.advance(now.state, result.choice, now.params)[1] if explores else planner.config.gamma
     agrees = jnp.argmax(prior) == jnp.argmax(result.action_weights)
     extras = SearchExtras(result.action_weights, result.value, jnp.float32(discount), agrees.astype(jnp.float32))
@@ -375,9 +383,11 @@ def _expanded(
     planner: Planner, network: PyTree[Array], params: Params, choice: Int[Array, ""], state: PyTree[Array]
 ) -> Expansion:
     """A step of a search: an action's outcome, evaluated by the network."""
-    timestep, discount = planner.advance(state, choice, params)
-    legal = legal_actions(planner.env, timestep.state, params)
-    logits, value = planner.predict(network, timestep.observation, legal)
+    with traced("environment"):
+        timestep, discount = planner.advance(state, choice, params)
+        legal = legal_actions(planner.env, timestep.state, params)
+    with traced("network"):
+        logits, value = planner.predict(network, timestep.observation, legal)
     return Expansion(timestep.reward, discount, EvaluatedPosition(logits, value, timestep.state))
 
 

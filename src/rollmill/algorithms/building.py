@@ -325,4 +325,5 @@ def graph_of(
         keep_learning=keep_learning,
         appraise=appraise,
         report=partial(report, schedule_of(choices, loops)),
+        outputs=policy.outputs,
     )

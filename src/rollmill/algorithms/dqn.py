@@ -39,7 +39,7 @@ from rollmill.algorithms.off_policy import (
 from rollmill.algorithms.optimisers import descend
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Memory, Observation, Params
-from rollmill.dataflow import Batch, Decision, Graph, MeanGradients, Metrics, Replay, Transitions
+from rollmill.dataflow import Batch, Decision, Graph, MeanGradients, Metrics, PolicyOutputs, Replay, Transitions
 from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig, action_values
 
 
@@ -165,6 +165,7 @@ def dqn(
         update=partial(_update, chosen, optimiser),
         report=lambda learner, batch: {"exploration/epsilon": _epsilon(parts, learner.progress)},
         condition=scale_weights,
+        outputs=PolicyOutputs(q_values=lambda weights, observation: values(weights.network, observation)),
     )
 
 

@@ -24,7 +24,7 @@ from rollmill.core.types import (
     State,
     Timestep,
 )
-from rollmill.dataflow import ActionMask, Decision, Step, StepReply, remote_environment
+from rollmill.dataflow import ActionMask, Decision, PolicyOutputs, Step, StepReply, remote_environment
 from rollmill.envs import (
     RunningStatistics,
     auto_reset,
@@ -36,7 +36,7 @@ from rollmill.envs import (
     step_struct,
     strongly_typed,
 )
-from rollmill.networks import ActorCritic, Output
+from rollmill.networks import ActorCritic, Distribution, Output
 
 MakeNetwork = Callable[[Key, spaces.Space, spaces.Space], ActorCritic]
 """`(key, observation space, action space) -> network`."""
@@ -228,6 +228,17 @@ class NetworkPolicy(NamedTuple):
         """The value of a raw observation."""
         network = eqx.combine(weights.network, self.static)
         return network.value(self.normalise(weights, observation), memory)
+
+    def distribution(
+        self, weights: PolicyWeights, memory: Memory, observation: Observation, action_mask: PyTree
+    ) -> Distribution:
+        """The action distribution for a raw observation."""
+        return self.forward(weights, memory, self.normalise(weights, observation), action_mask).distribution
+
+    @property
+    def outputs(self) -> PolicyOutputs:
+        """The distribution and the value."""
+        return PolicyOutputs(distribution=self.distribution, value=self.value)
 
     @property
     def appraisal(self) -> Callable[[PolicyWeights, Step], Step] | None:

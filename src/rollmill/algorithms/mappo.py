@@ -38,7 +38,7 @@ from rollmill.algorithms.sizes import check_fractions
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
 from rollmill.core.errors import unknown_name
 from rollmill.core.types import Environment, HostEnvironment, Key, Params
-from rollmill.dataflow import Graph, Loops, Metrics
+from rollmill.dataflow import Graph, Loops, Metrics, PolicyOutputs
 from rollmill.envs import as_environment
 from rollmill.networks import AgentNetwork, NetworkConfig, actor_critic
 
@@ -202,6 +202,7 @@ def _assemble(
         greedy=policy.greedy,
         keep_learning=None if config.target_kl is None else partial(_all_below, config.target_kl),
         report=partial(report, schedule_of(choices, loops)),
+        outputs=PolicyOutputs(distribution=policy.distributions_of),
     )
 
 

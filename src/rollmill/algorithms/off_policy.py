@@ -30,7 +30,7 @@ from rollmill.algorithms.optimisers import clipped_descent, planned_updates
 from rollmill.algorithms.sizes import check_fractions, check_positive, iterations_for
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Params, StartHost
-from rollmill.dataflow import Batch, Graph, Learner, Loops, Reduce, Replay, Trajectory
+from rollmill.dataflow import Batch, Graph, Learner, Loops, PolicyOutputs, Reduce, Replay, Trajectory
 from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig
 
 MAX_SHARDS = 64
@@ -169,6 +169,7 @@ def off_policy_graph(
     update: Any,
     report: Any,
     condition: Any = unconditioned,
+    outputs: PolicyOutputs = PolicyOutputs(),  # noqa: B008 - immutable
 ) -> Graph:
     """Assembles the graph of an algorithm with a replay memory.
 
@@ -183,6 +184,7 @@ def off_policy_graph(
         update: the fragment.
         report: see `Graph.report`.
         condition: see `Graph.condition`.
+        outputs: see `Graph.outputs`.
     """
     return Graph(
         settings=settings_of(name, parts.env, parts.config, custom=parts.custom),
@@ -204,6 +206,7 @@ def off_policy_graph(
         host=parts.host,
         report=report,
         replay=parts.replay,
+        outputs=outputs,
     )
 
 

@@ -19,7 +19,7 @@ from rollmill.core.types import Action, Environment, HostEnvironment, Params, St
 
 
 class Position(NamedTuple):
-    """The part of an environment's state that a search begins with."""
+    """The part of an environment's state that a search begins with; made by `position`."""
 
     action_mask: PyTree[Bool[Array, "..."]]
     """Legal actions; `()` where all are legal."""
@@ -77,9 +77,23 @@ def require_discrete(env: Environment, *, who: str) -> None:
         raise UsageError(f"{who} needs a Discrete action space; that of {env.name} is {env.action_space}.")
 
 
-def position(env: Environment, state: State, params: Params) -> Position:
-    """The position that an environment with all of its transforms is in."""
-    assert env.planning_state is not None and env.planning_params is not None
+def position(env: Environment, state: State, params: Params = None) -> Position:
+    """The position that an environment with all of its transforms is in, from which a search can begin.
+
+    Args:
+        env: an environment that can be planned in.
+        state: its state, as `reset` and `step` return it; traceable, `jax.vmap` maps over many.
+        params: its parameters. Default: `env.params`.
+
+    Raises:
+        UsageError: one cannot plan in it.
+    """
+    params = env.params if params is None else params
+    if env.planning_state is None or env.planning_params is None:
+        raise UsageError(
+            f"{env.name} cannot be planned in, so it has no position for a search. hint: "
+            "rollmill.envs.plannable(env) declares it of an environment whose step follows from state and action."
+        )
     return Position(
         legal_actions(env, state, params), env.planning_state(state, params), env.planning_params(state, params)
     )

@@ -36,7 +36,7 @@ from rollmill.algorithms.optimisers import descend
 from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, HostEnvironment, Key, Memory, Observation, Params
-from rollmill.dataflow import Decision, Graph, MeanGradients, Metrics, Transitions
+from rollmill.dataflow import Decision, Graph, MeanGradients, Metrics, PolicyOutputs, Transitions
 from rollmill.networks import NetworkConfig, action_critic, action_values, stochastic_actor
 
 DISCRETE_ENTROPY = 0.89
@@ -157,6 +157,11 @@ def sac(
         gradients=MeanGradients(partial(_loss, agent), lambda learner: learner.networks),
         update=partial(_update, agent, optimisers),
         report=_report,
+        outputs=PolicyOutputs(
+            distribution=lambda weights, memory, observation, action_mask: agent.distribution(
+                weights.actor, observation, action_mask
+            )
+        ),
     )
 
 

@@ -1,14 +1,18 @@
 """The Python way: train a graph, resume a run, load a policy, evaluate it."""
 
+from rollmill.api.action_distribution import ActionDistribution
 from rollmill.api.algorithms import ALGORITHMS, Algorithm, find_algorithm, register_algorithm
 from rollmill.api.changes import parse_assignments
 from rollmill.api.diagnosis import Examination, examine, kept_fault, replay
+from rollmill.api.exporting import Export, export
 from rollmill.api.matches import game_of, load_opponent, match, match_runs
 from rollmill.api.options import WORKER_LIMITS, RunOptions
 from rollmill.api.placing import choose_plan, prepare_devices
 from rollmill.api.plan_search import DEFAULT_BUDGET, FoundPlan, SearchRequest, find_plan, leave_devices
 from rollmill.api.playing import GameAgainstPolicy
-from rollmill.api.policies import LoadedRun, Policy, evaluate, evaluate_run, load, load_weights
+from rollmill.api.policies import evaluate, evaluate_run, load, load_weights
+from rollmill.api.policy import LoadedRun, Policy
+from rollmill.api.policy_arguments import mask_struct
 from rollmill.api.reopening import reopen
 from rollmill.api.saved_run import read_options
 from rollmill.api.specification import (
@@ -26,8 +30,10 @@ __all__ = [
     "DEFAULT_BUDGET",
     "TRIAL_RESULTS",
     "WORKER_LIMITS",
+    "ActionDistribution",
     "Algorithm",
     "Examination",
+    "Export",
     "FoundPlan",
     "GameAgainstPolicy",
     "LoadedRun",
@@ -46,6 +52,7 @@ __all__ = [
     "evaluate",
     "evaluate_run",
     "examine",
+    "export",
     "find_algorithm",
     "find_plan",
     "game_of",
@@ -56,6 +63,7 @@ __all__ = [
     "load_opponent",
     "load_weights",
     "match",
+    "mask_struct",
     "match_runs",
     "parse_assignments",
     "prepare_devices",

@@ -143,6 +143,12 @@ def _note_earlier_start(run: RunDirectory, restored: Restored, display: Display)
     run.write_config({**config, "changes": [asdict(change) for change in moved]})
 
 
+def note_option(run: RunDirectory, name: str, value: Any) -> None:
+    """Writes down an option that has another value from now on."""
+    config = run.read_config()
+    run.write_config({**config, "options": {**config["options"], name: value}})
+
+
 def _annealing_note(before: Mapping[str, Any], after: Mapping[str, Any], loops: Loops, done: int) -> str | None:
     """The jump of an annealed learning rate, where its schedule begins or ends elsewhere than before."""
     ends = [-(-config["total_timesteps"] // loops.batch_size) for config in (before, after)]

@@ -1,19 +1,32 @@
 """Runs a training, in whatever way, and records what it reports."""
 
 import shlex
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import jax
 
+from rollmill.api.evaluations import PeriodicEvaluation
+from rollmill.api.hook_calls import HookCalls, HookFailed
 from rollmill.api.options import RunOptions
 from rollmill.api.recorder import Recorder, Run
-from rollmill.core.errors import RollmillError
+from rollmill.core.errors import EnvironmentFailed, NonFiniteError, RollmillError
+from rollmill.core.operations import span
 from rollmill.dataflow import Graph, State
+from rollmill.execution.coordination.coordinator import LostWorker
 from rollmill.execution.instances import GpuActivity, watched_gpus
 from rollmill.execution.reports import MetricsRows, Notice, RolledBack, Saved, StartedUp, Training
+from rollmill.hooks import FailureKind, FailureReported, Hook, stop_at_return
 from rollmill.record import Checkpoints, Display, MetricsLog, Restored, RunDirectory, StopRequest, stop_on_signals
+
+FAILURES: dict[type[Exception], FailureKind] = {
+    NonFiniteError: "number",
+    EnvironmentFailed: "environment",
+    LostWorker: "worker",
+    HookFailed: "hook",
+}
+"""Kinds of the errors that end a training."""
 
 TERMINATE_SECONDS = 20.0
 """How long the end of a training is waited for after a SIGTERM. Who sends it often sends SIGKILL after 30."""
@@ -33,6 +46,9 @@ def drive(
     display: Display,
     checkpoints: Checkpoints,
     restored: Restored | None,
+    *,
+    hooks: Sequence[Hook] = (),
+    evaluation: PeriodicEvaluation | None = None,
 ) -> Run:
     """Runs a training from the checkpoint that was restored, or from the beginning; the caller holds the run.
 
@@ -44,13 +60,17 @@ def drive(
         display: shows progress.
         checkpoints: of the run.
         restored: the checkpoint to go on from.
+        hooks: called with events.
+        evaluation: of the policy while it trains.
 
     Raises:
         LostWorker: a worker was lost too many times in a row.
         EnvironmentFailed: an environment failed too many times in a row.
         NonFiniteError: a number of an iteration is not finite.
         StopOverdue: a SIGTERM came, and a worker does not end its iteration.
+        HookFailed: a hook raised; the training has stopped with a checkpoint.
     """
+    calls = HookCalls([*_hooks_of(options), *hooks], display.note)
     first = restored.iteration if restored else 0
     with stop_on_signals() as stop:
         with (
@@ -58,16 +78,43 @@ def drive(
             MetricsLog(run, tensorboard=options.tensorboard, resume_from=first) as log,
             _activity() as gpus,
         ):
-            recorder = Recorder(run, graph, options, checkpoints, log, display, gpus)
-            recorder.begin(restored, state)
-            _follow(training, recorder, display, partial(_is_stopping, stop, training, run))
-        checkpoints.wait()
-        summary = recorder.finish(stopped_by=stop.signal_name)
-        if recorder.every_episode_failed:
-            display.note("every episode of this run failed: its environment raised, hung or ended its process")
-    if summary["status"] == "stopped":
-        return Run(run.root, summary, stop.exit_code)
-    return Run(run.root, summary, 1 if recorder.every_episode_failed else 0)
+            recorder = Recorder(run, graph, options, checkpoints, log, display, gpus, calls, evaluation)
+            with _reporting_failure(recorder, calls):
+                recorder.begin(restored, state)
+                _follow(training, recorder, calls, display, partial(_is_stopping, stop, calls, training, run))
+        with _reporting_failure(recorder, calls):
+            checkpoints.wait()
+            summary = recorder.finish(signal_name=stop.signal_name)
+            if recorder.every_episode_failed:
+                display.note("every episode of this run failed: its environment raised, hung or ended its process")
+            if calls.failure is not None:
+                raise calls.failure
+    code = 1 if recorder.every_episode_failed else 0
+    return Run(run.root, summary, stop.exit_code if summary["status"] == "stopped" and stop.requested else code)
+
+
+def _hooks_of(options: RunOptions) -> list[Hook]:
+    """The hooks that the options of a run ask for."""
+    if options.stop_at_return is None:
+        return []
+    return [stop_at_return(options.stop_at_return, evaluated=options.evaluate_every is not None)]
+
+
+@contextmanager
+def _reporting_failure(recorder: Recorder, calls: HookCalls) -> Iterator[None]:
+    """Tells hooks of an error that ends the training."""
+    try:
+        yield
+    except Exception as error:
+        calls.emit(FailureReported(**recorder.place, kind=_kind_of(error), message=str(error), ends=True))
+        raise
+
+
+def _kind_of(error: Exception) -> FailureKind:
+    for kind, name in FAILURES.items():
+        if isinstance(error, kind):
+            return name
+    return "other"
 
 
 def _activity() -> AbstractContextManager[GpuActivity]:
@@ -75,23 +122,34 @@ def _activity() -> AbstractContextManager[GpuActivity]:
     return watched_gpus() if jax.default_backend() == "gpu" else nullcontext(GpuActivity())
 
 
-def _follow(training: Training, recorder: Recorder, display: Display, stopping: Callable[[], bool]) -> None:
+def _follow(
+    training: Training, recorder: Recorder, calls: HookCalls, display: Display, stopping: Callable[[], bool]
+) -> None:
     for report in training.run(stopping):
         match report:
             case MetricsRows():
-                if recorder.is_due(recorder.record(report)):
+                with span("metrics log", "storage"):
+                    wants_state = recorder.wants_state(recorder.record(report))
+                if wants_state:
                     training.request_snapshot()
             case Saved(iteration, state):
-                recorder.save(iteration, state)
+                with span("checkpoint", "storage"):
+                    recorder.keep(iteration, state, stopping=stopping())
             case RolledBack(iteration):
                 recorder.rewind(iteration)
             case StartedUp(so_far):
                 recorder.started_up(so_far.compiling, so_far.total)
-            case Notice(text):
-                display.note(text)
+            case Notice():
+                _show(report, recorder, calls, display)
 
 
-def _is_stopping(stop: StopRequest, training: Training, run: RunDirectory) -> bool:
+def _show(notice: Notice, recorder: Recorder, calls: HookCalls, display: Display) -> None:
+    display.note(notice.text)
+    if notice.failed is not None:
+        calls.emit(FailureReported(**recorder.place, kind=notice.failed, message=notice.text, ends=False))
+
+
+def _is_stopping(stop: StopRequest, calls: HookCalls, training: Training, run: RunDirectory) -> bool:
     """Whether the training is to stop.
 
     Raises:
@@ -103,4 +161,4 @@ def _is_stopping(stop: StopRequest, training: Training, run: RunDirectory) -> bo
             f"{stop.signal_name} came {stop.seconds:.0f} s ago, and this is still at work: {workers}\n"
             f"The run ends with its newest checkpoint; go on with\n  rollmill resume {shlex.quote(str(run.root))}"
         )
-    return stop.requested
+    return stop.requested or calls.stopping

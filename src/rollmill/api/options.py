@@ -8,6 +8,7 @@ from rollmill.core.bounds import Count, Range
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import changed_by_fitting
 from rollmill.execution import Fusion
+from rollmill.execution.evaluation import MAX_EPISODES
 from rollmill.fusion import Numerics
 from rollmill.planning import PlacementOptions
 
@@ -25,6 +26,8 @@ MOST = {
     "keep_best": 2**31,
     "checkpoint_iterations": 2**53,
     "log_every": 2**53,
+    "evaluate_every": 2**53,
+    "evaluate_episodes": MAX_EPISODES,
 }
 """Limits beyond what any machine does: larger numbers are slips, or a stranger's attempt to use up memory."""
 
@@ -46,9 +49,23 @@ class RunOptions(PlacementOptions):
     keep_last: Count = 3
     """Checkpoints kept, the newest ones."""
     keep_best: Annotated[int, Range(0, finite=False)] = 1
-    """Checkpoints kept besides, those with the best return."""
+    """Checkpoints kept besides, those with the best return: of evaluations, where there are any."""
     log_every: Count | None = None
     """Iterations that one line of metrics.jsonl is of; such that there are 10,000 lines at most, if left out."""
+    stop_at_return: Annotated[float, Range()] | None = None
+    """Stop as soon as the mean return is at least this: that of the latest 100 episodes, or that of an evaluation
+    with --evaluate-every."""
+    evaluate_every: Count | None = None
+    """Evaluate the policy every so many environment steps, at the end of an iteration, and after the last one; the
+    best checkpoints are those of the best evaluations then."""
+    evaluate_episodes: Count = 20
+    """Episodes of an evaluation, for each seed that is trained."""
+    evaluate_seed: Annotated[int, Range(0, 2**32 - 1)] = 0
+    """Seed of the environments that evaluations play in; the same for all evaluations."""
+    evaluate_stochastic: bool = False
+    """Sample actions in evaluations as in training, instead of taking the most likely one."""
+    evaluate_env_options: tuple[str, ...] = ()
+    """Options of the environment that evaluations play in, as KEY=VALUE, beside those that it is trained with."""
     tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl."""
     hang_seconds: Annotated[float, Range(1, finite=False)] = 120.0

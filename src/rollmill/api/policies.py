@@ -1,81 +1,29 @@
-"""Trained policies: loaded from a run, called with observations, evaluated on environments."""
+"""Trained policies: loaded from a run, evaluated on environments."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import jax
-import jax.numpy as jnp
-import numpy as np
-from gymnasium import spaces
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
-from rollmill.algorithms import clip_to_space, environment_functions
+from rollmill.algorithms import environment_functions
+from rollmill.api.policy import LoadedRun, Policy
 from rollmill.api.reopening import reopen
 from rollmill.api.saved_run import check_identity
 from rollmill.api.specification import import_modules
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.fields import fit
 from rollmill.core.spaces import struct
-from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Memory, Observation, Options
-from rollmill.dataflow import Graph, Weights
+from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
+from rollmill.dataflow import Graph
 from rollmill.envs import as_environment
-from rollmill.execution import EvaluationEpisodes, evaluate_on_host, state_shapes
-from rollmill.execution import evaluate as evaluate_graph
+from rollmill.execution import EvaluationEpisodes, Evaluator, evaluator, evaluator_on_host, state_shapes
 from rollmill.record import Checkpoints, RunDirectory
 
 NEWEST, BEST = "last", "best"
 """Names of checkpoints; others are numbers of iterations."""
-
-
-class LoadedRun(NamedTuple):
-    """A graph and weights for it, read from a checkpoint."""
-
-    graph: Graph
-    weights: Weights
-    iteration: int
-
-
-class Policy:
-    """A trained policy as a function from observations to actions.
-
-    A recurrent policy remembers what it was shown since the last `reset`.
-    """
-
-    def __init__(self, graph: Graph, weights: Weights) -> None:
-        self._graph, self._weights = graph, weights
-        self._greedy, self._sample = jax.jit(graph.greedy), jax.jit(graph.policy)
-        self._key = jax.random.key(0)
-        self._memory: Memory = graph.start_memory()
-
-    def __call__(
-        self, observation: Any, *, action_mask: Any = None, stochastic: bool = False
-    ) -> PyTree[np.ndarray]:
-        """The action for one observation, inside the bounds of the environment's space.
-
-        Args:
-            observation: one element of the observation space; arrays, lists or numbers.
-            action_mask: booleans, True where an action is legal; all are where it is left out. Of several
-                agents a dictionary from kinds.
-            stochastic: draw the action, as in training, instead of taking the most likely one.
-        """
-        decide = self._sample if stochastic else self._greedy
-        self._key, key = jax.random.split(self._key)
-        seen = _as_element(self._graph.observation_space, observation)
-        decision = decide(self._weights, key, self._memory, seen, _as_mask(action_mask))
-        self._memory = decision.memory
-        return jax.tree.map(np.asarray, clip_to_space(self._graph.action_space, decision.action))
-
-    @property
-    def memory(self) -> Memory:
-        """The policy's memory of the episode so far; `()` for a policy without memory."""
-        return self._memory
-
-    def reset(self, *, seed: int | None = None) -> None:
-        """Forgets what was seen, as at the start of an episode; `seed` also sets the random key back."""
-        self._memory = self._graph.start_memory()
-        self._key = self._key if seed is None else jax.random.key(seed)
 
 
 def load(
@@ -87,12 +35,12 @@ def load(
     imports: Sequence[str] = (),
     trust: bool = False,
 ) -> Policy:
-    """The policy of a run: `policy = rollmill.load(run)`, `action = policy(observation)`.
+    """The policy of a run: `policy = rollmill.load(run)`, `action = policy.action(observation)`.
 
     Args:
         run_dir: the run's directory.
-        checkpoint: `last`; `best`, the one with the best return (the mean over seeds, of several); or the
-            number of an iteration.
+        checkpoint: `last`; `best`, the one with the best return (the mean over seeds, of several), by evaluation
+            where the run evaluated while training; or the number of an iteration.
         seed: which one, of a run that trained several; the first if left out.
         algorithm: the graph again, where the run was made with parts that only Python has.
         imports: modules to import first, because they register the environment.
@@ -102,7 +50,7 @@ def load(
     loaded = load_weights(
         run_dir, checkpoint=checkpoint, seed=seed, algorithm=algorithm, imports=imports, trust=trust
     )
-    return Policy(loaded.graph, loaded.weights)
+    return Policy(loaded)
 
 
 def load_weights(
@@ -136,7 +84,7 @@ def load_weights(
     if len(options.seeds) > 1:
         index = 0 if seed is None else options.seeds.index(seed)
         weights = jax.tree.map(lambda leaf: leaf[index], weights)
-    return LoadedRun(graph, weights, restored.iteration)
+    return LoadedRun(graph, weights, restored.iteration, run.root.resolve().name)
 
 
 def _iteration(run: RunDirectory, checkpoints: Checkpoints, checkpoint: str | int) -> int | None:
@@ -225,23 +173,35 @@ def evaluate_run(
                 f"the options {', '.join(env_options)} are for another environment, and none is named; the run's "
                 "own has those that it was trained with. hint: --env ID on the command line, env= in Python."
             )
-        return _evaluate_on_own(loaded, **play)
+        return evaluator_on(loaded.graph, loaded.weights, None, **play)(loaded.weights)
     import_modules(imports)
     other = as_environment(env, env_options)
-    check_same_spaces(loaded.graph, other)
-    if isinstance(other, HostEnvironment):
-        return evaluate_on_host(loaded.graph, loaded.weights, other, **play)
-    return evaluate_graph(on_environment(loaded.graph, other), loaded.weights, **play)
+    return evaluator_on(loaded.graph, loaded.weights, other, **play)(loaded.weights)
 
 
-def _evaluate_on_own(loaded: LoadedRun, **play: Any) -> EvaluationEpisodes:
-    """On the environment of the graph itself: its name may mean another one, or nothing, in this process."""
-    graph = loaded.graph
-    if graph.host is None:
-        return evaluate_graph(graph, loaded.weights, **play)
-    name = graph.settings["environment"]
-    env = HostEnvironment(name, graph.host, graph.observation_space, graph.action_space)
-    return evaluate_on_host(graph, loaded.weights, env, **play)
+def evaluator_on(
+    graph: Graph, weights: PyTree, env: Environment | HostEnvironment | None, **play: Any
+) -> Evaluator:
+    """Compiles the evaluation of a graph's policies on an environment.
+
+    Args:
+        graph: with the policy.
+        weights: of it, or their shapes.
+        env: of the same spaces. None: the graph's own, whose name may mean another one in this process.
+        **play: `episodes`, `seed` and `stochastic`, as for `evaluate_run`.
+
+    Raises:
+        UsageError: the environment has other spaces.
+    """
+    if env is not None:
+        check_same_spaces(graph, env)
+    elif graph.host is not None:
+        env = HostEnvironment(
+            graph.settings["environment"], graph.host, graph.observation_space, graph.action_space
+        )
+    if isinstance(env, HostEnvironment):
+        return evaluator_on_host(graph, env, **play)
+    return evaluator(graph if env is None else on_environment(graph, env), weights, **play)
 
 
 def on_environment(graph: Graph, env: Environment) -> Graph:
@@ -270,21 +230,3 @@ def check_same_spaces(graph: Graph, env: Environment | HostEnvironment) -> None:
         same = own == other if name == "actions" else struct(own) == struct(other)
         if not same:
             raise UsageError(f"{env.name} has other {name} than the policy: {other}, trained on {own}.")
-
-
-def _as_mask(action_mask: Any) -> PyTree[Array]:
-    if isinstance(action_mask, dict):
-        return {name: jnp.asarray(mask) for name, mask in action_mask.items()}
-    return () if action_mask is None else jnp.asarray(action_mask)
-
-
-def _as_element(space: spaces.Space, observation: Any) -> Observation:
-    """Lists, Python's numbers and Numpy's 64-bit ones as one element of the space in JAX's dtypes."""
-
-    def leaf(expected: jax.ShapeDtypeStruct, value: Any) -> Array:
-        array = jnp.asarray(value, expected.dtype)
-        if array.shape != expected.shape:
-            raise UsageError(f"the observation has shape {array.shape}; one of {space} has {expected.shape}.")
-        return array
-
-    return jax.tree.map(leaf, struct(space), observation)

@@ -1,9 +1,9 @@
-"""Turns the metrics of iterations into log lines, progress, checkpoints and a summary."""
+"""Turns the metrics of iterations into log lines, progress, events, checkpoints and a summary."""
 
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,14 +12,23 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from rollmill.algorithms import GAMES, MOMENTS, explained_variance
+from rollmill.api.evaluations import EvaluationProgress, PeriodicEvaluation
+from rollmill.api.hook_calls import HookCalls
 from rollmill.api.options import RunOptions
+from rollmill.api.recorded_progress import Episodes, read_progress
 from rollmill.api.saved_run import IDENTITY, identity_of
-from rollmill.core.errors import CheckpointError
-from rollmill.core.json_data import read_as
 from rollmill.dataflow import Graph
 from rollmill.execution import is_finite
 from rollmill.execution.instances import GpuActivity
 from rollmill.execution.reports import MetricsRows, Row
+from rollmill.hooks import (
+    CheckpointSaved,
+    MetricsLogged,
+    PolicyEvaluated,
+    TrainingFinished,
+    TrainingRewound,
+    TrainingStarted,
+)
 from rollmill.record import (
     Checkpoints,
     Display,
@@ -45,22 +54,14 @@ HIDDEN = ("episodes/", "finite/", GAMES, MOMENTS)
 """How metrics begin that are not logged as they are."""
 
 
-class Episodes(NamedTuple):
-    """Episodes of a training."""
-
-    ended: float = 0.0
-    """Those that failed included."""
-    failed: float = 0.0
-    """Cut short because an environment raised, or its worker was lost."""
-
-
 class Run(NamedTuple):
     """A training that ended or was stopped."""
 
     directory: Path
     summary: dict[str, Any]
     exit_code: int
-    """0 where it finished, 1 where every episode failed; 129, 130 or 143 after SIGHUP, SIGINT or SIGTERM."""
+    """0 where it finished or a hook stopped it, 1 where every episode failed; 129, 130 or 143 after SIGHUP, SIGINT
+    or SIGTERM."""
 
     def __fspath__(self) -> str:
         """The directory: a run can be given wherever one is expected."""
@@ -70,54 +71,6 @@ class Run(NamedTuple):
 def open_checkpoints(run: RunDirectory, options: RunOptions) -> Checkpoints:
     """The checkpoints of a run, kept as the options say."""
     return Checkpoints(run.checkpoints, keep_last=options.keep_last, keep_best=options.keep_best)
-
-
-@dataclass(frozen=True)
-class SavedWindow:
-    """Recent episodes of one seed, as `EpisodeWindow.to_json` writes them."""
-
-    recent: tuple[tuple[float, float, float], ...]
-    best_return: float | None
-
-
-@dataclass(frozen=True)
-class RecorderState:
-    """The recorder's part of a checkpoint's metadata."""
-
-    seconds: float
-    episodes: tuple[SavedWindow, ...]
-    failures: tuple[float, float] = (0.0, 0.0)
-    """Episodes that ended, and those of them that failed."""
-    unwritten: SavedSums = field(default_factory=SavedSums)
-    """Metrics of iterations whose line is not complete yet."""
-
-
-PROGRESS = tuple(entry.name for entry in fields(RecorderState))
-
-
-def read_progress(run: RunDirectory, restored: Restored, *, seeds: int) -> RecorderState:
-    """The progress that a checkpoint carries.
-
-    Raises:
-        CheckpointError: naming the field, if it is not what a recorder writes.
-    """
-    where = f"checkpoint {restored.iteration} in {run.checkpoints.path}"
-    entries = {name: part for name, part in restored.metadata.items() if name in PROGRESS}
-    progress = read_as(RecorderState, entries, where=where, field="metadata", error=CheckpointError)
-    if len(progress.episodes) != seeds:
-        raise CheckpointError(f"{where}: metadata.episodes are of {len(progress.episodes)} seeds, not of {seeds}.")
-    _check_sums(progress.unwritten, where=where, seeds=seeds)
-    return progress
-
-
-def _check_sums(saved: SavedSums, *, where: str, seeds: int) -> None:
-    if saved.iterations < 0:
-        raise CheckpointError(f"{where}: metadata.unwritten.iterations={saved.iterations} must be at least 0.")
-    for name, numbers in saved.sums.items():
-        if len(numbers) not in (1, seeds):
-            raise CheckpointError(
-                f"{where}: metadata.unwritten.sums[{name!r:.60}] is of {len(numbers)} seeds, not of {seeds}."
-            )
 
 
 def default_log_every(graph: Graph) -> int:
@@ -138,8 +91,14 @@ class Recorder:
         log: MetricsLog,
         display: Display,
         gpus: GpuActivity,
+        hooks: HookCalls,
+        evaluation: PeriodicEvaluation | None,
     ) -> None:
-        self._identity = identity_of(run.read_config())
+        self._config = run.read_config()
+        self._identity = identity_of(self._config)
+        self._hooks, self._evaluation = hooks, evaluation
+        self._saved_evaluations = EvaluationProgress()
+        self._unannounced: CheckpointSaved | None = None
         self._run, self._algorithm, self._options = run, algorithm, options
         self._loops = algorithm.loops
         self._checkpoints, self._log, self._display, self._gpus = checkpoints, log, display, gpus
@@ -160,8 +119,23 @@ class Recorder:
         """Goes on from a checkpoint, or saves the first one."""
         self._state = state
         if restored is None:
-            self.save(0, state)
-            return
+            self._note_state(0, state)
+            self._save(0, state)
+        else:
+            self._restore(restored)
+        self._hooks.emit(
+            TrainingStarted(
+                **self._at(self._iteration),
+                directory=self._run.root,
+                config=self._config,
+                total_env_steps=self._loops.iterations * self._loops.batch_size,
+                seeds=self._options.seeds,
+            )
+        )
+        if self._evaluation is not None and self._evaluation.is_due(self._iteration):  # the run stopped before it
+            self.keep(self._iteration, state, stopping=False)
+
+    def _restore(self, restored: Restored) -> None:
         self._iteration = self._saved_iteration = restored.iteration
         progress = read_progress(self._run, restored, seeds=len(self._windows))
         self._earlier_seconds = progress.seconds
@@ -170,6 +144,8 @@ class Recorder:
         self._episodes = self._saved_episodes = Episodes(*progress.failures)
         self._saved_sums = asdict(progress.unwritten)
         self._sums = RowSums(progress.unwritten)
+        if self._evaluation is not None:
+            self._evaluation.progress = progress.evaluations
         self._display.note(f"resumed from iteration {restored.iteration}")
 
     def started_up(self, compile_seconds: float, seconds: float) -> None:
@@ -205,7 +181,12 @@ class Recorder:
                 self._write_line(speed)
         else:
             self._display.update(self._status(speed))
+        self._announce_checkpoint()
         return report.first + sum(counts)
+
+    def wants_state(self, iteration: int) -> bool:
+        """Whether it is time for a checkpoint or an evaluation."""
+        return self.is_due(iteration) or (self._evaluation is not None and self._evaluation.is_due(iteration))
 
     def is_due(self, iteration: int) -> bool:
         """Whether it is time for a checkpoint, or the training ends here."""
@@ -214,26 +195,76 @@ class Recorder:
             due = iteration // every > self._saved_iteration // every
         else:
             due = time.perf_counter() - self._saved_at >= self._options.checkpoint_seconds
-        return due or iteration == self._loops.iterations
+        return due or self._hooks.wants_checkpoint or iteration == self._loops.iterations
 
-    def save(self, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
-        """Saves a checkpoint."""
+    def keep(self, iteration: int, state: PyTree[Array | np.ndarray], *, stopping: bool) -> None:
+        """Takes note of a state: evaluates its policy and saves a checkpoint, each if it is due.
+
+        Args:
+            iteration: of the state.
+            state: also where the training would go back to, if workers were lost.
+            stopping: the training ends with it: a checkpoint is saved, and an evaluation left to whoever resumes.
+        """
+        evaluation = self._evaluation
+        if evaluation is not None and evaluation.is_due(iteration) and not stopping:
+            self._evaluate(evaluation, iteration, state)
+        self._note_state(iteration, state)
+        best = evaluation is None or evaluation.progress.best_iteration == iteration
+        if best or stopping or self.is_due(iteration):
+            self._save(iteration, state, self._score(iteration))
+
+    def _evaluate(self, evaluation: PeriodicEvaluation, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
+        """Evaluates the policy of a state, and writes down the result."""
+        found = evaluation.run(iteration, state)
+        line = {"seconds": self._seconds, **self._of_episodes(), **found}
+        row = self._log.write(iteration, iteration * self._loops.batch_size, line)
+        best = evaluation.progress.best_iteration == iteration
+        self._display.note(
+            f"evaluated after {iteration * self._loops.batch_size:,} steps: mean return "
+            f"{found['evaluation/return']:.5g} in {found['evaluation/episodes']} episodes"
+        )
+        self._hooks.emit(PolicyEvaluated(**self._at(iteration), seconds=row["seconds"], row=row, best=best))
+
+    def _score(self, iteration: int) -> float | None:
+        """The mean return by which the checkpoint of an iteration is ranked."""
+        if self._evaluation is not None:
+            evaluated = self._evaluation.progress
+            return evaluated.mean_return if evaluated.iteration == iteration else None
+        full = all(window.full for window in self._windows)  # the mean of one episode is no score
+        return _mean(self._returns) if full else None
+
+    def _note_state(self, iteration: int, state: PyTree[Array | np.ndarray]) -> None:
+        """Remembers the progress up to a state that the training may go back to."""
         self._state = state
         self._saved_windows = [window.to_json() for window in self._windows]
         self._saved_sums = self._sums.to_json()
+        self._saved_episodes = self._episodes
+        if self._evaluation is not None:
+            self._saved_evaluations = self._evaluation.progress
+
+    def _save(self, iteration: int, state: PyTree[Array | np.ndarray], score: float | None = None) -> None:
         metadata = {
             "env_steps": iteration * self._loops.batch_size,
             "seconds": self._seconds,
             "episodes": self._saved_windows,
             "failures": list(self._episodes),
             "unwritten": self._saved_sums,
+            **({"evaluations": asdict(self._evaluation.progress)} if self._evaluation else {}),
             IDENTITY: self._identity,
         }
-        self._saved_episodes = self._episodes
-        full = all(window.full for window in self._windows)  # the mean of one episode is no score
-        score = _mean(self._returns) if full else None
+        self._checkpoints.wait()
+        self._announce_checkpoint()
         self._checkpoints.save(iteration, state, metadata=metadata, score=score)
+        path = self._run.checkpoints.path / str(iteration)
+        self._unannounced = CheckpointSaved(**self._at(iteration), path=path, score=score)
+        self._hooks.wants_checkpoint = False
         self._saved_at, self._saved_iteration = time.perf_counter(), iteration
+
+    def _announce_checkpoint(self) -> None:
+        """Tells hooks of the newest checkpoint once it is complete."""
+        if self._unannounced is not None and self._checkpoints.saved:
+            event, self._unannounced = self._unannounced, None
+            self._hooks.emit(event)
 
     def rewind(self, iteration: int) -> None:
         """Goes back to the state that was saved after this iteration, because the run does."""
@@ -242,17 +273,44 @@ class Recorder:
         self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
         self._episodes = self._saved_episodes
         self._sums = RowSums(SavedSums(**self._saved_sums))
+        if self._evaluation is not None:
+            self._evaluation.progress = self._saved_evaluations
+        self._hooks.emit(TrainingRewound(**self._at(iteration)))
 
-    def finish(self, *, stopped_by: str | None) -> dict[str, Any]:
-        """Writes the summary and says where the run is."""
+    def finish(self, *, signal_name: str | None) -> dict[str, Any]:
+        """Writes the summary, says where the run is, and tells hooks, unless one of them has failed.
+
+        Args:
+            signal_name: the signal that stopped the training, if one did.
+        """
+        self._announce_checkpoint()
         finished = self._iteration >= self._loops.iterations
-        summary = self._summary("finished" if finished else "stopped")
+        status = "finished" if finished else "stopped"
+        summary = self._summary(status) | ({} if finished else self._cause(signal_name))
         self._run.write_summary(summary)
         self._display.close()
         if not finished:
-            self._display.note(f"stopped by {stopped_by} after iteration {self._iteration}; go on with")
+            reason = f": {summary['stop_reason']}" if "stop_reason" in summary else ""
+            self._display.note(
+                f"stopped by {summary['stopped_by']} after iteration {self._iteration}{reason}; go on with"
+            )
             self._display.note(f"  {self._run.command('resume')}")
+        if self._hooks.failure is None:
+            self._hooks.emit(TrainingFinished(**self._at(self._iteration), status=status, summary=summary))
         return summary
+
+    def _cause(self, signal_name: str | None) -> dict[str, str | None]:
+        """What stopped the training: a signal, a hook's request, or a hook's failure."""
+        if signal_name is None and self._hooks.failure is not None:
+            return {"stopped_by": "a failed hook", "error": str(self._hooks.failure)}
+        if signal_name is None and self._hooks.stop is not None:
+            return {"stopped_by": self._hooks.stop.hook, "stop_reason": self._hooks.stop.reason}
+        return {"stopped_by": signal_name}
+
+    @property
+    def place(self) -> dict[str, int]:
+        """The iteration and environment steps so far, as events have them."""
+        return self._at(self._iteration)
 
     # --- parts ---------------------------------------------------------------------------------------
 
@@ -265,6 +323,9 @@ class Recorder:
     def _env_steps(self) -> int:
         """Environment steps of one seed so far."""
         return self._iteration * self._loops.batch_size
+
+    def _at(self, iteration: int) -> dict[str, int]:
+        return {"iteration": iteration, "env_steps": iteration * self._loops.batch_size}
 
     @property
     def _seconds(self) -> float:
@@ -284,8 +345,12 @@ class Recorder:
         return [window.mean_return for window in self._windows]
 
     def _write_line(self, speed: float) -> None:
-        self._log.write(self._iteration, self._env_steps, self._line(speed))
+        row = self._log.write(self._iteration, self._env_steps, self._line(speed))
         self._sums = RowSums()
+        episodes = min(window.episodes for window in self._windows)
+        self._hooks.emit(
+            MetricsLogged(**self._at(self._iteration), seconds=row["seconds"], row=row, episodes=episodes)
+        )
 
     def _line(self, speed: float) -> dict[str, Any]:
         """The line of the iterations since the last one: episodes are counted, other metrics are means."""
@@ -293,19 +358,25 @@ class Recorder:
         metrics = {name: float(np.mean(value)) for name, value in means.items() if not name.startswith(HIDDEN)}
         games = {name: total for name, total in totals.items() if name.startswith(GAMES)}
         shares = {name: total / totals[ENDED] if totals[ENDED] else None for name, total in games.items()}
-        each = {f"episode/return_seed{s}": r for s, r in zip(self._options.seeds, self._returns, strict=True)}
         return {
             "seconds": self._seconds,
             "steps_per_second": speed,
-            "episode/return": _mean(self._returns),
-            "episode/length": _mean([window.mean_length for window in self._windows]),
+            **self._of_episodes(),
             "episode/ended": totals[ENDED],
             "episode/failed": totals.get(FAILED, 0.0),
-            **(each if len(each) > 1 else {}),
             **shares,
             **metrics,
             "losses/explained_variance": explained_variance(means),
             **self._gpus.recent(),
+        }
+
+    def _of_episodes(self) -> dict[str, float | None]:
+        """Means over the latest episodes, of all seeds and of each."""
+        each = {f"episode/return_seed{s}": r for s, r in zip(self._options.seeds, self._returns, strict=True)}
+        return {
+            "episode/return": _mean(self._returns),
+            "episode/length": _mean([window.mean_length for window in self._windows]),
+            **(each if len(each) > 1 else {}),
         }
 
     def _status(self, speed: float) -> Status:
@@ -332,6 +403,7 @@ class Recorder:
             "failures": int(self._episodes.failed),
             "final_return": _mean(self._returns),
             "best_return": _mean(best),
+            **(self._evaluation.summary if self._evaluation else {}),
             "weights_sha256": tree_digest(weights),
             **({"gpus": gpus} if (gpus := self._gpus.total()) else {}),
             **(self._over_seeds(best) if len(best) > 1 else {}),

@@ -86,6 +86,10 @@ class Summary:
     compile_seconds: float | None = None
     final_return: float | None = None
     best_return: float | None = None
+    stopped_by: str | None = None
+    """A signal, or a hook."""
+    stop_reason: str | None = None
+    """The reason of a hook that stopped the run."""
 
 
 def read_saved(run: RunDirectory) -> SavedConfig:

@@ -3,7 +3,8 @@
 import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
 
 import jax
 
@@ -29,6 +30,9 @@ from rollmill.execution import (
 from rollmill.execution.faults.replay import MESSAGE
 from rollmill.planning import Plan
 from rollmill.record import Display, Restored, RunDirectory, write_json
+
+Session: TypeAlias = AbstractContextManager[tuple[Training, State]]
+"""Gives a training and its first state, and closes it."""
 
 GRAPH_FACTORY = "rollmill.api.specification:graph_of_worker"
 
@@ -91,6 +95,7 @@ def open_session(
     options: RunOptions,
     restored: Restored | None,
     display: Display,
+    strides: Sequence[int] = (),
 ) -> contextlib.AbstractContextManager[tuple[Training, State]]:
     """A training and its first state.
 
@@ -102,23 +107,30 @@ def open_session(
         options: how.
         restored: the checkpoint to go on from; None at the beginning.
         display: shows notes.
+        strides: a training in one program can be had after every multiple of each of them; with workers, some
+            iterations later.
     """
     if program is not None:
-        return _open_program(graph, program, run, options, restored)
+        return _open_program(graph, program, run, options, restored, strides)
     return _open_workers(graph, spec, run, restored, display)
 
 
 @contextlib.contextmanager
 def _open_program(
-    graph: Graph, program: CompiledProgram, run: RunDirectory, options: RunOptions, restored: Restored | None
+    graph: Graph,
+    program: CompiledProgram,
+    run: RunDirectory,
+    options: RunOptions,
+    restored: Restored | None,
+    strides: Sequence[int],
 ) -> Iterator[tuple[Training, State]]:
     """A training in one program of this process, and its first state."""
     with telling_memory(graph.loops):
         state = program.place(restored.state) if restored else program.start()
         first = restored.iteration if restored else 0
-        stride = options.checkpoint_iterations
+        strides = [*strides, *([options.checkpoint_iterations] if options.checkpoint_iterations else [])]
         span = options.log_every or default_log_every(graph)
-        training = ProgramTraining(graph, program, state, first=first, stride=stride, span=span, fault=run.fault)
+        training = ProgramTraining(graph, program, state, first=first, strides=strides, span=span, fault=run.fault)
         yield training, state
 
 

@@ -1,21 +1,23 @@
 """Trains a graph into a run directory, and goes on where a run stopped."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from rollmill.api.changes import changed_settings, check_end, note_changes
+from rollmill.api.changes import changed_settings, check_end, note_changes, note_option
 from rollmill.api.creation import create_run, run_config, run_root
 from rollmill.api.driver import drive
+from rollmill.api.evaluations import PeriodicEvaluation, prepare_evaluation
+from rollmill.api.hook_calls import check_hooks
 from rollmill.api.options import WORKER_LIMITS, RunOptions
 from rollmill.api.placing import choose_plan, prepare_devices, refuse_unread, with_settings
 from rollmill.api.recorder import Run, open_checkpoints
 from rollmill.api.reopening import open_graph
 from rollmill.api.saved_run import check_identity, read_options, read_saved, read_summary
-from rollmill.api.sessions import compile_program, open_session, run_spec, tell_replay_size
+from rollmill.api.sessions import Session, compile_program, open_session, run_spec, tell_replay_size
 from rollmill.api.specification import ALGORITHMS, describe, import_modules, only_here
 from rollmill.api.trust import approved_imports
 from rollmill.core.errors import CheckpointError, UsageError
@@ -23,6 +25,7 @@ from rollmill.core.fields import check_names, fit
 from rollmill.core.jax_settings import check_compiled
 from rollmill.dataflow import Graph, fingerprint
 from rollmill.execution import CompiledProgram, Fusion, RunSpec, state_shapes
+from rollmill.hooks import Hook
 from rollmill.planning import PLACEMENT, PlacementOptions, Plan, place_custom, settings_of
 from rollmill.record import Display, RunDirectory, choose_display
 
@@ -31,6 +34,7 @@ def train(
     algorithm: Graph,
     options: RunOptions | Mapping[str, Any] | None = None,
     *,
+    hooks: Sequence[Hook] = (),
     imports: Sequence[str] = (),
     recipe: str | None = None,
     **overrides: Any,
@@ -40,6 +44,8 @@ def train(
     Args:
         algorithm: a graph, such as `rollmill.ppo(env)`.
         options: how to run it; single ones can be given as keywords: `train(algorithm, seed=3)`.
+        hooks: functions of an event (`rollmill.hooks`), called in this process while it trains; each may request
+            a stop or a checkpoint by what it returns.
         imports: modules that registered the environment, noted for whoever resumes the run.
         recipe: name of the recipe that the hyperparameters come from, noted for readers of the run.
         **overrides: fields of `RunOptions` to replace.
@@ -51,8 +57,11 @@ def train(
         UsageError: for options that cannot be used; nothing was written then.
         NonFiniteError: if a loss, gradient, weight, observation or reward is not finite.
         StorageError: if the run cannot be written any further; it can be resumed.
+        HookFailed: if a hook raised; the training has stopped with a checkpoint, and can be resumed.
     """
-    return begin_training(prepare_training(algorithm, options, imports=imports, recipe=recipe, **overrides))
+    hooks = check_hooks(hooks)
+    prepared = prepare_training(algorithm, options, imports=imports, recipe=recipe, **overrides)
+    return begin_training(prepared, hooks)
 
 
 class PreparedTraining(NamedTuple):
@@ -66,6 +75,8 @@ class PreparedTraining(NamedTuple):
     program: CompiledProgram | None
     """The whole training, if it is one program of this process."""
     display: Display
+    evaluation: PeriodicEvaluation | None = None
+    """The evaluation of its policy while it trains."""
 
 
 def prepare_training(
@@ -89,20 +100,32 @@ def prepare_training(
     RunDirectory.check_parent(run_root(described, options))
     display = choose_display(quiet=options.quiet)
     tell_replay_size(algorithm, plan, options, display)
+    evaluation = prepare_evaluation(algorithm, described, options, display)
     program = compile_program(algorithm, plan, options, display) if plan.place == "program" else None
     config = run_config(described, options, imports, plan, program.launches if program else None, recipe)
     spec = run_spec(plan, options, described=described, imports=imports)
-    return PreparedTraining(algorithm, options, config, spec, program, display)
+    return PreparedTraining(algorithm, options, config, spec, program, display, evaluation)
 
 
-def begin_training(prepared: PreparedTraining) -> Run:
-    """Creates the run of a training and trains; result and errors are those of `train`."""
-    algorithm, options, config, spec, program, display = prepared
+def begin_training(
+    prepared: PreparedTraining, hooks: Sequence[Hook] = (), *, watch: Callable[[Session], Session] = lambda s: s
+) -> Run:
+    """Creates the run of a training and trains; hooks, result and errors are those of `train`.
+
+    Args:
+        prepared: the training.
+        hooks: called with events.
+        watch: may put another session around that of the training.
+    """
+    algorithm, options, config, spec, program, display, evaluation = prepared
     run = create_run(config, options)
     display.note(f"run {run.root}")
     with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
-        session = open_session(algorithm, program, spec, run, options, None, display)
-        return drive(session, run, algorithm, options, display, checkpoints, None)
+        strides = [evaluation.every] if evaluation else []
+        session = open_session(algorithm, program, spec, run, options, None, display, strides)
+        return drive(
+            watch(session), run, algorithm, options, display, checkpoints, None, hooks=hooks, evaluation=evaluation
+        )
 
 
 def resume(
@@ -114,6 +137,8 @@ def resume(
     quiet: bool = False,
     fusion: Fusion | None = None,
     changes: Mapping[str, Any] | None = None,
+    stop_at_return: int | float | Literal["never"] | None = None,
+    hooks: Sequence[Hook] = (),
     **placement: Any,
 ) -> Run:
     """Goes on with a run from its newest whole checkpoint; the result is that of a run never stopped.
@@ -128,6 +153,9 @@ def resume(
         fusion: fuse otherwise than before, as where kernels cannot be made; numbers then differ by rounding.
         changes: hyperparameters that have other values from now on, such as `{"learning_rate": 1e-4}`, or a later
             `total_timesteps`; they are written down in the run's config.json.
+        stop_at_return: another return to stop at than before, now and whenever the run goes on again; `never` for
+            none.
+        hooks: as for `train`; a run does not keep those that it had, nor what they remember.
         **placement: fields of `RunOptions` that say where to run, instead of where it ran before: devices,
             distribution, place, workers, actors, learners, asynchronous, plan, cluster, host; or how patiently:
             hang_seconds, start_seconds, max_failures.
@@ -138,6 +166,7 @@ def resume(
         UsageError: if the algorithm has other hyperparameters than the run, or a change cannot be made.
     """
     check_compiled()
+    hooks = check_hooks(hooks)
     run = RunDirectory.open(fit("run_dir", Path, run_dir))
     if unknown := placement.keys() - {*PLACEMENT, *WORKER_LIMITS}:
         raise UsageError(
@@ -147,6 +176,8 @@ def resume(
     limits = {name: placement.pop(name) for name in WORKER_LIMITS if name in placement}
     before = replace(read_options(run), **limits)
     options = replace(before, quiet=quiet, fusion=fusion or before.fusion, **reset_placement(placement))
+    if stop_at_return is not None:
+        options = replace(options, stop_at_return=None if stop_at_return == "never" else stop_at_return)
     if (devices := settings_of(options).devices) is not None:  # kernels stay as the run began with them
         options = replace(options, devices=devices)
     plan = None if placement else _saved_plan(run)
@@ -169,14 +200,20 @@ def resume(
         custom = only_here(described, modules)
         plan = place_custom(plan or choose_plan(graph, options), options, custom, saved=plan is not None)
         tell_replay_size(graph, plan, options, display)
+        evaluation = prepare_evaluation(graph, described, options, display)
         program = None
         if plan.place == "program":
             launches = None if placement or fusion else run.read_config().get("launches")
             program = compile_program(graph, plan, options, display, launches=launches)
         note_changes(run, described, graph, values, restored, display)  # now that nothing can be refused any more
+        if options.stop_at_return != before.stop_at_return:
+            note_option(run, "stop_at_return", options.stop_at_return)
         spec = run_spec(plan, options, described=described, imports=modules)
-        session = open_session(graph, program, spec, run, options, restored, display)
-        return drive(session, run, graph, options, display, checkpoints, restored)
+        strides = [evaluation.every] if evaluation else []
+        session = open_session(graph, program, spec, run, options, restored, display, strides)
+        return drive(
+            session, run, graph, options, display, checkpoints, restored, hooks=hooks, evaluation=evaluation
+        )
 
 
 def _check_checkpoint(

@@ -28,6 +28,9 @@ EXTRAS = {
     "pgx": ("pgx:... environments", install_command("pgx")),
     "optuna": ("samplers of sweeps", install_command("optuna")),
     "httptools": ("rollmill serve", install_command("serve")),
+    "jax2onnx": ("rollmill export --format onnx", install_command("onnx")),
+    "wandb": ("rollmill.hooks.wandb_log", install_command("wandb")),
+    "mlflow": ("rollmill.hooks.mlflow_log", install_command("mlflow")),
     "tensorboard": ("viewing runs/*/tensorboard", "pip install tensorboard"),
 }
 

@@ -34,11 +34,13 @@ COMMANDS = {
         "sweep", "train with many values of options: rollmill sweep ppo CartPole-v1 --over seed=0..4", records=True
     ),
     "plan": Command("plan", "show where a training's groups run, and the edges between them"),
+    "profile": Command("profile", "show where a training's time goes: rollmill profile ppo CartPole-v1"),
     "explain": Command("explain", "show whether an environment fuses into one kernel: explain fusion CartPole-v1"),
     "evaluate": Command("evaluate", "play episodes or matches with a run's policy: rollmill evaluate RUN"),
     "play": Command("play", "play a game for two players against a run's policy: rollmill play RUN"),
     "gpu": Command("gpu", "list GPUs, how busy they are and how they can be shared; divide one by MIG"),
     "serve": Command("serve", "answer requests for actions over HTTP by a run's policy: rollmill serve RUN"),
+    "export": Command("export", "write a run's policy as ONNX or StableHLO: rollmill export RUN --format onnx"),
     "list": Command("listing", "list algorithms, environments, networks and recipes"),
     "doctor": Command("doctor", "check the installation; doctor RUN replays the step in which a run met a NaN"),
 }

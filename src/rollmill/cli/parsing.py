@@ -23,8 +23,18 @@ RECORDING = {
     "quiet",
 }
 FUSION = {"fusion", "numerics", "unroll"}
-RUN = {"seed", "num-seeds"}
-GROUPS = ("environment", "algorithm", "network", "run", "recording", "placement", "fusion", "options")
+RUN = {"seed", "num-seeds", "stop-at-return"}
+EVALUATION = {
+    "evaluate-every",
+    "evaluate-episodes",
+    "evaluate-seed",
+    "evaluate-stochastic",
+    "evaluate-env-options",
+}
+GROUPS = (
+    *("environment", "algorithm", "network", "run", "evaluation", "recording", "placement", "fusion"),
+    "options",
+)
 """Groups of options, in the order of `--help`."""
 
 
@@ -129,7 +139,7 @@ def _group(action: Any) -> str:
     return next((group for group, names in _OF_RUNS.items() if name in names), "placement")
 
 
-_OF_RUNS = {"run": RUN, "recording": RECORDING, "fusion": FUSION}
+_OF_RUNS = {"run": RUN, "evaluation": EVALUATION, "recording": RECORDING, "fusion": FUSION}
 
 
 def _plain(action: Any) -> Any:

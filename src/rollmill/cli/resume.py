@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import tyro
 
@@ -39,6 +39,8 @@ class Resume:
     """The same while a worker starts, builds its environments and compiles."""
     max_failures: int | None = None
     """How many times in a row an environment may fail, or its worker be lost; one more ends the run."""
+    stop_at_return: float | Literal["never"] | None = None
+    """Another return to stop at, or never; as before if left out."""
     quiet: bool = False
     """Show nothing while training."""
     placement: _MERGED = PlacementOptions()  # noqa: RUF009 - frozen
@@ -52,6 +54,7 @@ def run(arguments: list[str]) -> int:
     chosen = parse(command, arguments, prog="rollmill resume")
     limits = {name: getattr(chosen, name) for name in WORKER_LIMITS if getattr(chosen, name) is not None}
     how = {"imports": chosen.imports, "quiet": chosen.quiet, "fusion": chosen.fusion, "trust": chosen.trust}
+    how["stop_at_return"] = chosen.stop_at_return
     how["changes"] = parse_assignments(chosen.changes)
     return report(resume(chosen.run, **how, **limits, **_changes(before, chosen.placement)))
 

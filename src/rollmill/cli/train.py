@@ -101,8 +101,12 @@ class GivenTraining:
         """How its plan is searched for."""
         return self.chosen.searching
 
-    def graph_of(self, num_envs: int | None) -> Graph:
+    def graph_of(self, num_envs: int | None, *, total_timesteps: int | None = None) -> Graph:
         """The graph with a number of environments, or with that of the arguments or of their plan.
+
+        Args:
+            num_envs: the number; None: as the arguments say.
+            total_timesteps: number of environment steps; None: as the arguments say.
 
         Raises:
             UsageError: the algorithm has no such number, or cannot be built.
@@ -114,6 +118,8 @@ class GivenTraining:
         planned_envs = None if "num-envs" in given_options(self.rest) else settings_of(chosen.run).num_envs
         if (envs := num_envs or planned_envs) is not None:
             config = with_num_envs(config, envs)
+        if total_timesteps is not None:
+            config = replace(config, total_timesteps=total_timesteps)
         options = {**of_recipe, **parse_env_options(chosen.env_options)}
         return build_graph(self.algorithm, chosen.environment, config, options=options)
 
@@ -228,7 +234,7 @@ def with_network(config: Any, name: str | None) -> Any:
 def report(run: Run) -> int:
     """Says where a run is and what can be done with it; returns the exit code."""
     summary = run.summary
-    if summary["status"] == "finished":
+    if summary["status"] == "finished" or "stop_reason" in summary:
         final = summary["final_return"]
         print(
             f"{summary['total_env_steps']:,} steps in {summary['seconds']:.1f} s "
@@ -238,6 +244,8 @@ def report(run: Run) -> int:
         for gpu in summary.get("gpus", ()):
             activity = Activity(**{name: value for name, value in gpu.items() if name != "gpu"})
             print(f"GPU {gpu['gpu']}, all of its processes: {activity}")
+        if (evaluated := summary.get("evaluation_return")) is not None:
+            print(f"last evaluation {evaluated:.4g}, best {summary['best_evaluation_return']:.4g}")
         print(f"run: {run.directory}")
         print(f"evaluate it: {RunDirectory(run.directory).command('evaluate')}")
     return run.exit_code

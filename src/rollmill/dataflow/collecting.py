@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow.graph import Collector, Graph, Metrics, Step, Trajectory, Weights
 from rollmill.dataflow.keys import START
@@ -72,9 +73,9 @@ def step_one(
         t: below 2^31.
     """
     policy_key, env_key = (jax.random.fold_in(key, 2 * jnp.uint32(t) + fragment) for fragment in (0, 1))
-    with jax.named_scope("policy"):
+    with traced("policy"):
         decision = graph.policy(weights, policy_key, now.memory, now.observation, now.action_mask)
-    with jax.named_scope("environment"):
+    with traced("environment"):
         timestep = graph.environment(env_key, now.environment, decision.action)
         action_mask = graph.action_mask(timestep.state)
     info = dict(timestep.info)

@@ -225,6 +225,24 @@ class Prepare(Protocol):
         ...
 
 
+class PolicyOutputs(NamedTuple):
+    """Outputs of a policy's networks besides its action, as functions of ONE raw observation.
+
+    None stands for an output that the algorithm does not have, or that is no function of the policy's weights.
+    """
+
+    distribution: Callable[[Weights, Memory, Observation, ActionMask], PyTree] | None = None
+    """The action distribution (`networks.Distribution`) under a mask of legal actions; of several agents a
+    dictionary by kind, with a leading axis of agents."""
+    value: Callable[[Weights, Memory, Observation], Float[Array, ""]] | None = None
+    """The expected return, in the unit of the rewards that were learned from."""
+    q_values: Callable[[Weights, Observation], Float[Array, " n"]] | None = None
+    """The expected return of each action of a `Discrete` space."""
+    searches: bool = False
+    """True if actions come from a search that begins with a position of the environment; then `distribution` and
+    `value` are those of the network alone."""
+
+
 class Graph(NamedTuple):
     """An algorithm on an environment with a network, knowing no machine."""
 
@@ -264,3 +282,5 @@ class Graph(NamedTuple):
     report: Callable[[Learner, Batch], Metrics] | None = None
     """Further metrics of an iteration, from what `prepare` returns; like all, their mean over replicas is that of
     the whole."""
+    outputs: PolicyOutputs = PolicyOutputs()
+    """The policy's outputs besides its action, for its use after training."""

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow.collecting import collection_metrics
 from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Trajectory
@@ -60,7 +61,7 @@ def learn_from(
     Returns:
         The learner, the replay memory, and the metrics of the whole iteration.
     """
-    with jax.named_scope("prepare"):
+    with traced("prepare"):
         learner, batch = prepare(graph, learner, trajectory, index, reduce=reduce)
         reported = report(graph, learner, batch)
     if graph.replay is None:
@@ -68,11 +69,12 @@ def learn_from(
             graph, learner, batch, key, index, reduce=reduce, make_minibatch_loop=make_minibatch_loop
         )
     else:
-        with jax.named_scope("store"):
+        with traced("store"):
             rings = store_steps(graph, rings, trajectory)
         learner, rings, learned = learn_from_replay(graph, learner, rings, key, index, reduce=reduce)
-    collected = collection_metrics(graph, trajectory, graph.weights(learner), index)
-    return learner, rings, {**reduce({**collected, **reported}), **learned}
+    with traced("metrics"):
+        collected = reduce({**collection_metrics(graph, trajectory, graph.weights(learner), index), **reported})
+    return learner, rings, {**collected, **learned}
 
 
 def prepare(
@@ -109,8 +111,9 @@ def learn(
 
     begin = _Progress(loop.begin(learner), jnp.asarray(True))
     rows_of = lambda epoch: shuffled_rows(jax.random.fold_in(key, epoch), index, graph.loops)
-    rows = jax.vmap(rows_of)(jnp.arange(graph.loops.epochs))
-    end, (metrics, learned) = jax.lax.scan(epoch_step, begin, loop.shuffled(rows))
+    with traced("shuffle"):
+        shuffled = loop.shuffled(jax.vmap(rows_of)(jnp.arange(graph.loops.epochs)))
+    end, (metrics, learned) = jax.lax.scan(epoch_step, begin, shuffled)
     return loop.end(end.carried), over_epochs(metrics, learned)
 
 
@@ -167,7 +170,7 @@ def learn_drawn(
     reduce: Reduce = identity,
 ) -> tuple[Learner, ReplayRing, Metrics]:
     """One update with a minibatch drawn from the replay memory, whose priorities follow its errors."""
-    with jax.named_scope("draw"):
+    with traced("draw"):
         drawn = draw(graph, rings, key, index)
     minibatch = Batch(drawn.transitions)
     advanced, metrics = learn_minibatch(graph, learner, minibatch, reduce=reduce)

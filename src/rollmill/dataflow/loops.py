@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow.collecting import collect, start_collector
 from rollmill.dataflow.graph import Collector, Graph, Learner, Metrics, Reduce, State, Trajectory
@@ -56,15 +57,17 @@ def iterate(
     collect_key = iteration_key(state.key, state.iteration, COLLECT)
     learn_key = iteration_key(state.key, state.iteration, LEARN)
     weights = graph.weights(state.learner)
-    collector, trajectory = (collect_with or collect)(graph, weights, state.collector, collect_key)
-    learner, rings, metrics = learn_from(
-        graph,
-        state.learner,
-        state.rings,
-        trajectory,
-        learn_key,
-        collector.index,
-        reduce=reduce,
-        make_minibatch_loop=make_minibatch_loop,
-    )
+    with traced("collect"):
+        collector, trajectory = (collect_with or collect)(graph, weights, state.collector, collect_key)
+    with traced("learn"):
+        learner, rings, metrics = learn_from(
+            graph,
+            state.learner,
+            state.rings,
+            trajectory,
+            learn_key,
+            collector.index,
+            reduce=reduce,
+            make_minibatch_loop=make_minibatch_loop,
+        )
     return State(collector, learner, state.key, state.iteration + 1, rings), metrics

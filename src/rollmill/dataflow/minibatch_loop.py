@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree, UInt32
 
+from rollmill.core.operations import traced
 from rollmill.dataflow.graph import Batch, Graph, Learner, Metrics, Reduce, Weights
 from rollmill.dataflow.minibatches import minibatch_gather
 
@@ -47,7 +48,7 @@ def plain_minibatch_loop(
     gradients_of = (gradients or gradients_of_rows)(graph, batch, reduce)
 
     def minibatch_step(learner: Learner, rows: UInt32[Array, " N"]) -> tuple[Learner, Metrics]:
-        with jax.named_scope("gradients"):
+        with traced("gradients"):
             found = reduce(gradients_of(learner, rows))
         return _updated(graph, learner, *found)
 
@@ -60,7 +61,7 @@ def learn_minibatch(
     graph: Graph, learner: Learner, minibatch: Batch, *, reduce: Reduce = identity
 ) -> tuple[Learner, Metrics]:
     """Gradients of one minibatch, reduced over replicas, and the update with them."""
-    with jax.named_scope("gradients"):
+    with traced("gradients"):
         found = reduce(graph.gradients(learner, graph.condition(minibatch, reduce)))
     return _updated(graph, learner, *found)
 
@@ -72,7 +73,7 @@ def gradients_of_rows(graph: Graph, batch: Batch, reduce: Reduce) -> Callable[..
 
 
 def _updated(graph: Graph, learner: Learner, gradients: Weights, metrics: Metrics) -> tuple[Learner, Metrics]:
-    with jax.named_scope("update"):
+    with traced("update"):
         advanced = graph.update(learner, gradients)
     return advanced, {**metrics, **gradient_metrics(gradients, metrics)}
 

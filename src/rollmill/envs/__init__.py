@@ -12,6 +12,7 @@ from rollmill.envs.normalisation import (
     scale,
     update_statistics,
 )
+from rollmill.envs.options import parse_options
 from rollmill.envs.registry import as_environment, is_on_host, is_own_name, make, register, registered
 from rollmill.envs.strong_types import strongly_typed
 from rollmill.envs.transforms import auto_reset, plannable, time_limit, vary, vectorise, wrap
@@ -31,6 +32,7 @@ __all__ = [
     "joint_spaces",
     "make",
     "normalise",
+    "parse_options",
     "plannable",
     "record_discounted_returns",
     "record_episodes",

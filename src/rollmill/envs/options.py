@@ -1,13 +1,18 @@
-"""Options of environments: the ones that a factory accepts, and the error for unknown ones."""
+"""Options of environments: those that a factory accepts, the error for unknown ones, and options given as text."""
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import DataError, UsageError
+from rollmill.core.json_data import parse_json
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+NOT_JSON = {"True": "true", "False": "false", "None": "null", "NaN": None, "nan": None, "inf": None}
+"""Python's words for values, with their JSON form; None if JSON has no such value."""
 
 
 def keyword_names(function: Callable[..., Any]) -> list[str]:
@@ -48,3 +53,40 @@ def unknown_option(environment: str, option: str, known: Iterable[str]) -> Usage
     near = difflib.get_close_matches(option, names, n=1)
     suggestion = f"did you mean {near[0]}? " if near else ""
     return UsageError(f"{environment} has no option {option!r}; {suggestion}its options: {', '.join(names)}.")
+
+
+def parse_options(texts: Sequence[str], *, flag: str) -> dict[str, Any]:
+    """Parses options given as `KEY=VALUE`.
+
+    Args:
+        texts: one for each option; true, false, null, numbers, lists and objects are parsed as JSON, all else is
+            text.
+        flag: of the command line, for messages.
+
+    Raises:
+        UsageError: one is not a pair, is given twice, or has a value in Python's form instead of JSON's.
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (equals and key.isidentifier()):
+            raise UsageError(f"{flag} {text!r} has to be KEY=VALUE, such as max_steps=100.")
+        if key in options:
+            raise UsageError(f"{flag} {key} is given twice, as {options[key]!r} and as {value!r}.")
+        options[key] = _value(flag, text, value)
+    return options
+
+
+def _value(flag: str, option: str, text: str) -> Any:
+    if text in NOT_JSON:
+        json_form = NOT_JSON[text]
+        hint = f"write {json_form}, or " if json_form else ""
+        raise UsageError(f'{flag} {option}: {text} is not JSON; {hint}"{text}" in double quotes for the text.')
+    try:
+        json.loads(text)
+    except ValueError:
+        return text
+    try:
+        return parse_json(text, where=f"{flag} {option}")
+    except DataError as error:
+        raise UsageError(str(error)) from None

@@ -18,6 +18,7 @@ from jaxtyping import Key as KeyArray
 
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import fit
+from rollmill.core.operations import traced
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Observation, Params, State, Timestep
 
 STEP_FOLD = 0x5354_4550
@@ -94,7 +95,8 @@ def auto_reset(env: Environment) -> Environment:
         timestep = env.step(jax.random.fold_in(key, STEP_FOLD), state, action, params)
         if "final_observation" in timestep.info:
             raise UsageError(f"{env.name} resets itself already: leave out one of the two auto_reset.")
-        first_observation, first_state = env.reset(key, params)
+        with traced("reset"):
+            first_observation, first_state = env.reset(key, params)
         done = jnp.asarray(timestep.terminated | timestep.truncated)
         return timestep._replace(
             observation=_select(done, first_observation, timestep.observation),

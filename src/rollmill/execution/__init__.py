@@ -1,6 +1,13 @@
 """Runs graphs: in one compiled program or with workers; evaluation; and what to do at a fault."""
 
-from rollmill.execution.evaluation import EvaluationEpisodes, evaluate, evaluate_on_host
+from rollmill.execution.evaluation import (
+    EvaluationEpisodes,
+    Evaluator,
+    evaluate,
+    evaluate_on_host,
+    evaluator,
+    evaluator_on_host,
+)
 from rollmill.execution.faults.find import Fault, find_fault, is_finite, stop_at_fault
 from rollmill.execution.faults.replay import Replayed, has_fault, has_message, replay_fault
 from rollmill.execution.launch import launch
@@ -12,13 +19,14 @@ from rollmill.execution.program.dispatch import Window, dispatch_ahead
 from rollmill.execution.program.kernels import Fusion, Launches
 from rollmill.execution.program_training import ProgramTraining
 from rollmill.execution.replay_size import check_replay_size, replay_size
-from rollmill.execution.reports import Saved, Training
+from rollmill.execution.reports import Recorded, Report, Saved, Training
 from rollmill.execution.run_spec import RunSpec
 
 __all__ = [
     "check_replay_size",
     "replay_size",
     "EvaluationEpisodes",
+    "Evaluator",
     "Fault",
     "Fusion",
     "Game",
@@ -27,7 +35,9 @@ __all__ = [
     "MatchResult",
     "Player",
     "ProgramTraining",
+    "Recorded",
     "Replayed",
+    "Report",
     "RunSpec",
     "Saved",
     "Training",
@@ -37,6 +47,8 @@ __all__ = [
     "enable_compilation_cache",
     "evaluate",
     "evaluate_on_host",
+    "evaluator",
+    "evaluator_on_host",
     "find_fault",
     "is_finite",
     "launch",

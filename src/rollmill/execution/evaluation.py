@@ -5,7 +5,7 @@ Shape letters: `N` episodes, each in an environment of its own; `B` copies of a 
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,10 @@ class _Playing(NamedTuple):
     t: Int[Array, ""]
 
 
+Evaluator: TypeAlias = Callable[[Weights], EvaluationEpisodes]
+"""Plays the same episodes by the policy of any weights; compiled already."""
+
+
 def evaluate(
     graph: Graph, weights: Weights, *, episodes: int, seed: int = 0, stochastic: bool = False
 ) -> EvaluationEpisodes:
@@ -68,12 +72,31 @@ def evaluate(
     Raises:
         UsageError: if an episode does not end within `MAX_STEPS` steps.
     """
+    return evaluator(graph, weights, episodes=episodes, seed=seed, stochastic=stochastic)(weights)
+
+
+def evaluator(
+    graph: Graph,
+    weights: PyTree[Array | np.ndarray | jax.ShapeDtypeStruct],
+    *,
+    episodes: int,
+    seed: int = 0,
+    stochastic: bool = False,
+) -> Evaluator:
+    """Compiles `evaluate` for weights of these shapes; the other arguments and errors are those of `evaluate`."""
     episodes, seed = _check_numbers(episodes, seed)
     policy = graph.policy if stochastic else graph.greedy
     enable_compilation_cache()
     batch = min(episodes, _most_at_once(graph))
-    play = jax.jit(partial(_play, graph._replace(policy=policy), batch), compiler_options=EXACT_PRECISION)
-    key, played = jax.random.key(seed), []
+    key = jax.random.key(seed)
+    play = jax.jit(partial(_play, graph._replace(policy=policy), batch)).lower(weights, key, np.int32(0))
+    return partial(_play_all, graph, play.compile(EXACT_PRECISION), key, batch, episodes)
+
+
+def _play_all(
+    graph: Graph, play: Callable, key: Key, batch: int, episodes: int, weights: Weights
+) -> EvaluationEpisodes:
+    played = []
     for first in range(0, episodes, batch):
         own_key = jax.random.fold_in(key, first) if first else key
         returns, lengths, done = jax.device_get(play(weights, own_key, np.int32(first % graph.loops.num_envs)))
@@ -186,17 +209,27 @@ def evaluate_on_host(
         UsageError: if an episode does not end within `MAX_STEPS` steps.
         ContractError: if the environment raises; its line is shown.
     """
+    return evaluator_on_host(graph, env, episodes=episodes, seed=seed, stochastic=stochastic)(weights)
+
+
+def evaluator_on_host(
+    graph: Graph, env: HostEnvironment, *, episodes: int, seed: int = 0, stochastic: bool = False
+) -> Evaluator:
+    """`evaluate_on_host` for any weights; its policy is compiled once, at the first call."""
     episodes, seed = _check_numbers(episodes, seed)
     num_envs = min(episodes, MAX_COPIES)
     quota = np.full(num_envs, episodes // num_envs) + (np.arange(num_envs) < episodes % num_envs)
     decide = jax.jit(jax.vmap(graph.policy if stochastic else graph.greedy, in_axes=(None, 0, 0, 0, 0)))
-    vector = env.start(range(num_envs), seed=seed)
-    try:
-        return _play_on_host(
-            env.name, vector, partial(decide, weights), start_memories(graph.start_memory, num_envs), quota, seed
-        )
-    finally:
-        vector.close()
+
+    def play(weights: Weights) -> EvaluationEpisodes:
+        vector = env.start(range(num_envs), seed=seed)
+        try:
+            memory = start_memories(graph.start_memory, num_envs)
+            return _play_on_host(env.name, vector, partial(decide, weights), memory, quota, seed)
+        finally:
+            vector.close()
+
+    return play
 
 
 def _play_on_host(

@@ -1,11 +1,11 @@
 """A training in one compiled program of this process."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rollmill.dataflow import Graph, State
 from rollmill.execution.faults.find import stop_at_fault
 from rollmill.execution.program.compiled import CompiledProgram
-from rollmill.execution.program.dispatch import dispatch_ahead
+from rollmill.execution.program.dispatch import TARGET_SECONDS, dispatch_ahead
 from rollmill.execution.reports import Durations, MetricsRows, Report, Saved, StartedUp
 from rollmill.record import Folder
 
@@ -18,7 +18,7 @@ class ProgramTraining:
         program: its compiled iteration.
         state: to begin with.
         first: iterations that came before.
-        stride: iterations between states that can be saved; None where any can be.
+        strides: the state after every multiple of each of them can be had, besides others.
         span: iterations of a line of the log, whose metrics may be summed.
         fault: gets what is needed to replay an iteration that is not finite.
     """
@@ -30,20 +30,28 @@ class ProgramTraining:
         state: State,
         *,
         first: int,
-        stride: int | None,
+        strides: Sequence[int],
         span: int,
         fault: Folder,
     ) -> None:
         self._graph, self._program, self._state = graph, program, state
-        self._first, self._stride, self._span, self._fault = first, stride, span, fault
+        self._first, self._strides, self._span, self._fault = first, strides, span, fault
         self._snapshot_requested = False
+        self.report_seconds = TARGET_SECONDS
+        """Time between two reports, about; to be changed before `run`."""
 
     def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
         """See `Training`."""
         yield StartedUp(Durations(self._program.compile_seconds, 0.0))
         last = self._graph.loops.iterations
         windows = dispatch_ahead(
-            self._program, self._state, first=self._first, until=last, stride=self._stride, span=self._span
+            self._program,
+            self._state,
+            first=self._first,
+            until=last,
+            strides=self._strides,
+            span=self._span,
+            window_seconds=self.report_seconds,
         )
         for window in windows:
             yield MetricsRows(window.first, window.metrics, window.counts)

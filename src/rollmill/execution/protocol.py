@@ -61,6 +61,20 @@ class End(NamedTuple):
     iteration: int
 
 
+class StartRecording(NamedTuple):
+    """Record this process's events from now on, for the profiler."""
+
+
+class StopRecording(NamedTuple):
+    """Stop recording, and send the sums of a window."""
+
+    begin: int
+    """The window's first nanosecond on the monotonic clock of `host`."""
+    end: int
+    """The nanosecond after its last."""
+    host: str
+
+
 # --- from a replica --------------------------------------------------------------------------------------
 
 
@@ -99,11 +113,18 @@ class EnvFailures(NamedTuple):
     """Fields of `HostFailure`."""
 
 
+class WindowRecorded(NamedTuple):
+    """The sums of a recorded window."""
+
+    window: Mapping[str, Any]
+    """From `rollmill.profiling.RecordedWindow.to_json`."""
+
+
 MESSAGES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        *(Begin, SnapshotRequest, Hold, End),
-        *(Process, CompileTimes, IterationMetrics, SnapshotPart, MissedSnapshot, EnvFailures),
+        *(Begin, SnapshotRequest, Hold, End, StartRecording, StopRecording),
+        *(Process, CompileTimes, IterationMetrics, SnapshotPart, MissedSnapshot, EnvFailures, WindowRecorded),
     )
 }
 

@@ -1,7 +1,7 @@
 """Reports of a running training, whatever runs it: one program, or a coordinator with workers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from rollmill.dataflow import State
 
@@ -36,6 +36,8 @@ class Notice(NamedTuple):
     """A line for the user."""
 
     text: str
+    failed: Literal["worker", "environment"] | None = None
+    """What failed, if the line is about a failure that the training survives."""
 
 
 class Durations(NamedTuple):
@@ -54,7 +56,14 @@ class StartedUp(NamedTuple):
     """Durations over all replicas that have started."""
 
 
-Report: TypeAlias = MetricsRows | Saved | RolledBack | StartedUp | Notice
+class Recorded(NamedTuple):
+    """A window of a worker, recorded for the profiler."""
+
+    worker: str
+    window: Mapping[str, Any]
+
+
+Report: TypeAlias = MetricsRows | Saved | RolledBack | StartedUp | Notice | Recorded
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ from rollmill.execution.program.cache import enable_compilation_cache
 from rollmill.execution.program.compile_clock import CompileClock
 from rollmill.execution.program.compiled import unroll_for
 from rollmill.execution.protocol import Begin, Process, send, wait
+from rollmill.execution.recorded_worker import answer_recordings
 from rollmill.execution.replica import ReplicaContext, run, run_on_mesh
 from rollmill.execution.replica.progress import ReplicaControl
 from rollmill.execution.run_spec import RunSpec, WorkerSettings, read_settings
@@ -141,6 +142,7 @@ def _build(spec: RunSpec, control: Control) -> Graph:
 
 
 def _prepare(spec: RunSpec, control: Control) -> None:
+    answer_recordings(control)
     control.at("building the algorithm", expect=spec.start_seconds)
     enable_compilation_cache()
 

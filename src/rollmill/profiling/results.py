@@ -22,7 +22,7 @@ UNNAMED = "other"
 
 
 @dataclass(frozen=True)
-class Training:
+class ProfiledSetup:
     """The training that was profiled."""
 
     algorithm: str
@@ -39,7 +39,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Machine:
+class ProfiledMachine:
     """The hardware and software."""
 
     device: str
@@ -213,8 +213,8 @@ class Advice:
 class Profile:
     """A profiled training."""
 
-    training: Training
-    machine: Machine
+    training: ProfiledSetup
+    machine: ProfiledMachine
     iteration: IterationTime
     book_keeping: tuple[BookKeeping, ...]
     operations: tuple[OperationTime, ...]

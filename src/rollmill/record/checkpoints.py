@@ -180,6 +180,11 @@ class Checkpoints:
             raise self._none_intact(reasons)
         return None
 
+    @property
+    def saved(self) -> bool:
+        """True unless a save is running, or has failed and `wait` has not raised it yet."""
+        return self._pending is None or (self._pending.done() and self._pending.exception() is None)
+
     def wait(self) -> None:
         """Blocks until no save is running.
 

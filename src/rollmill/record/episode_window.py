@@ -40,7 +40,7 @@ class EpisodeWindow:
         """Adds the episodes that ended in one iteration: their number, and the sums of returns and lengths."""
         if count:
             self._recent.append(_EndedEpisodes(count, return_sum, length_sum))
-        while len(self._recent) > 1 and sum(e.count for e in self._recent) - self._recent[0].count >= EPISODES:
+        while len(self._recent) > 1 and self.episodes - self._recent[0].count >= EPISODES:
             self._recent.popleft()
         mean = self.mean_return
         if self.full and mean is not None:
@@ -49,7 +49,12 @@ class EpisodeWindow:
     @property
     def full(self) -> bool:
         """True if the window holds at least `EPISODES` episodes."""
-        return sum(e.count for e in self._recent) >= EPISODES
+        return self.episodes >= EPISODES
+
+    @property
+    def episodes(self) -> float:
+        """Number of episodes that the means are over."""
+        return sum((e.count for e in self._recent), start=0.0)
 
     @property
     def best(self) -> float | None:
@@ -67,5 +72,5 @@ class EpisodeWindow:
         return self._mean("length_sum")
 
     def _mean(self, name: str) -> float | None:
-        count = sum(e.count for e in self._recent)
+        count = self.episodes
         return sum(getattr(e, name) for e in self._recent) / count if count else None

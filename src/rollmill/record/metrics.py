@@ -52,8 +52,8 @@ class MetricsLog:
         purge_step = self._open(resume_from)
         self._events = EventLog(run.tensorboard, purge_step=purge_step) if tensorboard else None
 
-    def write(self, iteration: int, env_steps: int, metrics: Mapping[str, Any]) -> None:
-        """Appends one line, completely or not at all; it is in the file when this returns.
+    def write(self, iteration: int, env_steps: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Appends one line, completely or not at all, and returns it; it is in the file when this returns.
 
         Args:
             iteration: number of the iteration, from 1; a checkpoint of iteration `i` follows line `i`.
@@ -68,6 +68,7 @@ class MetricsLog:
         self._append(json.dumps(line, allow_nan=False).encode() + b"\n")
         if self._events is not None:
             self._events.add(env_steps, _scalars(line))
+        return line
 
     def rewind(self, iteration: int) -> None:
         """Cuts the lines of later iterations, for a run that goes back to `iteration`.

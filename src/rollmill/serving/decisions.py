@@ -13,8 +13,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Int, PyTree, UInt32
 
 from rollmill.algorithms import clip_to_space
-from rollmill.algorithms.positions import Position
-from rollmill.api import LoadedRun
+from rollmill.api import LoadedRun, mask_struct
 from rollmill.core.errors import UsageError
 from rollmill.core.jax_settings import check_compiled
 from rollmill.core.spaces import struct
@@ -113,13 +112,6 @@ class BatchedPolicy:
             np.full(size, self.sessions, np.int32),
             np.ones(size, bool),
         )
-
-
-def mask_struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
-    """Shape of the legal actions of one observation, a dictionary of several agents; `()` without masks."""
-    state, _ = jax.eval_shape(graph.start_environment, jax.random.key(0), jnp.int32(0))
-    known = jax.eval_shape(graph.action_mask, state)
-    return known.action_mask if isinstance(known, Position) else known
 
 
 def _decide(

@@ -9,7 +9,7 @@ read from its run alone, so a sweep that was killed goes on where its runs stand
 import csv
 import math
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -153,8 +153,8 @@ class SweepDirectory:
             return {}
 
     def is_finished(self, trial: Trial) -> bool:
-        """True if the trial came to its end."""
-        return self.summary(trial).get("status") == "finished"
+        """True if the trial came to its end, or to a return at which it was to stop."""
+        return _has_ended(self.summary(trial))
 
     def unfinished(self) -> list[Trial]:
         """The trials so far that are neither finished nor stopped early."""
@@ -178,7 +178,7 @@ class SweepDirectory:
         for trial in self.trials():
             summary = self.summary(trial)
             status = summary.get("status", "open")
-            status = STOPPED_EARLY if trial.name in stopped and status != "finished" else status
+            status = STOPPED_EARLY if trial.name in stopped and not _has_ended(summary) else status
             for point, results in _of_each_seed(trial, summary):
                 numbers = {name: _number(results.get(name)) for name in TRIAL_RESULTS}
                 rows.append({"trial": trial.name, **point, "status": status, **numbers})
@@ -200,13 +200,17 @@ class SweepDirectory:
     def _past(self, trial: Trial, failed: Collection[str]) -> PastTrial:
         summary, stopped = self.summary(trial), self.stopping().stopped
         result, steps = _number(summary.get(self.spec.metric)), int(_number(summary.get("env_steps")) or 0)
-        if summary.get("status") == "finished":
+        if _has_ended(summary):
             return PastTrial(trial.point, "finished", result, steps)
         if (judgement := stopped.get(trial.name)) is not None:
             if result is None and self.spec.metric == "final_return":  # killed before it could write a summary
                 result, steps = judgement.result, judgement.steps
             return PastTrial(trial.point, "stopped", result, steps)
         return PastTrial(trial.point, "failed" if trial.name in failed else "running")
+
+
+def _has_ended(summary: Mapping[str, Any]) -> bool:
+    return summary.get("status") == "finished" or "stop_reason" in summary
 
 
 def _read(root: Path, name: str, kind: Any) -> Any:

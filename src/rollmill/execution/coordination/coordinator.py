@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rollmill.core.errors import RollmillError, UsageError
+from rollmill.core.operations import span
 from rollmill.dataflow import (
     Graph,
     Owned,
@@ -51,11 +52,14 @@ from rollmill.execution.protocol import (
     Process,
     SnapshotPart,
     SnapshotRequest,
+    StartRecording,
+    StopRecording,
+    WindowRecorded,
     parse,
     send_to,
 )
 from rollmill.execution.replica import STRIDE, StatePart, assemble, share_of
-from rollmill.execution.reports import MetricsRows, Notice, Report, RolledBack, Row, Saved, StartedUp
+from rollmill.execution.reports import MetricsRows, Notice, Recorded, Report, RolledBack, Row, Saved, StartedUp
 
 MARGIN_SECONDS = 0.5
 """How far ahead a snapshot is announced, so that probably no replica has passed it."""
@@ -165,6 +169,15 @@ class Coordinator:
             self._parts = {n: parts for n, parts in self._parts.items() if n > self._iteration}
             send_to(self._workers, ALL, SnapshotRequest(self._wanted))
 
+    def start_recording(self) -> Sequence[str]:
+        """Has all workers record their events for the profiler; returns their names."""
+        send_to(self._workers, ALL, StartRecording())
+        return [job.name for job in self._workers.jobs if job.name not in self._finished]
+
+    def stop_recording(self, begin: int, end: int) -> None:
+        """Requests a `Recorded` of each worker; arguments are nanoseconds of this host's monotonic clock."""
+        send_to(self._workers, ALL, StopRecording(begin, end, socket.gethostname()))
+
     def stop(self) -> None:
         """Ends the training after an iteration that all replicas can come to, with its state."""
         self._barrier.stop()
@@ -211,10 +224,10 @@ class Coordinator:
             case Lost(job, reason):
                 if event.final is not None:
                     raise type(event.final)(f"{job.name}: {event.final}")
-                yield Notice(f"{job.name} was lost: {reason}")
+                yield Notice(f"{job.name} was lost: {reason}", failed="worker")
                 yield from self._recover(job, reason, event.details if event.raised else "")
             case Hung(job, seconds, where):
-                yield Notice(f"{job.name} hangs since {seconds:.0f} s {where}")
+                yield Notice(f"{job.name} hangs since {seconds:.0f} s {where}", failed="worker")
                 try:
                     yield from self._recover(job, f"it hung {where}", "", hung_seconds=seconds)
                 except UsageError as error:  # nobody can replace it
@@ -231,8 +244,8 @@ class Coordinator:
 
     def _receive(self, job: Job, message: Any) -> Iterator[Report]:
         match message:
-            case Process(pid):
-                yield Notice(f"{job.name} is process {pid}")
+            case Process() | WindowRecorded():
+                yield _as_report(job, message)
             case EnvFailures(failures):
                 yield from self._failures.add(job.name, failures)
             case CompileTimes() if self._restart == 0 and not self._attempts.get(job.name):
@@ -353,11 +366,10 @@ class Coordinator:
         )
 
     def _next_events(self) -> list[Any]:
-        if not self._due:
-            return self._workers.events(timeout=0.5)
-        timeout = min(max(min(self._due.values()) - time.monotonic(), 0.0), 0.5)
-        events = self._workers.events(timeout=timeout)
-        if not events:
+        timeout = min(max(min(self._due.values()) - time.monotonic(), 0.0), 0.5) if self._due else 0.5
+        with span("reports of workers", "waiting"):
+            events = self._workers.events(timeout=timeout)
+        if not events and self._due:
             time.sleep(min(timeout, 0.05))  # where all are stopped, nothing is waited for
         return events
 
@@ -422,3 +434,10 @@ def initial_host_state(graph: Graph, shapes: State, key: Any) -> State:
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.collector)
     rings = jax.jit(lambda: empty_rings(graph, index))()
     return State(zeros, learner, key, jnp.int32(0), rings)
+
+
+def _as_report(job: Job, message: Process | WindowRecorded) -> Report:
+    """The report of a message that the coordinator only passes on."""
+    if isinstance(message, WindowRecorded):
+        return Recorded(job.name, message.window)
+    return Notice(f"{job.name} is process {message.pid}")

@@ -41,5 +41,6 @@ def _notice(worker: str, failure: Mapping[str, Any], count: int) -> Notice:
     times = f", for the {count}th time" if count > REPORTED_EACH else ""
     return Notice(
         f"{worker}: environment {failure['index']} failed in {failure['doing']}{times}: "
-        f"{failure['error']}, at {failure['line']}; its episode was truncated"
+        f"{failure['error']}, at {failure['line']}; its episode was truncated",
+        failed="environment",
     )

@@ -5,18 +5,19 @@ down, the next window is already running.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array
 
+from rollmill.core import operations
 from rollmill.dataflow import State
 from rollmill.execution.program.compiled import CompiledProgram
 
 TARGET_SECONDS = 0.1
-"""Windows grow until reading one takes place about this often."""
+"""Windows grow until one takes about so long."""
 
 MAX_WINDOW = 256
 
@@ -59,14 +60,15 @@ def dispatch_ahead(
     *,
     first: int,
     until: int,
-    stride: int | None = None,
+    strides: Sequence[int] = (),
     span: int = 1,
     admit: Callable[[int, int], int] = _all,
+    window_seconds: float = TARGET_SECONDS,
 ) -> Iterator[Window]:
     """Runs iterations `first` to `until`, and yields them window by window.
 
-    A consumer that stops early loses nothing: every window carries the state at its end. Where a
-    `stride` is given, a window ends at every multiple of it. A program that `reuses_state` is not run ahead: a
+    A consumer that stops early loses nothing: every window carries the state at its end. A window
+    ends at every multiple of each of the `strides`. A program that `reuses_state` is not run ahead: a
     window's state would be gone before anyone could save it.
 
     Args:
@@ -74,16 +76,17 @@ def dispatch_ahead(
         state: before the first one.
         first: number of iterations that came before.
         until: number of iterations after which it ends.
-        stride: see above.
+        strides: see above.
         span: iterations whose metrics are summed, where the program can; sums end at its multiples.
         admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
+        window_seconds: windows grow until one takes about so long.
     """
     size, ahead, since = 1, None, time.perf_counter()
     span = span if program.reuses_state else 1
     while first < until or ahead is not None:
         running, ahead = ahead, None
         if first < until and not (program.reuses_state and running is not None):
-            to_stride = until if stride is None else stride - first % stride
+            to_stride = min((stride - first % stride for stride in strides), default=until)
             count = admit(first, min(size * span, until - first, to_stride))
             until = until if count else first
             ahead = _dispatch(program, state, first, count, span) if count else None
@@ -92,7 +95,7 @@ def dispatch_ahead(
         if running is not None:
             yield _read(program, running)
             now = time.perf_counter()
-            size = min(2 * size, MAX_WINDOW) if now - since < TARGET_SECONDS else size
+            size = min(2 * size, MAX_WINDOW) if now - since < window_seconds else size
             since = now
 
 
@@ -101,12 +104,14 @@ def _dispatch(program: CompiledProgram, state: State, first: int, size: int, spa
     while sum(counts) < size:
         done = sum(counts)
         counts.append(min(span - (first + done) % span, size - done))
-        state, vector = program.advance(state, counts[-1])
+        with operations.span("dispatch", "dispatch"):
+            state, vector = program.advance(state, counts[-1])
         metrics.append(vector)
     return _Running(before, state, first, metrics, counts)
 
 
 def _read(program: CompiledProgram, running: _Running) -> Window:
-    values = jax.device_get(running.metrics)
+    with operations.span("metrics of the device", "waiting"):
+        values = jax.device_get(running.metrics)
     rows = [{name: row[..., i] for i, name in enumerate(program.metric_names)} for row in values]
     return Window(running.before, running.after, running.first, rows, running.counts)

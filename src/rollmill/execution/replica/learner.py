@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow import (
     FILL,
@@ -85,7 +86,8 @@ def _learn(
     iteration: Any,
 ):
     learn_key = iteration_key(key, iteration, LEARN)
-    return learn_from(graph, learner, rings, trajectory, learn_key, jnp.asarray(index))
+    with traced("learn"):
+        return learn_from(graph, learner, rings, trajectory, learn_key, jnp.asarray(index))
 
 
 class CutLearner:
@@ -192,18 +194,21 @@ class CutLearner:
 
 
 def _prepare(graph: Graph, mean: Reduce, index: np.ndarray, learner: Learner, trajectory: Trajectory):
-    learner, batch = prepare(graph, learner, trajectory, jnp.asarray(index), reduce=mean)
-    return learner, batch, report(graph, learner, batch)
+    with traced("learn"), traced("prepare"):
+        learner, batch = prepare(graph, learner, trajectory, jnp.asarray(index), reduce=mean)
+        return learner, batch, report(graph, learner, batch)
 
 
 def _minibatches(loops: Loops, key: Key, index: np.ndarray, batch: Batch, iteration: Any, epoch: Any) -> Batch:
     """All minibatches of one epoch, stacked."""
     epoch_key = jax.random.fold_in(iteration_key(key, iteration, LEARN), epoch)
-    return jax.lax.map(minibatch_gather(batch, loops), shuffled_rows(epoch_key, jnp.asarray(index), loops))
+    with traced("learn"), traced("shuffle"):
+        return jax.lax.map(minibatch_gather(batch, loops), shuffled_rows(epoch_key, jnp.asarray(index), loops))
 
 
 def _draw(graph: Graph, key: Key, index: np.ndarray, rings: ReplayRing, iteration: Any, n: Any) -> Drawn:
-    return draw(graph, rings, jax.random.fold_in(iteration_key(key, iteration, LEARN), n), jnp.asarray(index))
+    with traced("learn"), traced("draw"):
+        return draw(graph, rings, jax.random.fold_in(iteration_key(key, iteration, LEARN), n), jnp.asarray(index))
 
 
 def _follow_errors(graph: Graph, rings: ReplayRing, learner: Learner, drawn: Drawn) -> ReplayRing:
@@ -213,7 +218,8 @@ def _follow_errors(graph: Graph, rings: ReplayRing, learner: Learner, drawn: Dra
 def _learn_drawn(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], transitions: Transitions):
     """An update with transitions of the replay memory, from leaves of the learner to such leaves."""
     learner = jax.tree.unflatten(structure, leaves)
-    learner, metrics = learn_minibatch(graph, learner, Batch(transitions), reduce=mean)
+    with traced("learn"):
+        learner, metrics = learn_minibatch(graph, learner, Batch(transitions), reduce=mean)
     return jax.tree.leaves(learner), metrics
 
 
@@ -223,8 +229,9 @@ def _fill(rings: PyTree[Any]) -> Metrics:
 
 def _learn_one(graph: Graph, mean: Reduce, structure: Any, leaves: list[Any], minibatches: Batch, n: Any):
     """A minibatch's learning, from leaves of the learner to such leaves."""
-    minibatch = jax.tree.map(lambda leaf: leaf[n], minibatches)
-    learner, metrics = learn_minibatch(graph, jax.tree.unflatten(structure, leaves), minibatch, reduce=mean)
+    with traced("learn"):
+        minibatch = jax.tree.map(lambda leaf: leaf[n], minibatches)
+        learner, metrics = learn_minibatch(graph, jax.tree.unflatten(structure, leaves), minibatch, reduce=mean)
     return jax.tree.leaves(learner), metrics
 
 
@@ -232,8 +239,9 @@ def _collected(
     graph: Graph, mean: Reduce, index: np.ndarray, trajectory: Trajectory, learner: Learner, reported: Metrics
 ):
     """Metrics of an iteration beside those of its minibatches, reduced together."""
-    collected = collection_metrics(graph, trajectory, graph.weights(learner), jnp.asarray(index))
-    return mean({**collected, **reported})
+    with traced("learn"), traced("metrics"):
+        collected = collection_metrics(graph, trajectory, graph.weights(learner), jnp.asarray(index))
+        return mean({**collected, **reported})
 
 
 def _stacked(metrics: list[Mapping[str, float]], num_minibatches: int) -> dict[str, np.ndarray]:

@@ -5,11 +5,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rollmill.core.operations import ThreadActivity, span
 from rollmill.execution.processes import Control, WorkerMessage
 from rollmill.execution.processes.messages import Seconds
 
 LONGER = 10.0
 """Work may take this many times as long as the longest that was done so far, where that is above the limit."""
+
+OPERATIONS = {
+    "collecting": "collect",
+    "learning": "learn",
+    "updating": "learn/update",
+    "stepping environments": "collect/environment",
+    "making environments": "collect/environment",
+}
+"""The operations that notes belong to, as the profiler names them."""
 
 
 class ReplicaControl:
@@ -24,6 +34,7 @@ class ReplicaControl:
         self._control = control
         self._thread = threading.get_ident()
         self._note, self._expect = "working", 0.0
+        self._activity = ThreadActivity()
         self._start_seconds = float(start_seconds)
         self._starting = True
         self._longest, self._noted_at = 0.0, time.monotonic()
@@ -34,6 +45,7 @@ class ReplicaControl:
         """See `Control`."""
         self._measure()
         self._note, self._expect = note, float(expect)
+        self._activity.become(*_operation_of(note))
         self._control.at(note, expect=expect)
 
     def work(self, note: str) -> None:
@@ -55,6 +67,7 @@ class ReplicaControl:
         """
         before, expect = self._note, self._expect
         self.at(note, expect=self._start_seconds if starts else 0.0)
+        self._activity.become(OPERATIONS.get(note, note), "simulator")
         yield
         self.at(before, expect=expect)
 
@@ -64,7 +77,8 @@ class ReplicaControl:
 
     def wait(self, kind: str, timeout: Seconds | None = None) -> WorkerMessage:
         """See `Control`."""
-        message = self._control.wait(kind, timeout)
+        with span(kind, "waiting"):
+            message = self._control.wait(kind, timeout)
         self._noted_at = time.monotonic()
         return message
 
@@ -79,3 +93,12 @@ class ReplicaControl:
         now = time.monotonic()
         self._longest = max(self._longest, now - self._noted_at)
         self._noted_at = now
+
+
+def _operation_of(note: str) -> tuple[str, str]:
+    """The operation and the category of time that a note stands for."""
+    if note.startswith("waiting for room"):
+        return note.removeprefix("waiting for "), "channel"
+    if note.startswith("waiting"):
+        return note, "waiting"
+    return OPERATIONS.get(note, note), "python"

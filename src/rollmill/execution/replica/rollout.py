@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow import (
     COLLECT,
@@ -48,7 +49,8 @@ class CompiledRollout:
 
 
 def _collect(graph: Graph, unroll: int, weights: Weights, collector: Collector, key: Key, iteration: Any):
-    return collect(graph, weights, collector, iteration_key(key, iteration, COLLECT), unroll=unroll)
+    with traced("collect"):
+        return collect(graph, weights, collector, iteration_key(key, iteration, COLLECT), unroll=unroll)
 
 
 class RemoteEnvsRollout:

@@ -58,7 +58,7 @@ def run_on_mesh(spec: RunSpec, control: Control, *, graph: Callable[[], Graph], 
 
 def _train(rank: int, control: Control, program: CompiledProgram, state: State, first: int, last: int) -> None:
     requests, stop = SnapshotRequests(control), StopParticipant(control, begun=first, planned=last)
-    for window in dispatch_ahead(program, state, first=first, until=last, stride=STRIDE, admit=stop.admit):
+    for window in dispatch_ahead(program, state, first=first, until=last, strides=(STRIDE,), admit=stop.admit):
         control.at("training")
         _send_metrics(rank, control, window)
         first, state = window.last, window.after

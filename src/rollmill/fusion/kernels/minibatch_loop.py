@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
+from rollmill.core.operations import traced
 from rollmill.dataflow import (
     Batch,
     ElementwiseUpdate,
@@ -103,13 +104,13 @@ class _OneVector:
             # Slices of the vector: the kernel recognises them, and reads its weights from the vector itself.
             network, vector = cut(self._network(flat), self._like)
             learner = self._with_network(flat, network)
-            with jax.named_scope("gradients"):
+            with traced("gradients"):
                 uniforms = self._step.prologue(learner)
                 minibatch = self.samples.minibatch(shuffled, number, uniforms)._replace(vector=vector)
                 means = self._reduce(self._run(self._step, minibatch))
                 tree, metrics = results_of(self._step, uniforms, means)
                 gradients = as_vector(tree)
-            with jax.named_scope("update"):
+            with traced("update"):
                 advanced = self._graph.update(flat, gradients)
             metrics = {**metrics, **gradient_metrics(gradients, metrics)}
             # Set while the body is traced; a scan can only hand out arrays.

@@ -1,0 +1,94 @@
+"""Calls the hooks of a training with its events, and keeps what they request."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import RollmillError, UsageError
+from rollmill.core.own_line import own_line
+from rollmill.hooks import Checkpoint, Hook, Stop, TrainingEvent, name_of
+
+
+class HookFailed(RollmillError):
+    """A hook raised, or returned something else than a request; the training stopped with a checkpoint."""
+
+    exit_code = 1
+
+
+class StopByHook(NamedTuple):
+    """A hook's request to stop."""
+
+    hook: str
+    """Its name."""
+    reason: str
+
+
+class HookCalls:
+    """The hooks of one training.
+
+    Args:
+        hooks: called in this order.
+        note: shows a line to the user.
+    """
+
+    def __init__(self, hooks: Sequence[Hook], note: Callable[[str], None]) -> None:
+        self._hooks, self._note = list(hooks), note
+        self.stop: StopByHook | None = None
+        """The first request to stop."""
+        self.failure: HookFailed | None = None
+        """The error of the first hook that failed."""
+        self.wants_checkpoint = False
+        """Whether a checkpoint was requested; cleared by whoever saves one."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the training is to stop: a hook requested it, or failed."""
+        return self.stop is not None or self.failure is not None
+
+    def emit(self, event: TrainingEvent) -> None:
+        """Calls each hook with an event; one that fails is not called again."""
+        for hook in tuple(self._hooks):
+            try:
+                self._heed(hook, hook(event))
+            except Exception as error:  # whatever the user's code does, the training keeps its state
+                self._hooks.remove(hook)
+                self._fail(hook, event, error)
+
+    def _heed(self, hook: Hook, answer: Any) -> None:
+        match answer:
+            case None:
+                return
+            case Stop(reason):
+                self.stop = self.stop or StopByHook(name_of(hook), reason)
+            case Checkpoint():
+                self.wants_checkpoint = True
+            case _:
+                hint = f"hint: hooks=[{name_of(hook)}(...)], with its result. " if callable(answer) else ""
+                raise UsageError(
+                    f"it returned {answer!r:.60} of type {type(answer).__name__}. {hint}A hook returns None, "
+                    'rollmill.Stop("reason") or rollmill.Checkpoint().'
+                )
+
+    def _fail(self, hook: Hook, event: TrainingEvent, error: Exception) -> None:
+        kind = type(event).__name__
+        what = str(error) if isinstance(error, RollmillError) else f"{type(error).__name__}: {error}"
+        where = "" if isinstance(error, RollmillError) else f"\n  at {own_line(error)}"
+        failure = HookFailed(f"the hook {name_of(hook)} failed at {kind}: {what}{where}")
+        failure.__cause__ = error
+        if self.failure is None:
+            self.failure = failure
+        else:
+            self._note(str(failure))
+
+
+def check_hooks(hooks: Any) -> tuple[Hook, ...]:
+    """The hooks, if each can be called.
+
+    Raises:
+        UsageError: they are no list of functions.
+    """
+    if isinstance(hooks, str) or not isinstance(hooks, Sequence):
+        raise UsageError(f"hooks={hooks!r:.60} must be a list of functions of an event. hint: hooks=[my_hook]")
+    for hook in hooks:
+        if isinstance(hook, type) or not callable(hook):
+            raise UsageError(f"hooks has {hook!r:.60}, which is no function of an event. hint: hooks=[my_hook]")
+    return tuple(hooks)

@@ -1,0 +1,158 @@
+"""Arguments of a policy: observations, masks and memories, single or in batches, checked against their shapes.
+
+Shape letter: `*batch` leading axes of any number, none for a single observation.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Array, PyTree
+
+from rollmill.algorithms.positions import Position
+from rollmill.core.errors import UsageError
+from rollmill.core.fields import fit
+from rollmill.core.spaces import possible_choices
+from rollmill.core.types import Key
+from rollmill.dataflow import Graph
+
+Shape = tuple[int, ...]
+
+
+def known_struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shapes of all that a policy knows of ONE state besides the observation (`dataflow.ActionMask`)."""
+    state, _ = jax.eval_shape(graph.start_environment, jax.random.key(0), jnp.int32(0))
+    return jax.eval_shape(graph.action_mask, state)
+
+
+def mask_struct(graph: Graph) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shape of the legal actions of one observation, a dictionary of several agents; `()` without masks."""
+    known = known_struct(graph)
+    return known.action_mask if isinstance(known, Position) else known
+
+
+def possible_mask(space: spaces.Space) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shape of a mask of legal actions; of several agents a dictionary; `()` where actions cannot be masked."""
+    if isinstance(space, spaces.Dict):
+        parts = {name: possible_mask(part) for name, part in space.spaces.items()}
+        return {name: part for name, part in parts.items() if not isinstance(part, tuple)}
+    choices = possible_choices(space)
+    return () if choices is None else jax.ShapeDtypeStruct(choices.shape, np.dtype(bool))
+
+
+def batched(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any) -> tuple[PyTree, Shape]:
+    """Arrays in the dtypes of one element, and the leading axes that all of them have.
+
+    Args:
+        name: in messages, such as `the observation`.
+        expected: shapes and dtypes of one element: nested dictionaries and tuples.
+        given: arrays of JAX or NumPy, lists or numbers, with leading axes of any number.
+
+    Raises:
+        UsageError: another structure, shape or kind of number; names what is expected.
+    """
+    shapes: dict[str, Shape] = {}
+    arrays = _over(name, expected, given, shapes)
+    if len(set(shapes.values())) > 1:
+        found = ", ".join(f"{path} {list(shape)}" for path, shape in shapes.items())
+        raise UsageError(f"the parts of {name} have different leading axes: {found}; expected the same.")
+    return arrays, next(iter(shapes.values()), ())
+
+
+def same_batch(name: str, expected: PyTree[jax.ShapeDtypeStruct], given: Any, batch: Shape) -> PyTree:
+    """Arrays as `batched` makes them, of one element for each observation.
+
+    Raises:
+        UsageError: they have other leading axes than the observation.
+    """
+    arrays, found = batched(name, expected, given)
+    if found != batch and jax.tree.leaves(expected):
+        raise UsageError(
+            f"{name} has the leading axes {list(found)}, and the observation {list(batch)}; expected the same."
+        )
+    return arrays
+
+
+def given_key(key: Key | None, seed: Any) -> Key | None:
+    """The random key of a call that takes a key or a seed.
+
+    Raises:
+        UsageError: both are given, or a seed that is no number of 32 bits.
+    """
+    if key is not None and seed is not None:
+        raise UsageError("both key and seed are given; one of them decides what is drawn.")
+    if seed is None:
+        return key
+    if not 0 <= (number := fit("seed", int, seed)) < 2**32:
+        raise UsageError(f"seed={number} must lie between 0 and 2**32 - 1.")
+    return jax.random.key(number)
+
+
+def spread_key(key: Key, batch: Shape) -> Array:
+    """A key for each of a batch, `[*batch]`; of a single one the key itself."""
+    return jax.random.split(key, batch) if batch else key
+
+
+def is_traced(*trees: PyTree) -> bool:
+    """True if a leaf is a tracer of JAX, as inside of `jax.jit` and `jax.vmap`."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees))
+
+
+def holds_jax(*trees: PyTree) -> bool:
+    """True if a leaf is an array of JAX."""
+    return any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(trees))
+
+
+def on_host(tree: PyTree) -> PyTree:
+    """The leaves as NumPy arrays."""
+    return jax.tree.map(np.asarray, jax.device_get(tree))
+
+
+def _over(name: str, expected: Any, given: Any, shapes: dict[str, Shape]) -> Any:
+    if isinstance(expected, Mapping):
+        if not isinstance(given, Mapping) or set(given) != set(expected):
+            found = (
+                f"the keys {', '.join(map(str, given))}" if isinstance(given, Mapping) else type(given).__name__
+            )
+            raise UsageError(f"{name} must be a dictionary of {', '.join(map(str, expected))}; got {found}.")
+        return {key: _over(f"{name}[{key!r}]", part, given[key], shapes) for key, part in expected.items()}
+    if isinstance(expected, jax.ShapeDtypeStruct):
+        array = _leaf(name, expected, given)
+        shapes[name] = array.shape[: array.ndim - len(expected.shape)]
+        return array
+    if not isinstance(given, tuple | list) or len(given) != len(expected):
+        found = f"{len(given)} parts" if isinstance(given, tuple | list) else type(given).__name__
+        raise UsageError(f"{name} must be a tuple of {len(expected)} parts; got {found}.")
+    return tuple(_over(f"{name}[{i}]", part, given[i], shapes) for i, part in enumerate(expected))
+
+
+def _leaf(name: str, expected: jax.ShapeDtypeStruct, given: Any) -> Any:
+    try:
+        array = given if isinstance(given, jax.Array) else np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise _other(name, expected, f"a {type(given).__name__} that is no array ({error})") from error
+    found = f"{array.dtype} {list(array.shape)}"
+    if (kind := _kind(array.dtype)) is None or kind > (_kind(expected.dtype) or 0):
+        raise _other(name, expected, found)
+    if array.shape[max(array.ndim - len(expected.shape), 0) :] != expected.shape:
+        raise _other(name, expected, found)
+    converted = array.astype(expected.dtype)
+    if kind == 1 and not isinstance(array, jax.Array) and not np.array_equal(converted, array):
+        raise _other(name, expected, f"{found} with numbers from {array.min()} to {array.max()}")
+    return converted
+
+
+def _kind(dtype: Any) -> int | None:
+    """0 for booleans, 1 for whole numbers, 2 for floats; None for what is no number."""
+    kinds = (np.bool_, jnp.integer, jnp.floating)
+    return next((index for index, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), None)
+
+
+def _other(name: str, expected: jax.ShapeDtypeStruct, found: str) -> UsageError:
+    shape = ", ".join(map(str, expected.shape))
+    batch = f"[..., {shape}]" if shape else "[...]"
+    return UsageError(f"{name} is {found}; expected {expected.dtype} [{shape}], or a batch of them, {batch}.")

@@ -1,0 +1,212 @@
+"""The windows of a profiled training: without the profiler, with it, and again, until there are enough."""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from rollmill.execution import Recorded, Report, Training
+from rollmill.execution.reports import MetricsRows
+from rollmill.profiling.correction import PairedWindow
+from rollmill.profiling.recording import RecordedWindow, TraceRecorder
+from rollmill.profiling.summary import ProcessWindows
+
+WARM_SECONDS = 2.0
+"""Time of training before the first window."""
+SETTLE_SECONDS = 0.3
+"""Time after a recording begins or ends that belongs to no window."""
+REPLY_SECONDS = 120.0
+"""How long workers may take to reduce a window."""
+THIS_PROCESS = "training"
+
+
+@runtime_checkable
+class RecordsWorkers(Protocol):
+    """A training whose workers are processes that can be recorded."""
+
+    def start_recording(self) -> Sequence[str]:
+        """Begins in all workers; returns their names."""
+        ...
+
+    def stop_recording(self, begin: int, end: int) -> None:
+        """Requests a `Recorded` of each."""
+        ...
+
+
+class ReportedProgress(NamedTuple):
+    """How far the training is."""
+
+    now: int
+    """Nanoseconds of the monotonic clock."""
+    iteration: int
+
+
+class WindowSpan(NamedTuple):
+    """A window of time, from one report to another."""
+
+    begin: ReportedProgress
+    end: ReportedProgress
+
+    @property
+    def iterations(self) -> int:
+        """Iterations that were done in it."""
+        return self.end.iteration - self.begin.iteration
+
+    @property
+    def per_iteration(self) -> float:
+        """Nanoseconds of an iteration."""
+        return (self.end.now - self.begin.now) / self.iterations
+
+
+class ProfiledWindow(NamedTuple):
+    """A window with the profiler, in all processes."""
+
+    span: WindowSpan
+    processes: dict[str, RecordedWindow]
+
+
+Steps = Generator[None, ReportedProgress, None]
+
+
+class Windows:
+    """The windows of a training, which its reports move on.
+
+    Args:
+        count: number of windows with the profiler.
+        seconds: shortest duration of a window without it.
+        profiled_seconds: shortest duration of a window with it.
+        workers: records the workers, where they are processes.
+        show: shows a line to the user.
+    """
+
+    def __init__(
+        self,
+        *,
+        count: int,
+        seconds: float,
+        profiled_seconds: float,
+        workers: RecordsWorkers | None,
+        show: Callable[[str], None],
+    ) -> None:
+        self._count, self._seconds, self._profiled_seconds = count, seconds, profiled_seconds
+        self._workers, self._show = workers, show
+        self._recorder = TraceRecorder()
+        self._awaited: set[str] = set()
+        self._received: dict[str, RecordedWindow] = {}
+        self.plain: list[WindowSpan] = []
+        self.profiled: list[ProfiledWindow] = []
+        self.done = False
+        self._steps = self._all_steps()
+        next(self._steps)
+
+    def advance(self, iteration: int) -> None:
+        """Notes a report of metrics, after as many iterations."""
+        if not self.done:
+            try:
+                self._steps.send(ReportedProgress(time.monotonic_ns(), iteration))
+            except StopIteration:
+                self.done = True
+
+    def receive(self, worker: str, window: RecordedWindow) -> None:
+        """Notes a worker's window."""
+        self._received[worker] = window
+
+    def pairs(self) -> list[PairedWindow]:
+        """Each window with the profiler beside those without it before and after."""
+        pairs = []
+        for number, window in enumerate(self.profiled):
+            around = [span.per_iteration for span in self.plain[number : number + 2]]
+            times = [process.times for process in window.processes.values()]
+            iterations = window.span.iterations
+            pairs.append(
+                PairedWindow(
+                    window.span.per_iteration,
+                    sum(around) / len(around),
+                    sum(each.program_events for each in times) / iterations,
+                    sum(each.span_events for each in times) / iterations,
+                )
+            )
+        return pairs
+
+    def by_process(self) -> list[ProcessWindows]:
+        """The windows of each process; those that were not there in all windows are left out."""
+        names = [name for name in self.profiled[0].processes if all(name in w.processes for w in self.profiled)]
+        return [ProcessWindows(name, [window.processes[name] for window in self.profiled]) for name in names]
+
+    @property
+    def iterations(self) -> int:
+        """Iterations in all windows with the profiler."""
+        return sum(window.span.iterations for window in self.profiled)
+
+    def _all_steps(self) -> Steps:
+        yield from self._pause(WARM_SECONDS)
+        for number in range(self._count):
+            self.plain.append((yield from self._window(self._seconds)))
+            self._show(f"window {number + 1} of {self._count}")
+            self.profiled.append((yield from self._profiled_window()))
+            yield from self._pause(SETTLE_SECONDS)
+        self.plain.append((yield from self._window(self._seconds)))
+
+    def _pause(self, seconds: float) -> Generator[None, ReportedProgress, ReportedProgress]:
+        """Lets as many seconds pass, and one report; returns the last."""
+        begin = yield
+        while True:
+            now = yield
+            if now.now - begin.now >= 1e9 * seconds:
+                return now
+
+    def _window(self, seconds: float) -> Generator[None, ReportedProgress, WindowSpan]:
+        """A window from the next report to the first one after as many seconds."""
+        begin = yield
+        while True:
+            end = yield
+            if end.now - begin.now >= 1e9 * seconds and end.iteration > begin.iteration:
+                return WindowSpan(begin, end)
+
+    def _profiled_window(self) -> Generator[None, ReportedProgress, ProfiledWindow]:
+        self._received.clear()
+        self._awaited = set(self._workers.start_recording()) if self._workers is not None else set()
+        self._recorder.start()
+        if self._workers is not None:  # which hear of it somewhat later
+            yield from self._pause(SETTLE_SECONDS)
+        span = yield from self._window(self._profiled_seconds)
+        begin, end = span.begin.now, span.end.now
+        if self._workers is not None:
+            self._workers.stop_recording(begin, end)
+        own = self._recorder.stop(begin, end)
+        deadline = time.monotonic() + REPLY_SECONDS
+        while self._awaited - self._received.keys() and time.monotonic() < deadline:
+            yield
+        return ProfiledWindow(span, {THIS_PROCESS: own, **self._received})
+
+    def close(self) -> None:
+        """Ends a recording that is going on, without a window."""
+        self._steps.close()
+        self._recorder.abandon()
+
+
+class ProfiledTraining:
+    """A training whose reports move windows on, and that ends with the last of them.
+
+    Args:
+        training: the training.
+        windows: its windows.
+    """
+
+    def __init__(self, training: Training, windows: Windows) -> None:
+        self._training, self._windows = training, windows
+        self.request_snapshot = training.request_snapshot
+
+    def run(self, stopping: Callable[[], bool]) -> Iterator[Report]:
+        """See `Training`."""
+        for report in self._training.run(lambda: self._windows.done or stopping()):
+            yield report
+            match report:
+                case MetricsRows(first, rows, counts):
+                    self._windows.advance(first + (sum(counts) if counts is not None else len(rows)))
+                case Recorded(worker, window):
+                    self._windows.receive(worker, RecordedWindow.from_json(window))
+
+    @property
+    def waited_for(self) -> str:
+        """See `Training`."""
+        return self._training.waited_for

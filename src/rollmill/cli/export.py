@@ -1,0 +1,67 @@
+"""The command `rollmill export RUN`: a policy as a file that other programs can compute."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from rollmill.api import Export, export
+from rollmill.cli.parsing import parse
+from rollmill.cli.train import Imports, Trust
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Write the policy of a run as a file that needs neither Rollmill nor the run."""
+
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Directory of the run."""
+    format: str = "onnx"
+    """Format of the file: onnx or stablehlo."""
+    output: Path | None = None
+    """File to write. Default: policy.onnx or policy.stablehlo in the working directory."""
+    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Replace an existing file."""
+    checkpoint: str = "last"
+    """The last checkpoint; best, the one with the best return during training; or the number of an iteration."""
+    train_seed: int | None = None
+    """Seed whose policy to take, of a run that trained several. Default: the first."""
+    trust: Trust = False
+    """Let the run of this directory import the modules that it names, now and later; runs made here may anyway."""
+    imports: Imports = ()
+    """Module to import first, which registers the environment."""
+
+
+def run(arguments: list[str]) -> int:
+    """Writes the file, and prints its inputs, its outputs and the result of the comparison."""
+    options = parse(ExportOptions, arguments, prog="rollmill export")
+    written = export(
+        options.run,
+        options.output or Path(f"policy.{options.format}"),
+        format=options.format,
+        force=options.force,
+        checkpoint=options.checkpoint,
+        seed=options.train_seed,
+        imports=options.imports,
+        trust=options.trust,
+    )
+    print(_sentences(written))
+    return 0
+
+
+def _sentences(written: Export) -> str:
+    metadata, compared = written.metadata, written.comparison
+    equal = f"equal up to {compared.largest_difference:.2g}" if compared.largest_difference else "equal"
+    ties = f", but for {compared.ties} with two equally likely ones" if compared.ties else ""
+    lines = [
+        f"{written.path}: {metadata['algorithm']} on {metadata['environment']}, iteration {metadata['iteration']}",
+        *(f"  input   {_array(each)}" for each in metadata["inputs"]),
+        *(f"  output  {_array(each)}" for each in metadata["outputs"]),
+        f"  compared with the policy on {compared.observations:,} observations: actions are {equal}{ties}",
+    ]
+    return "\n".join([*lines, f"  {metadata['note']}"] if metadata["note"] else lines)
+
+
+def _array(document: dict[str, Any]) -> str:
+    return f"{document['name']} {document['dtype']} [{', '.join(map(str, document['shape']))}]"

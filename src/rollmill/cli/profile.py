@@ -1,0 +1,170 @@
+"""`rollmill profile ALGORITHM ENVIRONMENT [OPTIONS]`, and `rollmill profile compare A B`."""
+
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import tyro
+
+from rollmill.api import RunOptions, prepare_devices
+from rollmill.api.profiling import ProfileOptions, profile
+from rollmill.cli.parsing import given_options, parse
+from rollmill.cli.train import GivenTraining, parse_training
+from rollmill.core.errors import StorageError, UsageError
+from rollmill.dataflow import Graph
+from rollmill.execution.program.kernels import MIN_STEPS_TO_TUNE
+from rollmill.profiling.report.comparison import compare, comparison_page, draw_comparison
+from rollmill.profiling.report.html import profile_page
+from rollmill.profiling.report.perfetto import perfetto_trace
+from rollmill.profiling.report.terminal import draw_profile
+from rollmill.profiling.results import Profile, read_profile
+
+PROFILE, PAGE, TRACE = "profile.json", "profile.html", "trace.json"
+ITERATIONS = 2**22
+"""Iterations of a training that is profiled, where nobody says how many steps it has."""
+
+
+@dataclass(frozen=True)
+class Profiling(ProfileOptions):
+    """How a training is profiled, and where the result is written."""
+
+    output: Path | None = None
+    """Directory of the result; named by algorithm, environment and time under profiles/ if left out."""
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Show two profiles side by side."""
+
+    before: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="A directory of `rollmill profile`.")]
+    after: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="Another one.")]
+    output: Path | None = None
+    """File to write the comparison to as a web page."""
+
+
+def run(arguments: list[str]) -> int:
+    """Profiles a training, or compares two profiles."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if arguments else 2
+    if arguments[0] == "compare":
+        return _compare(parse(Compare, arguments[1:], prog="rollmill profile compare"))
+    merged = Annotated[Profiling, tyro.conf.arg(name="")]
+    given, profiling = parse_training(arguments, command="profile", more=("profiling", merged, Profiling()))
+    if given.searching.search_plan:
+        raise UsageError("--search-plan: search first with `rollmill plan`, and profile with --plan FILE.")
+    output = _output(given, profiling)
+    prepare_devices(given.options, environment=given.chosen.environment)
+    graph, options = _long_training(given, arguments)
+    found = profile(
+        graph,
+        options,
+        how=ProfileOptions(profiling.windows, profiling.window_seconds, profiling.profiled_seconds),
+        imports=given.chosen.imports,
+        recipe=given.chosen.recipe,
+        command=shlex.join(["rollmill", "profile", *arguments]),
+        show=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    _write(found, output)
+    print(draw_profile(found, width=_width()))
+    print(f"\nreport: {output / PAGE}\ntrace for ui.perfetto.dev: {output / TRACE}")
+    return 0
+
+
+def _long_training(given: GivenTraining, arguments: list[str]) -> tuple[Graph, RunOptions]:
+    """The training with enough steps for all windows, unless the arguments say how many it has.
+
+    Whether it is fused is decided as for the steps that it would have.
+    """
+    graph, options = given.graph_of(None), given.options
+    if "total-timesteps" in given_options(arguments):
+        return graph, options
+    loops = graph.loops
+    if options.fusion == "auto" and loops.batch_size * loops.iterations < _least_steps_to_fuse():
+        options = replace(options, fusion="off")
+    return given.graph_of(None, total_timesteps=loops.batch_size * ITERATIONS), options
+
+
+def _least_steps_to_fuse() -> int:
+    return MIN_STEPS_TO_TUNE.get(jax.default_backend(), 0)
+
+
+def _output(given: GivenTraining, profiling: Profiling) -> Path:
+    """The directory of the result, which is made here, so that nothing is measured in vain.
+
+    Raises:
+        UsageError: it exists, or cannot be made.
+    """
+    environment = given.chosen.environment.replace("/", "-").replace(":", "-")
+    name = f"{given.algorithm}-{environment}-{datetime.now():%Y%m%d-%H%M%S}"
+    output = profiling.output or Path("profiles") / name
+    if output.exists() and any(output.iterdir() if output.is_dir() else [output]):
+        raise UsageError(f"output={output} exists and is not empty; name another directory.")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / PROFILE).touch()
+        (output / PROFILE).unlink()
+    except OSError as error:
+        raise UsageError(f"output={output} cannot be written: {error.strerror or error}.") from error
+    return output
+
+
+def _write(found: Profile, output: Path) -> None:
+    """Writes profile.json first, from which all else can be made again.
+
+    Raises:
+        StorageError: the disk is full, or the directory cannot be written any more.
+    """
+    try:
+        (output / PROFILE).write_text(found.to_json())
+        (output / PAGE).write_text(profile_page(found))
+        (output / TRACE).write_text(perfetto_trace(found))
+    except OSError as error:
+        print(draw_profile(found, width=_width()))  # so that nothing is lost
+        raise StorageError(f"{output} cannot be written: {error.strerror or error}.") from error
+
+
+def _compare(options: Compare) -> int:
+    compared = compare(_read(options.before), _read(options.after))
+    print(draw_comparison(compared, width=_width()))
+    if options.output is not None:
+        try:
+            options.output.write_text(comparison_page(compared))
+        except OSError as error:
+            raise StorageError(f"{options.output} cannot be written: {error.strerror or error}.") from error
+        print(f"\nwrote {options.output}")
+    return 0
+
+
+def _width() -> int:
+    """Columns of the terminal; of a file, as many as most terminals have."""
+    return min(shutil.get_terminal_size((100, 24)).columns, 120)
+
+
+def _read(directory: Path) -> Profile:
+    file = directory / PROFILE if directory.is_dir() else directory
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be read: {error.strerror or error}. hint: `rollmill profile` writes profiles."
+        ) from error
+    return read_profile(data, where=str(file))
+
+
+def _usage() -> str:
+    return "\n".join(
+        [
+            "usage: rollmill profile ALGORITHM ENVIRONMENT [--windows N] [--output DIR] [OPTIONS]",
+            "       rollmill profile compare A B",
+            "",
+            "Trains for a bounded time and shows where it goes, by operation, on hosts and devices.",
+            "",
+            "`rollmill profile ALGORITHM --help` lists the options, which are those of `rollmill train` and more.",
+        ]
+    )

@@ -1,0 +1,99 @@
+"""Named operations: the parts of a training that the profiler tells apart.
+
+An operation is a scope of traced code, which the compiler keeps with each of its instructions, and a span of time
+of the host. Without a profiler, spans cost a comparison.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+
+import jax
+
+from rollmill.core.errors import UsageError
+
+SCOPE_MARK = "operation:"
+"""Begins the names of scopes of traced code that are operations, and no function's or library's name."""
+SPAN_MARK = "rollmill"
+"""Begins the names of the host's spans in a trace: `rollmill:CATEGORY:NAME`."""
+
+_NOTHING = nullcontext()
+
+
+class _Recording:
+    on = False
+
+
+def set_recording(on: bool) -> None:
+    """Whether spans of the host are recorded from now on; by the profiler."""
+    _Recording.on = on
+
+
+def traced(name: str) -> AbstractContextManager[object]:
+    """The scope of an operation in traced code."""
+    return jax.named_scope(SCOPE_MARK + name)
+
+
+def span(name: str, category: str = "python") -> AbstractContextManager[object]:
+    """A span of the host, in code that is not traced.
+
+    Args:
+        name: of the operation or activity.
+        category: one of `rollmill.profiling.CATEGORIES`.
+    """
+    return jax.profiler.TraceAnnotation(_label(name, category)) if _Recording.on else _NOTHING
+
+
+class ThreadActivity:
+    """The activity of one thread of the host, from one change to the next.
+
+    All calls have to come from that thread.
+    """
+
+    def __init__(self) -> None:
+        self._open: AbstractContextManager[object] | None = None
+
+    def become(self, name: str, category: str = "python") -> None:
+        """Ends the activity before, and begins another."""
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._open = None
+        if _Recording.on:
+            self._open = span(name, category)
+            self._open.__enter__()
+
+
+class operation:
+    """Names a part of a training for `rollmill profile`.
+
+    In functions that JAX traces, such as an environment's step, it names the instructions that come of it; in code
+    that the host runs, such as an environment in Python, it names the time. Operations may be nested:
+
+        with rollmill.operation("collisions"):
+            ...
+
+    Args:
+        name: a short name, without `/`, `:` and `"`.
+
+    Raises:
+        UsageError: the name has one of these characters, or none at all.
+    """
+
+    def __init__(self, name: str) -> None:
+        if not name or set(name) & set('/:"()'):
+            raise UsageError(f'operation({name!r}): a name is not empty, and has none of / : " ( and ).')
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._parts = (traced(self._name), span(self._name))
+        for part in self._parts:
+            part.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for part in reversed(self._parts):
+            part.__exit__(kind, error, trace)
+
+
+def _label(name: str, category: str) -> str:
+    return f"{SPAN_MARK}:{category}:{name}"

@@ -1,0 +1,101 @@
+"""A hook that writes metrics as CSV."""
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rollmill.core.errors import StorageError, UsageError
+from rollmill.core.fields import fit
+from rollmill.hooks.events import (
+    Hook,
+    MetricsLogged,
+    PolicyEvaluated,
+    TrainingEvent,
+    TrainingRewound,
+    TrainingStarted,
+)
+from rollmill.hooks.naming import named
+
+ITERATION = "iteration"
+
+
+def csv_log(path: str | Path | None = None) -> Hook:
+    """Writes the lines of metrics.jsonl as CSV, a column for each metric; undefined values are empty.
+
+    The file is replaced when a training begins. A resumed run keeps the rows up to its checkpoint, if it is given
+    the same path.
+
+    Args:
+        path: of the file; `metrics.csv` in the run directory if left out.
+
+    Raises:
+        UsageError: when the training begins, if the path is a file that holds something else than such rows.
+        StorageError: the file cannot be written.
+    """
+    chosen = None if path is None else fit("path", Path, path)
+    table: list[_CsvTable] = []
+
+    def hook(event: TrainingEvent) -> None:
+        match event:
+            case TrainingStarted():
+                table[:] = [_CsvTable(chosen or event.directory / "metrics.csv")]
+                table[0].cut_after(event.iteration)
+            case TrainingRewound():
+                table[0].cut_after(event.iteration)
+            case MetricsLogged() | PolicyEvaluated():
+                table[0].add(event.row)
+
+    return named("csv_log", hook)
+
+
+class _CsvTable:
+    """A CSV file with one row for each line of metrics."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._columns = path, [ITERATION]
+
+    def cut_after(self, iteration: int) -> None:
+        """Keeps the rows up to an iteration.
+
+        Raises:
+            UsageError: the file is no such table.
+        """
+        columns, rows = self._read()
+        if rows and ITERATION not in columns:
+            raise UsageError(
+                f"{self._path} is there already, and has no column {ITERATION!r}. hint: another path."
+            )
+        kept = [row for row in rows if (row[ITERATION] or "").isdecimal() and int(row[ITERATION]) <= iteration]
+        self._write(columns if kept else [ITERATION], kept)
+
+    def add(self, row: Any) -> None:
+        """Appends a row; the file is written anew where the row has other metrics than those before."""
+        if new := [name for name in row if name not in self._columns]:
+            self._write([*self._columns, *new], self._read()[1])
+        with self._opened("a") as file:
+            csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)
+
+    def _read(self) -> tuple[list[str], list[dict[str, Any]]]:
+        if not self._path.exists():
+            return [ITERATION], []
+        with self._opened("r") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+            return list(reader.fieldnames or []), rows
+
+    def _write(self, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+        self._columns = list(columns)
+        partial = self._path.with_name(f".{self._path.name}.tmp")
+        with self._opened("w", partial) as file:
+            writer = csv.DictWriter(file, self._columns, lineterminator="\n", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(partial, self._path)
+
+    def _opened(self, mode: str, path: Path | None = None) -> Any:
+        try:
+            return (path or self._path).open(mode, newline="")
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be opened: {error.strerror or error}.") from error

@@ -1,0 +1,131 @@
+"""Events of a training, and the requests with which hooks answer them.
+
+A hook is a function of one event. It is called in the process that drives the training, between two iterations,
+outside of compiled programs, wherever the training runs.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from rollmill.core.errors import UsageError
+
+FailureKind: TypeAlias = Literal["worker", "environment", "number", "hook", "other"]
+
+
+@dataclass(frozen=True)
+class TrainingEvent:
+    """Something that happened in a training."""
+
+    iteration: int
+    """Iterations that were done by then."""
+    env_steps: int
+    """Environment steps of one seed by then."""
+
+
+@dataclass(frozen=True)
+class TrainingStarted(TrainingEvent):
+    """A training begins, or goes on from a checkpoint of this iteration; later lines of metrics are void."""
+
+    directory: Path
+    """The run directory."""
+    config: Mapping[str, Any]
+    """The content of config.json."""
+    total_env_steps: int
+    """Environment steps of one seed that are planned."""
+    seeds: tuple[int, ...]
+    """Seeds that are trained."""
+
+
+@dataclass(frozen=True)
+class MetricsLogged(TrainingEvent):
+    """A line of metrics.jsonl was written."""
+
+    seconds: float
+    """Time of the training so far, without its start-up and compilation."""
+    row: Mapping[str, Any]
+    """The line: numbers by name, None for those that are not defined."""
+    episodes: float
+    """Latest episodes that `episode/return` is the mean of; of several seeds, the fewest."""
+
+
+@dataclass(frozen=True)
+class PolicyEvaluated(TrainingEvent):
+    """The policy was evaluated, and a line of metrics.jsonl written with the result."""
+
+    seconds: float
+    """Time of the training so far, without its start-up and compilation."""
+    row: Mapping[str, Any]
+    """The line, with `evaluation/return` and its like."""
+    best: bool
+    """Whether no evaluation before had as high a mean return."""
+
+
+@dataclass(frozen=True)
+class CheckpointSaved(TrainingEvent):
+    """A checkpoint of this iteration is complete on disk; a later one may already have displaced it."""
+
+    path: Path
+    """Its folder."""
+    score: float | None
+    """The mean return by which the best checkpoints are kept; None if there is none."""
+
+
+@dataclass(frozen=True)
+class TrainingRewound(TrainingEvent):
+    """All workers begin again after this iteration, because one was lost; later lines of metrics are void."""
+
+
+@dataclass(frozen=True)
+class FailureReported(TrainingEvent):
+    """Something failed."""
+
+    kind: FailureKind
+    """A lost or hanging worker, an environment that raised, a number that is not finite, a hook, or other."""
+    message: str
+    """What the user is told."""
+    ends: bool
+    """Whether the training ends with it. There is no `TrainingFinished` then."""
+
+
+@dataclass(frozen=True)
+class TrainingFinished(TrainingEvent):
+    """A training came to its end or was stopped, and its summary is written."""
+
+    status: Literal["finished", "stopped"]
+    summary: Mapping[str, Any]
+    """The content of summary.json."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Requests the end of a training, with a checkpoint from which it can be resumed.
+
+    Args:
+        reason: ends the sentence "the training was stopped, because ...".
+
+    Raises:
+        UsageError: there is no reason.
+    """
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.reason, str) or not self.reason.strip():
+            raise UsageError(
+                f"Stop({self.reason!r:.60}) needs a reason in words, such as "
+                'rollmill.Stop("the return no longer rises").'
+            )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Requests a checkpoint after one of the next iterations."""
+
+
+HookRequest: TypeAlias = Stop | Checkpoint | None
+"""A hook's answer to an event; None for no request."""
+
+Hook: TypeAlias = Callable[[TrainingEvent], HookRequest]
+"""Called with each event of a training, one at a time."""

@@ -1,0 +1,103 @@
+"""Hooks that stop a training: at a return, or when a metric no longer improves."""
+
+import math
+from functools import partial
+from typing import Any
+
+from rollmill.core.errors import UsageError
+from rollmill.core.fields import fit
+from rollmill.hooks.events import Hook, HookRequest, MetricsLogged, PolicyEvaluated, Stop, TrainingEvent
+from rollmill.hooks.naming import named
+
+WINDOW = 100
+"""Episodes that `episode/return` is the mean of, once as many have ended."""
+
+TRAINING_RETURN, EVALUATION_RETURN = "episode/return", "evaluation/return"
+
+
+def stop_at_return(value: int | float, *, episodes: int = WINDOW, evaluated: bool = False) -> Hook:
+    """Stops a training as soon as the mean return is at least `value`.
+
+    Args:
+        value: the return to reach; of several seeds, by their mean.
+        episodes: how many episodes must have ended before `episode/return` counts, from 1 to 100: it is the mean
+            over the latest 100, or over fewer at the beginning.
+        evaluated: judge by `evaluation/return` instead, in trainings with `evaluate_every`.
+
+    Raises:
+        UsageError: `value` is not finite, or `episodes` out of bounds.
+    """
+    value, episodes = _finite("value", value), fit("episodes", int, episodes)
+    if not 1 <= episodes <= WINDOW:
+        raise UsageError(f"episodes={episodes} must lie between 1 and {WINDOW}.")
+    return named("stop_at_return", partial(_stop_at_return, value, episodes, evaluated))
+
+
+def _stop_at_return(value: float, episodes: int, evaluated: bool, event: TrainingEvent) -> HookRequest:
+    match event:
+        case MetricsLogged() if not evaluated and event.episodes >= episodes:
+            reached = event.row[TRAINING_RETURN]
+        case PolicyEvaluated() if evaluated:
+            reached = event.row[EVALUATION_RETURN]
+        case _:
+            return None
+    if reached is None or reached < value:
+        return None
+    return Stop(
+        f"the mean return of {'the evaluation' if evaluated else 'training'} is {reached:.6g}, "
+        f"and {value:.6g} was to be reached"
+    )
+
+
+def early_stopping(
+    metric: str = EVALUATION_RETURN,
+    *,
+    patience: int,
+    min_change: int | float = 0.0,
+    smaller_is_better: bool = False,
+) -> Hook:
+    """Stops a training when a metric has not improved in `patience` lines that have it.
+
+    Args:
+        metric: name of a metric, such as `evaluation/return` or `episode/return`.
+        patience: lines of metrics.jsonl with this metric, after the best one, without an improvement.
+        min_change: a change by no more than this is no improvement.
+        smaller_is_better: for metrics such as losses or `episode/length`.
+
+    Returns:
+        A hook for one training; that of a run which is resumed begins to count anew.
+
+    Raises:
+        UsageError: `patience` is not positive, or `min_change` negative or not finite.
+    """
+    patience, min_change = fit("patience", int, patience), _finite("min_change", min_change)
+    metric = fit("metric", str, metric)
+    if patience < 1:
+        raise UsageError(f"patience={patience} must be at least 1.")
+    if min_change < 0:
+        raise UsageError(f"min_change={min_change} must be at least 0.")
+    best, lines_since = -math.inf, 0
+
+    def hook(event: TrainingEvent) -> HookRequest:
+        nonlocal best, lines_since
+        value = event.row.get(metric) if isinstance(event, MetricsLogged | PolicyEvaluated) else None
+        if value is None:
+            return None
+        gain = -value if smaller_is_better else value
+        if gain > best + min_change:
+            best, lines_since = gain, 0
+            return None
+        lines_since += 1
+        if lines_since < patience:
+            return None
+        shown = -best if smaller_is_better else best
+        return Stop(f"{metric} has not improved on {shown:.6g} in {lines_since} lines")
+
+    return named("early_stopping", hook)
+
+
+def _finite(name: str, value: Any) -> float:
+    number = fit(name, float, value)
+    if not math.isfinite(number):
+        raise UsageError(f"{name}={number} must be finite.")
+    return number

@@ -1,0 +1,154 @@
+"""Hooks that pass metrics on to experiment trackers: Weights & Biases, and MLflow."""
+
+import hashlib
+import importlib
+import time
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from rollmill.core.errors import UsageError
+from rollmill.core.installation import install_command
+from rollmill.hooks.events import (
+    FailureReported,
+    Hook,
+    MetricsLogged,
+    PolicyEvaluated,
+    TrainingEvent,
+    TrainingFinished,
+    TrainingStarted,
+)
+from rollmill.hooks.naming import named
+
+STEP = "env_steps"
+RUN_TAG = "rollmill.run"
+"""Tag of an MLflow run: the path of its run directory."""
+
+MOST_PARAMETERS = 100
+"""Parameters, or metrics, that MLflow takes at once."""
+
+MOST_CHARACTERS = 500
+"""Length of a parameter that every version of MLflow takes."""
+
+
+def wandb_log(project: str = "rollmill", **settings: Any) -> Hook:
+    """Logs a training to Weights & Biases: configuration, metrics over `env_steps`, and the summary.
+
+    A resumed run continues the same run there. `WANDB_MODE=offline` writes to the disk alone.
+
+    Args:
+        project: of Weights & Biases.
+        **settings: further arguments of `wandb.init`, such as `entity`, `group`, `tags` or `mode`.
+
+    Raises:
+        UsageError: the package is not installed.
+    """
+    wandb = _imported("wandb")
+    run: Any = None
+
+    def hook(event: TrainingEvent) -> None:
+        nonlocal run
+        match event:
+            case TrainingStarted():
+                path = str(event.directory.resolve())
+                own = {"name": event.directory.name, "id": hashlib.sha256(path.encode()).hexdigest()[:16]}
+                run = wandb.init(
+                    **{"project": project, **own, "resume": "allow", "config": dict(event.config), **settings}
+                )
+                run.define_metric("*", step_metric=STEP)
+            case MetricsLogged() | PolicyEvaluated():
+                run.log(dict(numbers_of(event.row)))
+            case TrainingFinished():
+                run.summary.update(dict(event.summary))
+                run.finish(exit_code=0)
+            case FailureReported(ends=True) if run is not None:
+                run.finish(exit_code=1)
+
+    return named("wandb_log", hook)
+
+
+def mlflow_log(experiment: str = "rollmill", *, tracking_uri: str | None = None) -> Hook:
+    """Logs a training to MLflow: options and hyperparameters, metrics over `env_steps`, and the summary as tags.
+
+    A resumed run continues the same run there; MLflow keeps what was logged after its checkpoint beside what is
+    logged anew.
+
+    Args:
+        experiment: of MLflow; created if it is missing.
+        tracking_uri: of the server, or a local store such as `sqlite:///mlflow.db`; MLflow's own choice if left
+            out (`MLFLOW_TRACKING_URI`).
+
+    Raises:
+        UsageError: the package is not installed.
+    """
+    mlflow = _imported("mlflow")
+    client = mlflow.MlflowClient(tracking_uri=tracking_uri)
+    run_id = ""
+
+    def hook(event: TrainingEvent) -> None:
+        nonlocal run_id
+        match event:
+            case TrainingStarted():
+                run_id = _mlflow_run(client, experiment, event)
+            case MetricsLogged() | PolicyEvaluated():
+                now, step = int(time.time() * 1000), event.env_steps
+                metrics = [mlflow.entities.Metric(name, value, now, step) for name, value in numbers_of(event.row)]
+                for first in range(0, len(metrics), MOST_PARAMETERS):
+                    client.log_batch(run_id, metrics=metrics[first : first + MOST_PARAMETERS])
+            case TrainingFinished():
+                for name, value in _flat(event.summary):
+                    client.set_tag(run_id, f"summary.{name}", value)
+                client.set_terminated(run_id, "FINISHED" if event.status == "finished" else "KILLED")
+            case FailureReported(ends=True) if run_id:
+                client.set_tag(run_id, "failure", event.message[:MOST_CHARACTERS])
+                client.set_terminated(run_id, "FAILED")
+
+    return named("mlflow_log", hook)
+
+
+def _mlflow_run(client: Any, experiment: str, event: TrainingStarted) -> str:
+    """The id of the run of this directory: of a resumed one, that which it had."""
+    known = client.get_experiment_by_name(experiment)
+    experiment_id = client.create_experiment(experiment) if known is None else known.experiment_id
+    path = str(event.directory.resolve())
+    quoted = path.replace("'", "\\'")
+    found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{quoted}'") if event.iteration else []
+    if found:
+        client.update_run(found[0].info.run_id, status="RUNNING")
+        return found[0].info.run_id
+    created = client.create_run(experiment_id, run_name=event.directory.name, tags={RUN_TAG: path})
+    for name, value in _flat({part: event.config.get(part, {}) for part in ("graph", "options")}):
+        client.log_param(created.info.run_id, name, value)
+    return created.info.run_id
+
+
+def numbers_of(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers of a line of metrics, without those that are not defined."""
+    for name, value in row.items():
+        if isinstance(value, int | float):
+            yield name, value
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Names with dots, and values as text that is short enough for MLflow."""
+    for name, part in value.items():
+        if isinstance(part, Mapping):
+            yield from _flat(part, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", str(part)[:MOST_CHARACTERS]
+
+
+def _imported(package: str) -> ModuleType:
+    """The package of a tracker.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise UsageError(
+            f"{package}_log needs the package {package}, which is not installed. hint: {install_command(package)}"
+        ) from error

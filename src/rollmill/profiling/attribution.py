@@ -1,0 +1,255 @@
+"""Divides the time of a traced window among operations and activities.
+
+Each instant of a thread belongs to the innermost event that says what is done. An instant in which several threads
+or streams compute is divided among them equally, so that the durations of all operations, and of the host alone,
+sum to the window.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from rollmill.profiling.classes import ROOT, Classifier, DeviceWork, HostActivity, State, is_span
+from rollmill.profiling.hlo import Instruction, Path
+from rollmill.profiling.results import Overlap
+from rollmill.profiling.trace import Lane, Trace
+
+IDLE_CATEGORY = "waiting"
+
+
+class StateSegment(NamedTuple):
+    """A time in which a lane's state does not change."""
+
+    start: int
+    end: int
+    state: State
+
+
+class DeviceTime(NamedTuple):
+    """The device's time in one operation, in nanoseconds of the window."""
+
+    work: float = 0.0
+    """In kernels."""
+    between: float = 0.0
+    """Between kernels of a running program, while no other thread is in one."""
+    events: float = 0.0
+    """Number of the program's events: kernels, and the loops around them."""
+    kernels: float = 0.0
+    mixed: float = 0.0
+    """The part of `work` in fusions of several operations."""
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    def __add__(self, other: "DeviceTime") -> "DeviceTime":  # type: ignore[override]
+        return DeviceTime(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+
+class WindowTimes(NamedTuple):
+    """The times of one process in one window, in nanoseconds."""
+
+    duration: int
+    device: Mapping[Path, DeviceTime]
+    kernel_time: float
+    """Durations of all kernels, as if none ran beside another."""
+    host: Mapping[HostActivity, float]
+    """Of all threads."""
+    host_only: Mapping[Path, float]
+    """While no device computes, divided among the threads that are at work."""
+    overlap: Overlap
+    program_events: int
+    """Events that the profiler recorded of compiled programs."""
+    span_events: int
+    """Events that it recorded of the host."""
+    calls: Mapping[str, int]
+    """Number of calls of each category."""
+
+
+def segments(lane: Lane, classify: Classifier, begin: int, end: int) -> Iterator[StateSegment]:
+    """The states of a lane in a window, without gaps.
+
+    Args:
+        lane: its events.
+        classify: says what an event is.
+        begin: the window's first nanosecond, on the trace's clock.
+        end: the nanosecond after its last.
+    """
+    open_events = _OpenEvents(lane)
+    now = begin
+    for event in lane.events:
+        if event.end <= begin or event.start >= end:
+            continue
+        for time in (*open_events.ends_until(event.start), event.start):
+            if min(time, end) > now:
+                yield StateSegment(now, min(time, end), open_events.state)
+                now = min(time, end)
+            open_events.close_until(time)
+        open_events.push(event.end, classify(event, on_device=lane.on_device))
+    for time in (*open_events.ends_until(end), end):
+        if min(time, end) > now:
+            yield StateSegment(now, min(time, end), open_events.state)
+            now = min(time, end)
+        open_events.close_until(time)
+
+
+class _OpenEvents:
+    """The events of a lane around one time, and the state that follows from them."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._runs_python = any(is_span(event) for event in lane.events)
+        self._base: State = HostActivity("python", "python") if self._runs_python else None
+        self._open: list[tuple[int, State]] = []
+        self._last_work: DeviceWork | None = None
+
+    @property
+    def state(self) -> State:
+        """That of the innermost event."""
+        return self._open[-1][1] if self._open else self._base
+
+    def ends_until(self, time: int) -> list[int]:
+        """The ends of the events that end until then, the innermost first."""
+        return [end for end, _ in reversed(self._open) if end <= time]
+
+    def close_until(self, time: int) -> None:
+        """Takes off the events that have ended."""
+        while self._open and self._open[-1][0] <= time:
+            self._open.pop()
+
+    def push(self, end: int, state: State) -> None:
+        """Adds an event inside the others."""
+        state = self._inside(state)
+        self._last_work = state if isinstance(state, DeviceWork) else self._last_work
+        self._open.append((end, state))
+
+    def _inside(self, state: State) -> State:
+        """The state of an event inside those that are open."""
+        around = self.state
+        if isinstance(state, DeviceWork) and state.instruction is ROOT:
+            if isinstance(around, DeviceWork):
+                return around
+            return _after(self._last_work) if self._last_work else state
+        if isinstance(state, HostActivity) and state.category == IDLE_CATEGORY and not self._runs_python:
+            return None  # a thread of the framework that waits for its turn
+        return around if state is None else state
+
+
+def _after(work: DeviceWork) -> DeviceWork:
+    """The time after a kernel on its thread, before the program's next one there."""
+    return DeviceWork(Instruction("container", work.instruction.shares, 0.0, 0.0))
+
+
+def attribute(trace: Trace, classify: Classifier, begin: int, end: int) -> WindowTimes:
+    """The times of a window of a trace.
+
+    Args:
+        trace: of one process.
+        classify: says what its events are.
+        begin: the window's first nanosecond, on the trace's clock.
+        end: the nanosecond after its last.
+    """
+    changes: list[tuple[int, int, State]] = []
+    host: dict[HostActivity, float] = defaultdict(float)
+    kernel_time = 0.0
+    for number, lane in enumerate(trace.lanes):
+        for segment in segments(lane, classify, begin, end):
+            changes.append((segment.start, number, segment.state))
+            if isinstance(segment.state, HostActivity):
+                host[segment.state] += segment.end - segment.start
+            elif segment.state is not None and segment.state.instruction.kind != "container":
+                kernel_time += segment.end - segment.start
+    changes.sort(key=lambda change: change[0])
+    divided = _Division(len(trace.lanes))
+    now = begin
+    for time, lane, state in changes:
+        divided.advance(time - now)
+        divided.become(lane, state)
+        now = time
+    divided.advance(end - now)
+    counts = _count(trace.lanes, classify, begin, end)
+    device = defaultdict(DeviceTime, counts.device)
+    for path, times in divided.device.items():
+        device[path] = device[path] + DeviceTime(*times)
+    return WindowTimes(
+        duration=end - begin,
+        device=dict(device),
+        kernel_time=kernel_time,
+        host=dict(host),
+        host_only=dict(divided.host_only),
+        overlap=Overlap(*divided.overlap),
+        program_events=counts.program_events,
+        span_events=counts.span_events,
+        calls=counts.calls,
+    )
+
+
+class _Division:
+    """Divides each instant among the lanes that are at work in it."""
+
+    def __init__(self, lanes: int) -> None:
+        self._working: dict[int, DeviceWork] = {}
+        self._between: dict[int, DeviceWork] = {}
+        self._host: dict[int, HostActivity] = {}
+        self.device: dict[Path, list[float]] = defaultdict(lambda: [0.0] * 7)
+        self.host_only: dict[Path, float] = defaultdict(float)
+        self.overlap = [0.0, 0.0, 0.0, 0.0]
+
+    def become(self, lane: int, state: State) -> None:
+        """Changes the state of a lane."""
+        for lanes in (self._working, self._between, self._host):
+            lanes.pop(lane, None)
+        if isinstance(state, DeviceWork):
+            (self._between if state.instruction.kind == "container" else self._working)[lane] = state
+        elif state is not None and state.category != IDLE_CATEGORY:
+            self._host[lane] = state
+
+    def advance(self, nanoseconds: int) -> None:
+        """Divides the time until the next change."""
+        if nanoseconds <= 0:
+            return
+        computes, hosts = self._working or self._between, self._host
+        which = (1 if computes else 3) if not hosts else (2 if computes else 0)
+        self.overlap[which] += nanoseconds
+        field = 0 if self._working else 1
+        for state in computes.values():
+            shares = state.instruction.shares
+            for path, share in shares.items():
+                part = nanoseconds * share / len(computes)
+                times = self.device[path]
+                times[field] += part
+                if field == 0 and len(shares) > 1:
+                    times[4] += part
+        if not computes:
+            for activity in hosts.values():
+                self.host_only[activity.path] += nanoseconds / len(hosts)
+
+
+class _Counts(NamedTuple):
+    device: Mapping[Path, DeviceTime]
+    program_events: int
+    span_events: int
+    calls: Mapping[str, int]
+
+
+def _count(lanes: Sequence[Lane], classify: Classifier, begin: int, end: int) -> _Counts:
+    """Counts the events that end in a window, by operation and by category."""
+    device: dict[Path, list[float]] = defaultdict(lambda: [0.0] * 7)
+    program_events, span_events, calls = 0, 0, defaultdict[str, int](int)
+    for lane in lanes:
+        for event in lane.events:
+            if not begin < event.end <= end:
+                continue
+            state = classify(event, on_device=lane.on_device)
+            if isinstance(state, DeviceWork):
+                program_events += 1
+                instruction = state.instruction
+                for path, share in instruction.shares.items():
+                    counts = device[path]
+                    counts[2] += share
+                    counts[3] += share * (instruction.kind != "container")
+                    counts[5] += share * instruction.flops
+                    counts[6] += share * instruction.bytes
+            else:
+                span_events += 1
+                if state is not None:
+                    calls[state.category] += 1
+    summed = {path: DeviceTime(*counts) for path, counts in device.items()}
+    return _Counts(summed, program_events, span_events, dict(calls))

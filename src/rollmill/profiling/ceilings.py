@@ -1,0 +1,37 @@
+"""Measures the limits of this machine that rooflines are drawn with (Williams et al., "Roofline", CACM 2009)."""
+
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from rollmill.profiling.results import Ceilings
+
+SIZES = {"cpu": (1024, 2**25), "gpu": (8192, 2**29)}
+"""Width of the square matrices that are multiplied, and number of the floats that are added, by platform."""
+REPEATS = 5
+
+
+def measure_ceilings() -> Ceilings:
+    """The fastest of some products of float32 matrices, and of some sums of two large vectors, on one device.
+
+    Products are computed as XLA does by default: on NVIDIA's GPUs by tf32.
+    """
+    width, length = SIZES.get(jax.default_backend(), SIZES["cpu"])
+    matrix, vector = jnp.ones((width, width), jnp.float32), jnp.ones(length, jnp.float32)
+    product = jax.jit(jnp.matmul).lower(matrix, matrix).compile()
+    total = jax.jit(jnp.add).lower(vector, vector).compile()
+    multiply = _fastest(lambda: product(matrix, matrix).block_until_ready())
+    add = _fastest(lambda: total(vector, vector).block_until_ready())
+    return Ceilings(2.0 * width**3 / multiply, 3 * 4.0 * length / add)
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    run()
+    seconds = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)

@@ -1,0 +1,149 @@
+"""Records one process during windows of time, by JAX's profiler, and reduces each to sums at once.
+
+A trace of a second may have a million events; what is kept of it, and sent to the process that asks, are sums.
+"""
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple
+
+import jax
+
+from rollmill.core.operations import SPAN_MARK, set_recording
+from rollmill.profiling.attribution import DeviceTime, WindowTimes, attribute
+from rollmill.profiling.classes import Classifier, HostActivity
+from rollmill.profiling.hlo import Instruction, module_name, read_instructions
+from rollmill.profiling.results import MemoryUse, Overlap, TimelineSpan
+from rollmill.profiling.timeline import timeline
+from rollmill.profiling.trace import CLOCK, read_trace
+
+MOST_TEXT = 64 * 2**20
+"""Characters of a compiled program beyond which it is not read."""
+
+
+class RecordedWindow(NamedTuple):
+    """One process in one window."""
+
+    times: WindowTimes
+    spans: tuple[TimelineSpan, ...]
+    memory: tuple[MemoryUse, ...]
+    """Of the programs with operations."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Values that JSON can hold."""
+        times = self.times
+        return {
+            "duration": times.duration,
+            "device": [[list(path), list(time)] for path, time in times.device.items()],
+            "kernel_time": times.kernel_time,
+            "host": [[list(activity), time] for activity, time in times.host.items()],
+            "host_only": [[list(path), time] for path, time in times.host_only.items()],
+            "overlap": asdict(times.overlap),
+            "program_events": times.program_events,
+            "span_events": times.span_events,
+            "calls": dict(times.calls),
+            "spans": [list(asdict(span).values()) for span in self.spans],
+            "memory": [list(asdict(use).values()) for use in self.memory],
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "RecordedWindow":
+        """From the values of `to_json`."""
+        times = WindowTimes(
+            duration=values["duration"],
+            device={tuple(path): DeviceTime(*time) for path, time in values["device"]},
+            kernel_time=values["kernel_time"],
+            host={HostActivity(*activity): time for activity, time in values["host"]},
+            host_only={tuple(path): time for path, time in values["host_only"]},
+            overlap=Overlap(**values["overlap"]),
+            program_events=values["program_events"],
+            span_events=values["span_events"],
+            calls=values["calls"],
+        )
+        spans = tuple(TimelineSpan(*span) for span in values["spans"])
+        return cls(times, spans, tuple(MemoryUse(*use) for use in values["memory"]))
+
+
+class TraceRecorder:
+    """Records windows of this process; only one per process, because JAX's profiler is."""
+
+    def __init__(self) -> None:
+        self._folder: FilePath | None = None
+        self._programs = _Programs()
+
+    def start(self) -> None:
+        """Begins to record events."""
+        self._folder = FilePath(tempfile.mkdtemp(prefix="rollmill-trace-"))
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        options.enable_hlo_proto = False
+        jax.profiler.start_trace(self._folder, profiler_options=options)
+        set_recording(True)
+        with jax.profiler.TraceAnnotation(f"{SPAN_MARK}:{CLOCK}:{time.monotonic_ns()}"):
+            pass
+
+    def stop(self, begin: int, end: int) -> RecordedWindow:
+        """Ends the recording.
+
+        Args:
+            begin: the window's first nanosecond on the clock `time.monotonic_ns`.
+            end: the nanosecond after its last.
+        """
+        assert self._folder is not None
+        try:
+            set_recording(False)
+            jax.profiler.stop_trace()
+            self._programs.read_new()
+            classify = Classifier(self._programs.instructions)
+            trace = read_trace(self._folder, ambiguous=classify.is_ambiguous)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        begin, end = begin - trace.clock_offset, end - trace.clock_offset
+        times = attribute(trace, classify, begin, end)
+        return RecordedWindow(times, timeline(trace, classify, begin, end), tuple(self._programs.memory))
+
+    def abandon(self) -> None:
+        """Ends a recording, if one is going on, and forgets it."""
+        if self._folder is not None:
+            set_recording(False)
+            jax.profiler.stop_trace()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+class _Programs:
+    """The compiled programs of this process, each read once."""
+
+    def __init__(self) -> None:
+        self.instructions: dict[str, dict[str, Instruction]] = {}
+        self.memory: list[MemoryUse] = []
+        self._read: set[int] = set()
+
+    def read_new(self) -> None:
+        """Reads the programs that were compiled since."""
+        for executable in jax.devices()[0].client.live_executables():
+            if id(executable) not in self._read:
+                self._read.add(id(executable))
+                self._read_program(executable)
+
+    def _read_program(self, executable: Any) -> None:
+        for module in executable.hlo_modules():
+            text = module.to_string()
+            if len(text) > MOST_TEXT:
+                continue
+            name, instructions = module_name(text), read_instructions(text)
+            self.instructions.setdefault(name, {}).update(instructions)
+            if any(path for each in instructions.values() for path in each.shares):
+                self._note_memory(name, executable)
+
+    def _note_memory(self, name: str, executable: Any) -> None:
+        with contextlib.suppress(Exception):  # not every backend knows it
+            stats = executable.get_compiled_memory_stats()
+            sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
+            self.memory.append(MemoryUse(name, *sizes))

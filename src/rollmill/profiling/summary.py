@@ -1,0 +1,133 @@
+"""Sums of recorded windows as durations of one iteration, with the profiler's cost taken out."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rollmill.profiling.attribution import DeviceTime
+from rollmill.profiling.correction import EventCosts, corrected_device
+from rollmill.profiling.hlo import Path
+from rollmill.profiling.recording import RecordedWindow
+from rollmill.profiling.results import UNNAMED, HostTime, MemoryUse, OperationTime, Overlap, ProcessTime
+
+SECOND = 1e9
+TRANSITIONS = {
+    "dispatch": "host to framework",
+    "simulator": "host to simulator",
+    "transfer": "host to device memory",
+    "channel": "to other workers",
+    "waiting": "waits",
+}
+"""Names of the transitions that calls of a category are."""
+
+
+class ProcessWindows(NamedTuple):
+    """All windows of one process."""
+
+    name: str
+    windows: Sequence[RecordedWindow]
+
+
+def operations(processes: Sequence[ProcessWindows], iterations: float, costs: EventCosts) -> list[OperationTime]:
+    """The operations of all processes, in the order of their paths.
+
+    Args:
+        processes: with their windows.
+        iterations: in all windows together.
+        costs: of events.
+    """
+    device: dict[Path, float] = defaultdict(float)
+    host: dict[Path, float] = defaultdict(float)
+    counts: dict[Path, DeviceTime] = defaultdict(DeviceTime)
+    for process in processes:
+        summed = _device_times(process)
+        for path, times in summed.items():
+            counts[path] = counts[path] + times
+        for path, nanoseconds in corrected_device(summed, costs).items():
+            device[path] += nanoseconds
+        for window in process.windows:
+            for path, nanoseconds in window.times.host_only.items():
+                host[path] += nanoseconds
+    scale = 1.0 / (SECOND * iterations)
+    return [
+        OperationTime(
+            path=path or (UNNAMED,),
+            device=device[path] * scale,
+            host=host[path] * scale,
+            kernels=counts[path].kernels / iterations,
+            mixed=min(counts[path].mixed, device[path]) * scale,
+            flops=counts[path].flops / iterations,
+            bytes=counts[path].bytes / iterations,
+        )
+        for path in sorted({*device, *host})
+    ]
+
+
+def process_time(process: ProcessWindows, iterations: float, costs: EventCosts, iteration: float) -> ProcessTime:
+    """The durations of one process.
+
+    Args:
+        process: with its windows.
+        iterations: in all windows together.
+        costs: of events.
+        iteration: corrected duration of an iteration, in seconds.
+    """
+    scale = 1.0 / (SECOND * iterations)
+    host: dict[tuple[str, str], float] = defaultdict(float)
+    calls: dict[str, float] = defaultdict(float)
+    for window in process.windows:
+        for activity, nanoseconds in window.times.host.items():
+            host[activity.name, activity.category] += nanoseconds * scale
+        for category, count in window.times.calls.items():
+            calls[TRANSITIONS.get(category, category)] += count / iterations
+    profiled = sum(window.times.duration for window in process.windows) * scale
+    device = sum(corrected_device(_device_times(process), costs).values()) * scale
+    return ProcessTime(
+        name=process.name,
+        host=tuple(_host_times(host, profiled, iteration)),
+        overlap=_overlap(process, scale, device, iteration),
+        transitions=dict(calls),
+        timeline=process.windows[-1].spans,
+    )
+
+
+def memory(processes: Sequence[ProcessWindows]) -> tuple[MemoryUse, ...]:
+    """Memory of the programs of all processes, each program once, the largest first."""
+    uses = {use for process in processes for use in process.windows[-1].memory}
+    return tuple(sorted(uses, key=lambda use: -(use.arguments + use.outputs + use.temporary)))
+
+
+def _device_times(process: ProcessWindows) -> dict[Path, DeviceTime]:
+    summed: dict[Path, DeviceTime] = defaultdict(DeviceTime)
+    for window in process.windows:
+        for path, times in window.times.device.items():
+            summed[path] = summed[path] + times
+    return summed
+
+
+def _host_times(host: Mapping[tuple[str, str], float], profiled: float, iteration: float) -> list[HostTime]:
+    """Activities of the host, the longest first.
+
+    Under the profiler, threads wait longer, because what they wait for takes longer: so waiting is shortened by as
+    much as the iteration is.
+    """
+    waiting = sum(seconds for (_, category), seconds in host.items() if category == "waiting")
+    threads = max(1.0, round(sum(host.values()) / profiled)) if profiled else 1.0
+    kept = max(0.0, waiting - threads * max(0.0, profiled - iteration)) / waiting if waiting else 1.0
+    times = [
+        HostTime(name, category, seconds * (kept if category == "waiting" else 1.0))
+        for (name, category), seconds in host.items()
+    ]
+    return sorted(times, key=lambda time: -time.seconds)
+
+
+def _overlap(process: ProcessWindows, scale: float, device: float, iteration: float) -> Overlap:
+    """The overlap of an iteration without the profiler, in which the device's part is shorter."""
+    measured = [window.times.overlap for window in process.windows]
+    host_only, device_only, both = (
+        sum(getattr(overlap, name) for overlap in measured) * scale
+        for name in ("host_only", "device_only", "both")
+    )
+    ratio = device / (device_only + both) if device_only + both else 0.0
+    device_only, both = device_only * ratio, both * ratio
+    return Overlap(host_only, device_only, both, max(0.0, iteration - host_only - device_only - both))

@@ -1,0 +1,57 @@
+"""A small timeline of a window: in each of some hundred intervals, what a lane did most of the time."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from rollmill.profiling.attribution import segments
+from rollmill.profiling.classes import Classifier, DeviceWork, State
+from rollmill.profiling.results import UNNAMED, TimelineSpan
+from rollmill.profiling.trace import Lane, Trace
+
+INTERVALS = 600
+"""Intervals of a lane."""
+MOST_LANES = 12
+"""Lanes that are shown, those that do most."""
+
+
+def timeline(trace: Trace, classify: Classifier, begin: int, end: int) -> tuple[TimelineSpan, ...]:
+    """The spans of all lanes of a process in a window; see `rollmill.profiling.attribution.attribute`."""
+    lanes = [(lane, list(segments(lane, classify, begin, end))) for lane in trace.lanes]
+    busy = lambda found: sum(each.end - each.start for each in found[1] if each.state is not None)
+    lanes = sorted((lane for lane in lanes if busy(lane)), key=busy, reverse=True)[:MOST_LANES]
+    spans: list[TimelineSpan] = []
+    for lane, states in sorted(lanes, key=lambda found: (found[0].on_device, found[0].name)):
+        spans += _spans(lane, _labels(states, begin, end), (end - begin) * 1e-9 / INTERVALS)
+    return tuple(spans)
+
+
+def _spans(lane: Lane, labels: Sequence[str], seconds: float) -> Iterator[TimelineSpan]:
+    first = 0
+    for label, run in groupby(labels):
+        last = first + sum(1 for _ in run)
+        if label:
+            yield TimelineSpan(lane.name, label, first * seconds, last * seconds)
+        first = last
+
+
+def _labels(states: Sequence, begin: int, end: int) -> list[str]:
+    """The label of each interval: that of the longest time in it, empty where nothing is done."""
+    width = (end - begin) / INTERVALS
+    totals: list[dict[str, float]] = [{} for _ in range(INTERVALS)]
+    for start, stop, state in states:
+        label = _label(state)
+        first, last = int((start - begin) / width), min(int((stop - begin) / width), INTERVALS - 1)
+        for interval in range(first, last + 1):
+            low, high = begin + interval * width, begin + (interval + 1) * width
+            part = min(stop, high) - max(start, low)
+            totals[interval][label] = totals[interval].get(label, 0.0) + part
+    return [max(total, key=lambda label: total[label]) if total else "" for total in totals]
+
+
+def _label(state: State) -> str:
+    if state is None:
+        return ""
+    if isinstance(state, DeviceWork):
+        shares = state.instruction.shares
+        return "/".join(max(shares, key=lambda path: shares[path])) or UNNAMED
+    return state.name if state.category != "waiting" else f"waiting: {state.name}"

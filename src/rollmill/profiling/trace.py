@@ -1,0 +1,95 @@
+"""Reads a trace of JAX's profiler: the events of each thread and stream, in nanoseconds of the trace's clock."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple
+
+import jax
+
+from rollmill.core.operations import SPAN_MARK
+
+CLOCK = "clock"
+"""Category of the span that carries the host's clock: `rollmill:clock:NANOSECONDS`."""
+
+IGNORED = ("end: ", "ThreadpoolListener")
+"""Beginnings of the names of events that say nothing of their own."""
+
+
+class Event(NamedTuple):
+    """An event; events of one lane are nested or apart."""
+
+    start: int
+    end: int
+    name: str
+    module: str
+    """The compiled program it belongs to, where its name alone does not say so; else empty."""
+
+
+class Lane(NamedTuple):
+    """The events of one thread of the host, or of one stream of a device."""
+
+    name: str
+    on_device: bool
+    """A stream of an accelerator, not a thread."""
+    events: Sequence[Event]
+
+
+class Trace(NamedTuple):
+    """The lanes of one process."""
+
+    lanes: Sequence[Lane]
+    clock_offset: int
+    """Nanoseconds to add to a time of the trace for the host's monotonic clock; 0 if the trace does not say."""
+
+
+def read_trace(folder: FilePath, *, ambiguous: Callable[[str], bool] = lambda name: False) -> Trace:
+    """Reads the trace that was written into a folder.
+
+    Args:
+        folder: given to `jax.profiler.start_trace`.
+        ambiguous: tells that several programs have an instruction of a name, so that its program has to be read.
+
+    Raises:
+        FileNotFoundError: there is no trace in it.
+    """
+    files = sorted(folder.glob("plugins/profile/*/*.xplane.pb"))
+    if not files:
+        raise FileNotFoundError(f"no trace in {folder}")
+    lanes = []
+    for plane in jax.profiler.ProfileData.from_file(str(files[-1])).planes:
+        on_device = plane.name.startswith("/device:")
+        for number, line in enumerate(plane.lines):
+            if on_device and not line.name.startswith("Stream"):
+                continue  # lines that are derived from the streams
+            if events := sorted(_events(line, ambiguous), key=lambda event: (event.start, -event.end)):
+                lanes.append(Lane(_lane_name(plane.name, line.name, number), on_device, events))
+    return Trace(lanes, _clock_offset(lanes))
+
+
+def _events(line: Any, ambiguous: Callable[[str], bool]) -> Iterator[Event]:
+    for event in line.events:
+        name, duration = event.name, event.duration_ns
+        if duration > 0 and not name.startswith(IGNORED):
+            start = round(event.start_ns)
+            yield Event(start, start + round(duration), name, _module_of(event) if ambiguous(name) else "")
+
+
+def _clock_offset(lanes: Sequence[Lane]) -> int:
+    for lane in lanes:
+        for event in lane.events:
+            if event.name.startswith(f"{SPAN_MARK}:{CLOCK}:"):
+                return int(event.name.rpartition(":")[2]) - event.start
+    return 0
+
+
+def _module_of(event: Any) -> str:
+    return next((str(value) for key, value in event.stats if key == "hlo_module"), "")
+
+
+def _lane_name(plane: str, line: str, number: int) -> str:
+    """A name for readers: `GPU 0 stream 13`, `thread tf_XLAEigen 2`."""
+    if (device := re.search(r"GPU:(\d+)", plane)) is not None:
+        stream = re.search(r"#?(\d+)", line)
+        return f"GPU {device[1]} stream {stream[1] if stream else line}"
+    return f"thread {line.partition('/')[0]} {number}"

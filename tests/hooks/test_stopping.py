@@ -1,0 +1,66 @@
+"""Hooks that stop a training, by values."""
+
+import pytest
+
+from rollmill import Stop
+from rollmill.core.errors import UsageError
+from rollmill.hooks import MetricsLogged, PolicyEvaluated, early_stopping, name_of, stop_at_return
+
+
+def logged(value, *, episodes=100.0, metric="episode/return"):
+    return MetricsLogged(1, 64, seconds=0.1, row={metric: value}, episodes=episodes)
+
+
+def evaluated(value):
+    return PolicyEvaluated(1, 64, seconds=0.1, row={"evaluation/return": value, "episode/return": 0.0}, best=True)
+
+
+def test_a_return_counts_once_enough_episodes_have_ended():
+    hook = stop_at_return(10, episodes=50)
+    assert hook(logged(None, episodes=0.0)) is None
+    assert hook(logged(12.0, episodes=49.0)) is None
+    assert hook(logged(9.99)) is None
+    assert hook(evaluated(500.0)) is None
+    assert hook(logged(10.0, episodes=50.0)) == Stop("the mean return of training is 10, and 10 was to be reached")
+    assert name_of(hook) == "stop_at_return"
+
+
+def test_a_return_of_evaluations_counts_at_once():
+    hook = stop_at_return(-150, evaluated=True)
+    assert hook(logged(0.0)) is None and hook(evaluated(-151.0)) is None
+    assert (
+        hook(evaluated(-149.0)).reason == "the mean return of the evaluation is -149, and -150 was to be reached"
+    )
+
+
+@pytest.mark.parametrize("episodes", [0, 101, -1])
+def test_a_window_has_at_most_a_hundred_episodes(episodes):
+    with pytest.raises(UsageError, match=f"episodes={episodes} must lie between 1 and 100"):
+        stop_at_return(1.0, episodes=episodes)
+
+
+def test_patience_begins_anew_with_each_improvement():
+    hook = early_stopping(patience=2, min_change=1.0)
+    answers = [hook(evaluated(value)) for value in (1.0, 2.5, 3.5, 3.4)]
+    assert answers[:3] == [None, None, None]  # 3.5 is no improvement by more than 1
+    assert answers[3] == Stop("evaluation/return has not improved on 2.5 in 2 lines")
+
+
+def test_smaller_can_be_better_and_undefined_values_do_not_count():
+    hook = early_stopping("losses/value", patience=1, smaller_is_better=True)
+    answers = [hook(logged(value, metric="losses/value")) for value in (3.0, None, 2.0, 2.0)]
+    assert answers == [None, None, None, Stop("losses/value has not improved on 2 in 1 lines")]
+    assert hook(evaluated(1.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"patience": 0}, "patience=0 must be at least 1"),
+        ({"patience": -3}, "patience=-3 must be at least 1"),
+        ({"patience": 1, "min_change": -1}, r"min_change=-1\.0 must be at least 0"),
+    ],
+)
+def test_patience_that_makes_no_sense_is_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        early_stopping(**options)

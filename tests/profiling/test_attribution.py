@@ -1,0 +1,121 @@
+"""Time of windows, divided among operations."""
+
+import pytest
+
+from rollmill.profiling.attribution import attribute
+from rollmill.profiling.classes import Classifier, HostActivity
+from rollmill.profiling.hlo import Instruction
+from rollmill.profiling.results import Overlap
+from rollmill.profiling.timeline import timeline
+from rollmill.profiling.trace import Event, Lane, Trace
+
+POLICY, ENVIRONMENT = ("collect", "policy"), ("collect", "environment")
+PROGRAM = {
+    "dot.1": Instruction("kernel", {POLICY: 1.0}, 100.0, 10.0),
+    "fusion.1": Instruction("kernel", {ENVIRONMENT: 0.75, POLICY: 0.25}, 0.0, 0.0),
+    "while.1": Instruction("container", {("collect",): 1.0}, 0.0, 0.0),
+}
+CLASSIFY = Classifier({"jit_f": PROGRAM})
+
+
+def lane(*events: tuple[int, int, str], name: str = "thread 1", on_device: bool = False) -> Lane:
+    return Lane(name, on_device, [Event(start, end, label, "") for start, end, label in events])
+
+
+def times_of(*lanes: Lane, begin: int = 0, end: int = 100):
+    return attribute(Trace(lanes, 0), CLASSIFY, begin, end)
+
+
+def test_kernels_loops_and_idle_time_sum_to_the_window():
+    times = times_of(lane((10, 90, "while.1"), (20, 50, "dot.1"), (60, 80, "fusion.1")))
+    device = times.device
+    assert device[POLICY].work == 30 + 0.25 * 20
+    assert device[ENVIRONMENT].work == device[ENVIRONMENT].mixed == 15
+    assert device["collect",].between == 80 - 30 - 20
+    assert times.overlap == Overlap(host_only=0, device_only=80, both=0, neither=20)
+    assert times.kernel_time == 50
+    assert device[POLICY].flops == 100 and device[POLICY].kernels == 1.25
+    assert times.program_events == 3 and times.span_events == 0
+
+
+def test_threads_that_compute_at_once_share_the_time():
+    times = times_of(lane((0, 40, "dot.1")), lane((20, 60, "fusion.1"), name="thread 2"))
+    assert times.device[POLICY].work == 20 + 10 + 0.25 * (10 + 20)
+    assert sum(each.work for each in times.device.values()) == 60
+    assert times.kernel_time == 80
+
+
+def test_time_between_kernels_counts_only_where_no_other_thread_computes():
+    times = times_of(lane((0, 100, "while.1")), lane((0, 60, "dot.1"), name="thread 2"))
+    assert times.device[POLICY].work == 60
+    assert times.device["collect",].between == 40
+
+
+def test_spans_make_a_thread_one_of_python_and_waiting_is_no_work():
+    host = lane((0, 30, "rollmill:simulator:collect/environment"), (30, 60, "rollmill:waiting:metrics"))
+    times = times_of(host, lane((20, 50, "dot.1"), name="thread 2"))
+    assert times.host == {
+        HostActivity("collect/environment", "simulator"): 30,
+        HostActivity("metrics", "waiting"): 30,
+        HostActivity("python", "python"): 40,
+    }
+    assert times.overlap == Overlap(host_only=20 + 40, device_only=20, both=10, neither=10)
+    assert times.host_only == {ENVIRONMENT: 20, ("python",): 40}
+    assert times.calls == {"simulator": 1, "waiting": 1}
+
+
+def test_calls_into_the_framework_lie_inside_spans():
+    host = lane((0, 80, "rollmill:python:collect"), (10, 40, "PjitFunction(f)"), (20, 30, "TransferToDevice"))
+    assert times_of(host).host == {
+        HostActivity("collect", "python"): 50,
+        HostActivity("dispatch", "dispatch"): 20,
+        HostActivity("transfer", "transfer"): 10,
+        HostActivity("python", "python"): 20,
+    }
+
+
+def test_the_framework_s_own_threads_do_not_wait():
+    times = times_of(lane((0, 100, "ThunkExecutor::Execute (wait for completion)")))
+    assert times.host == {} and times.overlap.neither == 100
+
+
+def test_the_whole_of_a_program_belongs_to_the_loop_or_kernel_before():
+    inside = times_of(lane((0, 100, "while.1"), (10, 90, "ThunkExecutor::Execute"), (20, 30, "dot.1")))
+    assert inside.device["collect",].between == 90
+    after = times_of(lane((0, 10, "dot.1"), (10, 50, "ThunkExecutor::Execute")))
+    assert after.device[POLICY].between == 40
+    alone = times_of(lane((10, 50, "ThunkExecutor::Execute")))
+    assert alone.device[()].between == 40
+
+
+def test_events_are_cut_at_the_window():
+    times = times_of(lane((0, 200, "while.1"), (50, 150, "dot.1")), begin=100, end=180)
+    assert times.device[POLICY].work == 50 and times.device["collect",].between == 30
+    assert times.duration == 80
+    assert times.program_events == 1, "events that end in the window"
+
+
+def test_on_a_device_everything_is_work_and_kernels_are_named_as_c_allows():
+    classify = Classifier({"jit_f": {"loop_add-fusion.3": Instruction("kernel", {POLICY: 1.0}, 0.0, 0.0)}})
+    stream = lane(
+        (0, 10, "loop_add_fusion_3"), (10, 20, "MemcpyD2D"), (20, 50, "ncclDevKernel_AllReduce"), on_device=True
+    )
+    times = attribute(Trace([stream], 0), classify, 0, 60)
+    assert times.device[POLICY].work == 10
+    assert times.device[()].work == 40
+
+
+def test_programs_with_equal_names_are_told_apart():
+    other = {"dot.1": Instruction("kernel", {("learn",): 1.0}, 0.0, 0.0)}
+    classify = Classifier({"jit_f": PROGRAM, "jit_g": other})
+    assert classify.is_ambiguous("dot.1") and not classify.is_ambiguous("fusion.1")
+    events = [Event(0, 10, "dot.1", "jit_f"), Event(10, 40, "dot.1", "jit_g")]
+    times = attribute(Trace([Lane("thread 1", False, events)], 0), classify, 0, 40)
+    assert times.device[POLICY].work == 10 and times.device["learn",].work == 30
+
+
+def test_a_timeline_shows_what_was_done_most_of_each_interval():
+    spans = timeline(Trace([lane((0, 600, "dot.1"), (600, 1200, "rollmill:python:learn"))], 0), CLASSIFY, 0, 1200)
+    assert [(span.lane, span.name) for span in spans] == [("thread 1", "collect/policy"), ("thread 1", "learn")]
+    assert spans[0].start == 0 and spans[1].end == pytest.approx(1200e-9)
+    assert spans[0].end == pytest.approx(600e-9)

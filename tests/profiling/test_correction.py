@@ -1,0 +1,57 @@
+"""The profiler's own cost, and durations without it."""
+
+import pytest
+
+from rollmill.profiling.attribution import DeviceTime
+from rollmill.profiling.correction import (
+    EventCosts,
+    PairedWindow,
+    corrected_device,
+    corrected_duration,
+    costs,
+    held_out_durations,
+)
+
+
+def pair(unprofiled: float, events: float, cost: float) -> PairedWindow:
+    return PairedWindow(unprofiled + events * cost, unprofiled, events, 0.0)
+
+
+def test_an_event_s_cost_is_the_difference_divided_by_the_events():
+    found = costs([pair(1e6, 1000, 500.0), pair(2e6, 3000, 500.0), pair(1e6, 1000, 9000.0)])
+    assert found.program == pytest.approx(500.0), "the median"
+    assert corrected_duration(pair(1e6, 1000, 500.0), found) == pytest.approx(1e6)
+
+
+def test_a_window_is_corrected_by_the_costs_of_the_others():
+    pairs = [pair(1e6, 1000, 400.0), pair(1e6, 1000, 400.0), pair(1e6, 1000, 600.0)]
+    assert held_out_durations(pairs) == pytest.approx([0.9e6, 0.9e6, 1.2e6])
+    assert held_out_durations(pairs[2:]) == pytest.approx([1e6]), "there is no other"
+
+
+def test_a_window_that_was_faster_than_those_around_it_costs_nothing():
+    assert costs([PairedWindow(0.9e6, 1e6, 1000, 0)]).program == 0.0
+
+
+def test_programs_of_few_events_are_corrected_by_the_host_s_spans():
+    found = costs([PairedWindow(1.2e6, 1e6, 10, 1000)])
+    assert found.span == pytest.approx(200.0)
+    assert corrected_duration(PairedWindow(1.2e6, 1e6, 10, 1000), found) == pytest.approx(1e6)
+
+
+def test_operations_lose_the_cost_of_their_events():
+    device = {
+        ("many",): DeviceTime(work=600.0, between=500.0, events=10, kernels=10),
+        ("few",): DeviceTime(work=1000.0, between=20.0, events=1, kernels=1),
+    }
+    corrected = corrected_device(device, EventCosts(program=50.0, span=0.0, inside=0.2))
+    many, few = 600 - 10 * 10 + 500 - 10 * 40, 1000 - 10  # there are only 20 of 40 between the kernels of "few"
+    assert corrected["few",] / corrected["many",] == pytest.approx(few / many)
+    assert sum(corrected.values()) == pytest.approx(600 + 500 + 1020 - 11 * 50)
+
+
+def test_nothing_is_left_of_what_was_cost_alone():
+    corrected = corrected_device(
+        {("a",): DeviceTime(work=10.0, events=100, kernels=100)}, EventCosts(50.0, 0.0, 1.0)
+    )
+    assert corrected == {("a",): 0.0}

@@ -1,0 +1,97 @@
+"""Instructions of compiled programs, and the operations that they belong to."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rollmill.core.operations import traced
+from rollmill.profiling.hlo import module_name, operations_in, read_instructions
+
+SMALL = """HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[8,16]{1,0})->f32[8,4]{1,0}}
+
+%fused_computation (param_0: f32[8,4]) -> f32[8,4] {
+  %param_0 = f32[8,4]{1,0} parameter(0)
+  %tanh.1 = f32[8,4]{1,0} tanh(%param_0), metadata={op_name="jit(f)/operation:collect/operation:policy/tanh"}
+  %add.1 = f32[8,4]{1,0} add(%tanh.1, %tanh.1), metadata={op_name="jit(f)/operation:collect/operation:policy/add"}
+  ROOT %mul.1 = f32[8,4]{1,0} multiply(%add.1, %add.1), metadata={op_name="jit(f)/operation:learn/mul"}
+}
+
+%body (arg: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %arg = (s32[], f32[8,4]{1,0}) parameter(0)
+  %inner = f32[8,4]{1,0} get-tuple-element(%arg), index=1
+  %copy.1 = f32[8,4]{1,0} copy(%inner)
+  ROOT %out = (s32[], f32[8,4]{1,0}) tuple(%copy.1)
+}
+
+%condition (arg.1: (s32[], f32[8,4])) -> pred[] {
+  %arg.1 = (s32[], f32[8,4]{1,0}) parameter(0)
+  ROOT %less = pred[] compare(%arg.1, %arg.1), direction=LT
+}
+
+ENTRY %main.1 (x: f32[8,16]) -> f32[8,4] {
+  %x = f32[8,16]{1,0} parameter(0)
+  %weights = f32[16,4]{1,0} constant({...})
+  %dot.1 = f32[8,4]{1,0} dot(%x, %weights), lhs_contracting_dims={1}, rhs_contracting_dims={0}, \
+metadata={op_name="jit(f)/operation:learn/vmap(operation:gradients)/dot_general"}
+  %fusion.1 = f32[8,4]{1,0} fusion(%dot.1), kind=kLoop, calls=%fused_computation
+  %tuple.1 = (s32[], f32[8,4]{1,0}) tuple(%fusion.1)
+  %while.1 = (s32[], f32[8,4]{1,0}) while(%tuple.1), condition=%condition, body=%body, \
+metadata={op_name="jit(f)/operation:collect/while"}
+  %mean = f32[8,4]{1,0} all-reduce(%fusion.1), to_apply=%condition
+  ROOT %result = f32[8,4]{1,0} get-tuple-element(%while.1), index=1
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("op_name", "path"),
+    [
+        ("jit(f)/operation:collect/while/body/vmap(operation:policy)/dot_general", ("collect", "policy")),
+        (
+            "jit(f)/operation:learn/transpose(jvp(operation:gradients))/operation:gradients/mul",
+            ("learn", "gradients"),
+        ),
+        ("jit(f)/vmap()/environment/add", ()),
+        ("", ()),
+    ],
+)
+def test_operations_are_read_from_names_of_scopes(op_name, path):
+    assert operations_in(op_name) == path
+
+
+def test_instructions_have_the_operation_of_their_scope_or_of_the_loop_around_them():
+    read = read_instructions(SMALL)
+    assert module_name(SMALL) == "jit_f"
+    assert read["dot.1"].shares == {("learn", "gradients"): 1.0}
+    assert read["while.1"].kind == "container" and read["while.1"].shares == {("collect",): 1.0}
+    assert read["copy.1"].kind == "copy" and read["copy.1"].shares == {("collect",): 1.0}
+    assert read["mean"].kind == "collective"
+    assert "x" not in read and "tuple.1" not in read and "tanh.1" not in read
+
+
+def test_a_fusion_is_divided_by_the_cost_of_its_parts():
+    shares = read_instructions(SMALL)["fusion.1"].shares
+    assert shares == {("collect", "policy"): pytest.approx(2 / 3), ("learn",): pytest.approx(1 / 3)}
+
+
+def test_costs_are_those_of_shapes():
+    read = read_instructions(SMALL)
+    assert read["dot.1"].flops == 2 * 8 * 4 * 16
+    assert read["dot.1"].bytes == 4 * (8 * 16 + 16 * 4 + 8 * 4)
+    assert read["fusion.1"].flops == 3 * 8 * 4
+    assert read["while.1"].flops == 0
+
+
+def test_a_compiled_program_is_read():
+    def step(x, _):
+        with traced("policy"):
+            x = jnp.tanh(x @ x)
+        with traced("environment"):
+            return jnp.sort(x, axis=0) + 1.0, None
+
+    compiled = jax.jit(lambda x: jax.lax.scan(step, x, None, length=5)[0]).lower(jnp.ones((32, 32))).compile()
+    read = read_instructions(compiled.as_text())
+    products = [each for each in read.values() if each.flops >= 2 * 32**3]
+    assert products and all(each.shares.keys() == {("policy",)} for each in products)
+    assert any(("environment",) in each.shares for each in read.values())
+    assert all(sum(each.shares.values()) == pytest.approx(1.0) for each in read.values())
