@@ -119,6 +119,8 @@ def test_gradients_limited_by_memory():
     assert reduce_traffic(busy(operations=moved)) is None
     arithmetic = (replace(moved[0], flops=4e10),)
     assert reduce_traffic(busy(operations=arithmetic, ceilings=ceilings)) is None
+    cached = Ceilings(flops_per_second=1e12, bytes_per_second=5e9)
+    assert reduce_traffic(busy(operations=moved, ceilings=cached)) is None
     far = Ceilings(flops_per_second=1e12, bytes_per_second=2e10)
     assert reduce_traffic(busy(operations=moved, ceilings=far)) is None
 

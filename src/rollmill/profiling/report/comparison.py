@@ -17,7 +17,7 @@ from rollmill.profiling.breakdown import (
     total_overlap,
     whole_time,
 )
-from rollmill.profiling.report.page import Part, bar_row, escaped, folded, legend, page, section, table, tiles
+from rollmill.profiling.report.page import BarPart, bar_row, escaped, folded, legend, page, section, table, tiles
 from rollmill.profiling.report.terminal import as_text, heading, paragraph, table_of
 from rollmill.profiling.results import CATEGORIES, Profile
 from rollmill.profiling.text import (
@@ -291,8 +291,8 @@ def _chart(title: str, how: str, compared: Sequence[ComparedTime]) -> str:
 def _bars(one: ComparedTime, most: float) -> str:
     depth, whole, name = len(one.path) - 1, most or 1.0, path_text(one.path)
     before, after = one.before or 0.0, one.after or 0.0
-    above = [Part(before / whole, "idle", f"{name}, before: {duration(before)}")]
-    below = [Part(after / whole, "device", f"{name}, after: {duration(after)}")]
+    above = [BarPart(before / whole, "idle", f"{name}, before: {duration(before)}")]
+    below = [BarPart(after / whole, "device", f"{name}, after: {duration(after)}")]
     value = f"{_value(one)} · {_ratio_text(one)}"
     return bar_row(one.path[-1], above, value, depth=depth, is_outer=not depth, below=below)
 
