@@ -1,0 +1,320 @@
+"""The profiler's figures, checked: its correction, its attribution by planted work, its advice; and a survey.
+
+    python benchmarks/profiler.py errors [--repeats 5] [--workload NAME ...]
+    python benchmarks/profiler.py planted [--repeats 3]
+    python benchmarks/profiler.py survey
+    python benchmarks/profiler.py advice
+
+- `errors`: profiles each workload several times, each in a process of its own, and takes the relative difference
+  of the corrected duration of an iteration from the unprofiled one (RL-Scope states +-16 %);
+- `planted`: adds a known amount of work to one operation at a time. The truth is how much longer an iteration
+  takes without the profiler; the operation has to grow by that, and all others by nothing;
+- `survey`: shares of simulation, inference, backpropagation, replay and search of all algorithms;
+- `advice`: follows what a profile advises, and compares the speed with the one that it predicts.
+
+Writes results/profiler-PART-cpu.json, or -gpu.json where JAX computes on one.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from measure import RESULTS, write_result
+
+import rollmill
+from rollmill.api import RunOptions
+from rollmill.api.profiling import ProfileOptions, profile
+from rollmill.dataflow import Graph
+from rollmill.profiling.results import OperationTime, Profile, read_profile
+
+WORKLOADS: dict[str, list[str]] = {
+    "ppo, CartPole-v1": ["ppo", "CartPole-v1", "--num-envs", "256", "--fusion", "off"],
+    "ppo, CartPole-v1, fused": ["ppo", "CartPole-v1", "--num-envs", "1024", "--fusion", "full"],
+    "ppo, HalfCheetah of Gymnasium": ["ppo", "gymnasium:HalfCheetah-v5", "--num-envs", "8", "--num-steps", "64"],
+    "ppo, HalfCheetah of Gymnasium, two environment servers": [
+        *("ppo", "gymnasium:HalfCheetah-v5", "--num-envs", "8", "--num-steps", "64"),
+        *("--distribution", "single-learner-fine", "--workers", "2"),
+    ],
+    "a3c, CartPole-v1, four actors": [
+        *("a3c", "CartPole-v1", "--num-envs", "64", "--distribution", "central", "--actors", "4"),
+    ],
+    "mappo, TagContinuous": ["mappo", "TagContinuous-v0", "--num-envs", "32"],
+    "alphazero, TicTacToe-v0": ["alphazero", "TicTacToe-v0", "--num-envs", "64"],
+}
+SURVEYED: dict[str, list[list[str]]] = {
+    "ppo": [["CartPole-v1"], ["Acrobot-v1"], ["gymnasium:HalfCheetah-v5", "--num-envs", "8"]],
+    "a3c": [["CartPole-v1"], ["Acrobot-v1"], ["gymnasium:CartPole-v1"]],
+    "mappo": [["TagContinuous-v0", "--num-envs", "32"], ["TagGridWorld-v0", "--num-envs", "32"]],
+    "dqn": [["CartPole-v1"], ["Acrobot-v1"], ["ConnectFour-v0"]],
+    "sac": [["Pendulum-v1"], ["MountainCarContinuous-v0"]],
+    "alphazero": [["TicTacToe-v0", "--num-envs", "64"], ["ConnectFour-v0", "--num-envs", "64"]],
+}
+PLACEMENTS: dict[str, list[str]] = {
+    "one program": [],
+    "actors and a learner": ["--distribution", "single-learner-coarse", "--actors", "2"],
+}
+ADVISED = [
+    ["ppo", "CartPole-v1", "--num-envs", "64", "--fusion", "off"],
+    ["ppo", "Acrobot-v1", "--num-envs", "1024", "--fusion", "off"],
+    ["ppo", "gymnasium:CartPole-v1", "--num-envs", "64"],
+]
+GROUPS = {
+    "simulation": ("environment",),
+    "inference": ("policy", "network"),
+    "search": ("search",),
+    "backpropagation": ("gradients", "update"),
+    "replay": ("store", "draw"),
+    "preparation": ("prepare", "shuffle", "metrics"),
+}
+"""Operations by what they are; the innermost of a path counts."""
+
+
+def profiled(words: Sequence[str]) -> Profile:
+    """The profile of a training in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "rollmill", "profile", *words, "--output", f"{folder}/profile"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
+        file = Path(folder) / "profile" / "profile.json"
+        return read_profile(file.read_bytes(), where=str(file))
+
+
+def errors(options: argparse.Namespace) -> dict[str, Any]:
+    rows = {}
+    for name, words in WORKLOADS.items():
+        if options.workload and name not in options.workload:
+            continue
+        profiles = [profiled(words) for _ in range(options.repeats)]
+        found = [each.iteration.error for each in profiles]
+        rows[name] = {
+            "command": words,
+            "errors": found,
+            "median_error": median(found),
+            "largest_error": max(found, key=abs),
+            "slowdown": median(each.iteration.profiled / each.iteration.unprofiled for each in profiles),
+            "unnamed_share": median(_share(each, ("other",)) for each in profiles),
+            "iteration_seconds": median(each.iteration.unprofiled for each in profiles),
+        }
+        print(
+            f"{name}: {', '.join(f'{error:+.1%}' for error in found)}; {rows[name]['slowdown']:.2f}x", flush=True
+        )
+    return rows
+
+
+def _share(found: Profile, path: tuple[str, ...]) -> float:
+    total = sum(operation.seconds for operation in found.operations)
+    return sum(operation.seconds for operation in found.operations if operation.path == path) / total
+
+
+# --- planted work ---------------------------------------------------------------------------------------
+
+PLANTED = ("environment", "policy", "prepare", "gradients", "update")
+ROUNDS = {"environment": 12, "policy": 12, "prepare": 40, "gradients": 4, "update": 600}
+
+
+def plant(graph: Graph, where: str) -> Graph:
+    """The graph with more work in one fragment, whose results stay as they are."""
+    import jax
+    import jax.numpy as jnp
+
+    mixing = jnp.eye(64) * 0.5 + 0.001
+
+    def work(tree: Any) -> Any:
+        """Zero, after products that depend on the numbers of a tree."""
+        start = sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(tree))
+        end = jax.lax.fori_loop(0, ROUNDS[where], lambda _, x: jnp.tanh(x @ mixing), jnp.full(64, 1e-3) * start)
+        return 0.0 * jnp.sum(end)
+
+    def environment(key: Any, state: Any, action: Any) -> Any:
+        timestep = graph.environment(key, state, action)
+        return timestep._replace(reward=timestep.reward + work(timestep.observation))
+
+    def policy(weights: Any, key: Any, memory: Any, observation: Any, mask: Any) -> Any:
+        return graph.policy(weights, key, memory, observation + work(observation), mask)
+
+    def prepare(learner: Any, trajectory: Any, **others: Any) -> Any:
+        steps = trajectory.steps
+        rewards = steps.reward + jax.vmap(work)(steps.observation)[:, None]
+        return graph.prepare(learner, trajectory._replace(steps=steps._replace(reward=rewards)), **others)
+
+    def gradients(learner: Any, minibatch: Any) -> Any:
+        found, metrics = graph.gradients(learner, minibatch)
+        more = jnp.mean(jax.vmap(work)(minibatch.samples.observation))
+        return jax.tree.map(lambda leaf: leaf + more, found), metrics
+
+    def update(learner: Any, found: Any) -> Any:
+        return graph.update(learner, jax.tree.map(lambda leaf: leaf + work(found), found))
+
+    fragments = {
+        "environment": environment,
+        "policy": policy,
+        "prepare": prepare,
+        "gradients": gradients,
+        "update": update,
+    }
+    return graph._replace(**{where: fragments[where]})
+
+
+def planted(options: argparse.Namespace) -> dict[str, Any]:
+    graph = rollmill.ppo("CartPole-v1", num_envs=256, num_steps=64, total_timesteps=2**34)
+    base = [_profile_here(graph)]
+    rows: dict[str, Any] = {}
+    for where in PLANTED:
+        with_work = []
+        for _ in range(options.repeats):
+            with_work.append(_profile_here(plant(graph, where)))
+            base.append(_profile_here(graph))
+        rows[where] = _compared(where, base[-options.repeats - 1 :], with_work)
+        row = rows[where]
+        print(
+            f"{where}: an iteration {1e3 * row['added_seconds']:+.2f} ms, the operation "
+            f"{1e3 * row['attributed_seconds']:+.2f} ms ({row['error']:+.1%}); another at most "
+            f"{row['largest_other']:+.1%} of the iteration ({row['other']})",
+            flush=True,
+        )
+    return rows
+
+
+def _profile_here(graph: Graph) -> Profile:
+    return profile(graph, RunOptions(fusion="off", quiet=True), how=ProfileOptions(windows=3, window_seconds=1.5))
+
+
+def _compared(where: str, before: Sequence[Profile], after: Sequence[Profile]) -> dict[str, Any]:
+    added = _seconds(after) - _seconds(before)
+    times_before, times_after = _by_operation(before), _by_operation(after)
+    grown = {
+        name: times_after.get(name, 0.0) - times_before.get(name, 0.0) for name in {*times_before, *times_after}
+    }
+    attributed = grown.pop(where)
+    other = max(grown, key=lambda name: abs(grown[name]))
+    return {
+        "added_seconds": added,
+        "attributed_seconds": attributed,
+        "error": attributed / added - 1.0,
+        "other": other,
+        "largest_other": grown[other] / _seconds(after),
+        "iteration_seconds": _seconds(after),
+    }
+
+
+def _seconds(profiles: Sequence[Profile]) -> float:
+    return median(each.iteration.unprofiled for each in profiles)
+
+
+def _by_operation(profiles: Sequence[Profile]) -> dict[str, float]:
+    """Seconds of an iteration by the innermost of these operations that a path has; means over profiles."""
+    sums: dict[str, float] = {}
+    for each in profiles:
+        for operation in each.operations:
+            name = next((part for part in reversed(operation.path) if part in PLANTED), operation.path[-1])
+            sums[name] = sums.get(name, 0.0) + operation.seconds / len(profiles)
+    return sums
+
+
+# --- a survey, and advice ---------------------------------------------------------------------------------
+
+
+def survey(_: argparse.Namespace) -> dict[str, Any]:
+    rows = {}
+    for algorithm, environments in SURVEYED.items():
+        for environment in environments:
+            for placement, words in PLACEMENTS.items():
+                try:
+                    found = profiled([algorithm, *environment, *words, "--fusion", "off", "--windows", "2"])
+                except SystemExit as failed:
+                    print(f"{algorithm} {environment[0]}, {placement}: {failed}", flush=True)
+                    continue
+                shares = _shares(found.operations)
+                rows[f"{algorithm}, {environment[0]}, {placement}"] = {
+                    "shares": shares,
+                    "error": found.iteration.error,
+                    "steps_per_second": found.steps_per_second,
+                }
+                text = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+                print(f"{algorithm} {environment[0]}, {placement}: {text}", flush=True)
+    return rows
+
+
+def _shares(operations: Sequence[OperationTime]) -> dict[str, float]:
+    total = sum(operation.seconds for operation in operations)
+    shares = dict.fromkeys((*GROUPS, "rest"), 0.0)
+    for operation in operations:
+        shares[_group(operation.path)] += operation.seconds / total
+    return shares
+
+
+def _group(path: Sequence[str]) -> str:
+    """Work inside a search belongs to the search: its simulation is that of copies."""
+    if "search" in path:
+        return "search"
+    return next((name for part in reversed(path) for name, parts in GROUPS.items() if part in parts), "rest")
+
+
+def advice(_: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for words in ADVISED:
+        before = profiled(words)
+        with_options = [each for each in before.advice if each.options and each.saves > 0]
+        if not with_options:
+            print(f"{' '.join(words)}: nothing is advised", flush=True)
+            continue
+        best = max(with_options, key=lambda each: each.saves)
+        after = profiled([*_without(words, best.options), *best.options.split()])
+        saved = before.iteration.unprofiled - after.iteration.unprofiled
+        rows.append(
+            {
+                "command": words,
+                "advice": best.title,
+                "options": best.options,
+                "predicted_seconds": best.saves,
+                "saved_seconds": saved,
+                "steps_per_second": [before.steps_per_second, after.steps_per_second],
+            }
+        )
+        print(
+            f"{' '.join(words)}: {best.options} saves {1e3 * saved:.1f} ms of {1e3 * best.saves:.1f} predicted, "
+            f"{after.steps_per_second / before.steps_per_second:.2f}x",
+            flush=True,
+        )
+    return rows
+
+
+def _without(words: Sequence[str], options: str) -> list[str]:
+    """The words without the options that are given anew."""
+    kept, names, skipping = [], {word for word in options.split() if word.startswith("--")}, False
+    for word in words:
+        if word in names:
+            skipping = True
+        elif skipping and not word.startswith("--"):
+            skipping = False
+        else:
+            kept.append(word)
+    return kept
+
+
+PARTS = {"errors": errors, "planted": planted, "survey": survey, "advice": advice}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workload", action="append", choices=WORKLOADS)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    os.environ.setdefault("ROLLMILL_TYPE_CHECKS", "0")
+    found = PARTS[options.part](options)
+    import jax
+
+    write_result(f"profiler-{options.part}-{jax.default_backend()}", {"rows": found}, directory=options.output)
+
+
+if __name__ == "__main__":
+    main()

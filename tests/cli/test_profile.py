@@ -1,0 +1,171 @@
+"""`rollmill profile`: a whole training, its report, and what cannot be profiled."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from rollmill.cli.main import main
+from rollmill.profiling.results import read_profile
+
+SHORT = ("--windows", "1", "--window-seconds", "0.1", "--profiled-seconds", "0.02", "--no-tensorboard")
+SMALL = ("--num-envs", "8", "--num-steps", "16", "--fusion", "off")
+
+
+def profile_of(folder):
+    return read_profile((folder / "profile.json").read_bytes(), where="profile.json")
+
+
+def exit_code(*words):
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return ended.value.code
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory, environment_variables):
+    folder = tmp_path_factory.mktemp("profile") / "ppo"
+    command = [
+        sys.executable,
+        "-m",
+        "rollmill",
+        "profile",
+        "ppo",
+        "CartPole-v1",
+        *SMALL,
+        *SHORT,
+        "--output",
+        folder,
+    ]
+    done = subprocess.run(command, env=environment_variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def test_operations_have_the_names_of_the_graph_and_sum_to_an_iteration(profiled):
+    found = profile_of(profiled[0])
+    paths = {operation.path for operation in found.operations}
+    assert {("collect", "policy"), ("collect", "environment"), ("collect", "environment", "reset")} <= paths
+    assert {("learn", "gradients"), ("learn", "update"), ("learn", "prepare")} <= paths
+    total = sum(operation.seconds for operation in found.operations)
+    overlap = found.processes[0].overlap
+    assert total + overlap.neither == pytest.approx(found.iteration.corrected, rel=0.05)
+    unnamed = sum(operation.seconds for operation in found.operations if operation.path == ("other",))
+    assert unnamed < 0.1 * total
+    assert found.training.env_steps == 8 * 16 and found.iteration.windows == 1
+
+
+def test_a_report_is_printed_and_written(profiled):
+    folder, done = profiled
+    assert re.search(r"gradients\s+[\d.]+ %", done.stdout) and "without it" in done.stdout
+    assert (folder / "profile.html").read_text().startswith("<!doctype html>")
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert any(event["ph"] == "X" for event in events)
+
+
+def test_two_profiles_are_compared(profiled, capsys, tmp_path):
+    folder, page = profiled[0], tmp_path / "page.html"
+    assert exit_code("profile", "compare", folder, folder / "profile.json", "--output", page) == 0
+    assert "gradients" in capsys.readouterr().out and page.read_text().startswith("<!doctype html>")
+
+
+def test_workers_are_profiled_in_their_own_processes(rollmill, tmp_path):
+    placement = ("--distribution", "single-learner-coarse", "--actors", "2", "--place", "processes")
+    done = rollmill("profile", "ppo", "CartPole-v1", *SMALL, *SHORT, *placement, "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    found = profile_of(tmp_path / "out")
+    assert {process.name for process in found.processes} == {"training", "actor/0", "actor/1", "learner/0"}
+    actor = next(process for process in found.processes if process.name == "actor/0")
+    assert any(time.category == "waiting" for time in actor.host)
+    assert {("collect", "policy"), ("learn", "gradients")} <= {operation.path for operation in found.operations}
+
+
+def test_environments_of_python_are_the_simulator(rollmill, tmp_path):
+    done = rollmill(
+        *("profile", "ppo", "gymnasium:CartPole-v1", *SMALL, *SHORT, "--output", tmp_path / "out"),
+    )
+    assert done.returncode == 0, done.stderr
+    found = profile_of(tmp_path / "out")
+    simulator = sum(t.seconds for p in found.processes for t in p.host if t.category == "simulator")
+    assert simulator > 0
+    environment = [o for o in found.operations if o.path == ("collect", "environment")]
+    assert environment and environment[0].host > 0
+
+
+def test_a_training_that_is_too_short_leaves_no_report(rollmill, tmp_path):
+    done = rollmill(
+        *(
+            "profile",
+            "ppo",
+            "CartPole-v1",
+            *SMALL,
+            *SHORT,
+            "--total-timesteps",
+            "256",
+            "--output",
+            tmp_path / "out",
+        ),
+    )
+    assert done.returncode != 0 and "ended before a window was profiled" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+CRASHING = """
+import gymnasium
+import rollmill
+
+class Crashing(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        Crashing.steps += 1
+        if Crashing.steps > 30_000:
+            raise RuntimeError("the simulator broke")
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+gymnasium.register("Crashing-v0", Crashing)
+"""
+
+
+@pytest.mark.slow
+def test_a_training_that_crashes_leaves_a_report_of_what_was_seen(rollmill, tmp_path):
+    (tmp_path / "crashing.py").write_text(CRASHING)
+    done = rollmill(
+        *("profile", "ppo", "gymnasium:Crashing-v0", *SMALL, *SHORT, "--windows", "50", "--import", "crashing"),
+        *("--max-failures", "0", "--output", tmp_path / "out"),
+    )
+    assert "the simulator broke" in done.stdout + done.stderr
+    assert any("ended with an error" in note for note in profile_of(tmp_path / "out").notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--output", "full"), "is not empty"),
+        (("--output", "full/file/profile"), "cannot be written"),
+        (("--windows", "0"), "windows"),
+        (("--window-seconds", "-1"), "window"),
+        (("--search-plan",), "--plan FILE"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert exit_code("profile", "ppo", "CartPole-v1", *words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_no_profile_is_not_compared(tmp_path, capsys):
+    assert exit_code("profile", "compare", tmp_path, tmp_path) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    (tmp_path / "profile.json").write_text('{"version": 99}')
+    assert exit_code("profile", "compare", tmp_path, tmp_path) != 0
+    assert "reads version 1" in capsys.readouterr().err
