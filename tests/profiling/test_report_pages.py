@@ -9,6 +9,7 @@ import pytest
 from profiling.by_hand import OPERATIONS, process, profile, timeline
 from profiling.pages import ReadPage
 from rollmill.profiling.advice import with_advice
+from rollmill.profiling.breakdown import WholeTime
 from rollmill.profiling.report.comparison import compare, comparison_page
 from rollmill.profiling.report.html import profile_page
 from rollmill.profiling.report.roofline import attainable, points_of
@@ -178,14 +179,14 @@ def test_paths_hold_the_spans_of_the_timeline():
 def test_the_roofline_is_the_lower_of_two_limits():
     ceilings = Ceilings(flops_per_second=100.0, bytes_per_second=10.0)
     assert [attainable(ceilings, intensity) for intensity in (1.0, 10.0, 50.0)] == [10.0, 100.0, 100.0]
-    whole = type("", (), {"share": staticmethod(lambda seconds: seconds)})
+    whole = WholeTime(8.0, idle=0.0, unnamed=0.0)
     operations = [
         OperationTime(("a",), 2.0, 0.0, flops=40.0, bytes=20.0),
         OperationTime(("unknown",), 2.0, 0.0),
         OperationTime(("b",), 4.0, 0.0, flops=4.0, bytes=8.0),
     ]
     points = points_of(operations, whole)
-    assert [(one.name, one.intensity, one.speed) for one in points] == [("b", 0.5, 1.0), ("a", 2.0, 20.0)]
+    assert points == [("b", 0.5, 1.0, 0.5), ("a", 2.0, 20.0, 0.25)]
 
 
 def test_dots_are_under_the_roof_at_their_place():

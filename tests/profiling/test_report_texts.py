@@ -1,13 +1,19 @@
 """Profiles in a terminal: by value, at any width, whatever names they hold."""
 
+import json
+import random
 import re
 from dataclasses import replace
 
 import pytest
 
 from profiling.by_hand import OVERLAP, process, profile
+from rollmill.core.errors import DataError
 from rollmill.profiling.advice import with_advice
 from rollmill.profiling.breakdown import first_of_each_kind, in_order, operation_tree, whole_time
+from rollmill.profiling.report.comparison import compare, comparison_page, draw_comparison
+from rollmill.profiling.report.html import profile_page
+from rollmill.profiling.report.perfetto import perfetto_trace
 from rollmill.profiling.report.terminal import draw_profile
 from rollmill.profiling.results import Advice, OperationTime, read_profile
 from rollmill.profiling.text import compact, cut, duration, milliseconds, number, percent, size_of
@@ -121,6 +127,16 @@ def test_a_profile_survives_its_file():
     assert draw_profile(read_profile(made.to_json(), where="profile.json")) == draw_profile(made)
 
 
+@pytest.mark.parametrize("number", ["inf", 1e30, -1e30])
+def test_numbers_that_no_profile_has_are_refused(number):
+    document = json.loads(profile().to_json())
+    document["operations"][1]["host"] = number
+    with pytest.raises(
+        DataError, match=r"^profile.json: operations.host is .*, and numbers up to 1e\+18 are read\.$"
+    ):
+        read_profile(json.dumps(document), where="profile.json")
+
+
 def test_overlap_is_of_the_process():
     half = replace(OVERLAP, host_only=0.0, device_only=0.02, both=0.02, neither=0.0)
     lines = lines_of(draw_profile(profile(processes=[process(overlap=half)])))
@@ -137,3 +153,26 @@ def test_numbers_as_text():
     assert [compact(value) for value in (950.0, 1.39e6, 4.9e13)] == ["950", "1.39 M", "49 T"]
     assert [size_of(value) for value in (10, 2048, 3 << 20)] == ["10 B", "2.00 KiB", "3.00 MiB"]
     assert milliseconds(1e-8) == "0" and percent(0.1234) == "12.3 %" and cut("abcdef", 4) == "abc…"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_odd_numbers_make_no_report_fail(seed):
+    """A file may hold any numbers: none, negative and endless ones, in any place."""
+    draw = random.Random(seed)
+
+    def odd(value):
+        if isinstance(value, dict):
+            return {name: odd(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return [odd(part) for part in value if draw.random() > 0.2]
+        if isinstance(value, bool) or not isinstance(value, int | float) or draw.random() < 0.7:
+            return value
+        if isinstance(value, int):
+            return draw.choice([0, 1, -3, 10**17])
+        return draw.choice([0.0, -value, 1e-300, 1e18])
+
+    document = odd(json.loads(profile(processes=[process("a/0"), process("b/0")]).to_json())) | {"version": 1}
+    made = with_advice(read_profile(json.dumps(document), where="profile.json"))
+    assert draw_profile(made) and profile_page(made) and json.loads(perfetto_trace(made))
+    both = compare(made, profile())
+    assert draw_comparison(both) and comparison_page(both)

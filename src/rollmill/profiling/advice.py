@@ -30,6 +30,8 @@ SMALL_KERNELS = 20.0
 """Kernels of an iteration from which they are many."""
 MEMORY_BOUND = 0.5
 """Share of the measured memory bandwidth from which an operation counts as limited by it."""
+CACHED = 1.2
+"""Share of the measured bandwidth above which bytes came from caches, which the compiler's count does not know."""
 ROLLOUT = frozenset({"environment", "policy"})
 LEARNING = frozenset({"gradients", "update"})
 
@@ -189,8 +191,9 @@ def reduce_traffic(profile: Profile) -> Advice | None:
     traffic = moved / profile.ceilings.bytes_per_second
     products = fsum(one.flops for one in operations) / max(profile.ceilings.flops_per_second, 1.0)
     device = fsum(one.device for one in operations)
-    share = whole_time(profile).share(traffic)
-    if share < LEAST_SHARE or traffic < MEMORY_BOUND * device or products > traffic:
+    share = whole_time(profile).share(min(traffic, device))
+    is_bound = MEMORY_BOUND * device <= traffic <= CACHED * device
+    if share < LEAST_SHARE or not is_bound or products > traffic:
         return None
     is_full = _fusion_is(profile, "full")
     change = (
@@ -204,7 +207,7 @@ def reduce_traffic(profile: Profile) -> Advice | None:
         f"Gradients move {moved / 1e9:.3g} GB an iteration at {about_percent(min(traffic / device, 1.0))} of the "
         f"bandwidth that was measured on this machine, {about_percent(share)} of the time. {change}",
         "" if is_full else "--fusion full",
-        saves=0.0 if is_full else _of_iteration(profile, traffic * TRAFFIC_SAVED),
+        saves=0.0 if is_full else _of_iteration(profile, min(traffic, device) * TRAFFIC_SAVED),
     )
 
 

@@ -6,7 +6,8 @@ Profiling for Deep Reinforcement Learning Workloads", MLSys 2021).
 """
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
 from rollmill.core.errors import DataError
@@ -14,6 +15,8 @@ from rollmill.core.json_data import parse_json, read_as
 
 VERSION = 1
 MAX_BYTES = 64 * 2**20
+LARGEST = 1e18
+"""Largest number of a profile, so that reports can multiply any two of them."""
 UNNAMED = "other"
 """Name of the operation that holds all that belongs to none."""
 
@@ -242,10 +245,26 @@ def read_profile(data: bytes | str, *, where: str) -> Profile:
         where: its source, with which messages begin.
 
     Raises:
-        DataError: it is no such document, or of another version.
+        DataError: it is no such document, of another version, or holds a number that no profile can have.
     """
     document: Any = parse_json(data, where=where, limit=MAX_BYTES)
     version = document.get("version") if isinstance(document, dict) else None
     if version != VERSION:
         raise DataError(f"{where}: version is {version!r}, and this release reads version {VERSION}.")
-    return read_as(Profile, document, where=where)
+    profile = read_as(Profile, document, where=where)
+    for field, number in _numbers(profile, ""):
+        if abs(number) > LARGEST:
+            raise DataError(f"{where}: {field} is {number}, and numbers up to {LARGEST:g} are read.")
+    return profile
+
+
+def _numbers(value: Any, field: str) -> Iterator[tuple[str, float]]:
+    """All numbers inside a value, and the field that each is in."""
+    if isinstance(value, int | float):
+        yield field, value
+    elif is_dataclass(value):
+        for part in fields(value):
+            yield from _numbers(getattr(value, part.name), f"{field}.{part.name}" if field else part.name)
+    elif isinstance(value, tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(part, field)

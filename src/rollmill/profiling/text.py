@@ -85,7 +85,7 @@ def counted(number_of: int, one: str, many: str) -> str:
     return f"{number_of:,} {one if number_of == 1 else many}"
 
 
-def size_of(amount: float) -> str:
+def size_of(amount: int | float) -> str:
     """Bytes with their unit."""
     for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(amount) >= size:

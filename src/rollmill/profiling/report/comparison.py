@@ -1,6 +1,7 @@
 """Two profiles side by side: their operations matched by path, in a terminal and as a page."""
 
 from collections.abc import Sequence
+from math import fsum
 from typing import NamedTuple
 
 from rich.console import Group, RenderableType
@@ -16,7 +17,7 @@ from rollmill.profiling.breakdown import (
     total_overlap,
     whole_time,
 )
-from rollmill.profiling.report.page import Part, bar_row, escaped, folded, legend, page, section, table, tiles
+from rollmill.profiling.report.page import BarPart, bar_row, escaped, folded, legend, page, section, table, tiles
 from rollmill.profiling.report.terminal import as_text, heading, paragraph, table_of
 from rollmill.profiling.results import CATEGORIES, Profile
 from rollmill.profiling.text import (
@@ -144,7 +145,7 @@ def _categories(
     before: Profile, after: Profile, wholes: tuple[WholeTime, WholeTime], steps: float
 ) -> tuple[ComparedTime, ...]:
     def total(profile: Profile, name: str) -> float | None:
-        return sum(category_seconds(process, name) for process in profile.processes) or None
+        return fsum(category_seconds(process, name) for process in profile.processes) or None
 
     compared = [_compared((name,), total(before, name), total(after, name), wholes, steps) for name in CATEGORIES]
     return tuple(one for one in compared if one.longest > 0)
@@ -290,8 +291,8 @@ def _chart(title: str, how: str, compared: Sequence[ComparedTime]) -> str:
 def _bars(one: ComparedTime, most: float) -> str:
     depth, whole, name = len(one.path) - 1, most or 1.0, path_text(one.path)
     before, after = one.before or 0.0, one.after or 0.0
-    above = [Part(before / whole, "idle", f"{name}, before: {duration(before)}")]
-    below = [Part(after / whole, "device", f"{name}, after: {duration(after)}")]
+    above = [BarPart(before / whole, "idle", f"{name}, before: {duration(before)}")]
+    below = [BarPart(after / whole, "device", f"{name}, after: {duration(after)}")]
     value = f"{_value(one)} · {_ratio_text(one)}"
     return bar_row(one.path[-1], above, value, depth=depth, is_outer=not depth, below=below)
 

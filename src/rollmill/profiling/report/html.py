@@ -1,6 +1,7 @@
 """A profile as one page that loads nothing else."""
 
 from collections.abc import Sequence
+from math import fsum
 
 from rollmill.profiling.breakdown import (
     OperationNode,
@@ -14,7 +15,7 @@ from rollmill.profiling.breakdown import (
     whole_time,
 )
 from rollmill.profiling.report.page import (
-    Part,
+    BarPart,
     bar_row,
     escaped,
     folded,
@@ -47,6 +48,8 @@ from rollmill.profiling.text import (
     titled,
 )
 
+LEAST_SHOWN = 0.0005
+"""Share of the time below which an operation is left out."""
 MOST_OPERATIONS = 40
 """Operations that figures and tables show, the longest ones."""
 MOST_PROCESSES = 48
@@ -129,15 +132,17 @@ def _advised(advice: Advice) -> str:
 
 def _operations(profile: Profile) -> str:
     whole = whole_time(profile)
-    nodes = list(in_order(operation_tree(profile.operations)))
+    nodes = [
+        one for one in in_order(operation_tree(profile.operations)) if whole.share(one.seconds) >= LEAST_SHOWN
+    ]
     limit = sorted((node.seconds for node in nodes), reverse=True)[:MOST_OPERATIONS][-1:]
     shown = [node for node in nodes if node.seconds >= limit[0]][:MOST_OPERATIONS] if nodes else []
     longest = max([node.seconds for node in shown] + [whole.idle, whole.unnamed], default=0.0)
     rows = [_operation_bar(node, whole, longest) for node in shown]
     rest = [("idle", whole.idle), ("of no operation", whole.unnamed)]
     for name, seconds in rest:
-        if whole.share(seconds) >= 0.0005:
-            part = Part(_ratio(seconds, longest), "idle", f"{name}: {duration(seconds)}")
+        if whole.share(seconds) >= LEAST_SHOWN:
+            part = BarPart(_ratio(seconds, longest), "idle", f"{name}: {duration(seconds)}")
             rows.append(bar_row(name, [part], _value(seconds, whole), is_outer=True))
     several = f", summed over {len(profile.processes)} processes" if len(profile.processes) > 1 else ""
     colours = {"device computes": "device", "only the host is at work": "host", "idle": "idle"}
@@ -159,9 +164,9 @@ def _operations(profile: Profile) -> str:
 def _operation_bar(node: OperationNode, whole: WholeTime, longest: float) -> str:
     known, name = node.device - node.mixed, path_text(node.path)
     parts = [
-        Part(_ratio(known, longest), "device", f"{name}, device: {duration(node.device)}"),
-        Part(_ratio(node.mixed, longest), "device", f"{name}, device, estimated: {duration(node.mixed)}", True),
-        Part(_ratio(node.host, longest), "host", f"{name}, host: {duration(node.host)}"),
+        BarPart(_ratio(known, longest), "device", f"{name}, device: {duration(node.device)}"),
+        BarPart(_ratio(node.mixed, longest), "device", f"{name}, device, estimated: {duration(node.mixed)}", True),
+        BarPart(_ratio(node.host, longest), "host", f"{name}, host: {duration(node.host)}"),
     ]
     return bar_row(node.name, parts, _value(node.seconds, whole), depth=node.depth, is_outer=not node.depth)
 
@@ -242,10 +247,10 @@ def _overlap_values(overlap: Overlap) -> tuple[float, ...]:
     return overlap.both, overlap.device_only, overlap.host_only, overlap.neither
 
 
-def _overlap_parts(overlap: Overlap) -> list[Part]:
+def _overlap_parts(overlap: Overlap) -> list[BarPart]:
     whole = duration_of(overlap)
     return [
-        Part(_ratio(seconds, whole), colour, f"{name}: {duration(seconds)}, {percent(_ratio(seconds, whole))}")
+        BarPart(_ratio(seconds, whole), colour, f"{name}: {duration(seconds)}, {percent(_ratio(seconds, whole))}")
         for (name, colour), seconds in zip(OVERLAPS.items(), _overlap_values(overlap), strict=True)
     ]
 
@@ -255,12 +260,14 @@ def _host(processes: Sequence[ProcessTime]) -> str:
     used = [name for name in CATEGORIES if any(category_seconds(process, name) > 0 for process in processes)]
     if not used:
         return ""
-    longest = max(max(sum(one.seconds for one in process.host), duration_of(process.overlap)) for process in shown)
+    longest = max(
+        max(fsum(one.seconds for one in process.host), duration_of(process.overlap)) for process in shown
+    )
     rows = [
         bar_row(
             process.name,
             [_category_part(process, name, longest) for name in used],
-            duration(sum(one.seconds for one in process.host)),
+            duration(fsum(one.seconds for one in process.host)),
         )
         for process in shown
     ]
@@ -283,19 +290,19 @@ def _host(processes: Sequence[ProcessTime]) -> str:
     )
 
 
-def _category_part(process: ProcessTime, category: str, longest: float) -> Part:
+def _category_part(process: ProcessTime, category: str, longest: float) -> BarPart:
     seconds = category_seconds(process, category)
-    return Part(_ratio(seconds, longest), category, f"{category}: {duration(seconds)}")
+    return BarPart(_ratio(seconds, longest), category, f"{category}: {duration(seconds)}")
 
 
 def _transitions(processes: Sequence[ProcessTime]) -> str:
     kinds = list(dict.fromkeys(kind for process in processes for kind in process.transitions))[:MOST_ACTIVITIES]
     if not kinds:
         return ""
-    totals = {kind: sum(process.transitions.get(kind, 0.0) for process in processes) for kind in kinds}
+    totals = {kind: fsum(process.transitions.get(kind, 0.0) for process in processes) for kind in kinds}
     most = max(totals.values())
     parts = [
-        bar_row(kind, [Part(_ratio(total, most), "device", f"{kind}: {count(total)}")], count(total))
+        bar_row(kind, [BarPart(_ratio(total, most), "device", f"{kind}: {count(total)}")], count(total))
         for kind, total in totals.items()
     ]
     if len(processes) > 1:
@@ -332,7 +339,7 @@ def _devices(profile: Profile) -> str:
         )
         rows.append(f"<h3>{escaped(one.device)}</h3>")
         rows += [
-            bar_row(name, [Part(share or 0.0, colour, name)], "unknown" if share is None else percent(share))
+            bar_row(name, [BarPart(share or 0.0, colour, name)], "unknown" if share is None else percent(share))
             for name, share, colour in figures
         ]
     return section(
@@ -355,9 +362,9 @@ def _memory(memory: Sequence[MemoryUse]) -> str:
         bar_row(
             one.program,
             [
-                Part(one.arguments / most, "device", f"arguments: {size_of(one.arguments)}"),
-                Part(one.outputs / most, "both", f"outputs: {size_of(one.outputs)}"),
-                Part(one.temporary / most, "host", f"temporary: {size_of(one.temporary)}"),
+                BarPart(one.arguments / most, "device", f"arguments: {size_of(one.arguments)}"),
+                BarPart(one.outputs / most, "both", f"outputs: {size_of(one.outputs)}"),
+                BarPart(one.temporary / most, "host", f"temporary: {size_of(one.temporary)}"),
             ],
             size_of(_bytes_of(one)),
         )
@@ -390,7 +397,9 @@ def _profiler(profile: Profile) -> str:
     )
     longest = max(seconds for _, seconds, _ in durations)
     bars = [
-        bar_row(name, [Part(_ratio(seconds, longest), colour, f"{name}: {duration(seconds)}")], duration(seconds))
+        bar_row(
+            name, [BarPart(_ratio(seconds, longest), colour, f"{name}: {duration(seconds)}")], duration(seconds)
+        )
         for name, seconds, colour in durations
     ]
     events = sorted(profile.book_keeping, key=lambda one: -one.seconds)[:MOST_LINES]
@@ -409,7 +418,7 @@ def _profiler(profile: Profile) -> str:
         [
             *bars,
             f"<p>{escaped(correction_text(profile) if slower else slowed)} {escaped(counts)}</p>",
-            table(("event", "an iteration", "ns each", "ms an iteration"), rows) if rows else "",
+            table(("event", "an iteration", "ns each", "ms"), rows) if rows else "",
         ],
     )
 

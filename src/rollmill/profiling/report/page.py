@@ -13,7 +13,7 @@ LONGEST_TEXT, LONGEST_NAME = 800, 50
 """Characters of a paragraph and of a name, after which they are cut: pages stay small for any profile."""
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """A part of a stacked bar."""
 
     share: float
@@ -101,12 +101,12 @@ def legend(colours: Mapping[str, str], *, hatched: str = "") -> str:
     return f'<div class="legend">{"".join(marks)}</div>'
 
 
-def bar(parts: Iterable[Part], *, kind: str = "") -> str:
+def bar(parts: Iterable[BarPart], *, kind: str = "") -> str:
     """A stacked bar; parts that cannot be seen are left out."""
     return f'<div class="bar {kind}">{"".join(_part(part) for part in parts if part.share > 0.0002)}</div>'
 
 
-def _part(part: Part) -> str:
+def _part(part: BarPart) -> str:
     hatch = ' class="hatch"' if part.is_hatched else ""
     style = f"width:{min(part.share, 1.0) * 100:.2f}%;background-color:var(--{part.colour})"
     return f'<i{hatch} style="{style}" title="{escaped(part.title, most=2 * LONGEST_NAME)}"></i>'
@@ -114,12 +114,12 @@ def _part(part: Part) -> str:
 
 def bar_row(
     name: str,
-    parts: Iterable[Part],
+    parts: Iterable[BarPart],
     value: str,
     *,
     depth: int = 0,
     is_outer: bool = False,
-    below: Iterable[Part] | None = None,
+    below: Iterable[BarPart] | None = None,
 ) -> str:
     """A line of a chart.
 

@@ -13,13 +13,15 @@ from rollmill.profiling.report.page import escaped, section, table
 from rollmill.profiling.results import Ceilings, OperationTime, Profile
 from rollmill.profiling.text import compact, number, path_text, percent
 
-HEIGHT, TOP, BOTTOM = 340, 14, 290
+HEIGHT, TOP, BOTTOM = 340.0, 14.0, 290.0
 LEFT, RIGHT = 11.0, 98.5
 """Of the plot, in per cent of the figure's width."""
 MOST_POINTS = 20
+SMALLEST, LARGEST = 1e-9, 1e21
+"""Numbers that the axes can show."""
 
 
-class Point(NamedTuple):
+class RooflinePoint(NamedTuple):
     """An operation in the figure."""
 
     name: str
@@ -50,17 +52,18 @@ class LogScale(NamedTuple):
         return (10.0**power for power in range(first, last + 1))
 
 
-def points_of(operations: Sequence[OperationTime], whole: WholeTime) -> list[Point]:
+def points_of(operations: Sequence[OperationTime], whole: WholeTime) -> list[RooflinePoint]:
     """Operations whose floating-point operations, bytes and time on the device are known, the longest first."""
-    known = [
-        one
-        for one in operations
-        if one.bytes > 0 and one.device > 0 and 0 < one.flops < math.inf and one.flops / one.bytes > 0
-    ]
-    return [
-        Point(path_text(one.path), one.flops / one.bytes, one.flops / one.device, whole.share(one.device))
+    known = [one for one in operations if one.flops > 0 and one.bytes > 0 and one.device > 0]
+    points = [
+        RooflinePoint(path_text(one.path), one.flops / one.bytes, one.flops / one.device, whole.share(one.device))
         for one in sorted(known, key=lambda one: -one.device)[:MOST_POINTS]
     ]
+    return [point for point in points if _is_shown(point.intensity) and _is_shown(point.speed)]
+
+
+def _is_shown(value: float) -> bool:
+    return SMALLEST <= value <= LARGEST
 
 
 def attainable(ceilings: Ceilings, intensity: float) -> float:
@@ -71,7 +74,10 @@ def attainable(ceilings: Ceilings, intensity: float) -> float:
 def roofline_section(profile: Profile) -> str:
     """The figure and its table; nothing if ceilings or all operations' counts are unknown."""
     ceilings, points = profile.ceilings, points_of(profile.operations, whole_time(profile))
-    if ceilings is None or not points or min(ceilings.flops_per_second, ceilings.bytes_per_second) <= 0:
+    if ceilings is None or not points:
+        return ""
+    limits = (ceilings.flops_per_second, ceilings.bytes_per_second)
+    if not all(map(_is_shown, limits)) or not _is_shown(limits[0] / limits[1]):
         return ""
     rows = [_row(index, point, ceilings) for index, point in enumerate(points, 1)]
     columns = ("operation", "share of time", "FLOP a byte", "FLOP/s", "of the roof", "limited by")
@@ -80,28 +86,32 @@ def roofline_section(profile: Profile) -> str:
         "The orange line is the most that this machine was measured to do: below its slope memory is the limit, "
         "below "
         "its flat part arithmetic. A number is an operation, listed below; its area is its share of the time. "
-        "One on the "
-        "line is as fast as can be; one far below it waits for something else, such as kernels being started. "
-        "Each "
-        "step on an axis is a factor of ten. Counts are the compiler's.",
+        "One on "
+        "the line is as fast as can be. One far below it waits for something else, such as kernels being "
+        "started. One "
+        "above it reads from caches: bytes are the compiler's count, which does not know them. Each step on an "
+        "axis "
+        "is a factor of ten.",
         [_drawing(points, ceilings), table(columns, rows, left=(5,))],
     )
 
 
-def _row(index: int, point: Point, ceilings: Ceilings) -> tuple[str, ...]:
+def _row(index: int, point: RooflinePoint, ceilings: Ceilings) -> tuple[str, ...]:
     roof = attainable(ceilings, point.intensity)
     limit = "memory" if roof < ceilings.flops_per_second else "arithmetic"
+    part = point.speed / roof
+    limited = f"neither (roof: {limit})" if part < 0.3 else limit if part <= 1.2 else "unknown (caches)"
     return (
         f"{index}  {point.name}",
         percent(point.share),
         number(point.intensity),
         compact(point.speed),
-        percent(point.speed / roof),
-        limit if point.speed > 0.3 * roof else f"neither (roof: {limit})",
+        percent(part),
+        limited,
     )
 
 
-def _drawing(points: Sequence[Point], ceilings: Ceilings) -> str:
+def _drawing(points: Sequence[RooflinePoint], ceilings: Ceilings) -> str:
     ridge = ceilings.flops_per_second / ceilings.bytes_per_second
     across = _scale([ridge, *(point.intensity for point in points)], LEFT, RIGHT)
     speeds = [ceilings.flops_per_second, *(point.speed for point in points)]
@@ -156,7 +166,7 @@ def _roof(ceilings: Ceilings, ridge: float, across: LogScale, upwards: LogScale)
     ]
 
 
-def _dot(index: int, point: Point, across: LogScale, upwards: LogScale) -> str:
+def _dot(index: int, point: RooflinePoint, across: LogScale, upwards: LogScale) -> str:
     radius = max(9.0, min(20.0, 30.0 * math.sqrt(point.share)))
     x, y = f"{across(point.intensity):.2f}%", upwards(point.speed)
     title = f"{point.name}: {compact(point.speed)}FLOP/s at {number(point.intensity)} FLOP a byte"

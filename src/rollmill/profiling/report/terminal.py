@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable, Sequence
+from math import fsum
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -144,7 +145,7 @@ def _operations(profile: Profile) -> RenderableType:
         heading("Operations", f"ms an iteration{several}"),
         table_of(("operation", "share", "ms", "device", "host", "kernels"), rows),
     ]
-    mixed = sum(node.mixed for node in operation_tree(profile.operations))
+    mixed = fsum(node.mixed for node in operation_tree(profile.operations))
     if whole.share(mixed) >= LEAST_SHOWN:
         parts.append(
             paragraph(
@@ -199,12 +200,12 @@ def _host(processes: Sequence[ProcessTime]) -> RenderableType:
     if not seconds:
         return Text("No activity of a host was recorded.")
     names = [printable(process.name) for process in shown]
-    whole = sum(duration_of(process.overlap) for process in processes)
+    whole = fsum(duration_of(process.overlap) for process in processes)
     rows = [
         (
             category,
-            *([milliseconds(one) for one in each] if shown else [milliseconds(sum(each))]),
-            percent(sum(each) / whole if whole > 0 else 0.0),
+            *([milliseconds(one) for one in each] if shown else [milliseconds(fsum(each))]),
+            percent(fsum(each) / whole if whole > 0 else 0.0),
             _longest(processes, category),
         )
         for category, each in seconds.items()
@@ -228,7 +229,7 @@ def _transitions(processes: Sequence[ProcessTime]) -> RenderableType:
             *(
                 []
                 if len(shown) == 1
-                else [count(sum(process.transitions.get(kind, 0.0) for process in processes))]
+                else [count(fsum(process.transitions.get(kind, 0.0) for process in processes))]
             ),
         )
         for kind in kinds

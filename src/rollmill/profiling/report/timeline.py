@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from math import fsum
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ TICKS = 5
 OTHERS = "others"
 
 
-class Lane(NamedTuple):
+class TimelineLane(NamedTuple):
     """Spans of one lane, and how many there were before they were merged."""
 
     process: str
@@ -45,10 +46,11 @@ def timeline_section(processes: Sequence[ProcessTime]) -> str:
     names = _names(lanes)
     kept = [_with_names(lane, frozenset(names[:MOST_NAMES])) for lane in lanes]
     merged = [lane._replace(spans=merge_spans(lane.spans, end, MOST_SPANS // len(lanes))) for lane in kept]
-    colours = {name: f"c{index}" for index, name in enumerate(names[:COLOURS])}
+    active = [name for name in names if not name.startswith("wait")]
+    colours = {name: f"c{index}" for index, name in enumerate(active[:COLOURS])}
     parts = [
         '<div class="tools"></div>',
-        legend({**colours, OTHERS: "idle"} if len(names) > COLOURS else colours),
+        legend({**colours, "waiting, and others": "idle"} if len(names) > len(colours) else colours),
         f'<div class="lanes" data-units="{UNITS}" data-seconds="{end!r}">{_axis(end)}',
     ]
     process = None
@@ -71,15 +73,15 @@ def timeline_section(processes: Sequence[ProcessTime]) -> str:
     )
 
 
-def shown_lanes(processes: Sequence[ProcessTime]) -> list[Lane]:
+def shown_lanes(processes: Sequence[ProcessTime]) -> list[TimelineLane]:
     """The lanes that a page shows: of a few processes, one of each kind first, and a few of each."""
     recorded = [process for process in processes if process.timeline]
     shown = first_of_each_kind(recorded, MOST_PROCESSES)
     return [lane for process in shown for lane in _lanes_of(process)[: MOST_LANES // len(shown)]]
 
 
-def _lanes_of(process: ProcessTime) -> list[Lane]:
-    return [Lane(process.name, name, tuple(spans)) for name, spans in lanes_of(process).items()]
+def _lanes_of(process: ProcessTime) -> list[TimelineLane]:
+    return [TimelineLane(process.name, name, tuple(spans)) for name, spans in lanes_of(process).items()]
 
 
 def merge_spans(spans: Sequence[TimelineSpan], end: float, most: int) -> tuple[TimelineSpan, ...]:
@@ -127,7 +129,7 @@ def _busy_in_bins(edges: np.ndarray, bins: int) -> np.ndarray:
     return np.diff(covered)
 
 
-def _names(lanes: Sequence[Lane]) -> list[str]:
+def _names(lanes: Sequence[TimelineLane]) -> list[str]:
     """All names, those with the longest spans first."""
     seconds: dict[str, float] = {}
     for lane in lanes:
@@ -136,13 +138,13 @@ def _names(lanes: Sequence[Lane]) -> list[str]:
     return sorted(seconds, key=lambda name: -seconds[name])
 
 
-def _with_names(lane: Lane, names: Container[str]) -> Lane:
+def _with_names(lane: TimelineLane, names: Container[str]) -> TimelineLane:
     """The lane with one name for all spans whose own is not among these."""
     spans = (span if span.name in names else replace(span, name=OTHERS) for span in lane.spans)
     return lane._replace(spans=tuple(spans))
 
 
-def _lane(lane: Lane, end: float, colours: dict[str, str]) -> str:
+def _lane(lane: TimelineLane, end: float, colours: dict[str, str]) -> str:
     """One lane; a path holds all spans of a name, the longest ones beneath."""
     of_name: dict[str, list[TimelineSpan]] = {}
     for span in lane.spans:
@@ -157,7 +159,7 @@ def _lane(lane: Lane, end: float, colours: dict[str, str]) -> str:
 
 
 def _mean_length(spans: Sequence[TimelineSpan]) -> float:
-    return sum(span.end - span.start for span in spans) / len(spans)
+    return fsum(span.end - span.start for span in spans) / len(spans)
 
 
 def _path(name: str, spans: Sequence[TimelineSpan], end: float, colour: str) -> str:

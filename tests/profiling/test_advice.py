@@ -1,0 +1,166 @@
+"""Advice: each rule applies where it should, nowhere else, and predicts what its fraction says."""
+
+from dataclasses import replace
+
+import pytest
+
+from profiling.by_hand import OPERATIONS, process, profile
+from rollmill.profiling.advice import (
+    RULES,
+    add_workers,
+    advise,
+    distrust_utilisation,
+    enlarge_batches,
+    fuse_gradients,
+    fuse_rollouts,
+    reduce_traffic,
+    wait_less,
+    with_advice,
+    write_less,
+)
+from rollmill.profiling.report.terminal import draw_profile
+from rollmill.profiling.results import Ceilings, DeviceActivity, HostTime, OperationTime, Overlap
+
+BUSY = Overlap(host_only=0.0, device_only=0.04, both=0.0079, neither=0.0)
+GRADIENTS = (OperationTime(("learn", "gradients"), 0.0479, 0.0, kernels=4.0, flops=1e9, bytes=1e9),)
+QUIET = {"operations": GRADIENTS, "ceilings": None, "devices": ()}
+
+
+def busy(**changes):
+    """A profile of a device that always computes."""
+    return profile(**{**QUIET, "processes": [process(overlap=BUSY)], **changes})
+
+
+def host_only(seconds, *host, count=1, **changes):
+    """A profile whose devices wait for their host for so many of 40 ms, in each process."""
+    overlap = Overlap(host_only=seconds, device_only=0.04 - seconds, both=0.0, neither=0.0)
+    one = process(overlap=overlap, host=tuple(HostTime(*activity) for activity in host))
+    operations = (OperationTime(("all",), (0.04 - seconds) * count, seconds * count),)
+    processes = [replace(one, name=f"worker/{index}") for index in range(count)]
+    return profile(**{**QUIET, "operations": operations, "processes": processes, **changes})
+
+
+def test_a_busy_device_needs_no_advice():
+    made = with_advice(busy(training={"fusion": "full"}))
+    assert made.advice == () and "No rule applies" in draw_profile(made)
+
+
+def test_unfused_rollouts_of_many_small_kernels():
+    found = fuse_rollouts(profile())
+    between = 0.0031 + 0.0042 + 0.0029 * 1920 / 3206
+    assert found is not None and found.options == "--fusion auto"
+    assert found.saves == pytest.approx(between / 2)
+    assert "1,920 kernels" in found.text and "19 %" in found.text
+    assert fuse_rollouts(profile(training={"fusion": "rollout"})) is None
+    few = tuple(replace(one, kernels=one.kernels / 200) for one in OPERATIONS)
+    assert fuse_rollouts(profile(operations=few)) is None
+    long = tuple(replace(one, device=one.device * 10) for one in OPERATIONS)
+    assert fuse_rollouts(profile(operations=long)) is None
+
+
+def test_unfused_gradients_of_many_small_kernels():
+    small = tuple(replace(one, device=one.device / 10, host=one.host * 2) for one in OPERATIONS)
+    found = fuse_gradients(profile(operations=small, training={"fusion": "rollout"}))
+    assert found is not None and found.options == "--fusion full" and "1,220 kernels" in found.text
+    assert fuse_gradients(profile(operations=small)) is None
+    assert fuse_gradients(profile(operations=small, training={"fusion": "full"})) is None
+
+
+def test_environments_of_the_host_get_workers():
+    made = host_only(0.02, ("environment step", "simulator", 0.018))
+    found = add_workers(made)
+    assert found is not None and found.options == "--distribution multi-learner --workers 8"
+    assert found.saves == pytest.approx(0.018 * (1 - 1 / 8) / 2) and "45 % of the time" in found.text
+    assert add_workers(host_only(0.003, ("environment step", "simulator", 0.018))) is None
+    few_cores = replace(made, machine=replace(made.machine, cores=1))
+    assert add_workers(few_cores) is None
+    eight = host_only(0.02, ("environment step", "simulator", 0.018), count=8)
+    assert add_workers(eight) is None
+
+
+def test_workers_that_wait_for_each_other():
+    waiting = (("receive", "channel", 0.004), ("wait for weights", "waiting", 0.006))
+    found = wait_less(host_only(0.012, *waiting, count=4))
+    assert found is not None and found.options == "--asynchronous" and "25 % of the time" in found.text
+    assert found.saves == pytest.approx(0.010 * 0.3)
+    assert wait_less(host_only(0.012, *waiting, count=1)) is None
+    assert wait_less(host_only(0.003, *waiting, count=4)) is None
+    already = wait_less(host_only(0.012, *waiting, count=4, training={"placement": "actor x 4, asynchronous"}))
+    assert already is not None and already.options == "" and "Fewer workers" in already.text
+
+
+@pytest.mark.parametrize(
+    ("activity", "options"),
+    [("metrics.jsonl", "--log-every 10"), ("write checkpoint", "--checkpoint-seconds 300")],
+)
+def test_files_that_are_written_often(activity, options):
+    found = write_less(host_only(0.01, (activity, "storage", 0.008)))
+    assert found is not None and found.options == options
+    assert found.saves == pytest.approx(0.008 * 0.9) and "20 %" in found.text
+    assert write_less(host_only(0.003, (activity, "storage", 0.008))) is None
+
+
+def test_batches_smaller_than_their_dispatch():
+    found = enlarge_batches(host_only(0.03, ("dispatch", "dispatch", 0.028)))
+    assert found is not None and found.options == "--num-envs 2048"
+    assert found.saves == pytest.approx(0.014) and "another learning problem" in found.text
+    assert enlarge_batches(host_only(0.008, ("dispatch", "dispatch", 0.008))) is None
+    assert enlarge_batches(host_only(0.03, ("dispatch", "dispatch", 0.002))) is None
+
+
+def test_gradients_limited_by_memory():
+    moved = (replace(GRADIENTS[0], flops=1e9, bytes=3e8),)
+    ceilings = Ceilings(flops_per_second=1e12, bytes_per_second=1e10)
+    found = reduce_traffic(busy(operations=moved, ceilings=ceilings))
+    assert found is not None and found.options == "--fusion full"
+    assert found.saves == pytest.approx(0.03 / 4) and "63 % of the time" in found.text
+    full = reduce_traffic(busy(operations=moved, ceilings=ceilings, training={"fusion": "full"}))
+    assert full is not None and (full.options, full.saves) == ("", 0.0)
+    assert reduce_traffic(busy(operations=moved)) is None
+    arithmetic = (replace(moved[0], flops=4e10),)
+    assert reduce_traffic(busy(operations=arithmetic, ceilings=ceilings)) is None
+    cached = Ceilings(flops_per_second=1e12, bytes_per_second=5e9)
+    assert reduce_traffic(busy(operations=moved, ceilings=cached)) is None
+    far = Ceilings(flops_per_second=1e12, bytes_per_second=2e10)
+    assert reduce_traffic(busy(operations=moved, ceilings=far)) is None
+
+
+def test_utilisation_that_promises_too_much():
+    found = distrust_utilisation(profile())
+    assert found is not None and (found.options, found.saves) == ("", 0.0)
+    assert all(share in found.text for share in ("97 %", "63 %", "21 %"))
+    assert distrust_utilisation(profile(devices=(DeviceActivity("GPU 0", 0.7, None, 0.63),))) is None
+    assert distrust_utilisation(profile(devices=())) is None
+
+
+def test_the_largest_saving_is_first():
+    found = advise(host_only(0.03, ("dispatch", "dispatch", 0.015), ("metrics", "storage", 0.010)))
+    assert [one.options for one in found] == ["--log-every 10", "--num-envs 2048"]
+    assert [one.saves for one in found] == sorted((one.saves for one in found), reverse=True)
+
+
+def of_each_kind(share):
+    """Profiles in which all that a rule could be about takes this share of the time, category by category."""
+    lost = 0.1 * share
+    overlap = Overlap(host_only=lost, device_only=0.1 - lost, both=0.0, neither=0.0)
+    for category in ("simulator", "storage", "dispatch", "channel", "waiting"):
+        one = process(overlap=overlap, host=(HostTime("all", category, 0.1),))
+        for launching in ("policy", "gradients"):
+            operations = (
+                OperationTime((launching,), 0.0, lost * 2, kernels=5000.0),
+                OperationTime(("learn", "gradients"), 0.03, 0.0, kernels=1.0, flops=1.0, bytes=200.0 * share),
+            )
+            for fusion in ("off", "rollout", "full"):
+                yield profile(
+                    processes=[one, replace(one, name="other")],
+                    operations=operations,
+                    ceilings=Ceilings(flops_per_second=1e9, bytes_per_second=1e3),
+                    devices=(DeviceActivity("GPU 0", share + 0.5, 0.5, 0.5),),
+                    training={"fusion": fusion},
+                )
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_rule_applies_to_less_than_a_tenth(rule):
+    assert all(rule(made) is None for made in of_each_kind(0.09))
+    assert any(rule(made) is not None for made in of_each_kind(0.12))
