@@ -46,10 +46,12 @@ if TYPE_CHECKING:
     from rollmill.envs import (
         auto_reset,
         check_environment,
+        from_gymnasium,
         make,
         register,
         registered,
         time_limit,
+        transform,
         vary,
         vectorise,
     )
@@ -82,6 +84,7 @@ __all__ = [
     "check_environment",
     "dqn",
     "evaluate",
+    "from_gymnasium",
     "impala",
     "ippo",
     "load",
@@ -100,6 +103,7 @@ __all__ = [
     "td3",
     "time_limit",
     "train",
+    "transform",
     "vary",
     "vectorise",
 ]
@@ -143,10 +147,12 @@ _MODULES = {
     "rollmill.envs": (
         "auto_reset",
         "check_environment",
+        "from_gymnasium",
         "make",
         "register",
         "registered",
         "time_limit",
+        "transform",
         "vary",
         "vectorise",
     ),

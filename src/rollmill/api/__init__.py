@@ -1,6 +1,12 @@
 """The Python way: train a graph, resume a run, load a policy, evaluate it."""
 
-from rollmill.api.algorithms import ALGORITHMS, Algorithm, find_algorithm, register_algorithm
+from rollmill.api.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    find_algorithm,
+    plugins_of_algorithms,
+    register_algorithm,
+)
 from rollmill.api.changes import parse_assignments
 from rollmill.api.diagnosis import Examination, examine, kept_fault, replay
 from rollmill.api.matches import game_of, load_opponent, match, match_runs
@@ -58,6 +64,7 @@ __all__ = [
     "match",
     "match_runs",
     "parse_assignments",
+    "plugins_of_algorithms",
     "prepare_devices",
     "prepare_training",
     "read_options",

@@ -8,6 +8,7 @@ import tyro
 
 from rollmill.core.errors import DataError, UsageError
 from rollmill.core.json_data import parse_json
+from rollmill.envs.named_transforms import OPTION, parse_transforms
 
 EnvOptions: TypeAlias = Annotated[
     tuple[str, ...],
@@ -16,6 +17,17 @@ EnvOptions: TypeAlias = Annotated[
         metavar="KEY=VALUE",
         help="Option of the environment, such as max_steps=100; true, false, null, numbers, lists and objects are "
         "parsed as JSON, all else is text. May be given several times.",
+    ),
+    tyro.conf.UseAppendAction,
+]
+
+Transforms: TypeAlias = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        name="transform",
+        metavar="NAME[:ARGUMENT]",
+        help="Change of the environment's observations, actions or rewards, such as frame-stack:4; "
+        "`rollmill list` shows them. May be given several times, the innermost first.",
     ),
     tyro.conf.UseAppendAction,
 ]
@@ -39,6 +51,18 @@ def parse_env_options(texts: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"--env-option {key} is given twice, as {options[key]!r} and as {value!r}.")
         options[key] = _value(text, value)
     return options
+
+
+def chosen_environment_options(env_options: Sequence[str], transforms: Sequence[str]) -> dict[str, Any]:
+    """The options of an environment, with its transforms.
+
+    Raises:
+        UsageError: an option is wrong, a transform does not exist, or transforms are given in both ways.
+    """
+    options = parse_env_options(env_options)
+    if transforms and OPTION in options:
+        raise UsageError(f"--transform and --env-option {OPTION} give the same; leave one of them out.")
+    return {**options, OPTION: [str(parsed) for parsed in parse_transforms(transforms)]} if transforms else options
 
 
 def _value(option: str, text: str) -> Any:
