@@ -6,7 +6,7 @@ is looked up.
 """
 
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from importlib import import_module, metadata
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -177,10 +177,10 @@ def _distributions() -> list[metadata.Distribution]:
     return list(found.values())
 
 
-def _entry_points(distribution: metadata.Distribution) -> Sequence[metadata.EntryPoint]:
+def _entry_points(distribution: metadata.Distribution) -> tuple[metadata.EntryPoint, ...]:
     """The entry points of a package; none if its file cannot be read, which is no concern of other packages."""
     try:
-        return distribution.entry_points
+        return tuple(distribution.entry_points)
     except Exception:
         return ()
 
