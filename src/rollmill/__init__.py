@@ -52,10 +52,12 @@ if TYPE_CHECKING:
     from rollmill.envs import (
         auto_reset,
         check_environment,
+        from_gymnasium,
         make,
         register,
         registered,
         time_limit,
+        transform,
         vary,
         vectorise,
     )
@@ -95,6 +97,7 @@ __all__ = [
     "dqn",
     "evaluate",
     "export",
+    "from_gymnasium",
     "impala",
     "ippo",
     "load",
@@ -116,6 +119,7 @@ __all__ = [
     "td3",
     "time_limit",
     "train",
+    "transform",
     "vary",
     "vectorise",
 ]
@@ -165,10 +169,12 @@ _MODULES = {
     "rollmill.envs": (
         "auto_reset",
         "check_environment",
+        "from_gymnasium",
         "make",
         "register",
         "registered",
         "time_limit",
+        "transform",
         "vary",
         "vectorise",
     ),

@@ -30,7 +30,6 @@ SIZES = {"num_envs": 4, "num_steps": 4, "total_timesteps": 64, "num_minibatches"
 @pytest.fixture
 def own_names(monkeypatch):
     monkeypatch.setattr(algorithms, "ALGORITHMS", dict(algorithms.ALGORITHMS))
-    monkeypatch.setattr("rollmill.api.specification.ALGORITHMS", algorithms.ALGORITHMS)
     monkeypatch.setattr(registry, "_factories", {})
     monkeypatch.setattr(environment_registry, "_factories", dict(environment_registry._factories))
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rollmill.cli.environment_options import parse_env_options
+from rollmill.cli.environment_options import chosen_environment_options, parse_env_options
 from rollmill.core.errors import UsageError
 
 
@@ -47,3 +47,39 @@ def test_options_reach_workers_evaluation_and_a_resumed_run(rollmill, tmp_path):
     assert json.loads(done.stdout)["mean_length"] == 2, done.stderr
     done = rollmill("train", "ppo", "gymnasium:CartPole-v1", "--env-option", "max_episode_step=3", *sizes)
     assert done.returncode == 2 and "did you mean max_episode_steps? its options" in done.stderr, done.stderr
+
+
+def test_transforms_are_options_of_the_environment_in_the_order_given():
+    chosen = chosen_environment_options(["a=1"], ["frame-stack:4", "flatten"])
+    assert chosen == {"a": 1, "transforms": ["frame-stack:4", "flatten"]}
+    assert chosen_environment_options(["a=1"], []) == {"a": 1}
+    with pytest.raises(UsageError, match="give the same; leave one of them out"):
+        chosen_environment_options(['transforms=["flatten"]'], ["flatten"])
+    with pytest.raises(UsageError, match="unknown transform 'flaten'. Did you mean flatten"):
+        chosen_environment_options([], ["flaten"])
+
+
+def test_transforms_reach_workers_evaluation_and_a_resumed_run(rollmill, tmp_path):
+    transforms = ["--transform", "frame-stack:2", "--transform", "reward-scale:0.5"]
+    sizes = ["--num-envs", "4", "--num-steps", "8", "--network.hidden-sizes", "4"]
+    total = ["--total-timesteps", "96", "--run-dir", "run", "--quiet", "--env-option", "max_episode_steps=4"]
+    where = ["--distribution", "single-learner-coarse", "--actors", "2"]
+    done = rollmill("train", "ppo", "gymnasium:CartPole-v1", *transforms, *sizes, *total, *where)
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    options = config["graph"]["environment_options"]
+    assert options == {"max_episode_steps": 4, "transforms": ["frame-stack:2", "reward-scale:0.5"]}
+    assert config["plan"]["place"] == "processes"
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert (rows[-1]["episode/length"], rows[-1]["episode/return"]) == (4, 2)
+    done = rollmill("resume", "run", "--set", "total_timesteps=128", "--quiet")
+    assert done.returncode == 0, done.stderr
+    done = rollmill("evaluate", "run", "--episodes", "2", "--json")
+    assert json.loads(done.stdout)["mean_return"] == 2, done.stderr
+    unscaled = ["--env", "CartPole-v1", "--transform", "frame-stack:2", "--env-option", "max_steps=3"]
+    done = rollmill("evaluate", "run", *unscaled, "--episodes", "2", "--json")
+    assert json.loads(done.stdout)["mean_return"] == 3, done.stderr
+    done = rollmill("evaluate", "run", "--transform", "flatten")
+    assert done.returncode == 2 and "the options transforms are for another environment" in done.stderr
+    done = rollmill("train", "ppo", "CartPole-v1", "--transform", "grey")
+    assert done.returncode == 2 and "the transform grey needs observations" in done.stderr

@@ -1,9 +1,14 @@
 """Names of environments, and what a wrong one answers."""
 
+import gymnasium
+import numpy as np
 import pytest
 
+import rollmill
 from rollmill import envs
-from rollmill.core.errors import UsageError
+from rollmill.api import describe
+from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.plugins import check_function, check_registration
 from rollmill.core.types import Environment
 from rollmill.envs import probes, registry
 
@@ -36,10 +41,17 @@ def test_register_adds_and_refuses_a_taken_name(own_names):
     assert envs.make("Mine-v0").action_space == probes.action_reward().action_space
 
 
-@pytest.mark.parametrize("name", ["", "mine:Env-v0"])
+@pytest.mark.parametrize("name", ["", "mine:Env-v0", "Mine v0", "-v0", "Mine\n"])
 def test_register_refuses_names_that_make_could_not_find(name, own_names):
-    with pytest.raises(UsageError, match="not empty and has no colon"):
+    with pytest.raises(UsageError, match="the name of an environment is one word, without a colon"):
         envs.register(name, probes.constant_reward)
+
+
+def test_register_refuses_what_is_no_name_and_no_function():
+    with pytest.raises(UsageError, match="the name of an environment is text, not a int"):
+        check_registration("environment", 3, {}, overwrite=False)
+    with pytest.raises(UsageError, match="an environment needs a function that makes it, not a str"):
+        check_function("environment", "Mine-v0", "probe")
 
 
 def test_make_passes_options_on_and_the_environment_carries_them():
@@ -91,3 +103,40 @@ def test_unknown_names_offer_the_nearest():
 def test_unknown_prefixes_list_the_known():
     with pytest.raises(UsageError, match="unknown environment prefix 'gym:'. Known: envpool:ID, gymnasium:ID"):
         envs.make("gym:CartPole-v1")
+
+
+def wrapped():
+    return gymnasium.wrappers.TimeLimit(gymnasium.make("CartPole-v1"), 3)
+
+
+def test_gymnasium_environments_come_from_ids_objects_and_functions():
+    by_id = envs.from_gymnasium("CartPole-v1", transforms=["reward-scale:0.5"])
+    assert (by_id.name, dict(by_id.options)) == ("gymnasium:CartPole-v1", {"transforms": ["reward-scale:0.5"]})
+    made = envs.from_gymnasium(gymnasium.make("CartPole-v1", max_episode_steps=4))
+    assert (made.name, dict(made.options)) == ("gymnasium:CartPole-v1", {"max_episode_steps": 4})
+    vector = envs.from_gymnasium(wrapped, transforms=["frame-stack:2"]).start([0, 1], seed=0)
+    vector.reset()
+    flags = [vector.step(np.zeros(2, np.int64)).truncated.tolist() for _ in range(4)]
+    assert flags == [[False, False], [False, False], [True, True], [False, False]]
+    assert (
+        envs.from_gymnasium(wrapped).name == "wrapped" and envs.from_gymnasium(wrapped, name="Mine").name == "Mine"
+    )
+
+
+def test_algorithms_take_what_gymnasium_makes():
+    sizes = {"num_envs": 4, "num_steps": 8, "total_timesteps": 64, "num_minibatches": 2}
+    assert describe(rollmill.ppo(gymnasium.make("CartPole-v1"), **sizes))["custom"] == []
+    assert describe(rollmill.ppo(envs.from_gymnasium(wrapped), **sizes))["custom"] == ["environment"]
+
+
+def test_gymnasium_environments_that_cannot_be_copied_are_refused():
+    assert dict(envs.from_gymnasium(wrapped()).options) == {"max_episode_steps": 3}
+    clipped = gymnasium.wrappers.ClipReward(gymnasium.make("CartPole-v1"), 0, 0.5)
+    with pytest.raises(UsageError, match="was wrapped after it was made .*rollmill.from_gymnasium"):
+        envs.from_gymnasium(clipped)
+    single = gymnasium.make("CartPole-v1")
+    env = envs.from_gymnasium(lambda: single)
+    with pytest.raises(ContractError, match="returned the same environment twice"):
+        env.start([0, 1], seed=0).reset()
+    with pytest.raises(UsageError, match="returned a int; it has to return a gymnasium.Env"):
+        envs.from_gymnasium(lambda: 3)  # pyright: ignore[reportArgumentType]

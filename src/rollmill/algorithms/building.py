@@ -25,7 +25,7 @@ from rollmill.core.json_data import is_json
 from rollmill.core.types import Environment, HostEnvironment, Params, StartHost
 from rollmill.dataflow import ElementwiseUpdate, Graph, Loops, choose_num_shards
 from rollmill.envs import as_environment
-from rollmill.networks import TORSOS, NetworkConfig, actor_critic, registered_networks, resolve_layout
+from rollmill.networks import TORSOS, NetworkConfig, actor_critic, is_network, resolve_layout
 
 Config = TypeVar("Config")
 
@@ -98,7 +98,7 @@ def configured(
 def _network_of(network: Any) -> tuple[dict[str, NetworkConfig], Any]:
     """The override of the field `network`, and the function that makes the network; at most one is given."""
     if isinstance(network, str):
-        network = {"name" if network in dict(registered_networks()) else "torso": network}
+        network = {"name" if is_network(network) else "torso": network}
     if isinstance(network, Mapping):
         network = fit("network", NetworkConfig, network)
     if isinstance(network, NetworkConfig):

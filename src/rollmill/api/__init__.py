@@ -1,7 +1,13 @@
 """The Python way: train a graph, resume a run, load a policy, evaluate it."""
 
 from rollmill.api.action_distribution import ActionDistribution
-from rollmill.api.algorithms import ALGORITHMS, Algorithm, find_algorithm, register_algorithm
+from rollmill.api.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    find_algorithm,
+    plugins_of_algorithms,
+    register_algorithm,
+)
 from rollmill.api.changes import parse_assignments
 from rollmill.api.diagnosis import Examination, examine, kept_fault, replay
 from rollmill.api.evaluations import unwatched
@@ -67,6 +73,7 @@ __all__ = [
     "mask_struct",
     "match_runs",
     "parse_assignments",
+    "plugins_of_algorithms",
     "prepare_devices",
     "prepare_training",
     "read_options",

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
+import gymnasium
+
 from rollmill.algorithms import (
     A3CConfig,
     AlphaZeroConfig,
@@ -29,9 +31,19 @@ from rollmill.algorithms import (
 from rollmill.core.errors import RollmillError, UsageError, unknown_name
 from rollmill.core.json_data import read_as, writable
 from rollmill.core.own_line import blaming
+from rollmill.core.plugins import (
+    Plugin,
+    check_function,
+    check_registration,
+    is_of_plugin,
+    load_plugin,
+    load_plugins,
+    modules_being_imported,
+    plugins,
+)
 from rollmill.core.types import Environment, HostEnvironment
 from rollmill.dataflow import Graph
-from rollmill.envs import make
+from rollmill.envs import as_environment
 from rollmill.record import plain
 
 
@@ -62,14 +74,32 @@ BUILTIN = {
 }
 ALGORITHMS = dict(BUILTIN)
 """Those that come along, and those that were registered since."""
+_origins: dict[str, frozenset[str]] = {}
+"""Modules whose import registered a name."""
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """The algorithm of that name, or an error with the nearest names."""
-    if name not in ALGORITHMS:
+    """The algorithm of a name that comes along, is registered, or is offered by an installed package.
+
+    Raises:
+        UsageError: there is none, with the nearest names, or its package cannot be used.
+    """
+    if name not in ALGORITHMS and not load_plugin("algorithm", name, ALGORITHMS):
+        known = {*ALGORITHMS, *(plugin.name for plugin in plugins("algorithm"))}
         hint = "One of your own: --import MODULE, of a module that calls rollmill.register_algorithm."
-        raise unknown_name("algorithm", name, ALGORITHMS, hint=hint)
+        raise unknown_name("algorithm", name, known, hint=hint)
     return ALGORITHMS[name]
+
+
+def is_own_algorithm(name: str) -> bool:
+    """True if a user registered the name in this process, so that other processes may not know it."""
+    own = ALGORITHMS.get(name) is not BUILTIN.get(name)
+    return own and not is_of_plugin("algorithm", name, _origins.get(name, ()))
+
+
+def plugins_of_algorithms() -> list[tuple[Plugin, str]]:
+    """What installed packages offer, imported; each with the reason why it cannot be used, or an empty text."""
+    return load_plugins("algorithm", ALGORITHMS, _origins)
 
 
 def register_algorithm(
@@ -83,7 +113,7 @@ def register_algorithm(
     """Makes an algorithm known by a name: to the command line, to runs, and to the processes that train it.
 
     Args:
-        name: the name, for one `my-ppo`.
+        name: the name, such as `my-ppo`: one word without a colon.
         build: makes the graph from an environment and an instance of `config`. Other processes call it again, so
             it has to return the same for the same arguments.
         config: a frozen dataclass of hyperparameters with defaults, whose fields become options of the command.
@@ -97,14 +127,13 @@ def register_algorithm(
     Raises:
         UsageError: the name is taken or cannot be one, or `config` is no dataclass that a file can hold.
     """
-    if not name or name.startswith("-") or any(character.isspace() for character in name):
-        raise UsageError(f"cannot register {name!r}: an algorithm's name is one word.")
-    if name in ALGORITHMS and not overwrite:
-        raise UsageError(f"an algorithm {name!r} is registered already; take another name or pass overwrite=True.")
+    check_registration("algorithm", name, ALGORITHMS, overwrite=overwrite)
+    check_function("algorithm", name, build)
     _check_config(name, config)
     named = functools.wraps(build)(functools.partial(_build, name, build, config))
     line = (inspect.getdoc(build) or "").partition("\n")[0]
     ALGORITHMS[name] = Algorithm(config, named, line if summary is None else summary)
+    _origins[name] = modules_being_imported()
     return named
 
 
@@ -112,12 +141,12 @@ def _build(
     name: str,
     build: Callable[..., Graph],
     kind: type,
-    env: Environment | HostEnvironment | str,
+    env: Environment | HostEnvironment | gymnasium.Env | str,
     config: Any = None,
     **overrides: Any,
 ) -> Graph:
     """The graph of a registered algorithm, under its name."""
-    env = make(env) if isinstance(env, str) else env
+    env = as_environment(env)
     known = [field.name for field in fields(kind)]
     for option in overrides:
         if option not in known:

@@ -151,9 +151,11 @@ def note_option(run: RunDirectory, name: str, value: Any) -> None:
 
 def _annealing_note(before: Mapping[str, Any], after: Mapping[str, Any], loops: Loops, done: int) -> str | None:
     """The jump of an annealed learning rate, where its schedule begins or ends elsewhere than before."""
+    if not after.get("anneal_lr") or not {"total_timesteps", "learning_rate"} <= after.keys():
+        return None
     ends = [-(-config["total_timesteps"] // loops.batch_size) for config in (before, after)]
     starts = [config["learning_rate"] for config in (before, after)]
-    if not after.get("anneal_lr") or (ends[0], starts[0]) == (ends[1], starts[1]):
+    if (ends[0], starts[0]) == (ends[1], starts[1]):
         return None
     rates = [start * max(0.0, 1 - done / end) for start, end in zip(starts, ends, strict=True)]
     return (

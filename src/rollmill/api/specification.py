@@ -5,13 +5,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rollmill.api.algorithms import ALGORITHMS, BUILTIN, find_algorithm
+from rollmill.api.algorithms import find_algorithm, is_own_algorithm
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError
 from rollmill.core.json_data import parse_json, read_as, writable
 from rollmill.core.own_line import own_line
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.dataflow import Graph, fingerprint, fragment_fingerprints
 from rollmill.envs import is_own_name, make
+from rollmill.networks import is_own_network
 from rollmill.record import plain
 
 
@@ -121,9 +122,9 @@ def _own_names(described: dict[str, Any]) -> list[str]:
     networks = [config.get("network"), *(config.get("networks") or {}).values()]
     names = sorted({network["name"] for network in networks if isinstance(network, dict) and network.get("name")})
     return [
-        *([f"algorithm {algorithm}"] if ALGORITHMS.get(algorithm) is not BUILTIN.get(algorithm) else []),
+        *([f"algorithm {algorithm}"] if is_own_algorithm(algorithm) else []),
         *([f"environment {environment}"] if is_own_name(environment) else []),
-        *(f"network {name}" for name in names),
+        *(f"network {name}" for name in names if is_own_network(name)),
     ]
 
 

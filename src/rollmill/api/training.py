@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from rollmill.api.algorithms import ALGORITHMS
 from rollmill.api.changes import changed_settings, check_end, note_changes, note_option
 from rollmill.api.creation import create_run, run_config, run_root
 from rollmill.api.driver import drive
@@ -18,7 +19,7 @@ from rollmill.api.recorder import Run, open_checkpoints
 from rollmill.api.reopening import open_graph
 from rollmill.api.saved_run import check_identity, read_options, read_saved, read_summary
 from rollmill.api.sessions import Session, compile_program, open_session, run_spec, tell_replay_size
-from rollmill.api.specification import ALGORITHMS, describe, import_modules, only_here
+from rollmill.api.specification import describe, import_modules, only_here
 from rollmill.api.trust import approved_imports
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.fields import check_names, fit

@@ -5,7 +5,9 @@ from typing import Annotated, Any, TypeAlias
 
 import tyro
 
+from rollmill.core.errors import UsageError
 from rollmill.envs import parse_options
+from rollmill.envs.named_transforms import OPTION, parse_transforms
 
 EnvOptions: TypeAlias = Annotated[
     tuple[str, ...],
@@ -18,6 +20,17 @@ EnvOptions: TypeAlias = Annotated[
     tyro.conf.UseAppendAction,
 ]
 
+Transforms: TypeAlias = Annotated[
+    tuple[str, ...],
+    tyro.conf.arg(
+        name="transform",
+        metavar="NAME[:ARGUMENT]",
+        help="Change of the environment's observations, actions or rewards, such as frame-stack:4; "
+        "`rollmill list` shows them. May be given several times, the innermost first.",
+    ),
+    tyro.conf.UseAppendAction,
+]
+
 
 def parse_env_options(texts: Sequence[str]) -> dict[str, Any]:
     """Parses the values of `--env-option`.
@@ -26,3 +39,15 @@ def parse_env_options(texts: Sequence[str]) -> dict[str, Any]:
         UsageError: one is not a pair, is given twice, or has a value in Python's form instead of JSON's.
     """
     return parse_options(texts, flag="--env-option")
+
+
+def chosen_environment_options(env_options: Sequence[str], transforms: Sequence[str]) -> dict[str, Any]:
+    """The options of an environment, with its transforms.
+
+    Raises:
+        UsageError: an option is wrong, a transform does not exist, or transforms are given in both ways.
+    """
+    options = parse_env_options(env_options)
+    if transforms and OPTION in options:
+        raise UsageError(f"--transform and --env-option {OPTION} give the same; leave one of them out.")
+    return {**options, OPTION: [str(parsed) for parsed in parse_transforms(transforms)]} if transforms else options

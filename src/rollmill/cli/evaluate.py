@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rollmill.api import LoadedRun, evaluate_run, load_opponent, match_runs
-from rollmill.cli.environment_options import parse_env_options
+from rollmill.cli.environment_options import chosen_environment_options
 from rollmill.cli.parsing import parse
 from rollmill.cli.policy_options import PolicyOptions
 
@@ -45,7 +45,7 @@ def _episodes(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
     episodes = evaluate_run(
         loaded,
         env=options.env,
-        env_options=parse_env_options(options.env_options),
+        env_options=chosen_environment_options(options.env_options, options.transforms),
         episodes=options.episodes,
         seed=options.seed,
         stochastic=options.stochastic,
@@ -76,7 +76,7 @@ def _match(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
         loaded,
         opponent,
         env=options.env,
-        env_options=parse_env_options(options.env_options),
+        env_options=chosen_environment_options(options.env_options, options.transforms),
         games=options.episodes,
         opening_plies=options.opening_plies,
         seed=options.seed,

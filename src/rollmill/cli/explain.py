@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from rollmill.api import ALGORITHMS, build_graph, import_modules
-from rollmill.cli.environment_options import EnvOptions, parse_env_options
+from rollmill.cli.environment_options import EnvOptions, Transforms, chosen_environment_options
 from rollmill.cli.parsing import parse, values_of
 from rollmill.cli.train import Imports, NetworkName, find_own_algorithm, with_network
 from rollmill.core.errors import UsageError
@@ -71,7 +71,12 @@ def run(arguments: list[str]) -> int:
     import_modules(chosen.imports)
     name, chip = find_chip(kernel.chip)
     config = with_network(chosen.hyperparameters, chosen.network_name)
-    graph = build_graph(algorithm, chosen.environment, config, options=parse_env_options(chosen.env_options))
+    graph = build_graph(
+        algorithm,
+        chosen.environment,
+        config,
+        options=chosen_environment_options(chosen.env_options, chosen.transforms),
+    )
     if graph.host is not None:
         print(f"{chosen.environment} does not fuse: its environments are stepped by Python on the host.")
         return 0
@@ -117,6 +122,7 @@ def _arguments(algorithm: str) -> Any:
             ("environment", Annotated[tyro.conf.Positional[str], environment]),
             ("algorithm", Annotated[str, named], DEFAULT_ALGORITHM),
             ("env_options", EnvOptions, ()),
+            ("transforms", Transforms, ()),
             ("network_name", NetworkName, None),
             ("imports", Imports, ()),
             ("kernel", Annotated[KernelOptions, merged], KernelOptions()),

@@ -1,13 +1,17 @@
 """The command `rollmill list`."""
 
+import inspect
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollmill.api import ALGORITHMS, import_modules
+from rollmill.api import ALGORITHMS, import_modules, plugins_of_algorithms
 from rollmill.cli.parsing import parse
 from rollmill.cli.train import Imports
 from rollmill.core.installation import install_command
-from rollmill.envs import registered
-from rollmill.networks import registered_networks
+from rollmill.core.plugins import Plugin
+from rollmill.envs import TRANSFORMS, plugins_of_environments, registered
+from rollmill.networks import plugins_of_networks, registered_networks
 from rollmill.recipes import RECIPES
 
 
@@ -29,12 +33,31 @@ def run(arguments: list[str]) -> int:
         ("envpool:ID", f"environments of EnvPool, on the host CPU, with `{install_command('envpool')}`"),
     ]
     recipes = [(name, make().summary) for name, make in RECIPES.items()]
-    _print("algorithms", [(name, algorithm.summary) for name, algorithm in ALGORITHMS.items()])
-    _print("environments", [*registered(), *adapted])
-    networks = [("by --network.torso etc.", "MLP, CNN, GRU or ResNet"), *registered_networks()]
-    _print("networks (--network NAME)", networks)
+    found = [plugins_of_algorithms(), plugins_of_environments(), plugins_of_networks()]
+    algorithms = [(name, algorithm.summary) for name, algorithm in ALGORITHMS.items()]
+    _print("algorithms", _with_packages(algorithms, found[0]))
+    _print("environments", [*_with_packages(registered(), found[1]), *adapted])
+    networks = _with_packages(registered_networks(), found[2])
+    _print("networks (--network NAME)", [("by --network.torso etc.", "MLP, CNN, GRU or ResNet"), *networks])
+    _print("transforms (--transform NAME[:ARGUMENT])", _transforms())
     _print("recipes (--recipe NAME)", recipes)
+    for problem in dict.fromkeys(problem for plugins in found for _, problem in plugins if problem):
+        print(f"note: {problem}", file=sys.stderr)
     return 0
+
+
+def _transforms() -> list[tuple[str, str]]:
+    return [(name, (inspect.getdoc(make) or "").partition("\n")[0]) for name, make in TRANSFORMS.items()]
+
+
+def _with_packages(
+    rows: Sequence[tuple[str, str]], plugins: Sequence[tuple[Plugin, str]]
+) -> list[tuple[str, str]]:
+    """The rows, with the packages of the names that installed packages offer."""
+    packages = {plugin.name: plugin.package for plugin, problem in plugins if not problem}
+    return [
+        (name, f"{summary} [{packages[name]}]".lstrip() if name in packages else summary) for name, summary in rows
+    ]
 
 
 def _print(title: str, rows: list[tuple[str, str]]) -> None:

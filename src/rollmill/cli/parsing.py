@@ -128,7 +128,7 @@ def _help(parser: Any, prog: str, kind: Any) -> str:
 def _group(action: Any) -> str:
     """The group of an option, by the path of its field in the command's dataclass."""
     holder, _, name = action.dest.rpartition(".")
-    if action.dest in ("environment", "env-options", "imports"):
+    if action.dest in ("environment", "env-options", "transforms", "imports"):
         return "environment"
     if "network" in holder or action.dest == "network-name":
         return "network"

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 
 from rollmill.api import GameAgainstPolicy
-from rollmill.cli.environment_options import parse_env_options
+from rollmill.cli.environment_options import chosen_environment_options
 from rollmill.cli.parsing import parse
 from rollmill.cli.policy_options import PolicyOptions
 from rollmill.core.errors import UsageError
@@ -26,7 +26,7 @@ def run(arguments: list[str]) -> int:
     game = GameAgainstPolicy(
         options.load(),
         env=options.env,
-        env_options=parse_env_options(options.env_options),
+        env_options=chosen_environment_options(options.env_options, options.transforms),
         person_first=not options.second,
         stochastic=options.stochastic,
         seed=options.seed,

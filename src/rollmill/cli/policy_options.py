@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from rollmill.api import LoadedRun, load_weights
-from rollmill.cli.environment_options import EnvOptions
+from rollmill.cli.environment_options import EnvOptions, Transforms
 from rollmill.cli.train import Imports, Trust
 
 
@@ -22,6 +22,7 @@ class PolicyOptions:
     env: str | None = None
     """Another environment with the same spaces, such as gymnasium:CartPole-v1."""
     env_options: EnvOptions = ()
+    transforms: Transforms = ()
     seed: int = 0
     """Seed of the environments and, where it is stochastic, of the policy."""
     train_seed: int | None = None

@@ -20,10 +20,11 @@ from rollmill.api import (
     unwatched,
 )
 from rollmill.api import train as train_run
-from rollmill.cli.environment_options import EnvOptions, parse_env_options
+from rollmill.cli.environment_options import EnvOptions, Transforms, chosen_environment_options
 from rollmill.cli.parsing import flags_and_lists, given_options, parse, values_of
 from rollmill.cli.searching import SearchOptions, planned
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.plugins import plugins, plugins_named
 from rollmill.core.types import NO_OPTIONS, Options
 from rollmill.dataflow import Graph
 from rollmill.envs import is_on_host
@@ -122,7 +123,7 @@ class GivenTraining:
             config = with_num_envs(config, envs)
         if total_timesteps is not None:
             config = replace(config, total_timesteps=total_timesteps)
-        options = {**of_recipe, **parse_env_options(chosen.env_options)}
+        options = {**of_recipe, **chosen_environment_options(chosen.env_options, chosen.transforms)}
         return build_graph(self.algorithm, chosen.environment, config, options=options)
 
 
@@ -195,7 +196,7 @@ def check_arguments(name: str, rest: list[str], *, who: str) -> Any:
     try:
         find_own_algorithm(name, rest)
         chosen = parse(_arguments(name, rest), rest, prog=f"rollmill train {name}")
-        parse_env_options(chosen.env_options)
+        chosen_environment_options(chosen.env_options, chosen.transforms)
         return chosen
     except UsageError as error:
         raise UsageError(f"{who}: {error}") from error
@@ -204,14 +205,15 @@ def check_arguments(name: str, rest: list[str], *, who: str) -> Any:
 
 
 def find_own_algorithm(name: str, rest: list[str]) -> None:
-    """Makes sure that an algorithm is known, if by importing the modules of `--import` before anything else.
+    """Makes sure that an algorithm is known, if by importing the modules of `--import`, or an installed package.
 
     What these compute with JAX when they are imported has to find the devices that the options ask for.
 
     Raises:
         UsageError: no module registers it.
     """
-    if name not in ALGORITHMS and (modules := values_of("--import", rest)):
+    modules = values_of("--import", rest)
+    if name not in ALGORITHMS and (modules or plugins_named("algorithm", name)):
         if not {"-h", "--help"} & set(rest):
             options = tyro.cli(RunOptions, args=rest, return_unknown_args=True, add_help=False)[0]
             prepare_devices(options, environment=next((text for text in rest if is_on_host(text)), ""))
@@ -265,6 +267,7 @@ def _arguments(name: str, rest: list[str], more: Field | None = None) -> type:
                 Annotated[tyro.conf.Positional[str], _ENVIRONMENT],
             ),
             ("env_options", EnvOptions, ()),
+            ("transforms", Transforms, ()),
             ("network_name", NetworkName, None),
             ("recipe", Annotated[str | None, tyro.conf.arg(help=_RECIPE, metavar="NAME")], None),
             ("imports", Imports, ()),
@@ -305,8 +308,10 @@ def _options_of_recipe(name: str | None, environment: str) -> Options:
 
 
 def _usage() -> str:
-    width = max(map(len, ALGORITHMS))
-    lines = [f"  {name:<{width}}  {algorithm.summary}" for name, algorithm in ALGORITHMS.items()]
+    offered = [(plugin.name, f"of the package {plugin.package}") for plugin in plugins("algorithm")]
+    rows = [*((name, algorithm.summary) for name, algorithm in ALGORITHMS.items()), *offered]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in rows]
     head = ["usage: rollmill train ALGORITHM ENVIRONMENT [OPTIONS]", "", "algorithms:"]
     more = "`rollmill train ALGORITHM --help` lists its options; `rollmill list` the environments."
     return "\n".join([*head, *lines, "", more])

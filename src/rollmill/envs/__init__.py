@@ -4,6 +4,7 @@ from rollmill.envs.accounting import record_discounted_returns, record_episodes
 from rollmill.envs.agents import active_agents, joint_spaces
 from rollmill.envs.check import check_environment, check_types
 from rollmill.envs.host import host_environment, step_struct
+from rollmill.envs.named_transforms import TRANSFORMS, transform
 from rollmill.envs.normalisation import (
     RunningStatistics,
     denormalise,
@@ -13,11 +14,21 @@ from rollmill.envs.normalisation import (
     update_statistics,
 )
 from rollmill.envs.options import parse_options
-from rollmill.envs.registry import as_environment, is_on_host, is_own_name, make, register, registered
+from rollmill.envs.registry import (
+    as_environment,
+    from_gymnasium,
+    is_on_host,
+    is_own_name,
+    make,
+    plugins_of_environments,
+    register,
+    registered,
+)
 from rollmill.envs.strong_types import strongly_typed
 from rollmill.envs.transforms import auto_reset, plannable, time_limit, vary, vectorise, wrap
 
 __all__ = [
+    "TRANSFORMS",
     "RunningStatistics",
     "active_agents",
     "as_environment",
@@ -25,6 +36,7 @@ __all__ = [
     "check_environment",
     "check_types",
     "denormalise",
+    "from_gymnasium",
     "host_environment",
     "is_on_host",
     "is_own_name",
@@ -34,6 +46,7 @@ __all__ = [
     "normalise",
     "parse_options",
     "plannable",
+    "plugins_of_environments",
     "record_discounted_returns",
     "record_episodes",
     "register",
@@ -42,6 +55,7 @@ __all__ = [
     "step_struct",
     "strongly_typed",
     "time_limit",
+    "transform",
     "update_statistics",
     "vary",
     "vectorise",

@@ -5,21 +5,34 @@ An adapter is imported at the first use of its prefix, so that the other package
 
 import importlib
 import inspect
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import gymnasium
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, HostVector, Options
+from rollmill.core.plugins import (
+    Plugin,
+    check_function,
+    check_registration,
+    is_of_plugin,
+    load_plugin,
+    load_plugins,
+    modules_being_imported,
+    plugins,
+)
+from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.envs import probes
 from rollmill.envs.acrobot import acrobot
 from rollmill.envs.cartpole import cartpole
 from rollmill.envs.connect_four import connect_four
 from rollmill.envs.dictionary import dict_goal
+from rollmill.envs.host import StartByName, host_environment
 from rollmill.envs.mountain_car import mountain_car
 from rollmill.envs.mountain_car_continuous import mountain_car_continuous
+from rollmill.envs.named_transforms import parse_transforms, transform
 from rollmill.envs.options import keyword_names, takes_any, unknown_option
 from rollmill.envs.pendulum import pendulum
 from rollmill.envs.t_maze import t_maze
@@ -66,49 +79,107 @@ _factories: dict[str, Factory] = {
 
 
 _builtin = dict(_factories)
+_origins: dict[str, frozenset[str]] = {}
+"""Modules whose import registered a name."""
 
 
 def register(name: str, factory: Factory, *, overwrite: bool = False) -> None:
     """Registers an environment under a name.
 
     Args:
-        name: the id, such as `Corridor-v0`; without a colon, which separates an adapter's prefix.
+        name: the id, such as `Corridor-v0`: one word without a colon, which separates an adapter's prefix.
         factory: makes the environment from keyword options; the first line of its docstring is its description.
         overwrite: replace a factory of the same name.
 
     Raises:
-        UsageError: the name is taken, empty, or contains a colon.
+        UsageError: the name is taken or cannot be one, or the factory is not callable.
     """
-    if not name or ":" in name:
-        raise UsageError(f"cannot register {name!r}: an environment's name is not empty and has no colon.")
-    if name in _factories and not overwrite:
-        raise UsageError(
-            f"an environment {name!r} is registered already; take another name or pass overwrite=True."
-        )
-    _factories[name] = factory
+    check_registration("environment", name, _factories, overwrite=overwrite)
+    check_function("environment", name, factory)
+    _factories[name], _origins[name] = factory, modules_being_imported()
 
 
-def make(name: str, **options: Any) -> Environment | HostEnvironment:
+def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Environment | HostEnvironment:
     """Makes the environment of a name.
 
     Args:
-        name: a built-in or registered id (`registered` lists them), or `prefix:id` of an adapter.
-        **options: passed on to the factory. The environment records them, so that it can be made again.
+        name: an id that is built in, registered, or offered by an installed package (`registered` lists them), or
+            `prefix:id` of an adapter.
+        transforms: changes of its observations, actions or rewards, the innermost first, such as
+            `["frame-stack:4", "reward-scale:0.1"]`; docs/environments.md lists them.
+        **options: passed on to the factory. The environment records them and the transforms, so that it can be
+            made again.
 
     Returns:
         The environment, with this name.
 
     Raises:
-        UsageError: an unknown name, prefix or option, or an adapter's package is not installed.
+        UsageError: an unknown name, prefix, option or transform, an adapter's package is not installed, or a
+            transform does not fit the environment.
     """
+    names = [str(parsed) for parsed in parse_transforms(transforms)]
+    return transform(_made(name, options), *names)
+
+
+def _made(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
+    """The environment of a name, without transforms beyond those of its factory."""
     prefix, colon, adapter_id = name.partition(":")
     if colon:
         return _named(_adapter(prefix)(adapter_id, **options), name, options)
-    if name not in _factories:
-        raise unknown_name("environment", name, _factories, hint=f"Others: {_prefixes()}.")
+    if name not in _factories and not load_plugin("environment", name, _factories):
+        known = {*_factories, *(plugin.name for plugin in plugins("environment"))}
+        raise unknown_name("environment", name, known, hint=f"Others: {_prefixes()}.")
     factory = _factories[name]
     _check_options(name, factory, options)
     return _named(factory(**options), name, options)
+
+
+def from_gymnasium(
+    source: str | gymnasium.Env | Callable[[], gymnasium.Env],
+    *,
+    name: str | None = None,
+    transforms: Sequence[str] = (),
+) -> HostEnvironment:
+    """An environment from Gymnasium's: of an id, of what `gymnasium.make` returned, or of a function.
+
+    Algorithms take `gymnasium.make(...)` and `gymnasium:ID` as they are; this is for functions, for example ones
+    that wrap what they make. An environment of a function has no name by which other processes could make it:
+    `rollmill.register("Mine-v0", lambda: rollmill.from_gymnasium(make_mine))` in a module gives it one.
+
+    Args:
+        source: an id, with or without `gymnasium:`; an environment, of whose spec copies are made and which itself
+            is not stepped; or a function that returns a new environment at each call.
+        name: name in messages and in the run; that of the function if left out.
+        transforms: as for `make`.
+
+    Raises:
+        UsageError: it is none of these, an environment cannot be made again from its spec, or the function does
+            not return a new `gymnasium.Env`.
+        ContractError: the function raised an exception.
+    """
+    if isinstance(source, str):
+        source = source.removeprefix("gymnasium:")
+        env = make(f"gymnasium:{source}")
+    elif isinstance(source, gymnasium.Env) or not callable(source):
+        env = as_environment(source)
+    else:
+        named = name or getattr(source, "__name__", type(source).__name__)
+        env = host_environment(named, partial(_one_more, named, source, []))
+    if not isinstance(env, HostEnvironment):
+        raise UsageError(f"from_gymnasium takes Gymnasium's environments; {env.name} is one of JAX functions.")
+    transformed: Any = transform(env, *[str(parsed) for parsed in parse_transforms(transforms)])
+    return transformed if name is None else transformed._replace(name=name)
+
+
+def _one_more(name: str, factory: Callable[[], Any], last: list[Any]) -> gymnasium.Env:
+    """What the function returns, another object each time; `last` holds a weak reference to the one before."""
+    made = factory()
+    if not isinstance(made, gymnasium.Env):
+        raise UsageError(f"{name} returned {_described(made)}; it has to return a gymnasium.Env.")
+    if last and last[0]() is made:
+        raise UsageError(f"{name} returned the same environment twice; it has to make a new one at each call.")
+    last[:] = [weakref.ref(made)]
+    return made
 
 
 def as_environment(env: object, options: Options = NO_OPTIONS) -> Environment | HostEnvironment:
@@ -149,35 +220,30 @@ def _described(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
+def plugins_of_environments() -> list[tuple[Plugin, str]]:
+    """What installed packages offer, imported; each with the reason why it cannot be used, or an empty text."""
+    return load_plugins("environment", _factories, _origins)
+
+
 def registered() -> list[tuple[str, str]]:
-    """Sorted ids without a prefix that `make` knows, each with its description."""
+    """Sorted ids without a prefix that `make` knows, each with its description.
+
+    Those that installed packages offer are included, if their packages can be imported.
+    """
+    plugins_of_environments()
     return [(name, _first_line(_factories[name])) for name in sorted(_factories)]
 
 
 def is_own_name(name: str) -> bool:
     """True if a user registered the name in this process, so that other processes may not know it."""
-    return _factories.get(name) is not _builtin.get(name)
+    own = _factories.get(name) is not _builtin.get(name)
+    return own and not is_of_plugin("environment", name, _origins.get(name, ()))
 
 
 def is_on_host(name: str) -> bool:
     """True if the name's prefix is that of host environments."""
     prefix, colon, _ = name.partition(":")
     return bool(colon) and prefix in _ON_HOST
-
-
-@dataclass(frozen=True)
-class StartByName:
-    """A `StartHost` for environments that `make` can make from the same name and options in any process."""
-
-    name: str
-    options: Options
-    start: Callable[..., HostVector] = field(repr=False, compare=False)
-
-    def __call__(
-        self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
-    ) -> HostVector:
-        """Starts the environments; see `StartHost`."""
-        return self.start(indices, seed=seed, generation=generation, gamma=gamma)
 
 
 def _named(env: Any, name: str, options: dict[str, Any]) -> Environment | HostEnvironment:

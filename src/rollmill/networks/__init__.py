@@ -29,7 +29,15 @@ from rollmill.networks.layers import (
     linear,
 )
 from rollmill.networks.observations import flat_size, flatten, resolve_layout
-from rollmill.networks.registry import NetworkFactory, find_network, register_network, registered_networks
+from rollmill.networks.registry import (
+    NetworkFactory,
+    find_network,
+    is_network,
+    is_own_network,
+    plugins_of_networks,
+    register_network,
+    registered_networks,
+)
 from rollmill.networks.torsos import (
     CNN,
     MLP,
@@ -80,6 +88,9 @@ __all__ = [
     "deterministic_actor",
     "feed_forward_torso",
     "find_network",
+    "is_network",
+    "is_own_network",
+    "plugins_of_networks",
     "flat_size",
     "flatten",
     "gru_cell",

@@ -1,49 +1,77 @@
-"""A registry of user-defined networks by name, so that runs can record them and other processes make them."""
+"""Networks by name, so that runs can record them and other processes make them."""
 
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.errors import unknown_name
+from rollmill.core.plugins import (
+    Plugin,
+    check_function,
+    check_registration,
+    is_of_plugin,
+    load_plugin,
+    load_plugins,
+    modules_being_imported,
+    plugins,
+    plugins_named,
+)
 
 NetworkFactory: TypeAlias = Callable[..., Any]
 """`(key, observation space, action space) -> ActorCritic`; for multi-agent algorithms
 `(key, observation space, action space, critic space) -> AgentNetwork`."""
 
 _factories: dict[str, NetworkFactory] = {}
+_origins: dict[str, frozenset[str]] = {}
+"""Modules whose import registered a name."""
 
 
 def register_network(name: str, factory: NetworkFactory, *, overwrite: bool = False) -> None:
     """Registers a network under a name, for `NetworkConfig(name="my-net")` and `--network my-net`.
 
     Args:
-        name: name of the network, such as `my-net`.
+        name: name of the network, such as `my-net`: one word without a colon.
         factory: function that makes the network, as for the argument `network=` of algorithms; the first line of
             its docstring is its description.
         overwrite: replace a factory of the same name.
 
     Raises:
-        UsageError: the name is taken or empty, or the factory is not callable.
+        UsageError: the name is taken or cannot be one, or the factory is not callable.
     """
-    if not name or not callable(factory):
-        raise UsageError(f"cannot register {name!r}: a network needs a name, and a function that makes it.")
-    if name in _factories and not overwrite:
-        raise UsageError(f"a network {name!r} is registered already; take another name or pass overwrite=True.")
-    _factories[name] = factory
+    check_registration("network", name, _factories, overwrite=overwrite)
+    check_function("network", name, factory)
+    _factories[name], _origins[name] = factory, modules_being_imported()
 
 
 def find_network(name: str) -> NetworkFactory:
-    """The factory of that name.
+    """The factory of a name that is registered or offered by an installed package.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or its package cannot be used.
     """
-    if name not in _factories:
+    if name not in _factories and not load_plugin("network", name, _factories):
+        known = {*_factories, *(plugin.name for plugin in plugins("network"))}
         hint = "hint: rollmill.register_network registers networks; --import MODULE imports the module that does."
-        raise unknown_name("network", name, _factories or ["none"], hint=hint)
+        raise unknown_name("network", name, known or ["none"], hint=hint)
     return _factories[name]
 
 
+def is_network(name: str) -> bool:
+    """True if a network has that name; nothing is imported to find out."""
+    return name in _factories or bool(plugins_named("network", name))
+
+
+def is_own_network(name: str) -> bool:
+    """True if a user registered the name in this process, so that other processes may not know it."""
+    return not is_of_plugin("network", name, _origins.get(name, ()))
+
+
+def plugins_of_networks() -> list[tuple[Plugin, str]]:
+    """What installed packages offer, imported; each with the reason why it cannot be used, or an empty text."""
+    return load_plugins("network", _factories, _origins)
+
+
 def registered_networks() -> list[tuple[str, str]]:
-    """Sorted names of registered networks, each with its description."""
+    """Sorted names of networks, each with its description; of those of installed packages too."""
+    plugins_of_networks()
     return [(name, (inspect.getdoc(_factories[name]) or "").partition("\n")[0]) for name in sorted(_factories)]

@@ -45,13 +45,14 @@ def recipe_of(env: gymnasium.Env) -> tuple[str, dict[str, Any]]:
     if spec is None:
         raise UsageError(
             f"{type(env.unwrapped).__name__} has no id to make copies from. hint: gymnasium.register it and give "
-            "gymnasium:MODULE:ID, or rollmill.envs.host_environment(name, function that makes one)."
+            "gymnasium:MODULE:ID, or rollmill.from_gymnasium(function that makes one)."
         )
     if spec.additional_wrappers:
         wrappers = ", ".join(wrapper.name for wrapper in spec.additional_wrappers)
         raise UsageError(
             f"{spec.id} was wrapped after it was made ({wrappers}), which its id does not include. hint: "
-            "gymnasium.register a function that makes and wraps it, and give gymnasium:MODULE:ID."
+            "rollmill.from_gymnasium(function that makes and wraps one), or one of Rollmill's own transforms; or "
+            "gymnasium.register such a function and give gymnasium:MODULE:ID."
         )
     options = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
     registered = gymnasium.registry.get(spec.id)

@@ -1,7 +1,7 @@
 """Batches of host environments: Python objects stepped in one process, and the arrays that they fill."""
 
 from rollmill.envs.host.actions import fit_to_space
-from rollmill.envs.host.environment import check_indices, host_environment
+from rollmill.envs.host.environment import StartByName, StartPython, check_indices, host_environment
 from rollmill.envs.host.finite import find_non_finite, non_finite_error
 from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
 from rollmill.envs.host.running_sums import RunningSums
@@ -9,6 +9,8 @@ from rollmill.envs.host.seeds import environment_seed
 
 __all__ = [
     "RunningSums",
+    "StartByName",
+    "StartPython",
     "allocate",
     "begin",
     "check_indices",

@@ -1,6 +1,7 @@
 """Makes a host environment from a function that makes one `gymnasium.Env`."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import gymnasium
 import numpy as np
@@ -8,8 +9,42 @@ import numpy as np
 from rollmill.core.errors import UsageError
 from rollmill.core.own_line import blaming
 from rollmill.core.spaces import possible_choices, struct
-from rollmill.core.types import HostEnvironment, HostVector
+from rollmill.core.types import HostEnvironment, HostVector, Options
 from rollmill.envs.host.python_vector import PythonVector, close_quietly
+
+
+@dataclass(frozen=True)
+class StartPython:
+    """A `StartHost` of Python objects that `make` makes, with Gymnasium's interface."""
+
+    name: str
+    make: Callable[[], gymnasium.Env] = field(repr=False)
+    observation_space: gymnasium.Space = field(repr=False)
+    action_space: gymnasium.Space = field(repr=False)
+    has_action_mask: bool = field(repr=False)
+
+    def __call__(
+        self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
+    ) -> HostVector:
+        """Starts the environments; see `StartHost`."""
+        check_indices(self.name, indices)
+        env = HostEnvironment(self.name, self, self.observation_space, self.action_space, self.has_action_mask)
+        return PythonVector(env, self.make, indices, seed=seed, generation=generation, gamma=gamma)
+
+
+@dataclass(frozen=True)
+class StartByName:
+    """A `StartHost` for environments that `make` can make from the same name and options in any process."""
+
+    name: str
+    options: Options
+    start: Callable[..., HostVector] = field(repr=False, compare=False)
+
+    def __call__(
+        self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
+    ) -> HostVector:
+        """Starts the environments; see `StartHost`."""
+        return self.start(indices, seed=seed, generation=generation, gamma=gamma)
 
 
 def host_environment(name: str, make: Callable[[], gymnasium.Env]) -> HostEnvironment:
@@ -26,24 +61,16 @@ def host_environment(name: str, make: Callable[[], gymnasium.Env]) -> HostEnviro
         UsageError: a space has no fixed shape.
         ContractError: making or resetting the first copy raised an exception.
     """
-
-    def start(
-        indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
-    ) -> HostVector:
-        check_indices(name, indices)
-        return PythonVector(env, make, indices, seed=seed, generation=generation, gamma=gamma)
-
     with blaming(f"{name}: making it"):
         single = make()
     try:
         struct(single.observation_space)
         struct(single.action_space)
-        env = HostEnvironment(
-            name, start, single.observation_space, single.action_space, _has_action_mask(name, single)
-        )
+        spaces = single.observation_space, single.action_space
+        has_mask = _has_action_mask(name, single)
     finally:
         close_quietly(single)
-    return env
+    return HostEnvironment(name, StartPython(name, make, *spaces, has_mask), *spaces, has_mask)
 
 
 def check_indices(name: str, indices: Sequence[int]) -> None:

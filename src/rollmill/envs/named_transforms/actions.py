@@ -1,0 +1,67 @@
+"""Transforms of actions."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from gymnasium import spaces as gymnasium_spaces
+from jaxtyping import PyTree
+
+from rollmill.core.errors import UsageError
+from rollmill.core.spaces import struct
+from rollmill.envs.named_transforms.definition import Spaces, Transform, bad_argument, count_of, number_of
+
+
+def action_repeat(argument: str, spaces: Spaces) -> Transform:
+    """Takes each action N times, or until the episode ends, and sums the rewards; only the last is observed."""
+    count = count_of(argument)
+    if count is None:
+        raise bad_argument("action-repeat", argument, "N has to be a whole number from 1", "action-repeat:4")
+    return Transform(*spaces, repeats=count, takes_other_actions=count > 1)
+
+
+def sticky_actions(argument: str, spaces: Spaces) -> Transform:
+    """Repeats the action of the step before with PROBABILITY, but not in an episode's first step.
+
+    From "Revisiting the Arcade Learning Environment" (Machado et al., 2018).
+    """
+    probability = number_of(argument)
+    if probability is None or not 0 < probability < 1:
+        expected = "PROBABILITY has to lie between 0 and 1"
+        raise bad_argument("sticky-actions", argument, expected, "sticky-actions:0.25")
+
+    def begin(xp: Any, observation: Any) -> Any:
+        nothing = jax.tree.map(lambda leaf: xp.zeros(leaf.shape, leaf.dtype), struct(spaces.action))
+        return observation, (xp.zeros((), bool), nothing)
+
+    def act(xp: Any, memory: Any, action: PyTree, draw: Any) -> Any:
+        has_before, before = memory
+        repeats = has_before & (draw < np.float32(probability))
+        taken = jax.tree.map(lambda old, new: xp.where(repeats, old, xp.asarray(new, old.dtype)), before, action)
+        return taken, (xp.ones((), bool), taken)
+
+    return Transform(*spaces, begin=begin, act=act, draws=True, takes_other_actions=True)
+
+
+def rescale_actions(argument: str, spaces: Spaces) -> Transform:
+    """Lets the policy act in [-1, 1], stretched to the bounds of the action space."""
+    if argument:
+        raise bad_argument("rescale-actions", argument, "it takes no argument", "rescale-actions")
+    space = spaces.action
+    if not isinstance(space, gymnasium_spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        raise UsageError(
+            f"the transform rescale-actions needs actions that are a Box of numbers; they are {space}."
+        )
+    if not space.is_bounded():
+        raise UsageError(
+            f"the transform rescale-actions needs bounds on both sides of each action; the actions are {space}. "
+            "hint: leave it out; the policy's actions have no scale that would need a change."
+        )
+    low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    half = (high - low) / np.float32(2)
+
+    def act(xp: Any, memory: Any, action: Any, draw: Any) -> Any:
+        inside = xp.clip(action, np.float32(-1), np.float32(1))
+        return xp.clip(low + (inside + np.float32(1)) * half, low, high), memory
+
+    return Transform(spaces.observation, gymnasium_spaces.Box(-1.0, 1.0, space.shape, np.float32), act=act)

@@ -1,0 +1,105 @@
+"""Applies transforms to environments, and records them among the options from which `make` makes them again."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import gymnasium
+
+from rollmill.core.errors import UsageError
+from rollmill.core.types import Environment, HostEnvironment
+from rollmill.envs.host import StartByName, StartPython
+from rollmill.envs.named_transforms.definition import Spaces, Transform
+from rollmill.envs.named_transforms.notation import OF_REWARDS, TransformName, parse_transforms
+from rollmill.envs.named_transforms.on_host import TransformedObject
+from rollmill.envs.named_transforms.on_jax import on_environment
+
+OPTION = "transforms"
+"""Option of `make` that holds the transforms of an environment."""
+
+
+def transform(env: Environment | HostEnvironment, *names: str) -> Environment | HostEnvironment:
+    """Transforms an environment's observations, actions or rewards.
+
+    `transform(env, "frame-stack:4", "reward-scale:0.1")` does what `make(name, transforms=[...])` does, for an
+    environment that exists already. The first transform is the innermost one.
+
+    Args:
+        env: one environment, unbatched, without auto-reset.
+        *names: transforms, each as `NAME` or `NAME:ARGUMENT`.
+
+    Returns:
+        The environment with other spaces, where a transform changes them. One that `make` made remembers the
+        transforms as an option, so that a run records them.
+
+    Raises:
+        UsageError: a transform does not exist, its argument cannot be used, or it does not fit the environment.
+    """
+    if not isinstance(env, Environment | HostEnvironment):
+        raise UsageError(
+            f"transform takes an environment, got a {type(env).__name__}. "
+            "hint: rollmill.make makes one from an id."
+        )
+    before = list(env.options.get(OPTION, ()))
+    for number, name in enumerate(parse_transforms(names), start=len(before)):
+        _check_players(env, name)
+        chosen = name.on(Spaces(env.observation_space, env.action_space))
+        _check_actions(env, name, chosen)
+        options = {**env.options, OPTION: [*env.options.get(OPTION, ()), str(name)]}
+        if isinstance(env, HostEnvironment):
+            env = _on_host(env, name, chosen, number, options)
+        else:
+            env = on_environment(env, chosen, number)._replace(options=options)
+    return env
+
+
+def _on_host(
+    env: HostEnvironment, name: TransformName, chosen: Transform, number: int, options: dict[str, Any]
+) -> HostEnvironment:
+    start = env.start.start if isinstance(env.start, StartByName) else env.start
+    if not isinstance(start, StartPython):
+        raise UsageError(
+            f"the transform {name} is for environments of JAX functions and for Python objects; {env.name} steps "
+            "its environments in another way. hint: use its own options, such as EnvPool's stack_num, frame_skip "
+            "and reward_clip (--env-option)."
+        )
+    spaces = {"observation_space": chosen.observation_space, "action_space": chosen.action_space}
+    start = replace(start, make=partial(_make, start.make, chosen, number), **spaces)
+    named = StartByName(env.name, options, start) if isinstance(env.start, StartByName) else start
+    return env._replace(start=named, options=options, **spaces)
+
+
+def _make(make: Any, chosen: Transform, number: int) -> gymnasium.Env:
+    return TransformedObject(make(), chosen, number)
+
+
+def _check_players(env: Environment | HostEnvironment, name: TransformName) -> None:
+    """Checks that a transform fits the number of players and agents.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if isinstance(env, Environment) and env.num_players > 1:
+        raise UsageError(
+            f"the transform {name} does not fit {env.name}, a game for two players: its rewards and positions are "
+            "those of the player to move."
+        )
+    if isinstance(env, Environment) and env.agents and name.name not in OF_REWARDS:
+        raise UsageError(
+            f"the transform {name} does not fit {env.name}, which has several agents: only "
+            f"{' and '.join(OF_REWARDS)} do."
+        )
+
+
+def _check_actions(env: Environment | HostEnvironment, name: TransformName, chosen: Transform) -> None:
+    """Checks that no illegal action is taken.
+
+    Raises:
+        UsageError: one may be.
+    """
+    masked = env.has_action_mask if isinstance(env, HostEnvironment) else env.action_mask is not None
+    if masked and chosen.takes_other_actions:
+        raise UsageError(
+            f"the transform {name} does not fit {env.name}, which tells the legal actions: an action that is "
+            "taken again may no longer be legal."
+        )

@@ -1,0 +1,100 @@
+"""The definition of a named transform: functions of arrays, the same for JAX and for NumPy."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import PyTree
+
+from rollmill.core.errors import UsageError
+
+ArrayModule: TypeAlias = Any
+"""`jax.numpy` or `numpy`."""
+
+Memory: TypeAlias = PyTree[Any]
+
+
+def _keep(xp: ArrayModule, value: Any) -> Any:
+    return value
+
+
+def _begin(xp: ArrayModule, observation: Any) -> tuple[Any, Memory]:
+    return observation, ()
+
+
+def _observe(xp: ArrayModule, memory: Memory, observation: Any) -> tuple[Any, Memory]:
+    return observation, memory
+
+
+def _act(xp: ArrayModule, memory: Memory, action: Any, draw: Any) -> tuple[Any, Memory]:
+    return action, memory
+
+
+class Transform(NamedTuple):
+    """A change of one environment's observations, actions or rewards.
+
+    `xp` is `jax.numpy` or `numpy`. The functions are pure, and so is what one episode remembers, the memory, which
+    `begin` makes anew for each episode.
+    """
+
+    observation_space: spaces.Space
+    """Space of observations, changed or not."""
+    action_space: spaces.Space
+    """Space of actions, changed or not."""
+    begin: Callable[[ArrayModule, Any], tuple[Any, Memory]] = _begin
+    """`(xp, first observation) -> observation, memory`."""
+    observe: Callable[[ArrayModule, Memory, Any], tuple[Any, Memory]] = _observe
+    """`(xp, memory, observation) -> observation, memory`, after a step."""
+    act: Callable[[ArrayModule, Memory, Any, Any], tuple[Any, Memory]] = _act
+    """`(xp, memory, action, draw) -> action, memory`, before a step; `draw` is uniform in [0, 1)."""
+    draws: bool = False
+    """True if `act` needs a draw."""
+    reward: Callable[[ArrayModule, Any], Any] = _keep
+    """`(xp, reward) -> reward`, of one agent."""
+    repeats: int = 1
+    """Number of steps that one action takes; their rewards are summed, and an episode that ends ends them."""
+    takes_other_actions: bool = False
+    """True if actions are taken that the policy did not choose in that state."""
+
+
+class Spaces(NamedTuple):
+    """The spaces of the environment that is transformed."""
+
+    observation: spaces.Space
+    action: spaces.Space
+
+
+def box_of(space: spaces.Space, name: str, *, ranks: tuple[int, ...], hint: str) -> spaces.Box:
+    """The space of observations as a `Box` of one of these ranks.
+
+    Raises:
+        UsageError: it is another one.
+    """
+    if isinstance(space, spaces.Box) and len(space.shape) in ranks:
+        return space
+    dimensions = " or ".join(map(str, ranks))
+    raise UsageError(
+        f"the transform {name} needs observations that are a Box with {dimensions} dimensions; they are {space}. "
+        f"hint: {hint}."
+    )
+
+
+def number_of(text: str) -> float | None:
+    """The finite number that a text stands for; None if it stands for none."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if np.isfinite(value) else None
+
+
+def count_of(text: str) -> int | None:
+    """The whole number from 1 that a text stands for; None if it stands for none."""
+    return int(text) if text.isascii() and text.isdigit() and int(text) >= 1 else None
+
+
+def bad_argument(name: str, argument: str, expected: str, example: str) -> UsageError:
+    """The error for an argument that a transform cannot take."""
+    given = f"{name}:{argument}" if argument else name
+    return UsageError(f"the transform {given!r} cannot be used: {expected}. hint: {example}.")

@@ -1,0 +1,68 @@
+"""The notation of transforms, `NAME` or `NAME:ARGUMENT`, and the list of them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.envs.named_transforms.actions import action_repeat, rescale_actions, sticky_actions
+from rollmill.envs.named_transforms.definition import Spaces, Transform
+from rollmill.envs.named_transforms.images import grey, resize
+from rollmill.envs.named_transforms.observations import flatten, frame_stack, one_hot, time_observation
+from rollmill.envs.named_transforms.rewards import reward_clip, reward_scale
+
+TRANSFORMS: dict[str, Callable[[str, Spaces], Transform]] = {
+    "action-repeat": action_repeat,
+    "flatten": flatten,
+    "frame-stack": frame_stack,
+    "grey": grey,
+    "one-hot": one_hot,
+    "rescale-actions": rescale_actions,
+    "resize": resize,
+    "reward-clip": reward_clip,
+    "reward-scale": reward_scale,
+    "sticky-actions": sticky_actions,
+    "time": time_observation,
+}
+"""Transforms by name: functions of the argument and of the spaces of the environment."""
+
+
+OF_REWARDS = ("reward-scale", "reward-clip")
+"""Transforms that change nothing but rewards, and so fit several agents."""
+
+
+class TransformName(NamedTuple):
+    """A transform in its notation."""
+
+    name: str
+    argument: str
+
+    def __str__(self) -> str:
+        """The notation."""
+        return f"{self.name}:{self.argument}" if self.argument else self.name
+
+    def on(self, spaces: Spaces) -> Transform:
+        """The transform of an environment with these spaces.
+
+        Raises:
+            UsageError: its argument cannot be used, or it does not fit the spaces.
+        """
+        return TRANSFORMS[self.name](self.argument, spaces)
+
+
+def parse_transforms(texts: Any) -> list[TransformName]:
+    """Transforms in their notation, in order.
+
+    Raises:
+        UsageError: something is not text, or no transform has that name.
+    """
+    given = [texts] if isinstance(texts, str) else texts
+    if not isinstance(given, Sequence) or not all(isinstance(text, str) for text in given):
+        raise UsageError(f'transforms={texts!r:.80} has to be a list of text. hint: transforms=["frame-stack:4"].')
+    return [_parse(text) for text in given]
+
+
+def _parse(text: str) -> TransformName:
+    name, _, argument = text.partition(":")
+    if name not in TRANSFORMS:
+        raise unknown_name("transform", name, TRANSFORMS)
+    return TransformName(name, argument.replace(" ", ""))

@@ -1,0 +1,176 @@
+"""Transforms of observations: vectors and categories."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces as gymnasium_spaces
+
+from rollmill.core.errors import UsageError
+from rollmill.core.spaces import struct, unsupported
+from rollmill.envs.named_transforms.definition import Spaces, Transform, bad_argument, box_of, count_of
+
+
+def frame_stack(argument: str, spaces: Spaces) -> Transform:
+    """Observes the last N observations, the oldest first; an episode begins with N times its first one.
+
+    Vectors and images without channels get a new first axis; images with channels are joined along that axis.
+    """
+    count = count_of(argument)
+    if count is None:
+        raise bad_argument("frame-stack", argument, "N has to be a whole number from 1", "frame-stack:4")
+    hint = "flatten or one-hot before it makes a vector"
+    space = box_of(spaces.observation, "frame-stack", ranks=(1, 2, 3), hint=hint)
+    axis = channel_axis(space.shape) if len(space.shape) == 3 else None
+
+    def joined(xp: Any, frames: Any) -> Any:
+        return frames if axis is None else xp.concatenate([frames[i] for i in range(count)], axis=axis)
+
+    def begin(xp: Any, observation: Any) -> Any:
+        frames = xp.stack([observation] * count)
+        return joined(xp, frames), frames
+
+    def observe(xp: Any, memory: Any, observation: Any) -> Any:
+        frames = xp.concatenate([memory[1:], observation[None]])
+        return joined(xp, frames), frames
+
+    low, high = (joined(np, np.stack([bound] * count)) for bound in bounds_of(space))
+    stacked = gymnasium_spaces.Box(low, high, dtype=low.dtype.type)
+    return Transform(stacked, spaces.action, begin=begin, observe=observe)
+
+
+def flatten(argument: str, spaces: Spaces) -> Transform:
+    """Observes one vector: numbers as float32, each category as one-hot; a Box alone keeps its dtype."""
+    if argument:
+        raise bad_argument("flatten", argument, "it takes no argument", "flatten")
+    space = spaces.observation
+    if isinstance(space, gymnasium_spaces.Box):
+        low, high = (bound.reshape(-1) for bound in bounds_of(space))
+        return mapped_box(spaces, low, high, lambda xp, observation: observation.reshape(-1))
+    return _encoded(spaces)
+
+
+def one_hot(argument: str, spaces: Spaces) -> Transform:
+    """Observes a category as a vector with a single one; several categories as such vectors in a row."""
+    if argument:
+        raise bad_argument("one-hot", argument, "it takes no argument", "one-hot")
+    if not isinstance(spaces.observation, gymnasium_spaces.Discrete | gymnasium_spaces.MultiDiscrete):
+        raise UsageError(
+            f"the transform one-hot needs observations that are categories (Discrete or MultiDiscrete); they are "
+            f"{spaces.observation}. hint: flatten makes a vector of observations with several parts."
+        )
+    return _encoded(spaces)
+
+
+def time_observation(argument: str, spaces: Spaces) -> Transform:
+    """Adds the time to a vector: steps of the episode so far, divided by STEPS, at most 1."""
+    steps = count_of(argument)
+    if steps is None:
+        raise bad_argument(
+            "time", argument, "STEPS has to be a whole number from 1, such as the longest episode", "time:500"
+        )
+    space = box_of(spaces.observation, "time", ranks=(1,), hint="put flatten or one-hot before it")
+    if not np.issubdtype(space.dtype, np.floating):
+        raise UsageError(f"the transform time needs a vector of floating-point numbers; observations are {space}.")
+
+    def timed(xp: Any, observation: Any, elapsed: Any) -> Any:
+        share = xp.minimum(elapsed.astype(np.float32) / np.float32(steps), np.float32(1))
+        return xp.concatenate([observation, share[None].astype(observation.dtype)])
+
+    def begin(xp: Any, observation: Any) -> Any:
+        elapsed = xp.zeros((), np.int32)
+        return timed(xp, observation, elapsed), elapsed
+
+    def observe(xp: Any, memory: Any, observation: Any) -> Any:
+        elapsed = xp.asarray(memory + 1, np.int32)
+        return timed(xp, observation, elapsed), elapsed
+
+    low, high = bounds_of(space)
+    low, high = np.append(low, low.dtype.type(0)), np.append(high, high.dtype.type(1))
+    return Transform(
+        gymnasium_spaces.Box(low, high, dtype=low.dtype.type), spaces.action, begin=begin, observe=observe
+    )
+
+
+def bounds_of(space: gymnasium_spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """The bounds of a space in its dtype of 32 bits or fewer."""
+    dtype = struct(space).dtype
+    with np.errstate(over="ignore"):
+        return space.low.astype(dtype), space.high.astype(dtype)
+
+
+def channel_axis(shape: tuple[int, ...]) -> int:
+    """The axis of an image's channels: the first one if it is shorter than both others, else the last."""
+    return 0 if shape[0] < min(shape[1:]) else 2
+
+
+class _Leaf(NamedTuple):
+    """A part of an observation: where it is, its space."""
+
+    path: tuple[Any, ...]
+    space: gymnasium_spaces.Space
+
+
+def _leaves(space: gymnasium_spaces.Space, path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
+    match space:
+        case gymnasium_spaces.Dict():
+            for name, part in space.spaces.items():
+                yield from _leaves(part, (*path, name))
+        case gymnasium_spaces.Tuple():
+            for number, part in enumerate(space.spaces):
+                yield from _leaves(part, (*path, number))
+        case _:
+            yield _Leaf(path, space)
+
+
+def _encoded(spaces: Spaces) -> Transform:
+    """The transform to one float32 vector of all leaves in order."""
+    leaves = tuple(_leaves(spaces.observation))
+    limits = [_limits(leaf.space) for leaf in leaves]
+    low, high = (np.concatenate([pair[side] for pair in limits]).astype(np.float32) for side in (0, 1))
+    encode = lambda xp, observation: xp.concatenate([_vector(xp, leaf, observation) for leaf in leaves])
+    return mapped_box(spaces, low, high, encode)
+
+
+def _limits(space: gymnasium_spaces.Space) -> tuple[np.ndarray, np.ndarray]:
+    match space:
+        case gymnasium_spaces.Box():
+            low, high = bounds_of(space)
+            return low.reshape(-1), high.reshape(-1)
+        case gymnasium_spaces.Discrete() | gymnasium_spaces.MultiDiscrete():
+            size = len(_categories(space)[0])
+        case gymnasium_spaces.MultiBinary():
+            size = int(np.prod(space.shape))
+        case _:
+            raise unsupported(space)
+    return np.zeros(size, np.float32), np.ones(size, np.float32)
+
+
+def _vector(xp: Any, leaf: _Leaf, observation: Any) -> Any:
+    value = observation
+    for key in leaf.path:
+        value = value[key]
+    if isinstance(leaf.space, gymnasium_spaces.Discrete | gymnasium_spaces.MultiDiscrete):
+        element, category = _categories(leaf.space)
+        values = xp.asarray(value).reshape(-1).astype(np.int32)
+        return (values[element] == xp.asarray(category)).astype(np.float32)
+    return xp.asarray(value).reshape(-1).astype(np.float32)
+
+
+def _categories(space: Any) -> tuple[np.ndarray, np.ndarray]:
+    """For each number of the one-hot vector, the element that it is of, and its category."""
+    sizes = np.atleast_1d(space.n if isinstance(space, gymnasium_spaces.Discrete) else space.nvec).reshape(-1)
+    starts = np.broadcast_to(np.asarray(space.start).reshape(-1), sizes.shape)
+    element = np.repeat(np.arange(sizes.size), sizes)
+    category = np.concatenate([start + np.arange(size) for start, size in zip(starts, sizes, strict=True)])
+    return element, category.astype(np.int32)
+
+
+def mapped_box(spaces: Spaces, low: Any, high: Any, function: Callable[[Any, Any], Any]) -> Transform:
+    """The transform that maps each observation, by `(xp, observation)`, into a `Box` with these bounds."""
+    return Transform(
+        gymnasium_spaces.Box(low, high, dtype=low.dtype.type),
+        spaces.action,
+        begin=lambda xp, observation: (function(xp, observation), ()),
+        observe=lambda xp, memory, observation: (function(xp, observation), memory),
+    )

@@ -1,0 +1,89 @@
+"""Transforms of Python objects with Gymnasium's interface, in NumPy."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rollmill.core.spaces import struct
+from rollmill.envs.host.layout import leaves
+from rollmill.envs.named_transforms.definition import Transform
+
+
+class TransformedObject(gymnasium.Wrapper):
+    """A transformed environment on the host.
+
+    Args:
+        env: the inner environment.
+        transform: the transform.
+        number: its place among those of the environment, so that two of them do not draw the same numbers.
+    """
+
+    def __init__(self, env: gymnasium.Env, transform: Transform, number: int) -> None:
+        gymnasium.Wrapper.__init__(self, env)
+        self._transform, self._number = transform, number
+        self._inner_observations, self._inner_actions = env.observation_space, env.action_space
+        self._kinds = list(leaves(env.observation_space, struct(env.observation_space)))
+        self._generator = np.random.default_rng()
+        self._memory: Any = ()
+        self.observation_space, self.action_space = transform.observation_space, transform.action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
+        """Starts an episode, with an empty memory."""
+        if seed is not None:
+            self._generator = np.random.default_rng((seed, self._number))
+        observation, info = self.env.reset(seed=seed, options=options)
+        observed, self._memory = self._transform.begin(np, self._arrays(observation))
+        return observed, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
+        """Takes an action, as often as the transform says."""
+        transform = self._transform
+        draw = np.float32(self._generator.random(dtype=np.float32)) if transform.draws else None
+        taken, memory = transform.act(np, self._memory, action, draw)
+        observation, reward, terminated, truncated, info = self._steps(_native(self._inner_actions, taken))
+        observed, self._memory = transform.observe(np, memory, self._arrays(observation))
+        return observed, transform.reward(np, reward), terminated, truncated, info
+
+    def _steps(self, action: Any) -> tuple[Any, np.float32, bool, bool, dict]:
+        total = np.float32(0)
+        for _ in range(self._transform.repeats):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += np.float32(reward)  # pyright: ignore[reportArgumentType]
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info  # pyright: ignore[reportPossiblyUnbound]
+
+    def _arrays(self, observation: Any) -> Any:
+        """The observation as arrays of the space's 32-bit dtypes."""
+        parts = leaves(self._inner_observations, observation)
+        arrays = [np.asarray(part, like.dtype) for part, like in zip(parts, self._kinds, strict=True)]
+        for array, like in zip(arrays, self._kinds, strict=True):
+            if array.shape != like.shape:
+                raise ValueError(
+                    f"an observation has the shape {array.shape}; the observation space says {like.shape}."
+                )
+        return _assembled(self._inner_observations, iter(arrays))
+
+
+def _assembled(space: spaces.Space, arrays: Any) -> Any:
+    """An element of a space from its leaves in order."""
+    match space:
+        case spaces.Dict():
+            return {name: _assembled(part, arrays) for name, part in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(_assembled(part, arrays) for part in space.spaces)
+    return next(arrays)
+
+
+def _native(space: spaces.Space, action: Any) -> Any:
+    """An action in the types that environments expect: Python's integers for `Discrete`, the space's dtypes."""
+    match space:
+        case spaces.Dict():
+            return {name: _native(part, action[name]) for name, part in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(_native(part, value) for part, value in zip(space.spaces, action, strict=True))
+        case spaces.Discrete():
+            return int(action)
+    return np.asarray(action, space.dtype)
