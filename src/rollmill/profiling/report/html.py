@@ -14,37 +14,42 @@ from rollmill.profiling.breakdown import (
     total_overlap,
     whole_time,
 )
+from rollmill.profiling.report.machine_sections import (
+    devices_section,
+    memory_section,
+    notes_section,
+    profiler_section,
+)
 from rollmill.profiling.report.page import (
     BarPart,
     bar_row,
     escaped,
     folded,
+    folded_table,
     legend,
     page,
+    ratio,
     section,
     table,
     tiles,
 )
 from rollmill.profiling.report.roofline import roofline_section
 from rollmill.profiling.report.timeline import timeline_section
-from rollmill.profiling.results import CATEGORIES, Advice, MemoryUse, Overlap, ProcessTime, Profile
+from rollmill.profiling.results import CATEGORIES, Advice, Overlap, ProcessTime, Profile
 from rollmill.profiling.text import (
     NOTHING_TO_ADVISE,
     compact,
-    correction_text,
     count,
     counted,
     duration,
     machine_text,
     milliseconds,
-    number,
     path_text,
     percent,
     signed_percent,
     size_of,
     sizes_text,
     speed_of,
-    times,
     titled,
 )
 
@@ -74,10 +79,10 @@ def profile_page(profile: Profile) -> str:
         *(_of_processes(profile.processes) if profile.processes else []),
         timeline,
         roofline_section(profile),
-        _devices(profile),
-        _memory(profile.memory),
-        _profiler(profile),
-        _notes(profile),
+        devices_section(profile),
+        memory_section(profile.memory),
+        profiler_section(profile),
+        notes_section(profile),
     ]
     return page(f"Profile of {titled(profile)}", [part for part in body if part], script=bool(timeline))
 
@@ -142,7 +147,7 @@ def _operations(profile: Profile) -> str:
     rest = [("idle", whole.idle), ("of no operation", whole.unnamed)]
     for name, seconds in rest:
         if whole.share(seconds) >= LEAST_SHOWN:
-            part = BarPart(_ratio(seconds, longest), "idle", f"{name}: {duration(seconds)}")
+            part = BarPart(ratio(seconds, longest), "idle", f"{name}: {duration(seconds)}")
             rows.append(bar_row(name, [part], _value(seconds, whole), is_outer=True))
     several = f", summed over {len(profile.processes)} processes" if len(profile.processes) > 1 else ""
     colours = {"device computes": "device", "only the host is at work": "host", "idle": "idle"}
@@ -164,9 +169,9 @@ def _operations(profile: Profile) -> str:
 def _operation_bar(node: OperationNode, whole: WholeTime, longest: float) -> str:
     known, name = node.device - node.mixed, path_text(node.path)
     parts = [
-        BarPart(_ratio(known, longest), "device", f"{name}, device: {duration(node.device)}"),
-        BarPart(_ratio(node.mixed, longest), "device", f"{name}, device, estimated: {duration(node.mixed)}", True),
-        BarPart(_ratio(node.host, longest), "host", f"{name}, host: {duration(node.host)}"),
+        BarPart(ratio(known, longest), "device", f"{name}, device: {duration(node.device)}"),
+        BarPart(ratio(node.mixed, longest), "device", f"{name}, device, estimated: {duration(node.mixed)}", True),
+        BarPart(ratio(node.host, longest), "host", f"{name}, host: {duration(node.host)}"),
     ]
     return bar_row(node.name, parts, _value(node.seconds, whole), depth=node.depth, is_outer=not node.depth)
 
@@ -198,10 +203,6 @@ def _known(flops: float) -> str:
     return f"{flops:.3g}" if flops else "-"
 
 
-def _ratio(part: float, whole: float) -> float:
-    return max(part, 0.0) / whole if whole > 0 else 0.0
-
-
 def _left_out(number_of: int, name: str = "processes") -> str:
     return f'<p class="dim">{number_of:,} {name} are not shown.</p>' if number_of > 0 else ""
 
@@ -229,7 +230,7 @@ def _overlaps(processes: Sequence[ProcessTime]) -> str:
         [
             legend(OVERLAPS),
             *_few(shown, bars, len(processes)),
-            _folded_table(columns, rows),
+            folded_table(columns, rows),
         ],
     )
 
@@ -250,7 +251,7 @@ def _overlap_values(overlap: Overlap) -> tuple[float, ...]:
 def _overlap_parts(overlap: Overlap) -> list[BarPart]:
     whole = duration_of(overlap)
     return [
-        BarPart(_ratio(seconds, whole), colour, f"{name}: {duration(seconds)}, {percent(_ratio(seconds, whole))}")
+        BarPart(ratio(seconds, whole), colour, f"{name}: {duration(seconds)}, {percent(ratio(seconds, whole))}")
         for (name, colour), seconds in zip(OVERLAPS.items(), _overlap_values(overlap), strict=True)
     ]
 
@@ -292,7 +293,7 @@ def _host(processes: Sequence[ProcessTime]) -> str:
 
 def _category_part(process: ProcessTime, category: str, longest: float) -> BarPart:
     seconds = category_seconds(process, category)
-    return BarPart(_ratio(seconds, longest), category, f"{category}: {duration(seconds)}")
+    return BarPart(ratio(seconds, longest), category, f"{category}: {duration(seconds)}")
 
 
 def _transitions(processes: Sequence[ProcessTime]) -> str:
@@ -302,14 +303,14 @@ def _transitions(processes: Sequence[ProcessTime]) -> str:
     totals = {kind: fsum(process.transitions.get(kind, 0.0) for process in processes) for kind in kinds}
     most = max(totals.values())
     parts = [
-        bar_row(kind, [BarPart(_ratio(total, most), "device", f"{kind}: {count(total)}")], count(total))
+        bar_row(kind, [BarPart(ratio(total, most), "device", f"{kind}: {count(total)}")], count(total))
         for kind, total in totals.items()
     ]
     if len(processes) > 1:
         shown = first_of_each_kind(processes, MOST_PROCESSES)
         few = kinds[:8]
         rows = [(one.name, *(count(one.transitions.get(kind, 0.0)) for kind in few)) for one in shown]
-        parts.append(_folded_table(("process", *few), rows))
+        parts.append(folded_table(("process", *few), rows))
     together = " of all processes" if len(processes) > 1 else ""
     return section(
         "How often one part of the stack calls another",
@@ -317,121 +318,4 @@ def _transitions(processes: Sequence[ProcessTime]) -> str:
         "device. Each costs a few microseconds; many of them for little work mean that programs are started too "
         "often.",
         parts,
-    )
-
-
-def _folded_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return folded("the same as a table", [table(columns, rows)])
-
-
-# --- devices, memory, the profiler ----------------------------------------------------------------------
-
-
-def _devices(profile: Profile) -> str:
-    if not profile.devices:
-        return ""
-    rows = []
-    for one in profile.devices[:FEW_PROCESSES]:
-        figures = (
-            ("utilisation, by NVML", one.utilisation, "idle"),
-            ("a kernel ran", one.occupied, "device"),
-            ("SM activity", one.sm_activity, "both"),
-        )
-        rows.append(f"<h3>{escaped(one.device)}</h3>")
-        rows += [
-            bar_row(name, [BarPart(share or 0.0, colour, name)], "unknown" if share is None else percent(share))
-            for name, share, colour in figures
-        ]
-    return section(
-        "How busy the devices really are",
-        "Utilisation, which nvidia-smi shows, is the share of sampled periods in which any kernel ran for any "
-        "time. "
-        "Below it are the share of time in which a kernel ran, by its events, and the share of the GPU's "
-        "processors (SMs) "
-        "that were active on average. If the first is much longer than the others, it promises too much.",
-        rows,
-    )
-
-
-def _memory(memory: Sequence[MemoryUse]) -> str:
-    if not memory:
-        return ""
-    shown = sorted(memory, key=lambda one: -_bytes_of(one))[:MOST_LINES]
-    most = max(1, _bytes_of(shown[0]))
-    rows = [
-        bar_row(
-            one.program,
-            [
-                BarPart(one.arguments / most, "device", f"arguments: {size_of(one.arguments)}"),
-                BarPart(one.outputs / most, "both", f"outputs: {size_of(one.outputs)}"),
-                BarPart(one.temporary / most, "host", f"temporary: {size_of(one.temporary)}"),
-            ],
-            size_of(_bytes_of(one)),
-        )
-        for one in shown
-    ]
-    lines = [(one.program, size_of(one.arguments), size_of(one.outputs), size_of(one.temporary)) for one in shown]
-    return section(
-        "Memory of compiled programs",
-        "Each bar is one program: what it is given, what it returns, and what it needs only while it runs. "
-        "Arguments and "
-        "outputs may share memory, so the sum is an upper bound.",
-        [
-            legend({"arguments": "device", "outputs": "both", "temporary": "host"}),
-            *rows,
-            _folded_table(("program", "arguments", "outputs", "temporary"), lines),
-        ],
-    )
-
-
-def _bytes_of(memory: MemoryUse) -> int:
-    return memory.arguments + memory.outputs + memory.temporary
-
-
-def _profiler(profile: Profile) -> str:
-    iteration = profile.iteration
-    durations = (
-        ("without the profiler", iteration.unprofiled, "both"),
-        ("with the profiler", iteration.profiled, "idle"),
-        ("corrected", iteration.corrected, "device"),
-    )
-    longest = max(seconds for _, seconds, _ in durations)
-    bars = [
-        bar_row(
-            name, [BarPart(_ratio(seconds, longest), colour, f"{name}: {duration(seconds)}")], duration(seconds)
-        )
-        for name, seconds, colour in durations
-    ]
-    events = sorted(profile.book_keeping, key=lambda one: -one.seconds)[:MOST_LINES]
-    rows = [(one.kind, count(one.events), number(one.nanoseconds), milliseconds(one.seconds)) for one in events]
-    slower = iteration.profiled / iteration.unprofiled if iteration.unprofiled > 0 else 0.0
-    slowed = f" It was {times(slower)} as slow with the profiler." if slower else ""
-    counts = (
-        f"{counted(iteration.iterations, 'iteration', 'iterations')} in "
-        f"{counted(iteration.windows, 'profiled window', 'profiled windows')}."
-    )
-    return section(
-        "What the profiler itself cost",
-        "The duration of an iteration without the profiler, with it, and with its cost taken out again. If the "
-        "first and "
-        "the last are equal, the figures of this page can be trusted; their difference is the error above.",
-        [
-            *bars,
-            f"<p>{escaped(correction_text(profile) if slower else slowed)} {escaped(counts)}</p>",
-            table(("event", "an iteration", "ns each", "ms"), rows) if rows else "",
-        ],
-    )
-
-
-def _notes(profile: Profile) -> str:
-    versions = [(name, version) for name, version in list(profile.machine.versions.items())[:MOST_LINES]]
-    notes = "".join(f"<li>{escaped(note)}</li>" for note in profile.notes[:MOST_LINES])
-    return section(
-        "Notes",
-        "",
-        [
-            f"<ul>{notes}</ul>" if notes else "",
-            f"<p>Profile it again: <code>{escaped(profile.training.command)}</code></p>",
-            table(("software", "version"), versions, left=(1,)) if versions else "",
-        ],
     )

@@ -168,3 +168,13 @@ def _cell(text: str, side: str) -> str:
 def folded(summary: str, body: Iterable[str]) -> str:
     """What is shown when it is asked for."""
     return "\n".join([f"<details><summary>{escaped(summary)}</summary>", *body, "</details>"])
+
+
+def folded_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The figures of a chart as a table that is shown when it is asked for."""
+    return folded("the same as a table", [table(columns, rows)])
+
+
+def ratio(part: float, whole: float) -> float:
+    """A part of a bar, from 0."""
+    return max(part, 0.0) / whole if whole > 0 else 0.0

@@ -1,0 +1,134 @@
+"""Sections of a profile's page about the machine and the profiler: devices, memory, its own cost, notes."""
+
+from collections.abc import Sequence
+
+from rollmill.profiling.report.page import BarPart, bar_row, escaped, folded_table, legend, ratio, section, table
+from rollmill.profiling.results import MemoryUse, Profile
+from rollmill.profiling.text import (
+    correction_text,
+    count,
+    counted,
+    duration,
+    milliseconds,
+    number,
+    percent,
+    size_of,
+    times,
+)
+
+MOST_DEVICES, MOST_LINES = 16, 30
+"""Devices, and lines of tables and lists, that are shown."""
+
+
+def devices_section(profile: Profile) -> str:
+    """The driver's utilisation beside the time that devices were really at work; nothing without figures."""
+    if not profile.devices:
+        return ""
+    rows = []
+    for one in profile.devices[:MOST_DEVICES]:
+        figures = (
+            ("utilisation, by NVML", one.utilisation, "idle"),
+            ("a kernel ran", one.occupied, "device"),
+            ("SM activity", one.sm_activity, "both"),
+        )
+        rows.append(f"<h3>{escaped(one.device)}</h3>")
+        rows += [
+            bar_row(name, [BarPart(share or 0.0, colour, name)], "unknown" if share is None else percent(share))
+            for name, share, colour in figures
+        ]
+    return section(
+        "How busy the devices really are",
+        "Utilisation, which nvidia-smi shows, is the share of sampled periods in which any kernel ran for any "
+        "time. "
+        "Below it are the share of time in which a kernel ran, by its events, and the share of the GPU's "
+        "processors (SMs) "
+        "that were active on average. If the first is much longer than the others, it promises too much.",
+        rows,
+    )
+
+
+def memory_section(memory: Sequence[MemoryUse]) -> str:
+    """Memory of compiled programs; nothing if it is unknown."""
+    if not memory:
+        return ""
+    shown = sorted(memory, key=lambda one: -_bytes_of(one))[:MOST_LINES]
+    most = max(1, _bytes_of(shown[0]))
+    rows = [
+        bar_row(
+            one.program,
+            [
+                BarPart(one.arguments / most, "device", f"arguments: {size_of(one.arguments)}"),
+                BarPart(one.outputs / most, "both", f"outputs: {size_of(one.outputs)}"),
+                BarPart(one.temporary / most, "host", f"temporary: {size_of(one.temporary)}"),
+            ],
+            size_of(_bytes_of(one)),
+        )
+        for one in shown
+    ]
+    lines = [(one.program, size_of(one.arguments), size_of(one.outputs), size_of(one.temporary)) for one in shown]
+    return section(
+        "Memory of compiled programs",
+        "Each bar is one program: what it is given, what it returns, and what it needs only while it runs. "
+        "Arguments and "
+        "outputs may share memory, so the sum is an upper bound.",
+        [
+            legend({"arguments": "device", "outputs": "both", "temporary": "host"}),
+            *rows,
+            folded_table(("program", "arguments", "outputs", "temporary"), lines),
+        ],
+    )
+
+
+def _bytes_of(memory: MemoryUse) -> int:
+    return memory.arguments + memory.outputs + memory.temporary
+
+
+def profiler_section(profile: Profile) -> str:
+    """The profiler's cost, and the durations that its correction is checked by."""
+    iteration = profile.iteration
+    durations = (
+        ("without the profiler", iteration.unprofiled, "both"),
+        ("with the profiler", iteration.profiled, "idle"),
+        ("corrected", iteration.corrected, "device"),
+    )
+    longest = max(seconds for _, seconds, _ in durations)
+    bars = [
+        bar_row(
+            name, [BarPart(ratio(seconds, longest), colour, f"{name}: {duration(seconds)}")], duration(seconds)
+        )
+        for name, seconds, colour in durations
+    ]
+    events = sorted(profile.book_keeping, key=lambda one: -one.seconds)[:MOST_LINES]
+    rows = [(one.kind, count(one.events), number(one.nanoseconds), milliseconds(one.seconds)) for one in events]
+    slower = iteration.profiled / iteration.unprofiled if iteration.unprofiled > 0 else 0.0
+    slowed = f" It was {times(slower)} as slow with the profiler." if slower else ""
+    counts = (
+        f"{counted(iteration.iterations, 'iteration', 'iterations')} in "
+        f"{counted(iteration.windows, 'profiled window', 'profiled windows')}."
+    )
+    return section(
+        "What the profiler itself cost",
+        "The duration of an iteration without the profiler, with it, and with its cost taken out again. If the "
+        "first and "
+        "the last are equal, the figures of this page can be trusted; their difference is the error above.",
+        [
+            *bars,
+            f"<p>{escaped(correction_text(profile) if slower else slowed)} {escaped(counts)}</p>",
+            table(("event", "an iteration", "ns each", "ms"), rows) if rows else "",
+        ],
+    )
+
+
+def notes_section(profile: Profile) -> str:
+    """Notes, the command and versions."""
+    versions = [(name, version) for name, version in list(profile.machine.versions.items())[:MOST_LINES]]
+    notes = "".join(f"<li>{escaped(note)}</li>" for note in profile.notes[:MOST_LINES])
+    return section(
+        "Notes",
+        "",
+        [
+            f"<ul>{notes}</ul>" if notes else "",
+            f"<p>Profile it again: <code>{escaped(profile.training.command)}</code></p>",
+            table(("software", "version"), versions, left=(1,)) if versions else "",
+        ],
+    )
