@@ -32,7 +32,7 @@ def test_kernels_loops_and_idle_time_sum_to_the_window():
     assert device[POLICY].work == 30 + 0.25 * 20
     assert device[ENVIRONMENT].work == device[ENVIRONMENT].mixed == 15
     assert device["collect",].between == 80 - 30 - 20
-    assert times.overlap == Overlap(host_only=0, device_only=80, both=0, neither=20)
+    assert times.overlap == Overlap(host_only=0.0, device_only=80.0, both=0.0, neither=20.0)
     assert times.kernel_time == 50
     assert device[POLICY].flops == 100 and device[POLICY].kernels == 1.25
     assert times.program_events == 3 and times.span_events == 0
@@ -59,7 +59,7 @@ def test_spans_make_a_thread_one_of_python_and_waiting_is_no_work():
         HostActivity("metrics", "waiting"): 30,
         HostActivity("python", "python"): 40,
     }
-    assert times.overlap == Overlap(host_only=20 + 40, device_only=20, both=10, neither=10)
+    assert times.overlap == Overlap(host_only=60.0, device_only=20.0, both=10.0, neither=10.0)
     assert times.host_only == {ENVIRONMENT: 20, ("python",): 40}
     assert times.calls == {"simulator": 1, "waiting": 1}
 

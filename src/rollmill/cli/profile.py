@@ -121,9 +121,9 @@ def _write(found: Profile, output: Path) -> None:
         StorageError: the disk is full, or the directory cannot be written any more.
     """
     try:
-        (output / PROFILE).write_text(found.to_json())
-        (output / PAGE).write_text(profile_page(found))
-        (output / TRACE).write_text(perfetto_trace(found))
+        (output / PROFILE).write_text(found.to_json(), encoding="utf-8")
+        (output / PAGE).write_text(profile_page(found), encoding="utf-8")
+        (output / TRACE).write_text(perfetto_trace(found), encoding="utf-8")
     except OSError as error:
         print(draw_profile(found, width=_width()))  # so that nothing is lost
         raise StorageError(f"{output} cannot be written: {error.strerror or error}.") from error
@@ -134,7 +134,7 @@ def _compare(options: Compare) -> int:
     print(draw_comparison(compared, width=_width()))
     if options.output is not None:
         try:
-            options.output.write_text(comparison_page(compared))
+            options.output.write_text(comparison_page(compared), encoding="utf-8")
         except OSError as error:
             raise StorageError(f"{options.output} cannot be written: {error.strerror or error}.") from error
         print(f"\nwrote {options.output}")

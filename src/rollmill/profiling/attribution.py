@@ -174,7 +174,7 @@ def attribute(trace: Trace, classify: Classifier, begin: int, end: int) -> Windo
         kernel_time=kernel_time,
         host=dict(host),
         host_only=dict(divided.host_only),
-        overlap=Overlap(*divided.overlap),
+        overlap=Overlap(*map(float, divided.overlap)),
         program_events=counts.program_events,
         span_events=counts.span_events,
         calls=counts.calls,
