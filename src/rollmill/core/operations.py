@@ -16,6 +16,9 @@ SCOPE_MARK = "operation:"
 SPAN_MARK = "rollmill"
 """Begins the names of the host's spans in a trace: `rollmill:CATEGORY:NAME`."""
 
+ROLLOUT_KERNEL, GRADIENTS_KERNEL = "rollmill_rollout", "rollmill_gradients"
+"""Names of Rollmill's own kernels in traces of GPUs."""
+
 _NOTHING = nullcontext()
 
 

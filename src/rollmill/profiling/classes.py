@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rollmill.core.operations import SPAN_MARK
+from rollmill.core.operations import GRADIENTS_KERNEL, ROLLOUT_KERNEL, SPAN_MARK
 from rollmill.profiling.hlo import Instruction, Path
 from rollmill.profiling.trace import CLOCK, Event
 
@@ -28,6 +28,13 @@ HOST_CALLS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
     )
 )
 """Calls into the framework by patterns of their names; the first that fits counts."""
+
+
+OWN_KERNELS = {
+    ROLLOUT_KERNEL: Instruction("kernel", {("collect", "rollout kernel"): 1.0}, 0.0, 0.0),
+    GRADIENTS_KERNEL: Instruction("kernel", {("learn", "gradients"): 1.0}, 0.0, 0.0),
+}
+"""Kernels of Rollmill's backends for GPUs, by their names."""
 
 
 class DeviceWork(NamedTuple):
@@ -94,7 +101,7 @@ class Classifier:
         if (instruction := self._instruction(name, event.module)) is not None:
             return DeviceWork(instruction)
         if on_device:
-            return DeviceWork(_unnamed(name))
+            return DeviceWork(OWN_KERNELS.get(name) or _unnamed(name))
         if name == "ThunkExecutor::Execute":
             return DeviceWork(ROOT)
         for pattern, activity, category in HOST_CALLS:

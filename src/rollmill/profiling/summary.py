@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rollmill.profiling.attribution import DeviceTime
@@ -61,6 +62,33 @@ def operations(processes: Sequence[ProcessWindows], iterations: float, costs: Ev
         )
         for path in sorted({*device, *host})
     ]
+
+
+def divide(found: Sequence[OperationTime], path: Path, parts: Mapping[Path, float]) -> list[OperationTime]:
+    """The operations with one of them divided into others, as an estimate.
+
+    Args:
+        found: operations.
+        path: of the one to divide.
+        parts: operations and the share of each; they sum to 1.
+    """
+    whole = next((operation for operation in found if operation.path == path), None)
+    if whole is None:
+        return list(found)
+    by_path = {operation.path: operation for operation in found if operation.path != path}
+    for part, share in parts.items():
+        before = by_path.get(part, OperationTime(part, 0.0, 0.0))
+        device = share * whole.device
+        by_path[part] = replace(
+            before,
+            device=before.device + device,
+            host=before.host + share * whole.host,
+            kernels=before.kernels + share * whole.kernels,
+            mixed=before.mixed + device,
+            flops=before.flops + share * whole.flops,
+            bytes=before.bytes + share * whole.bytes,
+        )
+    return [by_path[path] for path in sorted(by_path)]
 
 
 def process_time(process: ProcessWindows, iterations: float, costs: EventCosts, iteration: float) -> ProcessTime:

@@ -18,13 +18,17 @@ from rollmill.core.bounds import Count, Range, check_bounds
 from rollmill.core.errors import RollmillError
 from rollmill.core.machine import hardware, versions
 from rollmill.dataflow import Graph, State
-from rollmill.execution import ProgramTraining, Training
+from rollmill.execution import ProgramTraining, Training, take_devices
+from rollmill.execution.program.kernel_parts import rollout_parts
+from rollmill.fusion import CannotFuse, backend_of
 from rollmill.planning import Plan
 from rollmill.profiling import correction, results
 from rollmill.profiling.advice import advise
 from rollmill.profiling.calibration import Calibration, calibrated
 from rollmill.profiling.correction import EventCosts, PairedWindow
-from rollmill.profiling.summary import memory, operations, process_time
+from rollmill.profiling.summary import divide, memory, operations, process_time
+
+ROLLOUT_KERNEL_PATH = ("collect", "rollout kernel")
 
 MONITORING = (3, 12)
 """Python from which on calls can be told apart without tracing every line (`sys.monitoring`)."""
@@ -144,7 +148,7 @@ def _result(
     command: str,
     notes: Sequence[str],
 ) -> results.Profile:
-    pairs, processes, iterations = windows.pairs(), windows.by_process(), windows.iterations
+    pairs, processes, iterations, notes = windows.pairs(), windows.by_process(), windows.iterations, list(notes)
     costs = correction.costs(pairs, inside=calibration.inside)
     time = _iteration_time(windows, pairs)
     found = results.Profile(
@@ -152,7 +156,7 @@ def _result(
         machine=_machine(),
         iteration=time,
         book_keeping=_book_keeping(pairs, costs),
-        operations=tuple(operations(processes, iterations, costs)),
+        operations=tuple(_operations(prepared, windows, costs, notes)),
         processes=tuple(process_time(process, iterations, costs, time.corrected) for process in processes),
         ceilings=calibration.ceilings,
         memory=memory(processes),
@@ -225,7 +229,25 @@ def _notes(prepared: PreparedTraining, windows: Windows, how: ProfileOptions) ->
             "The time in environments of Python is not divided into Python and the simulator's own code: this "
             f"needs Python {'.'.join(map(str, MONITORING))}, and this is {sys.version.split()[0]}."
         )
-    if prepared.program is not None and any(prepared.program.launches or ()):
-        launches = prepared.program.launches or {}
-        if any(launches.get(part) for part in ("rollouts", "gradients")):
-            yield "A fused kernel is one instruction: policy and environment inside it are not told apart."
+
+
+def _operations(
+    prepared: PreparedTraining, windows: Windows, costs: EventCosts, notes: list[str]
+) -> list[results.OperationTime]:
+    """The operations; a rollout kernel is divided into policy and environment."""
+    found = operations(windows.by_process(), windows.iterations, costs)
+    launch = ((prepared.program and prepared.program.launches) or {}).get("rollouts")
+    if launch is None or all(operation.path != ROLLOUT_KERNEL_PATH for operation in found):
+        return found
+    devices = take_devices(prepared.options.devices)
+    backend = backend_of(devices[0], prepared.options.numerics)
+    try:
+        parts = rollout_parts(
+            prepared.algorithm, backend, tuple(launch), prepared.algorithm.loops.num_envs // len(devices)
+        )
+    except CannotFuse as reason:
+        notes.append(f"The rollout kernel is not divided into policy and environment: {reason}")
+        return found
+    notes.append("A rollout kernel's parts are estimates: kernels without one of them were timed.")
+    shares = {("collect", "environment"): parts.environment, ("collect", "policy"): parts.policy}
+    return divide(found, ROLLOUT_KERNEL_PATH, {**shares, ROLLOUT_KERNEL_PATH: parts.rest})

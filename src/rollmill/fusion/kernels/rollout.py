@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
+from rollmill.core.operations import traced
 from rollmill.core.types import Key
 from rollmill.dataflow import (
     Collector,
@@ -189,7 +190,8 @@ def fused_collect(
     # By global index, as `dataflow.collect` does: the same numbers on any number of devices.
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, collector.index)
     task = to_raw(collector), jax.random.key_data(keys), graph.loops.num_steps
-    after_raw, step_raw = run(step, step.prologue(weights), *task)
+    with traced("rollout kernel"):
+        after_raw, step_raw = run(step, step.prologue(weights), *task)
     after, steps = from_raw(collector, after_raw), from_raw(step.shapes, step_raw)
     return after, Trajectory(steps, collector.memory, after.observation, after.memory)
 

@@ -28,11 +28,19 @@ from triton.language.extra import libdevice
 """
 
 
+def entry(name: str) -> str:
+    """The end of a kernel's source: makes the function of that name the one that is compiled.
+
+    Kernels have the name in traces of profilers, too.
+    """
+    return f"kernel = {name}\n"
+
+
 class Kernel(NamedTuple):
     """A kernel's source, and how it is launched."""
 
     source: str
-    """The function `kernel`, decorated, without imports."""
+    """A decorated function, without imports, and the assignment that names it `kernel`."""
     programs: int
     """Programs of the grid."""
     outputs: tuple[jax.ShapeDtypeStruct, ...]

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rollmill.core.operations import GRADIENTS_KERNEL
 from rollmill.fusion.backends.triton.codegen import TritonWriter
-from rollmill.fusion.backends.triton.compile import Kernel, call
+from rollmill.fusion.backends.triton.compile import Kernel, call, entry
 from rollmill.fusion.backends.triton.control import Names
 from rollmill.fusion.backends.triton.hoist import columns
 from rollmill.fusion.backends.triton.registers import ONE
@@ -124,11 +125,11 @@ def gradient_source(
     constants = ", ".join(f"{name}: tl.constexpr" for name in ("N", "W", "SIZE", "PROGRAMS", "BLOCK"))
     head = [
         "@triton.jit",
-        f"def kernel({arguments}, {constants}):",
+        f"def {GRADIENTS_KERNEL}({arguments}, {constants}):",
         "    rows += tl.load(minibatch).to(tl.int64) * N",
         "    own = sums + tl.program_id(0) * SIZE",
     ]
-    return "\n".join([*head, *lines, *_number_stores(plan, numbers)]) + "\n"
+    return "\n".join([*head, *lines, *_number_stores(plan, numbers), "", entry(GRADIENTS_KERNEL)])
 
 
 class _Common(NamedTuple):

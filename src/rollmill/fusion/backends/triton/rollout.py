@@ -8,8 +8,9 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from rollmill.core.operations import ROLLOUT_KERNEL
 from rollmill.fusion.backends.triton.codegen import TritonWriter
-from rollmill.fusion.backends.triton.compile import Kernel, call
+from rollmill.fusion.backends.triton.compile import Kernel, call, entry
 from rollmill.fusion.backends.triton.hoist import columns
 from rollmill.fusion.backends.triton.leaf_io import LeafIO
 from rollmill.fusion.backends.triton.memory import BY_INSTRUCTIONS, BY_TRITON
@@ -125,11 +126,11 @@ def rollout_source(step: RolloutStep, num_steps: int, num_envs: int, block: int,
     arguments = ", ".join([*before, *uniform, *after, *out])
     head = [
         "@triton.jit",
-        f"def kernel({arguments}, N: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr):",
+        f"def {ROLLOUT_KERNEL}({arguments}, N: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr):",
         "    env = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
         *(["    here = env < N"] if mask else []),
     ]
-    return "\n".join([*head, *source.before.lines, *opening, *source.lines]) + "\n"
+    return "\n".join([*head, *source.before.lines, *opening, *source.lines, "", entry(ROLLOUT_KERNEL)])
 
 
 def _wide_enough(t: str, step: RolloutStep, rows: int) -> str:

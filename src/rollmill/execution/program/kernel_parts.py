@@ -1,0 +1,121 @@
+"""Divides a rollout kernel, which is one instruction, into policy and environment: by timing kernels without one.
+
+A kernel overlaps what it computes, so its parts have no times of their own. The time that a kernel takes longer
+than one without the environment is the environment's; the same for the policy; what remains is the rest.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from statistics import median
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from rollmill.core.types import Timestep
+from rollmill.dataflow import Decision, Graph, start
+from rollmill.fusion import Backend, fused_collect
+
+REPEATS = 7
+SECONDS = 0.03
+"""Time that a kernel is repeated for in one measurement."""
+
+
+class KernelParts(NamedTuple):
+    """Shares of a rollout kernel's time; they sum to 1."""
+
+    environment: float
+    policy: float
+    rest: float
+
+
+def rollout_parts(graph: Graph, backend: Backend, launch: tuple[int, ...], num_envs: int) -> KernelParts:
+    """Times the rollout kernel of a graph, and the same without the environment and without the policy.
+
+    Args:
+        graph: with fragments that fuse.
+        backend: makes the kernels.
+        launch: of the kernel.
+        num_envs: environments of one device.
+
+    Raises:
+        CannotFuse: a kernel cannot be made.
+    """
+    state = jax.jit(lambda: start(graph, jax.random.key(0), jnp.arange(num_envs, dtype=jnp.int32)))()
+    weights = graph.weights(state.learner)
+    variants = {
+        "whole": graph,
+        "without environment": without_environment(graph),
+        "without policy": without_policy(graph),
+    }
+    run = backend.rollouts.run(launch)
+    arguments = weights, state.collector, state.key
+    collects = {
+        name: jax.jit(partial(fused_collect, variant, run=run)).lower(*arguments).compile()
+        for name, variant in variants.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in collects}
+    for _ in range(REPEATS):
+        for name, collect in collects.items():
+            times[name].append(_seconds(partial(collect, *arguments)))
+    return parts_of({name: median(found) for name, found in times.items()})
+
+
+def parts_of(seconds: Mapping[str, float]) -> KernelParts:
+    """The shares that follow from the three times."""
+    whole = seconds["whole"]
+    environment = max(0.0, whole - seconds["without environment"])
+    policy = max(0.0, whole - seconds["without policy"])
+    rest = max(0.0, whole - environment - policy)
+    total = environment + policy + rest
+    return KernelParts(environment / total, policy / total, rest / total)
+
+
+def without_environment(graph: Graph) -> Graph:
+    """The graph whose environment stays where it is.
+
+    Observations follow from actions: were they constant, the policy could be computed in advance.
+    """
+
+    def environment(key: Any, state: Any, action: Any) -> Timestep:
+        blank = jax.tree.map(_zeros, jax.eval_shape(graph.environment, key, state, action))
+        signal = _signal(action)
+        observation = jax.tree.map(lambda leaf: leaf + signal.astype(leaf.dtype), blank.observation)
+        return blank._replace(state=state, observation=observation)
+
+    return graph._replace(environment=environment)
+
+
+def without_policy(graph: Graph) -> Graph:
+    """The graph whose policy takes actions by the sign of an observation's sum."""
+
+    def policy(weights: Any, key: Any, memory: Any, observation: Any, mask: Any) -> Decision:
+        blank = jax.tree.map(_zeros, jax.eval_shape(graph.policy, weights, key, memory, observation, mask))
+        signal = _signal(observation) > 0
+        action = jax.tree.map(lambda leaf: leaf + signal.astype(leaf.dtype), blank.action)
+        return Decision(action, memory, blank.extras)
+
+    return graph._replace(policy=policy)
+
+
+def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
+    return jnp.zeros(leaf.shape, leaf.dtype)
+
+
+def _signal(tree: Any) -> Array:
+    """A number that depends on all numbers of a tree."""
+    return sum((jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(tree)), start=jnp.float32(0))
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    """Seconds of one call, by calls in a row."""
+    began = time.perf_counter()
+    jax.block_until_ready(run())
+    calls = max(1, round(SECONDS / max(time.perf_counter() - began, 1e-6)))
+    began = time.perf_counter()
+    for _ in range(calls):
+        result = run()
+    jax.block_until_ready(result)
+    return (time.perf_counter() - began) / calls

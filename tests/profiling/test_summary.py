@@ -1,0 +1,77 @@
+"""Durations of an iteration from recorded windows."""
+
+import json
+from dataclasses import astuple
+
+import pytest
+
+from rollmill.profiling.attribution import DeviceTime, WindowTimes
+from rollmill.profiling.classes import HostActivity
+from rollmill.profiling.correction import EventCosts
+from rollmill.profiling.recording import RecordedWindow
+from rollmill.profiling.results import MemoryUse, OperationTime, Overlap
+from rollmill.profiling.summary import ProcessWindows, divide, memory, operations, process_time
+
+POLICY, UPDATE = ("collect", "policy"), ("learn", "update")
+FREE = EventCosts(program=0.0, span=0.0)
+
+
+def window(device, host=(), *, duration=1000, overlap=(0.0, 1000.0, 0.0, 0.0)):
+    times = WindowTimes(
+        duration=duration,
+        device=device,
+        kernel_time=0.0,
+        host=dict(host),
+        host_only={("dispatch",): overlap[0]} if overlap[0] else {},
+        overlap=Overlap(*overlap),
+        program_events=1,
+        span_events=1,
+        calls={"dispatch": 4},
+    )
+    return RecordedWindow(times, (), (MemoryUse("jit_f", 1, 2, 3),))
+
+
+def test_windows_of_all_processes_are_summed_and_divided_by_iterations():
+    actor = ProcessWindows("actor/0", [window({POLICY: DeviceTime(work=600.0, kernels=8, flops=80)})] * 2)
+    learner = ProcessWindows("learner/0", [window({UPDATE: DeviceTime(work=300.0, between=100.0)})] * 2)
+    found = {each.path: each for each in operations([actor, learner], 4.0, FREE)}
+    assert found[POLICY].device == pytest.approx(300e-9) and found[POLICY].kernels == 4
+    assert found[POLICY].flops == 40
+    assert found[UPDATE].device == pytest.approx(200e-9)
+
+
+def test_waiting_is_shortened_by_what_the_profiler_made_longer():
+    host = {HostActivity("metrics", "waiting"): 900.0, HostActivity("dispatch", "dispatch"): 100.0}
+    process = ProcessWindows("training", [window({}, host)])
+    found = process_time(process, 1.0, FREE, iteration=600e-9)
+    times = {time.activity: time.seconds for time in found.host}
+    assert times == pytest.approx({"metrics": 500e-9, "dispatch": 100e-9})
+    assert found.transitions == {"host to framework": 4}
+
+
+def test_the_overlap_is_that_of_an_iteration_without_the_profiler():
+    device = {POLICY: DeviceTime(work=800.0, events=4, kernels=4)}
+    process = ProcessWindows("training", [window(device, overlap=(100.0, 600.0, 200.0, 100.0))])
+    overlap = process_time(process, 1.0, EventCosts(100.0, 0.0, 1.0), iteration=600e-9).overlap
+    assert astuple(overlap) == pytest.approx((100e-9, 300e-9, 100e-9, 100e-9))
+
+
+def test_a_kernel_is_divided_among_operations_as_an_estimate():
+    kernel = OperationTime(("collect", "rollout kernel"), 10.0, 1.0, kernels=4.0)
+    found = [OperationTime(POLICY, 2.0, 0.0), kernel, OperationTime(UPDATE, 5.0, 0.0)]
+    divided = {each.path: each for each in divide(found, kernel.path, {POLICY: 0.75, kernel.path: 0.25})}
+    assert divided[POLICY] == OperationTime(POLICY, 9.5, 0.75, kernels=3.0, mixed=7.5)
+    assert divided[kernel.path].device == 2.5 and divided[UPDATE] == found[2]
+    assert sum(each.seconds for each in divided.values()) == pytest.approx(18.0)
+    assert divide(found[:1], kernel.path, {POLICY: 1.0}) == found[:1]
+
+
+def test_a_program_of_several_processes_is_listed_once():
+    process = ProcessWindows("actor/0", [window({})])
+    assert memory([process, process._replace(name="actor/1")]) == (MemoryUse("jit_f", 1, 2, 3),)
+
+
+def test_a_recorded_window_survives_json():
+
+    recorded = window({POLICY: DeviceTime(1.5, 2.5, 3.0)}, {HostActivity("a/b", "python"): 7.0})
+    assert RecordedWindow.from_json(json.loads(json.dumps(recorded.to_json()))) == recorded
