@@ -123,13 +123,14 @@ class _Programs:
     def __init__(self) -> None:
         self.instructions: dict[str, dict[str, Instruction]] = {}
         self.memory: list[MemoryUse] = []
-        self._read: set[int] = set()
+        self._read: set[Any] = set()
 
     def read_new(self) -> None:
         """Reads the programs that were compiled since."""
         for executable in jax.devices()[0].client.live_executables():
-            if id(executable) not in self._read:
-                self._read.add(id(executable))
+            identity = executable.fingerprint or id(executable)
+            if identity not in self._read:
+                self._read.add(identity)
                 self._read_program(executable)
 
     def _read_program(self, executable: Any) -> None:
