@@ -98,7 +98,7 @@ def is_own_algorithm(name: str) -> bool:
 
 
 def plugins_of_algorithms() -> list[tuple[Plugin, str]]:
-    """What installed packages offer, imported; each with the reason why it cannot be used, or an empty text."""
+    """Algorithms of installed packages, imported; each with the reason why it is unusable, or an empty text."""
     return load_plugins("algorithm", ALGORITHMS, _origins)
 
 

@@ -358,7 +358,7 @@ _HOW = {
     (True, True): "network, greedily",
     (False, True): "network, drawn",
 }
-"""How an action is found, by `deterministic`, and whether the network of a search is alone."""
+"""Names of the ways to an action, by `deterministic` and by whether the network of a search decides alone."""
 
 
 def _decide(graph: Graph, how: str, rank: int, weights: Weights, *inputs: Any) -> tuple[Action, Memory]:

@@ -13,7 +13,7 @@ class Episodes(NamedTuple):
     """Episodes of a training."""
 
     ended: float = 0.0
-    """Those that failed included."""
+    """All that ended, failed ones included."""
     failed: float = 0.0
     """Cut short because an environment raised, or its worker was lost."""
 

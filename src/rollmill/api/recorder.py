@@ -304,7 +304,7 @@ class Recorder:
         return summary
 
     def _cause(self, signal_name: str | None) -> dict[str, str | None]:
-        """What stopped the training: a signal, a hook's request, or a hook's failure."""
+        """The cause of the end: a signal, a hook's request, or a hook's failure."""
         if signal_name is None and self._hooks.failure is not None:
             return {"stopped_by": "a failed hook", "error": str(self._hooks.failure)}
         if signal_name is None and self._hooks.stop is not None:

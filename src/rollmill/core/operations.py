@@ -27,7 +27,7 @@ class _Recording:
 
 
 def set_recording(on: bool) -> None:
-    """Whether spans of the host are recorded from now on; by the profiler."""
+    """Begins or ends the recording of spans of the host, for the profiler."""
     _Recording.on = on
 
 
@@ -41,7 +41,7 @@ def span(name: str, category: str = "python") -> AbstractContextManager[object]:
 
     Args:
         name: of the operation or activity.
-        category: one of `rollmill.profiling.CATEGORIES`.
+        category: one of `rollmill.profiling.results.CATEGORIES`.
     """
     return jax.profiler.TraceAnnotation(_label(name, category)) if _Recording.on else _NOTHING
 

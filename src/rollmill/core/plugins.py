@@ -33,7 +33,7 @@ class Plugin(NamedTuple):
 
 
 def plugins(kind: Kind) -> list[Plugin]:
-    """What installed packages offer of a kind, sorted by name; nothing is imported."""
+    """Names of a kind that installed packages offer, sorted; nothing is imported."""
     return sorted(
         Plugin(kind, point.name, _module(point), _package(distribution))
         for distribution in _distributions()

@@ -172,7 +172,7 @@ def from_gymnasium(
 
 
 def _one_more(name: str, factory: Callable[[], Any], last: list[Any]) -> gymnasium.Env:
-    """What the function returns, another object each time; `last` holds a weak reference to the one before."""
+    """A new environment of a function; `last` holds a weak reference to the one before."""
     made = factory()
     if not isinstance(made, gymnasium.Env):
         raise UsageError(f"{name} returned {_described(made)}; it has to return a gymnasium.Env.")
@@ -221,7 +221,7 @@ def _described(value: Any) -> str:
 
 
 def plugins_of_environments() -> list[tuple[Plugin, str]]:
-    """What installed packages offer, imported; each with the reason why it cannot be used, or an empty text."""
+    """Environments of installed packages, imported; each with the reason why it is unusable, or an empty text."""
     return load_plugins("environment", _factories, _origins)
 
 

@@ -117,7 +117,7 @@ class WindowRecorded(NamedTuple):
     """The sums of a recorded window."""
 
     window: Mapping[str, Any]
-    """From `rollmill.profiling.RecordedWindow.to_json`."""
+    """From `rollmill.profiling.recording.RecordedWindow.to_json`."""
 
 
 MESSAGES: dict[str, Any] = {

@@ -37,7 +37,7 @@ class Notice(NamedTuple):
 
     text: str
     failed: Literal["worker", "environment"] | None = None
-    """What failed, if the line is about a failure that the training survives."""
+    """The part that failed, if the line is about a failure that the training survives."""
 
 
 class Durations(NamedTuple):

@@ -36,7 +36,7 @@ from rollmill.fusion.lower.prologue import Prologue, UniformArrays
 from rollmill.fusion.lower.rules import register_rule
 from rollmill.fusion.numerics import Numerics
 from rollmill.fusion.tune.search import minibatch_loop_search, rollout_search, rollouts_in_a_row
-from rollmill.fusion.tune.timing import Search, Tuned, compile_candidates, fastest
+from rollmill.fusion.tune.timing import Search, Tuned, compile_candidates, fastest, seconds_of_call
 
 __all__ = [
     "CHIPS",
@@ -82,6 +82,7 @@ __all__ = [
     "rollout_step",
     "rollout_search",
     "rollouts_in_a_row",
+    "seconds_of_call",
     "run_gradients_kernel",
     "run_gradients_reference",
     "run_kernel",

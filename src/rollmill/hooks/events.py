@@ -59,7 +59,7 @@ class PolicyEvaluated(TrainingEvent):
     row: Mapping[str, Any]
     """The line, with `evaluation/return` and its like."""
     best: bool
-    """Whether no evaluation before had as high a mean return."""
+    """True if no evaluation before had as high a mean return."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class FailureReported(TrainingEvent):
     kind: FailureKind
     """A lost or hanging worker, an environment that raised, a number that is not finite, a hook, or other."""
     message: str
-    """What the user is told."""
+    """The message that the user sees."""
     ends: bool
-    """Whether the training ends with it. There is no `TrainingFinished` then."""
+    """True if the training ends with it. There is no `TrainingFinished` then."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def is_own_network(name: str) -> bool:
 
 
 def plugins_of_networks() -> list[tuple[Plugin, str]]:
-    """What installed packages offer, imported; each with the reason why it cannot be used, or an empty text."""
+    """Networks of installed packages, imported; each with the reason why it is unusable, or an empty text."""
     return load_plugins("network", _factories, _origins)
 
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rollmill.profiling.classes import ROOT, Classifier, DeviceWork, HostActivity, State, is_span
+from rollmill.profiling.classes import ROOT, Classifier, DeviceWork, EventClass, HostActivity, is_span
 from rollmill.profiling.hlo import Instruction, Path
 from rollmill.profiling.results import Overlap
 from rollmill.profiling.trace import Lane, Trace
@@ -22,7 +22,7 @@ class StateSegment(NamedTuple):
 
     start: int
     end: int
-    state: State
+    state: EventClass
 
 
 class DeviceTime(NamedTuple):
@@ -44,6 +44,10 @@ class DeviceTime(NamedTuple):
         return DeviceTime(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
+WORK, BETWEEN, EVENTS, KERNELS, MIXED, FLOPS, BYTES = range(len(DeviceTime._fields))
+"""Positions of a `DeviceTime`'s fields in lists of running sums, which are faster than tuples made anew."""
+
+
 class WindowTimes(NamedTuple):
     """The times of one process in one window, in nanoseconds."""
 
@@ -52,7 +56,7 @@ class WindowTimes(NamedTuple):
     kernel_time: float
     """Durations of all kernels, as if none ran beside another."""
     host: Mapping[HostActivity, float]
-    """Of all threads."""
+    """Time of all threads by activity."""
     host_only: Mapping[Path, float]
     """While no device computes, divided among the threads that are at work."""
     overlap: Overlap
@@ -96,13 +100,13 @@ class _OpenEvents:
 
     def __init__(self, lane: Lane) -> None:
         self._runs_python = any(is_span(event) for event in lane.events)
-        self._base: State = HostActivity("python", "python") if self._runs_python else None
-        self._open: list[tuple[int, State]] = []
+        self._base: EventClass = HostActivity("python", "python") if self._runs_python else None
+        self._open: list[tuple[int, EventClass]] = []
         self._last_work: DeviceWork | None = None
 
     @property
-    def state(self) -> State:
-        """That of the innermost event."""
+    def state(self) -> EventClass:
+        """The class of the innermost event."""
         return self._open[-1][1] if self._open else self._base
 
     def ends_until(self, time: int) -> list[int]:
@@ -114,13 +118,13 @@ class _OpenEvents:
         while self._open and self._open[-1][0] <= time:
             self._open.pop()
 
-    def push(self, end: int, state: State) -> None:
+    def push(self, end: int, state: EventClass) -> None:
         """Adds an event inside the others."""
         state = self._inside(state)
         self._last_work = state if isinstance(state, DeviceWork) else self._last_work
         self._open.append((end, state))
 
-    def _inside(self, state: State) -> State:
+    def _inside(self, state: EventClass) -> EventClass:
         """The state of an event inside those that are open."""
         around = self.state
         if isinstance(state, DeviceWork) and state.instruction is ROOT:
@@ -146,7 +150,7 @@ def attribute(trace: Trace, classify: Classifier, begin: int, end: int) -> Windo
         begin: the window's first nanosecond, on the trace's clock.
         end: the nanosecond after its last.
     """
-    changes: list[tuple[int, int, State]] = []
+    changes: list[tuple[int, int, EventClass]] = []
     host: dict[HostActivity, float] = defaultdict(float)
     kernel_time = 0.0
     for number, lane in enumerate(trace.lanes):
@@ -157,7 +161,7 @@ def attribute(trace: Trace, classify: Classifier, begin: int, end: int) -> Windo
             elif segment.state is not None and segment.state.instruction.kind != "container":
                 kernel_time += segment.end - segment.start
     changes.sort(key=lambda change: change[0])
-    divided = _Division(len(trace.lanes))
+    divided = _Division()
     now = begin
     for time, lane, state in changes:
         divided.advance(time - now)
@@ -184,15 +188,15 @@ def attribute(trace: Trace, classify: Classifier, begin: int, end: int) -> Windo
 class _Division:
     """Divides each instant among the lanes that are at work in it."""
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self) -> None:
         self._working: dict[int, DeviceWork] = {}
         self._between: dict[int, DeviceWork] = {}
         self._host: dict[int, HostActivity] = {}
-        self.device: dict[Path, list[float]] = defaultdict(lambda: [0.0] * 7)
+        self.device: dict[Path, list[float]] = defaultdict(lambda: [0.0] * len(DeviceTime._fields))
         self.host_only: dict[Path, float] = defaultdict(float)
         self.overlap = [0.0, 0.0, 0.0, 0.0]
 
-    def become(self, lane: int, state: State) -> None:
+    def become(self, lane: int, state: EventClass) -> None:
         """Changes the state of a lane."""
         for lanes in (self._working, self._between, self._host):
             lanes.pop(lane, None)
@@ -208,15 +212,15 @@ class _Division:
         computes, hosts = self._working or self._between, self._host
         which = (1 if computes else 3) if not hosts else (2 if computes else 0)
         self.overlap[which] += nanoseconds
-        field = 0 if self._working else 1
+        field = WORK if self._working else BETWEEN
         for state in computes.values():
             shares = state.instruction.shares
             for path, share in shares.items():
                 part = nanoseconds * share / len(computes)
                 times = self.device[path]
                 times[field] += part
-                if field == 0 and len(shares) > 1:
-                    times[4] += part
+                if field == WORK and len(shares) > 1:
+                    times[MIXED] += part
         if not computes:
             for activity in hosts.values():
                 self.host_only[activity.path] += nanoseconds / len(hosts)
@@ -231,7 +235,7 @@ class _Counts(NamedTuple):
 
 def _count(lanes: Sequence[Lane], classify: Classifier, begin: int, end: int) -> _Counts:
     """Counts the events that end in a window, by operation and by category."""
-    device: dict[Path, list[float]] = defaultdict(lambda: [0.0] * 7)
+    device: dict[Path, list[float]] = defaultdict(lambda: [0.0] * len(DeviceTime._fields))
     program_events, span_events, calls = 0, 0, defaultdict[str, int](int)
     for lane in lanes:
         for event in lane.events:
@@ -243,10 +247,10 @@ def _count(lanes: Sequence[Lane], classify: Classifier, begin: int, end: int) ->
                 instruction = state.instruction
                 for path, share in instruction.shares.items():
                     counts = device[path]
-                    counts[2] += share
-                    counts[3] += share * (instruction.kind != "container")
-                    counts[5] += share * instruction.flops
-                    counts[6] += share * instruction.bytes
+                    counts[EVENTS] += share
+                    counts[KERNELS] += share * (instruction.kind != "container")
+                    counts[FLOPS] += share * instruction.flops
+                    counts[BYTES] += share * instruction.bytes
             else:
                 span_events += 1
                 if state is not None:

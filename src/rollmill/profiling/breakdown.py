@@ -83,7 +83,7 @@ class WholeTime(NamedTuple):
     idle: float
     """While neither host nor device is at work."""
     unnamed: float
-    """Of no operation, though host or device are at work."""
+    """Time of no operation, though host or device are at work."""
 
     def share(self, seconds: float) -> float:
         """The part of the whole, from 0 to 1."""

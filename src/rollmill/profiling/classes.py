@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from rollmill.core.operations import GRADIENTS_KERNEL, ROLLOUT_KERNEL, SPAN_MARK
 from rollmill.profiling.hlo import Instruction, Path
 from rollmill.profiling.trace import CLOCK, Event
 
-Programs = Mapping[str, Mapping[str, Instruction]]
+Programs: TypeAlias = Mapping[str, Mapping[str, Instruction]]
 """Instructions of each compiled program, by the names of program and instruction."""
 
 ROOT = Instruction("container", {(): 1.0}, 0.0, 0.0)
@@ -28,7 +28,6 @@ HOST_CALLS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
     )
 )
 """Calls into the framework by patterns of their names; the first that fits counts."""
-
 
 OWN_KERNELS = {
     ROLLOUT_KERNEL: Instruction("kernel", {("collect", "rollout kernel"): 1.0}, 0.0, 0.0),
@@ -61,8 +60,8 @@ def is_span(event: Event) -> bool:
     return event.name.startswith(f"{SPAN_MARK}:") and not event.name.startswith(f"{SPAN_MARK}:{CLOCK}:")
 
 
-State = DeviceWork | HostActivity | None
-"""What an event is; None: nothing of its own, so that the event around it counts."""
+EventClass: TypeAlias = DeviceWork | HostActivity | None
+"""The work or activity that an event stands for; None if the event around it counts."""
 
 
 class Classifier:
@@ -80,20 +79,20 @@ class Classifier:
                 self._by_name.setdefault(name, []).append(module)
         # Kernels of a GPU are named after instructions, with characters that C allows.
         self._by_kernel = {re.sub(r"[.\-]", "_", name): name for name in self._by_name}
-        self._known: dict[tuple[str, str], State] = {}
+        self._known: dict[tuple[str, str], EventClass] = {}
 
     def is_ambiguous(self, name: str) -> bool:
         """True if several programs have an instruction of that name."""
         return len(self._by_name.get(self._by_kernel.get(name, name), ())) > 1
 
-    def __call__(self, event: Event, *, on_device: bool = False) -> State:
+    def __call__(self, event: Event, *, on_device: bool = False) -> EventClass:
         """The class of an event; on a device everything is work."""
         key = event.name, event.module
         if key not in self._known:
             self._known[key] = self._classified(event, on_device)
         return self._known[key]
 
-    def _classified(self, event: Event, on_device: bool) -> State:
+    def _classified(self, event: Event, on_device: bool) -> EventClass:
         name = event.name
         if name.startswith(f"{SPAN_MARK}:"):
             _, category, activity = name.split(":", 2)

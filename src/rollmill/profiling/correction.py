@@ -8,7 +8,7 @@ prediction. The part that lies inside events is measured on a program of known d
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from rollmill.profiling.recording import TraceRecorder
 SPAN_NANOSECONDS = 900.0
 """Cost of a span of the host where it cannot be told apart from the cost of a program's events."""
 TURNS, REPEATS = 400, 3
+"""Turns of the loop of short instructions, and measurements of it."""
 
 
 class PairedWindow(NamedTuple):
@@ -130,7 +131,7 @@ def _many_short_instructions(x: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, TURNS, lambda _, x: jnp.sort(jnp.flip(x, 0) + 1.0, axis=1)[:, ::-1], x)
 
 
-def _nanoseconds(run) -> int:
+def _nanoseconds(run: Callable[[], object]) -> int:
     begin = time.monotonic_ns()
     run()
     return time.monotonic_ns() - begin

@@ -32,7 +32,7 @@ class RecordedWindow(NamedTuple):
     times: WindowTimes
     spans: tuple[TimelineSpan, ...]
     memory: tuple[MemoryUse, ...]
-    """Of the programs with operations."""
+    """Memory of the programs that have operations."""
 
     def to_json(self) -> dict[str, Any]:
         """Values that JSON can hold."""

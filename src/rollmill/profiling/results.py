@@ -30,7 +30,7 @@ class ProfiledSetup:
     command: str
     """The command line that profiles it again."""
     placement: str
-    """Where it ran, in a few words: `one program`, `actor x 4, learner x 1 (processes)`."""
+    """Its placement in a few words: `one program`, `actor x 4, learner x 1 (processes)`."""
     fusion: str
     num_envs: int
     num_steps: int
@@ -159,7 +159,7 @@ class ProcessTime:
     transitions: dict[str, float]
     """Calls from one part of the stack into another, such as `host to device`, of an iteration."""
     timeline: tuple[TimelineSpan, ...] = ()
-    """Of the beginning of one window, merged so that it stays small."""
+    """The beginning of one window, merged so that it stays small."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Profile:
     devices: tuple[DeviceActivity, ...] = ()
     advice: tuple[Advice, ...] = ()
     notes: tuple[str, ...] = ()
-    """What is coarser than it could be, or missing, in sentences."""
+    """Sentences about results that are missing, or coarser than they could be."""
     version: int = VERSION
 
     @property

@@ -76,7 +76,7 @@ def compact(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """How many there are: whole numbers as such, small means with three digits."""
+    """A number of things: whole numbers as such, small means with three digits."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == round(value, 0) else number(value)
 
 

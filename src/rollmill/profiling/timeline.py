@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from rollmill.profiling.attribution import segments
-from rollmill.profiling.classes import Classifier, DeviceWork, State
+from rollmill.profiling.classes import Classifier, DeviceWork, EventClass
 from rollmill.profiling.results import UNNAMED, TimelineSpan
 from rollmill.profiling.trace import Lane, Trace
 
@@ -48,7 +48,7 @@ def _labels(states: Sequence, begin: int, end: int) -> list[str]:
     return [max(total, key=lambda label: total[label]) if total else "" for total in totals]
 
 
-def _label(state: State) -> str:
+def _label(state: EventClass) -> str:
     if state is None:
         return ""
     if isinstance(state, DeviceWork):

@@ -28,7 +28,7 @@ class Export(NamedTuple):
     metadata: dict[str, Any]
     """Spaces, names and shapes of inputs and outputs, run, iteration and digest of the weights."""
     comparison: Comparison
-    """How it was compared with the policy."""
+    """The comparison with the policy."""
 
 
 def export(

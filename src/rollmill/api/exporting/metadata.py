@@ -19,7 +19,7 @@ SEARCH_NOTE = "The search is not part of the export: actions are those of the ne
 
 
 def metadata_of(loaded: LoadedRun, exported: ExportedFunction, format: str) -> dict[str, Any]:
-    """What the exported function is, and where it comes from."""
+    """The metadata of an export: spaces, inputs and outputs, and the run that it comes from."""
     settings = loaded.graph.settings
     return {
         "format": format,

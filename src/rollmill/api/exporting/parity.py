@@ -32,7 +32,7 @@ class Comparison(NamedTuple):
 
     observations: int
     largest_difference: float
-    """Of continuous actions, in parts of the largest one; 0 of discrete ones, which are equal."""
+    """Difference of continuous actions, relative to the largest action; 0 for discrete ones, which are equal."""
     ties: int
     """Observations in which two choices were equally likely up to rounding, and the other one was taken."""
 

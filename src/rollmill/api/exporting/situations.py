@@ -32,7 +32,7 @@ class Situations(NamedTuple):
 
 
 def situations(loaded: LoadedRun, count: int, *, seed: int = 0) -> Situations:
-    """What a policy meets in rollouts in which it draws its actions, and as much that is drawn from the space.
+    """Observations of rollouts with drawn actions, and as many that are drawn from the observation space.
 
     Drawn observations have random masks of legal actions, and memories after other such observations. Of a host
     environment all are drawn.
@@ -76,7 +76,7 @@ def _rollout(graph: Graph, steps: int, weights: PyTree, key: Key, index: Array) 
 def _random(
     graph: Graph, masks: PyTree, steps: int, weights: PyTree, key: Key, index: Array
 ) -> tuple[PyTree, ...]:
-    """The same of observations and legal actions that are drawn at random."""
+    """Observations and legal actions that are drawn at random, with the memories that follow from them."""
 
     def step(memory: Memory, key: Key) -> tuple[Memory, tuple[PyTree, ...]]:
         observation_key, mask_key = jax.random.split(key)

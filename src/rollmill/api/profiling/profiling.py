@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, cast
 
+import jax
+
 from rollmill.api.options import RunOptions
 from rollmill.api.profiling.windows import ProfiledTraining, RecordsWorkers, Windows
 from rollmill.api.sessions import Session
@@ -18,7 +20,7 @@ from rollmill.core.bounds import Count, Range, check_bounds
 from rollmill.core.errors import RollmillError
 from rollmill.core.machine import hardware, versions
 from rollmill.dataflow import Graph, State
-from rollmill.execution import ProgramTraining, Training, take_devices
+from rollmill.execution import ProgramTraining, Training
 from rollmill.execution.program.kernel_parts import rollout_parts
 from rollmill.fusion import CannotFuse, backend_of
 from rollmill.planning import Plan
@@ -29,9 +31,7 @@ from rollmill.profiling.correction import EventCosts, PairedWindow
 from rollmill.profiling.summary import divide, memory, operations, process_time
 
 ROLLOUT_KERNEL_PATH = ("collect", "rollout kernel")
-
-MONITORING = (3, 12)
-"""Python from which on calls can be told apart without tracing every line (`sys.monitoring`)."""
+"""The operation that a rollout kernel is, whose inside no trace shows."""
 
 REPORT_SECONDS = 0.02
 """Time between two reports of a training in one program; windows begin and end with reports."""
@@ -224,11 +224,8 @@ def _notes(prepared: PreparedTraining, windows: Windows, how: ProfileOptions) ->
     missing = {name for window in windows.profiled for name in names - window.processes.keys()}
     if missing:
         yield f"Not in all windows, and so left out: {', '.join(sorted(missing))}."
-    if prepared.algorithm.host is not None and sys.version_info[:2] < MONITORING:
-        yield (
-            "The time in environments of Python is not divided into Python and the simulator's own code: this "
-            f"needs Python {'.'.join(map(str, MONITORING))}, and this is {sys.version.split()[0]}."
-        )
+    if prepared.algorithm.host is not None:
+        yield "The time in environments of Python is not divided into Python and the simulator's own code."
 
 
 def _operations(
@@ -236,15 +233,14 @@ def _operations(
 ) -> list[results.OperationTime]:
     """The operations; a rollout kernel is divided into policy and environment."""
     found = operations(windows.by_process(), windows.iterations, costs)
-    launch = ((prepared.program and prepared.program.launches) or {}).get("rollouts")
-    if launch is None or all(operation.path != ROLLOUT_KERNEL_PATH for operation in found):
+    program, graph = prepared.program, prepared.algorithm
+    launch = ((program and program.launches) or {}).get("rollouts")
+    if program is None or launch is None or all(operation.path != ROLLOUT_KERNEL_PATH for operation in found):
         return found
-    devices = take_devices(prepared.options.devices)
+    devices = jax.tree.leaves(program.shardings)[0].mesh.devices.flat
     backend = backend_of(devices[0], prepared.options.numerics)
     try:
-        parts = rollout_parts(
-            prepared.algorithm, backend, tuple(launch), prepared.algorithm.loops.num_envs // len(devices)
-        )
+        parts = rollout_parts(graph, backend, tuple(launch), graph.loops.num_envs // len(devices))
     except CannotFuse as reason:
         notes.append(f"The rollout kernel is not divided into policy and environment: {reason}")
         return found

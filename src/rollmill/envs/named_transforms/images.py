@@ -14,7 +14,7 @@ from rollmill.envs.named_transforms.observations import bounds_of, channel_axis,
 LUMINANCE = (0.299, 0.587, 0.114)
 """Weights of red, green and blue, of ITU-R BT.601."""
 LUMINANCE_256 = (77, 150, 29)
-"""The same in 256ths."""
+"""Weights of red, green and blue in 256ths."""
 
 
 def grey(argument: str, spaces: Spaces) -> Transform:

@@ -4,8 +4,7 @@ A kernel overlaps what it computes, so its parts have no times of their own. The
 than one without the environment is the environment's; the same for the policy; what remains is the rest.
 """
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -16,11 +15,10 @@ from jaxtyping import Array
 
 from rollmill.core.types import Timestep
 from rollmill.dataflow import Decision, Graph, start
-from rollmill.fusion import Backend, fused_collect
+from rollmill.fusion import Backend, fused_collect, seconds_of_call
 
-REPEATS = 7
-SECONDS = 0.03
-"""Time that a kernel is repeated for in one measurement."""
+TURNS = 3
+"""Measurements of each kernel, in turns, so that a machine that becomes slower slows all of them."""
 
 
 class KernelParts(NamedTuple):
@@ -57,9 +55,9 @@ def rollout_parts(graph: Graph, backend: Backend, launch: tuple[int, ...], num_e
         for name, variant in variants.items()
     }
     times: dict[str, list[float]] = {name: [] for name in collects}
-    for _ in range(REPEATS):
+    for _ in range(TURNS):
         for name, collect in collects.items():
-            times[name].append(_seconds(partial(collect, *arguments)))
+            times[name].append(seconds_of_call(collect, arguments))
     return parts_of({name: median(found) for name, found in times.items()})
 
 
@@ -107,15 +105,3 @@ def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
 def _signal(tree: Any) -> Array:
     """A number that depends on all numbers of a tree."""
     return sum((jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(tree)), start=jnp.float32(0))
-
-
-def _seconds(run: Callable[[], Any]) -> float:
-    """Seconds of one call, by calls in a row."""
-    began = time.perf_counter()
-    jax.block_until_ready(run())
-    calls = max(1, round(SECONDS / max(time.perf_counter() - began, 1e-6)))
-    began = time.perf_counter()
-    for _ in range(calls):
-        result = run()
-    jax.block_until_ready(result)
-    return (time.perf_counter() - began) / calls

@@ -104,7 +104,7 @@ def fastest(
     *fused, plain = candidates
     for launch, function in zip(search.launches, fused, strict=True):
         try:
-            times[launch] = _seconds(function(), arguments)
+            times[launch] = seconds_of_call(function(), arguments)
         except (
             CannotFuse,
             RuntimeError,
@@ -114,13 +114,13 @@ def fastest(
     if not times:
         raise CannotFuse(f"no launch of the kernel runs on this device: {last}") from last
     best = min(times, key=lambda launch: times[launch])
-    tuned = Tuned(tuple(best), times[best], _seconds(plain(), arguments))
+    tuned = Tuned(tuple(best), times[best], seconds_of_call(plain(), arguments))
     with contextlib.suppress(OSError):  # where nothing can be kept, it is timed again
         write_once(search.file, json.dumps(tuned._asdict()))
     return tuned
 
 
-def _seconds(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
+def seconds_of_call(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
     """Seconds of a call: the median of several times, each of several calls in a row."""
     jax.block_until_ready(function(*arguments))
     # Calls in a row hide the time between two of them, in which a device would wait for the host.

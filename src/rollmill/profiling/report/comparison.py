@@ -67,9 +67,9 @@ class ProfileComparison(NamedTuple):
     operations: tuple[ComparedTime, ...]
     """Each before those inside, in the order of the longer of both."""
     states: tuple[ComparedTime, ...]
-    """Which of host and device were at work."""
+    """Durations by which of host and device were at work."""
     categories: tuple[ComparedTime, ...]
-    """Of the hosts' activities."""
+    """Durations of the hosts' activities by category."""
 
     @property
     def steps_ratio(self) -> float:

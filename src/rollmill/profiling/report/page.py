@@ -17,7 +17,7 @@ class BarPart(NamedTuple):
     """A part of a stacked bar."""
 
     share: float
-    """Of the bar's full width, from 0 to 1."""
+    """Part of the bar's full width, from 0 to 1."""
     colour: str
     """Name of one of the page's colours."""
     title: str
@@ -166,7 +166,7 @@ def _cell(text: str, side: str) -> str:
 
 
 def folded(summary: str, body: Iterable[str]) -> str:
-    """What is shown when it is asked for."""
+    """A part of the page that is shown when its summary is clicked."""
     return "\n".join([f"<details><summary>{escaped(summary)}</summary>", *body, "</details>"])
 
 

@@ -15,7 +15,7 @@ from rollmill.profiling.text import compact, number, path_text, percent
 
 HEIGHT, TOP, BOTTOM = 340.0, 14.0, 290.0
 LEFT, RIGHT = 11.0, 98.5
-"""Of the plot, in per cent of the figure's width."""
+"""Sides of the plot, in per cent of the figure's width."""
 MOST_POINTS = 20
 SMALLEST, LARGEST = 1e-9, 1e21
 """Numbers that the axes can show."""
@@ -30,7 +30,7 @@ class RooflinePoint(NamedTuple):
     speed: float
     """Floating-point operations a second of the device's time."""
     share: float
-    """Of the whole time."""
+    """Part of the whole time, from 0 to 1."""
 
 
 class LogScale(NamedTuple):

@@ -54,7 +54,7 @@ def draw_profile(profile: Profile, *, width: int = 80) -> str:
 
 
 def as_text(view: RenderableType, *, width: int) -> str:
-    """What a terminal without colours shows, without blanks at the ends of lines."""
+    """The text that a terminal without colours shows, without blanks at the ends of lines."""
     console = Console(
         file=io.StringIO(), width=width, force_terminal=False, color_system=None, legacy_windows=False
     )
