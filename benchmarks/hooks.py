@@ -6,7 +6,8 @@ On a CPU in one program on two cores, on a GPU (`--platform gpu`) with fused ker
 
 Trainings of one process take turns, so that a machine that slows down slows all of them: without hooks; with hooks
 that do nothing; and with an evaluation of 20 episodes after each tenth of the training. None writes TensorBoard
-events, and compilation is not timed. Ratios are medians over pairs of neighbours. Writes results/hooks-PLATFORM.json.
+events, and compilation is not timed. Ratios are medians over pairs of neighbours. Writes results/hooks-cpu.json or
+hooks-gpu.json.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from measure import RESULTS, spread, write_result
 import rollmill
 
 CORES = 2
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"num_envs": 64, "num_steps": 32},
     "gpu": {"num_envs": 8192, "num_steps": 128},
 }
