@@ -1,6 +1,6 @@
 """The profiler's figures, checked: its correction, its attribution by planted work, its advice; and a survey.
 
-    python benchmarks/profiler.py errors [--repeats 5] [--workload NAME ...]
+    python benchmarks/profiler.py errors [--platform cpu] [--repeats 5] [--workload NAME ...]
     python benchmarks/profiler.py planted [--repeats 3]
     python benchmarks/profiler.py survey
     python benchmarks/profiler.py advice
@@ -12,7 +12,8 @@
 - `survey`: shares of simulation, inference, backpropagation, replay and search of all algorithms;
 - `advice`: follows what a profile advises, and compares the speed with the one that it predicts.
 
-Writes results/profiler-PART-cpu.json, or -gpu.json where JAX computes on one.
+All but the survey have other sizes with `--platform gpu`. Each row is written at once, to
+results/profiler-PART-PLATFORM.json.
 """
 
 import argparse
@@ -20,10 +21,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 from measure import RESULTS, write_result
 
@@ -31,8 +32,22 @@ import rollmill
 from rollmill.api import RunOptions
 from rollmill.api.profiling import ProfileOptions, profile
 from rollmill.dataflow import Graph
-from rollmill.profiling.results import OperationTime, Profile, read_profile
+from rollmill.profiling.results import UNNAMED, OperationTime, Profile, read_profile
 
+ON_GPU: dict[str, list[str]] = {
+    "ppo, CartPole-v1": ["ppo", "CartPole-v1", "--num-envs", "4096", "--num-steps", "128", "--fusion", "off"],
+    "ppo, CartPole-v1, fused": [
+        "ppo",
+        "CartPole-v1",
+        "--num-envs",
+        "4096",
+        "--num-steps",
+        "128",
+        "--fusion",
+        "full",
+    ],
+    "alphazero, ConnectFour-v0": ["alphazero", "ConnectFour-v0", "--num-envs", "256"],
+}
 WORKLOADS: dict[str, list[str]] = {
     "ppo, CartPole-v1": ["ppo", "CartPole-v1", "--num-envs", "256", "--fusion", "off"],
     "ppo, CartPole-v1, fused": ["ppo", "CartPole-v1", "--num-envs", "1024", "--fusion", "full"],
@@ -44,7 +59,7 @@ WORKLOADS: dict[str, list[str]] = {
     "a3c, CartPole-v1, four actors": [
         *("a3c", "CartPole-v1", "--num-envs", "64", "--distribution", "central", "--actors", "4"),
     ],
-    "mappo, TagContinuous": ["mappo", "TagContinuous-v0", "--num-envs", "32"],
+    "mappo, TagContinuous": ["mappo", "TagContinuous-v0", "--num-envs", "4", "--num-steps", "16"],
     "alphazero, TicTacToe-v0": ["alphazero", "TicTacToe-v0", "--num-envs", "64"],
 }
 SURVEYED: dict[str, list[list[str]]] = {
@@ -64,6 +79,12 @@ ADVISED = [
     ["ppo", "Acrobot-v1", "--num-envs", "1024", "--fusion", "off"],
     ["ppo", "gymnasium:CartPole-v1", "--num-envs", "64"],
 ]
+ADVISED_ON_GPU = [
+    ["ppo", "CartPole-v1", "--num-envs", "4096", "--num-steps", "128", "--fusion", "off"],
+    ["ppo", "Acrobot-v1", "--num-envs", "1024", "--fusion", "off"],
+    ["ppo", "CartPole-v1", "--num-envs", "4096", "--num-steps", "128", "--fusion", "rollout"],
+]
+Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 GROUPS = {
     "simulation": ("environment",),
     "inference": ("policy", "network"),
@@ -86,31 +107,28 @@ def profiled(words: Sequence[str]) -> Profile:
         return read_profile(file.read_bytes(), where=str(file))
 
 
-def errors(options: argparse.Namespace) -> dict[str, Any]:
-    rows = {}
-    for name, words in WORKLOADS.items():
+def errors(options: argparse.Namespace) -> Rows:
+    for name, words in (ON_GPU if options.platform == "gpu" else WORKLOADS).items():
         if options.workload and name not in options.workload:
             continue
         profiles = [profiled(words) for _ in range(options.repeats)]
         found = [each.iteration.error for each in profiles]
-        rows[name] = {
+        row = {
             "command": words,
             "errors": found,
             "median_error": median(found),
             "largest_error": max(found, key=abs),
             "slowdown": median(each.iteration.profiled / each.iteration.unprofiled for each in profiles),
-            "unnamed_share": median(_share(each, ("other",)) for each in profiles),
+            "unnamed_share_of_device": median(_unnamed(each) for each in profiles),
             "iteration_seconds": median(each.iteration.unprofiled for each in profiles),
         }
-        print(
-            f"{name}: {', '.join(f'{error:+.1%}' for error in found)}; {rows[name]['slowdown']:.2f}x", flush=True
-        )
-    return rows
+        print(f"{name}: {', '.join(f'{error:+.1%}' for error in found)}; {row['slowdown']:.2f}x", flush=True)
+        yield name, row
 
 
-def _share(found: Profile, path: tuple[str, ...]) -> float:
-    total = sum(operation.seconds for operation in found.operations)
-    return sum(operation.seconds for operation in found.operations if operation.path == path) / total
+def _unnamed(found: Profile) -> float:
+    total = sum(operation.device for operation in found.operations)
+    return sum(operation.device for operation in found.operations if operation.path[0] == UNNAMED) / total
 
 
 # --- planted work ---------------------------------------------------------------------------------------
@@ -162,24 +180,25 @@ def plant(graph: Graph, where: str) -> Graph:
     return graph._replace(**{where: fragments[where]})
 
 
-def planted(options: argparse.Namespace) -> dict[str, Any]:
-    graph = rollmill.ppo("CartPole-v1", num_envs=256, num_steps=64, total_timesteps=2**34)
+def planted(options: argparse.Namespace) -> Rows:
+    sizes: dict[str, Any] = (
+        {"num_envs": 4096, "num_steps": 128} if options.platform == "gpu" else {"num_envs": 256, "num_steps": 64}
+    )
+    graph = rollmill.ppo("CartPole-v1", total_timesteps=2**36, **sizes)
     base = [_profile_here(graph)]
-    rows: dict[str, Any] = {}
     for where in PLANTED:
         with_work = []
         for _ in range(options.repeats):
             with_work.append(_profile_here(plant(graph, where)))
             base.append(_profile_here(graph))
-        rows[where] = _compared(where, base[-options.repeats - 1 :], with_work)
-        row = rows[where]
+        row = _compared(where, base[-options.repeats - 1 :], with_work)
         print(
             f"{where}: an iteration {1e3 * row['added_seconds']:+.2f} ms, the operation "
             f"{1e3 * row['attributed_seconds']:+.2f} ms ({row['error']:+.1%}); another at most "
             f"{row['largest_other']:+.1%} of the iteration ({row['other']})",
             flush=True,
         )
-    return rows
+        yield where, row
 
 
 def _profile_here(graph: Graph) -> Profile:
@@ -221,8 +240,7 @@ def _by_operation(profiles: Sequence[Profile]) -> dict[str, float]:
 # --- a survey, and advice ---------------------------------------------------------------------------------
 
 
-def survey(_: argparse.Namespace) -> dict[str, Any]:
-    rows = {}
+def survey(_: argparse.Namespace) -> Rows:
     for algorithm, environments in SURVEYED.items():
         for environment in environments:
             for placement, words in PLACEMENTS.items():
@@ -232,14 +250,14 @@ def survey(_: argparse.Namespace) -> dict[str, Any]:
                     print(f"{algorithm} {environment[0]}, {placement}: {failed}", flush=True)
                     continue
                 shares = _shares(found.operations)
-                rows[f"{algorithm}, {environment[0]}, {placement}"] = {
+                row = {
                     "shares": shares,
                     "error": found.iteration.error,
                     "steps_per_second": found.steps_per_second,
                 }
                 text = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
                 print(f"{algorithm} {environment[0]}, {placement}: {text}", flush=True)
-    return rows
+                yield f"{algorithm}, {environment[0]}, {placement}", row
 
 
 def _shares(operations: Sequence[OperationTime]) -> dict[str, float]:
@@ -257,9 +275,8 @@ def _group(path: Sequence[str]) -> str:
     return next((name for part in reversed(path) for name, parts in GROUPS.items() if part in parts), "rest")
 
 
-def advice(_: argparse.Namespace) -> list[dict[str, Any]]:
-    rows = []
-    for words in ADVISED:
+def advice(options: argparse.Namespace) -> Rows:
+    for words in ADVISED_ON_GPU if options.platform == "gpu" else ADVISED:
         before = profiled(words)
         with_options = [each for each in before.advice if each.options and each.saves > 0]
         if not with_options:
@@ -268,22 +285,19 @@ def advice(_: argparse.Namespace) -> list[dict[str, Any]]:
         best = max(with_options, key=lambda each: each.saves)
         after = profiled([*_without(words, best.options), *best.options.split()])
         saved = before.iteration.unprofiled - after.iteration.unprofiled
-        rows.append(
-            {
-                "command": words,
-                "advice": best.title,
-                "options": best.options,
-                "predicted_seconds": best.saves,
-                "saved_seconds": saved,
-                "steps_per_second": [before.steps_per_second, after.steps_per_second],
-            }
-        )
+        row = {
+            "advice": best.title,
+            "options": best.options,
+            "predicted_seconds": best.saves,
+            "saved_seconds": saved,
+            "steps_per_second": [before.steps_per_second, after.steps_per_second],
+        }
         print(
             f"{' '.join(words)}: {best.options} saves {1e3 * saved:.1f} ms of {1e3 * best.saves:.1f} predicted, "
             f"{after.steps_per_second / before.steps_per_second:.2f}x",
             flush=True,
         )
-    return rows
+        yield " ".join(words), row
 
 
 def _without(words: Sequence[str], options: str) -> list[str]:
@@ -305,15 +319,16 @@ PARTS = {"errors": errors, "planted": planted, "survey": survey, "advice": advic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--workload", action="append", choices=WORKLOADS)
+    parser.add_argument("--workload", action="append", choices={**WORKLOADS, **ON_GPU})
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     os.environ.setdefault("ROLLMILL_TYPE_CHECKS", "0")
-    found = PARTS[options.part](options)
-    import jax
-
-    write_result(f"profiler-{options.part}-{jax.default_backend()}", {"rows": found}, directory=options.output)
+    rows: dict[str, dict[str, Any]] = {}
+    for name, row in PARTS[options.part](options):
+        rows[name] = row
+        write_result(f"profiler-{options.part}-{options.platform}", {"rows": rows}, directory=options.output)
 
 
 if __name__ == "__main__":

@@ -49,8 +49,9 @@ def test_unfused_rollouts_of_many_small_kernels():
     found = fuse_rollouts(profile())
     between = 0.0031 + 0.0042 + 0.0029 * 1920 / 3206
     assert found is not None and found.options == "--fusion auto"
-    assert found.saves == pytest.approx(between / 2)
-    assert "1,920 kernels" in found.text and "19 %" in found.text
+    short = 0.0021  # of the environment, in kernels of less than 2 microseconds
+    assert found.saves == pytest.approx(between / 2 + 0.8 * short)
+    assert "1,920 kernels" in found.text and "23 %" in found.text
     assert fuse_rollouts(profile(training={"fusion": "rollout"})) is None
     few = tuple(replace(one, kernels=one.kernels / 200) for one in OPERATIONS)
     assert fuse_rollouts(profile(operations=few)) is None

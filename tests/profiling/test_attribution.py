@@ -5,6 +5,7 @@ import pytest
 from rollmill.profiling.attribution import attribute
 from rollmill.profiling.classes import Classifier, HostActivity
 from rollmill.profiling.hlo import Instruction
+from rollmill.profiling.library_kernels import library_shares
 from rollmill.profiling.results import Overlap
 from rollmill.profiling.timeline import timeline
 from rollmill.profiling.trace import Event, Lane, Trace
@@ -74,6 +75,50 @@ def test_calls_into_the_framework_lie_inside_spans():
     }
 
 
+ON_GPU = Classifier({"jit_f": PROGRAM}, accelerated=True)
+
+
+def test_threads_start_instructions_that_a_gpu_runs():
+    host = lane((0, 60, "PjitFunction(f)"), (10, 50, "dot.1"), (20, 30, "cuLaunchKernel"), (52, 56, "cuMemAlloc"))
+    gpu = lane((30, 90, "dot_1"), name="GPU 0 stream 7", on_device=True)
+    times = attribute(Trace([host, gpu], 0), ON_GPU, 0, 100)
+    assert times.device[POLICY].work == 60 and times.program_events == 1
+    assert times.host == {
+        HostActivity("dispatch", "dispatch"): 16,
+        HostActivity("collect/policy", "dispatch"): 30,
+        HostActivity("collect/policy", "cuda"): 10,
+        HostActivity("CUDA", "cuda"): 4,
+    }
+    assert times.host_only == {("dispatch",): 10, POLICY: 20}
+
+
+def test_kernels_of_libraries_belong_to_the_instruction_that_the_device_names():
+    gemm = "void cutlass::Kernel2<cutlass_80_simt::Op<float>>(Params)"
+    events = [
+        Event(0, 10, gemm, "jit_f", "dot.1"),
+        Event(10, 40, gemm, "jit_f", "command_buffer_1"),
+        Event(40, 45, "MemcpyD2D", "jit_f", "command_buffer_1"),
+    ]
+    times = attribute(Trace([Lane("GPU 0 stream 7", True, events)], 0), ON_GPU, 0, 100)
+    assert {path: each.work for path, each in times.device.items()} == {
+        POLICY: 10,
+        ("other", "Kernel2"): 30,
+        ("other", "MemcpyD2D"): 5,
+    }
+
+
+def test_shares_of_libraries_kernels_are_those_of_the_program_that_names_them():
+    events = [
+        Event(0, 10, "gemm<1>", "jit_f", "dot.1"),
+        Event(10, 40, "gemm<2>", "jit_f", "fusion.1"),
+        Event(40, 80, "dot_1", "jit_f", ""),
+        Event(80, 90, "MemcpyD2H", "", ""),
+    ]
+    host = Lane("thread 1", False, [Event(0, 50, "gemm<1>", "", "dot.1")])
+    shares = library_shares(Trace([Lane("GPU 0 stream 7", True, events), host], 0), ON_GPU)
+    assert shares == {("other", "gemm"): {POLICY: (10 + 0.25 * 30) / 40, ENVIRONMENT: 0.75 * 30 / 40}}
+
+
 def test_the_framework_s_own_threads_do_not_wait():
     times = times_of(lane((0, 100, "ThunkExecutor::Execute (wait for completion)")))
     assert times.host == {} and times.overlap.neither == 100
@@ -102,7 +147,8 @@ def test_on_a_device_everything_is_work_and_kernels_are_named_as_c_allows():
     )
     times = attribute(Trace([stream], 0), classify, 0, 60)
     assert times.device[POLICY].work == 10
-    assert times.device[()].work == 40
+    assert times.device["other", "MemcpyD2D"].work == 10
+    assert times.device["other", "ncclDevKernel_AllReduce"].work == 30
 
 
 def test_programs_with_equal_names_are_told_apart():

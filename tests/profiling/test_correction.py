@@ -50,6 +50,15 @@ def test_operations_lose_the_cost_of_their_events():
     assert sum(corrected.values()) == pytest.approx(600 + 500 + 1020 - 11 * 50)
 
 
+def test_on_an_accelerator_only_the_cost_inside_kernels_is_the_operations():
+    device = {
+        ("a",): DeviceTime(work=600.0, events=10, kernels=10),
+        ("b",): DeviceTime(work=400.0, events=2, kernels=2),
+    }
+    corrected = corrected_device(device, EventCosts(program=50.0, span=0.0, inside=0.4, in_idle_time=True))
+    assert corrected == pytest.approx({("a",): 600 - 10 * 20, ("b",): 400 - 2 * 20})
+
+
 def test_nothing_is_left_of_what_was_cost_alone():
     corrected = corrected_device(
         {("a",): DeviceTime(work=10.0, events=100, kernels=100)}, EventCosts(50.0, 0.0, 1.0)

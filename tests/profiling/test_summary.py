@@ -1,7 +1,7 @@
 """Durations of an iteration from recorded windows."""
 
 import json
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 
@@ -9,8 +9,8 @@ from rollmill.profiling.attribution import DeviceTime, WindowTimes
 from rollmill.profiling.classes import HostActivity
 from rollmill.profiling.correction import EventCosts
 from rollmill.profiling.recording import RecordedWindow
-from rollmill.profiling.results import MemoryUse, OperationTime, Overlap
-from rollmill.profiling.summary import ProcessWindows, divide, memory, operations, process_time
+from rollmill.profiling.results import DeviceActivity, MemoryUse, OperationTime, Overlap
+from rollmill.profiling.summary import ProcessWindows, device_activities, divide, memory, operations, process_time
 
 POLICY, UPDATE = ("collect", "policy"), ("learn", "update")
 FREE = EventCosts(program=0.0, span=0.0)
@@ -64,6 +64,18 @@ def test_a_kernel_is_divided_among_operations_as_an_estimate():
     assert divided[kernel.path].device == 2.5 and divided[UPDATE] == found[2]
     assert sum(each.seconds for each in divided.values()) == pytest.approx(18.0)
     assert divide(found[:1], kernel.path, {POLICY: 1.0}) == found[:1]
+
+
+def test_figures_of_gpus_stand_beside_the_time_in_which_kernels_ran():
+    process = process_time(
+        ProcessWindows("training", [window({}, overlap=(0.0, 300.0, 0.0, 700.0))]), 1.0, FREE, 1e-6
+    )
+    process = replace(process, overlap=Overlap(0.0, 3e-7, 0.0, 7e-7))
+    first = {"gpu": 2, "utilisation": 0.9, "sm_activity": 0.1}
+    second = {"gpu": 2, "utilisation": None, "sm_activity": 0.3}
+    found = device_activities([[first], [second]], [process, process])
+    assert found == (DeviceActivity("GPU 2", utilisation=0.9, sm_activity=0.2, occupied=0.6),)
+    assert device_activities([], [process]) == ()
 
 
 def test_a_program_of_several_processes_is_listed_once():

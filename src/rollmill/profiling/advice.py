@@ -26,6 +26,10 @@ RARER = 10
 """Times more seldom that files are written."""
 MOST_WORKERS = 8
 """Workers that are proposed at most."""
+SHORT_KERNEL = 3e-6
+"""Seconds of a kernel on a GPU below which most of it is beginning and ending."""
+SHORT_SAVED = 0.8
+"""Fraction of the time of such kernels that fusing them is predicted to save."""
 SMALL_KERNELS = 20.0
 """Kernels of an iteration from which they are many."""
 MEMORY_BOUND = 0.5
@@ -69,19 +73,27 @@ def _fuse(profile: Profile, names: frozenset[str], title: str, options: str) -> 
         return None
     neither = over_processes(profile, lambda process: process.overlap.neither)
     between = fsum(operation.host for operation in operations) + neither * kernels / all_kernels
-    share = whole_time(profile).share(between)
     computing = fsum(operation.device for operation in operations) / kernels
-    if share < LEAST_SHARE or between / kernels < computing / 2:
+    between = between if between / kernels >= computing / 2 else 0.0
+    short = fsum(operation.device for operation in operations if _has_short_kernels(profile, operation))
+    share = whole_time(profile).share(between + short)
+    if share < LEAST_SHARE:
         return None
     return Advice(
         f"Fuse the kernels of {title}",
-        f"An iteration starts {kernels:,.0f} kernels of {title}. One computes {duration(computing)}, and "
-        f"{duration(between / kernels)} pass between two, in which the device is idle: {about_percent(share)} "
-        "of the time. "
-        f"A fused kernel is started once. Predicted: {about_percent(FUSED)} of the time between kernels.",
+        f"An iteration starts {kernels:,.0f} kernels of {title}. One takes {duration(computing)}, and "
+        f"{duration(between / kernels)} pass between two, in which the device is idle. This, and kernels that do "
+        f"hardly more than begin and end, take {about_percent(share)} of the time. A fused kernel is started "
+        f"once. Predicted: {about_percent(FUSED)} of the time between kernels, and {about_percent(SHORT_SAVED)} "
+        "of short ones.",
         options,
-        saves=_of_iteration(profile, between * FUSED),
+        saves=_of_iteration(profile, between * FUSED + short * SHORT_SAVED),
     )
+
+
+def _has_short_kernels(profile: Profile, operation: OperationTime) -> bool:
+    on_gpu = "cpu" not in profile.machine.device.lower()
+    return on_gpu and operation.kernels >= SMALL_KERNELS and operation.device <= SHORT_KERNEL * operation.kernels
 
 
 def add_workers(profile: Profile) -> Advice | None:
@@ -179,7 +191,8 @@ def enlarge_batches(profile: Profile) -> Advice | None:
 
 
 def _dispatching_alone(process: ProcessTime) -> float:
-    return min(category_seconds(process, "dispatch"), process.overlap.host_only)
+    starting = category_seconds(process, "dispatch") + category_seconds(process, "cuda")
+    return min(starting, process.overlap.host_only)
 
 
 def reduce_traffic(profile: Profile) -> Advice | None:

@@ -133,6 +133,8 @@ class _OpenEvents:
             return _after(self._last_work) if self._last_work else state
         if isinstance(state, HostActivity) and state.category == IDLE_CATEGORY and not self._runs_python:
             return None  # a thread of the framework that waits for its turn
+        if isinstance(state, HostActivity) and isinstance(around, HostActivity):
+            return state.inside(around)
         return around if state is None else state
 
 

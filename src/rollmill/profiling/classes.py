@@ -1,15 +1,19 @@
 """Says what an event of a trace is: work of a compiled program, an activity of the host, or nothing of its own."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from rollmill.core.operations import GRADIENTS_KERNEL, ROLLOUT_KERNEL, SPAN_MARK
 from rollmill.profiling.hlo import Instruction, Path
+from rollmill.profiling.results import UNNAMED
 from rollmill.profiling.trace import CLOCK, Event
 
 Programs: TypeAlias = Mapping[str, Mapping[str, Instruction]]
 """Instructions of each compiled program, by the names of program and instruction."""
+
+LONGEST_KERNEL_NAME = 60
+"""Characters of the names of libraries' kernels that are shown."""
 
 ROOT = Instruction("container", {(): 1.0}, 0.0, 0.0)
 """The whole of a compiled program."""
@@ -24,10 +28,13 @@ HOST_CALLS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
             "transfer",
             "transfer",
         ),
-        (r"PjitFunction|Execute|ParseArguments|cuLaunch|cudaLaunch|cuGraph|Dispatch", "dispatch", "dispatch"),
+        (r"^cu(da)?[A-Z]", "CUDA", "cuda"),
+        (r"PjitFunction|Execute|ParseArguments|Dispatch", "dispatch", "dispatch"),
     )
 )
-"""Calls into the framework by patterns of their names; the first that fits counts."""
+"""Calls into the framework and the driver by patterns of their names; the first that fits counts."""
+CALLS = frozenset(activity for _, activity, _ in HOST_CALLS)
+"""Activities that are calls, and no operations."""
 
 OWN_KERNELS = {
     ROLLOUT_KERNEL: Instruction("kernel", {("collect", "rollout kernel"): 1.0}, 0.0, 0.0),
@@ -54,6 +61,12 @@ class HostActivity(NamedTuple):
         """The operation that it belongs to."""
         return tuple(self.name.split("/"))
 
+    def inside(self, around: "HostActivity") -> "HostActivity":
+        """The activity inside another one: a call that starts an operation's work belongs to the operation."""
+        is_call = self.name in CALLS and self.category != "waiting"
+        starts_operation = around.category in ("dispatch", "cuda") and around.name not in CALLS
+        return self._replace(name=around.name) if is_call and starts_operation else self
+
 
 def is_span(event: Event) -> bool:
     """True for the spans of Rollmill's own code, which runs in Python."""
@@ -69,25 +82,34 @@ class Classifier:
 
     Args:
         programs: the compiled programs of the process.
+        accelerated: they run on an accelerator. Events of the host under the names of instructions are then their
+            starts; a device runs them later.
     """
 
-    def __init__(self, programs: Programs) -> None:
-        self._programs = programs
+    def __init__(self, programs: Programs, *, accelerated: bool = False) -> None:
+        self._programs, self._accelerated = programs, accelerated
         self._by_name: dict[str, list[str]] = {}
         for module, instructions in programs.items():
             for name in instructions:
                 self._by_name.setdefault(name, []).append(module)
         # Kernels of a GPU are named after instructions, with characters that C allows.
         self._by_kernel = {re.sub(r"[.\-]", "_", name): name for name in self._by_name}
-        self._known: dict[tuple[str, str], EventClass] = {}
+        self._known: dict[tuple[str, str, str], EventClass] = {}
+
+    def is_instruction(self, name: str) -> bool:
+        """True if a program has an instruction of that name."""
+        return bool(self._modules_with(name))
 
     def is_ambiguous(self, name: str) -> bool:
         """True if several programs have an instruction of that name."""
-        return len(self._by_name.get(self._by_kernel.get(name, name), ())) > 1
+        return len(self._modules_with(name)) > 1
+
+    def _modules_with(self, name: str) -> Sequence[str]:
+        return self._by_name.get(name) or self._by_name.get(self._by_kernel.get(name, name), ())
 
     def __call__(self, event: Event, *, on_device: bool = False) -> EventClass:
         """The class of an event; on a device everything is work."""
-        key = event.name, event.module
+        key = event.name, event.module, event.instruction
         if key not in self._known:
             self._known[key] = self._classified(event, on_device)
         return self._known[key]
@@ -97,16 +119,21 @@ class Classifier:
         if name.startswith(f"{SPAN_MARK}:"):
             _, category, activity = name.split(":", 2)
             return None if category == CLOCK else HostActivity(activity, category)
-        if (instruction := self._instruction(name, event.module)) is not None:
-            return DeviceWork(instruction)
         if on_device:
-            return DeviceWork(OWN_KERNELS.get(name) or _unnamed(name))
+            return DeviceWork(self.device_instruction(event))
+        if (instruction := self._instruction(name, event.module)) is not None:
+            return _start_of(instruction) if self._accelerated else DeviceWork(instruction)
         if name == "ThunkExecutor::Execute":
             return DeviceWork(ROOT)
         for pattern, activity, category in HOST_CALLS:
             if pattern.search(name):
                 return HostActivity(activity, category)
         return None
+
+    def device_instruction(self, event: Event) -> Instruction:
+        """The instruction of an event on a device: by its kernel's name, else by what the device says."""
+        named = self._instruction(event.name, event.module) or OWN_KERNELS.get(event.name)
+        return named or self._instruction(event.instruction, event.module) or _unnamed(event.name)
 
     def _instruction(self, name: str, module: str) -> Instruction | None:
         name = name if name in self._by_name else self._by_kernel.get(name, name)
@@ -116,8 +143,21 @@ class Classifier:
         return self._programs[module if module in modules else modules[0]][name]
 
 
+def kernel_name(name: str) -> str:
+    """The name of a kernel of a library, without its namespaces, template arguments and parameters."""
+    plain = re.sub(r"<.*|\(.*", "", name.removeprefix("void ")).rpartition("::")[2]
+    return re.sub(r"[^\w.\-]", "_", plain)[:LONGEST_KERNEL_NAME] or "kernel"
+
+
+def _start_of(instruction: Instruction) -> HostActivity:
+    """The host's part of an instruction of a device: to start it."""
+    path = next(iter(instruction.shares)) if len(instruction.shares) == 1 else ()
+    return HostActivity("/".join(path) or "dispatch", "dispatch")
+
+
 def _unnamed(name: str) -> Instruction:
     """Work of a device that no instruction has the name of: copies, collectives, kernels of libraries."""
+    shares = {(UNNAMED, kernel_name(name)): 1.0}
     if re.search(r"[Mm]em(cpy|set)", name):
-        return Instruction("copy", {(): 1.0}, 0.0, 0.0)
-    return Instruction("collective" if "nccl" in name.lower() else "kernel", {(): 1.0}, 0.0, 0.0)
+        return Instruction("copy", shares, 0.0, 0.0)
+    return Instruction("collective" if "nccl" in name.lower() else "kernel", shares, 0.0, 0.0)

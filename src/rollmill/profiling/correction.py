@@ -19,7 +19,7 @@ from rollmill.profiling.hlo import Path
 from rollmill.profiling.recording import TraceRecorder
 
 SPAN_NANOSECONDS = 900.0
-"""Cost of a span of the host where it cannot be told apart from the cost of a program's events."""
+"""Highest cost of a span of the host, which cannot be told apart from the cost of a program's events."""
 TURNS, REPEATS = 400, 3
 """Turns of the loop of short instructions, and measurements of it."""
 
@@ -43,8 +43,6 @@ class PairedWindow(NamedTuple):
     @property
     def span_cost(self) -> float:
         """Nanoseconds for each span of the host."""
-        if self.program_events > self.span_events:
-            return SPAN_NANOSECONDS
         extra = max(0.0, self.profiled - self.unprofiled)
         return min(SPAN_NANOSECONDS, extra / self.span_events) if self.span_events else 0.0
 
@@ -56,17 +54,16 @@ class EventCosts(NamedTuple):
     span: float
     inside: float = 0.0
     """The share of a program event's cost that lies inside the event."""
+    in_idle_time: bool = False
+    """The other share lies in the device's idle time: on an accelerator, whose events have none around them."""
 
 
-def costs(pairs: Sequence[PairedWindow], *, inside: float = 0.0) -> EventCosts:
+def costs(pairs: Sequence[PairedWindow], *, inside: float = 0.0, in_idle_time: bool = False) -> EventCosts:
     """The costs by all of these windows: medians."""
     if not pairs:
-        return EventCosts(0.0, 0.0, inside)
-    return EventCosts(
-        statistics.median(pair.program_cost for pair in pairs),
-        statistics.median(pair.span_cost for pair in pairs),
-        inside,
-    )
+        return EventCosts(0.0, 0.0, inside, in_idle_time)
+    program = statistics.median(pair.program_cost for pair in pairs)
+    return EventCosts(program, statistics.median(pair.span_cost for pair in pairs), inside, in_idle_time)
 
 
 def corrected_duration(pair: PairedWindow, found: EventCosts) -> float:
@@ -89,26 +86,29 @@ def corrected_device(device: Mapping[Path, DeviceTime], found: EventCosts) -> di
     sum is right.
     """
     whole = sum(times.work + times.between for times in device.values())
-    target = max(0.0, whole - found.program * sum(times.events for times in device.values()))
+    target = max(0.0, whole - found.program * sum(_costly_events(times, found) for times in device.values()))
     reduced = {path: _corrected(times, found) for path, times in device.items()}
     total = sum(reduced.values())
     return {path: value * target / total for path, value in reduced.items()} if total else dict(reduced)
 
 
+def _costly_events(times: DeviceTime, found: EventCosts) -> float:
+    """The number of events whose whole cost would be what lies in the operation's time."""
+    return float(found.inside * times.kernels if found.in_idle_time else times.events)
+
+
 def _corrected(times: DeviceTime, found: EventCosts) -> float:
     inside = times.kernels * found.program * found.inside
-    after = times.events * found.program - inside
+    after = _costly_events(times, found) * found.program - inside
     return max(0.0, times.work - inside) + max(0.0, times.between - after)
 
 
 def inside_share(recorder: TraceRecorder) -> float:
-    """Measures the share of an event's cost that lies inside the event, on the CPU's backend.
+    """Measures the share of an event's cost that lies inside the event.
 
-    A program of many short instructions in a row is run with and without the profiler. On an accelerator the share
-    is 0: there the hardware notes the times.
+    A program of many short instructions in a row is run with and without the profiler: kernels that take longer in
+    all than the program without it have that much of the cost inside.
     """
-    if jax.default_backend() != "cpu":
-        return 0.0
     program = jax.jit(_many_short_instructions).lower(jnp.zeros((64, 64))).compile()
     run = lambda: program(jnp.zeros((64, 64))).block_until_ready()
     shares = []

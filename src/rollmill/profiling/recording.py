@@ -20,7 +20,7 @@ from rollmill.profiling.classes import Classifier, HostActivity
 from rollmill.profiling.hlo import Instruction, module_name, read_instructions
 from rollmill.profiling.results import MemoryUse, Overlap, TimelineSpan
 from rollmill.profiling.timeline import timeline
-from rollmill.profiling.trace import CLOCK, read_trace
+from rollmill.profiling.trace import CLOCK, Naming, Trace, read_trace
 
 MOST_TEXT = 64 * 2**20
 """Characters of a compiled program beyond which it is not read."""
@@ -70,7 +70,7 @@ class RecordedWindow(NamedTuple):
 
 
 class TraceRecorder:
-    """Records windows of this process; only one per process, because JAX's profiler is."""
+    """Records windows of this process; only one at a time, because JAX's profiler is one."""
 
     def __init__(self) -> None:
         self._folder: FilePath | None = None
@@ -94,27 +94,44 @@ class TraceRecorder:
             begin: the window's first nanosecond on the clock `time.monotonic_ns`.
             end: the nanosecond after its last.
         """
-        assert self._folder is not None
-        try:
-            set_recording(False)
-            jax.profiler.stop_trace()
-            self._programs.read_new()
-            classify = Classifier(self._programs.instructions)
-            trace = read_trace(self._folder, ambiguous=classify.is_ambiguous)
-        finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        self._end()
+        self._programs.read_new()
+        classify = Classifier(self._programs.instructions, accelerated=jax.default_backend() != "cpu")
+        trace = self._read(classify)
         begin, end = begin - trace.clock_offset, end - trace.clock_offset
         times = attribute(trace, classify, begin, end)
         return RecordedWindow(times, timeline(trace, classify, begin, end), tuple(self._programs.memory))
 
+    def stop_and_read(self, names: Naming) -> Trace:
+        """Ends the recording.
+
+        Args:
+            names: of the instructions of programs.
+        """
+        self._end()
+        return self._read(names)
+
     def abandon(self) -> None:
         """Ends a recording, if one is going on, and forgets it."""
         if self._folder is not None:
-            set_recording(False)
-            jax.profiler.stop_trace()
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+            self._end()
+            self._forget()
+
+    def _end(self) -> None:
+        set_recording(False)
+        jax.profiler.stop_trace()
+
+    def _read(self, names: Naming) -> Trace:
+        assert self._folder is not None, "a recording was started"
+        try:
+            return read_trace(self._folder, names)
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        assert self._folder is not None, "a recording was started"
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = None
 
 
 class _Programs:

@@ -121,9 +121,12 @@ class HostTime:
     seconds: float
 
 
-CATEGORIES = ("python", "simulator", "dispatch", "transfer", "compile", "channel", "storage", "waiting")
-"""Kinds of host activities. `simulator`: environments of the host; `channel`: sending and receiving between
-workers; `waiting`: for the device or another worker."""
+CATEGORIES = ("python", "simulator", "dispatch", "cuda", "transfer", "compile", "channel", "storage", "waiting")
+"""Kinds of host activities.
+
+`simulator`: environments of the host; `dispatch`: JAX and XLA start programs; `cuda`: calls of CUDA's API;
+`channel`: sending and receiving between workers; `waiting`: for the device or another worker.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,30 @@
 """Sums of recorded windows as durations of one iteration, with the profiler's cost taken out."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from rollmill.profiling.attribution import DeviceTime
 from rollmill.profiling.correction import EventCosts, corrected_device
 from rollmill.profiling.hlo import Path
 from rollmill.profiling.recording import RecordedWindow
-from rollmill.profiling.results import UNNAMED, HostTime, MemoryUse, OperationTime, Overlap, ProcessTime
+from rollmill.profiling.results import (
+    UNNAMED,
+    DeviceActivity,
+    HostTime,
+    MemoryUse,
+    OperationTime,
+    Overlap,
+    ProcessTime,
+)
 
 SECOND = 1e9
 TRANSITIONS = {
     "dispatch": "host to framework",
     "simulator": "host to simulator",
+    "cuda": "framework to CUDA",
     "transfer": "host to device memory",
     "channel": "to other workers",
     "waiting": "waits",
@@ -123,6 +133,41 @@ def memory(processes: Sequence[ProcessWindows]) -> tuple[MemoryUse, ...]:
     """Memory of the programs of all processes, each program once, the largest first."""
     uses = {use for process in processes for use in process.windows[-1].memory}
     return tuple(sorted(uses, key=lambda use: -(use.arguments + use.outputs + use.temporary)))
+
+
+def device_activities(
+    windows: Sequence[Sequence[Mapping[str, Any]]], processes: Sequence[ProcessTime]
+) -> tuple[DeviceActivity, ...]:
+    """The driver's figures of each GPU, beside the time in which kernels of these processes ran.
+
+    Args:
+        windows: figures of each GPU in each window; see `rollmill.execution.GpuActivity.total`.
+        processes: which have equal shares of the GPUs.
+    """
+    gpus = len(windows[0]) if windows else 0
+    shares = [_device_share(process.overlap) for process in processes]
+    occupied = min(1.0, sum(shares) / gpus) if gpus else 0.0
+    return tuple(
+        DeviceActivity(
+            f"GPU {windows[0][gpu]['gpu']}",
+            utilisation=_mean(window[gpu]["utilisation"] for window in windows) or 0.0,
+            sm_activity=_mean(window[gpu]["sm_activity"] for window in windows),
+            occupied=occupied,
+        )
+        for gpu in range(gpus)
+    )
+
+
+def _device_share(overlap: Overlap) -> float:
+    device = overlap.device_only + overlap.both
+    whole = device + overlap.host_only + overlap.neither
+    return device / whole if whole else 0.0
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean of those that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _device_times(process: ProcessWindows) -> dict[Path, DeviceTime]:

@@ -1,9 +1,9 @@
 """Reads a trace of JAX's profiler: the events of each thread and stream, in nanoseconds of the trace's clock."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
@@ -22,8 +22,10 @@ class Event(NamedTuple):
     start: int
     end: int
     name: str
-    module: str
+    module: str = ""
     """The compiled program it belongs to, where its name alone does not say so; else empty."""
+    instruction: str = ""
+    """The instruction that a device says it belongs to, where its name is not that of one; else empty."""
 
 
 class Lane(NamedTuple):
@@ -43,12 +45,25 @@ class Trace(NamedTuple):
     """Nanoseconds to add to a time of the trace for the host's monotonic clock; 0 if the trace does not say."""
 
 
-def read_trace(folder: FilePath, *, ambiguous: Callable[[str], bool] = lambda name: False) -> Trace:
+@runtime_checkable
+class Naming(Protocol):
+    """Knows which names say enough, because reading more of an event takes longer."""
+
+    def is_instruction(self, name: str) -> bool:
+        """True if a program has an instruction of that name."""
+        ...
+
+    def is_ambiguous(self, name: str) -> bool:
+        """True if several programs have an instruction of that name."""
+        ...
+
+
+def read_trace(folder: FilePath, names: Naming) -> Trace:
     """Reads the trace that was written into a folder.
 
     Args:
         folder: given to `jax.profiler.start_trace`.
-        ambiguous: tells that several programs have an instruction of a name, so that its program has to be read.
+        names: of instructions. Of events with other names on a device, and of ambiguous ones, more is read.
 
     Raises:
         FileNotFoundError: there is no trace in it.
@@ -62,17 +77,23 @@ def read_trace(folder: FilePath, *, ambiguous: Callable[[str], bool] = lambda na
         for number, line in enumerate(plane.lines):
             if on_device and not line.name.startswith("Stream"):
                 continue  # lines that are derived from the streams
-            if events := sorted(_events(line, ambiguous), key=lambda event: (event.start, -event.end)):
+            if events := sorted(_events(line, on_device, names), key=lambda event: (event.start, -event.end)):
                 lanes.append(Lane(_lane_name(plane.name, line.name, number), on_device, events))
     return Trace(lanes, _clock_offset(lanes))
 
 
-def _events(line: Any, ambiguous: Callable[[str], bool]) -> Iterator[Event]:
+def _events(line: Any, on_device: bool, names: Naming) -> Iterator[Event]:
     for event in line.events:
         name, duration = event.name, event.duration_ns
         if duration > 0 and not name.startswith(IGNORED):
             start = round(event.start_ns)
-            yield Event(start, start + round(duration), name, _module_of(event) if ambiguous(name) else "")
+            end = start + round(duration)
+            if names.is_ambiguous(name):
+                yield Event(start, end, name, _stat(event, "hlo_module"))
+            elif on_device and not names.is_instruction(name):
+                yield Event(start, end, name, _stat(event, "hlo_module"), _stat(event, "hlo_op"))
+            else:
+                yield Event(start, end, name)
 
 
 def _clock_offset(lanes: Sequence[Lane]) -> int:
@@ -83,8 +104,8 @@ def _clock_offset(lanes: Sequence[Lane]) -> int:
     return 0
 
 
-def _module_of(event: Any) -> str:
-    return next((str(value) for key, value in event.stats if key == "hlo_module"), "")
+def _stat(event: Any, name: str) -> str:
+    return next((str(value) for key, value in event.stats if key == name), "")
 
 
 def _lane_name(plane: str, line: str, number: int) -> str:

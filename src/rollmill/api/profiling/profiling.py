@@ -13,6 +13,7 @@ from typing import Annotated, cast
 import jax
 
 from rollmill.api.options import RunOptions
+from rollmill.api.profiling.library_kernels import measure_library_shares
 from rollmill.api.profiling.windows import ProfiledTraining, RecordsWorkers, Windows
 from rollmill.api.sessions import Session
 from rollmill.api.training import PreparedTraining, begin_training, prepare_training
@@ -20,7 +21,8 @@ from rollmill.core.bounds import Count, Range, check_bounds
 from rollmill.core.errors import RollmillError
 from rollmill.core.machine import hardware, versions
 from rollmill.dataflow import Graph, State
-from rollmill.execution import ProgramTraining, Training
+from rollmill.execution import CompiledProgram, ProgramTraining, Training
+from rollmill.execution.instances import GpuActivity, watched_gpus
 from rollmill.execution.program.kernel_parts import rollout_parts
 from rollmill.fusion import CannotFuse, backend_of
 from rollmill.planning import Plan
@@ -28,8 +30,10 @@ from rollmill.profiling import correction, results
 from rollmill.profiling.advice import advise
 from rollmill.profiling.calibration import Calibration, calibrated
 from rollmill.profiling.correction import EventCosts, PairedWindow
-from rollmill.profiling.summary import divide, memory, operations, process_time
+from rollmill.profiling.summary import device_activities, divide, memory, operations, process_time
 
+MOST_UNNAMED = 0.01
+"""Share of the device's time that kernels of libraries may have without being divided among operations."""
 ROLLOUT_KERNEL_PATH = ("collect", "rollout kernel")
 """The operation that a rollout kernel is, whose inside no trace shows."""
 
@@ -110,8 +114,8 @@ def _trained(
     @contextlib.contextmanager
     def watched(session: Session) -> Iterator[tuple[Training, State]]:
         nonlocal windows
-        with session as (training, state):
-            windows = _windows_of(prepared, training, how, show)
+        with session as (training, state), _activity() as activity:
+            windows = _windows_of(prepared, training, how, activity, show)
             with contextlib.closing(windows):
                 yield ProfiledTraining(training, windows), state
 
@@ -126,8 +130,17 @@ def _trained(
     return windows, error
 
 
+def _activity() -> contextlib.AbstractContextManager[GpuActivity]:
+    """The driver's figures of GPUs, where JAX computes on some."""
+    return watched_gpus() if jax.default_backend() == "gpu" else contextlib.nullcontext(GpuActivity())
+
+
 def _windows_of(
-    prepared: PreparedTraining, training: Training, how: ProfileOptions, show: Callable[[str], None]
+    prepared: PreparedTraining,
+    training: Training,
+    how: ProfileOptions,
+    activity: GpuActivity,
+    show: Callable[[str], None],
 ) -> Windows:
     if isinstance(training, ProgramTraining):
         training.report_seconds = REPORT_SECONDS
@@ -137,6 +150,7 @@ def _windows_of(
         seconds=how.window_seconds,
         profiled_seconds=how.profiled_seconds,
         workers=cast(RecordsWorkers, training) if has_processes else None,
+        activity=activity,
         show=show,
     )
 
@@ -149,17 +163,20 @@ def _result(
     notes: Sequence[str],
 ) -> results.Profile:
     pairs, processes, iterations, notes = windows.pairs(), windows.by_process(), windows.iterations, list(notes)
-    costs = correction.costs(pairs, inside=calibration.inside)
+    accelerated = jax.default_backend() != "cpu"
+    costs = correction.costs(pairs, inside=calibration.inside, in_idle_time=accelerated)
     time = _iteration_time(windows, pairs)
+    process_times = tuple(process_time(process, iterations, costs, time.corrected) for process in processes)
     found = results.Profile(
         training=_training(prepared, command),
         machine=_machine(),
         iteration=time,
         book_keeping=_book_keeping(pairs, costs),
         operations=tuple(_operations(prepared, windows, costs, notes)),
-        processes=tuple(process_time(process, iterations, costs, time.corrected) for process in processes),
+        processes=process_times,
         ceilings=calibration.ceilings,
         memory=memory(processes),
+        devices=device_activities(windows.activities, process_times),
         notes=tuple(notes),
     )
     return replace(found, advice=tuple(advise(found)))
@@ -231,13 +248,38 @@ def _notes(prepared: PreparedTraining, windows: Windows, how: ProfileOptions) ->
 def _operations(
     prepared: PreparedTraining, windows: Windows, costs: EventCosts, notes: list[str]
 ) -> list[results.OperationTime]:
-    """The operations; a rollout kernel is divided into policy and environment."""
+    """The operations; kernels of libraries, and a rollout kernel, are divided among those that they work for."""
     found = operations(windows.by_process(), windows.iterations, costs)
-    program, graph = prepared.program, prepared.algorithm
-    launch = ((program and program.launches) or {}).get("rollouts")
-    if program is None or launch is None or all(operation.path != ROLLOUT_KERNEL_PATH for operation in found):
+    if prepared.program is None:
         return found
-    devices = jax.tree.leaves(program.shardings)[0].mesh.devices.flat
+    found = _with_libraries_divided(found, prepared, prepared.program, notes)
+    return _with_rollouts_divided(found, prepared, prepared.program, notes)
+
+
+def _with_libraries_divided(
+    found: list[results.OperationTime], prepared: PreparedTraining, program: CompiledProgram, notes: list[str]
+) -> list[results.OperationTime]:
+    unnamed = sum(operation.device for operation in found if operation.path[0] == results.UNNAMED)
+    if jax.default_backend() == "cpu" or unnamed < MOST_UNNAMED * sum(operation.device for operation in found):
+        return found
+    try:
+        shares = measure_library_shares(prepared, program)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        notes.append(f"Kernels of libraries are not divided among operations: {reason}")
+        return found
+    for kernel, parts in shares.items():
+        found = divide(found, kernel, parts)
+    notes.append("Kernels of libraries are divided as in a program that starts each instruction by itself.")
+    return found
+
+
+def _with_rollouts_divided(
+    found: list[results.OperationTime], prepared: PreparedTraining, program: CompiledProgram, notes: list[str]
+) -> list[results.OperationTime]:
+    launch, graph, devices = (program.launches or {}).get("rollouts"), prepared.algorithm, program.devices
+    if launch is None or all(operation.path != ROLLOUT_KERNEL_PATH for operation in found):
+        return found
     backend = backend_of(devices[0], prepared.options.numerics)
     try:
         parts = rollout_parts(graph, backend, tuple(launch), graph.loops.num_envs // len(devices))

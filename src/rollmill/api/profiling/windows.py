@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from rollmill.execution import Recorded, Report, Training
+from rollmill.execution.instances import GpuActivity
 from rollmill.execution.reports import MetricsRows
 from rollmill.profiling.correction import PairedWindow
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
@@ -75,6 +76,7 @@ class Windows:
         seconds: shortest duration of a window without it.
         profiled_seconds: shortest duration of a window with it.
         workers: records the workers, where they are processes.
+        activity: the driver's figures of GPUs.
         show: shows a line to the user.
     """
 
@@ -85,14 +87,18 @@ class Windows:
         seconds: float,
         profiled_seconds: float,
         workers: RecordsWorkers | None,
+        activity: GpuActivity,
         show: Callable[[str], None],
     ) -> None:
+        self._activity = activity
         self._count, self._seconds, self._profiled_seconds = count, seconds, profiled_seconds
         self._workers, self._show = workers, show
         self._recorder = TraceRecorder()
         self._awaited: set[str] = set()
         self._received: dict[str, RecordedWindow] = {}
         self.plain: list[WindowSpan] = []
+        self.activities: list[list[dict[str, Any]]] = []
+        """The driver's figures of each GPU, in each window without the profiler."""
         self.profiled: list[ProfiledWindow] = []
         self.done = False
         self._steps = self._all_steps()
@@ -140,11 +146,11 @@ class Windows:
     def _all_steps(self) -> Steps:
         yield from self._pause(WARM_SECONDS)
         for number in range(self._count):
-            self.plain.append((yield from self._window(self._seconds)))
+            yield from self._plain_window()
             self._show(f"window {number + 1} of {self._count}")
             self.profiled.append((yield from self._profiled_window()))
             yield from self._pause(SETTLE_SECONDS)
-        self.plain.append((yield from self._window(self._seconds)))
+        yield from self._plain_window()
 
     def _pause(self, seconds: float) -> Generator[None, ReportedProgress, ReportedProgress]:
         """Lets as many seconds pass, and one report; returns the last."""
@@ -153,6 +159,11 @@ class Windows:
             now = yield
             if now.now - begin.now >= 1e9 * seconds:
                 return now
+
+    def _plain_window(self) -> Steps:
+        self._activity.restart()
+        self.plain.append((yield from self._window(self._seconds)))
+        self.activities.append(self._activity.total())
 
     def _window(self, seconds: float) -> Generator[None, ReportedProgress, WindowSpan]:
         """A window from the next report to the first one after as many seconds."""

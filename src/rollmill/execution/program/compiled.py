@@ -6,7 +6,7 @@ waits for the host; metrics leave as one small vector.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -56,6 +56,11 @@ class CompiledProgram(NamedTuple):
     reuses_state: bool = False
     """Whether `step` computes in the memory of the given state, because that holds a replay memory."""
 
+    @property
+    def devices(self) -> Sequence[Any]:
+        """The devices that it runs on."""
+        return list(jax.tree.leaves(self.shardings)[0].mesh.devices.flat)
+
     def advance(self, state: State, count: int = 1) -> tuple[State, Array]:
         """The state after `count` iterations, and the sums of their metrics; of flags, the lowest.
 
@@ -79,6 +84,7 @@ def lower(
     fusion: Fusion = "off",
     numerics: Numerics = "tf32",
     launches: Launches | None = None,
+    compiler_options: Mapping[str, str] | None = None,
 ) -> CompiledProgram:
     """Compiles a graph into one program.
 
@@ -90,6 +96,7 @@ def lower(
         fusion: how deep the training is fused; see `choose_kernels`.
         numerics: of matrix products in kernels.
         launches: of kernels, as they were found when the run began.
+        compiler_options: of XLA, besides those that every program has.
 
     Raises:
         UsageError: if the devices do not divide the shards, so that they would hold unequal shares; or if a
@@ -119,7 +126,8 @@ def lower(
         jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile(EXACT_PRECISION)
     )
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
-    compile_with = partial(_compile_step, partial(_step, graph, seeds, names, mesh, specs), placed)
+    options = {**EXACT_PRECISION, **(compiler_options or {})}
+    compile_with = partial(_compile_step, partial(_step, graph, seeds, names, mesh, specs), placed, options)
     reuses_state = graph.replay is not None
     try:
         compiled_step = compile_with(kernels, reuses_state=reuses_state)
@@ -143,15 +151,16 @@ def lower(
 def _compile_step(
     step_with: Callable[[KernelChoice], Callable[..., Any]],
     placed: PyTree[jax.ShapeDtypeStruct],
+    options: Mapping[str, str | bool],
     kernels: KernelChoice,
     *,
     reuses_state: bool,
 ) -> jax.stages.Compiled:
     step = step_with(kernels)
     if not reuses_state:
-        return jax.jit(step).lower(placed).compile(EXACT_PRECISION)
+        return jax.jit(step).lower(placed).compile(dict(options))
     count = jax.ShapeDtypeStruct((), jnp.int32)
-    return jax.jit(step, donate_argnums=0).lower(placed, count).compile(EXACT_PRECISION)
+    return jax.jit(step, donate_argnums=0).lower(placed, count).compile(dict(options))
 
 
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:

@@ -1,0 +1,44 @@
+"""Divides kernels of libraries, whose names say nothing of the program, among its operations.
+
+A device that runs a program's instructions as a CUDA graph names kernels, but not the instruction that a kernel is
+of. XLA's own kernels have the names of instructions; those of libraries, and copies, do not. The same program,
+compiled so that it starts each instruction by itself, says it. Shares are taken from that program's recording,
+times from the recording of the real one.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from rollmill.profiling.classes import Classifier, kernel_name
+from rollmill.profiling.hlo import Path
+from rollmill.profiling.results import UNNAMED
+from rollmill.profiling.trace import Trace
+
+Shares = Mapping[Path, Mapping[Path, float]]
+"""For each operation that is a library's kernel: the operations that it works for, with the share of each."""
+
+SEPARATE_INSTRUCTIONS: Mapping[str, str] = {"xla_gpu_enable_command_buffer": ""}
+"""Compiler options under which each instruction is started by itself."""
+
+
+def library_shares(trace: Trace, names: Classifier) -> Shares:
+    """The operations that kernels of libraries work for, by their time.
+
+    Args:
+        trace: of a program that was compiled with `SEPARATE_INSTRUCTIONS`.
+        names: of its instructions.
+    """
+    times: dict[Path, dict[Path, float]] = defaultdict(lambda: defaultdict(float))
+    for lane in trace.lanes:
+        for event in lane.events if lane.on_device else ():
+            if names.is_instruction(event.name):
+                continue
+            for path, share in names.device_instruction(event).shares.items():
+                if path and path[0] != UNNAMED:
+                    times[UNNAMED, kernel_name(event.name)][path] += share * (event.end - event.start)
+    return {kernel: _normalised(of_kernel) for kernel, of_kernel in times.items()}
+
+
+def _normalised(times: Mapping[Path, float]) -> dict[Path, float]:
+    total = sum(times.values())
+    return {path: time / total for path, time in times.items()}
