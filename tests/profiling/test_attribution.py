@@ -103,7 +103,7 @@ def test_kernels_of_libraries_belong_to_the_instruction_that_the_device_names():
     assert {path: each.work for path, each in times.device.items()} == {
         POLICY: 10,
         ("other", "Kernel2"): 30,
-        ("other", "MemcpyD2D"): 5,
+        ("other", "copies"): 5,
     }
 
 
@@ -147,7 +147,7 @@ def test_on_a_device_everything_is_work_and_kernels_are_named_as_c_allows():
     )
     times = attribute(Trace([stream], 0), classify, 0, 60)
     assert times.device[POLICY].work == 10
-    assert times.device["other", "MemcpyD2D"].work == 10
+    assert times.device["other", "copies"].work == 10
     assert times.device["other", "ncclDevKernel_AllReduce"].work == 30
 
 

@@ -34,7 +34,7 @@ def window(device, host=(), *, duration=1000, overlap=(0.0, 1000.0, 0.0, 0.0)):
 def test_windows_of_all_processes_are_summed_and_divided_by_iterations():
     actor = ProcessWindows("actor/0", [window({POLICY: DeviceTime(work=600.0, kernels=8, flops=80)})] * 2)
     learner = ProcessWindows("learner/0", [window({UPDATE: DeviceTime(work=300.0, between=100.0)})] * 2)
-    found = {each.path: each for each in operations([actor, learner], 4.0, FREE)}
+    found = {each.path: each for each in operations([actor, learner], 4.0, FREE, 1e-6)}
     assert found[POLICY].device == pytest.approx(300e-9) and found[POLICY].kernels == 4
     assert found[POLICY].flops == 40
     assert found[UPDATE].device == pytest.approx(200e-9)
@@ -64,6 +64,18 @@ def test_a_kernel_is_divided_among_operations_as_an_estimate():
     assert divided[kernel.path].device == 2.5 and divided[UPDATE] == found[2]
     assert sum(each.seconds for each in divided.values()) == pytest.approx(18.0)
     assert divide(found[:1], kernel.path, {POLICY: 1.0}) == found[:1]
+
+
+def test_on_an_accelerator_the_host_alone_has_the_time_in_which_the_device_would_be_idle():
+    device = {POLICY: DeviceTime(work=400.0, events=4, kernels=4)}
+    processes = [ProcessWindows("training", [window(device, overlap=(500.0, 300.0, 100.0, 100.0))])]
+    costs = EventCosts(100.0, 0.0, 0.25, in_idle_time=True)
+    overlap = process_time(processes[0], 1.0, costs, iteration=600e-9).overlap
+    assert astuple(overlap) == pytest.approx((250e-9, 225e-9, 75e-9, 50e-9))
+    found = {each.path: each for each in operations(processes, 1.0, costs, 600e-9)}
+    assert found[POLICY].device == pytest.approx(300e-9) and found["dispatch",].host == pytest.approx(250e-9)
+    hidden = {each.path: each for each in operations(processes, 1.0, costs, 200e-9)}
+    assert hidden[POLICY].device == pytest.approx(200e-9), "no longer than the training would have taken"
 
 
 def test_figures_of_gpus_stand_beside_the_time_in_which_kernels_ran():

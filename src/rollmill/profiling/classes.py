@@ -12,6 +12,7 @@ from rollmill.profiling.trace import CLOCK, Event
 Programs: TypeAlias = Mapping[str, Mapping[str, Instruction]]
 """Instructions of each compiled program, by the names of program and instruction."""
 
+COPIES_ON_DEVICE = "copies"
 LONGEST_KERNEL_NAME = 60
 """Characters of the names of libraries' kernels that are shown."""
 
@@ -144,7 +145,12 @@ class Classifier:
 
 
 def kernel_name(name: str) -> str:
-    """The name of a kernel of a library, without its namespaces, template arguments and parameters."""
+    """The name of a kernel of a library, without its namespaces, template arguments and parameters.
+
+    Copies have one name: in a CUDA graph they are kernels, else transfers of the driver.
+    """
+    if re.match(r"memcpy\d|MemcpyD2D", name):
+        return COPIES_ON_DEVICE
     plain = re.sub(r"<.*|\(.*", "", name.removeprefix("void ")).rpartition("::")[2]
     return re.sub(r"[^\w.\-]", "_", plain)[:LONGEST_KERNEL_NAME] or "kernel"
 

@@ -6,6 +6,7 @@ is corrected with the cost that the *other* windows give, so that the error that
 prediction. The part that lies inside events is measured on a program of known duration (`inside_share`).
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -79,14 +80,22 @@ def held_out_durations(pairs: Sequence[PairedWindow]) -> list[float]:
     ]
 
 
-def corrected_device(device: Mapping[Path, DeviceTime], found: EventCosts) -> dict[Path, float]:
+def corrected_device(
+    device: Mapping[Path, DeviceTime], found: EventCosts, *, longest: float = math.inf
+) -> dict[Path, float]:
     """Nanoseconds of each operation on the device without the cost of its events.
 
     Where more would be taken than there is, the rest is taken from the other operations in proportion, so that the
     sum is right.
+
+    Args:
+        device: times of operations.
+        found: costs of events.
+        longest: nanoseconds that all operations together take at most: those that the training would have taken.
     """
     whole = sum(times.work + times.between for times in device.values())
-    target = max(0.0, whole - found.program * sum(_costly_events(times, found) for times in device.values()))
+    cost = found.program * sum(_costly_events(times, found) for times in device.values())
+    target = max(0.0, min(whole - cost, longest))
     reduced = {path: _corrected(times, found) for path, times in device.items()}
     total = sum(reduced.values())
     return {path: value * target / total for path, value in reduced.items()} if total else dict(reduced)

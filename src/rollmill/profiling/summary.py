@@ -39,13 +39,16 @@ class ProcessWindows(NamedTuple):
     windows: Sequence[RecordedWindow]
 
 
-def operations(processes: Sequence[ProcessWindows], iterations: float, costs: EventCosts) -> list[OperationTime]:
+def operations(
+    processes: Sequence[ProcessWindows], iterations: float, costs: EventCosts, iteration: float
+) -> list[OperationTime]:
     """The operations of all processes, in the order of their paths.
 
     Args:
         processes: with their windows.
         iterations: in all windows together.
         costs: of events.
+        iteration: corrected duration of an iteration, in seconds.
     """
     device: dict[Path, float] = defaultdict(float)
     host: dict[Path, float] = defaultdict(float)
@@ -54,11 +57,14 @@ def operations(processes: Sequence[ProcessWindows], iterations: float, costs: Ev
         summed = _device_times(process)
         for path, times in summed.items():
             counts[path] = counts[path] + times
-        for path, nanoseconds in corrected_device(summed, costs).items():
+        longest = SECOND * iterations * iteration
+        corrected = corrected_device(summed, costs, longest=longest)
+        kept = _kept_of_host(process, costs, longest - sum(corrected.values()))
+        for path, nanoseconds in corrected.items():
             device[path] += nanoseconds
         for window in process.windows:
             for path, nanoseconds in window.times.host_only.items():
-                host[path] += nanoseconds
+                host[path] += nanoseconds * kept
     scale = 1.0 / (SECOND * iterations)
     return [
         OperationTime(
@@ -119,11 +125,13 @@ def process_time(process: ProcessWindows, iterations: float, costs: EventCosts, 
         for category, count in window.times.calls.items():
             calls[TRANSITIONS.get(category, category)] += count / iterations
     profiled = sum(window.times.duration for window in process.windows) * scale
-    device = sum(corrected_device(_device_times(process), costs).values()) * scale
+    longest = SECOND * iterations * iteration
+    device = sum(corrected_device(_device_times(process), costs, longest=longest).values())
+    kept = _kept_of_host(process, costs, longest - device)
     return ProcessTime(
         name=process.name,
         host=tuple(_host_times(host, profiled, iteration)),
-        overlap=_overlap(process, scale, device, iteration),
+        overlap=_overlap(process, scale, device * scale, kept, iteration),
         transitions=dict(calls),
         timeline=process.windows[-1].spans,
     )
@@ -194,7 +202,22 @@ def _host_times(host: Mapping[tuple[str, str], float], profiled: float, iteratio
     return sorted(times, key=lambda time: -time.seconds)
 
 
-def _overlap(process: ProcessWindows, scale: float, device: float, iteration: float) -> Overlap:
+def _kept_of_host(process: ProcessWindows, costs: EventCosts, idle: float) -> float:
+    """The share of the time of the host alone that is left without the profiler.
+
+    On an accelerator, most of the profiler's cost lies in the calls that start kernels, while the device is idle.
+
+    Args:
+        process: with its windows.
+        costs: of events.
+        idle: nanoseconds in which the device would be idle without the profiler.
+    """
+    overlaps = [window.times.overlap for window in process.windows]
+    measured = sum(overlap.host_only + overlap.neither for overlap in overlaps)
+    return min(1.0, max(0.0, idle) / measured) if costs.in_idle_time and measured else 1.0
+
+
+def _overlap(process: ProcessWindows, scale: float, device: float, kept: float, iteration: float) -> Overlap:
     """The overlap of an iteration without the profiler, in which the device's part is shorter."""
     measured = [window.times.overlap for window in process.windows]
     host_only, device_only, both = (
@@ -202,5 +225,5 @@ def _overlap(process: ProcessWindows, scale: float, device: float, iteration: fl
         for name in ("host_only", "device_only", "both")
     )
     ratio = device / (device_only + both) if device_only + both else 0.0
-    device_only, both = device_only * ratio, both * ratio
+    host_only, device_only, both = host_only * kept, device_only * ratio, both * ratio
     return Overlap(host_only, device_only, both, max(0.0, iteration - host_only - device_only - both))

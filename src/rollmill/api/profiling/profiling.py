@@ -172,7 +172,7 @@ def _result(
         machine=_machine(),
         iteration=time,
         book_keeping=_book_keeping(pairs, costs),
-        operations=tuple(_operations(prepared, windows, costs, notes)),
+        operations=tuple(_operations(prepared, windows, costs, time.corrected, notes)),
         processes=process_times,
         ceilings=calibration.ceilings,
         memory=memory(processes),
@@ -246,10 +246,10 @@ def _notes(prepared: PreparedTraining, windows: Windows, how: ProfileOptions) ->
 
 
 def _operations(
-    prepared: PreparedTraining, windows: Windows, costs: EventCosts, notes: list[str]
+    prepared: PreparedTraining, windows: Windows, costs: EventCosts, iteration: float, notes: list[str]
 ) -> list[results.OperationTime]:
     """The operations; kernels of libraries, and a rollout kernel, are divided among those that they work for."""
-    found = operations(windows.by_process(), windows.iterations, costs)
+    found = operations(windows.by_process(), windows.iterations, costs, iteration)
     if prepared.program is None:
         return found
     found = _with_libraries_divided(found, prepared, prepared.program, notes)
