@@ -15,7 +15,7 @@ OBSERVATIONS = 1000
 """Observations that are compared."""
 
 ACTION_TOLERANCE = 1e-5
-"""Largest difference of continuous actions, in parts of the action, or of the largest one of its dimension."""
+"""Largest difference of continuous actions, in parts of the action, or of the largest one of the batch."""
 
 OUTPUT_TOLERANCE = 1e-4
 """Likewise of all other outputs."""
@@ -60,21 +60,27 @@ def compare(policy: Policy, exported: ExportedFunction, run: Run) -> Comparison:
             raise _differs(name, f"it is {got.dtype} {list(got.shape)}, not {wanted.dtype} {list(wanted.shape)}")
         if name.partition(".")[0] != ACTION:
             _check_close(name, wanted, got, OUTPUT_TOLERANCE)
-            _check_close(name, wanted[:1], single, OUTPUT_TOLERANCE)
+            _check_close(name, wanted[:1], single, OUTPUT_TOLERANCE, batch=wanted)
         elif np.issubdtype(wanted.dtype, np.floating):
             largest = max(largest, _check_close(name, wanted, got, ACTION_TOLERANCE))
-            _check_close(name, wanted[:1], single, ACTION_TOLERANCE)
+            _check_close(name, wanted[:1], single, ACTION_TOLERANCE, batch=wanted)
         else:
             ties += _check_equal(name, wanted, got, by_name)
             _check_equal(name, wanted[:1], single, {key: each[:1] for key, each in by_name.items()})
     return Comparison(OBSERVATIONS, largest, ties)
 
 
-def _check_close(name: str, wanted: np.ndarray, got: np.ndarray, tolerance: float) -> float:
-    """Checks numbers up to rounding; returns their largest difference in parts of the largest of them."""
-    wanted, got = (each.astype(np.float64) for each in (wanted, got))
-    sizes = np.where(np.abs(wanted) < 1e30, np.abs(wanted), 0)  # masked logits are no size of the others
-    scale = max(float(sizes.max(initial=0)), 1e-6)
+def _check_close(
+    name: str, wanted: np.ndarray, got: np.ndarray, tolerance: float, batch: np.ndarray | None = None
+) -> float:
+    """Checks numbers up to rounding; returns their largest difference in parts of the largest of the batch.
+
+    A number near zero is a sum of larger ones that cancel, so that its rounding has the size of those: numbers
+    are compared in parts of the largest of `batch` (`wanted` where it is not given), also single ones.
+    """
+    batch = np.abs((wanted if batch is None else batch).astype(np.float64))
+    scale = max(float(batch.max(initial=0, where=batch < 1e30)), 1e-6)  # masked logits are no size of the others
+    wanted, got = wanted.astype(np.float64), got.astype(np.float64)
     difference = np.where(wanted == got, 0, np.abs(wanted - got))
     allowed = tolerance * np.maximum(np.abs(wanted), scale)
     if not (difference <= allowed).all():  # NaN too
