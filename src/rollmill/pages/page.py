@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import NamedTuple
 
-from rollmill.profiling.text import cut, printable
+from rollmill.pages.text import cut, printable
 
 LONGEST_TEXT, LONGEST_NAME = 800, 50
 """Characters of a paragraph and of a name, after which they are cut: pages stay small for any profile."""
@@ -36,7 +36,7 @@ def escaped_name(name: str) -> str:
     return escaped(name, most=LONGEST_NAME)
 
 
-def page(title: str, body: Iterable[str], *, script: bool = False) -> str:
+def page(title: str, body: Iterable[str], *, script: str = "") -> str:
     """A whole page.
 
     Its policy lets a browser load nothing and run no script but the page's own, even if text were not escaped.
@@ -44,10 +44,10 @@ def page(title: str, body: Iterable[str], *, script: bool = False) -> str:
     Args:
         title: plain text.
         body: parts in HTML.
-        script: whether it has a timeline, which a script zooms.
+        script: its own code; without it the page is complete, but does not move.
     """
-    style, code = _asset("page.css"), _asset("page.js") if script else ""
-    digest = b64encode(sha256(code.encode()).digest()).decode()
+    style = asset(__name__, "page.css")
+    digest = b64encode(sha256(script.encode()).digest()).decode()
     scripts = f"'sha256-{digest}'" if script else "'none'"
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}"
     return "\n".join(
@@ -59,14 +59,15 @@ def page(title: str, body: Iterable[str], *, script: bool = False) -> str:
             f"<title>{escaped(title)}</title>",
             f"<style>\n{style}</style></head><body>",
             *body,
-            f"<script>{code}</script>" if script else "",
+            f"<script>{script}</script>" if script else "",
             "</body></html>\n",
         ]
     )
 
 
-def _asset(name: str) -> str:
-    return (files(__package__ or __name__) / name).read_text("utf-8")
+def asset(module: str, name: str) -> str:
+    """The text of a file beside a module."""
+    return (files(module.rpartition(".")[0]) / name).read_text("utf-8")
 
 
 def section(title: str, how: str, body: Iterable[str]) -> str:
