@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         resume,
         train,
     )
+    from rollmill.api.plotting import plot
     from rollmill.api.profiling import ProfileOptions, profile
     from rollmill.cli.sweep_call import Sweep, sweep
     from rollmill.core.drawing import Circle, Drawing, Line, Polygon
@@ -111,6 +112,7 @@ __all__ = [
     "mappo",
     "match",
     "operation",
+    "plot",
     "position",
     "ppo",
     "profile",
@@ -169,6 +171,7 @@ _MODULES = {
         "resume",
         "train",
     ),
+    "rollmill.api.plotting": ("plot",),
     "rollmill.api.profiling": ("ProfileOptions", "profile"),
     "rollmill.cli.sweep_call": ("Sweep", "sweep"),
     "rollmill.core.drawing": ("Circle", "Drawing", "Line", "Polygon"),

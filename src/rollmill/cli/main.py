@@ -40,6 +40,7 @@ COMMANDS = {
     "render": Command(
         "render", "show a run's policy at play, as GIF, MP4, PNGs or in the terminal: rollmill render RUN"
     ),
+    "plot": Command("plot", "draw learning curves of runs and sweeps: rollmill plot RUN [RUN ...]"),
     "play": Command("play", "play a game for two players against a run's policy: rollmill play RUN"),
     "gpu": Command("gpu", "list GPUs, how busy they are and how they can be shared; divide one by MIG"),
     "serve": Command("serve", "answer requests for actions over HTTP by a run's policy: rollmill serve RUN"),

@@ -8,6 +8,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from rollmill.api import Frame, render_run
 from rollmill.cli.environment_options import chosen_environment_options
@@ -34,7 +37,7 @@ class Render(PolicyOptions):
     """Frames a second. Default: those that suit the environment."""
     size: int | None = None
     """Pixels of the longer side. Default: 480, or those of an environment that gives pixels."""
-    force: bool = False
+    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Replace an existing file, or folder of frames."""
 
 

@@ -84,15 +84,16 @@ def tiles(figures: Iterable[tuple[str, str]]) -> str:
     return f'<div class="tiles">{"".join(made)}</div>'
 
 
-def legend(colours: Mapping[str, str], *, hatched: str = "") -> str:
+def legend(colours: Mapping[str, str], *, hatched: str = "", most: int = LONGEST_NAME) -> str:
     """Names and their colours.
 
     Args:
         colours: the page's colour of each name.
         hatched: a name whose area is hatched in the colour of the device.
+        most: characters of a name.
     """
     marks = [
-        f'<span><i style="background:var(--{colour})"></i>{escaped_name(name)}</span>'
+        f'<span><i style="background:var(--{colour})"></i>{escaped(name, most=most)}</span>'
         for name, colour in colours.items()
     ]
     if hatched:
@@ -141,25 +142,32 @@ def bar_row(
     )
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = ()) -> str:
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Sequence[int] = (),
+    most: int = LONGEST_NAME,
+) -> str:
     """A table that scrolls sideways where it does not fit.
 
     Args:
         columns: titles.
         rows: cells as plain text; leading blanks of the first one indent it.
         left: indices of further columns that are text.
+        most: characters of a name in the first column.
     """
     sides = [' class="left"' if index in left else "" for index in range(len(columns))]
     head = "".join(f"<th{side}>{escaped_name(name)}</th>" for name, side in zip(columns, sides, strict=True))
-    lines = ["<tr>" + _name_cell(row[0]) + "".join(map(_cell, row[1:], sides[1:])) + "</tr>" for row in rows]
+    lines = ["<tr>" + _name_cell(row[0], most) + "".join(map(_cell, row[1:], sides[1:])) + "</tr>" for row in rows]
     return "\n".join(
         [f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>', *lines, "</tbody></table></div>"]
     )
 
 
-def _name_cell(text: str) -> str:
+def _name_cell(text: str, most: int) -> str:
     depth = (len(text) - len(text.lstrip(" "))) // 2
-    return f'<td class="name" style="padding-left:{depth * 1.1:.1f}em">{escaped_name(text.strip(" "))}</td>'
+    return f'<td class="name" style="padding-left:{depth * 1.1:.1f}em">{escaped(text.strip(" "), most=most)}</td>'
 
 
 def _cell(text: str, side: str) -> str:

@@ -86,11 +86,7 @@ def profile_page(profile: Profile) -> str:
         profiler_section(profile),
         notes_section(profile),
     ]
-    return page(
-        f"Profile of {titled(profile)}",
-        [part for part in body if part],
-        script=asset(__name__, "timeline.js") if timeline else "",
-    )
+    return page(f"Profile of {titled(profile)}", [part for part in body if part], script=script)
 
 
 def _head(profile: Profile) -> str:
