@@ -24,13 +24,8 @@ def label(group: CurveGroup) -> str:
 def explanation(curves: Curves) -> str:
     """How to read the figure, in a sentence or two."""
     several = any(len(group.runs) > 1 for group in curves.groups)
-    parts = (
-        [
-            "Lines are means over seeds, areas reach from the lowest seed to the highest; a seed that has ended keeps its last value."
-        ]
-        if several
-        else []
-    )
+    means = "Lines are means over seeds, areas their ranges; a seed that has ended keeps its last value."
+    parts = [means] if several else []
     if curves.smoothing:
         parts.append(f"Each curve is an exponential moving mean with weight {curves.smoothing:g}.")
     if len(curves.groups) > COLOURED:
