@@ -64,7 +64,7 @@ def test_a_draw_function_takes_the_place_of_the_environments_own(run):
 
 def test_an_environment_that_cannot_be_drawn_is_refused_with_the_way_out(run):
     env = rollmill.make("CartPole-v1")._replace(draw=None)
-    with pytest.raises(UsageError, match=r"cannot be drawn.*docs/seeing.md.*gymnasium:ID"):
+    with pytest.raises(UsageError, match=r"cannot be drawn.*docs/extending.md.*gymnasium:ID"):
         rollmill.render(run, env=env)
 
 

@@ -29,6 +29,15 @@ def test_a_gif_has_all_frames_with_their_colours_and_their_time(tmp_path):
     assert (np.stack(pixels) == frames()).all()
 
 
+def test_the_paper_of_a_gif_keeps_its_colour_beside_many_others(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="Pillow writes GIFs")
+    pictures = np.full((3, 64, 64, 3), 255, np.uint8)
+    pictures[:, :20] = np.random.default_rng(0).integers(0, 256, (3, 20, 64, 3))
+    write_frames(tmp_path / "a.gif", pictures, fps=10.0)
+    with image.open(tmp_path / "a.gif") as read:
+        assert (np.asarray(read.convert("RGB"))[20:] == 255).all()
+
+
 def test_a_folder_has_a_png_for_each_frame_and_replaces_frames_alone(tmp_path):
     image = pytest.importorskip("PIL.Image", reason="Pillow writes PNGs")
     folder = tmp_path / "frames"

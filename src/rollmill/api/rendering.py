@@ -32,7 +32,7 @@ DEFAULT_SIZE, SMALLEST, LARGEST = 480, 16, 4096
 """Pixels of the longer side."""
 DEFAULT_FPS = 30.0
 MOST_FRAMES = 100_000
-WAY_OUT = "docs/seeing.md shows how an environment gets a function `draw`"
+WAY_OUT = "docs/extending.md shows how to give it one"
 
 
 class Frame(NamedTuple):

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from rollmill.core.errors import StorageError, UsageError
 from rollmill.core.installation import install_command
@@ -26,7 +27,10 @@ FASTEST_GIF = 50
 SLOWEST = 0.05
 """Frames a second; a GIF counts up to 655 seconds for a frame."""
 FASTEST = 240
-COLOURS = 256
+COLOURS, EXACT_COLOURS = 256, 64
+"""Colours of a GIF's palette, and of these the ones that are taken as they are."""
+LEAST_APART = 8
+"""Difference of two colours of a palette, in the part in which they differ most."""
 SUFFIXES = (".gif", ".mp4")
 
 
@@ -123,9 +127,25 @@ def _write_gif(path: Path, frames: Iterator[Picture], fps: float) -> None:
 
 
 def _palette(image: ModuleType, frames: list[Picture]) -> Any:
-    """One palette for all frames, of a sample of them, so that colours do not flicker."""
+    """One palette for all frames, so that colours do not flicker; the commonest colours are in it as they are."""
     sample = [frames[index] for index in np.unique(np.linspace(0, len(frames) - 1, 16).round().astype(int))]
-    return image.fromarray(np.concatenate(sample)).quantize(COLOURS, method=image.Quantize.MAXCOVERAGE)
+    whole = np.concatenate(sample)
+    colours, counts = np.unique(whole.reshape(-1, 3), axis=0, return_counts=True)
+    mixed = image.fromarray(whole).quantize(COLOURS, method=image.Quantize.MAXCOVERAGE).getpalette()
+    common = colours[np.argsort(-counts)[:EXACT_COLOURS]]
+    chosen = _apart(np.concatenate([common, np.reshape(mixed, (-1, 3))]).astype(int))
+    palette = image.new("P", (1, 1))
+    palette.putpalette(chosen[:COLOURS].flatten().tolist())
+    return palette
+
+
+def _apart(colours: Int[np.ndarray, "n 3"]) -> Int[np.ndarray, "m 3"]:
+    """The colours without those that are like an earlier one: Pillow may take either for the other."""
+    kept = [colours[0]]
+    for colour in colours[1:]:
+        if np.abs(np.stack(kept) - colour).max(axis=1).min() >= LEAST_APART:
+            kept.append(colour)
+    return np.stack(kept)
 
 
 def _durations(count: int, fps: float) -> list[int]:
