@@ -40,12 +40,15 @@ if TYPE_CHECKING:
         load,
         match,
         register_algorithm,
+        render,
         replay,
         resume,
         train,
     )
+    from rollmill.api.plotting import plot
     from rollmill.api.profiling import ProfileOptions, profile
     from rollmill.cli.sweep_call import Sweep, sweep
+    from rollmill.core.drawing import Circle, Drawing, Line, Polygon
     from rollmill.core.errors import RollmillError
     from rollmill.core.operations import operation
     from rollmill.core.types import Environment, HostEnvironment, Timestep
@@ -70,16 +73,20 @@ __all__ = [
     "ActorCritic",
     "AlphaZeroConfig",
     "Checkpoint",
+    "Circle",
     "DQNConfig",
+    "Drawing",
     "Environment",
     "Export",
     "HostEnvironment",
     "IMPALAConfig",
+    "Line",
     "MAPPOConfig",
     "NetworkConfig",
     "Output",
     "PPOConfig",
     "Policy",
+    "Polygon",
     "ProfileOptions",
     "RollmillError",
     "Run",
@@ -105,6 +112,7 @@ __all__ = [
     "mappo",
     "match",
     "operation",
+    "plot",
     "position",
     "ppo",
     "profile",
@@ -112,6 +120,7 @@ __all__ = [
     "register_algorithm",
     "register_network",
     "registered",
+    "render",
     "replay",
     "resume",
     "sac",
@@ -157,12 +166,15 @@ _MODULES = {
         "load",
         "match",
         "register_algorithm",
+        "render",
         "replay",
         "resume",
         "train",
     ),
+    "rollmill.api.plotting": ("plot",),
     "rollmill.api.profiling": ("ProfileOptions", "profile"),
     "rollmill.cli.sweep_call": ("Sweep", "sweep"),
+    "rollmill.core.drawing": ("Circle", "Drawing", "Line", "Polygon"),
     "rollmill.core.errors": ("RollmillError",),
     "rollmill.core.operations": ("operation",),
     "rollmill.core.types": ("Environment", "HostEnvironment", "Timestep"),

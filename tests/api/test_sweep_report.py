@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from rollmill.api import SweepDirectory, SweepSpec
-from rollmill.api.sweeps.report import LabelledCurve, figure, ticks, write_report
+from rollmill.api.sweeps.report import LabelledCurve, figure, write_report
+from rollmill.pages.scales import ticks
 from rollmill.planning import listed_axis
 from rollmill.record import ReturnAt
 

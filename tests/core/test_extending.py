@@ -55,6 +55,18 @@ def test_the_algorithm_learns_in_the_environment(folder):
     assert float(re.search(r"final return ([\d.]+)", printed)[1]) > 0.95
 
 
+def test_the_environment_draws_itself(folder):
+    printed = run(
+        folder,
+        "-c",
+        "import mine, jax, rollmill.pictures as pictures\n"
+        "env = mine.walk()\n"
+        "_, state = env.reset(jax.random.key(0), env.params)\n"
+        "print(pictures.rasterise(env.draw(state, env.params), 120).shape)",
+    )
+    assert "(20, 120, 3)" in printed
+
+
 def test_the_network_is_chosen_by_its_name(folder):
     sizes = ["--total-timesteps", "4096", "--num-envs", "8", "--num-steps", "32", "--env-option", "goal=3"]
     run(folder, "-m", "rollmill", "train", "ppo", "Walk-v0", "--import", "mine", "--network", "linear", *sizes)

@@ -9,6 +9,7 @@ import pytest
 
 from profiling.by_hand import OVERLAP, process, profile
 from rollmill.core.errors import DataError
+from rollmill.pages.text import compact, cut, number
 from rollmill.profiling.advice import with_advice
 from rollmill.profiling.breakdown import first_of_each_kind, in_order, operation_tree, whole_time
 from rollmill.profiling.report.comparison import compare, comparison_page, draw_comparison
@@ -16,7 +17,7 @@ from rollmill.profiling.report.html import profile_page
 from rollmill.profiling.report.perfetto import perfetto_trace
 from rollmill.profiling.report.terminal import draw_profile
 from rollmill.profiling.results import Advice, OperationTime, read_profile
-from rollmill.profiling.text import compact, cut, duration, milliseconds, number, percent, size_of
+from rollmill.profiling.text import duration, milliseconds, percent, size_of
 
 HOSTILE = '<b>"x\x1b[31m'
 

@@ -20,6 +20,7 @@ from rollmill.api.playing import GameAgainstPolicy
 from rollmill.api.policies import evaluate, evaluate_run, load, load_weights
 from rollmill.api.policy import LoadedRun, Policy
 from rollmill.api.policy_arguments import mask_struct
+from rollmill.api.rendering import Frame, render, render_run
 from rollmill.api.reopening import reopen
 from rollmill.api.saved_run import read_options
 from rollmill.api.specification import (
@@ -42,6 +43,7 @@ __all__ = [
     "Examination",
     "Export",
     "FoundPlan",
+    "Frame",
     "GameAgainstPolicy",
     "LoadedRun",
     "Policy",
@@ -80,6 +82,8 @@ __all__ = [
     "rebuild_graph",
     "register_algorithm",
     "remember",
+    "render",
+    "render_run",
     "reopen",
     "replay",
     "resume",

@@ -37,6 +37,10 @@ COMMANDS = {
     "profile": Command("profile", "show where a training's time goes: rollmill profile ppo CartPole-v1"),
     "explain": Command("explain", "show whether an environment fuses into one kernel: explain fusion CartPole-v1"),
     "evaluate": Command("evaluate", "play episodes or matches with a run's policy: rollmill evaluate RUN"),
+    "render": Command(
+        "render", "show a run's policy at play, as GIF, MP4, PNGs or in the terminal: rollmill render RUN"
+    ),
+    "plot": Command("plot", "draw learning curves of runs and sweeps: rollmill plot RUN [RUN ...]"),
     "play": Command("play", "play a game for two players against a run's policy: rollmill play RUN"),
     "gpu": Command("gpu", "list GPUs, how busy they are and how they can be shared; divide one by MIG"),
     "serve": Command("serve", "answer requests for actions over HTTP by a run's policy: rollmill serve RUN"),

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt8
+
+from rollmill.core.drawing import Drawing
 
 Key: TypeAlias = PRNGKeyArray
 """A typed random key, as `jax.random.key` returns; shape `[]`."""
@@ -118,6 +120,8 @@ class Environment(NamedTuple):
     """Environment that a planner steps: as its author wrote it, before transforms."""
     render: Callable[[State, Params], str] | None = None
     """The state as lines of text, for people; called on the host, with arrays."""
+    draw: Callable[[State, Params], Drawing | UInt8[np.ndarray, "H W 3"]] | None = None
+    """The state as a picture: shapes, or pixels with the top row first; called on the host, with arrays."""
     options: Options = NO_OPTIONS
     """Options that `make` was given besides the name; a run records both, to make the environment again."""
 

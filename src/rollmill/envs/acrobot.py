@@ -16,6 +16,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
 from rollmill.core.types import Environment, Key, Timestep
+from rollmill.envs.drawings.classic import draw_acrobot
 from rollmill.envs.physics import Scalar, wrapped
 from rollmill.envs.transforms import time_limit
 
@@ -71,6 +72,9 @@ def acrobot(*, max_steps: int = 500) -> Environment:
         observation_space=spaces.Box(-high, high, dtype=np.float32),
         action_space=spaces.Discrete(3),
         params=AcrobotParams(),
+        draw=lambda state, params: draw_acrobot(
+            float(state.angle_1), float(state.angle_2), length_1=float(params.length_1)
+        ),
     )
     return time_limit(env, max_steps)
 

@@ -113,3 +113,11 @@ def draw_board(own: np.ndarray, opponents: np.ndarray, to_move: int) -> str:
     first, second = (opponents, own) if to_move else (own, opponents)
     symbols = np.where(first != 0, "X", np.where(second != 0, "O", "."))
     return "\n".join(" ".join(row) for row in symbols)
+
+
+def stones_of_players(
+    planes: Float[np.ndarray, "H W 2"], moves: int | Int[Array, ""] | Int[np.ndarray, ""]
+) -> tuple[Bool[np.ndarray, "H W"], Bool[np.ndarray, "H W"]]:
+    """The squares of player 0 and of player 1, from those of the player to move and of the opponent."""
+    own, opponents = planes[..., 0] != 0, planes[..., 1] != 0
+    return (opponents, own) if int(moves) % 2 else (own, opponents)

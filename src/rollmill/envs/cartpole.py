@@ -15,6 +15,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
 from rollmill.core.types import Environment, Key, Timestep
+from rollmill.envs.drawings.classic import draw_cartpole
 from rollmill.envs.physics import Scalar
 from rollmill.envs.transforms import time_limit
 
@@ -58,6 +59,7 @@ def cartpole(*, max_steps: int = 500) -> Environment:
         observation_space=spaces.Box(-high, high, dtype=np.float32),
         action_space=spaces.Discrete(2),
         params=params,
+        draw=lambda state, params: draw_cartpole(float(state.position), float(state.angle), params),
     )
     return time_limit(env, max_steps)
 

@@ -11,7 +11,15 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from rollmill.core.types import Environment, Key, Timestep
-from rollmill.envs.board_games import check_opening, draw_board, move_result, random_opening, winner_of
+from rollmill.envs.board_games import (
+    check_opening,
+    draw_board,
+    move_result,
+    random_opening,
+    stones_of_players,
+    winner_of,
+)
+from rollmill.envs.drawings.boards import draw_stones
 from rollmill.envs.transforms import plannable
 
 ROWS, COLUMNS = 6, 7
@@ -93,6 +101,7 @@ def connect_four(*, random_plies: int = 0, fewest_random_plies: int | None = Non
         num_players=2,
         to_move=lambda state, params: to_move(state),
         render=lambda state, params: render(state),
+        draw=lambda state, params: draw_stones(*stones_of_players(np.asarray(observe(state)), state.moves)),
     )
     return plannable(env)
 

@@ -7,7 +7,9 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Float, Int
 
+from rollmill.core.drawing import Drawing
 from rollmill.core.types import Environment, Key, Timestep
+from rollmill.envs.drawings.boards import draw_point
 from rollmill.envs.physics import Scalar
 from rollmill.envs.transforms import time_limit
 
@@ -52,6 +54,7 @@ def dict_goal(*, max_steps: int = 32) -> Environment:
         ),
         action_space=spaces.Discrete(4),
         params=DictGoalParams(),
+        draw=_draw,
     )
     return time_limit(env, max_steps)
 
@@ -81,6 +84,11 @@ def step(key: Key, state: DictGoalState, action: Int[Array, ""], params: DictGoa
         truncated=jnp.zeros((), bool),
         info={},
     )
+
+
+def _draw(state: DictGoalState, params: DictGoalParams) -> Drawing:
+    (x, y), (goal_x, goal_y) = np.asarray(state.position).tolist(), CORNERS[int(state.goal)].tolist()
+    return draw_point((x, y), (goal_x, goal_y), radius=float(params.goal_radius))
 
 
 def _observe(state: DictGoalState) -> dict[str, Array]:

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int
 
 from rollmill.core.types import Environment, Key, Timestep
+from rollmill.envs.drawings.classic import draw_mountain_car
 from rollmill.envs.physics import Scalar
 from rollmill.envs.transforms import time_limit
 
@@ -52,6 +53,7 @@ def mountain_car(*, max_steps: int = 200) -> Environment:
         observation_space=observation_space(),
         action_space=spaces.Discrete(3),
         params=MountainCarParams(),
+        draw=lambda state, params: draw_mountain_car(float(state.position), params),
     )
     return time_limit(env, max_steps)
 

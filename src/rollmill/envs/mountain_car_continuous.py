@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from rollmill.core.types import Environment, Key, Timestep
 from rollmill.envs import mountain_car as valley
+from rollmill.envs.drawings.classic import draw_mountain_car
 from rollmill.envs.mountain_car import MountainCarParams, MountainCarState
 from rollmill.envs.transforms import time_limit
 
@@ -28,6 +29,7 @@ def mountain_car_continuous(*, max_steps: int = 999) -> Environment:
         observation_space=valley.observation_space(),
         action_space=spaces.Box(-1.0, 1.0, (1,), np.float32),
         params=MountainCarParams(force=0.0015, goal_position=0.45),
+        draw=lambda state, params: draw_mountain_car(float(state.position), params),
     )
     return time_limit(env, max_steps)
 

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Float
 
 from rollmill.core.types import Environment, Key, Timestep
+from rollmill.envs.drawings.classic import draw_pendulum
 from rollmill.envs.physics import Scalar, wrapped
 from rollmill.envs.transforms import time_limit
 
@@ -57,6 +58,7 @@ def pendulum(*, max_steps: int = 200) -> Environment:
         observation_space=spaces.Box(-high, high, dtype=np.float32),
         action_space=spaces.Box(-2.0, 2.0, (1,), np.float32),
         params=PendulumParams(),
+        draw=lambda state, params: draw_pendulum(float(state.angle), length=float(params.length)),
     )
     return time_limit(env, max_steps)
 

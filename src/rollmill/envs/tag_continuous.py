@@ -31,9 +31,11 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int
 
+from rollmill.core.drawing import Drawing
 from rollmill.core.errors import UsageError
 from rollmill.core.types import AgentKind, Environment, Key, Timestep
 from rollmill.envs.agents import joint_spaces
+from rollmill.envs.drawings.tag import draw_square
 from rollmill.envs.nearest import nearest
 from rollmill.envs.physics import Scalar
 
@@ -169,12 +171,23 @@ def tag_continuous(
         agents=agents,
         active=lambda state, params: {"runner": state.in_game[num_taggers:]},
         central=partial(central, rules),
+        draw=partial(_draw, rules),
     )
 
 
 def action_levels(low: float, high: float, count: int) -> Float[np.ndarray, " choices"]:
     """Change by each choice: 0, or one of `count` equally spaced amounts from `low` to `high`."""
     return np.concatenate([[0.0], np.linspace(np.float32(low), np.float32(high), count)]).astype(np.float32)
+
+
+def _draw(rules: TagContinuousRules, state: TagContinuousState, params: TagContinuousParams) -> Drawing:
+    return draw_square(
+        *(np.asarray(part) for part in (state.x, state.y, state.in_game)),
+        num_taggers=rules.num_taggers,
+        length=float(params.grid_length),
+        directions=np.asarray(state.direction),
+        reach=float(params.tagging_distance) * float(params.grid_length),
+    )
 
 
 def _check_rules(rules: TagContinuousRules, num_acceleration_levels: int, num_turn_levels: int) -> None:

@@ -25,9 +25,11 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int
 
+from rollmill.core.drawing import Drawing
 from rollmill.core.errors import UsageError
 from rollmill.core.types import AgentKind, Environment, Key, Timestep
 from rollmill.envs.agents import joint_spaces
+from rollmill.envs.drawings.tag import draw_grid
 from rollmill.envs.physics import Scalar
 
 MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]], np.int32)
@@ -119,7 +121,13 @@ def tag_gridworld(
         agents=agents,
         active=lambda state, params: {"runner": state.in_game[num_taggers:]},
         central=partial(central, rules),
+        draw=partial(_draw, rules),
     )
+
+
+def _draw(rules: TagGridWorldRules, state: TagGridWorldState, params: TagGridWorldParams) -> Drawing:
+    places = (np.asarray(part) for part in (state.x, state.y, state.in_game))
+    return draw_grid(*places, num_taggers=rules.num_taggers, cells=int(params.grid_length) + 1)
 
 
 def _num_features(rules: TagGridWorldRules) -> int:

@@ -7,7 +7,15 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from rollmill.core.types import Environment, Key, Timestep
-from rollmill.envs.board_games import check_opening, draw_board, move_result, random_opening, winner_of
+from rollmill.envs.board_games import (
+    check_opening,
+    draw_board,
+    move_result,
+    random_opening,
+    stones_of_players,
+    winner_of,
+)
+from rollmill.envs.drawings.boards import draw_marks
 from rollmill.envs.transforms import plannable
 
 SIZE = 3
@@ -66,6 +74,7 @@ def tic_tac_toe(*, random_plies: int = 0, fewest_random_plies: int | None = None
         num_players=2,
         to_move=lambda state, params: to_move(state),
         render=lambda state, params: render(state),
+        draw=lambda state, params: draw_marks(*stones_of_players(np.asarray(observe(state)), state.moves)),
     )
     return plannable(env)
 

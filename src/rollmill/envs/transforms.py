@@ -173,7 +173,7 @@ def vectorise(env: Environment, num_envs: int) -> Environment:
     def over_copies(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda state, params: batched(function, state, params=params)
 
-    return env._replace(reset=reset, step=step, render=None, **_functions_of_state(env, over_copies))
+    return env._replace(reset=reset, step=step, render=None, draw=None, **_functions_of_state(env, over_copies))
 
 
 def plannable(env: Environment) -> Environment:
@@ -227,8 +227,8 @@ def wrap(
 ) -> Environment:
     """Replaces reset and step of an environment by ones whose state wraps the inner state.
 
-    Action mask, active agents, central features, player to move, planning state and text are those of the inner
-    state.
+    Action mask, active agents, central features, player to move, planning state, text and picture are those of
+    the inner state.
 
     Args:
         env: the inner environment.
@@ -241,8 +241,8 @@ def wrap(
     def of_inner(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda state, params: function(*unwrap(state, params))
 
-    render = env.render and of_inner(env.render)
-    return env._replace(reset=reset, step=step, render=render, **_functions_of_state(env, of_inner))
+    shown = {"render": env.render and of_inner(env.render), "draw": env.draw and of_inner(env.draw)}
+    return env._replace(reset=reset, step=step, **shown, **_functions_of_state(env, of_inner))
 
 
 def _functions_of_state(

@@ -1,36 +1,12 @@
 """Numbers, durations and names as text of reports."""
 
-import math
-
+from rollmill.pages.text import compact, number, printable
 from rollmill.profiling.results import Profile
 
 NOTHING_TO_ADVISE = (
     "No rule applies: no known change of an option would save a tenth of the time. That is no proof that the "
     "training cannot be faster; the longest operations above are where to look."
 )
-UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
-
-
-def printable(text: str) -> str:
-    """The text without control characters, which a terminal would obey."""
-    return "".join(letter if letter.isprintable() else UNPRINTABLE for letter in text)
-
-
-def cut(text: str, most: int) -> str:
-    """The text, at most so many characters of it."""
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def number(value: float) -> str:
-    """Three digits, without an exponent where it can be: `0.0123`, `47.9`, `1,024`."""
-    if not math.isfinite(value):
-        return str(value)
-    size = abs(value)
-    if size >= 100:
-        return f"{value:,.0f}"
-    if size < 0.0005:
-        return "0" if size == 0 else f"{value:.1e}"
-    return f"{value:.{max(0, 2 - math.floor(math.log10(size)))}f}"
 
 
 def milliseconds(seconds: float) -> str:
@@ -65,14 +41,6 @@ def signed_percent(share: float) -> str:
 def times(ratio: float) -> str:
     """A ratio, such as `3.10×`."""
     return f"{number(ratio)}×"
-
-
-def compact(value: float) -> str:
-    """Three digits and the letter of a power of a thousand: `1.39 M`."""
-    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g} {letter}"
-    return f"{value:.3g}"
 
 
 def count(value: float) -> str:

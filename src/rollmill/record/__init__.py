@@ -10,8 +10,9 @@ from rollmill.record.display import Display, Status, choose_display
 from rollmill.record.episode_window import EpisodeWindow
 from rollmill.record.folder import Folder, ForeignFileError
 from rollmill.record.json_files import plain, read_json, write_json
-from rollmill.record.learning_curves import MetricsFollower, ReturnAt, thinned_curve
+from rollmill.record.learning_curves import RETURN, MetricsFollower, ReturnAt, thinned_curve
 from rollmill.record.leaves import from_host, to_host, tree_digest
+from rollmill.record.metric_curves import MetricAt, metric_curve, metric_names
 from rollmill.record.metrics import MetricsLog, MetricsWarning, check_metrics, read_metrics
 from rollmill.record.row_sums import RowSums, SavedSums
 from rollmill.record.run_directory import RunDirectory, name_run
@@ -26,6 +27,8 @@ __all__ = [
     "Folder",
     "ForeignFileError",
     "Interruption",
+    "RETURN",
+    "MetricAt",
     "MetricsFollower",
     "MetricsLog",
     "MetricsWarning",
@@ -40,6 +43,8 @@ __all__ = [
     "check_metrics",
     "choose_display",
     "from_host",
+    "metric_curve",
+    "metric_names",
     "name_run",
     "plain",
     "read_json",

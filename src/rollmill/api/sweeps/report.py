@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from rollmill.api.sweeps.directory import TRIAL_RESULTS, SweepDirectory
 from rollmill.api.sweeps.spec import Trial
 from rollmill.core.errors import StorageError
+from rollmill.pages.scales import ticks
 from rollmill.record import Folder, ReturnAt, thinned_curve
 
 REPORT = "report.html"
@@ -16,7 +17,6 @@ MOST_ROWS = 500
 """Rows of the table that are shown with their curves, the best ones."""
 MOST_POINTS = 12_000
 """Points of all curves together."""
-LEAST_RANGE = 1e-300
 LEAST_OF_CURVE, MOST_OF_CURVE = 12, 120
 """Points of one curve."""
 
@@ -163,15 +163,6 @@ def _ticks_upwards(scale: _Scale) -> list[str]:
         f'<text x="{LEFT - 8}" y="{scale(tick) + 4:.0f}" text-anchor="end">{_short(tick)}</text>'
         for tick in ticks(scale.low, scale.high)
     ]
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """About five round numbers in a range: multiples of 1, 2 or 5 times a power of ten."""
-    if not LEAST_RANGE < high - low < math.inf:
-        return [low]
-    power = 10.0 ** math.floor(math.log10((high - low) / 5))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= (high - low) / 5)
-    return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, has_best: bool) -> str:

@@ -20,6 +20,7 @@ from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.installation import install_command
 from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import Action, Environment, Key, Params, State, Timestep
+from rollmill.envs.adapters.gymnax_drawings import draw_of
 from rollmill.envs.adapters.promotion import promoting
 from rollmill.envs.options import keyword_names, unknown_option
 
@@ -49,13 +50,15 @@ def make(name: str, **options: Any) -> Environment:
         raise unknown_name("gymnax environment", name, gymnax.registered_envs)
     with standard_promotion():
         source, params = _make(gymnax, name, options)
+        observed = _space(source.observation_space(params))
         env = Environment(
             name=f"gymnax:{name}",
             reset=source.reset_env,
             step=_step_of_1(source) if _major_version() >= 1 else _step_of_0(source),
-            observation_space=_space(source.observation_space(params)),
+            observation_space=observed,
             action_space=_space(source.action_space(params)),
             params=params,
+            draw=draw_of(name, source, observed),
         )
         return promoting(env)
 

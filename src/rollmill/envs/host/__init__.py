@@ -2,12 +2,14 @@
 
 from rollmill.envs.host.actions import fit_to_space
 from rollmill.envs.host.environment import StartByName, StartPython, check_indices, host_environment
+from rollmill.envs.host.filming import Film, filmed
 from rollmill.envs.host.finite import find_non_finite, non_finite_error
 from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
 from rollmill.envs.host.running_sums import RunningSums
 from rollmill.envs.host.seeds import environment_seed
 
 __all__ = [
+    "Film",
     "RunningSums",
     "StartByName",
     "StartPython",
@@ -16,6 +18,7 @@ __all__ = [
     "check_indices",
     "copy_batch",
     "environment_seed",
+    "filmed",
     "find_non_finite",
     "fit_to_space",
     "host_environment",

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from rollmill.pages.page import BarPart, bar_row, escaped, folded, legend, page, section, table, tiles
+from rollmill.pages.text import compact, printable
 from rollmill.profiling.breakdown import (
     OperationNode,
     WholeTime,
@@ -17,18 +19,15 @@ from rollmill.profiling.breakdown import (
     total_overlap,
     whole_time,
 )
-from rollmill.profiling.report.page import BarPart, bar_row, escaped, folded, legend, page, section, table, tiles
 from rollmill.profiling.report.terminal import as_text, heading, paragraph, table_of
 from rollmill.profiling.results import CATEGORIES, Profile
 from rollmill.profiling.text import (
-    compact,
     correction_text,
     duration,
     machine_text,
     milliseconds,
     path_text,
     percent,
-    printable,
     speed_of,
     speed_text,
     times,

@@ -3,6 +3,21 @@
 from collections.abc import Sequence
 from math import fsum
 
+from rollmill.pages.page import (
+    BarPart,
+    asset,
+    bar_row,
+    escaped,
+    folded,
+    folded_table,
+    legend,
+    page,
+    ratio,
+    section,
+    table,
+    tiles,
+)
+from rollmill.pages.text import compact
 from rollmill.profiling.breakdown import (
     OperationNode,
     WholeTime,
@@ -20,25 +35,11 @@ from rollmill.profiling.report.machine_sections import (
     notes_section,
     profiler_section,
 )
-from rollmill.profiling.report.page import (
-    BarPart,
-    bar_row,
-    escaped,
-    folded,
-    folded_table,
-    legend,
-    page,
-    ratio,
-    section,
-    table,
-    tiles,
-)
 from rollmill.profiling.report.roofline import roofline_section
 from rollmill.profiling.report.timeline import timeline_section
 from rollmill.profiling.results import CATEGORIES, Advice, Overlap, ProcessTime, Profile
 from rollmill.profiling.text import (
     NOTHING_TO_ADVISE,
-    compact,
     count,
     counted,
     duration,
@@ -72,6 +73,7 @@ def profile_page(profile: Profile) -> str:
         profile: with its advice.
     """
     timeline = timeline_section(profile.processes)
+    script = asset(__name__, "timeline.js") if timeline else ""
     body = [
         _head(profile),
         _advice(profile.advice),
@@ -84,7 +86,7 @@ def profile_page(profile: Profile) -> str:
         profiler_section(profile),
         notes_section(profile),
     ]
-    return page(f"Profile of {titled(profile)}", [part for part in body if part], script=bool(timeline))
+    return page(f"Profile of {titled(profile)}", [part for part in body if part], script=script)
 
 
 def _head(profile: Profile) -> str:

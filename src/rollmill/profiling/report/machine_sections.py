@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from rollmill.profiling.report.page import BarPart, bar_row, escaped, folded_table, legend, ratio, section, table
+from rollmill.pages.page import BarPart, bar_row, escaped, folded_table, legend, ratio, section, table
+from rollmill.pages.text import number
 from rollmill.profiling.results import MemoryUse, Profile
 from rollmill.profiling.text import (
     correction_text,
@@ -10,7 +11,6 @@ from rollmill.profiling.text import (
     counted,
     duration,
     milliseconds,
-    number,
     percent,
     size_of,
     times,

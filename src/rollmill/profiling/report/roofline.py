@@ -8,10 +8,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from rollmill.pages.page import escaped, section, table
+from rollmill.pages.text import compact, number
 from rollmill.profiling.breakdown import WholeTime, whole_time
-from rollmill.profiling.report.page import escaped, section, table
 from rollmill.profiling.results import Ceilings, OperationTime, Profile
-from rollmill.profiling.text import compact, number, path_text, percent
+from rollmill.profiling.text import path_text, percent
 
 HEIGHT, TOP, BOTTOM = 340.0, 14.0, 290.0
 LEFT, RIGHT = 11.0, 98.5

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rollmill.pages.text import number, printable
 from rollmill.profiling.breakdown import (
     OperationNode,
     WholeTime,
@@ -29,9 +30,7 @@ from rollmill.profiling.text import (
     duration,
     machine_text,
     milliseconds,
-    number,
     percent,
-    printable,
     sizes_text,
     speed_text,
     titled,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rollmill.pages.page import escaped_name, legend, section
 from rollmill.profiling.breakdown import first_of_each_kind, lanes_of
-from rollmill.profiling.report.page import escaped_name, legend, section
 from rollmill.profiling.results import ProcessTime, TimelineSpan
 from rollmill.profiling.text import duration
 

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import NamedTuple
 
-from rollmill.profiling.text import cut, printable
+from rollmill.pages.text import cut, printable
 
 LONGEST_TEXT, LONGEST_NAME = 800, 50
 """Characters of a paragraph and of a name, after which they are cut: pages stay small for any profile."""
@@ -36,7 +36,7 @@ def escaped_name(name: str) -> str:
     return escaped(name, most=LONGEST_NAME)
 
 
-def page(title: str, body: Iterable[str], *, script: bool = False) -> str:
+def page(title: str, body: Iterable[str], *, script: str = "") -> str:
     """A whole page.
 
     Its policy lets a browser load nothing and run no script but the page's own, even if text were not escaped.
@@ -44,10 +44,10 @@ def page(title: str, body: Iterable[str], *, script: bool = False) -> str:
     Args:
         title: plain text.
         body: parts in HTML.
-        script: whether it has a timeline, which a script zooms.
+        script: its own code; without it the page is complete, but does not move.
     """
-    style, code = _asset("page.css"), _asset("page.js") if script else ""
-    digest = b64encode(sha256(code.encode()).digest()).decode()
+    style = asset(__name__, "page.css")
+    digest = b64encode(sha256(script.encode()).digest()).decode()
     scripts = f"'sha256-{digest}'" if script else "'none'"
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}"
     return "\n".join(
@@ -59,14 +59,15 @@ def page(title: str, body: Iterable[str], *, script: bool = False) -> str:
             f"<title>{escaped(title)}</title>",
             f"<style>\n{style}</style></head><body>",
             *body,
-            f"<script>{code}</script>" if script else "",
+            f"<script>{script}</script>" if script else "",
             "</body></html>\n",
         ]
     )
 
 
-def _asset(name: str) -> str:
-    return (files(__package__ or __name__) / name).read_text("utf-8")
+def asset(module: str, name: str) -> str:
+    """The text of a file beside a module."""
+    return (files(module.rpartition(".")[0]) / name).read_text("utf-8")
 
 
 def section(title: str, how: str, body: Iterable[str]) -> str:
@@ -83,15 +84,16 @@ def tiles(figures: Iterable[tuple[str, str]]) -> str:
     return f'<div class="tiles">{"".join(made)}</div>'
 
 
-def legend(colours: Mapping[str, str], *, hatched: str = "") -> str:
+def legend(colours: Mapping[str, str], *, hatched: str = "", most: int = LONGEST_NAME) -> str:
     """Names and their colours.
 
     Args:
         colours: the page's colour of each name.
         hatched: a name whose area is hatched in the colour of the device.
+        most: characters of a name.
     """
     marks = [
-        f'<span><i style="background:var(--{colour})"></i>{escaped_name(name)}</span>'
+        f'<span><i style="background:var(--{colour})"></i>{escaped(name, most=most)}</span>'
         for name, colour in colours.items()
     ]
     if hatched:
@@ -140,25 +142,32 @@ def bar_row(
     )
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[int] = ()) -> str:
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Sequence[int] = (),
+    most: int = LONGEST_NAME,
+) -> str:
     """A table that scrolls sideways where it does not fit.
 
     Args:
         columns: titles.
         rows: cells as plain text; leading blanks of the first one indent it.
         left: indices of further columns that are text.
+        most: characters of a name in the first column.
     """
     sides = [' class="left"' if index in left else "" for index in range(len(columns))]
     head = "".join(f"<th{side}>{escaped_name(name)}</th>" for name, side in zip(columns, sides, strict=True))
-    lines = ["<tr>" + _name_cell(row[0]) + "".join(map(_cell, row[1:], sides[1:])) + "</tr>" for row in rows]
+    lines = ["<tr>" + _name_cell(row[0], most) + "".join(map(_cell, row[1:], sides[1:])) + "</tr>" for row in rows]
     return "\n".join(
         [f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>', *lines, "</tbody></table></div>"]
     )
 
 
-def _name_cell(text: str) -> str:
+def _name_cell(text: str, most: int) -> str:
     depth = (len(text) - len(text.lstrip(" "))) // 2
-    return f'<td class="name" style="padding-left:{depth * 1.1:.1f}em">{escaped_name(text.strip(" "))}</td>'
+    return f'<td class="name" style="padding-left:{depth * 1.1:.1f}em">{escaped(text.strip(" "), most=most)}</td>'
 
 
 def _cell(text: str, side: str) -> str:

@@ -1,0 +1,172 @@
+"""Reads the curves of runs and sweeps, and writes them as a page or a PNG."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rollmill.api.plotting.groups import AXES, Curves, SeedCurve, grouped, settings_of
+from rollmill.api.plotting.html import curves_page
+from rollmill.api.plotting.png import require_matplotlib, write_png
+from rollmill.api.sweeps import SweepDirectory
+from rollmill.core.errors import StorageError, UsageError
+from rollmill.core.fields import fit
+from rollmill.record import RETURN, RunDirectory, metric_curve, metric_names
+
+METRIC = RETURN
+SWEEP = "sweep.json"
+SUFFIXES = (".html", ".png")
+
+
+def plot(
+    *runs: str | Path,
+    output: str | Path | None = None,
+    metric: str = METRIC,
+    x: str = "both",
+    smoothing: float = 0.0,
+    force: bool = False,
+) -> Curves:
+    """Draws a metric of runs: mean and range over the seeds of each configuration.
+
+    Args:
+        *runs: directories of runs and of sweeps.
+        output: file to write, which ends in .html or .png. Default: nothing is written.
+        metric: name of the metric.
+        x: axis, `steps` or `seconds`, or `both` below each other.
+        smoothing: weight of the past in an exponential moving mean of each curve, from 0 to below 1.
+        force: replace an existing file.
+
+    Returns:
+        The curves as arrays.
+
+    Raises:
+        CheckpointError: a directory is no run, or is damaged.
+        UsageError: a run has no metrics yet or not this one, or an option is out of its range.
+        StorageError: the file cannot be written.
+    """
+    axes = axes_of(x)
+    if output is not None:
+        check_output(Path(output), force=force)
+    curves = read_curves(runs, metric=metric, smoothing=smoothing)
+    if output is not None:
+        write_curves(Path(output), curves, axes)
+    return curves
+
+
+def axes_of(x: str) -> tuple[str, ...]:
+    """The axes of a figure.
+
+    Raises:
+        UsageError: there is no such axis.
+    """
+    if x not in (*AXES, "both"):
+        raise UsageError(f"x={x!r} has to be {', '.join(AXES)} or both.")
+    return AXES if x == "both" else (x,)
+
+
+def read_curves(runs: Sequence[str | Path], *, metric: str = METRIC, smoothing: float = 0.0) -> Curves:
+    """The curves of a metric; arguments and errors are those of `plot`."""
+    smoothing = fit("smoothing", float, smoothing)
+    if not 0 <= smoothing < 1:
+        raise UsageError(f"smoothing={smoothing} has to be from 0, which changes nothing, to below 1; try 0.6.")
+    if not runs:
+        raise UsageError("name at least one directory of a run or of a sweep.")
+    curves: list[SeedCurve] = []
+    opened, left_out = _opened(runs)
+    for run, is_trial in opened:
+        found = _curves_of(run, metric)
+        curves += found
+        if not found and not is_trial:
+            raise _without(run, metric)
+        if not found:
+            left_out.append(_name(run))
+    if not curves:
+        raise _without(opened[0][0], metric) if opened else UsageError(f"no trial of {runs[0]} has begun yet.")
+    return Curves(metric, smoothing, grouped(curves, smoothing=smoothing), tuple(left_out))
+
+
+def _opened(runs: Sequence[str | Path]) -> tuple[list[tuple[RunDirectory, bool]], list[str]]:
+    """The runs, each once, with True for a trial of a sweep; and names of trials that have not begun."""
+    found: dict[Path, tuple[RunDirectory, bool]] = {}
+    waiting: list[str] = []
+    for root in map(Path, runs):
+        if not (root / SWEEP).is_file():
+            found.setdefault(root.resolve(), (RunDirectory.open(root), False))
+            continue
+        sweep = SweepDirectory.open(root)
+        for trial in sweep.trials():
+            directory = sweep.run(trial).root
+            if (directory / "config.json").exists():
+                found.setdefault(directory.resolve(), (RunDirectory.open(directory), True))
+            else:
+                waiting.append(str(directory))
+    return list(found.values()), waiting
+
+
+def _curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:
+    """The curve of each seed of a run; one for all, where the metric is not recorded for each."""
+    config = run.read_config()
+    settings, options = settings_of(config), config.get("options", {})
+    first, count = options.get("seed", 0), options.get("num_seeds", 1)
+    each: list[tuple[str, Any]] = []
+    if isinstance(first, int) and isinstance(count, int) and count > 1:
+        each = [(f"{metric}_seed{seed}", f", seed {seed}") for seed in range(first, first + count)]
+    curves = [SeedCurve(_name(run) + suffix, settings, metric_curve(run, name)) for name, suffix in each]
+    curves = [curve for curve in curves if curve.points]
+    curves = curves or [SeedCurve(_name(run), settings, metric_curve(run, metric))]
+    return [curve for curve in curves if curve.points]
+
+
+def _name(run: RunDirectory) -> str:
+    return run.root.resolve().name
+
+
+def _without(run: RunDirectory, metric: str) -> UsageError:
+    """The error for a run without a value of the metric."""
+    names = sorted(metric_names(run))
+    if not names:
+        return UsageError(f"{run.root} has no metrics yet. hint: wait for the first iteration of its training.")
+    if metric in names:
+        return UsageError(f"{run.root}: all values of {metric} are missing or not finite so far.")
+    return UsageError(f"{run.root} has no metric {metric!r}. There: {', '.join(names)}.")
+
+
+# --- files ---------------------------------------------------------------------------------------------
+
+
+def check_output(path: Path, *, force: bool) -> None:
+    """Checks where a figure is to be written, before anything is read.
+
+    Raises:
+        UsageError: the name has another ending, or something is there already.
+    """
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"{path} has to end in .html or .png.")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder. hint: give the name of a file in it.")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}.")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists already. hint: --force replaces it, --output names another.")
+    if path.suffix == ".png":
+        require_matplotlib()
+
+
+def write_curves(path: Path, curves: Curves, axes: Sequence[str]) -> None:
+    """Writes curves as a page or a PNG, by the ending of the name.
+
+    Raises:
+        StorageError: the file cannot be written.
+        UsageError: matplotlib, which draws PNGs, is not installed.
+    """
+    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        if path.suffix == ".png":
+            write_png(partial, curves, axes)
+        else:
+            partial.write_text(curves_page(curves, axes), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,178 @@
+"""Curves of several trainings in groups of the same configuration: mean and range over their seeds.
+
+Shape letter: `P` points of an axis.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from rollmill.record import MetricAt
+
+POINTS = 200
+"""Points of an axis at which curves are compared."""
+AXES = ("steps", "seconds")
+PLACEMENT = (
+    "distribution",
+    "place",
+    "workers",
+    "actors",
+    "learners",
+    "asynchronous",
+    "devices",
+    "fusion",
+    "numerics",
+)
+"""Options of a run that its label may name; others, such as the seed, do not tell groups apart."""
+NAMES_FIRST = ("algorithm", "environment")
+
+
+class SeedCurve(NamedTuple):
+    """The curve of one seed of one run."""
+
+    run: str
+    settings: Mapping[str, Any]
+    """What tells groups apart, flat: from dotted names to values of JSON."""
+    points: Sequence[MetricAt]
+
+
+class Band(NamedTuple):
+    """A group over one axis."""
+
+    x: Float[np.ndarray, " P"]
+    mean: Float[np.ndarray, " P"]
+    low: Float[np.ndarray, " P"]
+    high: Float[np.ndarray, " P"]
+
+
+class CurveGroup(NamedTuple):
+    """Trainings of the same configuration."""
+
+    label: str
+    """What differs from other groups."""
+    runs: tuple[str, ...]
+    """Names of the runs, one for each curve."""
+    steps: Band
+    seconds: Band
+    last: Float[np.ndarray, " curves"]
+    """The last value of each curve."""
+    last_steps: float
+    """Steps of the longest curve."""
+    last_seconds: float
+
+
+class Curves(NamedTuple):
+    """Learning curves of one metric, the group with the highest last mean first."""
+
+    metric: str
+    smoothing: float
+    groups: tuple[CurveGroup, ...]
+    left_out: tuple[str, ...] = ()
+    """Trials of sweeps that have no value of the metric yet."""
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells a run from runs of other groups, from its recorded configuration."""
+    graph, options = config.get("graph", {}), config.get("options", {})
+    settings: dict[str, Any] = {name: graph.get(name) for name in NAMES_FIRST}
+    settings |= _flat(graph.get("environment_options") or {}, "")
+    settings |= _flat(graph.get("config") or {}, "")
+    settings |= {name: options.get(name) for name in PLACEMENT}
+    return settings
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def grouped(curves: Sequence[SeedCurve], *, smoothing: float = 0.0) -> tuple[CurveGroup, ...]:
+    """Groups of curves with the same settings, the highest mean of last values first.
+
+    Args:
+        curves: each with at least one point.
+        smoothing: weight of the past in an exponential moving mean of each curve, from 0 to below 1.
+    """
+    members: dict[tuple, list[SeedCurve]] = {}
+    for curve in curves:
+        members.setdefault(_key(curve.settings), []).append(curve)
+    labels = labels_of([group[0].settings for group in members.values()])
+    made = [_group(label, group, smoothing) for label, group in zip(labels, members.values(), strict=True)]
+    return tuple(sorted(made, key=lambda group: -float(group.last.mean())))
+
+
+def _key(settings: Mapping[str, Any]) -> tuple:
+    return tuple(sorted((name, _text(value)) for name, value in settings.items()))
+
+
+def labels_of(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A label for each group: algorithm and environment if they differ, and what else tells groups apart."""
+    named = [tuple(_text(group.get(name)) for name in NAMES_FIRST) for group in groups]
+    alike = [name for i, name in enumerate(NAMES_FIRST) if len({pair[i] for pair in named}) == 1]
+    heads = [
+        " on ".join(text for name, text in zip(NAMES_FIRST, pair, strict=True) if name not in alike)
+        for pair in named
+    ]
+    labels = []
+    for group, pair, head in zip(groups, named, heads, strict=True):
+        twins = [other for other, theirs in zip(groups, named, strict=True) if theirs == pair]
+        rest = ", ".join(f"{name}={_text(group.get(name))}" for name in _differing(twins))
+        labels.append(", ".join(part for part in (head, rest) if part) or " on ".join(pair))
+    return labels
+
+
+def _differing(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Settings that are not the same in all groups, in the order in which they are recorded."""
+    names = dict.fromkeys(name for group in groups for name in group)
+    return [name for name in names if len({_text(group.get(name)) for group in groups}) > 1]
+
+
+def _text(value: Any) -> str:
+    match value:
+        case bool() | None:
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case list() | tuple():
+            return " ".join(map(_text, value)) or "none"
+    return str(value)
+
+
+def _group(label: str, members: Sequence[SeedCurve], smoothing: float) -> CurveGroup:
+    smooth = [smoothed(np.array([point.value for point in member.points]), smoothing) for member in members]
+    bands = {axis: _band(_positions(members, axis), smooth) for axis in AXES}
+    return CurveGroup(
+        label=label,
+        runs=tuple(member.run for member in members),
+        **bands,
+        last=np.array([values[-1] for values in smooth]),
+        last_steps=max(member.points[-1].env_steps for member in members),
+        last_seconds=max(member.points[-1].seconds for member in members),
+    )
+
+
+def _positions(members: Sequence[SeedCurve], axis: str) -> list[Float[np.ndarray, " _"]]:
+    field = {"steps": "env_steps", "seconds": "seconds"}[axis]
+    return [np.array([getattr(point, field) for point in member.points], np.float64) for member in members]
+
+
+def smoothed(values: Float[np.ndarray, " P"], weight: float) -> Float[np.ndarray, " P"]:
+    """The exponential moving mean, corrected for its start, so that it begins with the first value."""
+    if weight == 0:
+        return values
+    total, share, made = 0.0, 0.0, np.empty(len(values))
+    for index, value in enumerate(values):
+        total, share = weight * total + (1 - weight) * value, weight * share + (1 - weight)
+        made[index] = total / share
+    return made
+
+
+def _band(positions: Sequence[Float[np.ndarray, " _"]], values: Sequence[Float[np.ndarray, " _"]]) -> Band:
+    """Mean and range of curves, from where all have begun; one that has ended keeps its last value."""
+    x = np.linspace(max(at[0] for at in positions), max(at[-1] for at in positions), POINTS)
+    rows = np.stack([np.interp(x, at, value) for at, value in zip(positions, values, strict=True)])
+    return Band(x, rows.mean(0), rows.min(0), rows.max(0))

@@ -1,0 +1,72 @@
+"""Learning curves as a PNG, by matplotlib."""
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rollmill.api.plotting.groups import Curves
+from rollmill.api.plotting.words import AXIS_TITLES, COLOURED, label, metric_title
+from rollmill.core.errors import UsageError
+from rollmill.core.installation import install_command
+from rollmill.pages.text import compact
+
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c7a00", "#5b3f95")
+GREY = "#a9b2b8"
+WIDTH, HEIGHT, DPI = 8.0, 4.2, 160
+"""Inches of one axis, and pixels of an inch."""
+
+
+def require_matplotlib() -> None:
+    """Checks that matplotlib is there.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError:
+        raise UsageError(
+            f"a .png is drawn by matplotlib, which is not installed. hint: {install_command('plot')}; an .html "
+            "needs nothing."
+        ) from None
+
+
+def write_png(path: Path, curves: Curves, axes: Sequence[str]) -> None:
+    """Writes the figure, with one part below the other for each axis.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    figure = importlib.import_module("matplotlib.figure").Figure(
+        figsize=(WIDTH, HEIGHT * len(axes)), dpi=DPI, layout="constrained"
+    )
+    for number, axis in enumerate(axes, 1):
+        _draw(figure.add_subplot(len(axes), 1, number), curves, axis)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles, labels, loc="outside upper center", ncols=2 if len(labels) > 3 else 1, frameon=False
+        )
+    figure.savefig(path, format="png")
+
+
+def _draw(part: Any, curves: Curves, axis: str) -> None:
+    for index in reversed(range(len(curves.groups))):  # the best lie on top
+        group, band = curves.groups[index], getattr(curves.groups[index], axis)
+        coloured = index < COLOURED
+        colour = COLOURS[index] if coloured else GREY
+        if len(group.runs) > 1 and coloured:
+            part.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
+        part.plot(band.x, band.mean, color=colour, linewidth=1.8 if coloured else 0.8)
+    for index, group in enumerate(curves.groups[:COLOURED]):
+        part.plot([], [], color=COLOURS[index], linewidth=1.8, label=label(group))
+    part.set_xlabel(AXIS_TITLES[axis])
+    part.set_ylabel(metric_title(curves))
+    part.xaxis.set_major_formatter(lambda value, _: compact(value))
+    part.yaxis.set_major_formatter(lambda value, _: compact(value))
+    part.spines[["top", "right"]].set_visible(False)
+    part.grid(color="#d9dee1", linewidth=0.7)
+    part.set_axisbelow(True)
+    part.margins(x=0.01)

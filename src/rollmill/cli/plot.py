@@ -1,0 +1,62 @@
+"""The command `rollmill plot RUN [RUN ...]`: learning curves of runs and sweeps."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rollmill.api.plotting import METRIC, Curves, plot
+from rollmill.cli.parsing import parse
+from rollmill.pages.text import compact, number
+
+MOST_LINES = 20
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Draw learning curves: mean and range over the seeds of each configuration."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN [RUN ...]")]
+    """Directories of runs and of sweeps."""
+    output: Path = Path("curves.html")
+    """File to write, which ends in .html or .png."""
+    metric: str = METRIC
+    """Name of the metric, as metrics.jsonl has it."""
+    x: str = "both"
+    """Axis: steps, seconds, or both."""
+    smoothing: float = 0.0
+    """Weight of the past in an exponential moving mean of each curve, from 0 to below 1."""
+    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Replace an existing file."""
+
+
+def run(arguments: list[str]) -> int:
+    """Writes the figure, and prints the last values of each group."""
+    options = parse(Plot, arguments, prog="rollmill plot")
+    curves = plot(
+        *options.runs,
+        output=options.output,
+        metric=options.metric,
+        x=options.x,
+        smoothing=options.smoothing,
+        force=options.force,
+    )
+    if curves.left_out:
+        print(f"without values of {curves.metric} yet: {', '.join(curves.left_out)}", file=sys.stderr)
+    print("\n".join(_lines(curves)))
+    print(f"wrote {options.output}")
+    return 0
+
+
+def _lines(curves: Curves) -> list[str]:
+    """A line for each group, the highest last values first."""
+    lines = []
+    for group in curves.groups[:MOST_LINES]:
+        last = (group.last.mean(), group.last.min(), group.last.max())
+        mean, low, high = (number(float(value)) for value in last)
+        seeds = f", {len(group.runs)} seeds from {low} to {high}" if len(group.runs) > 1 else ""
+        lines.append(f"{group.label}: {curves.metric} {mean}{seeds}, after {compact(group.last_steps)} steps")
+    hidden = len(curves.groups) - len(lines)
+    return [*lines, f"and {hidden} more"] if hidden else lines

@@ -1,0 +1,126 @@
+"""The command `rollmill render RUN`: pictures of a policy at play, as a file or in the terminal."""
+
+import itertools
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rollmill.api import Frame, render_run
+from rollmill.cli.environment_options import chosen_environment_options
+from rollmill.cli.parsing import parse
+from rollmill.cli.policy_options import PolicyOptions
+from rollmill.pictures import FASTEST_GIF, check_fps, check_place, coloured_lines, plain_lines, write_frames
+
+TERMINAL = "terminal"
+HOME, CLEAR, CLEAR_REST, HIDE, SHOW = "\x1b[H", "\x1b[2J", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
+
+
+@dataclass(frozen=True)
+class Render(PolicyOptions):
+    """Show the policy of a run at play: as a GIF, an MP4, a folder of PNG files, or in the terminal."""
+
+    output: str | None = None
+    """File that ends in .gif or .mp4, a name without an ending for a folder of PNG files, or terminal. Default:
+    the name of the run with .gif, in the working directory."""
+    episodes: int = 1
+    """Episodes to play, one after the other."""
+    max_steps: int = 1000
+    """Steps after which an episode is cut."""
+    fps: float | None = None
+    """Frames a second. Default: those that suit the environment."""
+    size: int | None = None
+    """Pixels of the longer side. Default: 480, or those of an environment that gives pixels."""
+    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Replace an existing file, or folder of frames."""
+
+
+def run(arguments: list[str]) -> int:
+    """Plays the episodes, and writes or shows their pictures."""
+    options = parse(Render, arguments, prog="rollmill render")
+    output = options.output or f"{options.run.resolve().name}.gif"
+    check_fps(options.fps)
+    if output != TERMINAL:
+        check_place(Path(output), fps=options.fps, force=options.force)
+    frames = _frames(options)
+    first = next(frames)
+    fps = options.fps or first.fps
+    frames = itertools.chain([first], frames)
+    if output == TERMINAL:
+        show_frames(frames, fps=fps)
+        return 0
+    fps = options.fps or (min(fps, FASTEST_GIF) if output.endswith(".gif") else fps)
+    tally = Tally()
+    write_frames(Path(output), (frame.picture for frame in tally.counting(frames)), fps=fps)
+    print(tally.sentence(output, fps))
+    return 0
+
+
+def _frames(options: Render) -> Iterator[Frame]:
+    return render_run(
+        options.load(),
+        env=options.env,
+        env_options=chosen_environment_options(options.env_options, options.transforms),
+        episodes=options.episodes,
+        max_steps=options.max_steps,
+        size=options.size,
+        seed=options.seed,
+        stochastic=options.stochastic,
+        imports=options.imports,
+    )
+
+
+class Tally:
+    """Counts frames on their way, and keeps the last one of each episode."""
+
+    def __init__(self) -> None:
+        self._count, self._last = 0, {}
+
+    def counting(self, frames: Iterator[Frame]) -> Iterator[Frame]:
+        """The same frames."""
+        for frame in frames:
+            self._count, self._last[frame.episode] = self._count + 1, frame
+            yield frame
+
+    def sentence(self, output: str, fps: float) -> str:
+        """What was written, and how the episodes went."""
+        height, width = self._last[0].picture.shape[:2]
+        returns = ", ".join(f"{frame.episode_return:.5g} in {frame.step} steps" for frame in self._last.values())
+        frames = f"{self._count} frames of {width} x {height} pixels at {fps:g} a second"
+        return f"{output}: {frames}; return {returns}"
+
+
+def show_frames(frames: Iterator[Frame], *, fps: float) -> None:
+    """Plays frames in a terminal; elsewhere prints them one below the other, in plain characters.
+
+    Args:
+        frames: to show.
+        fps: frames a second, in a terminal.
+    """
+    if not sys.stdout.isatty():
+        for frame in frames:
+            print("\n".join([_caption(frame), *plain_lines(frame.picture, 80, 24), ""]))
+        return
+    draw = plain_lines if "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" else coloured_lines
+    print(HIDE + CLEAR, end="")
+    due = time.monotonic()
+    try:
+        for frame in frames:
+            columns, rows = shutil.get_terminal_size()
+            lines = draw(frame.picture, columns, max(1, rows - 2))
+            ends = "\x1b[K\n"  # what was there before is longer, or of another picture
+            print(HOME + ends.join([_caption(frame), *lines]) + CLEAR_REST, end="", flush=True)
+            due = max(due + 1 / fps, time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
+    finally:
+        print(SHOW, flush=True)
+
+
+def _caption(frame: Frame) -> str:
+    return f"episode {frame.episode + 1}, step {frame.step}, return {frame.episode_return:.5g}"

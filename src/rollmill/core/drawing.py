@@ -1,0 +1,52 @@
+"""Drawings as values: shapes in coordinates of their own, whose `x` grows to the right and `y` upwards."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+Point: TypeAlias = tuple[float, float]
+Colour: TypeAlias = str
+"""Such as `#1d2327`: red, green and blue, two hexadecimal digits each."""
+
+
+class Line(NamedTuple):
+    """Straight lines from each point to the next, with round ends and corners."""
+
+    points: Sequence[Point]
+    width: float
+    colour: Colour
+
+
+class Circle(NamedTuple):
+    """A filled circle."""
+
+    centre: Point
+    radius: float
+    colour: Colour
+
+
+class Polygon(NamedTuple):
+    """A filled polygon; an area that its outline goes around twice is outside."""
+
+    points: Sequence[Point]
+    colour: Colour
+
+
+Shape: TypeAlias = Line | Circle | Polygon
+
+
+class Drawing(NamedTuple):
+    """A picture of an environment's state, of any size in pixels; later shapes lie on top of earlier ones."""
+
+    left: float
+    bottom: float
+    right: float
+    top: float
+    shapes: Sequence[Shape]
+    background: Colour = "#ffffff"
+    fps: float = 30.0
+    """States a second that suit the eye."""
+
+
+def rectangle(left: float, bottom: float, right: float, top: float, colour: Colour) -> Polygon:
+    """A filled rectangle with level sides."""
+    return Polygon(((left, bottom), (right, bottom), (right, top), (left, top)), colour)

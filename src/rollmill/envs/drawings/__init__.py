@@ -1,0 +1,1 @@
+"""Drawings of the environments' states, apart from their rules."""

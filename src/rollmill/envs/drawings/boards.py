@@ -1,0 +1,75 @@
+"""Drawings of boards, from planes of stones and of colours.
+
+Shape letters: `H` rows from the top, `W` columns, `C` channels.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Bool, Num
+
+from rollmill.core.drawing import Circle, Drawing, Line, rectangle
+from rollmill.envs.drawings.colours import BLUE, CHANNELS, INK, ORANGE, PAPER, RED
+
+BOARD = "#2f6db5"
+HOLE = "#e9edf0"
+MOVES_A_SECOND = 1.5
+
+
+def draw_stones(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"]) -> Drawing:
+    """Connect Four: a blue board with holes, stones of the first player red and of the second yellow.
+
+    Args:
+        first: squares with stones of player 0.
+        second: squares with stones of player 1.
+    """
+    rows, columns = first.shape
+    stones = [
+        Circle(centre, 0.4, RED if first[place] else "#f2c230" if second[place] else HOLE)
+        for place, centre in _squares(rows, columns)
+    ]
+    board = rectangle(0.0, 0.0, float(columns), float(rows), BOARD)
+    return Drawing(-0.15, -0.15, columns + 0.15, rows + 0.15, (board, *stones), fps=MOVES_A_SECOND)
+
+
+def draw_marks(first: Bool[np.ndarray, "H W"], second: Bool[np.ndarray, "H W"]) -> Drawing:
+    """Tic-tac-toe: crosses for the first player and rings for the second.
+
+    Args:
+        first: squares that player 0 has marked.
+        second: squares that player 1 has marked.
+    """
+    rows, columns = first.shape
+    shapes = [Line(((at, 0.05), (at, rows - 0.05)), 0.05, INK) for at in range(1, columns)]
+    shapes += [Line(((0.05, at), (columns - 0.05, at)), 0.05, INK) for at in range(1, rows)]
+    for place, (x, y) in _squares(rows, columns):
+        if first[place]:
+            shapes += [Line(((x - 0.27, y - s * 0.27), (x + 0.27, y + s * 0.27)), 0.11, RED) for s in (-1, 1)]
+        if second[place]:
+            shapes += [Circle((x, y), 0.34, BLUE), Circle((x, y), 0.23, PAPER)]
+    return Drawing(-0.1, -0.1, columns + 0.1, rows + 0.1, shapes, fps=MOVES_A_SECOND)
+
+
+def draw_channels(planes: Num[np.ndarray, "H W C"]) -> Drawing:
+    """A square for each place whose channel is not 0, in the channel's colour; the last channel on top."""
+    rows, columns, channels = planes.shape
+    squares = [
+        rectangle(x + 0.03, y + 0.03, x + 0.97, y + 0.97, CHANNELS[c % len(CHANNELS)])
+        for c in range(channels)
+        for x, y in np.argwhere(planes[::-1, :, c].T != 0).astype(float).tolist()
+    ]
+    return Drawing(0, 0, columns, rows, squares, background=INK, fps=15.0)
+
+
+def draw_point(position: tuple[float, float], goal: tuple[float, float], *, radius: float) -> Drawing:
+    """A point on the square from -1 to 1, and the circle that it has to reach."""
+    frame = Line(((-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1)), 0.012, INK)
+    shapes = (frame, Circle(goal, radius, "#fbe7c1"), Circle(goal, 0.05, ORANGE), Circle(position, 0.07, BLUE))
+    return Drawing(-1.1, -1.1, 1.1, 1.1, shapes, fps=8.0)
+
+
+def _squares(rows: int, columns: int) -> Iterator[tuple[tuple[int, int], tuple[float, float]]]:
+    """Row and column of each square, and its centre."""
+    for row in range(rows):
+        for column in range(columns):
+            yield (row, column), (column + 0.5, rows - row - 0.5)

@@ -1,0 +1,89 @@
+"""Drawings of taggers and runners, on a square or on a grid.
+
+Shape letters: `A` agents, `G` taggers before the runners.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Num
+
+from rollmill.core.drawing import Circle, Drawing, Line, Shape, rectangle
+from rollmill.envs.drawings.colours import BLUE, FAINT, INK, RED, SOFT
+
+MOST_CELLS = 30
+"""Cells in a row up to which a grid is drawn."""
+
+
+def draw_square(
+    x: Num[np.ndarray, " A"],
+    y: Num[np.ndarray, " A"],
+    in_game: Bool[np.ndarray, " A"],
+    *,
+    num_taggers: int,
+    length: float,
+    directions: Num[np.ndarray, " A"] | None = None,
+    reach: float = 0.0,
+) -> Drawing:
+    """Taggers red, runners blue, and runners that have left the game grey.
+
+    Args:
+        x: to the right.
+        y: upwards.
+        in_game: False for agents that have left the game.
+        num_taggers: `G`.
+        length: side of the square.
+        directions: in which the agents look (rad), drawn as a short line.
+        reach: distance at which a tagger tags, drawn around it.
+    """
+    size = length * max(0.008, min(0.02, 0.14 / np.sqrt(len(x))))
+    radius = {False: size, True: 1.35 * size}
+    colours = np.where(in_game, np.where(np.arange(len(x)) < num_taggers, RED, BLUE), SOFT)
+    order = np.argsort(in_game, kind="stable")  # those that have left lie below
+    reaches = range(num_taggers) if reach > size else ()
+    shapes: list[Shape] = [Circle((float(x[i]), float(y[i])), reach, "#f9dcc9") for i in reaches]
+    for i in order:
+        centre, own = (float(x[i]), float(y[i])), radius[bool(i < num_taggers)]
+        if directions is not None and in_game[i]:
+            ahead = 2.2 * own * np.array([np.cos(directions[i]), np.sin(directions[i])])
+            shapes.append(Line((centre, (centre[0] + ahead[0], centre[1] + ahead[1])), 0.5 * own, str(colours[i])))
+        shapes.append(Circle(centre, own, str(colours[i])))
+    edge, margin = 0.006 * length, 0.05 * length
+    frame = Line(((0, 0), (length, 0), (length, length), (0, length), (0, 0)), edge, INK)
+    return Drawing(-margin, -margin, length + margin, length + margin, (frame, *shapes), fps=15.0)
+
+
+def draw_grid(
+    x: Num[np.ndarray, " A"],
+    y: Num[np.ndarray, " A"],
+    in_game: Bool[np.ndarray, " A"],
+    *,
+    num_taggers: int,
+    cells: int,
+) -> Drawing:
+    """Taggers as red circles, runners as blue squares, grey once they are tagged, in the cells that they stand on.
+
+    Args:
+        x: column of each agent.
+        y: row of each agent, upwards.
+        in_game: False for agents that have left the game.
+        num_taggers: `G`.
+        cells: cells in a row.
+    """
+    width = 0.02 if cells <= MOST_CELLS else 0.05
+    lines = [Line(((at, 0), (at, cells)), width, FAINT) for at in range(cells + 1)]
+    lines += [Line(((0, at), (cells, at)), width, FAINT) for at in range(cells + 1)]
+    frame = Line(((0, 0), (cells, 0), (cells, cells), (0, cells), (0, 0)), 0.006 * cells, INK)
+    grow = max(1.0, cells / 25)  # agents on large grids are larger than their cells, to be seen
+    runners = [
+        rectangle(
+            float(x[i]) + 0.5 - 0.36 * grow,
+            float(y[i]) + 0.5 - 0.36 * grow,
+            float(x[i]) + 0.5 + 0.36 * grow,
+            float(y[i]) + 0.5 + 0.36 * grow,
+            BLUE if in_game[i] else SOFT,
+        )
+        for i in range(num_taggers, len(x))
+    ]
+    taggers = [Circle((float(x[i]) + 0.5, float(y[i]) + 0.5), 0.4 * grow, RED) for i in range(num_taggers)]
+    margin = 0.03 * cells
+    shapes = (*(lines if cells <= MOST_CELLS else []), frame, *runners, *taggers)
+    return Drawing(-margin, -margin, cells + margin, cells + margin, shapes, fps=8.0)

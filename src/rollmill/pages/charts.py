@@ -1,0 +1,136 @@
+"""A figure of lines with areas around them, as a part of a page: readable at any width, and without a script."""
+
+import json
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+from rollmill.pages.page import escaped_name
+from rollmill.pages.scales import ticks
+from rollmill.pages.text import compact
+
+UNITS = 1000.0
+"""Width and height of the drawing in its own units; the browser stretches it."""
+DIGITS = 1
+
+
+class ChartLine(NamedTuple):
+    """A line and the area around it; NaN where there is none."""
+
+    label: str
+    colour: str
+    """Name of one of the page's colours."""
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    is_faint: bool = False
+    """A line in the background, without an area."""
+
+
+class _Side(NamedTuple):
+    """The numbers at both ends of an axis, and those that are written at it."""
+
+    low: float
+    high: float
+    marks: list[float]
+
+    def share(self, value: float) -> float:
+        """The position of a number, from 0 to 1."""
+        return (value - self.low) / (self.high - self.low)
+
+
+def chart(lines: Sequence[ChartLine], *, across: str, upwards: str) -> str:
+    """The figure.
+
+    Args:
+        lines: the first lies on top; at least one has a point.
+        across: title of the horizontal axis, plain text.
+        upwards: title of the vertical axis, plain text.
+    """
+    x = _side([value for line in lines for value in line.x], margin=0.0)
+    y = _side([value for line in lines for values in (line.low, line.high) for value in values], margin=0.04)
+    grid = [_grid_line(x.share(mark) * UNITS, None) for mark in x.marks]
+    grid += [_grid_line(None, (1 - y.share(mark)) * UNITS) for mark in y.marks]
+    shapes = [shape for line in reversed(lines) for shape in _shapes(line, x, y)]
+    spread = f"{UNITS:g}"
+    svg = (
+        f'<svg viewBox="0 0 {spread} {spread}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escaped_name(upwards)} over {escaped_name(across)}">{"".join(grid + shapes)}</svg>'
+    )
+    down = "".join(_mark("top", 1 - y.share(mark), mark) for mark in y.marks)
+    level = "".join(_mark("left", x.share(mark), mark) for mark in x.marks)
+    return "\n".join(
+        [
+            f'<div class="chart" data-lines="{_data(lines, x, y, across)}">',
+            f'<div class="upwards">{escaped_name(upwards)}</div>',
+            f'<div class="marks down">{down}</div><div class="plot" tabindex="0">{svg}</div>',
+            f'<div class="marks level">{level}</div><div class="across">{escaped_name(across)}</div></div>',
+        ]
+    )
+
+
+def _mark(side: str, share: float, value: float) -> str:
+    return f'<span style="{side}:{100 * share:.2f}%">{compact(value)}</span>'
+
+
+def _side(values: Sequence[float], *, margin: float) -> _Side:
+    known = [value for value in values if math.isfinite(value)]
+    low, high = min(known), max(known)
+    room = margin * (high - low) if high > low else max(abs(low), 1.0) * 0.5
+    low, high = low - room, high + room
+    return _Side(low, high, ticks(low, high))
+
+
+def _grid_line(x: float | None, y: float | None) -> str:
+    x_1, x_2 = (0.0, UNITS) if x is None else (x, x)
+    y_1, y_2 = (0.0, UNITS) if y is None else (y, y)
+    return f'<line class="grid" x1="{x_1:.1f}" x2="{x_2:.1f}" y1="{y_1:.1f}" y2="{y_2:.1f}"/>'
+
+
+def _shapes(line: ChartLine, x: _Side, y: _Side) -> list[str]:
+    place = lambda at, value: f"{x.share(at) * UNITS:.{DIGITS}f} {(1 - y.share(value)) * UNITS:.{DIGITS}f}"
+    shapes = []
+    for part in _whole_parts(line):
+        at = [line.x[i] for i in part]
+        if not line.is_faint and any(line.low[i] < line.high[i] for i in part):
+            upper = [place(line.x[i], line.high[i]) for i in part]
+            lower = [place(line.x[i], line.low[i]) for i in reversed(part)]
+            shapes.append(f'<path class="area" fill="var(--{line.colour})" d="M{"L".join(upper + lower)}Z"/>')
+        mean = "L".join(place(one, line.y[i]) for one, i in zip(at, part, strict=True))
+        kind = "line faint" if line.is_faint else "line"
+        shapes.append(f'<path class="{kind}" stroke="var(--{line.colour})" d="M{mean}"/>')
+    return shapes
+
+
+def _whole_parts(line: ChartLine) -> list[list[int]]:
+    """Runs of neighbouring points that are all known."""
+    parts: list[list[int]] = [[]]
+    for index, value in enumerate(line.y):
+        if math.isfinite(value):
+            parts[-1].append(index)
+        elif parts[-1]:
+            parts.append([])
+    return [part for part in parts if part]
+
+
+def _data(lines: Sequence[ChartLine], x: _Side, y: _Side, across: str) -> str:
+    """What a script needs to show values, as JSON in an attribute."""
+    shown = [line for line in lines if not line.is_faint]
+    data = {
+        "x": [x.low, x.high],
+        "y": [y.low, y.high],
+        "across": across,
+        "lines": [
+            {"label": line.label, "colour": line.colour}
+            | {name: _numbers(getattr(line, name)) for name in ("x", "y", "low", "high")}
+            for line in shown
+        ],
+    }
+    return escape(json.dumps(data, separators=(",", ":"), allow_nan=False))
+
+
+def _numbers(values: Sequence[float]) -> list[float | None]:
+    """Numbers with five digits; None in the place of NaN."""
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]

@@ -1,0 +1,212 @@
+"""Frames as files: a GIF, an MP4 or a folder of PNGs, written beside their place and then renamed."""
+
+import contextlib
+import importlib
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from rollmill.core.errors import StorageError, UsageError
+from rollmill.core.installation import install_command
+from rollmill.pictures.raster import Picture
+
+MOST_BYTES = 2**31
+"""Bytes of the pictures that are held at once."""
+
+GIF_TICKS = 100
+"""A GIF counts its time in hundredths of a second."""
+FASTEST_GIF = 50
+"""Frames a second above which viewers show a GIF slowly."""
+SLOWEST = 0.05
+"""Frames a second; a GIF counts up to 655 seconds for a frame."""
+FASTEST = 240
+COLOURS, EXACT_COLOURS = 256, 64
+"""Colours of a GIF's palette, and of these the ones that are taken as they are."""
+LEAST_APART = 8
+"""Difference of two colours of a palette, in the part in which they differ most."""
+SUFFIXES = (".gif", ".mp4")
+
+
+def check_place(path: Path, *, fps: float | None, force: bool) -> None:
+    """Checks where frames are to be written, before anything is played.
+
+    Raises:
+        UsageError: the name is no GIF, MP4 or folder, the rate does not fit it, or something is there already.
+    """
+    is_folder = not path.suffix
+    if not is_folder and path.suffix not in SUFFIXES:
+        raise UsageError(
+            f"{path} is no picture that can be written. hint: a name that ends in .gif or .mp4, or one without "
+            "an ending, for a folder of PNG files."
+        )
+    if fps is not None and path.suffix == ".gif" and fps > FASTEST_GIF:
+        raise UsageError(
+            f"fps={fps} is more than {FASTEST_GIF}, above which viewers show a GIF slowly. hint: an .mp4."
+        )
+    if not path.parent.is_dir():
+        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}.")
+    taken = (any(path.iterdir()) if path.is_dir() else path.exists()) if is_folder else path.exists()
+    if path.is_dir() and not is_folder:
+        raise UsageError(f"{path} is a folder. hint: give the name of a file in it.")
+    if taken and not force:
+        raise UsageError(f"{path} exists already. hint: --force replaces it, --output names another.")
+    if is_folder and taken and not (path.is_dir() and all(_is_frame(entry) for entry in path.iterdir())):
+        raise UsageError(f"{path} holds other things than frames, which are not deleted. hint: name a new folder.")
+    _WRITERS[path.suffix].check()
+
+
+def check_fps(fps: float | None) -> None:
+    """Checks a number of frames a second.
+
+    Raises:
+        UsageError: it is out of range.
+    """
+    if fps is not None and not SLOWEST <= fps <= FASTEST:
+        raise UsageError(f"fps={fps} has to be in {SLOWEST} to {FASTEST}.")
+
+
+def gathered(frames: Iterable[Picture]) -> list[Picture]:
+    """The frames as a list.
+
+    Raises:
+        UsageError: they are too many to hold at once.
+    """
+    kept, size = [], 0
+    for frame in frames:
+        kept.append(frame)
+        size += frame.nbytes
+        if size > MOST_BYTES:
+            raise UsageError(
+                f"the first {len(kept):,} frames have more than {MOST_BYTES:,} bytes, too many to hold. "
+                "hint: a smaller size, fewer steps or episodes, or an .mp4, which is written frame by frame."
+            )
+    return kept
+
+
+def _is_frame(path: Path) -> bool:
+    return path.suffix == ".png" and path.stem.isdecimal() and path.is_file()
+
+
+def write_frames(path: Path, frames: Iterable[Picture], *, fps: float) -> None:
+    """Writes frames as a GIF, an MP4, or as `00000.png` and so on in a folder, by the ending of the name.
+
+    Args:
+        path: the file or folder, which is replaced where it exists.
+        frames: at least one, all of one size; of an MP4 and PNGs each is written as it comes.
+        fps: frames a second, of a GIF and an MP4.
+
+    Raises:
+        UsageError: the library that writes them is not installed, or a GIF has too many frames.
+        StorageError: the files cannot be written.
+    """
+    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        _WRITERS[path.suffix].write(partial, iter(frames), fps)
+        if path.is_dir():
+            shutil.rmtree(path)
+        partial.replace(path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
+
+
+def _write_gif(path: Path, frames: Iterator[Picture], fps: float) -> None:
+    image, pictures = _pillow(), gathered(frames)
+    palette = _palette(image, pictures)
+    shown = (image.fromarray(one).quantize(palette=palette, dither=image.Dither.NONE) for one in pictures)
+    next(shown).save(path, save_all=True, append_images=shown, duration=_durations(len(pictures), fps), loop=0)
+
+
+def _palette(image: ModuleType, frames: list[Picture]) -> Any:
+    """One palette for all frames, so that colours do not flicker; the commonest colours are in it as they are."""
+    sample = [frames[index] for index in np.unique(np.linspace(0, len(frames) - 1, 16).round().astype(int))]
+    whole = np.concatenate(sample)
+    colours, counts = np.unique(whole.reshape(-1, 3), axis=0, return_counts=True)
+    mixed = image.fromarray(whole).quantize(COLOURS, method=image.Quantize.MAXCOVERAGE).getpalette()
+    common = colours[np.argsort(-counts)[:EXACT_COLOURS]]
+    chosen = _apart(np.concatenate([common, np.reshape(mixed, (-1, 3))]).astype(int))
+    palette = image.new("P", (1, 1))
+    palette.putpalette(chosen[:COLOURS].flatten().tolist())
+    return palette
+
+
+def _apart(colours: Int[np.ndarray, "n 3"]) -> Int[np.ndarray, "m 3"]:
+    """The colours without those that are like an earlier one: Pillow may take either for the other."""
+    kept = [colours[0]]
+    for colour in colours[1:]:
+        if np.abs(np.stack(kept) - colour).max(axis=1).min() >= LEAST_APART:
+            kept.append(colour)
+    return np.stack(kept)
+
+
+def _durations(count: int, fps: float) -> list[int]:
+    """Milliseconds of each frame, in whole ticks, whose sum is that of the exact ones up to a tick."""
+    ends = np.round(np.arange(count + 1) * GIF_TICKS / fps).astype(int)
+    return [int(ticks) * 1000 // GIF_TICKS for ticks in np.diff(ends)]
+
+
+def _write_mp4(path: Path, frames: Iterator[Picture], fps: float) -> None:
+    writing = _imageio_ffmpeg()
+    first = next(frames)
+    height, width = first.shape[:2]
+    even = (height + height % 2, width + width % 2)
+    writer = writing.write_frames(
+        str(path), (even[1], even[0]), fps=fps, codec="libx264", macro_block_size=2, ffmpeg_log_level="error"
+    )
+    margins = ((0, even[0] - height), (0, even[1] - width), (0, 0))
+    try:
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # its fork only runs ffmpeg
+            writer.send(None)
+            writer.send(np.pad(first, margins, mode="edge"))
+        for frame in frames:
+            writer.send(np.pad(frame, margins, mode="edge"))
+    finally:
+        writer.close()
+
+
+def _write_pngs(path: Path, frames: Iterator[Picture], fps: float) -> None:
+    image = _pillow()
+    path.mkdir()
+    for index, frame in enumerate(frames):
+        image.fromarray(frame).save(path / f"{index:05}.png")
+
+
+def _pillow() -> ModuleType:
+    return _library("PIL.Image", "Pillow")
+
+
+def _imageio_ffmpeg() -> ModuleType:
+    return _library("imageio_ffmpeg", "imageio-ffmpeg")
+
+
+def _library(module: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UsageError(
+            f"pictures are written by {name}, which is not installed. hint: {install_command('render')}; a "
+            "terminal needs nothing: --output terminal."
+        ) from None
+
+
+class _Writer(NamedTuple):
+    """A kind of file: the check that its library is there, and the function that writes it."""
+
+    check: Callable[[], object]
+    write: Callable[[Path, Iterator[Picture], float], None]
+
+
+_WRITERS = {
+    ".gif": _Writer(_pillow, _write_gif),
+    ".mp4": _Writer(_imageio_ffmpeg, _write_mp4),
+    "": _Writer(_pillow, _write_pngs),
+}
