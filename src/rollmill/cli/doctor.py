@@ -24,6 +24,7 @@ EXTRAS = {
     "ray": ("clusters", install_command("cluster")),
     "envpool": ("envpool:... environments", install_command("envpool")),
     "mujoco": ("Gymnasium's MuJoCo environments", install_command("mujoco")),
+    "craftax": ("craftax:... environments", install_command("craftax")),
     "gymnax": ("gymnax:... environments", install_command("gymnax")),
     "pgx": ("pgx:... environments", install_command("pgx")),
     "optuna": ("samplers of sweeps", install_command("optuna")),

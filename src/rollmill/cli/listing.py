@@ -27,6 +27,7 @@ def run(arguments: list[str]) -> int:
     """Prints algorithms, environments, networks and recipes."""
     import_modules(parse(List, arguments, prog="rollmill list").imports)
     adapted = [
+        ("craftax:ID", f"Craftax and Craftax-Classic, with `{install_command('craftax')}`"),
         ("gymnax:ID", f"environments of gymnax, with `{install_command('gymnax')}`"),
         ("pgx:ID", f"games of Pgx for one or two players, with `{install_command('pgx')}`"),
         ("gymnasium:ID", "environments of Gymnasium, on the host CPU"),

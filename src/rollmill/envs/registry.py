@@ -44,6 +44,7 @@ from rollmill.envs.tic_tac_toe import tic_tac_toe
 Factory = Callable[..., Environment | HostEnvironment]
 
 _ADAPTERS = {
+    "craftax": "rollmill.envs.adapters.craftax",
     "gymnax": "rollmill.envs.adapters.gymnax",
     "pgx": "rollmill.envs.adapters.pgx",
     "envpool": "rollmill.envs.adapters.envpool",
