@@ -91,5 +91,5 @@ def test_ppo_learns_to_collect(tmp_path):
         num_minibatches=8,
         learning_rate=1e-3,
     )
-    run = rollmill.train(algorithm, out=tmp_path, quiet=True)
+    run = rollmill.train(algorithm, run_dir=tmp_path / "run", quiet=True)
     assert run.summary["final_return"] > 3  # a random policy gets less than 2 of the 22 achievements

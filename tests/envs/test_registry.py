@@ -96,7 +96,7 @@ def test_options_of_gymnax_are_its_parameters_too():
 def test_unknown_names_offer_the_nearest():
     with pytest.raises(UsageError, match=r"unknown environment 'CartPole-v0'. Did you mean CartPole-v1\b"):
         envs.make("CartPole-v0")
-    with pytest.raises(UsageError, match="Others: .*craftax:ID, envpool:ID, gymnasium:ID, gymnax:ID, .*pgx:ID"):
+    with pytest.raises(UsageError, match="Others: .*envpool:ID, gymnasium:ID, gymnax:ID, .*pgx:ID"):
         envs.make("Xyzzy")
 
 

@@ -44,9 +44,12 @@ from rollmill.envs.tic_tac_toe import tic_tac_toe
 Factory = Callable[..., Environment | HostEnvironment]
 
 _ADAPTERS = {
+    "brax": "rollmill.envs.adapters.brax",
     "craftax": "rollmill.envs.adapters.craftax",
     "gymnax": "rollmill.envs.adapters.gymnax",
+    "jaxmarl": "rollmill.envs.adapters.jaxmarl",
     "pgx": "rollmill.envs.adapters.pgx",
+    "playground": "rollmill.envs.adapters.playground",
     "envpool": "rollmill.envs.adapters.envpool",
     "gymnasium": "rollmill.envs.adapters.gymnasium",
 }

@@ -14,9 +14,9 @@ import numpy as np
 from gymnasium import spaces
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.fields import fit
 from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import Action, Environment, Key, Params, State, Timestep
+from rollmill.envs.adapters.brax_form import checked_ratio
 from rollmill.envs.adapters.importing import import_extra
 from rollmill.envs.adapters.promotion import promoting
 from rollmill.envs.options import like, unknown_option
@@ -75,7 +75,7 @@ def make(name: str, *, reset_ratio: int = RESET_RATIO, **options: Any) -> Enviro
             observation_space=_observation_space(source, default),
             action_space=spaces.Discrete(source.num_actions),
             params=_replaced(default, chosen),
-            reset_ratio=_ratio(reset_ratio),
+            reset_ratio=checked_ratio(reset_ratio),
         )
         return _with_textures(name, env)
 
@@ -99,15 +99,6 @@ def _chosen(name: str, options: dict[str, Any], *defaults: Any) -> dict[str, Any
 def _replaced(part: Any, chosen: dict[str, Any]) -> Any:
     names = {field.name for field in dataclasses.fields(part)}
     return part.replace(**{option: value for option, value in chosen.items() if option in names})
-
-
-def _ratio(reset_ratio: Any) -> int:
-    ratio = fit("reset_ratio", int, reset_ratio)
-    if ratio < 1:
-        raise UsageError(
-            f"reset_ratio={ratio} has to be at least 1, which resets every environment in every step."
-        )
-    return ratio
 
 
 def _step_of(source: Any) -> Any:

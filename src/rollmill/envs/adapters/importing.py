@@ -1,6 +1,8 @@
 """Imports of the packages whose environments are adapted; a missing one is explained."""
 
+import contextlib
 import importlib
+import sys
 from types import ModuleType
 
 from rollmill.core.errors import UsageError
@@ -9,7 +11,7 @@ from rollmill.core.jax_settings import standard_promotion
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Imports a module of an optional package, under JAX's standard promotion.
+    """Imports a module of an optional package, under JAX's standard promotion; what it prints goes to stderr.
 
     Args:
         module: its full name.
@@ -19,7 +21,7 @@ def import_extra(module: str, extra: str) -> ModuleType:
         UsageError: it, or a package that it needs, is missing or does not fit the others.
     """
     try:
-        with standard_promotion():
+        with standard_promotion(), contextlib.redirect_stdout(sys.stderr):
             return importlib.import_module(module)
     except ImportError as error:
         raise UsageError(
