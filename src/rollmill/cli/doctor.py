@@ -30,6 +30,7 @@ EXTRAS = {
     "jaxmarl": ("jaxmarl:... environments", install_command("jaxmarl")),
     "mujoco_playground": ("playground:... environments", install_command("playground")),
     "pgx": ("pgx:... environments", install_command("pgx")),
+    "xminigrid": ("xminigrid:... environments", install_command("xminigrid")),
     "optuna": ("samplers of sweeps", install_command("optuna")),
     "httptools": ("rollmill serve", install_command("serve")),
     "jax2onnx": ("rollmill export --format onnx", install_command("onnx")),

@@ -33,6 +33,7 @@ def run(arguments: list[str]) -> int:
         ("jaxmarl:ID", f"particles and battles of JaxMARL, with `{install_command('jaxmarl')}`"),
         ("pgx:ID", f"games of Pgx for one or two players, with `{install_command('pgx')}`"),
         ("playground:ID", f"environments of MuJoCo Playground, with `{install_command('playground')}`"),
+        ("xminigrid:ID", f"grid worlds of XLand-MiniGrid, with `{install_command('xminigrid')}`"),
         ("gymnasium:ID", "environments of Gymnasium, on the host CPU"),
         ("envpool:ID", f"environments of EnvPool, on the host CPU, with `{install_command('envpool')}`"),
     ]

@@ -51,6 +51,7 @@ _ADAPTERS = {
     "pgx": "rollmill.envs.adapters.pgx",
     "playground": "rollmill.envs.adapters.playground",
     "envpool": "rollmill.envs.adapters.envpool",
+    "xminigrid": "rollmill.envs.adapters.xminigrid",
     "gymnasium": "rollmill.envs.adapters.gymnasium",
 }
 _ON_HOST = ("envpool", "gymnasium")

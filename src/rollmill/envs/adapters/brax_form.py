@@ -1,4 +1,4 @@
-"""Environments of Brax's form: `reset(key) -> state`, `step(state, action) -> state`; observations are in the state.
+"""Environments of Brax's form: `reset(key) -> state`, `step(state, action) -> state`.
 
 MuJoCo Playground has the same form. Neither counts steps: time limits are Rollmill's, so that they truncate.
 """

@@ -27,8 +27,8 @@ def make(name: str, *, impl: str = "jax", reset_ratio: int = RESET_RATIO, **opti
         impl: `jax`, MuJoCo's physics in JAX, on every device; or `warp`, in NVIDIA's Warp, on its GPUs alone.
         reset_ratio: see `rollmill.Environment`. Every episode has a new first state, whereas Playground's own
             auto-reset returns to the same one for a whole training.
-        **options: entries of the environment's configuration that are numbers or text, instead of the defaults, such
-            as `episode_length=500`.
+        **options: entries of the environment's configuration instead of the defaults, numbers or text, such as
+            `episode_length=500`.
 
     Returns:
         The environment, truncated after `episode_length` steps of control; an action is repeated `action_repeat`
