@@ -76,6 +76,6 @@ def test_unknown_names_and_options_are_explained():
 
 @pytest.mark.slow
 def test_ppo_learns_to_find_the_goal(tmp_path):
-    algorithm = rollmill.ppo(envs.make(EMPTY), total_timesteps=100_000, num_envs=64, num_steps=32)
+    algorithm = rollmill.ppo(envs.make(EMPTY), total_timesteps=100_000, num_envs=64, num_steps=32, network="mlp")
     run = rollmill.train(algorithm, run_dir=tmp_path / "run", quiet=True)
     assert run.summary["final_return"] > 0.85  # 0.955 at best

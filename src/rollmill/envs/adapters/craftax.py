@@ -39,7 +39,7 @@ NO_LIMIT = 2**30
 """A time limit that no episode reaches."""
 
 RESET_RATIO = 16
-"""Environments for each world that is generated at a time. On a CPU a world takes as long as some 40 steps."""
+"""Environments for each world that is generated at a time. A world takes as long as tens of steps."""
 
 
 def make(name: str, *, reset_ratio: int = RESET_RATIO, **options: Any) -> Environment:
