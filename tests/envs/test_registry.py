@@ -1,5 +1,7 @@
 """Names of environments, and what a wrong one answers."""
 
+import importlib
+
 import gymnasium
 import numpy as np
 import pytest
@@ -96,12 +98,12 @@ def test_options_of_gymnax_are_its_parameters_too():
 def test_unknown_names_offer_the_nearest():
     with pytest.raises(UsageError, match=r"unknown environment 'CartPole-v0'. Did you mean CartPole-v1\b"):
         envs.make("CartPole-v0")
-    with pytest.raises(UsageError, match="Others: envpool:ID, gymnasium:ID, gymnax:ID, pgx:ID"):
+    with pytest.raises(UsageError, match="Others: .*envpool:ID, gymnasium:ID, gymnax:ID, .*pgx:ID"):
         envs.make("Xyzzy")
 
 
 def test_unknown_prefixes_list_the_known():
-    with pytest.raises(UsageError, match="unknown environment prefix 'gym:'. Known: envpool:ID, gymnasium:ID"):
+    with pytest.raises(UsageError, match="unknown environment prefix 'gym:'. Known: .*envpool:ID, gymnasium:ID"):
         envs.make("gym:CartPole-v1")
 
 
@@ -140,3 +142,26 @@ def test_gymnasium_environments_that_cannot_be_copied_are_refused():
         env.start([0, 1], seed=0).reset()
     with pytest.raises(UsageError, match="returned a int; it has to return a gymnasium.Env"):
         envs.from_gymnasium(lambda: 3)  # pyright: ignore[reportArgumentType]
+
+
+OPTIONAL = {
+    "brax:ant": "brax",
+    "craftax:Craftax-Symbolic-v1": "craftax",
+    "jaxmarl:SMAX": "jaxmarl",
+    "playground:FishSwim": "mujoco_playground",
+    "xminigrid:MiniGrid-Empty-5x5": "xminigrid",
+}
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_missing_packages_name_their_extra(name, monkeypatch):
+    real, prefix = importlib.import_module, name.partition(":")[0]
+
+    def without(module, package=None):
+        if module.partition(".")[0] == OPTIONAL[name]:
+            raise ModuleNotFoundError(f"No module named {module!r}")
+        return real(module, package)
+
+    monkeypatch.setattr(importlib, "import_module", without)
+    with pytest.raises(UsageError, match=rf"{prefix}:ID environments need .*pip install .*\[{prefix}\]"):
+        envs.make(name)

@@ -27,8 +27,13 @@ def run(arguments: list[str]) -> int:
     """Prints algorithms, environments, networks and recipes."""
     import_modules(parse(List, arguments, prog="rollmill list").imports)
     adapted = [
+        ("brax:ID", f"environments of Brax, with `{install_command('brax')}`"),
+        ("craftax:ID", f"Craftax and Craftax-Classic, with `{install_command('craftax')}`"),
         ("gymnax:ID", f"environments of gymnax, with `{install_command('gymnax')}`"),
+        ("jaxmarl:ID", f"particles and battles of JaxMARL, with `{install_command('jaxmarl')}`"),
         ("pgx:ID", f"games of Pgx for one or two players, with `{install_command('pgx')}`"),
+        ("playground:ID", f"environments of MuJoCo Playground, with `{install_command('playground')}`"),
+        ("xminigrid:ID", f"grid worlds of XLand-MiniGrid, with `{install_command('xminigrid')}`"),
         ("gymnasium:ID", "environments of Gymnasium, on the host CPU"),
         ("envpool:ID", f"environments of EnvPool, on the host CPU, with `{install_command('envpool')}`"),
     ]

@@ -122,6 +122,10 @@ class Environment(NamedTuple):
     """The state as lines of text, for people; called on the host, with arrays."""
     draw: Callable[[State, Params], Drawing | UInt8[np.ndarray, "H W 3"]] | None = None
     """The state as a picture: shapes, or pixels with the top row first; called on the host, with arrays."""
+    reset_ratio: int = 1
+    """Environments for each reset that `auto_reset` computes at a time. 1: it computes a reset of each in every
+    step, and takes those that are needed, which is best if resets are cheap. More: of `E` environments it resets
+    those alone whose episode ended, in groups of `E / reset_ratio`, with the same results."""
     options: Options = NO_OPTIONS
     """Options that `make` was given besides the name; a run records both, to make the environment again."""
 

@@ -55,6 +55,23 @@ def unknown_option(environment: str, option: str, known: Iterable[str]) -> Usage
     return UsageError(f"{environment} has no option {option!r}; {suggestion}its options: {', '.join(names)}.")
 
 
+def like(environment: str, option: str, value: Any, default: Any) -> Any:
+    """The value of an option, of the type of its default: whole numbers also for a float, lists for a tuple.
+
+    Raises:
+        UsageError: it is of another type.
+    """
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if isinstance(default, tuple) and isinstance(value, list | tuple) and len(value) == len(default):
+        return tuple(like(environment, option, *pair) for pair in zip(value, default, strict=True))
+    if isinstance(default, bool | int | float | str | tuple) and type(value) is not type(default):
+        raise UsageError(
+            f"{environment}: {option}={value!r} has to be of type {type(default).__name__}, as {default!r} is."
+        )
+    return value
+
+
 def parse_options(texts: Sequence[str], *, flag: str) -> dict[str, Any]:
     """Parses options given as `KEY=VALUE`.
 

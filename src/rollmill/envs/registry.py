@@ -44,9 +44,14 @@ from rollmill.envs.tic_tac_toe import tic_tac_toe
 Factory = Callable[..., Environment | HostEnvironment]
 
 _ADAPTERS = {
+    "brax": "rollmill.envs.adapters.brax",
+    "craftax": "rollmill.envs.adapters.craftax",
     "gymnax": "rollmill.envs.adapters.gymnax",
+    "jaxmarl": "rollmill.envs.adapters.jaxmarl",
     "pgx": "rollmill.envs.adapters.pgx",
+    "playground": "rollmill.envs.adapters.playground",
     "envpool": "rollmill.envs.adapters.envpool",
+    "xminigrid": "rollmill.envs.adapters.xminigrid",
     "gymnasium": "rollmill.envs.adapters.gymnasium",
 }
 _ON_HOST = ("envpool", "gymnasium")

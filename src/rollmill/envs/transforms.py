@@ -20,6 +20,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.fields import fit
 from rollmill.core.operations import traced
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Observation, Params, State, Timestep
+from rollmill.envs.rare_resets import Restart, rare_reset
 
 STEP_FOLD = 0x5354_4550
 """Folded into the key for the step; the reset uses the key itself, and derives far fewer keys than this number."""
@@ -80,7 +81,8 @@ def auto_reset(env: Environment) -> Environment:
 
     Where `terminated | truncated`, the returned state and observation are those of the new episode;
     reward and flags are still those of the old one. `info["final_observation"]` always holds the
-    observation before any reset, from which to bootstrap where `truncated`.
+    observation before any reset, from which to bootstrap where `truncated`. An environment whose reset is
+    expensive says so by its `reset_ratio`.
 
     Args:
         env: the environment, unbatched. Its reset gets the step's key, and its step a key derived from that: most
@@ -90,21 +92,29 @@ def auto_reset(env: Environment) -> Environment:
         The environment, whose `step` never returns the state of a finished episode.
     """
     _check_compiled("auto_reset", env, "use it unchanged; it resets itself")
+    restart = _reset_always(env) if env.reset_ratio == 1 else rare_reset(env, env.reset_ratio)
 
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
         timestep = env.step(jax.random.fold_in(key, STEP_FOLD), state, action, params)
         if "final_observation" in timestep.info:
             raise UsageError(f"{env.name} resets itself already: leave out one of the two auto_reset.")
-        with traced("reset"):
-            first_observation, first_state = env.reset(key, params)
         done = jnp.asarray(timestep.terminated | timestep.truncated)
-        return timestep._replace(
-            observation=_select(done, first_observation, timestep.observation),
-            state=_select(done, first_state, timestep.state),
-            info={**timestep.info, "final_observation": timestep.observation},
-        )
+        with traced("reset"):
+            observation, state = restart(done, key, params, (timestep.observation, timestep.state))
+        info = {**timestep.info, "final_observation": timestep.observation}
+        return timestep._replace(observation=observation, state=state, info=info)
 
     return env._replace(step=step)
+
+
+def _reset_always(env: Environment) -> Restart:
+    """Computes the reset in every step: cheap resets cost less than finding out who needs one."""
+
+    def restart(done: Bool[Array, ""], key: Key, params: Params, now: tuple[Observation, State]) -> Any:
+        first_observation, first_state = env.reset(key, params)
+        return _select(done, first_observation, now[0]), _select(done, first_state, now[1])
+
+    return restart
 
 
 def vary(env: Environment, sample: Callable[[Key, Params], Params]) -> Environment:

@@ -17,12 +17,12 @@ import numpy as np
 from gymnasium import spaces
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.installation import install_command
 from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import Action, Environment, Key, Params, State, Timestep
 from rollmill.envs.adapters.gymnax_drawings import draw_of
+from rollmill.envs.adapters.importing import import_extra
 from rollmill.envs.adapters.promotion import promoting
-from rollmill.envs.options import keyword_names, unknown_option
+from rollmill.envs.options import keyword_names, like, unknown_option
 
 NO_LIMIT = 2**30
 """A time limit that no episode reaches."""
@@ -45,7 +45,7 @@ def make(name: str, **options: Any) -> Environment:
     Raises:
         UsageError: gymnax is not installed, or has no such environment or option.
     """
-    gymnax = _import_gymnax()
+    gymnax = import_extra("gymnax", "gymnax")
     if name not in gymnax.registered_envs:
         raise unknown_name("gymnax environment", name, gymnax.registered_envs)
     with standard_promotion():
@@ -81,26 +81,9 @@ def _make(gymnax: ModuleType, name: str, options: dict[str, Any]) -> tuple[Any, 
     if others:
         source, params = gymnax.make(name, **others)
     replaced = {option: value for option, value in options.items() if option in defaults}
-    return source, params.replace(**{n: _like(name, n, value, defaults[n]) for n, value in replaced.items()})
-
-
-def _like(environment: str, option: str, value: Any, default: Any) -> Any:
-    """A parameter cast to the type of its default."""
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
-    if isinstance(default, bool | int | float) and type(value) is not type(default):
-        kind = type(default).__name__
-        raise UsageError(f"gymnax:{environment}: {option}={value!r} has to be of type {kind}, as {default!r} is.")
-    return value
-
-
-def _import_gymnax() -> ModuleType:
-    try:
-        return importlib.import_module("gymnax")
-    except ImportError as error:
-        raise UsageError(
-            f"gymnax environments need a package that is missing ({error}): {install_command('gymnax')}"
-        ) from None
+    return source, params.replace(
+        **{n: like(f"gymnax:{name}", n, value, defaults[n]) for n, value in replaced.items()}
+    )
 
 
 def _major_version() -> int:

@@ -4,7 +4,6 @@ simulators for reinforcement learning", NeurIPS 2023), versions from 2.6.
 Nothing is downloaded: Pgx's trained opponents are not used.
 """
 
-import importlib
 from types import ModuleType
 from typing import Any
 
@@ -16,9 +15,9 @@ from gymnasium import spaces
 from jaxtyping import Array, Int, PyTree
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.installation import install_command
 from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.types import Action, Environment, Key, Observation, Params, Timestep
+from rollmill.envs.adapters.importing import import_extra
 from rollmill.envs.adapters.promotion import promoting
 from rollmill.envs.options import keyword_names, unknown_option
 from rollmill.envs.transforms import plannable
@@ -71,7 +70,7 @@ def make(name: str, **options: Any) -> Environment:
     Raises:
         UsageError: Pgx is not installed, has no such environment or option, or the game has more than two players.
     """
-    pgx = _import_pgx()
+    pgx = import_extra("pgx", "pgx")
     with standard_promotion():
         source = _source(pgx, name, options)
         first = _first_state(source, name, options)
@@ -87,16 +86,6 @@ def make(name: str, **options: Any) -> Environment:
         )
         env = promoting(env)
         return plannable(env) if name in PLANNABLE else env
-
-
-def _import_pgx() -> ModuleType:
-    try:
-        with standard_promotion():
-            return importlib.import_module("pgx")
-    except ImportError as error:
-        raise UsageError(
-            f"pgx environments need a package that is missing ({error}): {install_command('pgx')}"
-        ) from None
 
 
 def _source(pgx: ModuleType, name: str, options: dict[str, Any]) -> Any:

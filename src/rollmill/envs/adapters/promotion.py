@@ -7,6 +7,7 @@ from jaxtyping import Array, PyTree
 from rollmill.core.jax_settings import standard_promotion
 from rollmill.core.spaces import struct
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
+from rollmill.envs.agents import reward_struct
 
 
 def promoting(env: Environment) -> Environment:
@@ -15,7 +16,7 @@ def promoting(env: Environment) -> Environment:
     States get the dtypes that they have after a step, observations those of the space.
     """
     state_struct = _state_struct(env)
-    observation_struct = struct(env.observation_space)
+    observation_struct, rewards = struct(env.observation_space), reward_struct(env)
 
     def reset(key: Key, params: Params) -> tuple[Observation, State]:
         with standard_promotion():
@@ -28,7 +29,9 @@ def promoting(env: Environment) -> Environment:
             return Timestep(
                 observation=_cast(timestep.observation, observation_struct),
                 state=_cast(timestep.state, state_struct),
-                reward=jnp.asarray(timestep.reward, jnp.float32).reshape(()),
+                reward=jax.tree.map(
+                    lambda r, s: jnp.asarray(r, s.dtype).reshape(s.shape), timestep.reward, rewards
+                ),
                 terminated=jnp.asarray(timestep.terminated, bool),
                 truncated=jnp.asarray(timestep.truncated, bool),
                 info=timestep.info,

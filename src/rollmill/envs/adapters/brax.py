@@ -1,0 +1,44 @@
+"""`brax:ID`: Brax's environments (Freeman et al., "Brax: A Differentiable Physics Engine for Large Scale Rigid
+Body Simulation", NeurIPS Datasets and Benchmarks 2021), version 0.14.
+"""
+
+from typing import Any
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.jax_settings import standard_promotion
+from rollmill.core.types import Environment
+from rollmill.envs.adapters.brax_form import RESET_RATIO, from_brax_form
+from rollmill.envs.adapters.importing import import_extra
+from rollmill.envs.options import keyword_names, unknown_option
+
+BACKENDS = ("generalized", "mjx", "positional", "spring")
+
+
+def make(name: str, *, episode_length: int = 1000, reset_ratio: int = RESET_RATIO, **options: Any) -> Environment:
+    """Makes the Brax environment of an id.
+
+    Args:
+        name: an id of Brax, such as `ant`.
+        episode_length: steps after which an episode is truncated.
+        reset_ratio: see `rollmill.Environment`. Every episode has a new first state, whereas Brax's own
+            auto-reset returns to the same one for a whole training.
+        **options: arguments of the environment's class instead of the defaults, such as `backend="spring"`.
+
+    Raises:
+        UsageError: Brax is not installed, or has no such environment, backend or option.
+    """
+    brax = import_extra("brax.envs", "brax")
+    if name not in brax._envs:
+        raise unknown_name("brax environment", name, brax._envs)
+    known = sorted({*keyword_names(brax._envs[name]), "backend"})
+    for option in options:
+        if option not in known:
+            raise unknown_option(f"brax:{name}", option, [*known, "episode_length", "reset_ratio"])
+    if options.get("backend", BACKENDS[0]) not in BACKENDS:
+        raise UsageError(f"brax:{name}: backend={options['backend']!r} has to be one of {', '.join(BACKENDS)}.")
+    try:
+        with standard_promotion():
+            source = brax.get_environment(name, **options)
+    except (TypeError, ValueError, NotImplementedError) as error:  # of an option's value
+        raise UsageError(f"brax:{name} cannot be made with {options}: {type(error).__name__}: {error}") from error
+    return from_brax_form(f"brax:{name}", source, episode_length=episode_length, reset_ratio=reset_ratio)

@@ -1,0 +1,73 @@
+"""Environments of Brax's form: `reset(key) -> state`, `step(state, action) -> state`.
+
+MuJoCo Playground has the same form. Neither counts steps: time limits are Rollmill's, so that they truncate.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import PyTree
+
+from rollmill.core.errors import UsageError
+from rollmill.core.fields import fit
+from rollmill.core.jax_settings import standard_promotion
+from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
+from rollmill.envs.adapters.promotion import promoting
+from rollmill.envs.transforms import time_limit
+
+RESET_RATIO = 16
+"""A reset solves for the forces of its first state, which costs a tenth of a step to a whole one."""
+
+
+def from_brax_form(name: str, source: Any, *, episode_length: int, reset_ratio: int) -> Environment:
+    """The environment of a source of this form, with actions in [-1, 1] and a time limit.
+
+    Args:
+        name: its full name.
+        source: what has `reset`, `step` and `action_size`, of one environment.
+        episode_length: steps after which an episode is truncated.
+        reset_ratio: see `rollmill.Environment`.
+    """
+
+    def reset(key: Key, params: Params) -> tuple[Observation, State]:
+        state = source.reset(key)
+        return state.obs, state
+
+    def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
+        # Some steps write into the dictionaries of the state that they get, so they get a copy.
+        after = source.step(jax.tree.map(lambda leaf: leaf, state), action)
+        return Timestep(after.obs, after, after.reward, after.done > 0.5, jnp.asarray(False), dict(after.metrics))
+
+    with standard_promotion():
+        env = Environment(
+            name=name,
+            reset=reset,
+            step=step,
+            observation_space=_space(jax.eval_shape(source.reset, jax.random.key(0)).obs),
+            action_space=spaces.Box(-1.0, 1.0, (source.action_size,), np.float32),
+            reset_ratio=checked_ratio(reset_ratio),
+        )
+        return time_limit(promoting(env), episode_length)
+
+
+def checked_ratio(reset_ratio: Any) -> int:
+    """The option `reset_ratio` of an adapter.
+
+    Raises:
+        UsageError: it is below 1.
+    """
+    ratio = fit("reset_ratio", int, reset_ratio)
+    if ratio < 1:
+        raise UsageError(
+            f"reset_ratio={ratio} has to be at least 1, which resets every environment in every step."
+        )
+    return ratio
+
+
+def _space(observation: PyTree[jax.ShapeDtypeStruct]) -> spaces.Space:
+    if isinstance(observation, dict):
+        return spaces.Dict({name: _space(part) for name, part in observation.items()})
+    return spaces.Box(-np.inf, np.inf, observation.shape, np.float32)

@@ -1,0 +1,132 @@
+"""`craftax:ID`: Craftax and Craftax-Classic (Matthews et al., "Craftax: A Lightning-Fast Benchmark for Open-Ended
+Reinforcement Learning", ICML 2024), version 1.6.
+
+They step by `step_env`, which does not reset. Its `done` includes the time limit; the termination is what
+`is_terminal` says of the same state under a limit that no episode reaches.
+"""
+
+import contextlib
+import dataclasses
+import sys
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.jax_settings import standard_promotion
+from rollmill.core.types import Action, Environment, Key, Params, State, Timestep
+from rollmill.envs.adapters.brax_form import checked_ratio
+from rollmill.envs.adapters.importing import import_extra
+from rollmill.envs.adapters.promotion import promoting
+from rollmill.envs.options import like, unknown_option
+
+IDS = {
+    "Craftax-Symbolic-v1": ("craftax.craftax.envs.craftax_symbolic_env", "CraftaxSymbolicEnvNoAutoReset"),
+    "Craftax-Pixels-v1": ("craftax.craftax.envs.craftax_pixels_env", "CraftaxPixelsEnvNoAutoReset"),
+    "Craftax-Classic-Symbolic-v1": (
+        "craftax.craftax_classic.envs.craftax_symbolic_env",
+        "CraftaxClassicSymbolicEnvNoAutoReset",
+    ),
+    "Craftax-Classic-Pixels-v1": (
+        "craftax.craftax_classic.envs.craftax_pixels_env",
+        "CraftaxClassicPixelsEnvNoAutoReset",
+    ),
+}
+"""Module and class of each environment, those without auto-reset."""
+
+NO_LIMIT = 2**30
+"""A time limit that no episode reaches."""
+
+RESET_RATIO = 16
+"""Environments for each world that is generated at a time. A world takes as long as tens of steps."""
+
+
+def make(name: str, *, reset_ratio: int = RESET_RATIO, **options: Any) -> Environment:
+    """Makes the Craftax environment of an id.
+
+    Args:
+        name: an id of Craftax, such as `Craftax-Classic-Symbolic-v1`.
+        reset_ratio: see `rollmill.Environment`; 1 generates a world for every environment in every step.
+        **options: fields of Craftax's parameters instead of the defaults, such as `max_timesteps=500`, static ones
+            included, such as `max_zombies=5`.
+
+    Returns:
+        The environment, truncated at its time limit and terminated by all else, without auto-reset. Textures are
+        loaded for pixels alone; the first time, Craftax makes them and keeps them in its own folder.
+
+    Raises:
+        UsageError: Craftax is not installed, or has no such environment or option, or its textures cannot be kept.
+    """
+    if name not in IDS:
+        import_extra("craftax", "craftax")
+        raise unknown_name("craftax environment", name, IDS)
+    module, kind = IDS[name]
+    build = getattr(import_extra(module, "craftax"), kind)
+    with standard_promotion():
+        static = build.default_static_params()
+        default = build(static).default_params
+        chosen = _chosen(name, options, default, static)
+        source = build(_replaced(static, chosen))
+        env = Environment(
+            name=f"craftax:{name}",
+            reset=source.reset_env,
+            step=_step_of(source),
+            observation_space=_observation_space(source, default),
+            action_space=spaces.Discrete(source.num_actions),
+            params=_replaced(default, chosen),
+            reset_ratio=checked_ratio(reset_ratio),
+        )
+        return _with_textures(name, env)
+
+
+def _chosen(name: str, options: dict[str, Any], *defaults: Any) -> dict[str, Any]:
+    """The options, cast to the types of Craftax's defaults.
+
+    Raises:
+        UsageError: there is no such option, or its value is of another type.
+    """
+    known: dict[str, Any] = {}
+    for part in defaults:
+        known |= {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    known.pop("fractal_noise_angles", None)  # angles or None, whose types no default tells
+    for option in options:
+        if option not in known:
+            raise unknown_option(f"craftax:{name}", option, [*known, "reset_ratio"])
+    return {option: like(f"craftax:{name}", option, value, known[option]) for option, value in options.items()}
+
+
+def _replaced(part: Any, chosen: dict[str, Any]) -> Any:
+    names = {field.name for field in dataclasses.fields(part)}
+    return part.replace(**{option: value for option, value in chosen.items() if option in names})
+
+
+def _step_of(source: Any) -> Any:
+    def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
+        observation, next_state, reward, _, info = source.step_env(key, state, action, params)
+        terminated = source.is_terminal(next_state, params.replace(max_timesteps=NO_LIMIT))
+        truncated = next_state.timestep >= params.max_timesteps
+        return Timestep(observation, next_state, reward, terminated, truncated, info)
+
+    return step
+
+
+def _observation_space(source: Any, params: Params) -> spaces.Box:
+    space = source.observation_space(params)
+    return spaces.Box(float(space.low), float(space.high), tuple(space.shape), np.float32)
+
+
+def _with_textures(name: str, env: Environment) -> Environment:
+    """Traces the environment, which loads textures where it has pixels; what Craftax prints goes to stderr.
+
+    Raises:
+        UsageError: the textures could not be read or written.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return promoting(env)
+    except OSError as error:
+        raise UsageError(
+            f"craftax:{name} needs textures that Craftax makes once and keeps in its own folder, which failed: "
+            f"{type(error).__name__}: {error}. hint: make it once as a user who may write there."
+        ) from error

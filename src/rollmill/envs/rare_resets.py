@@ -1,0 +1,96 @@
+"""Resets of those environments alone whose episode ended, for environments whose reset is expensive.
+
+Under `jax.vmap` a condition is computed on both sides, so that a batch of environments would make a new world for
+each of them in every step, though few episodes end. Here the batch makes new episodes in small groups, for as many
+groups as there are environments to restart: usually one or none.
+
+Shape letters: `E` environments, `G` of them in a group.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, PyTree
+
+from rollmill.core.types import Environment, Key, Observation, Params, State
+
+Begun = tuple[Observation, State]
+Restart = Callable[[Bool[Array, ""], Key, Params, Begun], Begun]
+"""`(done, key, params, (observation, state)) -> (observation, state)` of a new episode if done, else the same."""
+
+
+class _Carry(NamedTuple):
+    first: Int[Array, ""]
+    """Number of environments that have been restarted."""
+    now: PyTree[Array]
+
+
+def rare_reset(env: Environment, ratio: int) -> Restart:
+    """A function that starts a new episode where one ended, at the cost of about `E / ratio` resets for each step.
+
+    The results are those of a reset in every step: an environment's new episode follows from its own key. One
+    environment that is not batched is reset under a condition.
+
+    Args:
+        env: the environment, unbatched.
+        ratio: environments for each reset of a group, from 1; a group has `ceil(E / ratio)` environments.
+    """
+
+    def begin(key: Key, params: Params, like: Begun) -> Begun:
+        return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), env.reset(key, params), like)
+
+    @jax.custom_batching.custom_vmap
+    def restart(done: Bool[Array, ""], key: Key, params: Params, now: Begun) -> Begun:
+        return jax.lax.cond(done, lambda: begin(key, params, now), lambda: now)
+
+    @restart.def_vmap
+    def restart_batch(size: int, batched: list[Any], done: Any, key: Any, params: Params, now: Any) -> Any:
+        done, key, now = (
+            _broadcast(size, b, v) for b, v in zip(_without(batched, 2), (done, key, now), strict=True)
+        )
+        leaves, structure = jax.tree.flatten(params)
+        axes = [0 if varies else None for varies in jax.tree.leaves(batched[2])]
+
+        def begin_group(index: Int[Array, " G"]) -> Begun:
+            picked = [leaf if axis is None else leaf[index] for leaf, axis in zip(leaves, axes, strict=True)]
+            like = jax.tree.map(lambda leaf: leaf[index], now)
+            one = lambda k, parts, old: begin(k, jax.tree.unflatten(structure, parts), old)
+            return jax.vmap(one, in_axes=(0, axes, 0))(key[index], picked, like)
+
+        restarted = _in_groups(begin_group, done, now, group=-(-size // ratio))
+        return restarted, jax.tree.map(lambda _: True, restarted)
+
+    return restart
+
+
+def _in_groups(
+    begin_group: Callable[[Int[Array, " G"]], PyTree[Array]],
+    done: Bool[Array, " E"],
+    now: PyTree[Array],
+    *,
+    group: int,
+) -> PyTree[Array]:
+    """The rows of `now`, in which those that are done have been replaced."""
+    num_groups = -(-done.size // group)
+    # Past the last one that is done the index is E: a row that is read from the end, and not written.
+    finished = jnp.nonzero(done, size=num_groups * group, fill_value=done.size)[0]
+    count = jnp.sum(done, dtype=jnp.int32)
+
+    def body(carry: _Carry) -> _Carry:
+        index = jax.lax.dynamic_slice(finished, (carry.first,), (group,))
+        begun = begin_group(index)
+        write = lambda old, new: old.at[index].set(new, mode="drop")
+        return _Carry(carry.first + group, jax.tree.map(write, carry.now, begun))
+
+    return jax.lax.while_loop(lambda carry: carry.first < count, body, _Carry(jnp.int32(0), now)).now
+
+
+def _broadcast(size: int, batched: PyTree[bool], value: PyTree[Array]) -> PyTree[Array]:
+    """The value with an axis of environments in front, where it has none."""
+    return jax.tree.map(lambda b, v: v if b else jnp.broadcast_to(v, (size, *jnp.shape(v))), batched, value)
+
+
+def _without(items: list[Any], position: int) -> list[Any]:
+    return [item for number, item in enumerate(items) if number != position]
