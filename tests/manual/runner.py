@@ -91,7 +91,7 @@ def run_snippet(one: Snippet, folder: Path, program: "Program", log: Path) -> st
     if one.language == "python":
         return program.run(one)
     text = with_newest(one.text, folder)
-    if re.search(r"&$", text, re.M):
+    if re.search(r"&\s*(#.*)?$", text, re.M):
         return run_in_shell(text, log, one)
     for command in commands_of(text):
         error = run_command(with_newest(command, folder), log, one)
