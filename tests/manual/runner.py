@@ -41,7 +41,9 @@ def main() -> None:
         page = FORK.Process(target=answer_request, args=(request, answer))
         page.start()
         page.join()
-        print(answer.read_text() if answer.exists() else json.dumps({"error": "the page's process died"}), flush=True)
+        print(
+            answer.read_text() if answer.exists() else json.dumps({"error": "the page's process died"}), flush=True
+        )
 
 
 def answer_request(request: dict, answer: Path) -> None:

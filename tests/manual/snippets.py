@@ -37,7 +37,10 @@ BLOCK = re.compile(
     re.M | re.S,
 )
 SMALL = "--total-timesteps 2048 --num-envs 8 --num-steps 32"
-TRAINS = re.compile(r"^((?:PYTHONPATH=\S+ )?rollmill (?:train|sweep|plan [^#]*--search-plan)[^#\n]*?)(?= *(#.*)?$)", re.M)
+TRAINS = re.compile(
+    r"^((?:PYTHONPATH=\S+ )?rollmill (?:train|sweep (?!--resume)|plan [^#]*--search-plan)[^#\n]*?)(?= *(#.*)?$)",
+    re.M,
+)
 OF_PAGE = re.compile(r"^<!-- snippets: (.*) -->$", re.M)
 
 
