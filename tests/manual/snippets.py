@@ -9,9 +9,8 @@ A comment directly above a block is about that block, and is not shown to reader
 - `slow`: run by `make test-slow` alone.
 - `not run: REASON`: one of `REASONS`; its options and names are checked all the same.
 
-`<!-- snippets: A => B -->` anywhere on a page is about all of its blocks. In commands, RUN and SWEEP stand for the newest
-run and sweep, as they do in the text. A block with `title="mine.py"` is written to that file, after what earlier blocks
-of the title wrote; other blocks of Python are one program.
+In commands, RUN and SWEEP stand for the newest run and sweep, as in the text. A block with `title="mine.py"` is
+written to that file, after what earlier blocks of the title wrote; other blocks of Python are one program.
 """
 
 import re
@@ -41,7 +40,6 @@ TRAINS = re.compile(
     r"^((?:PYTHONPATH=\S+ )?rollmill (?:train|sweep (?!--resume)|plan [^#]*--search-plan)[^#\n]*?)(?= *(#.*)?$)",
     re.M,
 )
-OF_PAGE = re.compile(r"^<!-- snippets: (.*) -->$", re.M)
 
 
 class Snippet(NamedTuple):
@@ -69,16 +67,15 @@ def snippets_of(page: Path) -> list[Snippet]:
         ValueError: a comment is not as described above.
     """
     text = page.read_text()
-    everywhere = [item for marks in OF_PAGE.findall(text) for item in items_of(marks)]
-    found = [snippet(page, text, match, everywhere) for match in BLOCK.finditer(text)]
-    for old, _ in map(replacement, everywhere):
-        if not any(old in match["text"] for match in BLOCK.finditer(text)):
-            raise ValueError(f"{page}: no block has {old!r}")
-    return found
+    return [snippet(page, text, match) for match in BLOCK.finditer(text)]
 
 
-def snippet(page: Path, text: str, match: re.Match[str], everywhere: list[str]) -> Snippet:
-    """One block; `everywhere` are the replacements of the page."""
+def snippet(page: Path, text: str, match: re.Match[str]) -> Snippet:
+    """One block.
+
+    Raises:
+        ValueError: a comment is not as described above.
+    """
     line = text.count("\n", 0, match.start("text")) + 1
     items = items_of(match["marks"] or "")
     reasons = [item.removeprefix("not run: ") for item in items if item.startswith("not run: ")]
@@ -91,8 +88,6 @@ def snippet(page: Path, text: str, match: re.Match[str], everywhere: list[str]) 
     for old, new in map(replacement, replacements):
         if old not in shown:
             raise ValueError(f"{page}:{line}: the block has no {old!r}")
-        shown = shown.replace(old, new)
-    for old, new in map(replacement, everywhere):
         shown = shown.replace(old, new)
     name = str(page.relative_to(ROOT))
     return Snippet(
