@@ -1,6 +1,6 @@
 """Writes the pages of the manual that follow from other files: python scripts/manual_pages.py.
 
-`docs/commands.md` is made from what `--help` prints, `docs/llms.txt` from the navigation and the pages themselves.
+`docs/commands.md` is made of what `--help` prints, `docs/llms.txt` of the navigation and the pages themselves.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ HEAD = """# Command line
 
 <!-- Written by python scripts/manual_pages.py from what the commands print. -->
 
-All commands and their options, as `rollmill COMMAND --help` prints them. Exit codes: 0, done;
-1, the training failed, and what it had learned is kept; 2, the command cannot be carried out as it was given; 3, the
-memory does not suffice; 130 and 143, stopped by Ctrl-C and SIGTERM.
+All commands and their options, as `rollmill COMMAND --help` prints them. Exit codes: 0, done; 1, the training
+failed, and what it had learned is kept; 2, the command cannot be carried out as it was given; 3, the memory does not
+suffice; 130 and 143, stopped by Ctrl-C and SIGTERM.
 
 | command | |
 |---|---|
@@ -86,11 +86,13 @@ def with_default(option: Option) -> Option:
 
 def table(options: list[Option]) -> str:
     """The options as a table."""
-    rows = [
-        f"| `{cell(option.names)}` | {cell(option.meaning)} | {f'`{option.default}`' if option.default.strip() else ''} |"
-        for option in options
-    ]
-    return "\n".join(["| option | meaning | default |", "| --- | --- | --- |", *rows])
+    return "\n".join(["| option | meaning | default |", "| --- | --- | --- |", *map(row, options)])
+
+
+def row(option: Option) -> str:
+    """The option as a row of a table."""
+    default = f"`{option.default}`" if option.default.strip() else ""
+    return f"| `{cell(option.names)}` | {cell(option.meaning)} | {default} |"
 
 
 def cell(text: str) -> str:
@@ -116,7 +118,8 @@ def section(name: str) -> str:
         also = "Hyperparameters and networks: [Algorithms](algorithms/index.md#hyperparameters).\n\n"
     shown = table(options) + "\n" if options else ""
     summary = COMMANDS[name].summary.partition(":")[0]
-    return f"## rollmill {command_name(name)}\n\n{summary[0].upper()}{summary[1:]}.\n\n```text\n{usage}\n```\n\n{also}{shown}"
+    summary = f"{summary[0].upper()}{summary[1:]}."
+    return f"## rollmill {command_name(name)}\n\n{summary}\n\n```text\n{usage}\n```\n\n{also}{shown}"
 
 
 def command_name(name: str) -> str:

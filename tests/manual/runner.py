@@ -1,7 +1,7 @@
 """Runs pages: `python -m manual.runner` reads a request a line, and answers with a result a line, as JSON.
 
-A page is run in its own folder, in processes that are forked from this one, so that Rollmill is imported once for all
-pages: a process for each command, and one for the page's program in Python. JAX has started no threads by then.
+A page is run in its own folder, in processes that are forked from this one, so that Rollmill is imported once for
+all pages: a process for each command, and one for the page's program in Python. JAX has no threads by then.
 """
 
 import json

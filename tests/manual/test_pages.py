@@ -1,4 +1,4 @@
-"""Pages that follow from other files are up to date; the navigation names every page; figures are quoted, not invented."""
+"""Pages that follow from other files are up to date; the navigation names every page; figures are quoted ones."""
 
 import re
 import sys
