@@ -28,6 +28,6 @@ def run_page(tmp_path_factory):
         process.stdin.flush()
         return json.loads(process.stdout.readline())
 
-    yield run
-    process.stdin.close()
-    process.wait(30)
+    with process:
+        yield run
+        process.stdin.close()

@@ -4,6 +4,7 @@ A page is run in its own folder, in processes that are forked from this one, so 
 all pages: a process for each command, and one for the page's program in Python. JAX has no threads by then.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -196,7 +197,8 @@ class Program:
     def end(self) -> None:
         """Ends the process."""
         if self._process is not None:
-            self._ours.close()
+            with contextlib.suppress(OSError):
+                self._ours.send(None)
             self._process.join(30)
             self._process.kill()
 
@@ -206,11 +208,7 @@ def program_process(connection: Connection, log: Path) -> None:
     send_output_to(log)
     add_path(".")
     scope: dict = {"__name__": "__main__"}
-    while True:
-        try:
-            one = connection.recv()
-        except EOFError:
-            return
+    while (one := connection.recv()) is not None:
         try:
             exec(compile("\n" * (one.line - 1) + one.text, one.page, "exec"), scope)
             sys.stdout.flush()
