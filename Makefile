@@ -15,7 +15,7 @@ demo: $(VENV)/.installed
 
 # Tests of whole trainings, of searches and of the compiler run without runtime checks of types and shapes, which
 # would double their time.
-UNCHECKED := tests/api tests/cli tests/execution tests/fusion tests/serving tests/core/test_extending.py \
+UNCHECKED := tests/api tests/cli tests/execution tests/fusion tests/manual tests/serving tests/core/test_extending.py \
 	tests/envs/test_tag_parity.py tests/envs/test_pgx.py \
 	$(addprefix tests/algorithms/test_,a3c.py alphazero.py impala.py mappo_fragments.py mappo_probes.py memory.py \
 	off_policy.py own_files.py probes.py search.py)
