@@ -93,10 +93,9 @@ def run_snippet(one: Snippet, folder: Path, program: "Program", log: Path) -> st
         return None
     if one.language == "python":
         return program.run(one)
-    text = with_newest(one.text, folder)
-    if re.search(r"&\s*(#.*)?$", text, re.M):
-        return run_in_shell(text, log, one)
-    for command in commands_of(text):
+    if re.search(r"&\s*(#.*)?$", one.text, re.M):
+        return run_in_shell(with_newest(one.text, folder), log, one)
+    for command in commands_of(one.text):
         error = run_command(with_newest(command, folder), log, one)
         if error:
             return error
