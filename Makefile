@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_RUN ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 REJAX := .rejax
 
-.PHONY: demo test test-slow lint format docs benchmark-training benchmark-learning benchmark-tag benchmark-tag-learning clean
+.PHONY: demo test test-slow lint format docs package benchmark-training benchmark-learning benchmark-tag benchmark-tag-learning clean
 
 demo: $(VENV)/.installed
 	$(BIN)/rollmill train ppo CartPole-v1 --recipe cartpole-two-cores --run-dir $(DEMO_RUN)
@@ -15,7 +15,7 @@ demo: $(VENV)/.installed
 
 # Tests of whole trainings, of searches and of the compiler run without runtime checks of types and shapes, which
 # would double their time.
-UNCHECKED := tests/api tests/cli tests/execution tests/fusion tests/serving tests/core/test_extending.py \
+UNCHECKED := tests/api tests/cli tests/execution tests/fusion tests/manual tests/serving tests/core/test_extending.py \
 	tests/envs/test_tag_parity.py tests/envs/test_pgx.py \
 	$(addprefix tests/algorithms/test_,a3c.py alphazero.py impala.py mappo_fragments.py mappo_probes.py memory.py \
 	off_policy.py own_files.py probes.py search.py)
@@ -40,7 +40,14 @@ format: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/pip install --quiet --editable '.[docs]'
+	$(BIN)/python scripts/manual_pages.py
 	$(BIN)/mkdocs build --strict
+
+# A wheel and an archive of the source, in dist/.
+package: $(VENV)/.installed
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 # Rejax needs older packages than Rollmill: it gets an environment of its own.
 $(REJAX)/.installed:

@@ -61,7 +61,7 @@ def section(name, heading):
 def blocks(name):
     """The command and the Python code of a page's example."""
     example = section(name, "Example")
-    command, code = (re.findall(rf"^```{kind}\n(.*?)^```", example, re.M | re.S)[0] for kind in ("", "python"))
+    command, code = (re.findall(rf"^```{kind}\n(.*?)^```", example, re.M | re.S)[0] for kind in ("bash", "python"))
     return shlex.split(command.replace("\\\n", " ")), code
 
 

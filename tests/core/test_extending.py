@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PAGE = (Path(__file__).parents[2] / "docs/extending.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+BLOCKS = re.findall(r"^```python[^\n]*\n(.*?)^```", PAGE, re.M | re.S)
 
 FUSED = """
 import jax, jax.numpy as jnp, numpy as np

@@ -1,0 +1,48 @@
+"""Pages that follow from other files are up to date; the navigation names every page; figures are quoted ones."""
+
+import re
+import sys
+from importlib import import_module
+
+import pytest
+
+from manual.snippets import ROOT
+
+sys.path.append(str(ROOT / "scripts"))
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def pages():
+    pytest.importorskip("yaml", reason="the navigation is YAML, which the extra docs reads")
+    return import_module("manual_pages")
+
+
+def test_the_page_on_the_command_line_is_up_to_date(pages):
+    assert (DOCS / "commands.md").read_text() == pages.command_page(), "run python scripts/manual_pages.py"
+
+
+def test_the_index_for_language_models_is_up_to_date(pages):
+    assert (DOCS / "llms.txt").read_text() == pages.llms_txt(), "run python scripts/manual_pages.py"
+
+
+def test_every_page_is_in_the_navigation_once(pages):
+    named = [file for _, _, file in pages.navigation()]
+    assert sorted(named) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def test_every_command_has_its_options_on_the_page(pages):
+    page = (DOCS / "commands.md").read_text()
+    assert re.findall(r"^## rollmill (\w+)", page, re.M) == list(pages.COMMANDS)
+    options = set(re.findall(r"^\| `(--[\w.-]+)", page, re.M))
+    assert {"--evaluate-every", "--over", "--gpu-sharing", "--max-batch", "--against", "--search-plan"} <= options
+
+
+def test_the_figures_that_help_to_choose_are_those_of_other_pages():
+    """Every rate and ratio on the page is in a table that a benchmark wrote, or in the README's."""
+    sources = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("distribution", "fusion", "instances"))]
+    known = set(re.findall(r"\d[\d.,]*", " ".join(source.read_text() for source in sources)))
+    rows = re.findall(r"^\|.*\|$", (DOCS / "choosing.md").read_text(), re.M)
+    figures = {figure for row in rows for figure in re.findall(r"(?<![\w-])\d+\.\d+(?!\w)|\d+(?= (?:k|s)\b)", row)}
+    assert len(figures) > 20
+    assert figures <= known
