@@ -28,6 +28,7 @@ REASONS = {
     "account": "needs an account with another service",
     "long": "takes many minutes, and has no smaller size",
     "person": "waits for a person",
+    "extra": "needs a package that the tests do not install",
     "example": "is about a package that exists on this page alone",
 }
 BLOCK = re.compile(

@@ -52,6 +52,7 @@ def test_a_folder_has_a_png_for_each_frame_and_replaces_frames_alone(tmp_path):
         check_place(folder, fps=None, force=True)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the reader leaves pipes open
 def test_an_mp4_has_even_sides_and_all_frames(tmp_path):
     reading = pytest.importorskip("imageio_ffmpeg", reason="imageio-ffmpeg writes MP4s")
     write_frames(tmp_path / "a.mp4", iter(frames(height=65, width=67)), fps=25.0)
