@@ -23,7 +23,8 @@ def h200(monkeypatch):
     return recorded
 
 
-def test_a_gpu_is_listed(h200, capsys):
+def test_a_gpu_is_listed(h200, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))  # without the programs of the driver
     assert command.run(["--seconds", "0.01"]) == 0
     printed = capsys.readouterr().out
     assert "GPU 0: NVIDIA H200, 0.6 of 140.4 GiB in use" in printed

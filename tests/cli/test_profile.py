@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from rollmill.cli import profile as profile_command
 from rollmill.cli.main import main
 from rollmill.profiling.results import read_profile
 
@@ -16,6 +17,10 @@ SMALL = ("--num-envs", "8", "--num-steps", "16", "--fusion", "off")
 
 def profile_of(folder):
     return read_profile((folder / "profile.json").read_bytes(), where="profile.json")
+
+
+def stop():
+    raise SystemExit
 
 
 def exit_code(*words):
@@ -69,6 +74,16 @@ def test_two_profiles_are_compared(profiled, capsys, tmp_path):
     folder, page = profiled[0], tmp_path / "page.html"
     assert exit_code("profile", "compare", folder, folder / "profile.json", "--output", page) == 0
     assert "gradients" in capsys.readouterr().out and page.read_text().startswith("<!doctype html>")
+
+
+def test_an_iteration_may_be_longer_than_the_steps_by_default(monkeypatch):
+    longest = []
+    monkeypatch.setattr(
+        profile_command, "profile", lambda graph, options, **_: longest.append(graph.loops) or stop()
+    )
+    with pytest.raises(SystemExit):
+        main(["profile", "ppo", "CartPole-v1", "--num-envs", "8192", "--num-steps", "128"])
+    assert longest[0].batch_size == 8192 * 128 and longest[0].iterations == profile_command.ITERATIONS
 
 
 def test_workers_are_profiled_in_their_own_processes(rollmill, tmp_path):

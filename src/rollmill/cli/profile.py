@@ -27,6 +27,8 @@ from rollmill.profiling.results import Profile, read_profile
 PROFILE, PAGE, TRACE = "profile.json", "profile.html", "trace.json"
 ITERATIONS = 2**22
 """Iterations of a training that is profiled, where nobody says how many steps it has."""
+PLENTY = 2**40
+"""Environment steps that are more than one iteration of any training."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,14 @@ def _long_training(given: GivenTraining, arguments: list[str]) -> tuple[Graph, R
 
     Whether it is fused is decided as for the steps that it would have.
     """
-    graph, options = given.graph_of(None), given.options
+    options = given.options
     if "total-timesteps" in given_options(arguments):
-        return graph, options
-    loops = graph.loops
-    if options.fusion == "auto" and loops.batch_size * loops.iterations < _least_steps_to_fuse():
+        return given.graph_of(None), options
+    # An iteration may be longer than the steps by default, so the batch is that of a training of any length.
+    batch = given.graph_of(None, total_timesteps=PLENTY).loops.batch_size
+    if options.fusion == "auto" and max(batch, given.total_timesteps) < _least_steps_to_fuse():
         options = replace(options, fusion="off")
-    return given.graph_of(None, total_timesteps=loops.batch_size * ITERATIONS), options
+    return given.graph_of(None, total_timesteps=batch * ITERATIONS), options
 
 
 def _least_steps_to_fuse() -> int:

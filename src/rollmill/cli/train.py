@@ -104,6 +104,11 @@ class GivenTraining:
         """How its plan is searched for."""
         return self.chosen.searching
 
+    @property
+    def total_timesteps(self) -> int:
+        """Environment steps by its hyperparameters; 0 where they name none."""
+        return getattr(self.chosen.hyperparameters, "total_timesteps", 0)
+
     def graph_of(self, num_envs: int | None, *, total_timesteps: int | None = None) -> Graph:
         """The graph with a number of environments, or with that of the arguments or of their plan.
 

@@ -56,7 +56,9 @@ def check_place(path: Path, *, fps: float | None, force: bool) -> None:
     if path.is_dir() and not is_folder:
         raise UsageError(f"{path} is a folder. hint: give the name of a file in it.")
     if taken and not force:
-        raise UsageError(f"{path} exists already. hint: --force replaces it, --output names another.")
+        raise UsageError(
+            f"{path} exists already. hint: --force (force=True) replaces it, --output (output=) names another."
+        )
     if is_folder and taken and not (path.is_dir() and all(_is_frame(entry) for entry in path.iterdir())):
         raise UsageError(f"{path} holds other things than frames, which are not deleted. hint: name a new folder.")
     _WRITERS[path.suffix].check()

@@ -147,7 +147,9 @@ def check_output(path: Path, *, force: bool) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}.")
     if path.exists() and not force:
-        raise UsageError(f"{path} exists already. hint: --force (force=True) replaces it, --output (output=) names another.")
+        raise UsageError(
+            f"{path} exists already. hint: --force (force=True) replaces it, --output (output=) names another."
+        )
     if path.suffix == ".png":
         require_matplotlib()
 
