@@ -24,6 +24,15 @@ def test_batches_begin_with_the_episodes_of_one_batch(trained, monkeypatch):
     assert len(set(map(tuple, (many.returns[:4], many.returns[4:8])))) == 2  # other episodes, not the same again
 
 
+def test_the_number_of_steps_at_once_changes_no_result(trained, monkeypatch):
+    one_by_one = evaluate(*trained, episodes=6)
+    monkeypatch.setattr(evaluation, "STEPS_AT_ONCE", {jax.default_backend(): 16})
+    at_once = evaluate(*trained, episodes=6)
+    np.testing.assert_array_equal(at_once.returns, one_by_one.returns)
+    np.testing.assert_array_equal(at_once.lengths, one_by_one.lengths)
+    assert one_by_one.lengths.max() % 16  # the last episode ended between two looks
+
+
 def test_more_episodes_than_say_anything_are_refused(trained):
     with pytest.raises(UsageError, match="episodes=1000000000 is more than 10000000. hint:"):
         evaluate(*trained, episodes=1_000_000_000)
