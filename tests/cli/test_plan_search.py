@@ -7,7 +7,9 @@ import time
 
 import pytest
 
+from rollmill.api import MemoryNeed
 from rollmill.cli.main import main
+from rollmill.cli.plan import described
 from rollmill.cli.searching import training_words, without_options
 
 SIZES = ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "1280"]
@@ -39,6 +41,11 @@ def refused(tmp_path, monkeypatch, capsys):
         (["--search-plan", "--plan", "x.json"], "rollmill: --plan has no effect beside --search-plan"),
         (["--search-plan", "--cluster", "ray"], "rollmill: --cluster has no effect beside --search-plan"),
         (["--budget", "3"], "rollmill: --budget has no effect without --search-plan"),
+        (["--search-plan", "--memory"], "rollmill: --memory has no effect beside --search-plan"),
+        (
+            ["--memory", "--distribution", "single-learner-coarse", "--actors", "2"],
+            "the workers of single-learner-coarse compile programs of their own. hint: `--search-plan`",
+        ),
         (["--fresh"], "rollmill: --fresh has no effect without --search-plan"),
         (["--objective", "grow-batch"], "rollmill: --objective has no effect without --search-plan"),
         (
@@ -49,6 +56,36 @@ def refused(tmp_path, monkeypatch, capsys):
 )
 def test_a_search_that_cannot_be_made(refused, options, message):
     assert message in refused("plan", *PPO, *options)
+
+
+def test_the_memory_is_said_before_anything_runs(rollmill, tmp_path):
+    done = rollmill("plan", *PPO, "--memory", "--output", "plan.json")
+    assert done.returncode == 0, done.stderr
+    said = re.search(
+        r"^memory: (\d+) MB \((\d+) MB of the training, (\d+) MB of the process\), of ", done.stdout, re.M
+    )
+    assert said, done.stdout
+    total, training, process = map(int, said.groups())
+    assert process > 50 and abs(total - training - process) <= 1
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize(
+    ("need", "text"),
+    [
+        (
+            MemoryNeed(2 * 10**9, 1, None, 140 * 10**9),
+            "memory: 2.00 GB on the device, of 140.00 GB",
+        ),
+        (MemoryNeed(2 * 10**9, 2, None, None), "memory: 2.00 GB on each of 2 devices"),
+        (
+            MemoryNeed(10**9, 2, 10**9, 2 * 10**9),
+            "\nit will not fit. hint: lower num_envs, num_steps",
+        ),
+    ],
+)
+def test_a_need_is_compared_with_what_there_is(need, text):
+    assert text in described(need)
 
 
 def test_a_training_whose_search_fails_does_not_begin(rollmill, tmp_path):

@@ -15,7 +15,15 @@ from rollmill.api.exporting import Export, export
 from rollmill.api.matches import game_of, load_opponent, match, match_runs
 from rollmill.api.options import WORKER_LIMITS, RunOptions
 from rollmill.api.placing import choose_plan, prepare_devices
-from rollmill.api.plan_search import DEFAULT_BUDGET, FoundPlan, SearchRequest, find_plan, leave_devices
+from rollmill.api.plan_search import (
+    DEFAULT_BUDGET,
+    FoundPlan,
+    MemoryNeed,
+    SearchRequest,
+    find_plan,
+    leave_devices,
+    memory_need,
+)
 from rollmill.api.playing import GameAgainstPolicy
 from rollmill.api.policies import evaluate, evaluate_run, load, load_weights
 from rollmill.api.policy import LoadedRun, Policy
@@ -46,6 +54,7 @@ __all__ = [
     "Frame",
     "GameAgainstPolicy",
     "LoadedRun",
+    "MemoryNeed",
     "Policy",
     "PreparedTraining",
     "Run",
@@ -71,9 +80,10 @@ __all__ = [
     "load",
     "load_opponent",
     "load_weights",
-    "match",
     "mask_struct",
+    "match",
     "match_runs",
+    "memory_need",
     "parse_assignments",
     "plugins_of_algorithms",
     "prepare_devices",

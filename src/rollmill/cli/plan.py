@@ -7,13 +7,13 @@ from typing import Annotated
 
 import tyro
 
-from rollmill.api import SearchRequest, choose_plan, find_plan, leave_devices
+from rollmill.api import MemoryNeed, SearchRequest, choose_plan, find_plan, leave_devices, memory_need
 from rollmill.cli.parsing import given_options
 from rollmill.cli.searching import DECIDED, training_words, without_options
-from rollmill.cli.train import GivenTraining, parse_training
+from rollmill.cli.train import GivenTraining, parse_training, prepare
 from rollmill.core.errors import UsageError
 from rollmill.planning import Plan, draw, list_distributions, write_plan
-from rollmill.planning.search import PlanTable, draw_table, speed_text
+from rollmill.planning.search import PlanTable, draw_table, memory_text, speed_text
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Showing:
     """Draw groups, and what passes between them."""
     rate: float = 100_000.0
     """Environment steps a second that bytes a second are computed for."""
+    memory: bool = False
+    """Compile the training as well, and print the memory that it will need. Nothing is trained."""
     output: Path | None = None
     """File to write the plan to, for `rollmill train --plan FILE`."""
 
@@ -33,17 +35,23 @@ def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0
-    environment = leave_devices() if "search-plan" in given_options(arguments) else {}
+    looks_only = {"search-plan", "memory"} & set(given_options(arguments))
+    environment = leave_devices() if looks_only else {}
     merged = Annotated[Showing, tyro.conf.arg(name="")]
     given, showing = parse_training(arguments, command="plan", more=("showing", merged, Showing()))
     if showing.rate <= 0:
         raise UsageError(f"rate={showing.rate} steps a second must be greater than 0.")
+    if showing.memory and given.searching.search_plan:
+        raise UsageError("--memory has no effect beside --search-plan, whose table shows it. hint: leave it out.")
     if given.searching.search_plan:
         plan, rate = _searched(given, arguments, environment), None
     else:
         plan, rate = choose_plan(given.graph_of(None), given.options), showing.rate
+    memory = _memory_text(given, arguments) if showing.memory else None
     if showing.show and rate is not None:
         print(draw(plan, given.graph_of(None), steps_per_second=rate))
+    if memory is not None:
+        print(f"\n{memory}")
     if showing.output is not None:
         write_plan(plan, showing.output)
         print(f"wrote {showing.output}")
@@ -67,6 +75,43 @@ def _searched(given: GivenTraining, arguments: list[str], environment: dict[str,
     if not quiet:
         _print(found.table, is_stored=found.is_stored)
     return found.plan
+
+
+def _memory_text(given: GivenTraining, arguments: list[str]) -> str:
+    """The memory that a training will need, and what there is.
+
+    Raises:
+        UsageError: it is not one program that trains.
+    """
+    prepared = prepare(without_options(arguments, ("rate", "output"), ("show", "memory")))
+    need = memory_need(prepared)
+    if need is None:
+        where = (
+            "on this device XLA does not tell it"
+            if prepared.program is not None
+            else (f"the workers of {given.options.distribution} compile programs of their own")
+        )
+        raise UsageError(
+            f"--memory tells the memory of one program, and {where}. hint: `--search-plan` measures it."
+        )
+    return described(need)
+
+
+def described(need: MemoryNeed) -> str:
+    """The need as text, beside what there is."""
+    if need.process is None:
+        of_what = f"on each of {need.devices} devices" if need.devices > 1 else "on the device"
+        found = f"memory: {memory_text(need.device)} {of_what}"
+    else:
+        count = f"{need.devices} x " if need.devices > 1 else ""
+        parts = f"{count}{memory_text(need.device)} of the training, {memory_text(need.process)} of the process"
+        found = f"memory: {memory_text(need.total)} ({parts})"
+    if need.limit is None:
+        return found
+    warning = (
+        "\nit will not fit. hint: lower num_envs, num_steps or buffer_size." if need.total > need.limit else ""
+    )
+    return f"{found}, of {memory_text(need.limit)} that there are{warning}"
 
 
 def _print(table: PlanTable, *, is_stored: bool) -> None:

@@ -5,11 +5,12 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from rollmill.api.training import PreparedTraining
+from rollmill.core.machine import device_memory, memory_bytes
 from rollmill.dataflow import State, collect
 from rollmill.execution import CompiledProgram
 from rollmill.execution.processes.process_tree import descendants_of, resident_memory
@@ -35,6 +36,37 @@ def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
         results = 2 * (memory.output_size_in_bytes - memory.alias_size_in_bytes)
         needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes + results
     return {"bytes": needed, "process": _own_memory(), "identity": _identity(prepared, program)}
+
+
+class MemoryNeed(NamedTuple):
+    """Memory of a training in one program, in bytes."""
+
+    device: int
+    """Of the training, on each device."""
+    devices: int
+    process: int | None
+    """Of the process beside it; None where the devices have memories of their own, or the system does not tell."""
+    limit: int | None
+    """Memory of one GPU that JAX may allocate, or of the machine; None where it is unknown."""
+
+    @property
+    def total(self) -> int:
+        """The bytes to compare with the limit."""
+        return self.device if self.process is None else self.process + self.device * self.devices
+
+
+def memory_need(prepared: PreparedTraining) -> MemoryNeed | None:
+    """The memory that a training will need, by what it was compiled to.
+
+    CPU devices share the memory of the machine, with the process. None where workers train, or XLA does not tell.
+    """
+    compiled, program = describe_program(prepared), prepared.program
+    if compiled is None or program is None or compiled["bytes"] is None:
+        return None
+    first, *others = sorted(jax.tree.leaves(program.shardings)[0].device_set, key=lambda device: device.id)
+    if first.platform == "cpu":
+        return MemoryNeed(compiled["bytes"], 1 + len(others), compiled["process"], memory_bytes())
+    return MemoryNeed(compiled["bytes"], 1 + len(others), None, device_memory(first))
 
 
 def iteration_seconds(prepared: PreparedTraining) -> float | None:

@@ -80,7 +80,7 @@ def speed_text(steps_per_second: float | None) -> str:
     return f"{steps_per_second:.3g}"
 
 
-def memory_text(count: float | None) -> str:
+def memory_text(count: int | float | None) -> str:
     """Bytes with their unit."""
     if count is None:
         return "-"
