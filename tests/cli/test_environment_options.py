@@ -59,6 +59,7 @@ def test_transforms_are_options_of_the_environment_in_the_order_given():
         chosen_environment_options([], ["flaten"])
 
 
+@pytest.mark.slow
 def test_transforms_reach_workers_evaluation_and_a_resumed_run(rollmill, tmp_path):
     transforms = ["--transform", "frame-stack:2", "--transform", "reward-scale:0.5"]
     sizes = ["--num-envs", "4", "--num-steps", "8", "--network.hidden-sizes", "4"]

@@ -163,6 +163,7 @@ def test_a_plan_is_searched_for_kept_and_trained_with(rollmill, tmp_path):
     assert "rollmill: fusion=full contradicts plan=plan.json, which has fusion=off" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_plan_on_two_devices_gets_them(rollmill, tmp_path):
     groups = [{"name": "all", "fragments": ["environment", "policy", "gradients", "update"]}]
     plan = {"version": 2, "distribution": "gpu-only", "place": "program", "groups": groups}
@@ -228,6 +229,7 @@ def test_a_search_that_is_stopped_leaves_nothing_behind(rollmill, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_devices_of_a_plan_and_its_own_kernels(rollmill, tmp_path):
     done = rollmill("train", *PPO, "--fusion", "off", "--run-dir", "run", "--quiet")
     assert done.returncode == 0, done.stderr

@@ -83,6 +83,7 @@ def site(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_an_installed_package_needs_no_import(rollmill, site, tmp_path):
     installed = {"env": {"PYTHONPATH": os.pathsep.join([str(site), *sys.path])}}
     listed = rollmill("list", **installed)

@@ -64,7 +64,7 @@ def wait_for_checkpoint(run: Path, at_least: int, process, seconds: float = LONG
     raise AssertionError(f"no checkpoint {at_least} within {seconds} s")
 
 
-FAST = ("two-devices", "replay-two-devices")
+FAST = ("two-devices",)
 TABLE = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in VARIANTS]
 
 

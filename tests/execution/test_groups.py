@@ -114,8 +114,6 @@ FAST = {
     ("impala", "single-learner-coarse"),
     ("dqn", "single-learner-coarse"),
     ("dqn", "central"),
-    ("sac", "single-learner-coarse"),
-    ("td3", "gpu-only"),
     ("alphazero", "single-learner-coarse"),
 }
 TABLE = [

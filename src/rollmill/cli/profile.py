@@ -27,7 +27,7 @@ from rollmill.profiling.results import Profile, read_profile
 PROFILE, PAGE, TRACE = "profile.json", "profile.html", "trace.json"
 ITERATIONS = 2**22
 """Iterations of a training that is profiled, where nobody says how many steps it has."""
-PLENTY = 2**40
+PLENTY = 2**30
 """Environment steps that are more than one iteration of any training."""
 
 
