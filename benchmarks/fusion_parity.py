@@ -45,7 +45,7 @@ ENVIRONMENTS = [
 ]
 
 
-GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(32,), gru_size=32)
+GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(32,), recurrent_size=32)
 
 
 def steps(environment: str, **options: Any) -> dict[str, float]:

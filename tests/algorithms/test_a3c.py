@@ -19,7 +19,7 @@ from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, itera
 E, T = 16, 5
 NETWORKS = {
     "mlp": rollmill.NetworkConfig(hidden_sizes=(6, 5)),
-    "gru": rollmill.NetworkConfig(torso="gru", hidden_sizes=(6,), gru_size=5),
+    "gru": rollmill.NetworkConfig(torso="gru", hidden_sizes=(6,), recurrent_size=5),
 }
 
 

@@ -21,7 +21,7 @@ from rollmill.dataflow import Batch, Graph, Trajectory, collect, identity, itera
 E, T = 16, 5
 NETWORKS = {
     "mlp": rollmill.NetworkConfig(hidden_sizes=(6, 5)),
-    "gru": rollmill.NetworkConfig(torso="gru", hidden_sizes=(6,), gru_size=5),
+    "gru": rollmill.NetworkConfig(torso="gru", hidden_sizes=(6,), recurrent_size=5),
 }
 SETTINGS = {"clip_rho": 1.4, "clip_c": 0.9, "vtrace_lambda": 0.8, "ent_coef": 0.05, "vf_coef": 0.7}
 

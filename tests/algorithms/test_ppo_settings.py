@@ -80,7 +80,7 @@ def test_action_spaces_without_a_policy_are_refused():
 def test_settings_survive_json_and_build_the_same_graph():
     config = rollmill.PPOConfig(
         **small(target_kl=0.01, normalize_rewards=True),
-        network=rollmill.NetworkConfig(torso="gru", hidden_sizes=(5, 3), gru_size=4),
+        network=rollmill.NetworkConfig(torso="gru", hidden_sizes=(5, 3), recurrent_size=4),
     )
     graph = rollmill.ppo(CARTPOLE, config)
     settings = json.loads(json.dumps(graph.settings))

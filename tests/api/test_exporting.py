@@ -21,7 +21,10 @@ ort = pytest.importorskip("onnxruntime", reason="export as ONNX is an extra")
 pytest.importorskip("jax2onnx", reason="export as ONNX is an extra")
 
 PPO = SMALL | {"num_minibatches": 1}
-GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), gru_size=8)
+GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=8)
+LSTM = rollmill.NetworkConfig(torso="lstm", hidden_sizes=(8,), recurrent_size=8, layer_norm=True)
+RESIDUAL = rollmill.NetworkConfig(hidden_sizes=(8, 8), residual=True)
+IMPALA = rollmill.NetworkConfig(torso="impala", hidden_sizes=(8,), stages=(4, 8))
 CONV = rollmill.NetworkConfig(torso="cnn", hidden_sizes=(8,))
 SQUASHED = {**SMALL, **REPLAY, "network": TINY}
 
@@ -33,6 +36,9 @@ POLICIES = {
     "squashed": lambda: rollmill.sac("Pendulum-v1", **SQUASHED),
 }
 MORE = {
+    "lstm": lambda: rollmill.ppo("TMaze-v0", **PPO, network=LSTM),
+    "residual": lambda: rollmill.sac("Pendulum-v1", **{**SQUASHED, "network": RESIDUAL}),
+    "impala": lambda: rollmill.ppo("gymnax:Breakout-MinAtar", **PPO, network=IMPALA),
     "dqn": lambda: rollmill.dqn("CartPole-v1", **SQUASHED, duelling=True),
     "td3": lambda: rollmill.td3("Pendulum-v1", **SQUASHED),
     "discrete sac": lambda: rollmill.sac("CartPole-v1", **SQUASHED),

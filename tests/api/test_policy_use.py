@@ -28,7 +28,7 @@ def pendulum():
 
 @pytest.fixture(scope="module")
 def recurrent():
-    return ppo("TMaze-v0", network=rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), gru_size=8))
+    return ppo("TMaze-v0", network=rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=8))
 
 
 def drawn(shape, seed=0):

@@ -12,7 +12,7 @@ from rollmill.dataflow import StepReply, flow, iterate, start
 WEIGHTS, OPTIMISER = ".weights.network", ".optimiser"
 OBSERVATIONS, RETURNS = ".weights.observations", ".returns"
 TINY = rollmill.NetworkConfig(hidden_sizes=(3,))
-RECURRENT = rollmill.NetworkConfig(torso="gru", hidden_sizes=(3,), gru_size=3)
+RECURRENT = rollmill.NetworkConfig(torso="gru", hidden_sizes=(3,), recurrent_size=3)
 
 
 def ppo(env="CartPole-v1", **config):

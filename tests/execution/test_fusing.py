@@ -233,7 +233,7 @@ def test_several_seeds_are_not_fused(monkeypatch):
 
 
 def test_recurrent_networks_learn_from_sequences_unfused():
-    network = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), gru_size=8)
+    network = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=8)
     env = rollmill.make("CartPole-v1")
     graph = rollmill.ppo(env, **SIZES, total_timesteps=8 * 16, network=network)
     with pytest.raises(UsageError, match="fusion=full is not .* whole sequences are learned from") as refusal:

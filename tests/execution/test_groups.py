@@ -34,7 +34,7 @@ from rollmill.record import to_host
 
 ITERATIONS = 20
 TINY = rollmill.NetworkConfig(hidden_sizes=(8,))
-RECURRENT = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), gru_size=4)
+RECURRENT = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=4)
 NORMALISED = {"normalize_observations": True, "normalize_rewards": True}
 MINIBATCHES = {"num_minibatches": 2, "update_epochs": 2}
 REPLAY = {

@@ -77,7 +77,7 @@ def test_functions_are_right_to_the_last_places(function, exact, bounds):
     [
         ("CartPole-v1", 37, NetworkConfig(hidden_sizes=(40, 24))),
         ("Pendulum-v1", 5, NetworkConfig(hidden_sizes=(16,), shared_torso=True)),
-        ("CartPole-v1", 16, NetworkConfig(hidden_sizes=(16,), torso="gru", gru_size=20, shared_torso=True)),
+        ("CartPole-v1", 16, NetworkConfig(hidden_sizes=(16,), torso="gru", recurrent_size=20, shared_torso=True)),
     ],
     ids=["blocks that overlap", "fewer than a vector", "memory in rows"],
 )

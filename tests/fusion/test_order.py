@@ -14,7 +14,7 @@ ENVIRONMENTS = ["CartPole-v1", "TMaze-v0"]
 
 
 def program_of(environment):
-    network = rollmill.NetworkConfig(torso="gru", hidden_sizes=(16,), gru_size=16)
+    network = rollmill.NetworkConfig(torso="gru", hidden_sizes=(16,), recurrent_size=16)
     graph = rollmill.ppo(rollmill.make(environment), num_envs=1, num_steps=8, num_minibatches=1, network=network)
     return lower_rollout(graph).program
 

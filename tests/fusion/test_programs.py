@@ -52,7 +52,7 @@ def test_a_cartpole_step_is_small():
 
 
 def test_a_recurrent_memory_stays_in_rows():
-    network = NetworkConfig(hidden_sizes=(16,), torso="gru", gru_size=24, shared_torso=True)
+    network = NetworkConfig(hidden_sizes=(16,), torso="gru", recurrent_size=24, shared_torso=True)
     lowered = step_program("CartPole-v1", network)
     count = operations(lowered)
     assert isinstance(lowered.inputs[0].memory, RowArray) and isinstance(lowered.outputs[0].memory, RowArray)

@@ -20,7 +20,7 @@ from rollmill.fusion.backends.triton.rollout import rollout_kernel, rollout_sour
 from rollmill.fusion.kernels.leaves import to_raw
 from rollmill.fusion.opt import segments
 
-GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(32,), gru_size=32)
+GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(32,), recurrent_size=32)
 SHARED = rollmill.NetworkConfig(hidden_sizes=(64, 64), shared_torso=True)
 TINY = rollmill.NetworkConfig(hidden_sizes=(16,), shared_torso=True)
 NUM_STEPS = 40

@@ -22,7 +22,10 @@ SMALL = {"hidden_sizes": (16, 16)}
 NETWORKS = {
     "separate": NetworkConfig(**SMALL),
     "shared": NetworkConfig(**SMALL, shared_torso=True, activation="relu"),
-    "gru": NetworkConfig(**SMALL, torso="gru", gru_size=16, shared_torso=True),
+    "gru": NetworkConfig(**SMALL, torso="gru", recurrent_size=16, shared_torso=True),
+    "lstm": NetworkConfig(**SMALL, torso="lstm", recurrent_size=16),
+    "normalised": NetworkConfig(**SMALL, layer_norm=True),
+    "residual": NetworkConfig(**SMALL, residual=True, shared_torso=True),
 }
 
 
@@ -57,6 +60,9 @@ def assert_steps_as_unfused(
         ("Pendulum-v1", "separate"),
         ("CartPole-v1", "gru"),
         ("Pendulum-v1", "gru"),
+        ("CartPole-v1", "lstm"),
+        ("CartPole-v1", "normalised"),
+        ("Pendulum-v1", "residual"),
     ],
 )
 def test_classic_environments(name, network):

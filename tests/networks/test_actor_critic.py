@@ -26,7 +26,7 @@ from rollmill.networks.observations import has_channels_first
 KEY = jax.random.key(0)
 VECTOR = spaces.Box(-1.0, 1.0, (3,))
 IMAGE = spaces.Box(0, 255, (10, 10, 2), np.uint8)
-SMALL = {"hidden_sizes": (8,), "gru_size": 6}
+SMALL = {"hidden_sizes": (8,), "recurrent_size": 6}
 ACTIONS = [
     spaces.Discrete(4, start=2),
     spaces.MultiDiscrete([2, 3, 5]),
@@ -41,7 +41,10 @@ CONFIGS = [
     NetworkConfig(**SMALL, shared_torso=True, activation="relu"),
     NetworkConfig(**SMALL, torso="gru", squash_actions=True, activation="swish"),
     NetworkConfig(**SMALL, torso="gru", shared_torso=True, state_dependent_std=True, activation="gelu"),
+    NetworkConfig(**SMALL, torso="lstm", layer_norm=True),
+    NetworkConfig(**SMALL, torso="lstm", shared_torso=True, residual=True),
 ]
+NAMES = ["separate", "shared", "gru", "shared-gru", "lstm", "shared-lstm"]
 
 
 def weights(network):
@@ -52,7 +55,7 @@ def observe(space, seed=0):
     return sample(jax.random.key(seed), space)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["separate", "shared", "gru", "shared-gru"])
+@pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
 @pytest.mark.parametrize("action_space", ACTIONS, ids=str)
 def test_actions_have_the_shape_and_dtype_of_the_space(config, action_space):
     def act(observation):
@@ -67,7 +70,7 @@ def test_actions_have_the_shape_and_dtype_of_the_space(config, action_space):
     assert value.shape == log_prob.shape == () and value.dtype == log_prob.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["separate", "shared", "gru", "shared-gru"])
+@pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
 def test_value_is_the_value_of_the_whole_network(config):
     network = actor_critic(KEY, VECTOR, spaces.Discrete(3), config)
     memory = network.initial_memory()
@@ -78,7 +81,7 @@ def test_value_is_the_value_of_the_whole_network(config):
         memory = output.memory
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["separate", "shared", "gru", "shared-gru"])
+@pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
 def test_value_does_not_touch_the_actor(config):
     network = actor_critic(KEY, VECTOR, spaces.Discrete(3), config)
     gradient = eqx.filter_grad(lambda n: n.value(observe(VECTOR), n.initial_memory()))(network)
@@ -87,7 +90,7 @@ def test_value_does_not_touch_the_actor(config):
         assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradient.actor_torso))
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["separate", "shared", "gru", "shared-gru"])
+@pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
 @pytest.mark.parametrize("action_space", [ACTIONS[5]], ids=str)
 def test_a_batch_equals_a_loop(config, action_space):
     network = actor_critic(KEY, VECTOR, action_space, config)
@@ -101,7 +104,7 @@ def test_a_batch_equals_a_loop(config, action_space):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("config", CONFIGS[1:3], ids=["shared", "gru"])
+@pytest.mark.parametrize("config", CONFIGS[1:3] + CONFIGS[5:], ids=["shared", "gru", "shared-lstm"])
 @pytest.mark.parametrize("action_space", ACTIONS[:5], ids=str)
 def test_every_weight_has_a_finite_gradient(config, action_space):
     network = actor_critic(KEY, VECTOR, action_space, config)
@@ -116,7 +119,7 @@ def test_every_weight_has_a_finite_gradient(config, action_space):
     assert len(jax.tree.leaves(gradients)) == len(jax.tree.leaves(weights(network)))
 
 
-@pytest.mark.parametrize("config", CONFIGS[2:], ids=["gru", "shared-gru"])
+@pytest.mark.parametrize("config", CONFIGS[2:], ids=NAMES[2:])
 def test_memory_carries_and_resets(config):
     network = actor_critic(KEY, VECTOR, spaces.Discrete(3), config)
     first = network(observe(VECTOR, 0), network.initial_memory())
@@ -127,7 +130,7 @@ def test_memory_carries_and_resets(config):
     reset = jax.tree.map(lambda a, b: jnp.where(done, a, b), network.initial_memory(), first.memory)
     again = network(observe(VECTOR, 1), reset)
     np.testing.assert_array_equal(again.value, fresh.value)
-    expected = [(6,)] if config.shared_torso else [(6,), (6,)]
+    expected = [(6,)] * ((2 if config.torso == "lstm" else 1) * (1 if config.shared_torso else 2))
     assert [leaf.shape for leaf in jax.tree.leaves(first.memory)] == expected
 
 

@@ -13,10 +13,14 @@ from rollmill.networks import (
     convolution,
     feed_forward_torso,
     gru_cell,
+    impala_cnn,
     layer_norm,
     linear,
+    lstm_cell,
+    max_pool,
     mlp,
     recurrent_torso,
+    residual_mlp,
     resnet,
 )
 
@@ -99,14 +103,34 @@ def test_gru_cell_against_equinox():
     )
     hidden = other = jnp.zeros(4)
     for x in jax.random.normal(jax.random.key(2), (6, 5)):
-        hidden, other = ours(x, hidden), theirs(x, other)
+        (output, hidden), other = ours(x, hidden), theirs(x, other)
         np.testing.assert_allclose(hidden, other, rtol=1e-5, atol=1e-6)
+        assert output is hidden
 
 
-def test_gru_matrices_are_orthogonal():
-    cell = gru_cell(KEY, 5, 4)
-    for block in (*jnp.split(cell.input_weight, 3, axis=1), *jnp.split(cell.hidden_weight, 3, axis=1)):
-        assert_orthogonal(block, 1.0)
+def test_lstm_cell_against_equinox():
+    ours = lstm_cell(KEY, 5, 4)
+    np.testing.assert_array_equal(ours.bias, np.repeat([0.0, 1.0, 0.0, 0.0], 4))  # it remembers from the beginning
+    ours = eqx.tree_at(lambda c: c.bias, ours, jax.random.normal(jax.random.key(1), (16,)))
+    theirs = eqx.tree_at(
+        lambda c: (c.weight_ih, c.weight_hh, c.bias),
+        eqx.nn.LSTMCell(5, 4, key=KEY),
+        (ours.input_weight.T, ours.hidden_weight.T, ours.bias),
+    )
+    state, other = ours.initial_state(), (jnp.zeros(4), jnp.zeros(4))
+    for x in jax.random.normal(jax.random.key(2), (6, 5)):
+        (output, state), other = ours(x, state), theirs(x, other)
+        np.testing.assert_allclose(output, other[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(state.cell, other[1], rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(output, state.hidden)
+
+
+@pytest.mark.parametrize(("make_cell", "gates"), [(gru_cell, 3), (lstm_cell, 4)])
+def test_recurrent_matrices_are_orthogonal(make_cell, gates):
+    cell = make_cell(KEY, 5, 4)
+    for weight in (cell.input_weight, cell.hidden_weight):
+        for block in jnp.split(weight, gates, axis=1):
+            assert_orthogonal(block, 1.0)
 
 
 def test_mlp_by_hand_and_without_layers():
@@ -115,6 +139,66 @@ def test_mlp_by_hand_and_without_layers():
     first, second = (np.asarray(layer.weight) for layer in network.layers)
     np.testing.assert_allclose(network(x), np.tanh(np.tanh(np.asarray(x) @ first) @ second), rtol=1e-5)
     assert mlp(KEY, 3, (), activation=jnp.tanh)(x) is x
+
+
+def normalised(x):
+    return (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+
+
+def test_a_normalised_mlp_by_hand():
+    network = mlp(KEY, 3, (4, 2), activation=jax.nn.relu, normalised=True)
+    x = np.array([0.5, 2.0, -1.0], np.float32)
+    for layer in network.layers:
+        x = np.maximum(normalised(x @ np.asarray(layer.weight)), 0)
+    np.testing.assert_allclose(network(jnp.array([0.5, 2.0, -1.0])), x, rtol=1e-4, atol=1e-5)
+
+
+def test_a_residual_mlp_by_hand():
+    network = residual_mlp(KEY, 3, (4, 4), activation=jax.nn.relu)
+    assert [block.up.weight.shape for block in network.blocks] == [(4, 16), (4, 16)]
+    for block in network.blocks:
+        assert_orthogonal(block.down.weight, 0.5)
+    x = np.array([0.5, 2.0, -1.0], np.float32) @ np.asarray(network.stem.weight)
+    for block in network.blocks:
+        inner = np.maximum(normalised(x) @ np.asarray(block.up.weight), 0)
+        x = x + inner @ np.asarray(block.down.weight)
+    np.testing.assert_allclose(network(jnp.array([0.5, 2.0, -1.0])), normalised(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(), (4, 8)])
+def test_residual_blocks_have_one_width(sizes):
+    with pytest.raises(UsageError, match="residual blocks need one width or more, all the same. hint: "):
+        residual_mlp(KEY, 3, sizes, activation=jnp.tanh)
+
+
+def test_max_pool_against_a_loop():
+    image = np.asarray(jax.random.normal(KEY, (5, 4, 2)))
+    bordered = np.pad(image, ((1, 1), (0, 1), (0, 0)), constant_values=-np.inf)  # as SAME pads 5 and 4
+    expected = [[bordered[i : i + 3, j : j + 3].max(axis=(0, 1)) for j in (0, 2)] for i in (0, 2, 4)]
+    np.testing.assert_array_equal(max_pool(jnp.asarray(image), size=3, stride=2), np.asarray(expected))
+
+
+@pytest.mark.parametrize(("shape", "features"), [((84, 84, 4), 11 * 11 * 32), ((10, 7, 3), 2 * 1 * 32)])
+def test_impala_halves_an_image_three_times(shape, features):
+    def run(image):
+        network, size = impala_cnn(KEY, shape, stages=(16, 32, 32))
+        assert size == features and len(network.stages) == 3
+        output = network(image)
+        assert output.shape == (features,)
+        return output
+
+    jax.eval_shape(run, jnp.zeros(shape))
+
+
+def test_blocks_of_impala_stand_beside_the_identity():
+    network, _ = impala_cnn(KEY, (6, 6, 1), stages=(4,))
+    image, stage = jax.random.normal(KEY, (6, 6, 1)), network.stages[0]
+    silent = eqx.tree_at(
+        lambda n: [block.second.kernel for block in n.stages[0].blocks], network, [jnp.zeros((3, 3, 4, 4))] * 2
+    )
+    pooled = max_pool(stage.convolution(image), size=3, stride=2)
+    np.testing.assert_allclose(silent(image), jax.nn.relu(pooled).reshape(-1), rtol=1e-6)
+    assert not np.allclose(silent(image), network(image))
 
 
 @pytest.mark.parametrize(
@@ -150,16 +234,17 @@ def test_torso_joins_images_and_vectors():
     assert features.shape == (16,) and memory == ()
 
 
-def test_recurrent_memory_carries_and_resets():
+@pytest.mark.parametrize("make_cell", [gru_cell, lstm_cell])
+def test_recurrent_memory_carries_and_resets(make_cell):
     encoder = feed_forward_torso(KEY, spaces.Box(-1.0, 1.0, (3,)), hidden_sizes=(8,), activation=jnp.tanh)
-    torso = recurrent_torso(KEY, encoder, size=5)
+    torso = recurrent_torso(KEY, encoder, size=5, make_cell=make_cell)
     start = torso.initial_memory()
-    np.testing.assert_array_equal(start, jnp.zeros(5))
+    assert [leaf.tolist() for leaf in jax.tree.leaves(start)] == [[0.0] * 5] * len(jax.tree.leaves(start))
     inputs = jax.random.normal(KEY, (4, 3))
     _, features = jax.lax.scan(lambda memory, x: torso(x, memory)[::-1], start, inputs)
-    hidden = start
+    state = start
     for x, seen in zip(inputs, features, strict=True):
-        hidden = torso.cell(torso.encoder(x, ())[0], hidden)
-        np.testing.assert_allclose(seen, hidden, rtol=1e-5, atol=1e-6)
+        output, state = torso.cell(torso.encoder(x, ())[0], state)
+        np.testing.assert_allclose(seen, output, rtol=1e-5, atol=1e-6)
     fresh, _ = torso(inputs[3], start)
     assert not np.allclose(fresh, features[3])

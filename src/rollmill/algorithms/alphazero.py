@@ -281,7 +281,7 @@ def _check_memory(policy: NetworkPolicy) -> None:
     if policy.recurrent:
         raise UsageError(
             "alphazero needs a network without a memory, because a search evaluates positions in any order; "
-            "hint: another torso than gru."
+            "hint: another torso than gru and lstm."
         )
 
 

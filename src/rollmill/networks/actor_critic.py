@@ -1,6 +1,7 @@
 """Actor-critics composed of torsos and heads, and their settings."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,26 +16,45 @@ from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.types import Key, Memory, Observation
 from rollmill.networks.base import Distribution, Output
 from rollmill.networks.heads import ActionHead, action_head
-from rollmill.networks.layers import Linear, linear
+from rollmill.networks.layers import GRUCell, Linear, LSTMCell, gru_cell, linear, lstm_cell
 from rollmill.networks.observations import leaves
 from rollmill.networks.registry import find_network
-from rollmill.networks.torsos import FeedForwardTorso, Torso, feed_forward_torso, recurrent_torso, resnet
+from rollmill.networks.torsos import (
+    FeedForwardTorso,
+    Torso,
+    feed_forward_torso,
+    impala_cnn,
+    mlp,
+    recurrent_torso,
+    residual_mlp,
+    resnet,
+)
 
 ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "swish": jax.nn.swish, "gelu": jax.nn.gelu}
 LAYOUTS = ("auto", "channels_first", "channels_last")
-TORSOS = ("auto", "mlp", "cnn", "gru", "resnet")
+TORSOS = ("auto", "mlp", "cnn", "gru", "lstm", "resnet", "impala")
+CELLS: Mapping[str, Callable[[Key, int, int], GRUCell | LSTMCell]] = {"gru": gru_cell, "lstm": lstm_cell}
+"""Torsos that remember, by their recurrent unit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
     """Settings of an actor-critic network."""
 
-    torso: Literal["auto", "mlp", "cnn", "gru", "resnet"] = "auto"
-    """`auto` convolves images and flattens the rest; `mlp` flattens all; `cnn` requires an image; `gru` is
-    `auto` followed by a recurrent unit; `resnet` has residual blocks instead of the convolutions, for boards."""
+    torso: Literal["auto", "mlp", "cnn", "gru", "lstm", "resnet", "impala"] = "auto"
+    """`auto` convolves images and flattens the rest; `mlp` flattens all; `cnn` requires an image; `gru` and `lstm`
+    are `auto` followed by a recurrent unit; `resnet` has residual blocks instead of the convolutions, for boards;
+    `impala` is the deep residual network of Espeholt et al. (2018), for images of games."""
 
     hidden_sizes: tuple[Count, ...] = (64, 64)
     """Widths of the fully connected layers, after the convolutions and before the recurrent unit."""
+
+    layer_norm: bool = False
+    """Normalise the outputs of each fully connected layer, before its activation (Ba et al. 2016)."""
+
+    residual: bool = False
+    """Residual blocks in the place of fully connected layers, one for each of `hidden_sizes`, which are equal;
+    they are normalised (Lee et al. 2025, SimBa)."""
 
     activation: Literal["tanh", "relu", "swish", "gelu"] = "tanh"
     """Activation of the fully connected layers; convolutions use ReLU."""
@@ -50,12 +70,15 @@ class NetworkConfig:
     """Residual blocks of `resnet`."""
 
     channels: Count = 64
-    """Channels of the residual blocks."""
+    """Channels of the residual blocks of `resnet`."""
+
+    stages: tuple[Count, ...] = (16, 32, 32)
+    """Channels of the stages of `impala`, each of which halves the image."""
 
     shared_torso: bool = False
     """Use one torso for the actor and the critic, instead of one for each."""
 
-    gru_size: Count = 64
+    recurrent_size: Count = 64
     """Width of the recurrent unit."""
 
     state_dependent_std: bool = False
@@ -196,22 +219,22 @@ def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None
         raise UsageError(
             f"{', '.join(changed)} cannot be given with the network {config.name!r}, which its own function makes."
         )
-    if config.torso not in TORSOS:
-        raise unknown_name("torso", config.torso, TORSOS)
-    if config.image_layout not in LAYOUTS:
-        raise unknown_name("image_layout", config.image_layout, LAYOUTS)
-    if config.activation not in ACTIVATIONS:
-        raise unknown_name("activation", config.activation, ACTIVATIONS)
+    for name, choices in (("torso", TORSOS), ("image_layout", LAYOUTS), ("activation", ACTIVATIONS)):
+        if (value := getattr(config, name)) not in choices:
+            raise unknown_name(name, value, choices)
+    if config.residual and config.layer_norm:
+        raise UsageError("residual=True normalises already; leave layer_norm out.")
     sizes = (
         *config.hidden_sizes,
-        config.gru_size,
+        config.recurrent_size,
         config.num_blocks,
         config.channels,
+        *config.stages,
         *(n for layer in config.convolutions for n in layer),
     )
     if min(sizes) < 1:
         raise UsageError(f"the sizes of a network must be at least 1; got {min(sizes)} in {config}.")
-    if config.torso in ("cnn", "resnet") and not any(leaf.image for leaf in leaves(observation_space)):
+    if config.torso in ("cnn", "resnet", "impala") and not any(leaf.image for leaf in leaves(observation_space)):
         raise UsageError(
             f"torso={config.torso!r} needs a Box of rank 3 (an image); the observation space is "
             f"{observation_space}. Use torso='auto'."
@@ -220,7 +243,10 @@ def check_config(config: NetworkConfig, observation_space: spaces.Space) -> None
 
 def configured_torso(key: Key, space: spaces.Space, config: NetworkConfig) -> FeedForwardTorso:
     """The torso that `config` describes, without a recurrent unit."""
-    blocks = partial(resnet, channels=config.channels, num_blocks=config.num_blocks)
+    image_networks = {
+        "resnet": partial(resnet, channels=config.channels, num_blocks=config.num_blocks),
+        "impala": partial(impala_cnn, stages=config.stages),
+    }
     return feed_forward_torso(
         key,
         space,
@@ -229,14 +255,17 @@ def configured_torso(key: Key, space: spaces.Space, config: NetworkConfig) -> Fe
         convolutions=config.convolutions,
         convolve=config.torso != "mlp",
         image_layout=config.image_layout,
-        make_cnn=blocks if config.torso == "resnet" else None,
+        make_cnn=image_networks.get(config.torso),
+        make_mlp=residual_mlp if config.residual else partial(mlp, normalised=config.layer_norm),
     )
 
 
 def _torso(key: Key, *, space: spaces.Space, config: NetworkConfig) -> Torso:
     encoder_key, cell_key = jax.random.split(key)
     encoder = configured_torso(encoder_key, space, config)
-    return recurrent_torso(cell_key, encoder, size=config.gru_size) if config.torso == "gru" else encoder
+    if config.torso not in CELLS:
+        return encoder
+    return recurrent_torso(cell_key, encoder, size=config.recurrent_size, make_cell=CELLS[config.torso])
 
 
 def _join(actor_memory: Memory, critic_memory: Memory) -> Memory:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Action, Key, Observation
-from rollmill.networks.actor_critic import NetworkConfig, check_config, configured_torso
+from rollmill.networks.actor_critic import CELLS, NetworkConfig, check_config, configured_torso
 from rollmill.networks.base import Distribution
 from rollmill.networks.heads import ActionHead, action_head, finite_bounds
 from rollmill.networks.layers import Linear, linear
@@ -146,9 +146,10 @@ def deterministic_actor(
 
 
 def _torso(key: Key, space: spaces.Space, config: NetworkConfig) -> FeedForwardTorso:
-    if config.torso == "gru":
+    if config.torso in CELLS:
         raise UsageError(
-            "torso='gru' needs whole sequences; algorithms with a replay memory learn from single steps."
+            f"torso={config.torso!r} needs whole sequences; algorithms with a replay memory learn from single "
+            "steps."
         )
     if config.name is not None:
         raise UsageError(

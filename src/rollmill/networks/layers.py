@@ -1,11 +1,11 @@
 """Layers with weights, and their initialisation.
 
 Weights are stored as [inputs, outputs], so that a batch under `jax.vmap` is one plain `x @ w`.
-Shape letters: `I` inputs, `O` outputs, `H` hidden units, `G` = 3 `H`; images are height, width, channels.
+Shape letters: `I` inputs, `O` outputs, `H` hidden units, `G` gates times `H`; images are height, width, channels.
 """
 
 import math
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -47,20 +47,21 @@ class Convolution(eqx.Module):
 
 
 class LayerNorm(eqx.Module):
-    """Normalises all numbers of an image to mean 0 and variance 1, then scales and shifts each channel.
+    """Normalises a vector or an image to mean 0 and variance 1, then scales and shifts each channel.
 
-    See Ba et al., "Layer Normalization" (2016). It depends on one image alone, unlike batch normalisation, so a
+    See Ba et al., "Layer Normalization" (2016). It depends on one input alone, unlike batch normalisation, so a
     network consists of weights alone.
     """
 
     scale: Float[Array, " I"]
     shift: Float[Array, " I"]
 
-    def __call__(self, image: Float[Array, "height width I"]) -> Float[Array, "height width I"]:
-        """Normalises one image."""
-        centred = image - jnp.mean(image)
+    def __call__(self, x: Float[Array, "*image I"]) -> Float[Array, "*image I"]:
+        """Normalises one vector, or one image."""
+        centred = x - jnp.mean(x)
         deviation = jnp.sqrt(jnp.mean(jnp.square(centred)) + 1e-5)
-        return centred / deviation * self.scale[None, None] + self.shift[None, None]
+        channels = (1,) * (x.ndim - 1) + self.scale.shape
+        return centred / deviation * self.scale.reshape(channels) + self.shift.reshape(channels)
 
 
 class GRUCell(eqx.Module):
@@ -76,13 +77,59 @@ class GRUCell(eqx.Module):
     bias: Float[Array, " G"]
     candidate_bias: Float[Array, " H"]
 
-    def __call__(self, x: Float[Array, " I"], hidden: Float[Array, " H"]) -> Float[Array, " H"]:
-        """The hidden state after one input."""
+    def initial_state(self) -> Float[Array, " H"]:
+        """The hidden state at the start of an episode: zeros."""
+        return jnp.zeros(self.candidate_bias.shape, jnp.float32)
+
+    def __call__(
+        self, x: Float[Array, " I"], hidden: Float[Array, " H"]
+    ) -> tuple[Float[Array, " H"], Float[Array, " H"]]:
+        """The output after one input, and the next state, which for this unit are the same."""
         x_r, x_z, x_n = jnp.split(x @ self.input_weight + self.bias, 3)
         h_r, h_z, h_n = jnp.split(hidden @ self.hidden_weight, 3)
         reset, update = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
         candidate = jnp.tanh(x_n + reset * (h_n + self.candidate_bias))
-        return candidate + update * (hidden - candidate)
+        after = candidate + update * (hidden - candidate)
+        return after, after
+
+
+class LSTMState(NamedTuple):
+    """The state of a long short-term memory between two inputs."""
+
+    hidden: Float[Array, " H"]
+    """The last output."""
+    cell: Float[Array, " H"]
+
+
+class LSTMCell(eqx.Module):
+    """A long short-term memory (Hochreiter and Schmidhuber 1997), its forget gate as of Gers et al. (2000).
+
+    With the columns of `x @ input_weight + h @ hidden_weight + bias` in the order i, f, g, o: the next cell state
+    is `sigmoid(f) c + sigmoid(i) tanh(g)`, and the output `sigmoid(o) tanh` of it.
+    """
+
+    input_weight: Float[Array, "I G"]
+    hidden_weight: Float[Array, "H G"]
+    bias: Float[Array, " G"]
+
+    def initial_state(self) -> LSTMState:
+        """The state at the start of an episode: zeros."""
+        zeros = jnp.zeros(self.hidden_weight.shape[0], jnp.float32)
+        return LSTMState(zeros, zeros)
+
+    def __call__(self, x: Float[Array, " I"], state: LSTMState) -> tuple[Float[Array, " H"], LSTMState]:
+        """The output after one input, and the next state."""
+        gates = x @ self.input_weight + state.hidden @ self.hidden_weight + self.bias
+        into, forget, candidate, out = jnp.split(gates, 4)
+        cell = jax.nn.sigmoid(forget) * state.cell + jax.nn.sigmoid(into) * jnp.tanh(candidate)
+        hidden = jax.nn.sigmoid(out) * jnp.tanh(cell)
+        return hidden, LSTMState(hidden, cell)
+
+
+def max_pool(image: Float[Array, "height width C"], *, size: int, stride: int) -> Float[Array, "rows columns C"]:
+    """The largest numbers of windows of an image; its borders are extended as with `SAME` padding."""
+    windows, strides = (size, size, 1), (stride, stride, 1)
+    return jax.lax.reduce_window(image, -jnp.inf, jax.lax.max, windows, strides, "SAME")
 
 
 def linear(key: Key, in_features: int, out_features: int, *, gain: float = math.sqrt(2.0)) -> Linear:
@@ -112,9 +159,17 @@ def layer_norm(channels: int) -> LayerNorm:
 
 def gru_cell(key: Key, in_features: int, size: int) -> GRUCell:
     """A `GRUCell` whose six matrices are orthogonal, with biases of zero."""
-    input_key, hidden_key = jax.random.split(key)
-    input_weight = _orthogonal_blocks(input_key, in_features, size)
-    return GRUCell(input_weight, _orthogonal_blocks(hidden_key, size, size), _zeros(3 * size), _zeros(size))
+    input_weight, hidden_weight = _recurrent_weights(key, in_features, size, gates=3)
+    return GRUCell(input_weight, hidden_weight, _zeros(3 * size), _zeros(size))
+
+
+def lstm_cell(key: Key, in_features: int, size: int) -> LSTMCell:
+    """An `LSTMCell` whose eight matrices are orthogonal, with biases of zero, and of one for its forget gates.
+
+    The latter let it remember from the beginning (Gers et al. 2000; Jozefowicz et al. 2015).
+    """
+    input_weight, hidden_weight = _recurrent_weights(key, in_features, size, gates=4)
+    return LSTMCell(input_weight, hidden_weight, _zeros(4 * size).at[size : 2 * size].set(1.0))
 
 
 def _zeros(size: int) -> Float[Array, " size"]:
@@ -126,6 +181,14 @@ def _orthogonal(key: Key, shape: tuple[int, ...], gain: float) -> Float[Array, "
     return jax.nn.initializers.orthogonal(gain)(key, shape, jnp.float32)
 
 
-def _orthogonal_blocks(key: Key, rows: int, size: int) -> Float[Array, "rows three_size"]:
-    blocks = [_orthogonal(block_key, (rows, size), 1.0) for block_key in jax.random.split(key, 3)]
+def _recurrent_weights(
+    key: Key, in_features: int, size: int, *, gates: int
+) -> tuple[Float[Array, "I G"], Float[Array, "H G"]]:
+    input_key, hidden_key = jax.random.split(key)
+    inputs = _orthogonal_blocks(input_key, in_features, size, gates)
+    return inputs, _orthogonal_blocks(hidden_key, size, size, gates)
+
+
+def _orthogonal_blocks(key: Key, rows: int, size: int, count: int) -> Float[Array, "rows columns"]:
+    blocks = [_orthogonal(block_key, (rows, size), 1.0) for block_key in jax.random.split(key, count)]
     return jnp.concatenate(blocks, axis=1)

@@ -20,10 +20,11 @@ from rollmill.networks.layers import (
     GRUCell,
     LayerNorm,
     Linear,
+    LSTMCell,
     convolution,
-    gru_cell,
     layer_norm,
     linear,
+    max_pool,
 )
 from rollmill.networks.observations import ImageLayout, ObservationLeaf, as_image, images, join, leaves
 
@@ -48,16 +49,50 @@ class Torso(Protocol):
 
 
 class MLP(eqx.Module):
-    """Fully connected layers, each followed by the activation."""
+    """Fully connected layers, each followed by its normalisation, if it has one, and by the activation."""
 
     layers: tuple[Linear, ...]
+    norms: tuple[LayerNorm, ...]
+    """One for each layer, or none."""
     activation: Activation = eqx.field(static=True)
 
     def __call__(self, x: Float[Array, " inputs"]) -> Float[Array, " features"]:
         """Maps one vector."""
-        for layer in self.layers:
-            x = self.activation(layer(x))
+        for number, layer in enumerate(self.layers):
+            x = layer(x)
+            x = self.activation(self.norms[number](x) if self.norms else x)
         return x
+
+
+class FeedForwardBlock(eqx.Module):
+    """A normalised hidden layer, four times as wide, beside the identity: `x + down(activation(up(norm(x))))`."""
+
+    norm: LayerNorm
+    up: Linear
+    down: Linear
+    activation: Activation = eqx.field(static=True)
+
+    def __call__(self, x: Float[Array, " width"]) -> Float[Array, " width"]:
+        """Maps one vector to another of its size."""
+        return x + self.down(self.activation(self.up(self.norm(x))))
+
+
+class ResidualMLP(eqx.Module):
+    """A linear layer, `FeedForwardBlock`s, and a normalisation.
+
+    See Lee et al., "SimBa: Simplicity Bias for Scaling Up Parameters in Deep Reinforcement Learning" (2025).
+    """
+
+    stem: Linear
+    blocks: tuple[FeedForwardBlock, ...]
+    norm: LayerNorm
+
+    def __call__(self, x: Float[Array, " inputs"]) -> Float[Array, " width"]:
+        """Maps one vector."""
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
 
 
 class CNN(eqx.Module):
@@ -104,11 +139,55 @@ class ResNet(eqx.Module):
         return image.reshape(-1)
 
 
-class FeedForwardTorso(eqx.Module):
-    """A `CNN` or `ResNet` for each image of the observation, concatenated with its other leaves, then an `MLP`."""
+class PlainResidualBlock(eqx.Module):
+    """Two convolutions, each after a ReLU, beside the identity."""
 
-    cnns: tuple[CNN | ResNet, ...]
-    mlp: MLP
+    first: Convolution
+    second: Convolution
+
+    def __call__(self, image: Float[Array, "height width C"]) -> Float[Array, "height width C"]:
+        """Maps one image to another of its size."""
+        return image + self.second(jax.nn.relu(self.first(jax.nn.relu(image))))
+
+
+class DownsamplingStage(eqx.Module):
+    """A convolution, a maximum over windows of 3 x 3 that halves the image, and two residual blocks."""
+
+    convolution: Convolution
+    blocks: tuple[PlainResidualBlock, ...]
+
+    def __call__(self, image: Float[Array, "height width channels"]) -> Float[Array, "rows columns C"]:
+        """Maps one image to one of half its size, rounded up."""
+        image = max_pool(self.convolution(image), size=3, stride=2)
+        for block in self.blocks:
+            image = block(image)
+        return image
+
+
+class ImpalaCNN(eqx.Module):
+    """Stages that halve an image each, then a ReLU; the result is flattened to one vector.
+
+    The deep network of Espeholt et al., "IMPALA" (2018), figure 3, without its recurrent unit.
+    """
+
+    stages: tuple[DownsamplingStage, ...]
+
+    def __call__(self, image: Float[Array, "height width channels"]) -> Float[Array, " features"]:
+        """Maps one image."""
+        for stage in self.stages:
+            image = stage(image)
+        return jax.nn.relu(image).reshape(-1)
+
+
+ImageNetwork: TypeAlias = CNN | ResNet | ImpalaCNN
+"""From an image to features."""
+
+
+class FeedForwardTorso(eqx.Module):
+    """An `ImageNetwork` for each image of the observation, concatenated with its other leaves, then an `MLP`."""
+
+    cnns: tuple[ImageNetwork, ...]
+    mlp: MLP | ResidualMLP
     images: tuple[ObservationLeaf, ...] = eqx.field(static=True)
     vectors: tuple[ObservationLeaf, ...] = eqx.field(static=True)
     out_features: int = eqx.field(static=True)
@@ -124,28 +203,71 @@ class FeedForwardTorso(eqx.Module):
 
 
 class RecurrentTorso(eqx.Module):
-    """An encoder followed by a gated recurrent unit, whose hidden state is both features and memory."""
+    """An encoder followed by a recurrent unit, whose output are the features and whose state is the memory."""
 
     encoder: FeedForwardTorso
-    cell: GRUCell
+    cell: GRUCell | LSTMCell
     out_features: int = eqx.field(static=True)
 
     def initial_memory(self) -> Memory:
-        """A hidden state of zeros, `[out_features]`."""
-        return jnp.zeros(self.out_features, jnp.float32)
+        """The unit's state at the start of an episode: arrays `[out_features]` of zeros."""
+        return self.cell.initial_state()
 
     def __call__(self, observation: Observation, memory: Memory) -> tuple[Float[Array, " features"], Memory]:
-        """The hidden state after one observation, as features and as memory."""
+        """The unit's output after one observation, and its state."""
         encoded, _ = self.encoder(observation, ())
-        hidden = self.cell(encoded, memory)
-        return hidden, hidden
+        return self.cell(encoded, memory)
 
 
-def mlp(key: Key, in_features: int, hidden_sizes: tuple[int, ...], *, activation: Activation) -> MLP:
+def mlp(
+    key: Key,
+    in_features: int,
+    hidden_sizes: tuple[int, ...],
+    *,
+    activation: Activation,
+    normalised: bool = False,
+) -> MLP:
     """An `MLP` with orthogonal weights of gain sqrt(2); without hidden sizes it is the identity."""
     keys = jax.random.split(key, max(len(hidden_sizes), 1))
     ins = (in_features, *hidden_sizes[:-1])
-    return MLP(tuple(map(linear, keys, ins, hidden_sizes)), activation)
+    norms = tuple(map(layer_norm, hidden_sizes)) if normalised else ()
+    return MLP(tuple(map(linear, keys, ins, hidden_sizes)), norms, activation)
+
+
+def residual_mlp(
+    key: Key, in_features: int, hidden_sizes: tuple[int, ...], *, activation: Activation
+) -> ResidualMLP:
+    """A `ResidualMLP` with orthogonal weights.
+
+    Their gain is 1 in the first layer, sqrt(2) before activations, and the inverse of the number of blocks at the
+    end of a block, so that deep networks begin near the identity.
+
+    Args:
+        key: random key of the weights.
+        in_features: number of inputs.
+        hidden_sizes: the same width for each block; at least one.
+        activation: inside of the blocks.
+
+    Raises:
+        UsageError: the widths differ, or there is none.
+    """
+    if len(set(hidden_sizes)) != 1:
+        raise UsageError(
+            f"hidden_sizes={hidden_sizes}: residual blocks need one width or more, all the same. "
+            "hint: hidden_sizes=(128, 128) are two blocks of width 128."
+        )
+    width = hidden_sizes[0]
+    stem_key, *block_keys = jax.random.split(key, len(hidden_sizes) + 1)
+    blocks = tuple(
+        _feed_forward_block(each, width, activation, end_gain=1.0 / len(hidden_sizes)) for each in block_keys
+    )
+    return ResidualMLP(linear(stem_key, in_features, width, gain=1.0), blocks, layer_norm(width))
+
+
+def _feed_forward_block(key: Key, width: int, activation: Activation, *, end_gain: float) -> FeedForwardBlock:
+    up_key, down_key = jax.random.split(key)
+    up, down = linear(up_key, width, 4 * width), linear(down_key, 4 * width, width, gain=end_gain)
+    return FeedForwardBlock(layer_norm(width), up, down, activation)
 
 
 def cnn(key: Key, shape: tuple[int, ...], convolutions: ConvolutionSizes = ()) -> tuple[CNN, int]:
@@ -188,16 +310,38 @@ def resnet(key: Key, shape: tuple[int, ...], *, channels: int, num_blocks: int) 
     """
     stem_key, *block_keys = jax.random.split(key, num_blocks + 1)
     height, width, in_channels = shape
-    stem = convolution(stem_key, in_channels, channels, size=3, stride=1, padding="SAME")
+    stem = _same_convolution(stem_key, in_channels, channels)
     blocks = tuple(_residual_block(block_key, channels) for block_key in block_keys)
     return ResNet(stem, layer_norm(channels), blocks), height * width * channels
 
 
 def _residual_block(key: Key, channels: int) -> ResidualBlock:
-    first, second = (
-        convolution(each, channels, channels, size=3, stride=1, padding="SAME") for each in jax.random.split(key)
-    )
+    first, second = (_same_convolution(each, channels, channels) for each in jax.random.split(key))
     return ResidualBlock(first, layer_norm(channels), second, layer_norm(channels))
+
+
+def impala_cnn(key: Key, shape: tuple[int, ...], *, stages: tuple[int, ...]) -> tuple[ImpalaCNN, int]:
+    """An `ImpalaCNN` for images of `shape` (height, width, channels), and its number of features.
+
+    Args:
+        key: random key of the weights.
+        shape: height, width and channels of one image.
+        stages: channels of each stage.
+    """
+    height, width, channels = shape
+    made = []
+    for stage_key, out_channels in zip(jax.random.split(key, len(stages)), stages, strict=True):
+        first, *rest = jax.random.split(stage_key, 5)
+        before = _same_convolution(first, channels, out_channels)
+        inside = [_same_convolution(each, out_channels, out_channels) for each in rest]
+        blocks = PlainResidualBlock(inside[0], inside[1]), PlainResidualBlock(inside[2], inside[3])
+        made.append(DownsamplingStage(before, blocks))
+        height, width, channels = -(-height // 2), -(-width // 2), out_channels
+    return ImpalaCNN(tuple(made)), height * width * channels
+
+
+def _same_convolution(key: Key, in_channels: int, out_channels: int) -> Convolution:
+    return convolution(key, in_channels, out_channels, size=3, stride=1, padding="SAME")
 
 
 def feed_forward_torso(
@@ -209,11 +353,13 @@ def feed_forward_torso(
     convolutions: ConvolutionSizes = (),
     convolve: bool = True,
     image_layout: ImageLayout = "auto",
-    make_cnn: Callable[[Key, tuple[int, ...]], tuple[CNN | ResNet, int]] | None = None,
+    make_cnn: Callable[[Key, tuple[int, ...]], tuple[ImageNetwork, int]] | None = None,
+    make_mlp: Callable[..., MLP | ResidualMLP] = mlp,
 ) -> FeedForwardTorso:
     """A torso for observations of `space`; with `convolve`, its `Box` leaves of rank 3 are images.
 
     `make_cnn` makes what convolves images of a shape, and the number of its features; by default a `cnn`.
+    `make_mlp` makes what follows, with the arguments of `mlp`.
     """
     mlp_key, cnn_key = jax.random.split(key)
     image_leaves = images(space, image_layout) if convolve else ()
@@ -224,16 +370,29 @@ def feed_forward_torso(
     in_features = sum(size for _, size in cnns) + sum(leaf.size for leaf in vectors)
     return FeedForwardTorso(
         cnns=tuple(stack for stack, _ in cnns),
-        mlp=mlp(mlp_key, in_features, hidden_sizes, activation=activation),
+        mlp=make_mlp(mlp_key, in_features, hidden_sizes, activation=activation),
         images=image_leaves,
         vectors=vectors,
         out_features=(in_features, *hidden_sizes)[-1],
     )
 
 
-def recurrent_torso(key: Key, encoder: FeedForwardTorso, *, size: int) -> RecurrentTorso:
-    """A torso with a gated recurrent unit of `size` over the features of `encoder`."""
-    return RecurrentTorso(encoder, gru_cell(key, encoder.out_features, size), size)
+def recurrent_torso(
+    key: Key,
+    encoder: FeedForwardTorso,
+    *,
+    size: int,
+    make_cell: Callable[[Key, int, int], GRUCell | LSTMCell],
+) -> RecurrentTorso:
+    """A torso with a recurrent unit of `size` over the features of `encoder`.
+
+    Args:
+        key: random key of the unit's weights.
+        encoder: from observations to the unit's inputs.
+        size: number of the unit's outputs.
+        make_cell: `gru_cell` or `lstm_cell`, or another function of a key, the number of inputs and the size.
+    """
+    return RecurrentTorso(encoder, make_cell(key, encoder.out_features, size), size)
 
 
 def _default_convolutions(pixels: int) -> ConvolutionSizes:
