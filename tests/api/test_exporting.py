@@ -23,8 +23,9 @@ pytest.importorskip("jax2onnx", reason="export as ONNX is an extra")
 PPO = SMALL | {"num_minibatches": 1}
 GRU = rollmill.NetworkConfig(torso="gru", hidden_sizes=(8,), recurrent_size=8)
 LSTM = rollmill.NetworkConfig(torso="lstm", hidden_sizes=(8,), recurrent_size=8, layer_norm=True)
+PARTS = ("hidden", "cell")
 RESIDUAL = rollmill.NetworkConfig(hidden_sizes=(8, 8), residual=True)
-IMPALA = rollmill.NetworkConfig(torso="impala", hidden_sizes=(8,), stages=(4, 8))
+IMPALA = rollmill.NetworkConfig(torso="impala", hidden_sizes=(16,), stages=(8, 8))
 CONV = rollmill.NetworkConfig(torso="cnn", hidden_sizes=(8,))
 SQUASHED = {**SMALL, **REPLAY, "network": TINY}
 
@@ -208,6 +209,9 @@ def test_other_algorithms_are_exported_too(name, format, tmp_path):
         "search": ["action", "logits", "value"],
         "agents": ["action.runner", "action.tagger", "logits.runner", "logits.tagger"],
         "host": ["action", "logits", "value", "next_memory.0", "next_memory.1"],
+        "lstm": ["action", "logits", "value", *(f"next_memory.{i}.{part}" for i in (0, 1) for part in PARTS)],
+        "residual": ["action", "mean", "scale"],
+        "impala": ["action", "logits", "value"],
     }
     assert list(found) == outputs[name]
     if name == "search":

@@ -4,6 +4,7 @@ Weights are stored as [inputs, outputs], so that a batch under `jax.vmap` is one
 Shape letters: `I` inputs, `O` outputs, `H` hidden units, `G` gates times `H`; images are height, width, channels.
 """
 
+import functools
 import math
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -127,9 +128,29 @@ class LSTMCell(eqx.Module):
 
 
 def max_pool(image: Float[Array, "height width C"], *, size: int, stride: int) -> Float[Array, "rows columns C"]:
-    """The largest numbers of windows of an image; its borders are extended as with `SAME` padding."""
-    windows, strides = (size, size, 1), (stride, stride, 1)
-    return jax.lax.reduce_window(image, -jnp.inf, jax.lax.max, windows, strides, "SAME")
+    """The largest numbers of windows of an image; its borders are extended as with `SAME` padding.
+
+    Rows first, then columns, by comparing shifted images: gradients and exported programs need no more than that.
+    """
+    return _largest_along(_largest_along(image, 0, size, stride), 1, size, stride)
+
+
+def _largest_along(
+    image: Float[Array, "height width C"], axis: int, size: int, stride: int
+) -> Float[Array, "..."]:
+    length = image.shape[axis]
+    windows = -(-length // stride)
+    missing = max((windows - 1) * stride + size - length, 0)
+    before, after = (_least(image, axis, count) for count in (missing // 2, missing - missing // 2))
+    padded = jnp.concatenate([before, image, after], axis)
+    last = (windows - 1) * stride + 1
+    shifted = (jax.lax.slice_in_dim(padded, i, i + last, stride, axis) for i in range(size))
+    return functools.reduce(jnp.maximum, shifted)
+
+
+def _least(image: Float[Array, "height width C"], axis: int, count: int) -> Float[Array, "..."]:
+    """Rows or columns below every number; `jnp.pad` cannot be converted to ONNX for batches of any size."""
+    return jnp.full(image.shape[:axis] + (count,) + image.shape[axis + 1 :], -jnp.inf, jnp.float32)
 
 
 def linear(key: Key, in_features: int, out_features: int, *, gain: float = math.sqrt(2.0)) -> Linear:
