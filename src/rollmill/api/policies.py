@@ -19,6 +19,7 @@ from rollmill.core.spaces import struct
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.dataflow import Graph
 from rollmill.envs import as_environment
+from rollmill.envs.host import evaluation_start
 from rollmill.execution import EvaluationEpisodes, Evaluator, evaluator, evaluator_on_host, state_shapes
 from rollmill.record import Checkpoints, RunDirectory
 
@@ -200,7 +201,7 @@ def evaluator_on(
             graph.settings["environment"], graph.host, graph.observation_space, graph.action_space
         )
     if isinstance(env, HostEnvironment):
-        return evaluator_on_host(graph, env, **play)
+        return evaluator_on_host(graph, env._replace(start=evaluation_start(env.start)), **play)
     return evaluator(graph if env is None else on_environment(graph, env), weights, **play)
 
 

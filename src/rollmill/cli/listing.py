@@ -43,7 +43,10 @@ def run(arguments: list[str]) -> int:
     _print("algorithms", _with_packages(algorithms, found[0]))
     _print("environments", [*_with_packages(registered(), found[1]), *adapted])
     networks = _with_packages(registered_networks(), found[2])
-    _print("networks (--network NAME)", [("by --network.torso etc.", "MLP, CNN, GRU, LSTM, ResNet or IMPALA's network"), *networks])
+    _print(
+        "networks (--network NAME)",
+        [("by --network.torso etc.", "MLP, CNN, GRU, LSTM, ResNet or IMPALA's network"), *networks],
+    )
     _print("transforms (--transform NAME[:ARGUMENT])", _transforms())
     _print("recipes (--recipe NAME)", recipes)
     for problem in dict.fromkeys(problem for plugins in found for _, problem in plugins if problem):

@@ -235,6 +235,16 @@ class StartHost(Protocol):
         ...
 
 
+@runtime_checkable
+class HasEvaluationForm(Protocol):
+    """A `StartHost` whose evaluations play other episodes than its trainings, such as whole games, unclipped."""
+
+    @property
+    def for_evaluation(self) -> StartHost:
+        """Starts environments of the same spaces, to evaluate on."""
+        ...
+
+
 class HostEnvironment(NamedTuple):
     """An environment made of Python objects on the host CPU, which cannot be compiled.
 

@@ -44,6 +44,7 @@ from rollmill.envs.tic_tac_toe import tic_tac_toe
 Factory = Callable[..., Environment | HostEnvironment]
 
 _ADAPTERS = {
+    "ale": "rollmill.envs.adapters.ale",
     "brax": "rollmill.envs.adapters.brax",
     "craftax": "rollmill.envs.adapters.craftax",
     "gymnax": "rollmill.envs.adapters.gymnax",
@@ -54,7 +55,7 @@ _ADAPTERS = {
     "xminigrid": "rollmill.envs.adapters.xminigrid",
     "gymnasium": "rollmill.envs.adapters.gymnasium",
 }
-_ON_HOST = ("envpool", "gymnasium")
+_ON_HOST = ("ale", "envpool", "gymnasium")
 """Adapters of host environments."""
 
 _factories: dict[str, Factory] = {

@@ -1,7 +1,13 @@
 """Batches of host environments: Python objects stepped in one process, and the arrays that they fill."""
 
 from rollmill.envs.host.actions import fit_to_space
-from rollmill.envs.host.environment import StartByName, StartPython, check_indices, host_environment
+from rollmill.envs.host.environment import (
+    StartByName,
+    StartPython,
+    check_indices,
+    evaluation_start,
+    host_environment,
+)
 from rollmill.envs.host.filming import Film, filmed
 from rollmill.envs.host.finite import find_non_finite, non_finite_error
 from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
@@ -18,6 +24,7 @@ __all__ = [
     "check_indices",
     "copy_batch",
     "environment_seed",
+    "evaluation_start",
     "filmed",
     "find_non_finite",
     "fit_to_space",

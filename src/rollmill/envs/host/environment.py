@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from rollmill.core.errors import UsageError
 from rollmill.core.own_line import blaming
 from rollmill.core.spaces import possible_choices, struct
-from rollmill.core.types import HostEnvironment, HostVector, Options
+from rollmill.core.types import HasEvaluationForm, HostEnvironment, HostVector, Options, StartHost
 from rollmill.envs.host.python_vector import PythonVector, close_quietly
 
 
@@ -38,7 +39,12 @@ class StartByName:
 
     name: str
     options: Options
-    start: Callable[..., HostVector] = field(repr=False, compare=False)
+    start: StartHost = field(repr=False, compare=False)
+
+    @property
+    def for_evaluation(self) -> StartHost:
+        """See `HasEvaluationForm`; itself, where evaluations are as trainings."""
+        return evaluation_start(self.start)
 
     def __call__(
         self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
@@ -71,6 +77,13 @@ def host_environment(name: str, make: Callable[[], gymnasium.Env]) -> HostEnviro
     finally:
         close_quietly(single)
     return HostEnvironment(name, StartPython(name, make, *spaces, has_mask), *spaces, has_mask)
+
+
+def evaluation_start(start: StartHost) -> StartHost:
+    """Starts the environments that policies are evaluated on; see `HasEvaluationForm`."""
+    if isinstance(start, partial):  # with the gamma of a training, which evaluations do not need
+        return evaluation_start(start.func)
+    return start.for_evaluation if isinstance(start, HasEvaluationForm) else start
 
 
 def check_indices(name: str, indices: Sequence[int]) -> None:

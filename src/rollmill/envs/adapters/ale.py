@@ -1,0 +1,232 @@
+"""`ale:GAME`: Atari 2600 games of the Arcade Learning Environment (Bellemare et al. 2013), on threads of its own.
+
+Frames are prepared as in Mnih et al., "Human-level control through deep reinforcement learning" (2015), by the
+vector environment of ale-py, in C++: the larger of two frames, grey, 84 x 84, four of them stacked. In training, a
+lost life ends an episode and rewards are clipped to [-1, 1]; evaluations play whole games and count all points.
+Games come with the package.
+
+Shape letter: `n` environments.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from jaxtyping import Bool, Int, PyTree
+
+from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.types import HostEnvironment, HostFailure, HostStep, HostVector
+from rollmill.envs.adapters.importing import import_extra
+from rollmill.envs.host import (
+    RunningSums,
+    allocate,
+    begin,
+    check_indices,
+    copy_batch,
+    environment_seed,
+    fit_to_space,
+    step_struct,
+)
+from rollmill.envs.options import unknown_option
+
+OPTIONS: dict[str, Any] = {
+    "frameskip": 4,
+    "full_action_space": False,
+    "grayscale": True,
+    "img_height": 84,
+    "img_width": 84,
+    "max_num_frames_per_episode": 108_000,
+    "maxpool": True,
+    "noop_max": 30,
+    "repeat_action_probability": 0.0,
+    "stack_num": 4,
+    "use_fire_reset": True,
+}
+"""Options of ale-py's `AtariVectorEnv` that are passed on, with the values that they have here."""
+
+LEAST = {"frameskip": 1, "img_height": 1, "img_width": 1, "max_num_frames_per_episode": 1, "stack_num": 1}
+"""Least values of the options that are no numbers from 0."""
+
+
+def make(
+    name: str,
+    *,
+    episodic_life: bool = True,
+    reward_clipping: bool = True,
+    num_threads: int = 0,
+    **options: Any,
+) -> HostEnvironment:
+    """Makes the Atari environment of a game.
+
+    Args:
+        name: a game as Gymnasium or ale-py write it: `Pong`, `MsPacman` or `ms_pacman`.
+        episodic_life: a lost life ends a training episode. The game goes on in the next one.
+        reward_clipping: rewards of training are clipped to [-1, 1].
+        num_threads: number of threads of each process that steps environments; 0: one for each core.
+        **options: `frameskip`, `stack_num`, `img_height`, `img_width`, `grayscale`, `maxpool`, `noop_max`,
+            `use_fire_reset`, `full_action_space`, `max_num_frames_per_episode`, and `repeat_action_probability`,
+            for which Machado et al., "Revisiting the Arcade Learning Environment" (2018), recommend 0.25.
+
+    Returns:
+        The environment, with observations `[stack_num, img_height, img_width]` in uint8 (`[..., 3]` in colour).
+
+    Raises:
+        UsageError: ale-py is not installed, or has no such game or option.
+    """
+    vector_env = import_extra("ale_py.vector_env", "ale")
+    game = _game(name)
+    chosen = {**OPTIONS, **_checked(name, options, {"episodic_life", "reward_clipping", "num_threads"})}
+    build = functools.partial(
+        vector_env.AtariVectorEnv,
+        game,
+        num_threads=num_threads,
+        autoreset_mode="SameStep",
+        reward_clipping=False,  # clipped here, where whole rewards are known
+        **chosen,
+    )
+    single = build(1)
+    observation_space, action_space = single.single_observation_space, single.single_action_space
+    start = StartGames(
+        f"ale:{name}", episodic_life, reward_clipping, build, observation_space, spaces.Discrete(action_space.n)
+    )
+    return HostEnvironment(start.name, start, start.observation_space, start.action_space)
+
+
+@dataclass(frozen=True)
+class StartGames:
+    """A `StartHost` of games, which evaluates on whole ones."""
+
+    name: str
+    episodic_life: bool
+    reward_clipping: bool
+    build: Callable[..., Any] = field(repr=False)
+    observation_space: spaces.Space = field(repr=False)
+    action_space: spaces.Space = field(repr=False)
+
+    @property
+    def for_evaluation(self) -> "StartGames":
+        """Whole games, and all points."""
+        return replace(self, episodic_life=False, reward_clipping=False)
+
+    def __call__(
+        self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
+    ) -> HostVector:
+        """Starts the environments; see `StartHost`."""
+        check_indices(self.name, indices)
+        seeds = tuple(environment_seed(seed, index, generation=generation) for index in indices)
+        return GamesVector(self, seeds, gamma)
+
+
+class GamesVector:
+    """A `core.types.HostVector` of games. Single environments do not raise."""
+
+    def __init__(self, start: StartGames, seeds: tuple[int, ...], gamma: float | None) -> None:
+        env = HostEnvironment(start.name, start, start.observation_space, start.action_space)
+        self._observation_space, self._action_space = start.observation_space, start.action_space
+        self._clips, self._by_lives = start.reward_clipping, start.episodic_life
+        self._frames = np.zeros(len(seeds), np.int32)
+        self._struct = step_struct(env, len(seeds), discounted=gamma is not None)
+        self._sums = RunningSums(len(seeds), gamma)
+        self._seeds = seeds
+        self._games = start.build(len(seeds), life_loss_info=start.episodic_life)
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments, `n`."""
+        return len(self._seeds)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seed of each environment."""
+        return self._seeds
+
+    def reset(self, *, out: HostStep | None = None) -> HostStep:
+        """See `HostVector.reset`."""
+        out = allocate(self._struct) if out is None else out
+        first, info = self._games.reset(seed=np.asarray(self._seeds))
+        self._frames = info["episode_frame_number"]
+        begin(self._observation_space, first, out)
+        self._sums.restart()
+        return out
+
+    def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
+        """See `HostVector.step`."""
+        out = allocate(self._struct) if out is None else out
+        fitted = fit_to_space(self._action_space, actions, self.num_envs)
+        observation, rewards, out.terminated[:], out.truncated[:], info = self._games.step(fitted)
+        out.reward[:] = np.clip(rewards, -1, 1) if self._clips else rewards
+        copy_batch(self._observation_space, observation, out.observation)
+        copy_batch(self._observation_space, observation, out.info["final_observation"])
+        done = out.terminated | out.truncated
+        begun = done & self._begun(info["episode_frame_number"])
+        if begun.any():
+            last = info["final_obs"][begun]
+            copy_batch(self._observation_space, last, out.info["final_observation"], rows=begun)
+        self._sums.add(out, done)
+        return out
+
+    def _begun(self, frames: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+        """True where a new game has begun, if an episode ended.
+
+        After a lost life the game goes on: its last observation is the new one, and ale-py writes no other.
+        """
+        before, self._frames = self._frames, frames
+        return frames < before if self._by_lives else np.ones(self.num_envs, np.bool_)
+
+    def drain_failures(self) -> list[HostFailure]:
+        """An empty list: single environments do not fail."""
+        return []
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._games.close()
+        del self._games
+
+
+def _game(name: str) -> str:
+    """The name of a game's file.
+
+    Raises:
+        UsageError: there is no such game.
+    """
+    roms = import_extra("ale_py.roms", "ale")
+    known = {_in_camel_case(rom): rom for rom in roms.get_all_rom_ids()}
+    plain = re.sub(r"^ALE/|-v5$", "", name)
+    if plain in known.values():
+        return plain
+    if plain not in known:
+        raise unknown_name("Atari game", name, known)
+    return known[plain]
+
+
+def _in_camel_case(rom: str) -> str:
+    return "".join(word.capitalize() for word in rom.split("_"))
+
+
+def _checked(name: str, options: dict[str, Any], more: set[str]) -> dict[str, Any]:
+    """The options, each of the type of its default.
+
+    Raises:
+        UsageError: one does not exist, or has a value that it cannot have.
+    """
+    for option, value in options.items():
+        if option not in OPTIONS:
+            raise unknown_option(f"ale:{name}", option, {*OPTIONS, *more})
+        default = OPTIONS[option]
+        if isinstance(default, bool):
+            fits, wanted = isinstance(value, bool), "true or false"
+        elif isinstance(default, float):
+            fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+            wanted = "a number from 0 to 1"
+        else:
+            least = LEAST.get(option, 0)
+            fits, wanted = type(value) is int and value >= least, f"a whole number of at least {least}"
+        if not fits:
+            raise UsageError(
+                f"ale:{name}: {option}={value} has to be {wanted}; if it is left out, it is {default}."
+            )
+    return options
