@@ -2,7 +2,7 @@
 
     python benchmarks/craftax_training.py speed --ratios 16 1
     python benchmarks/craftax_training.py speed --authors PATH      # a clone of Craftax_Baselines, unmodified
-    python benchmarks/craftax_training.py learn --learn-steps 100_000_000
+    python benchmarks/craftax_training.py learn --learn-steps 1_000_000_000 --seconds 500
 
 All sides have the network and the hyperparameters that the authors' `ppo.py` has by default. The peer is their
 algorithm written anew (craftax_peer.py); with `--authors`, their own code runs besides, which needs distrax, flax,
@@ -165,10 +165,10 @@ def point_of(side: str, name: str, steps: int, seconds: float, totals: dict[str,
     return {"steps": steps, "seconds": seconds, **figures}
 
 
-def learn_rollmill(options: argparse.Namespace, settings: Settings, iterations: int) -> list[dict]:
+def learn_rollmill(options: argparse.Namespace, settings: Settings, iterations: int) -> Iterator[dict]:
     graph = graph_of(options.env, settings, iterations=iterations, ratio=options.ratios[0])
     program = lower(graph, seeds=(options.seed,), unroll=options.unroll, fusion=options.fusion)
-    state, seconds, points = program.start(), 0.0, []
+    state, seconds = program.start(), 0.0
     marks = marks_of(iterations, options.points)
     for first, until in zip(marks, marks[1:], strict=False):
         began, rows = time.perf_counter(), []
@@ -178,31 +178,43 @@ def learn_rollmill(options: argparse.Namespace, settings: Settings, iterations: 
         seconds += time.perf_counter() - began
         names = {"ended": "episodes/ended", "return": "episodes/return_sum", "length": "episodes/length_sum"}
         totals = {short: float(sum(np.sum(row[name]) for row in rows)) for short, name in names.items()}
-        points.append(point_of("rollmill", options.env, until * graph.loops.batch_size, seconds, totals))
-    return points
+        yield point_of("rollmill", options.env, until * graph.loops.batch_size, seconds, totals)
 
 
-def learn_peer(options: argparse.Namespace, settings: Settings, iterations: int) -> list[dict]:
+def learn_peer(options: argparse.Namespace, settings: Settings, iterations: int) -> Iterator[dict]:
     each = max(iterations // options.points, 1)
     sizes = {"iterations_per_call": each, "planned_iterations": iterations}
     peer = craftax_peer.build(options.env, settings, **sizes, seed=options.seed)
-    carry, seconds, points = peer.start, 0.0, []
+    carry, seconds = peer.start, 0.0
     for number in range(1, iterations // each + 1):
         began = time.perf_counter()
         carry, metrics = jax.block_until_ready(peer.run(carry))
         seconds += time.perf_counter() - began
         totals = {name: float(metrics[name]) for name in ("ended", "return", "length")}
         steps = number * each * settings.num_envs * settings.num_steps
-        points.append(point_of("peer", options.env, steps, seconds, totals))
-    return points
+        yield point_of("peer", options.env, steps, seconds, totals)
 
 
-def learn(options: argparse.Namespace, settings: Settings) -> dict:
+SIDES = {"rollmill": learn_rollmill, "peer": learn_peer}
+
+
+def learn(options: argparse.Namespace, settings: Settings) -> Iterator[dict]:
+    """The curves so far, after each point; a side that has had its seconds is left where it is."""
     iterations = options.learn_steps // (settings.num_envs * settings.num_steps)
-    curves = {"rollmill": learn_rollmill(options, settings, iterations)}
-    if not options.alone:
-        curves["peer"] = learn_peer(options, settings, iterations)
-    return {"seed": options.seed, "curves": curves, "largest_return": LARGEST_RETURN[options.env]}
+    curves: dict[str, list[dict]] = {}
+    result = {
+        "seed": options.seed,
+        "planned_steps": options.learn_steps,
+        "largest_return": LARGEST_RETURN[options.env],
+        "curves": curves,
+    }
+    for side in options.sides:
+        points = curves.setdefault(side, [])
+        for point in SIDES[side](options, settings, iterations):
+            points.append(point)
+            yield result
+            if point["seconds"] > options.seconds:
+                break
 
 
 def main() -> None:
@@ -220,17 +232,20 @@ def main() -> None:
     parser.add_argument("--learn-steps", type=int, default=100_000_000)
     parser.add_argument("--points", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--alone", action="store_true", help="learn without the peer")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="that learn")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of learning at most, for each side")
     parser.add_argument("--num-envs", type=int, default=Settings().num_envs)
     parser.add_argument("--num-steps", type=int, default=Settings().num_steps)
     parser.add_argument("--width", type=int, default=Settings().width)
+    parser.add_argument("--suffix", default="", help="of the result's name")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     settings = Settings(num_envs=options.num_envs, num_steps=options.num_steps, width=options.width)
-    found = speed(options, settings) if options.part == "speed" else learn(options, settings)
-    result = {"environment": options.env, "settings": settings._asdict(), **found}
     short = options.env.removesuffix("-Symbolic-v1").lower()
-    write_result(f"{short}-{options.part}-{jax.default_backend()}", result, directory=options.output)
+    for found in [speed(options, settings)] if options.part == "speed" else learn(options, settings):
+        result = {"environment": options.env, "settings": settings._asdict(), **found}
+        name = f"{short}-{options.part}-{jax.default_backend()}{options.suffix}"
+        write_result(name, result, directory=options.output)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ EXTRAS = {
     "llvmlite": ("kernels on CPUs", install_command("fusion")),
     "triton": ("kernels on NVIDIA's GPUs", install_command("fusion")),
     "ray": ("clusters", install_command("cluster")),
+    "ale_py": ("ale:... environments", install_command("ale")),
     "envpool": ("envpool:... environments", install_command("envpool")),
     "mujoco": ("Gymnasium's MuJoCo environments", install_command("mujoco")),
     "brax": ("brax:... environments", install_command("brax")),

@@ -34,6 +34,7 @@ def run(arguments: list[str]) -> int:
         ("pgx:ID", f"games of Pgx for one or two players, with `{install_command('pgx')}`"),
         ("playground:ID", f"environments of MuJoCo Playground, with `{install_command('playground')}`"),
         ("xminigrid:ID", f"grid worlds of XLand-MiniGrid, with `{install_command('xminigrid')}`"),
+        ("ale:GAME", f"Atari 2600 games, on the host CPU, with `{install_command('ale')}`"),
         ("gymnasium:ID", "environments of Gymnasium, on the host CPU"),
         ("envpool:ID", f"environments of EnvPool, on the host CPU, with `{install_command('envpool')}`"),
     ]
