@@ -3,23 +3,22 @@
     python benchmarks/playground_training.py CartpoleBalance CheetahRun
     python benchmarks/playground_training.py CartpoleBalance --sides rollmill --total-timesteps 10_000_000
 
-Both sides have the hyperparameters that Playground publishes for Brax's PPO (`mujoco_playground.config`): number of
-environments, samples of an iteration, epochs, minibatches, learning rate, discount, entropy bonus, scaling of
-rewards, normalised observations, no limit of the gradients' norm; both clip ratios at 0.3. They differ where the
-algorithms do: Brax estimates advantages over 30 steps, Rollmill over all steps of an iteration; Brax's critic is
-larger than its policy. Brax's seconds are those of its own clock (`training/walltime`), which includes the
-compilation of its training; Rollmill's leave out compilation and evaluations. A return is the sum of unscaled rewards,
-the mean over 128 whole episodes of the deterministic policy. Needs playground==0.2.0 and brax==0.14.2.
+Brax has the hyperparameters that Playground publishes for it (`mujoco_playground.config`). Rollmill has the same
+number of environments, steps and discount, and hyperparameters of its own besides: shorter iterations, fewer
+epochs, scaled rewards. Brax's seconds are those of its own clock (`training/walltime`), which includes the
+compilation of its training; Rollmill's leave out compilation and evaluations. A return is the sum of unscaled
+rewards, the mean over 128 whole episodes of the deterministic policy. Needs playground==0.2.0 and brax==0.14.2.
 """
 
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from brax.training.agents.ppo import train as brax_ppo
 from measure import RESULTS, write_result
 from mujoco_playground import registry, wrapper
@@ -42,6 +41,8 @@ def published_settings(name: str, total_timesteps: int) -> Any:
 
 def train_brax(name: str, settings: Any, options: argparse.Namespace) -> Curve:
     """Brax's training, evaluated as often as Playground's settings say."""
+    if not hasattr(jax, "device_put_replicated"):  # Brax 0.14.2 calls what newer versions of JAX lack
+        jax.device_put_replicated = _replicated
     points: Curve = []
 
     def progress(steps: int, metrics: dict[str, Any]) -> None:
@@ -60,34 +61,33 @@ def train_brax(name: str, settings: Any, options: argparse.Namespace) -> Curve:
     return points
 
 
+def _replicated(tree: Any, devices: Sequence[jax.Device]) -> Any:
+    """What `jax.device_put_replicated` returned on one device: leaves with one more axis."""
+    return jax.device_put(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree), devices[0])
+
+
 def train_rollmill(name: str, settings: Any, options: argparse.Namespace) -> Curve:
-    """Rollmill's training with the same sizes of iterations, minibatches and updates."""
-    samples = settings.batch_size * settings.num_minibatches * settings.unroll_length
-    env = rollmill.make(f"playground:{name}", transforms=[f"reward-scale:{settings.reward_scaling}"])
+    """Rollmill's training."""
     algorithm = rollmill.ppo(
-        env,
+        f"playground:{name}",
         total_timesteps=settings.num_timesteps,
         num_envs=settings.num_envs,
-        num_steps=samples // settings.num_envs,
-        update_epochs=settings.num_updates_per_batch,
-        num_minibatches=settings.num_minibatches,
-        learning_rate=settings.learning_rate,
-        anneal_lr=False,
+        num_steps=32,
+        update_epochs=4,
+        num_minibatches=16,
+        learning_rate=options.learning_rate,
         gamma=settings.discounting,
-        ent_coef=settings.entropy_cost,
-        clip_coef=0.3,
-        clip_vloss=False,
+        ent_coef=options.ent_coef,
         max_grad_norm=1.0,
-        normalize_observations=settings.normalize_observations,
-        network=rollmill.NetworkConfig(
-            hidden_sizes=options.hidden_sizes, activation="swish", state_dependent_std=False
-        ),
+        normalize_observations=True,
+        normalize_rewards=True,
+        network=rollmill.NetworkConfig(hidden_sizes=options.hidden_sizes, activation="swish"),
     )
     points: Curve = []
 
     def evaluated(event: TrainingEvent) -> None:
         if isinstance(event, PolicyEvaluated):
-            mean = event.row["evaluation/return"] / settings.reward_scaling
+            mean = event.row["evaluation/return"]
             points.append(point_of("rollmill", name, event.env_steps, event.seconds, mean))
 
     with tempfile.TemporaryDirectory() as folder:
@@ -121,6 +121,8 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--total-timesteps", type=int, default=60_000_000)
     parser.add_argument("--hidden-sizes", type=int, nargs="+", default=(128, 128, 128))
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--ent-coef", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
