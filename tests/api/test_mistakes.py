@@ -86,7 +86,7 @@ FAILS = {
     "rollmill.ppo(env, 'cartpole')": "config is a str, expected a PPOConfig",
     "rollmill.ppo(env, rollmill.RunOptions())": "config is a RunOptions, expected a PPOConfig",
     "rollmill.ppo(env, network=3)": "network is a int. hint: give rollmill.NetworkConfig",
-    "rollmill.ppo(env, network='transformer')": "unknown torso 'transformer'. Known: auto, cnn, gru, impala, lstm, mlp",
+    "rollmill.ppo(env, network='transformer')": "unknown torso 'transformer'. Known: auto, cnn, gru, impala",
     "rollmill.ppo(env, network=rollmill.NetworkConfig(hidden_sizes=64))": "hidden_sizes=64 must be a tuple",
     "rollmill.ppo(env, network=rollmill.NetworkConfig(activation='rellu'))": "Did you mean relu",
     "rollmill.ppo(env, network={'width': 3})": "unknown setting of network 'width'",
