@@ -1,4 +1,5 @@
-"""The Python way: train a graph, resume a run, load a policy, evaluate it."""
+"""The Python interface: train a graph, resume a run, search for a plan, sweep; load, evaluate, export, render a policy and
+let it play matches."""
 
 from rollmill.api.action_distribution import ActionDistribution
 from rollmill.api.algorithms import (

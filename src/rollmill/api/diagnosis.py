@@ -30,7 +30,7 @@ def replay(
     Args:
         run_dir: directory of a run that stopped with a `NonFiniteError`.
         algorithm: the graph again, where the run was made with parts that only Python has.
-        imports: modules to import first, because they register the environment.
+        imports: modules to import first, because they register the environment, network or algorithm.
         trust: let this directory's run import the modules that it names, now and later.
 
     Returns:

@@ -51,7 +51,7 @@ def match(
         train_seed: seed whose policy plays, of a run that trained several. Default: the first.
         stochastic: draw the actions of runs as in training, instead of the most likely ones.
         algorithm: the run's graph again, where it was made with parts that only Python has.
-        imports: modules to import first, because they register the environment.
+        imports: modules to import first, because they register the environment, network or algorithm.
         trust: let the directories' runs import the modules that they name, now and later.
 
     Returns:

@@ -34,7 +34,12 @@ MOST = {
 
 @dataclass(frozen=True)
 class RunOptions(PlacementOptions):
-    """How a training is run and recorded; nothing here changes what one seed learns, but for rounding."""
+    """How a training is run and recorded.
+
+    Only four options change what a training learns by more than rounding: `seed`; `asynchronous`, which lets actors
+    use older weights; `numerics`, the precision of kernels' matrix products; and `stop_at_return`, which ends the
+    training early.
+    """
 
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     """Seed of everything random."""

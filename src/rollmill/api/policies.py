@@ -44,7 +44,7 @@ def load(
             where the run evaluated while training; or the number of an iteration.
         seed: which one, of a run that trained several; the first if left out.
         algorithm: the graph again, where the run was made with parts that only Python has.
-        imports: modules to import first, because they register the environment.
+        imports: modules to import first, because they register the environment, network or algorithm.
         trust: let this directory's run import the modules that it names, now and later; a run that was made here
             may do so without.
     """
@@ -165,7 +165,7 @@ def evaluate_run(
         episodes: how many.
         seed: of the environments and, where it is stochastic, of the policy.
         stochastic: draw actions instead of taking the most likely one.
-        imports: modules to import first, because they register the environment.
+        imports: modules to import first, because they register the environment, network or algorithm.
     """
     play = {"episodes": episodes, "seed": seed, "stochastic": stochastic}
     if env is None:

@@ -97,7 +97,7 @@ def render(
         train_seed: seed whose policy plays, of a run that trained several. Default: the first.
         stochastic: draw actions as in training, instead of the most likely ones.
         algorithm: the graph again, where the run was made with parts that only Python has.
-        imports: modules to import first, because they register the environment.
+        imports: modules to import first, because they register the environment, network or algorithm.
         trust: let the run's directory import the modules that it names, now and later.
 
     Raises:

@@ -47,7 +47,7 @@ def train(
         options: how to run it; single ones can be given as keywords: `train(algorithm, seed=3)`.
         hooks: functions of an event (`rollmill.hooks`), called in this process while it trains; each may request
             a stop or a checkpoint by what it returns.
-        imports: modules that registered the environment, noted for whoever resumes the run.
+        imports: modules that registered the environment, network or algorithm, noted for whoever resumes the run.
         recipe: name of the recipe that the hyperparameters come from, noted for readers of the run.
         **overrides: fields of `RunOptions` to replace.
 
@@ -147,7 +147,7 @@ def resume(
     Args:
         run_dir: the run's directory.
         algorithm: the graph again, where the run was made with parts that only Python has.
-        imports: modules to import first, because they register the environment.
+        imports: modules to import first, because they register the environment, network or algorithm.
         trust: let this directory's run import the modules that it names, now and later; a run that was made here
             may do so without.
         quiet: show nothing while training.
@@ -158,7 +158,7 @@ def resume(
             none.
         hooks: as for `train`; a run does not keep those that it had, nor what they remember.
         **placement: fields of `RunOptions` that say where to run, instead of where it ran before: devices,
-            distribution, place, workers, actors, learners, asynchronous, plan, cluster, host; or how patiently:
+            distribution, place, workers, actors, learners, asynchronous, gpu_sharing, plan, cluster, host; or how patiently:
             hang_seconds, start_seconds, max_failures.
 
     Raises:

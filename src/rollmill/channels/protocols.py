@@ -43,7 +43,8 @@ class Header(NamedTuple):
     source: int
     """Rank of the sender."""
     version: int = 0
-    """Version of the weights that the payload was computed with."""
+    """Version of the weights that the payload was computed with: the number of iterations, or of a parameter server's
+    updates, that they have learned from."""
     iteration: int = 0
     flags: int = 0
     """32 bits whose meaning the user defines."""
@@ -219,7 +220,8 @@ class LatestWriter(Protocol):
     def publish(self, tree: PyTree, *, version: int) -> None:
         """Replaces the value that readers see; never blocks.
 
-        Versions rise, except when a run goes back to a checkpoint.
+        Versions rise, except when a run goes back to a checkpoint; for weights they count iterations, for parameters
+        updates.
         """
         ...
 

@@ -53,7 +53,7 @@ class Doctor:
     trust: Trust = False
     """Let the run of this directory import the modules that it names, now and later."""
     imports: Imports = ()
-    """Module to import first, which registers the environment."""
+    """Module to import first, because it registers the environment, the network or the algorithm."""
 
 
 def run(arguments: list[str]) -> int:

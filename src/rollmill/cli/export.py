@@ -30,7 +30,7 @@ class ExportOptions:
     trust: Trust = False
     """Let the run of this directory import the modules that it names, now and later; runs made here may anyway."""
     imports: Imports = ()
-    """Module to import first, which registers the environment."""
+    """Module to import first, because it registers the environment, the network or the algorithm."""
 
 
 def run(arguments: list[str]) -> int:

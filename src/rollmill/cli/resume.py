@@ -24,7 +24,7 @@ class Resume:
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
     """Directory of the run."""
     imports: Imports = ()
-    """Module to import first, because it registers the environment."""
+    """Module to import first, because it registers the environment, the network or the algorithm."""
     trust: Trust = False
     """Let this directory's run import the modules that it names, now and later; one made here does so anyway."""
     changes: Annotated[

@@ -37,7 +37,8 @@ SWEEP/table.csv compares them, SWEEP/report.html shows their learning curves. Al
   --reduction-factor N   one in N trials goes on at each rung (default: {factor})
   --grace-steps STEPS    environment steps of the first rung (default: such that there are three rungs)
   --group-seeds          train all seeds of --over seed=FIRST..LAST in one program, as --num-seeds does
-  --at-once N            most trials at a time (default: as many as there are cores and as a GPU's memory holds)
+  --at-once N            most trials at a time (default: one for each core, and under MPS no more than fit into the
+                         GPUs' memory; one for each slice of MIG; one for each GPU in turns)
   --gpu-sharing WAY      how trials share a GPU: mps (kernels side by side), mig (slices that exist), turns, or
                          auto (default)
   --metric NAME          column by which trials are compared, the largest is the best: {metrics}

@@ -1,4 +1,4 @@
-"""Provenance of a result besides its configuration: versions, hardware, commit."""
+"""This machine: the provenance of a result (versions, hardware, commit), its cores and memory, its GPUs, the allocator."""
 
 import ctypes
 import json

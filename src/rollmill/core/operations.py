@@ -75,10 +75,10 @@ class operation:
             ...
 
     Args:
-        name: a short name, without `/`, `:` and `"`.
+        name: a short name that is not empty and has none of the characters `/`, `:`, `"`, `(` and `)`.
 
     Raises:
-        UsageError: the name has one of these characters, or none at all.
+        UsageError: the name is empty, or has one of these characters.
     """
 
     def __init__(self, name: str) -> None:

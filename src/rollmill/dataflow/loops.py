@@ -1,4 +1,4 @@
-"""The two loops of every graph as one iteration of training.
+"""One iteration of training: the two loops of every graph, collecting and learning, one after the other.
 
 Pure functions over whatever share of the environments is held here. `reduce` is the mean over the
 places that hold the other shares; it is an argument, and the identity by default.

@@ -1,7 +1,7 @@
 """The role of each group of a partition: its stages, channels and part of the state, derived as data.
 
-`planning.picture` prints roles and `execution.replica` runs them; nothing else derives what a group does from the
-fragments that it holds.
+`planning.picture` prints roles and `execution.replica` runs them; nothing else in `execution` derives what a group does
+from the fragments that it holds.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,21 @@ class Stage(StrEnum):
     APPLY = "apply gradients"
     """The whole loop of a group that holds the update alone: one update for each message of gradients."""
     FETCH = "fetch parameters"
+    """Take the parameters that an iteration begins with from the group of the update."""
     SERVE = "serve environments"
+    """Receive actions from the group of the policy, step the environments, and answer with timesteps."""
     RECEIVE_WEIGHTS = "receive weights"
+    """Wait for the weights of the iteration; asynchronous actors take the newest ones."""
     COLLECT = "collect"
+    """Collect one rollout."""
     SEND_TRAJECTORIES = "send trajectories"
+    """Send the rollout's trajectory to the group of the gradients."""
     RECEIVE_TRAJECTORIES = "receive trajectories"
+    """Receive the trajectories of an iteration, and join them along the environments."""
     LEARN = "learn"
+    """Prepare the batch, then go through its epochs of minibatches."""
     PUBLISH = "publish weights"
+    """Publish the weights to the group of the policy, once an iteration."""
     REPORT = "report metrics"
     """Send the metrics of an iteration to the coordinator."""
 
@@ -185,7 +193,7 @@ def _owned(group: Group, partition: Partition, *, host: bool, replay: bool) -> f
 
 
 def _replaceable(group: Group) -> bool:
-    """A replica with environments is, unless it computes gradients in step with others."""
+    """True for replicas with environments that compute no synchronous gradients."""
     if group.has("gradients") or group.has("update"):
         return group.has("environment") and not group.synchronous
     return group.has("environment")

@@ -57,7 +57,7 @@ class IterationTime:
     profiled: float
     """The mean of windows with it."""
     corrected: float
-    """`profiled` without the cost of the book-keeping events, whose cost was calibrated on other windows."""
+    """`profiled` without the cost of the book-keeping events, which was measured in the other windows."""
     iterations: int
     """Iterations in profiled windows."""
     windows: int
@@ -186,7 +186,8 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class DeviceActivity:
-    """The driver's figures of a GPU over the profiled windows, beside the time that it was really at work.
+    """The driver's figures of a GPU over the windows without the profiler, beside the time that it was really at work in
+    those with it.
 
     All are shares from 0 to 1.
     """

@@ -82,7 +82,7 @@ def profile(
         algorithm: a graph, such as `rollmill.ppo(env)`; it should train for longer than the windows take.
         options: how it is run, as for `rollmill.train`; the run directory is a temporary one.
         how: number and duration of windows.
-        imports: modules that registered the environment.
+        imports: modules that registered the environment, network or algorithm.
         recipe: the recipe that the hyperparameters come from.
         command: the command line that profiles it again, for readers.
         show: shows a line to the user.

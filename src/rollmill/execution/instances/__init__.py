@@ -1,4 +1,4 @@
-"""Instances of a GPU: JAX processes that share one, by MPS, on slices of MIG, or in turns."""
+"""Instances: the parts of a GPU that several processes have, by MPS, as slices of MIG, or in turns."""
 
 from rollmill.execution.instances.activity import Activity, ActivityMonitor, GpuActivity, watched_gpus
 from rollmill.execution.instances.gpus import Gpu, Slice, find_gpus, open_nvml, read_gpus

@@ -46,8 +46,8 @@ def divide_machine(wanted: int | None, most: int, sharing: GpuSharing) -> Iterat
     """Divides the machine; daemons that share its GPUs run until the context ends.
 
     Args:
-        wanted: number of parts; default: as many as there are cores, and as a GPU's memory holds; one on each GPU
-            if processes take turns there.
+        wanted: number of parts; default: one for each core, and under MPS no more than fit into the GPUs' memory,
+            but at least one for each GPU; with MIG one for each slice; in turns one for each GPU.
         most: more parts than these are of no use.
         sharing: how processes share a GPU.
 
@@ -74,7 +74,7 @@ def parts_on_cores(count: int) -> MachineParts:
 
 
 def share_of_cores(number: int, parts: int) -> list[int]:
-    """The cores of one of several parts: as many for each, in turns if there are fewer cores."""
+    """The cores of one of several parts: an equal number for each; one each, assigned in turns, if there are fewer cores."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) <= parts:
         return [cores[number % len(cores)]] if cores else []

@@ -1,4 +1,4 @@
-"""The policy lag: the age, in updates, of the weights that a batch was collected with."""
+"""The policy lag: the age, in versions, of the weights that a batch was collected with."""
 
 from collections.abc import Iterable
 

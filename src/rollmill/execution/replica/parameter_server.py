@@ -82,6 +82,7 @@ class _Server:
         self._iteration = context.first  # that the learner is before, or in
         self._whole = True  # whether it is before it
         self.version = 0
+        """Updates that the parameters have seen since the last common start."""
 
     @property
     def parameters(self) -> list[Any]:

@@ -46,7 +46,7 @@ def run_on_mesh(spec: RunSpec, control: Control, *, graph: Callable[[], Graph], 
     start_seconds = spec.start_seconds
     control.at("joining the other processes", expect=start_seconds)
     _join(spec, begin, rank, processes)
-    control.at("compiling", expect=3 * start_seconds)  # kernels may be tuned
+    control.at("compiling", expect=3 * start_seconds)
     with CompileClock() as clock:
         built = graph()
         program = lower(built, seeds=(spec.seed,), devices=_devices(), unroll=spec.unroll)

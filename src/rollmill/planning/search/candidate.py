@@ -59,7 +59,7 @@ class Candidate:
 
     @property
     def ranks(self) -> int:
-        """Replicas that compute gradients in step and average them."""
+        """Replicas that compute synchronous gradients, which are averaged."""
         if self.distribution == "central":
             return self.actors or 1
         return self.devices if self.place == "program" else self._learning

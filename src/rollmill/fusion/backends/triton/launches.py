@@ -36,7 +36,7 @@ INSTRUCTION_CACHE = 8_192
 Measured on an H200 by benchmarks/fusion_limits.py: with 7,600 a kernel is 1.5 times as fast, with 12,000 0.7.
 """
 EXACT_ROLLOUTS = (Launch(16, 2), Launch(32, 4), Launch(16, 4), Launch(64, 4))
-"""With exact products, which are no tensor cores' and need more registers."""
+"""Launches for exact products, which use no tensor cores and need more registers."""
 GRADIENTS = ((1, 128, 8), (2, 64, 4), (4, 64, 4), (4, 32, 2))
 """Programs on each multiprocessor of the chip, samples of a block and its warps, where gradients are summed."""
 
