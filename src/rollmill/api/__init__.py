@@ -1,5 +1,6 @@
-"""The Python interface: train a graph, resume a run, search for a plan, sweep; load, evaluate, export, render a policy and
-let it play matches."""
+"""The Python interface: training, resuming, sweeps, the search for a plan; and policies: loaded, evaluated, exported,
+rendered, in matches.
+"""
 
 from rollmill.api.action_distribution import ActionDistribution
 from rollmill.api.algorithms import (

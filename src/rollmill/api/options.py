@@ -36,9 +36,9 @@ MOST = {
 class RunOptions(PlacementOptions):
     """How a training is run and recorded.
 
-    Only four options change what a training learns by more than rounding: `seed`; `asynchronous`, which lets actors
-    use older weights; `numerics`, the precision of kernels' matrix products; and `stop_at_return`, which ends the
-    training early.
+    Only four options change by more than rounding what one seed learns: `seed`; `asynchronous`, which lets actors
+    use older weights; `numerics`, the precision of kernels' matrix products; and `stop_at_return`, which may end
+    the training early.
     """
 
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0

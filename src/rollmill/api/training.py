@@ -158,8 +158,8 @@ def resume(
             none.
         hooks: as for `train`; a run does not keep those that it had, nor what they remember.
         **placement: fields of `RunOptions` that say where to run, instead of where it ran before: devices,
-            distribution, place, workers, actors, learners, asynchronous, gpu_sharing, plan, cluster, host; or how patiently:
-            hang_seconds, start_seconds, max_failures.
+            distribution, place, workers, actors, learners, asynchronous, gpu_sharing, plan, cluster, host; or how
+            patiently: hang_seconds, start_seconds, max_failures.
 
     Raises:
         CheckpointError: if the directory is no run, no checkpoint is whole, or the newest was made with another

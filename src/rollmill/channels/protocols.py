@@ -43,8 +43,8 @@ class Header(NamedTuple):
     source: int
     """Rank of the sender."""
     version: int = 0
-    """Version of the weights that the payload was computed with: the number of iterations, or of a parameter server's
-    updates, that they have learned from."""
+    """Version of the weights that the payload was computed with: the number of iterations, or of updates of a
+    parameter server, that they have learned from."""
     iteration: int = 0
     flags: int = 0
     """32 bits whose meaning the user defines."""
@@ -220,8 +220,8 @@ class LatestWriter(Protocol):
     def publish(self, tree: PyTree, *, version: int) -> None:
         """Replaces the value that readers see; never blocks.
 
-        Versions rise, except when a run goes back to a checkpoint; for weights they count iterations, for parameters
-        updates.
+        Versions rise, except when a run goes back to a checkpoint. Those of weights count iterations, those of
+        parameters updates.
         """
         ...
 

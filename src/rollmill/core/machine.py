@@ -1,4 +1,4 @@
-"""This machine: the provenance of a result (versions, hardware, commit), its cores and memory, its GPUs, the allocator."""
+"""This machine: versions, hardware and commit that a result came from; usable cores, memory, GPUs, the allocator."""
 
 import ctypes
 import json

@@ -3,9 +3,9 @@
     collect = num_steps x {policy, environment}
     learn   = prepare once, then epochs x num_minibatches x {condition, gradients, update}
 
-Fragments are functions of ONE environment, one sequence or one minibatch: `dataflow.collecting` lifts those of an
-environment, `dataflow.gradients` the loss of a sample. They name no machine. A distribution policy partitions the fragments into groups (Zhu et al., "MSRL:
-Distributed Reinforcement Learning with Dataflow Fragments", USENIX ATC 2023).
+Fragments are functions of ONE environment, one sequence or one minibatch: `dataflow.collecting` lifts those of
+an environment, `dataflow.gradients` the loss of a sample. They name no machine. A distribution policy partitions
+the fragments into groups (Zhu et al., "MSRL: Distributed Reinforcement Learning with Dataflow Fragments", USENIX ATC 2023).
 
 Shape letters: `T` steps of a rollout, `E` environments, `N` samples of a minibatch.
 """
@@ -244,8 +244,9 @@ class PolicyOutputs(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """An algorithm with its environment and network as a value: four fragments, the sizes of its loops, and the functions
-    around them. It names no machine."""
+    """An algorithm with its environment and network as a value: four fragments, the sizes of its loops, and the
+    functions around them. It names no machine.
+    """
 
     settings: dict[str, Any]
     """Algorithm, environment and hyperparameters, as JSON: the graph can be built again from them."""

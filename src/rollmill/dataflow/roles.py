@@ -1,7 +1,7 @@
 """The role of each group of a partition: its stages, channels and part of the state, derived as data.
 
-`planning.picture` prints roles and `execution.replica` runs them; nothing else in `execution` derives what a group does
-from the fragments that it holds.
+`planning.picture` prints roles and `execution.replica` runs them; nothing else in `execution` derives what a group
+does from the fragments that it holds.
 """
 
 from collections.abc import Sequence

@@ -186,8 +186,8 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class DeviceActivity:
-    """The driver's figures of a GPU over the windows without the profiler, beside the time that it was really at work in
-    those with it.
+    """The driver's figures of a GPU over the windows without the profiler, beside the time that it was really at
+    work in those with it.
 
     All are shares from 0 to 1.
     """

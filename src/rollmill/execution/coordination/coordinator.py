@@ -1,8 +1,8 @@
 """Runs a partition's replicas as workers, watches them, and reports metrics and states (`execution.reports`).
 
 A lost replica that steps environments and computes no synchronous gradients is replaced, and the training goes on;
-after the loss of any other, all return to the last state that was assembled (`dataflow.Role.replaceable`). Both happen
-a bounded number of times (`recovery`).
+after the loss of any other, all return to the last state that was assembled (`dataflow.Role.replaceable`). Both
+happen a bounded number of times (`recovery`).
 """
 
 import socket
@@ -106,8 +106,8 @@ class Coordinator:
             restored: whether `begin_with` is from a checkpoint.
             mesh: whether all replicas are one program, of which states can be had at multiples of a stride.
             max_failures: losses in a row of a replica that steps environments that the training survives.
-            hang_seconds: losses of a replica that steps environments are no longer consecutive if it has worked for
-                more than this in between.
+            hang_seconds: losses of a replica that steps environments are not consecutive if it has worked for more
+                than this in between.
             fault_advice: ends the message about a number that is not finite.
         """
         self._max_failures, self._recovery = max_failures, Recovery(hang_seconds)

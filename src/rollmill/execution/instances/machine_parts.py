@@ -74,7 +74,7 @@ def parts_on_cores(count: int) -> MachineParts:
 
 
 def share_of_cores(number: int, parts: int) -> list[int]:
-    """The cores of one of several parts: an equal number for each; one each, assigned in turns, if there are fewer cores."""
+    """The cores of one of several parts: equal numbers of them, or one in turns where there are fewer cores."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) <= parts:
         return [cores[number % len(cores)]] if cores else []
