@@ -219,7 +219,7 @@ def adam(parts: OffPolicyParts, learning_rate: float | None = None) -> optax.Gra
     """Adam with clipping, as the hyperparameters say.
 
     Args:
-        parts: of the algorithm.
+        parts: parts of the algorithm.
         learning_rate: instead of the hyperparameter `learning_rate`.
     """
     config = parts.config

@@ -1,5 +1,5 @@
-"""The Python interface: training, resuming, sweeps, the search for a plan; and policies: loaded, evaluated, exported,
-rendered, in matches.
+"""The Python interface: training, resuming, sweeps, the search for a plan; policies loaded, evaluated, exported,
+rendered, and in matches.
 """
 
 from rollmill.api.action_distribution import ActionDistribution

@@ -41,7 +41,7 @@ def changed_settings(
     """The settings of a graph with other hyperparameters, and these as they are written down.
 
     Args:
-        settings: of the graph, from config.json.
+        settings: settings of the graph, from config.json.
         changes: values by name; text is read as the hyperparameter's type.
         where: the file of the settings, for messages.
 

@@ -57,10 +57,10 @@ def drive(
         graph: what is trained.
         options: how often to save and log.
         display: shows progress.
-        checkpoints: of the run.
+        checkpoints: store of the run's checkpoints.
         restored: the checkpoint to go on from.
         hooks: called with events.
-        evaluation: of the policy while it trains.
+        evaluation: evaluations of the policy while it trains.
 
     Raises:
         LostWorker: a worker was lost too many times in a row.

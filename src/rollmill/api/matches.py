@@ -45,8 +45,8 @@ def match(
             two policies that do not draw play the same two games again and again.
         env: the game, instead of that of the run.
         env_options: options of a game that is given by its id.
-        checkpoint: of the run: `last`, `best`, or the number of an iteration.
-        against_checkpoint: of the other run.
+        checkpoint: checkpoint of the run: `last`, `best`, or the number of an iteration.
+        against_checkpoint: checkpoint of the other run.
         seed: of openings and of policies that draw.
         train_seed: seed whose policy plays, of a run that trained several. Default: the first.
         stochastic: draw the actions of runs as in training, instead of the most likely ones.

@@ -23,7 +23,7 @@ class GameAgainstPolicy:
         env_options: options of a game that is given by its id.
         person_first: the person makes the first move.
         stochastic: draw the policy's actions as in training, instead of the most likely ones.
-        seed: of the game, and of the policy if it draws.
+        seed: seed of the game, and of the policy if it draws.
 
     Raises:
         UsageError: it is no game for two players, or one that cannot be shown as text.

@@ -163,7 +163,7 @@ def evaluate_run(
         env_options: options of an environment that is given by its id; the run's own has those that it was trained
             with.
         episodes: how many.
-        seed: of the environments and, where it is stochastic, of the policy.
+        seed: seed of the environments and, where it is stochastic, of the policy.
         stochastic: draw actions instead of taking the most likely one.
         imports: modules to import first, because they register the environment, network or algorithm.
     """
@@ -188,7 +188,8 @@ def evaluator_on(
     Args:
         graph: with the policy.
         weights: of it, or their shapes.
-        env: of the same spaces. None: the graph's own, whose name may mean another one in this process.
+        env: environment of the same spaces. None: the graph's own, whose name may mean another one in this
+            process.
         **play: `episodes`, `seed` and `stochastic`, as for `evaluate_run`.
 
     Raises:

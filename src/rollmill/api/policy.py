@@ -146,9 +146,9 @@ class Policy:
             deterministic: take the most likely action. Otherwise it is drawn as in training, by `key` or `seed`.
             key: a random key; it is split over a batch.
             seed: a number instead of a key.
-            memory: of a recurrent policy, `[*batch, ...]`: from `initial_memory` at the start of an episode, then
-                the one that was returned. With a memory (`()` of a policy that has none) the result is a pair:
-                action and next memory.
+            memory: memory of a recurrent policy, `[*batch, ...]`: from `initial_memory` at the start of an
+                episode, then the one that was returned. With a memory (`()` of a policy that has none) the result
+                is a pair: action and next memory.
             action_mask: booleans, True where an action is legal, `[*batch, n]` of a `Discrete` space; all are
                 where it is left out. Of several agents a dictionary by kind.
             position: where the search of AlphaZero begins, from `rollmill.position(env, state)`.
@@ -183,7 +183,7 @@ class Policy:
 
         Args:
             observation: `[*batch, ...]`.
-            memory: of a recurrent policy, `[*batch, ...]`.
+            memory: memory of a recurrent policy, `[*batch, ...]`.
             action_mask: as for `action`.
 
         Raises:
@@ -206,7 +206,7 @@ class Policy:
 
         Args:
             observation: `[*batch, ...]`.
-            memory: of a recurrent policy, `[*batch, ...]`.
+            memory: memory of a recurrent policy, `[*batch, ...]`.
 
         Raises:
             UsageError: the policy has none: that of DQN, SAC, TD3, MAPPO and IPPO.

@@ -202,7 +202,7 @@ class Recorder:
         """Takes note of a state: evaluates its policy and saves a checkpoint, each if it is due.
 
         Args:
-            iteration: of the state.
+            iteration: number of the iteration after which the state is.
             state: also where the training would go back to, if workers were lost.
             stopping: the training ends with it: a checkpoint is saved, and an evaluation left to whoever resumes.
         """

@@ -93,7 +93,7 @@ def render(
         max_steps: steps after which an episode is cut.
         size: pixels of the longer side. Default: 480 for drawings, and pictures of pixels as they are.
         checkpoint: `last`, `best` or the number of an iteration, as for `load`.
-        seed: of the environments and, where it is stochastic, of the policy.
+        seed: seed of the environments and, where it is stochastic, of the policy.
         train_seed: seed whose policy plays, of a run that trained several. Default: the first.
         stochastic: draw actions as in training, instead of the most likely ones.
         algorithm: the graph again, where the run was made with parts that only Python has.

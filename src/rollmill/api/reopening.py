@@ -37,7 +37,7 @@ def open_graph(
     """The graph of these settings, or the one that was passed again.
 
     Args:
-        settings: of the graph, as config.json has them.
+        settings: settings of the graph, as config.json has them.
         imported: modules that the run was started with, for messages.
         algorithm: the graph again.
         modules: to import first.

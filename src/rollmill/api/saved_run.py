@@ -182,8 +182,8 @@ def check_identity(
 
     Args:
         run: the run.
-        metadata: of the checkpoint.
-        iteration: of the checkpoint.
+        metadata: metadata of the checkpoint.
+        iteration: iteration of the checkpoint.
         given: hyperparameters that are being changed now, which may differ.
 
     Raises:

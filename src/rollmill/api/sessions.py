@@ -47,7 +47,7 @@ def compile_program(
         plan: with one group.
         options: how.
         display: shows what was compiled and fused.
-        launches: of the kernels, as they were chosen when the run began.
+        launches: launches of the kernels, as they were chosen when the run began.
 
     Raises:
         UsageError: a kernel was asked for and cannot be made, or the devices' memory does not suffice.

@@ -1,4 +1,4 @@
-"""This machine: versions, hardware and commit that a result came from; usable cores, memory, GPUs, the allocator."""
+"""This machine: versions, hardware and commit that a result came from; cores, memory, GPUs, the allocator."""
 
 import ctypes
 import json

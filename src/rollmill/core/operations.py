@@ -40,7 +40,7 @@ def span(name: str, category: str = "python") -> AbstractContextManager[object]:
     """A span of the host, in code that is not traced.
 
     Args:
-        name: of the operation or activity.
+        name: name of the operation or activity.
         category: one of `rollmill.profiling.results.CATEGORIES`.
     """
     return jax.profiler.TraceAnnotation(_label(name, category)) if _Recording.on else _NOTHING

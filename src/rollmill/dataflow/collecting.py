@@ -67,7 +67,7 @@ def step_one(
 
     Args:
         graph: what is trained.
-        weights: of the policy.
+        weights: weights of the policy.
         now: the environment before the step.
         key: the environment's own, of the whole rollout; from it and `t` come the keys of the two fragments.
         t: below 2^31.

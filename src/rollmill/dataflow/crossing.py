@@ -274,7 +274,11 @@ def _crossing(equation: core.JaxprEqn, numbers: Mapping[core.Var, int], constant
 def _program(
     whole: core.Jaxpr, equations: Sequence[core.JaxprEqn], numbers: Mapping[core.Var, int], wanted: set[int]
 ) -> tuple[core.ClosedJaxpr, tuple[int, ...], tuple[int, ...]]:
-    """The equations that lead to the wanted values as a program of its own, with what it reads and makes."""
+    """A piece of the program: these equations as a closed jaxpr that computes the wanted values.
+
+    Returns:
+        The jaxpr, the numbers of the values that it takes, and the numbers of those that it gives.
+    """
     made = {var for equation in equations for var in equation.outvars}
     gives = [var for var in made if numbers[var] in wanted]
     gives.sort(key=numbers.__getitem__)

@@ -5,7 +5,8 @@
 
 Fragments are functions of ONE environment, one sequence or one minibatch: `dataflow.collecting` lifts those of
 an environment, `dataflow.gradients` the loss of a sample. They name no machine. A distribution policy partitions
-the fragments into groups (Zhu et al., "MSRL: Distributed Reinforcement Learning with Dataflow Fragments", USENIX ATC 2023).
+the fragments into groups (Zhu et al., "MSRL: Distributed Reinforcement Learning with Dataflow Fragments", USENIX
+ATC 2023).
 
 Shape letters: `T` steps of a rollout, `E` environments, `N` samples of a minibatch.
 """
@@ -214,7 +215,7 @@ class Prepare(Protocol):
 
         Args:
             learner: before the iteration's updates.
-            trajectory: of the environments held here.
+            trajectory: trajectory of the environments held here.
             reduce: the mean over replicas.
             replicas: number of replicas that share the environments; scales counts and sums, so that their mean
                 over replicas is the total.

@@ -53,7 +53,7 @@ def learn_from(
         learner: before the iteration.
         rings: the replay memory of the environments held here; `()` without one.
         trajectory: of these environments.
-        key: of the iteration's learning.
+        key: random key of the iteration's learning.
         index: global indices of these environments.
         reduce: the mean over replicas.
         make_minibatch_loop: `plain_minibatch_loop` or an equivalent function.

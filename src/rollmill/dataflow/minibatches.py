@@ -58,7 +58,7 @@ def shuffled_rows(key: Key, index: Int[Array, " E"], loops: Loops) -> UInt32[Arr
     """Which rows each minibatch of one epoch takes, in a random order.
 
     Args:
-        key: of the epoch; the shards' keys derive from it and from the shards' global numbers.
+        key: random key of the epoch; the shards' keys derive from it and from the shards' global numbers.
         index: global indices of the environments held here, whole shards of them.
         loops: sizes of the whole training, over all places.
     """

@@ -28,7 +28,7 @@ class Priorities(eqx.Module):
 
     values: Float[Array, "*W blocks block"]
     sums: Float[Array, "*W blocks"]
-    """Of each block."""
+    """Sum of the priorities of each block."""
     highest: Float[Array, "*W"]
     """The highest priority so far."""
 
@@ -73,8 +73,8 @@ def draw_by_priority(
     """Environments, steps and importance weights of `count` transitions of one shard, by stratified sampling.
 
     Args:
-        key: of the draw.
-        priorities: of the shard's rings; leaves `[W, ...]`.
+        key: random key of the draw.
+        priorities: priorities of the shard's rings; leaves `[W, ...]`.
         steps: stored so far in each ring.
         oldest: the oldest step of each.
         count: how many to draw.

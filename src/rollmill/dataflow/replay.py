@@ -64,9 +64,9 @@ class ReplayRing(eqx.Module):
     """
 
     views: Rows
-    """By slot."""
+    """Observations and action masks, as rows of slots: that of a slot is `slot % C`."""
     outcomes: Rows
-    """By step."""
+    """The other results of each step: row `step % C`."""
     slots: Int[Array, "*E"]
     """Slots written so far."""
     steps: Int[Array, "*E"]
@@ -125,7 +125,7 @@ def store(rings: ReplayRing, steps: Step, *, shard_width: int) -> ReplayRing:
     """The rings with the steps `[T, E, ...]` of a rollout.
 
     Args:
-        rings: of the environments held here.
+        rings: rings of the environments held here.
         steps: of these environments.
         shard_width: environments of a logical shard; new steps get the highest priority of their shard.
     """
@@ -175,8 +175,8 @@ def draw(graph: Graph, rings: ReplayRing, key: Key, index: Int[Array, " E"]) -> 
 
     Args:
         graph: with a replay memory.
-        rings: of the environments held here, with at least two steps each.
-        key: of the minibatch; the shards' keys derive from it and from the shards' global numbers.
+        rings: rings of the environments held here, with at least two steps each.
+        key: random key of the minibatch; the shards' keys derive from it and from the shards' global numbers.
         index: global indices of these environments, whole shards of them.
     """
     assert graph.replay is not None

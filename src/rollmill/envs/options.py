@@ -78,7 +78,7 @@ def parse_options(texts: Sequence[str], *, flag: str) -> dict[str, Any]:
     Args:
         texts: one for each option; true, false, null, numbers, lists and objects are parsed as JSON, all else is
             text.
-        flag: of the command line, for messages.
+        flag: name of the command-line option, for messages.
 
     Raises:
         UsageError: one is not a pair, is given twice, or has a value in Python's form instead of JSON's.

@@ -70,9 +70,9 @@ def evaluate(
 
     Args:
         graph: the algorithm with its environment.
-        weights: of the policy, as `graph.weights` gives them.
+        weights: weights of the policy, as `graph.weights` gives them.
         episodes: how many.
-        seed: of the environments and, where it is stochastic, of the policy.
+        seed: seed of the environments and, where it is stochastic, of the policy.
         stochastic: draw actions as in training, instead of the most likely one.
 
     Raises:

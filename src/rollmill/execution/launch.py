@@ -37,7 +37,7 @@ def launch(
 
     Args:
         graph: what to train.
-        spec: of the run, from which workers build the graph again.
+        spec: specification of the run, from which workers build the graph again.
         run: gets the workers' log lines.
         begin_with: the checkpoint to go on from; None at the beginning.
         show: shows a line to the user.

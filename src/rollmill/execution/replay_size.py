@@ -21,7 +21,7 @@ class ReplaySize(NamedTuple):
     """Bytes of a replay memory."""
 
     steps: int
-    """Over all environments of one seed."""
+    """Steps that it holds, over all environments of one seed."""
     total: int
     """Bytes over all environments and seeds."""
 
@@ -51,7 +51,7 @@ def check_replay_size(size: ReplaySize, *, devices: Sequence[Any], replicas: int
     """Checks that a replay memory fits, divided among replicas, before anything is allocated.
 
     Args:
-        size: of the whole replay memory.
+        size: size of the whole replay memory.
         devices: of this machine, on which the replicas learn.
         replicas: that share the environments.
 

@@ -100,8 +100,8 @@ def run_replica(job: Job, control: Control, spec: RunSpec, graph: Graph, flows: 
     Args:
         job: names the group and the replica.
         control: the line to the coordinator.
-        spec: of the run.
-        graph: of the run.
+        spec: specification of the run.
+        graph: graph of the run.
         flows: of this graph.
         open_wire: opens the channels' transport, once it is known which restart this is.
     """

@@ -28,7 +28,7 @@ def csv_log(path: str | Path | None = None) -> Hook:
     the same path.
 
     Args:
-        path: of the file; `metrics.csv` in the run directory if left out.
+        path: path of the file; `metrics.csv` in the run directory if left out.
 
     Raises:
         UsageError: when the training begins, if the path is a file that holds something else than such rows.

@@ -75,8 +75,8 @@ def mlflow_log(experiment: str = "rollmill", *, tracking_uri: str | None = None)
 
     Args:
         experiment: of MLflow; created if it is missing.
-        tracking_uri: of the server, or a local store such as `sqlite:///mlflow.db`; MLflow's own choice if left
-            out (`MLFLOW_TRACKING_URI`).
+        tracking_uri: address of the server, or a local store such as `sqlite:///mlflow.db`; MLflow's own choice if
+            left out (`MLFLOW_TRACKING_URI`).
 
     Raises:
         UsageError: the package is not installed.

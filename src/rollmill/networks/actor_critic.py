@@ -39,7 +39,7 @@ CELLS: Mapping[str, Callable[[Key, int, int], GRUCell | LSTMCell]] = {"gru": gru
 
 @dataclasses.dataclass(frozen=True)
 class NetworkConfig:
-    """Settings of an actor-critic network."""
+    """Settings of the networks of every algorithm: actor-critics, and the value networks of DQN, SAC and TD3."""
 
     torso: Literal["auto", "mlp", "cnn", "gru", "lstm", "resnet", "impala"] = "auto"
     """`auto` convolves images and flattens the rest; `mlp` flattens all; `cnn` requires an image; `gru` and `lstm`

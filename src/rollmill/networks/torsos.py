@@ -305,7 +305,7 @@ def resnet(key: Key, shape: tuple[int, ...], *, channels: int, num_blocks: int) 
     Args:
         key: random key of the weights.
         shape: height, width and channels of one image.
-        channels: of all layers.
+        channels: number of channels of every layer.
         num_blocks: number of residual blocks.
     """
     stem_key, *block_keys = jax.random.split(key, num_blocks + 1)

@@ -127,7 +127,7 @@ def bar_row(
 
     Args:
         name: plain text.
-        parts: of its bar.
+        parts: parts of its bar.
         value: its figure as text.
         depth: by how many steps the name is indented.
         is_outer: whether the name stands out.

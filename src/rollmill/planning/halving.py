@@ -102,7 +102,7 @@ class HalvingState:
     rungs: dict[int, dict[str, float]] = field(default_factory=dict)
     stopped: dict[str, Judgement] = field(default_factory=dict)
     ended: bool = False
-    """True once no trial is stopped any more."""
+    """Whether early stopping has ended: from then on no further trial is stopped."""
 
     def judge(self, rule: HalvingRule, trial: str, curve: Sequence[CurvePoint]) -> list[Judgement]:
         """Judges a trial, and notes the results; without effect for one that was stopped, and after the end."""

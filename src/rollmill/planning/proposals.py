@@ -53,7 +53,7 @@ def propose(axes: Sequence[Axis], trials: Sequence[PastTrial], *, sampler: str, 
         axes: the options and their values.
         trials: all trials so far, in the order in which they were proposed.
         sampler: one of `SAMPLERS`.
-        seed: of the whole sweep.
+        seed: seed of the whole sweep.
 
     Raises:
         UsageError: Optuna is not there.

@@ -105,7 +105,7 @@ def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> 
     Args:
         axes: the axes.
         draws: number of random combinations, instead of all.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Raises:
         UsageError: an option has two axes, a range is to be listed in full, or there are too many combinations.

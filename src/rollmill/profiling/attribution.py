@@ -29,9 +29,9 @@ class DeviceTime(NamedTuple):
     """The device's time in one operation, in nanoseconds of the window."""
 
     work: float = 0.0
-    """In kernels."""
+    """Time in kernels."""
     between: float = 0.0
-    """Between kernels of a running program, while no other thread is in one."""
+    """Time between kernels of a running program, while no other thread is in one."""
     events: float = 0.0
     """Number of the program's events: kernels, and the loops around them."""
     kernels: float = 0.0
@@ -58,7 +58,7 @@ class WindowTimes(NamedTuple):
     host: Mapping[HostActivity, float]
     """Time of all threads by activity."""
     host_only: Mapping[Path, float]
-    """While no device computes, divided among the threads that are at work."""
+    """Time in which no device computes, by operation, divided among the threads that are at work."""
     overlap: Overlap
     program_events: int
     """Events that the profiler recorded of compiled programs."""
@@ -147,7 +147,7 @@ def attribute(trace: Trace, classify: Classifier, begin: int, end: int) -> Windo
     """The times of a window of a trace.
 
     Args:
-        trace: of one process.
+        trace: trace of one process.
         classify: says what its events are.
         begin: the window's first nanosecond, on the trace's clock.
         end: the nanosecond after its last.

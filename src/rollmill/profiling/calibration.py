@@ -39,7 +39,7 @@ def calibrated(*, fresh: bool = False) -> Calibration:
 
 
 def _machine() -> str:
-    """Says on what a calibration holds."""
+    """The machine that a calibration is valid on: processor, cores, devices and versions of JAX."""
     here, installed = hardware(), versions()
     kinds = ", ".join(sorted({device["kind"] for device in here["devices"]}))
     return f"{here['cpu']}, {here['cores']} cores, {kinds}, jax {installed['jax']}, jaxlib {installed['jaxlib']}"

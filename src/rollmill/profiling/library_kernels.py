@@ -25,8 +25,8 @@ def library_shares(trace: Trace, names: Classifier) -> Shares:
     """The operations that kernels of libraries work for, by their time.
 
     Args:
-        trace: of a program that was compiled with `SEPARATE_INSTRUCTIONS`.
-        names: of its instructions.
+        trace: trace of a program that was compiled with `SEPARATE_INSTRUCTIONS`.
+        names: names of its instructions.
     """
     times: dict[Path, dict[Path, float]] = defaultdict(lambda: defaultdict(float))
     for lane in trace.lanes:

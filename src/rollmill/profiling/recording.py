@@ -106,7 +106,7 @@ class TraceRecorder:
         """Ends the recording.
 
         Args:
-            names: of the instructions of programs.
+            names: names of the instructions of programs.
         """
         self._end()
         return self._read(names)

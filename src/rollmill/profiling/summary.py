@@ -85,7 +85,7 @@ def divide(found: Sequence[OperationTime], path: Path, parts: Mapping[Path, floa
 
     Args:
         found: operations.
-        path: of the one to divide.
+        path: path of the operation to divide.
         parts: operations and the share of each; they sum to 1.
     """
     whole = next((operation for operation in found if operation.path == path), None)

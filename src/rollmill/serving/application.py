@@ -29,8 +29,8 @@ class PolicyApplication:
     Args:
         policy: compiled.
         rule: how requests are gathered into batches.
-        limits: of the queue and the sessions.
-        statistics: of the server.
+        limits: limits of the queue and the sessions.
+        statistics: statistics of the server.
         token: that clients have to send; None if everybody may ask.
         clock: the time in seconds.
     """

@@ -45,7 +45,7 @@ class BatchedPolicy:
         max_batch: largest batch, a power of two.
         sessions: most sessions of a recurrent policy.
         stochastic: draw actions as in training, instead of taking the most likely ones.
-        seed: of the drawn actions.
+        seed: seed of the drawn actions.
 
     Raises:
         UsageError: the policy needs more than observations and legal actions, as a search does.

@@ -16,31 +16,31 @@ class ServerLimits:
     """Limits of a server; a request beyond one of them is answered with an error that names it."""
 
     body_bytes: Count
-    """Bytes of a request's body."""
+    """Most bytes of a request's body."""
     connections: Count = 1024
-    """Open connections."""
+    """Most connections that are open at a time."""
     queued: Count = 4096
-    """Observations that wait for a batch."""
+    """Most observations that wait for a batch."""
     sessions: Count = 1024
-    """Sessions of a recurrent policy."""
+    """Most sessions of a recurrent policy."""
     session_seconds: Positive = 600.0
     """Seconds without a request after which a session may be given up for a new one."""
     head_bytes: Count = 16 * 2**10
-    """Bytes of a request's first line and headers."""
+    """Most bytes of a request's first line and headers."""
     headers: Count = 64
-    """Headers of a request."""
+    """Most headers of a request."""
     held_bytes: Count = 256 * 2**20
-    """Bytes of all bodies that have been received and are not answered yet."""
+    """Most bytes of all bodies that have been received and are not answered yet."""
     pipelined: Count = 32
     """Requests of one connection that are computed at a time; further ones wait for their answers."""
     receive_seconds: Positive = 10.0
-    """From the first byte of a request to its last."""
+    """Most seconds from the first byte of a request to its last."""
     idle_seconds: Positive = 75.0
-    """Between two requests of a connection."""
+    """Most seconds between two requests of a connection."""
     send_seconds: Positive = 10.0
-    """For a client to take an answer."""
+    """Most seconds that a client may need to take an answer."""
     drain_seconds: Positive = 30.0
-    """For the requests in flight when the server is stopped."""
+    """Most seconds that the requests in flight have when the server is stopped."""
 
     def with_sessions(self, sessions: int, seconds: float) -> "ServerLimits":
         """The same with another number of sessions, which may be given up after `seconds` without a request."""

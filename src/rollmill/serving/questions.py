@@ -55,7 +55,7 @@ class QuestionReader:
     """Reads the bodies of `POST /act`.
 
     Args:
-        schema: of the policy.
+        schema: schema of the policy.
     """
 
     def __init__(self, schema: RequestSchema) -> None:

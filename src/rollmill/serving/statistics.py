@@ -60,8 +60,8 @@ class ServerStatistics:
     Args:
         workers: number of workers.
         index: the worker that counts here.
-        descriptor: of a file of `bytes_of(workers)` zeros that all workers have opened; -1 for memory of this
-            process alone.
+        descriptor: file of `bytes_of(workers)` zeros that all workers have opened, by its number; -1 for memory of
+            this process alone.
     """
 
     def __init__(self, workers: int = 1, index: int = 0, descriptor: int = -1) -> None:

@@ -134,7 +134,7 @@ def run_workers(
     The first one starts alone: it reports what is wrong with the run once, and fills the compilation cache.
 
     Args:
-        command: of a worker; its index, its cores and the descriptor of its pipe are appended.
+        command: command of a worker; its index, its cores and the descriptor of its pipe are appended.
         slots: the part of the machine that each has.
         descriptors: that workers inherit.
         stop: asked ten times a second.

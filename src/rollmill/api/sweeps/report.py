@@ -58,7 +58,7 @@ def write_report(sweep: SweepDirectory, rows: Sequence[Mapping[str, Any]], metri
 
     Args:
         sweep: the directory.
-        rows: of its table, the best trial first.
+        rows: rows of its table, the best trial first.
         metric: by which they are sorted.
 
     Raises:
@@ -99,9 +99,9 @@ def report(
     """The page.
 
     Args:
-        title: of the sweep.
+        title: title of the sweep.
         curves: the learning curve of each row.
-        rows: of the table, the best first.
+        rows: rows of the table, the best first.
         options: columns of the table that say what a trial was given.
         metric: column by which it is sorted.
         total: number of rows, of which only the first may be shown.

@@ -16,8 +16,8 @@ def draw_cartpole(position: float, angle: float, params: Any) -> Drawing:
     """A cart on its track, with marks where the cart has left it; lengths in metres.
 
     Args:
-        position: of the cart (m).
-        angle: of the pole from upright (rad).
+        position: position of the cart (m).
+        angle: angle of the pole from upright (rad).
         params: `CartPoleParams`.
     """
     limit, length = float(params.position_limit), 2 * float(params.pole_half_length)
@@ -72,7 +72,7 @@ def draw_pendulum(angle: float, *, length: float = 1.0) -> Drawing:
 
     Args:
         angle: from upright (rad).
-        length: of the rod.
+        length: length of the rod.
     """
     side, end = 1.3 * length, _turned((0.0, 0.0), length, angle)
     return Drawing(
@@ -94,7 +94,7 @@ def draw_mountain_car(position: float, params: Any) -> Drawing:
     """A car in its valley, and the flag at the goal.
 
     Args:
-        position: of the car along the valley.
+        position: position of the car along the valley.
         params: `MountainCarParams`.
     """
     low, high, goal = (float(getattr(params, f"{name}_position")) for name in ("min", "max", "goal"))

@@ -23,7 +23,7 @@ def demands_of(partition: Partition, resources: Mapping[str, float]) -> dict[str
 
     Args:
         partition: what is placed.
-        resources: of the whole cluster, as Ray counts them.
+        resources: resources of the whole cluster, as Ray counts them.
     """
     wanting = sum(group.replicas for group in partition.groups if group.device != "cpu")
     enough = resources.get("GPU", 0.0) >= wanting

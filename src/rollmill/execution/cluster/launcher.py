@@ -56,7 +56,7 @@ class RayLauncher:
 
     Args:
         cluster: that this process is connected with.
-        demands: of the workers of each group; those of other groups ask for one core.
+        demands: demands of the workers of each group; those of other groups ask for one core.
         run: names the actors: `rollmill-RUN-actor-2`.
         show: is given lines for the user, from any thread.
     """

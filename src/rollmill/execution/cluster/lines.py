@@ -34,7 +34,7 @@ class OutputStream:
     """The output of one worker.
 
     Args:
-        job: of the worker.
+        job: job of the worker.
     """
 
     def __init__(self, job: Job) -> None:
@@ -123,8 +123,8 @@ def redirect_output(address: str, token: bytes, job: Job, host: str) -> None:
     """In a worker: from now on standard output and error go to the coordinator.
 
     Args:
-        address: of the listener.
-        token: of the listener.
+        address: address of the listener.
+        token: token of the listener.
         job: the worker's.
         host: the address of its node.
 

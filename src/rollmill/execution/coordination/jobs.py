@@ -28,7 +28,7 @@ def jobs_of(
         entry: what each of them calls.
         settings: what each of them is told.
         processes: whether they are processes, and no threads of one.
-        cores: of the host that all of them share, where they do: XLA starts as many threads in each as is its
+        cores: number of cores of the host, if all share one: XLA starts as many threads in each as is its
             part. With all cores in every worker, threads that wait for the others' work take turns on them.
         gpus: environment variables of each of those that may compute on a GPU; empty where they need none.
     """

@@ -53,7 +53,7 @@ class Recovery:
         """One more loss; how many there are in a row now.
 
         Args:
-            name: of the replica.
+            name: name of the replica.
             environments: whether it steps environments.
             idle_seconds: how long it had hung.
         """

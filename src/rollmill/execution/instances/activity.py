@@ -59,7 +59,7 @@ class ActivityMonitor:
 
     Args:
         nvml: the driver's management library.
-        index: of the GPU, as NVML counts.
+        index: number of the GPU, as NVML counts.
     """
 
     def __init__(self, nvml: Any, index: int) -> None:
@@ -157,7 +157,7 @@ class GpuActivity:
     """The activity of all GPUs that a training may use.
 
     Args:
-        monitors: of the GPUs; none where there is no GPU.
+        monitors: monitors of the GPUs; none where there is no GPU.
     """
 
     def __init__(self, monitors: Sequence[ActivityMonitor] = ()) -> None:

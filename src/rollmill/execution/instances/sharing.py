@@ -71,7 +71,7 @@ class SharedGpus(NamedTuple):
 
         Args:
             instances: number of them in all.
-            share: of the multiprocessors that each may use at most.
+            share: share of the multiprocessors that each may use at most.
 
         Raises:
             UsageError: more than MPS can serve.
@@ -138,8 +138,8 @@ def divide_gpus(
         gpus: to divide.
         instances: number of them in all.
         way: how processes share each.
-        daemons: of the GPUs, by UUID.
-        share: of the multiprocessors that each may use at most.
+        daemons: daemons of the GPUs, by UUID.
+        share: share of the multiprocessors that each may use at most.
 
     Raises:
         UsageError: more than MPS can serve.

@@ -48,7 +48,7 @@ class Control(Protocol):
         """From now on, answers each message of that kind at once, whatever the worker's main thread does.
 
         Args:
-            kind: of the messages, and of the answers.
+            kind: kind of the messages, and of the answers.
             reply: the fields of an answer. It is called in another thread, and should not wait.
         """
         ...

@@ -87,7 +87,7 @@ def connect_as(address: str, token: bytes, job: Job, **details: Any) -> tuple[so
     """Connects a worker to its coordinator; returns the connection and the settings that the coordinator sent.
 
     Args:
-        address: of the coordinator, which may be slow: see `reach`.
+        address: address of the coordinator, which may be slow: see `reach`.
         token: that both know.
         job: the worker's.
         details: are added to the claim.

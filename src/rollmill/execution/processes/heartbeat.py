@@ -1,4 +1,4 @@
-"""A thread's activity: its own note, and its current source line."""
+"""Heartbeats: messages of workers that they are alive, with what their main threads are doing."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from rollmill.execution.processes.stacks import current_line
 
 
 class Heartbeat(NamedTuple):
-    """One look at a thread."""
+    """The activity of a worker's thread at one moment: its own note, and its current source line."""
 
     note: str
     expect: float
@@ -19,7 +19,7 @@ class Heartbeat(NamedTuple):
     progress: int
     """Counts its notes."""
     idle_seconds: float
-    """Since the look that first saw this progress."""
+    """Seconds since the heartbeat that first had this progress."""
     where: str
 
     def hung_seconds(self, limit: float) -> float | None:

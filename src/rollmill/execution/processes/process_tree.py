@@ -105,7 +105,7 @@ def start_guard(mark: str, *, leader: int | None = None) -> subprocess.Popen | N
 
     Args:
         mark: in the environment of what is ended, from its beginning on.
-        leader: of a session that is ended too: this process's own, or `NOBODY`'s.
+        leader: leader of a session that is ended too: this process's own, or `NOBODY`'s.
     """
     try:
         watched = os.pidfd_open(os.getpid())

@@ -72,7 +72,7 @@ def dispatch_ahead(
     window's state would be gone before anyone could save it.
 
     Args:
-        program: of one iteration.
+        program: program of one iteration.
         state: before the first one.
         first: number of iterations that came before.
         until: number of iterations after which it ends.

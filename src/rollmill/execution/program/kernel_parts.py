@@ -35,7 +35,7 @@ def rollout_parts(graph: Graph, backend: Backend, launch: tuple[int, ...], num_e
     Args:
         graph: with fragments that fuse.
         backend: makes the kernels.
-        launch: of the kernel.
+        launch: launch configuration of the kernel.
         num_envs: environments of one device.
 
     Raises:

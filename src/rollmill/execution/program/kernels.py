@@ -118,7 +118,7 @@ def choose_kernels(
         fusion: `off` leaves all to XLA; `rollout` has the policy and the environment in a kernel, `full` the
             gradients too; `auto` takes each kernel where there is one and it is faster, by timing, in trainings
             that are long enough.
-        numerics: of the kernels' matrix products.
+        numerics: precision of the kernels' matrix products.
         unroll: steps of the loop that are compiled as one.
         devices: which share the environments.
         num_seeds: trainings side by side.

@@ -36,7 +36,8 @@ class ReplicaContext(NamedTuple):
     restart of all replicas since."""
     unroll: int = 1
     opens: bool = True
-    """Whether environments start anew, instead of going on from a checkpoint or with their former client."""
+    """Whether environments are reset at the common start, because no checkpoint restores them; the server of
+    environments then sends their first observations."""
     checksums: bool = False
     """Whether messages between groups carry a checksum."""
     compile_clock: CompileClock | None = None

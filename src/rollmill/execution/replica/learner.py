@@ -108,7 +108,7 @@ class CutLearner:
 
         Args:
             graph: what is trained.
-            flow: of the graph.
+            flow: dataflow of the graph.
             key: the training's root key.
             index: global indices of the environments held here.
             reduce: the mean over replicas.

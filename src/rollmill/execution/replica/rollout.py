@@ -177,7 +177,7 @@ def collector_from_checkpoint(collector: Collector, positions: np.ndarray) -> Co
     """The policy's part of the collector of remote environments that go on from a checkpoint.
 
     Args:
-        collector: of all environments of this replica.
+        collector: collector of all environments of this replica.
         positions: where in it those of one link are.
     """
     part = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[positions]), collector)

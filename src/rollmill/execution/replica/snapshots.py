@@ -70,7 +70,7 @@ def assemble(blank: State, iteration: int, parts: Sequence[StatePart]) -> State 
     Args:
         blank: a state at the beginning, from which leaves come that no part holds: environments that begin anew.
         iteration: that the state is before.
-        parts: of all replicas.
+        parts: parts of the training state, from all replicas.
     """
     gathered: dict[str, list[np.ndarray]] = {"iteration": [np.asarray(iteration, np.int32)]}
     for part in sorted(parts, key=lambda part: part.lowest):

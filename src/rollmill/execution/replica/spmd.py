@@ -35,7 +35,7 @@ def run_on_mesh(spec: RunSpec, control: Control, *, graph: Callable[[], Graph], 
     """One process's part of a training; its first call to JAX has to be this one.
 
     Args:
-        spec: of the run.
+        spec: specification of the run.
         control: the line to the coordinator.
         graph: builds that of the training, which may use JAX.
         rank: the number of this process.

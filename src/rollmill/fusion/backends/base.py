@@ -27,7 +27,8 @@ class KernelKind(NamedTuple):
     """
 
     launches: Callable[[int, Any], Sequence[AnyLaunch]]
-    """Launches that are worth trying, for so many environments and nodes of a step, or samples and a device."""
+    """Launches that are worth trying. Of rollouts: by the number of environments, which GPUs ignore, and of nodes
+    of a step; of gradients: by the number of samples and the device."""
     run: Callable[[AnyLaunch], Any]
     """From a launch to the function that computes a task with it."""
     text: Callable[..., str]

@@ -112,7 +112,7 @@ def trace_function(
     """Traces `function(*uniform, *each)`.
 
     Args:
-        function: of one environment.
+        function: function of one environment.
         each: shapes of the arguments that differ from environment to environment; each array becomes inputs of
             the program in row-major order, one a number, or one a row. A random key is two numbers.
         uniform: arguments that all environments have in common: shapes, or arrays of which only those are read.

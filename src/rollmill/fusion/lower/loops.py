@@ -39,7 +39,7 @@ def emit_loop(
         body: a turn.
         condition: gives one boolean, whether another turn follows; None for a counted loop.
         start: carried before the first turn.
-        turns: of a counted loop.
+        turns: number of turns of a counted loop; None for other loops.
 
     Returns:
         What is carried after the last turn.

@@ -26,8 +26,8 @@ def guarded_regions(nodes: Sequence[Node], outputs: Sequence[Node]) -> list[Guar
     """The regions of a program that are worth a branch; no two share a node.
 
     Args:
-        nodes: of a program, operands first.
-        outputs: of the program, which are read whatever the condition.
+        nodes: nodes of a program, operands first.
+        outputs: outputs of the program, which are read whatever the condition.
     """
     users, needed = _users(nodes), set(outputs)
     regions = []

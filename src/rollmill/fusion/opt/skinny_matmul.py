@@ -74,8 +74,8 @@ def find_skinny_matmuls(
     """Skinny products of a program.
 
     Args:
-        nodes: of the program, operands first.
-        outputs: of the program.
+        nodes: nodes of the program, operands first.
+        outputs: outputs of the program.
         scattered: stacks that stay single numbers; see `scattered_stacks`.
     """
     only_user = _only_users(nodes, outputs)

@@ -102,7 +102,7 @@ def minibatch_loop_search(
 
     Args:
         graph: what is trained.
-        shapes: of a learner, its batch, and the rows `[M, N]` of an epoch, on one device.
+        shapes: shapes of a learner, its batch, and the rows `[M, N]` of an epoch, on one device.
         backend: makes the kernels.
         launches: to be tried.
         device: to be timed on.

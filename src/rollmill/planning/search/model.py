@@ -30,16 +30,17 @@ class CollectiveModel(NamedTuple):
     start: float
     """Seconds of any all-reduce, however small."""
     sharing: float
-    """More, where instances share a GPU."""
+    """Seconds more, where instances share a GPU."""
     each_instance: float
-    """For each further instance of a GPU."""
+    """Seconds for each further instance of a GPU."""
     each_gpu: float
-    """For each further GPU of a host: a ring's latency."""
+    """Seconds for each further GPU of a host: a ring's latency."""
     each_doubling: float
-    """For each doubling of hosts: a tree's latency."""
+    """Seconds for each doubling of hosts: a tree's latency."""
     each_byte: float
-    """Within a host, for each byte that passes a link of a ring."""
+    """Seconds for each byte that passes a link of a ring within a host."""
     each_byte_between_hosts: float
+    """Seconds for each byte that passes from one host to another."""
 
     def seconds(self, num_bytes: int, *, gpus: int, instances: int = 1, hosts: int = 1) -> float:
         """Seconds of an all-reduce; 0 where there is one rank."""

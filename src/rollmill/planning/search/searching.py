@@ -71,7 +71,7 @@ def search(
         trials: judge them.
         budget_seconds: no measurement begins after as many seconds.
         memory_limit: bytes that a candidate may take.
-        threshold: of the saturation rule.
+        threshold: limit of the saturation rule.
         clock: seconds that the budget is counted in.
         say: gets a line for each candidate that is tried.
     """

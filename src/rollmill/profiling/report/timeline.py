@@ -91,8 +91,8 @@ def merge_spans(spans: Sequence[TimelineSpan], end: float, most: int) -> tuple[T
     to the name that takes most of it; neighbours of one name are one span.
 
     Args:
-        spans: of one lane.
-        end: of the window in seconds.
+        spans: spans of one lane.
+        end: end of the window, in seconds.
         most: number of spans.
     """
     if len(spans) <= most or not spans:

@@ -31,7 +31,7 @@ class CodeWriter:
         """Writes nothing yet.
 
         Args:
-            emit: of the function.
+            emit: emitter of the function.
             scratch: its memory.
             slots: pointers to uniform arrays.
             block: samples; a power of two, at least as many as there are lanes.

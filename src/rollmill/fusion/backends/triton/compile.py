@@ -98,7 +98,7 @@ def compilation_of(kernel: Kernel, arrays: Sequence[Any], capability: int) -> Co
     Args:
         kernel: what to compile.
         arrays: those that it takes, or their shapes.
-        capability: of the GPU, 90 for 9.0.
+        capability: compute capability of the GPU, 90 for 9.0.
     """
     types = [f"*{_TYPES[array.dtype.name]}" for array in (*arrays, *kernel.outputs)]
     pointers = tuple(zip(types, _alignments(kernel, len(arrays)), strict=True))

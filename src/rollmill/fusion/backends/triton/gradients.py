@@ -108,7 +108,7 @@ def gradient_source(
 
     Args:
         step: the program of one sample.
-        places: of the sample's leaves.
+        places: places of the sample's leaves.
         slots: pointers to the program's uniform arrays.
         pointers: the arguments that places and slots need.
         whole_blocks: whether every block is full.

@@ -182,9 +182,9 @@ def expression(op: str, dtype: np.dtype, operand: np.dtype, names: Sequence[str]
 
     Args:
         op: a name in `operations.OPERATIONS` or `operations.TYPED`.
-        dtype: of the result.
+        dtype: dtype of the result.
         operand: dtype of the first operand; of the second for `select`.
-        names: of the operands.
+        names: names of the operands.
         fast: whether the special-function units may be used.
 
     Raises:

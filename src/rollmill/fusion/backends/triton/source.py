@@ -24,7 +24,7 @@ class KernelSource:
         Args:
             numerics: precision of whatever is not exact.
             slots: pointers to uniform arrays.
-            indent: of the part that is being written.
+            indent: indentation of the part that is being written.
             memory: how the kernel reads and writes.
             prefix: with which all names begin.
         """

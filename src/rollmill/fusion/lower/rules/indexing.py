@@ -130,8 +130,8 @@ def window_start(
 
     Args:
         ctx: where nodes are made.
-        shape: of the array.
-        sizes: of the window, along all axes of the array.
+        shape: shape of the array.
+        sizes: sizes of the window, along all axes of the array.
         numbers: a `jax.lax.GatherDimensionNumbers`.
         at: which of the windows.
         index: its index vector.

@@ -121,6 +121,7 @@ def _cholesky(ctx: Lowering, equation: Equation, values: Sequence[Value]) -> lis
 
 
 def _root(ctx: Lowering, matrix: NodeArray) -> NodeArray:
+    """The lower Cholesky factor of one matrix; NaN throughout if the matrix is not positive definite."""
     size, dtype = len(matrix), matrix[0, 0].dtype
     zero, nan = ctx.constant(0, dtype), ctx.constant(np.nan, dtype)
     root = no_nodes(matrix.shape)
