@@ -106,7 +106,7 @@ class CandidateProcess:
 
         Raises:
             CannotRun: the process has ended, with the reason.
-            OutOfTime: there is no answer within as many seconds.
+            OutOfTime: there is no answer within the limit in seconds.
         """
         if command is not None:
             self._send(command)

@@ -153,7 +153,7 @@ class Windows:
         yield from self._plain_window()
 
     def _pause(self, seconds: float) -> Generator[None, ReportedProgress, ReportedProgress]:
-        """Lets as many seconds pass, and one report; returns the last."""
+        """Lets this many seconds pass, and one report; returns the last."""
         begin = yield
         while True:
             now = yield
@@ -166,7 +166,7 @@ class Windows:
         self.activities.append(self._activity.total())
 
     def _window(self, seconds: float) -> Generator[None, ReportedProgress, WindowSpan]:
-        """A window from the next report to the first one after as many seconds."""
+        """A window from the next report to the first one after this many seconds."""
         begin = yield
         while True:
             end = yield

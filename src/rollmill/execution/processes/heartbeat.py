@@ -1,4 +1,4 @@
-"""Heartbeats: messages of workers that they are alive, with what their main threads are doing."""
+"""The content of heartbeats: the activity of a worker's thread, by its own note and its current source line."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from rollmill.execution.processes.stacks import current_line
 
 
 class Heartbeat(NamedTuple):
-    """The activity of a worker's thread at one moment: its own note, and its current source line."""
+    """The activity of a worker's thread at one moment, as a message to the coordinator carries it."""
 
     note: str
     expect: float
