@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,15 +35,22 @@ def unroll_for(platform: str) -> int:
     return UNROLL.get(platform, 1)
 
 
+class PackedMetrics(eqx.Module):
+    """The metrics of an iteration as one vector; their names are known once the iteration is traced."""
+
+    values: Float[Array, "*S metric"]
+    names: tuple[str, ...] = eqx.field(static=True)
+
+
 class CompiledProgram(NamedTuple):
     """A graph compiled for a place; calling it cannot compile anything more."""
 
     start: jax.stages.Compiled
     """`() -> State` before the first iteration."""
     step: jax.stages.Compiled
-    """`State -> (State, metrics)`: one iteration; metrics are one vector, `[metric]` or `[seed, metric]`. With a
-    replay memory `(State, count) -> (State, metrics)`: as many iterations, in the memory of the given state, which
-    is gone afterwards, and the sums of their metrics (of flags, the lowest)."""
+    """`State -> (State, PackedMetrics)`: one iteration; with several seeds metrics have one more axis, the first.
+    With a replay memory `(State, count) -> (State, PackedMetrics)`: `count` iterations, in the memory of the given
+    state, which is gone afterwards, and the sums of their metrics (of flags, the lowest)."""
     metric_names: tuple[str, ...]
     compile_seconds: float
     shardings: PyTree[NamedSharding]
@@ -68,7 +76,8 @@ class CompiledProgram(NamedTuple):
             state: before them; no longer usable afterwards if the program `reuses_state`.
             count: 1, unless the program `reuses_state`.
         """
-        return self.step(state, np.int32(count)) if self.reuses_state else self.step(state)
+        state, metrics = self.step(state, np.int32(count)) if self.reuses_state else self.step(state)
+        return state, metrics.values
 
     def place(self, state: PyTree[Array]) -> State:
         """Puts a state that was restored on the host where the program expects it."""
@@ -120,20 +129,18 @@ def lower(
     shapes = state_shapes(graph, seeds)
     specs = _specs(shapes, has_seeds=len(seeds) > 1)
     shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
-    metrics = jax.eval_shape(_over_seeds(partial(iterate, graph), seeds), shapes)[1]
-    names = tuple(sorted(metrics))
     compiled_start = (
         jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile(EXACT_PRECISION)
     )
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     options = {**EXACT_PRECISION, **(compiler_options or {})}
-    compile_with = partial(_compile_step, partial(_step, graph, seeds, names, mesh, specs), placed, options)
+    compile_with = partial(_compile_step, partial(_step, graph, seeds, mesh, specs), placed, options)
     reuses_state = graph.replay is not None
     try:
-        compiled_step = compile_with(kernels, reuses_state=reuses_state)
+        compiled_step, names = compile_with(kernels, reuses_state=reuses_state)
     except CannotFuse as reason:
         kernels = without_kernels(fusion, unroll, reason)
-        compiled_step = compile_with(kernels, reuses_state=reuses_state)
+        compiled_step, names = compile_with(kernels, reuses_state=reuses_state)
     seconds = time.perf_counter() - began
     return CompiledProgram(
         start=compiled_start,
@@ -155,12 +162,14 @@ def _compile_step(
     kernels: KernelChoice,
     *,
     reuses_state: bool,
-) -> jax.stages.Compiled:
+) -> tuple[jax.stages.Compiled, tuple[str, ...]]:
+    """The compiled step, and the names of its metrics."""
     step = step_with(kernels)
-    if not reuses_state:
-        return jax.jit(step).lower(placed).compile(dict(options))
-    count = jax.ShapeDtypeStruct((), jnp.int32)
-    return jax.jit(step, donate_argnums=0).lower(placed, count).compile(dict(options))
+    if reuses_state:
+        traced = jax.jit(step, donate_argnums=0).trace(placed, jax.ShapeDtypeStruct((), jnp.int32))
+    else:
+        traced = jax.jit(step).trace(placed)
+    return traced.lower().compile(dict(options)), traced.out_info[1].names
 
 
 def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeDtypeStruct]:
@@ -211,15 +220,14 @@ def _reduction(mesh: Mesh) -> Reduce:
 def _step(
     graph: Graph,
     seeds: Sequence[int],
-    names: tuple[str, ...],
     mesh: Mesh,
     specs: PyTree[PartitionSpec],
     kernels: KernelChoice,
-) -> Callable[..., tuple[State, Array]]:
+) -> Callable[..., tuple[State, PackedMetrics]]:
     """One iteration, or a number of them, on each device of the mesh."""
-    step, counts = _over_seeds(partial(_iterate_packed, graph, names, _reduction(mesh), kernels), seeds), ()
+    step, counts = _over_seeds(partial(_iterate_packed, graph, _reduction(mesh), kernels), seeds), ()
     if graph.replay is not None:
-        step, counts = partial(_iterate_often, step, names), (PartitionSpec(),)
+        step, counts = partial(_iterate_often, step), (PartitionSpec(),)
     if mesh.size == 1:
         return step
     return jax.shard_map(
@@ -228,25 +236,28 @@ def _step(
 
 
 def _iterate_often(
-    step: Callable[[State], tuple[State, Array]], names: tuple[str, ...], state: State, count: Int[Array, ""]
-) -> tuple[State, Float[Array, "*S metric"]]:
+    step: Callable[[State], tuple[State, PackedMetrics]], state: State, count: Int[Array, ""]
+) -> tuple[State, PackedMetrics]:
     """Several iterations, and the sums of their metrics; of flags, the lowest."""
-    flags = np.asarray([is_flag(name) for name in names])
+    shape = jax.eval_shape(step, state)[1]
+    flags = np.asarray([is_flag(name) for name in shape.names])
 
-    def again(_: Any, carry: tuple[State, Array]) -> tuple[State, Array]:
+    def again(_: Any, carry: tuple[State, PackedMetrics]) -> tuple[State, PackedMetrics]:
         state, sums = carry
         state, metrics = step(state)
-        return state, jnp.where(flags, jnp.minimum(sums, metrics), sums + metrics)
+        both = jnp.where(flags, jnp.minimum(sums.values, metrics.values), sums.values + metrics.values)
+        return state, PackedMetrics(both, shape.names)
 
-    shape = jax.eval_shape(step, state)[1]
-    return jax.lax.fori_loop(0, count, again, (state, jnp.broadcast_to(jnp.float32(flags), shape.shape)))
+    none = PackedMetrics(jnp.broadcast_to(jnp.float32(flags), shape.values.shape), shape.names)
+    return jax.lax.fori_loop(0, count, again, (state, none))
 
 
 def _iterate_packed(
-    graph: Graph, names: tuple[str, ...], reduce: Reduce, kernels: KernelChoice, state: State
-) -> tuple[State, Float[Array, " metric"]]:
+    graph: Graph, reduce: Reduce, kernels: KernelChoice, state: State
+) -> tuple[State, PackedMetrics]:
     collect_with, make_minibatch_loop = kernels.rollouts.function, kernels.gradients.function
     state, metrics = iterate(
         graph, state, reduce=reduce, collect_with=collect_with, make_minibatch_loop=make_minibatch_loop
     )
-    return state, jnp.stack([metrics[name] for name in names])
+    names = tuple(sorted(metrics))
+    return state, PackedMetrics(jnp.stack([metrics[name] for name in names]), names)
