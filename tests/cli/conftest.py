@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli.command_server import CommandServer
+
+LONGEST_SECONDS = 300
 
 
 @pytest.fixture(scope="session")
@@ -14,9 +17,21 @@ def environment_variables():
     return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 
 
+@pytest.fixture(scope="session")
+def command_server(environment_variables):
+    """Runs commands in processes that have imported Rollmill already."""
+    server = CommandServer(environment_variables)
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def rollmill(environment_variables, tmp_path):
-    """`rollmill("train", "ppo", ...)` waits and returns the finished process; `.start` does not wait."""
+def rollmill(environment_variables, command_server, tmp_path):
+    """`rollmill("train", "ppo", ...)` waits and returns the finished process; `.start` does not wait.
+
+    A command with options of its own process, such as `env`, begins with the interpreter, as a user's does;
+    others are forked from a server, which takes seconds less.
+    """
 
     class Command:
         def start(self, *arguments, **options) -> subprocess.Popen:
@@ -26,8 +41,10 @@ def rollmill(environment_variables, tmp_path):
             return subprocess.Popen(command, cwd=tmp_path, env=environment, **(pipes | options))
 
         def __call__(self, *arguments, **options) -> subprocess.CompletedProcess:
+            if not options:
+                return command_server.run([*map(str, arguments)], tmp_path, timeout=LONGEST_SECONDS)
             process = self.start(*arguments, **options)
-            output, errors = process.communicate(timeout=300)
+            output, errors = process.communicate(timeout=LONGEST_SECONDS)
             return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
     return Command()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli.command_server import CommandServer
 
 PAGE = (Path(__file__).parents[2] / "docs/extending.md").read_text()
 BLOCKS = re.findall(r"^```python[^\n]*\n(.*?)^```", PAGE, re.M | re.S)
@@ -41,6 +42,20 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def rollmill(folder):
+    """Runs a command in the folder of the page's module."""
+    server = CommandServer(os.environ)
+
+    def run_command(*arguments):
+        done = server.run(arguments, folder, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    yield run_command
+    server.close()
+
+
 def run(folder, *command):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     done = subprocess.run(
@@ -50,8 +65,8 @@ def run(folder, *command):
     return done.stdout + done.stderr
 
 
-def test_the_algorithm_learns_in_the_environment(folder):
-    printed = run(folder, "-m", "rollmill", "train", "reinforce", "Walk-v0", "--import", "mine")
+def test_the_algorithm_learns_in_the_environment(rollmill):
+    printed = rollmill("train", "reinforce", "Walk-v0", "--import", "mine")
     assert float(re.search(r"final return ([\d.]+)", printed)[1]) > 0.95
 
 
@@ -67,18 +82,18 @@ def test_the_environment_draws_itself(folder):
     assert "(20, 120, 3)" in printed
 
 
-def test_the_network_is_chosen_by_its_name(folder):
+def test_the_network_is_chosen_by_its_name(rollmill):
     sizes = ["--total-timesteps", "4096", "--num-envs", "8", "--num-steps", "32", "--env-option", "goal=3"]
-    run(folder, "-m", "rollmill", "train", "ppo", "Walk-v0", "--import", "mine", "--network", "linear", *sizes)
-    listed = run(folder, "-m", "rollmill", "list", "--import", "mine")
+    rollmill("train", "ppo", "Walk-v0", "--import", "mine", "--network", "linear", *sizes)
+    listed = rollmill("list", "--import", "mine")
     assert {"linear", "reinforce", "Walk-v0"} <= set(listed.split())
 
 
-def test_the_distribution_policy_is_drawn_and_run(folder):
+def test_the_distribution_policy_is_drawn_and_run(rollmill):
     options = ["reinforce", "Walk-v0", "--import", "mine", "--distribution", "mine:crosswise"]
-    drawn = run(folder, "-m", "rollmill", "plan", *options)
+    drawn = rollmill("plan", *options)
     assert "steps x 2" in drawn and "stages:   receive weights, collect, send trajectories" in drawn
-    run(folder, "-m", "rollmill", "train", *options, "--place", "threads", "--total-timesteps", "4096")
+    rollmill("train", *options, "--place", "threads", "--total-timesteps", "4096")
 
 
 def test_the_primitive_fuses_to_the_same_numbers(folder):
