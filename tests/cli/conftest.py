@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from cli.command_server import CommandServer
 
 LONGEST_SECONDS = 300

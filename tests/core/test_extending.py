@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from cli.command_server import CommandServer
 
 PAGE = (Path(__file__).parents[2] / "docs/extending.md").read_text()

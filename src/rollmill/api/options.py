@@ -36,15 +36,18 @@ MOST = {
 class RunOptions(PlacementOptions):
     """How a training is run and recorded.
 
-    Only four options change by more than rounding what one seed learns: `seed`; `asynchronous`, which lets actors
-    use older weights; `numerics`, the precision of kernels' matrix products; and `stop_at_return`, which may end
-    the training early.
+    Only five options change by more than rounding what one seed learns: `seed`; `start_from`, other first weights;
+    `asynchronous`, which lets actors use older weights; `numerics`, the precision of kernels' matrix products; and
+    `stop_at_return`, which may end the training early.
     """
 
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     """Seed of everything random."""
     num_seeds: Count = 1
     """Train this many seeds side by side in one program: seed, seed + 1, ..."""
+    start_from: str | None = None
+    """Begin with the weights of the policy of this run, a directory, as far as places and shapes in the networks
+    agree; optimiser and environments begin anew."""
     run_dir: Path | None = None
     """Where the run is recorded; named by algorithm, environment, seed and time under runs/ if left out."""
     checkpoint_seconds: Annotated[float, Range(0, finite=False)] = 30.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import jax
@@ -21,7 +21,7 @@ from rollmill.dataflow import Graph
 from rollmill.envs import as_environment
 from rollmill.envs.host import evaluation_start
 from rollmill.execution import EvaluationEpisodes, Evaluator, evaluator, evaluator_on_host, state_shapes
-from rollmill.record import Checkpoints, RunDirectory
+from rollmill.record import Checkpoints, Restored, RunDirectory
 
 NEWEST, BEST = "last", "best"
 """Names of checkpoints; others are numbers of iterations."""
@@ -69,23 +69,49 @@ def load_weights(
         CheckpointError: if the directory is no run, or has no whole checkpoint.
         UsageError: if that seed was not trained.
     """
+    found = restore_run(run_dir, checkpoint=checkpoint, algorithm=algorithm, imports=imports, trust=trust)
+    if seed is not None and seed not in found.seeds:
+        raise UsageError(
+            f"seed={seed} was not trained in {found.run.root}; there: {', '.join(map(str, found.seeds))}."
+        )
+    weights = found.graph.weights(found.restored.state.learner)
+    if len(found.seeds) > 1:
+        index = 0 if seed is None else found.seeds.index(seed)
+        weights = jax.tree.map(lambda leaf: leaf[index], weights)
+    return LoadedRun(found.graph, weights, found.restored.iteration, found.run.root.resolve().name)
+
+
+class RestoredRun(NamedTuple):
+    """A run that was opened again, with the state of one of its checkpoints."""
+
+    run: RunDirectory
+    graph: Graph
+    seeds: tuple[int, ...]
+    restored: Restored
+
+
+def restore_run(
+    run_dir: str | Path,
+    *,
+    checkpoint: str | int = "last",
+    algorithm: Graph | None = None,
+    imports: Sequence[str] = (),
+    trust: bool = False,
+) -> RestoredRun:
+    """A run's graph and the training state of a checkpoint; arguments are those of `load`.
+
+    Raises:
+        CheckpointError: if the directory is no run, or has no whole checkpoint.
+    """
     run = RunDirectory.open(fit("run_dir", Path, run_dir))
     graph, options = reopen(run, algorithm=algorithm, imports=imports, trust=trust)
-    if seed is not None and seed not in options.seeds:
-        raise UsageError(
-            f"seed={seed} was not trained in {run.root}; there: {', '.join(map(str, options.seeds))}."
-        )
     with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
         chosen = _iteration(run, checkpoints, checkpoint)
         check = lambda iteration, metadata: check_identity(run, metadata, iteration)
         restored = checkpoints.restore(state_shapes(graph, options.seeds), iteration=chosen, check=check)
     if restored is None:
         raise CheckpointError(f"{run.root} has no checkpoint yet; `{run.command('resume')}` starts it over.")
-    weights = graph.weights(restored.state.learner)
-    if len(options.seeds) > 1:
-        index = 0 if seed is None else options.seeds.index(seed)
-        weights = jax.tree.map(lambda leaf: leaf[index], weights)
-    return LoadedRun(graph, weights, restored.iteration, run.root.resolve().name)
+    return RestoredRun(run, graph, options.seeds, restored)
 
 
 def _iteration(run: RunDirectory, checkpoints: Checkpoints, checkpoint: str | int) -> int | None:

@@ -10,6 +10,7 @@ import jax
 
 from rollmill.api.options import RunOptions
 from rollmill.api.recorder import default_log_every
+from rollmill.api.starting import GivenWeights, begin_with
 from rollmill.core.errors import NonFiniteError
 from rollmill.dataflow import Graph, State
 from rollmill.execution import (
@@ -96,6 +97,8 @@ def open_session(
     restored: Restored | None,
     display: Display,
     strides: Sequence[int] = (),
+    *,
+    given: GivenWeights | None = None,
 ) -> contextlib.AbstractContextManager[tuple[Training, State]]:
     """A training and its first state.
 
@@ -109,10 +112,14 @@ def open_session(
         display: shows notes.
         strides: a training in one program can be had after every multiple of each of them; with workers, some
             iterations later.
+        given: weights to begin with, at the beginning.
     """
     if program is not None:
-        return _open_program(graph, program, run, options, restored, strides)
-    return _open_workers(graph, spec, run, restored, display)
+        return _open_program(graph, program, run, options, restored, given, strides)
+    begin = Saved(restored.iteration, restored.state) if restored else None
+    if given:
+        begin = Saved(0, begin_with(graph, options.seeds, given))
+    return _open_workers(graph, spec, run, begin, display)
 
 
 @contextlib.contextmanager
@@ -122,11 +129,14 @@ def _open_program(
     run: RunDirectory,
     options: RunOptions,
     restored: Restored | None,
+    given: GivenWeights | None,
     strides: Sequence[int],
 ) -> Iterator[tuple[Training, State]]:
     """A training in one program of this process, and its first state."""
     with telling_memory(graph.loops):
         state = program.place(restored.state) if restored else program.start()
+        if given:
+            state = begin_with(graph, options.seeds, given, state)
         first = restored.iteration if restored else 0
         strides = [*strides, *([options.checkpoint_iterations] if options.checkpoint_iterations else [])]
         span = options.log_every or default_log_every(graph)
@@ -136,22 +146,21 @@ def _open_program(
 
 @contextlib.contextmanager
 def _open_workers(
-    graph: Graph, spec: RunSpec, run: RunDirectory, restored: Restored | None, display: Display
+    graph: Graph, spec: RunSpec, run: RunDirectory, begin: Saved | None, display: Display
 ) -> Iterator[tuple[Training, State]]:
     """A training with workers, which build the graph from its description; and its first state."""
-    begin_with = Saved(restored.iteration, restored.state) if restored else None
     with (
         _keeping_faults(run),
         launch(
             graph,
             spec,
             run,
-            begin_with=begin_with,
+            begin_with=begin,
             show=display.note,
             fault_advice=_fault_advice(graph, run),
         ) as (coordinator, initial),
     ):
-        yield coordinator, begin_with.state if begin_with else initial
+        yield coordinator, begin.state if begin else initial
 
 
 def run_spec(plan: Plan, options: RunOptions, *, described: dict[str, Any], imports: Sequence[str]) -> RunSpec:

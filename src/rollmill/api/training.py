@@ -20,6 +20,7 @@ from rollmill.api.reopening import open_graph
 from rollmill.api.saved_run import check_identity, read_options, read_saved, read_summary
 from rollmill.api.sessions import Session, compile_program, open_session, run_spec, tell_replay_size
 from rollmill.api.specification import describe, import_modules, only_here
+from rollmill.api.starting import GivenWeights, given_weights
 from rollmill.api.trust import approved_imports
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.fields import check_names, fit
@@ -78,6 +79,8 @@ class PreparedTraining(NamedTuple):
     display: Display
     evaluation: PeriodicEvaluation | None = None
     """The evaluation of its policy while it trains."""
+    given: GivenWeights | None = None
+    """Weights that it begins with, instead of random ones."""
 
 
 def prepare_training(
@@ -92,20 +95,26 @@ def prepare_training(
     check_compiled()
     check_algorithm(algorithm)
     options = with_settings(chosen_options(options, overrides))
+    if options.start_from is not None:
+        options = replace(options, start_from=str(Path(options.start_from).resolve()))
     if options.run_dir is not None:
         RunDirectory.refuse_occupied(Path(options.run_dir))
     plan = choose_plan(algorithm, options)
     refuse_unread(plan, options)
+    given = given_weights(algorithm, options, imports)
     described = describe(algorithm)  # which traces the graph: options that cannot be used are refused before it
     plan = place_custom(plan, options, only_here(described, imports))
     RunDirectory.check_parent(run_root(described, options))
     display = choose_display(quiet=options.quiet)
+    if given:
+        display.note(str(given))
     tell_replay_size(algorithm, plan, options, display)
     evaluation = prepare_evaluation(algorithm, described, options, display)
     program = compile_program(algorithm, plan, options, display) if plan.place == "program" else None
     config = run_config(described, options, imports, plan, program.launches if program else None, recipe)
+    config |= {"started_from": given.source} if given else {}
     spec = run_spec(plan, options, described=described, imports=imports)
-    return PreparedTraining(algorithm, options, config, spec, program, display, evaluation)
+    return PreparedTraining(algorithm, options, config, spec, program, display, evaluation, given)
 
 
 def begin_training(
@@ -118,12 +127,12 @@ def begin_training(
         hooks: called with events.
         watch: may put another session around that of the training.
     """
-    algorithm, options, config, spec, program, display, evaluation = prepared
+    algorithm, options, config, spec, program, display, evaluation, given = prepared
     run = create_run(config, options)
     display.note(f"run {run.root}")
     with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
         strides = [evaluation.every] if evaluation else []
-        session = open_session(algorithm, program, spec, run, options, None, display, strides)
+        session = open_session(algorithm, program, spec, run, options, None, display, strides, given=given)
         return drive(
             watch(session), run, algorithm, options, display, checkpoints, None, hooks=hooks, evaluation=evaluation
         )
@@ -201,6 +210,7 @@ def resume(
         custom = only_here(described, modules)
         plan = place_custom(plan or choose_plan(graph, options), options, custom, saved=plan is not None)
         tell_replay_size(graph, plan, options, display)
+        given = None if restored else given_weights(graph, options, modules)  # killed before its first checkpoint
         evaluation = prepare_evaluation(graph, described, options, display)
         program = None
         if plan.place == "program":
@@ -211,7 +221,7 @@ def resume(
             note_option(run, "stop_at_return", options.stop_at_return)
         spec = run_spec(plan, options, described=described, imports=modules)
         strides = [evaluation.every] if evaluation else []
-        session = open_session(graph, program, spec, run, options, restored, display, strides)
+        session = open_session(graph, program, spec, run, options, restored, display, strides, given=given)
         return drive(
             session, run, graph, options, display, checkpoints, restored, hooks=hooks, evaluation=evaluation
         )

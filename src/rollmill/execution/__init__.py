@@ -13,7 +13,7 @@ from rollmill.execution.faults.replay import Replayed, has_fault, has_message, r
 from rollmill.execution.launch import launch
 from rollmill.execution.matches import Game, MatchResult, Player, play_match
 from rollmill.execution.program.cache import cache_directory, enable_compilation_cache
-from rollmill.execution.program.compiled import CompiledProgram, lower, state_shapes
+from rollmill.execution.program.compiled import CompiledProgram, lower, start_state, state_shapes
 from rollmill.execution.program.devices import take_devices, telling_memory
 from rollmill.execution.program.dispatch import Window, dispatch_ahead
 from rollmill.execution.program.kernels import Fusion, Launches
@@ -57,6 +57,7 @@ __all__ = [
     "has_fault",
     "has_message",
     "replay_fault",
+    "start_state",
     "state_shapes",
     "stop_at_fault",
     "take_devices",

@@ -177,6 +177,11 @@ def state_shapes(graph: Graph, seeds: Sequence[int] = (0,)) -> PyTree[jax.ShapeD
     return jax.eval_shape(partial(_start, graph, seeds))
 
 
+def start_state(graph: Graph, seeds: Sequence[int] = (0,)) -> State:
+    """The training state before the first iteration, on the default device."""
+    return jax.jit(partial(_start, graph, seeds))()
+
+
 def check_devices(loops: Loops, num_devices: int) -> None:
     """Whether every device can hold an equal number of whole shards."""
     if loops.num_shards % num_devices:
