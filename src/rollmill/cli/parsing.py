@@ -132,7 +132,7 @@ def _group(action: Any) -> str:
         return "environment"
     if "network" in holder or action.dest == "network-name":
         return "network"
-    if holder == "hyperparameters" or action.dest in ("algorithm", "recipe"):
+    if holder == "hyperparameters" or action.dest in ("algorithm", "config", "recipe"):
         return "algorithm"
     if holder != "run":
         return "options"

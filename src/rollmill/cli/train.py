@@ -20,6 +20,7 @@ from rollmill.api import (
     unwatched,
 )
 from rollmill.api import train as train_run
+from rollmill.cli.config_file import with_config_file
 from rollmill.cli.environment_options import EnvOptions, Transforms, chosen_environment_options
 from rollmill.cli.parsing import flags_and_lists, given_options, parse, values_of
 from rollmill.cli.searching import SearchOptions, planned
@@ -67,7 +68,7 @@ def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0 if arguments else 2
-    with planned(arguments) as words:
+    with planned(with_config_file(arguments)) as words:
         given, _ = parse_training(words)
         prepare_devices(given.options, environment=given.chosen.environment)
         graph = given.graph_of(None)
@@ -148,7 +149,7 @@ def parse_training(
     Raises:
         UsageError: they are wrong.
     """
-    name, *rest = arguments
+    name, *rest = with_config_file(arguments)
     find_own_algorithm(name, rest)
     chosen = parse(_arguments(name, rest, more), rest, prog=f"rollmill {command} {name}")
     chosen.searching.check(given_options(rest))
@@ -274,6 +275,7 @@ def _arguments(name: str, rest: list[str], more: Field | None = None) -> type:
             ("env_options", EnvOptions, ()),
             ("transforms", Transforms, ()),
             ("network_name", NetworkName, None),
+            ("config", Annotated[str | None, tyro.conf.arg(help=_CONFIG, metavar="FILE")], None),
             ("recipe", Annotated[str | None, tyro.conf.arg(help=_RECIPE, metavar="NAME")], None),
             ("imports", Imports, ()),
             *([more] if more else []),
@@ -286,6 +288,7 @@ def _arguments(name: str, rest: list[str], more: Field | None = None) -> type:
 
 
 _ENVIRONMENT = tyro.conf.arg(metavar="ENVIRONMENT", help="Id of the environment; `rollmill list` shows them.")
+_CONFIG = "Options from a TOML file or from a run's config.json; those given here come before them."
 _RECIPE = "Start from a recipe's hyperparameters and options of the environment; `rollmill list` shows them."
 
 
