@@ -130,3 +130,14 @@ def test_a_run_goes_on_without_the_kernels_that_it_began_with(tmp_path):
     assert resumed.summary["weights_sha256"] == run.summary["weights_sha256"]
     with pytest.raises(UsageError, match="unroll cannot be changed"):
         rollmill.resume(run.directory, unroll=2, quiet=True)
+
+
+def test_a_run_with_kernels_goes_on_in_several_programs_without_them(tmp_path, capsys):
+    run = rollmill.train(small(), run_dir=tmp_path / "run", fusion="rollout", **QUIET)
+    later = {"total_timesteps": 2 * run.summary["total_env_steps"]}
+    elsewhere = {"distribution": "single-learner-coarse", "place": "threads"}
+    with pytest.raises(UsageError, match="fusion=full makes kernels of one program"):
+        rollmill.resume(run.directory, changes=later, fusion="full", quiet=True, **elsewhere)
+    resumed = rollmill.resume(run.directory, changes=later, **elsewhere)
+    assert resumed.summary["total_env_steps"] == later["total_timesteps"]
+    assert "this run goes on without kernels" in capsys.readouterr().err

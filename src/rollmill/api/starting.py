@@ -20,6 +20,7 @@ from rollmill.api.policies import restore_run
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph, State, start_learner
 from rollmill.execution import start_state, state_shapes
+from rollmill.record import Restored
 
 ANEW = ("optimiser", "optimisers", "progress")
 """Fields of a learner that are not taken from another run."""
@@ -41,19 +42,25 @@ class GivenWeights(NamedTuple):
         )
 
 
-def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> GivenWeights | None:
+def given_weights(
+    graph: Graph, options: RunOptions, imports: Sequence[str], restored: Restored | None = None
+) -> GivenWeights | None:
     """The weights that a training begins with; None without `options.start_from`.
 
-    Of a run that trained several seeds, those of the first.
+    Args:
+        graph: what is trained.
+        options: with the run that they come from; of several seeds that it trained, those of the first.
+        imports: modules that the user names.
+        restored: the checkpoint that a training goes on from, which begins with nothing else then.
 
     Raises:
         CheckpointError: `start_from` is no run, or has no whole checkpoint.
         UsageError: the two learners have nothing in common.
     """
-    if options.start_from is None:
+    if options.start_from is None or restored is not None:
         return None
-    run, other, seeds, restored = restore_run(options.start_from, imports=imports)
-    learner = restored.state.learner
+    run, other, seeds, found = restore_run(options.start_from, imports=imports)
+    learner = found.state.learner
     if len(seeds) > 1:
         learner = jax.tree.map(lambda leaf: leaf[0], learner)
     theirs = _weights_of(learner)
@@ -66,9 +73,7 @@ def given_weights(graph: Graph, options: RunOptions, imports: Sequence[str]) -> 
             f"of those of {_name(graph)}. hint: give both the same network."
         )
     lacking = sorted(set(ours) - set(arrays))
-    return GivenWeights(
-        arrays, {"run": str(run.root.resolve()), "iteration": restored.iteration, "lacking": lacking}
-    )
+    return GivenWeights(arrays, {"run": str(run.root.resolve()), "iteration": found.iteration, "lacking": lacking})
 
 
 def begin_with(graph: Graph, seeds: Sequence[int], given: GivenWeights, state: State | None = None) -> State:

@@ -208,9 +208,9 @@ def resume(
             return Run(run.root, summary, 0)
         described = _described(saved.graph, settings, graph, passed=algorithm is not None, display=display)
         custom = only_here(described, modules)
-        plan = place_custom(plan or choose_plan(graph, options), options, custom, saved=plan is not None)
+        plan, options = _placed(plan, graph, options, custom, keeps_fusion=fusion is None, display=display)
         tell_replay_size(graph, plan, options, display)
-        given = None if restored else given_weights(graph, options, modules)  # killed before its first checkpoint
+        given = given_weights(graph, options, modules, restored)
         evaluation = prepare_evaluation(graph, described, options, display)
         program = None
         if plan.place == "program":
@@ -225,6 +225,37 @@ def resume(
         return drive(
             session, run, graph, options, display, checkpoints, restored, hooks=hooks, evaluation=evaluation
         )
+
+
+def _placed(
+    saved: Plan | None,
+    graph: Graph,
+    options: RunOptions,
+    custom: Sequence[str],
+    *,
+    keeps_fusion: bool,
+    display: Display,
+) -> tuple[Plan, RunOptions]:
+    """Where a run goes on, and its options there.
+
+    Kernels that it had in one program are not asked for in several, which have none.
+
+    Args:
+        saved: the plan that it had, where it stays in its place.
+        graph: what is trained.
+        options: with the new placement.
+        custom: names of parts that are made in Python.
+        keeps_fusion: True if fusion is the run's own, and nobody asks for it now.
+        display: shows notes.
+    """
+    if saved is not None:
+        return place_custom(saved, options, custom, saved=True), options
+    if keeps_fusion and options.fusion in ("rollout", "full"):
+        unfused = replace(options, fusion="auto")
+        if choose_plan(graph, unfused).place != "program":
+            display.note(f"note: fusion={options.fusion} needs one program; this run goes on without kernels")
+            options = unfused
+    return place_custom(choose_plan(graph, options), options, custom), options
 
 
 def _check_checkpoint(
