@@ -11,9 +11,7 @@ from pathlib import Path
 
 # Small programs that run for a moment cost less where XLA does not optimise them, in the tests' own processes too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# XLA's newer emitters of fused loops make programs on CPUs half as fast again, and compile for twice as long.
-QUICK_COMPILATION = "--xla_cpu_use_fusion_emitters=false"
-os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=2 {QUICK_COMPILATION}")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 if "ROLLMILL_STATE_DIR" not in os.environ:  # not the user's own; one for all processes of a test run
     OWN = tempfile.mkdtemp(prefix="rollmill-tests-")
     os.environ |= {"ROLLMILL_STATE_DIR": OWN, "ROLLMILL_CACHE_DIR": f"{OWN}/cache"}

@@ -160,7 +160,7 @@ def process():
     opened = []
 
     def start(*words, check_stop=lambda: None):
-        environment = os.environ | {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false"}
+        environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
         opened.append(CandidateProcess(words, check_stop=check_stop, environment=environment))
         return opened[-1]
 

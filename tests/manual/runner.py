@@ -54,7 +54,7 @@ def answer_request(request: dict, answer: Path) -> None:
     os.chdir(folder)
     os.symlink(ROOT / "examples", folder / "examples")
     os.environ["PATH"] = f"{commands_folder(folder.parent)}{os.pathsep}{os.environ['PATH']}"
-    os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"  # one device, and quick compilation
+    os.environ.pop("XLA_FLAGS", None)
     log = folder.parent / "log.txt"
     chosen = [one for one in snippets_of(ROOT / request["page"]) if is_run(one, slow=request["slow"])]
     error, seconds = None, {}
