@@ -39,7 +39,7 @@ class Rollout(NamedTuple):
     batch: Batch
 
 
-@pytest.fixture(scope="module", params=list(NETWORKS))
+@pytest.fixture(scope="module", params=["mlp", pytest.param("gru", marks=pytest.mark.slow)])
 def rollout(request):
     config = configure(request.param, ent_coef=0.05, vf_coef=0.7)
     graph = rollmill.a3c(restless(), config)

@@ -327,6 +327,7 @@ def test_tic_tac_toe_is_learned_so_that_no_perfect_player_wins():
     assert min(worst_result(untrained, symbol) for symbol in "XO") == -1
 
 
+@pytest.mark.slow
 def test_resumed_is_never_stopped(tmp_path):
     options = {"quiet": True, "tensorboard": False, "checkpoint_iterations": 1, "keep_last": 20}
     graph = small(iterations=6, weight_decay=1e-4, td_lambda=0.9)

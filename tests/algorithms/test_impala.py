@@ -42,7 +42,7 @@ class Rollout(NamedTuple):
     minibatch: Batch
 
 
-@pytest.fixture(scope="module", params=list(NETWORKS))
+@pytest.fixture(scope="module", params=["mlp", pytest.param("gru", marks=pytest.mark.slow)])
 def rollout(request):
     config = configure(request.param, **SETTINGS)
     graph = rollmill.impala(restless(), config)

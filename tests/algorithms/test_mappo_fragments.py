@@ -49,7 +49,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [pytest.param("ippo", marks=pytest.mark.slow), "mappo"])
 def test_a_lone_agent_learns_what_ppo_learns(variant):
     name, algorithm, central, how = VARIANTS[variant]
     env = rollmill.make(name)

@@ -77,7 +77,7 @@ def test_dqn_learns_which_action_is_rewarded(options):
     assert returns.min() == returns.max() == 1
 
 
-@pytest.mark.parametrize("algorithm", ["sac", "td3"])
+@pytest.mark.parametrize("algorithm", ["sac", pytest.param("td3", marks=pytest.mark.slow)])
 def test_continuous_actions_find_their_best(algorithm):
     graph = ALGORITHMS[algorithm](
         rollmill.make("Probe-ContinuousAction-v0"), **SMALL, total_timesteps=8 * 800, gradient_steps=2

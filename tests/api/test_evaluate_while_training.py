@@ -108,6 +108,7 @@ def test_each_seed_is_evaluated(tmp_path):
     assert row["evaluation/return"] == pytest.approx(np.mean(each)) and row["evaluation/episodes"] == 10
 
 
+@pytest.mark.slow
 def test_a_replay_memory_is_evaluated_on_a_state_that_is_there(tmp_path):
     config = {"num_envs": 8, "num_steps": 8, "total_timesteps": 640, "network": SMALL, "buffer_size": 320}
     graph = rollmill.dqn("CartPole-v1", batch_size=8, learning_starts=64, **config)
@@ -121,6 +122,7 @@ def test_a_replay_memory_is_evaluated_on_a_state_that_is_there(tmp_path):
     ("algorithm", "env"),
     [("mappo", "TagGridWorld-Small-v0"), pytest.param("ppo", "gymnasium:CartPole-v1", marks=SLOW)],
 )
+@pytest.mark.slow
 def test_several_agents_and_environments_of_the_host_are_evaluated(tmp_path, algorithm, env):
     graph = small(env, iterations=3, algorithm=algorithm)
     run = rollmill.train(graph, run_dir=tmp_path / "run", **EVERY, **QUIET)

@@ -214,6 +214,7 @@ def test_functions_with_arguments_of_their_own_are_hooks():
 # --- the option -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_return_to_stop_at_is_kept_when_the_run_goes_on(tmp_path):
     graph = small(iterations=60)
     run = rollmill.train(graph, run_dir=tmp_path / "run", stop_at_return=5.0, checkpoint_iterations=5, **QUIET)

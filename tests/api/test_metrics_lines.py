@@ -61,6 +61,7 @@ def test_a_run_that_goes_on_writes_the_lines_of_one_that_never_stopped(tmp_path)
             assert ours[name] == theirs[name]
 
 
+@pytest.mark.slow
 def test_the_learning_rate_is_that_of_the_iteration(tmp_path):
     lines = trained(tmp_path, "run", config={"learning_rate": 0.01})
     assert [line["learning_rate"] for line in lines] == pytest.approx([0.01 * (1 - i / 6) for i in range(6)])

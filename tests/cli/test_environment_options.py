@@ -30,6 +30,7 @@ def test_a_value_that_may_mean_something_else_is_refused(texts, message):
         parse_env_options(texts)
 
 
+@pytest.mark.slow
 def test_options_reach_workers_evaluation_and_a_resumed_run(rollmill, tmp_path):
     shorter = ["--env-option", "max_episode_steps=2"]
     option = ["--env-option", "max_episode_steps=3"]

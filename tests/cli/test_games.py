@@ -68,6 +68,7 @@ def test_the_policy_may_begin_and_a_person_may_stop(trained, rollmill):
     assert code == 0 and "game abandoned" in output
 
 
+@pytest.mark.slow
 def test_matches_against_fixed_opponents_and_earlier_checkpoints(trained, rollmill):
     against = ["--against", "lookahead-1", "--episodes", 20, "--json"]
     done = rollmill("evaluate", trained, *against)

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODULE = ["--import", "custom_algorithm"]
 
 
+@pytest.mark.slow
 def test_the_example_trains_in_processes_by_its_names(rollmill, tmp_path):
     own = {"env": {"PYTHONPATH": str(EXAMPLES)}}
     assert len((EXAMPLES / "custom_algorithm.py").read_text().splitlines()) < 80

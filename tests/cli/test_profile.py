@@ -97,6 +97,7 @@ def test_workers_are_profiled_in_their_own_processes(rollmill, tmp_path):
     assert {("collect", "policy"), ("learn", "gradients")} <= {operation.path for operation in found.operations}
 
 
+@pytest.mark.slow
 def test_environments_of_python_are_the_simulator(rollmill, tmp_path):
     done = rollmill(
         *("profile", "ppo", "gymnasium:CartPole-v1", *SMALL, *SHORT, "--output", tmp_path / "out"),

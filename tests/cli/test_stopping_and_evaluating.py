@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 SIZES = ["--num-envs", 16, "--num-steps", 16, "--total-timesteps", 16 * 16 * 60, "--network.hidden-sizes", 8]
 RUN = ["--run-dir", "run", "--no-tensorboard", "--checkpoint-iterations", 2]
 
@@ -25,6 +27,7 @@ def test_a_training_stops_at_a_return_and_says_so(rollmill, tmp_path):
     assert wrong.returncode == 2 and "stop_at_return=nan must be finite" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_evaluations_are_those_of_the_command(rollmill, tmp_path):
     options = ["--evaluate-every", 16 * 16 * 20, "--evaluate-episodes", 6]
     done = rollmill("train", "ppo", "CartPole-v1", *SIZES, *RUN, *options)

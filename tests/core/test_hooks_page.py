@@ -17,6 +17,7 @@ EVENTS = [
 EVENTS.remove(hooks.TrainingEvent)
 
 
+@pytest.mark.slow
 def test_the_code_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     scope = {}

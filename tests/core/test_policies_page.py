@@ -12,6 +12,7 @@ PAGE = (ROOT / "docs/policies.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_runs(tmp_path):
     for package in ("jax2onnx", "onnxruntime"):
         pytest.importorskip(package, reason="export as ONNX is an extra")

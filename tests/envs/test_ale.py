@@ -144,6 +144,7 @@ def test_games_keep_the_contract():
 # --- trainings ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_evaluations_of_a_training_are_those_of_whole_games(tmp_path):
     network = rollmill.NetworkConfig(torso="cnn", hidden_sizes=(8,), convolutions=((4, 8, 8),), shared_torso=True)
     env = envs.make("ale:Breakout", max_num_frames_per_episode=1200)  # a policy may never serve

@@ -114,7 +114,6 @@ FAST = {
     ("impala", "single-learner-coarse"),
     ("dqn", "single-learner-coarse"),
     ("dqn", "central"),
-    ("alphazero", "single-learner-coarse"),
 }
 TABLE = [
     pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)

@@ -316,6 +316,7 @@ def test_requests_of_one_session_are_computed_one_after_the_other(t_maze):
         assert is_held(policy.memory, server)
 
 
+@pytest.mark.slow
 def test_a_search_is_refused_and_its_network_alone_is_served_with_legal_actions(tmp_path):
     small = {"num_envs": 4, "num_steps": 4, "num_minibatches": 1, "total_timesteps": 16}
     network = rollmill.NetworkConfig(hidden_sizes=(8,), shared_torso=True)
