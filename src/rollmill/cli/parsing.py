@@ -23,7 +23,7 @@ RECORDING = {
     "quiet",
 }
 FUSION = {"fusion", "numerics", "unroll"}
-RUN = {"seed", "num-seeds", "stop-at-return"}
+RUN = {"config", "start-from", "seed", "num-seeds", "stop-at-return"}
 EVALUATION = {
     "evaluate-every",
     "evaluate-episodes",
@@ -132,9 +132,9 @@ def _group(action: Any) -> str:
         return "environment"
     if "network" in holder or action.dest == "network-name":
         return "network"
-    if holder == "hyperparameters" or action.dest in ("algorithm", "config", "recipe"):
+    if holder == "hyperparameters" or action.dest in ("algorithm", "recipe"):
         return "algorithm"
-    if holder != "run":
+    if holder != "run" and name not in RUN:
         return "options"
     return next((group for group, names in _OF_RUNS.items() if name in names), "placement")
 
