@@ -43,6 +43,14 @@ def write_result(name: str, result: dict, *, directory: Path = RESULTS) -> Path:
     return path
 
 
+def rejax_figures(python: str, algorithm: str, settings: Mapping[str, Any], *, repeats: int) -> list[float]:
+    """Steps per second of whole trainings by Rejax, in a Python of its own (rejax_training.py)."""
+    order = {"algorithm": algorithm, "settings": settings, "repeats": repeats}
+    command = [python, str(Path(__file__).parent / "rejax_training.py"), json.dumps(order)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])["figures"]
+
+
 def compiled(functions: Mapping[Any, Callable], arguments: Sequence[Any]) -> dict[Any, Callable]:
     """The functions compiled for these arguments, side by side; those that cannot be are reported and left out."""
 

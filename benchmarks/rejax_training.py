@@ -1,31 +1,31 @@
-"""Prints the steps per second of Rejax's PPO as JSON; runs in a Python that has rejax 0.1.3 and gymnax 0.0.9."""
+"""Prints the steps per second of an algorithm of Rejax as JSON; runs in a Python that has rejax 0.1.3 and gymnax 0.0.9.
+
+One argument, a JSON object: `algorithm` is the name of Rejax's class, `settings` are what its `create` takes,
+`repeats` the number of whole trainings that are timed; evaluations are left out, and compilation is not timed.
+"""
 
 import json
 import sys
 import time
 
 import jax
-from rejax import PPO
+import rejax
 
-num_envs, num_steps, epochs, num_minibatches, iterations, repeats = map(int, sys.argv[1:7])
-total = num_envs * num_steps * iterations
-algorithm = PPO.create(
-    env="CartPole-v1",
-    num_envs=num_envs,
-    num_steps=num_steps,
-    num_epochs=epochs,
-    num_minibatches=num_minibatches,
-    total_timesteps=total,
-    eval_freq=total,
-    skip_initial_evaluation=True,
-    learning_rate=2.5e-4,
-    agent_kwargs={"activation": "tanh", "hidden_layer_sizes": (64, 64)},
-).replace(eval_callback=lambda *_: ())
-train = jax.jit(algorithm.train).lower(jax.random.key(0)).compile()
-jax.block_until_ready(train(jax.random.key(0)))
-figures = []
-for seed in range(repeats):
-    began = time.perf_counter()
-    jax.block_until_ready(train(jax.random.key(seed)))
-    figures.append(total / (time.perf_counter() - began))
-print(json.dumps({"figures": figures, "jax": jax.__version__}))
+
+def main() -> None:
+    order = json.loads(sys.argv[1])
+    total = order["settings"]["total_timesteps"]
+    settings = order["settings"] | {"eval_freq": total, "skip_initial_evaluation": True}
+    algorithm = getattr(rejax, order["algorithm"]).create(**settings).replace(eval_callback=lambda *_: ())
+    train = jax.jit(algorithm.train).lower(jax.random.key(0)).compile()
+    jax.block_until_ready(train(jax.random.key(0)))
+    figures = []
+    for seed in range(order["repeats"]):
+        began = time.perf_counter()
+        jax.block_until_ready(train(jax.random.key(seed)))
+        figures.append(total / (time.perf_counter() - began))
+    print(json.dumps({"figures": figures, "jax": jax.__version__}))
+
+
+if __name__ == "__main__":
+    main()

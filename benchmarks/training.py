@@ -10,19 +10,15 @@ least code that trains PPO in one XLA program (one_xla_program.py).
 """
 
 import argparse
-import json
-import subprocess
 import time
 from pathlib import Path
 
 import jax
-from measure import RESULTS, spread, write_result
+from measure import RESULTS, rejax_figures, spread, write_result
 from one_xla_program import Sizes, steps_per_second
 
 import rollmill
 from rollmill.execution import dispatch_ahead, lower
-
-HERE = Path(__file__).parent
 
 
 def rollmill_steps_per_second(
@@ -49,9 +45,17 @@ def rollmill_steps_per_second(
 
 
 def rejax_steps_per_second(python: str, sizes: Sizes, *, iterations: int, repeats: int) -> list[float]:
-    command = [python, str(HERE / "rejax_training.py"), *map(str, (*sizes, iterations, repeats))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])["figures"]
+    settings = {
+        "env": "CartPole-v1",
+        "num_envs": sizes.num_envs,
+        "num_steps": sizes.num_steps,
+        "num_epochs": sizes.epochs,
+        "num_minibatches": sizes.num_minibatches,
+        "total_timesteps": sizes.num_envs * sizes.num_steps * iterations,
+        "learning_rate": 2.5e-4,
+        "agent_kwargs": {"activation": "tanh", "hidden_layer_sizes": (64, 64)},
+    }
+    return rejax_figures(python, "PPO", settings, repeats=repeats)
 
 
 def compare(sizes: Sizes, *, iterations: int, rounds: int, rejax: str | None, unroll: int | None) -> dict:
