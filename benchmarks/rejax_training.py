@@ -1,4 +1,4 @@
-"""Prints the steps per second of an algorithm of Rejax as JSON; runs in a Python that has rejax 0.1.3 and gymnax 0.0.9.
+"""Prints the steps per second of Rejax as JSON; runs in a Python that has rejax 0.1.3 and gymnax 0.0.9.
 
 One argument, a JSON object: `algorithm` is the name of Rejax's class, `settings` are what its `create` takes,
 `repeats` the number of whole trainings that are timed; evaluations are left out, and compilation is not timed.

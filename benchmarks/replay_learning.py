@@ -4,7 +4,7 @@
     python benchmarks/replay_learning.py td3-half-cheetah --at-once 5 --runs runs/replay --seconds 560
 
 Every seed is a run of its own, in its own process; with `--seconds` runs are stopped then, and the next call goes
-on with them. The return of a run is the mean of its last 100 training episodes, which explore, as in CleanRL's
+on with them, or with `--accept-stopped` they count as they are, each with the steps that it has made. The return of a run is the mean of its last 100 training episodes, which explore, as in CleanRL's
 curves; where nothing is published, also that of 100 episodes of the greedy policy. Writes
 results/replay-learning.json once all runs of the studies have finished.
 """
@@ -141,13 +141,13 @@ def train_one(name: str, seed: int, directory: Path) -> None:
     rollmill.train(graph, seed=seed, run_dir=directory, checkpoint_seconds=120, keep_last=1, keep_best=0)
 
 
-def train_all(names: list[str], directory: Path, *, at_once: int, seconds: float) -> None:
-    """Trains all seeds of the studies, some at once; stops those that are not done after some seconds.
+def train_all(names: list[str], seeds: list[int], directory: Path, *, at_once: int, seconds: float) -> None:
+    """Trains seeds of the studies, some at once; stops those that are not done after some seconds.
 
     Each has a part of the cores, and of a GPU, which they share by MPS where it can be had.
     """
     until = time.monotonic() + seconds
-    waiting = [(name, seed) for name in names for seed in SEEDS if not _finished(directory, name, seed)]
+    waiting = [(name, seed) for name in names for seed in seeds if not _finished(directory, name, seed)]
     if not waiting:
         return
     running: dict[int, subprocess.Popen] = {}
@@ -179,18 +179,18 @@ def _started(name: str, seed: int, directory: Path, part: MachinePart) -> subpro
         )
 
 
-def _finished(directory: Path, name: str, seed: int) -> dict[str, Any] | None:
+def _finished(directory: Path, name: str, seed: int, *, or_stopped: bool = False) -> dict[str, Any] | None:
     summary = directory / f"{name}-{seed}" / "summary.json"
     if not summary.exists():
         return None
     content = json.loads(summary.read_text())
-    return content if content["status"] == "finished" else None
+    return content if or_stopped or content["status"] == "finished" else None
 
 
-def result_of(name: str, directory: Path) -> dict[str, Any] | None:
-    """The returns of all seeds; None while one is not finished."""
+def result_of(name: str, directory: Path, *, or_stopped: bool) -> dict[str, Any] | None:
+    """The returns of all seeds; None while one is not finished, or else has not been stopped either."""
     study = STUDIES[name]
-    summaries = [_finished(directory, name, seed) for seed in SEEDS]
+    summaries = [_finished(directory, name, seed, or_stopped=or_stopped) for seed in SEEDS]
     if any(summary is None for summary in summaries):
         return None
     returns = [summary["final_return"] for summary in summaries]
@@ -201,6 +201,7 @@ def result_of(name: str, directory: Path) -> dict[str, Any] | None:
         "environment": study.environment,
         "config": study.config,
         "seeds": list(SEEDS),
+        "env_steps": [summary["env_steps"] for summary in summaries],
         "final_returns": returns,
         "mean": mean,
         "standard_deviation": deviation,
@@ -235,6 +236,8 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/replay-learning"))
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="to train now")
+    parser.add_argument("--accept-stopped", action="store_true")
     parser.add_argument("--result", default="replay-learning")
     parser.add_argument("--directory", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--one", nargs=2)
@@ -245,8 +248,8 @@ def main() -> None:
         return
     names = options.studies or list(STUDIES)
     options.runs.mkdir(parents=True, exist_ok=True)
-    train_all(names, options.runs, at_once=options.at_once, seconds=options.seconds)
-    results = {name: result_of(name, options.runs) for name in names}
+    train_all(names, options.seeds, options.runs, at_once=options.at_once, seconds=options.seconds)
+    results = {name: result_of(name, options.runs, or_stopped=options.accept_stopped) for name in names}
     done = {name: result for name, result in results.items() if result is not None}
     for name, result in done.items():
         print(f"{name}: {result['mean']:.1f} +- {result['standard_deviation']:.1f}", result["final_returns"])

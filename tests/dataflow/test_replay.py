@@ -243,3 +243,11 @@ def test_a_graph_without_a_replay_memory_has_no_rings():
     assert empty_rings(rollmill.ppo("CartPole-v1"), jnp.arange(2)) == ()
     assert isinstance(empty_rings(graph_of(capacity=24), jnp.arange(2)), ReplayRing)
     assert Batch(())
+
+
+def test_one_environment_does_not_copy_its_ring():
+    graph = dqn("CartPole-v1", num_envs=1, buffer_size=10_007, learning_starts=500, total_timesteps=2_000)
+    program = lower(graph)
+    text = program.advance.lower(program.start(), 2).compile().as_text()
+    copies = [line for line in text.splitlines() if "10007" in line.split(" copy(")[0] and " copy(" in line]
+    assert not copies

@@ -1,5 +1,6 @@
 """Optimisers of all algorithms: gradient clipping, scaling, and a step at an annealed learning rate."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -59,7 +60,8 @@ def clipped_descent(
         step = optax.scale(-learning_rate)
     else:
         step = _scheduled(rate_schedule(learning_rate, anneal_over=anneal_over))
-    return optax.flatten(optax.chain(optax.clip_by_global_norm(max_grad_norm), scaling, step))
+    clipping = optax.clip_by_global_norm(max_grad_norm) if max_grad_norm < math.inf else optax.identity()
+    return optax.flatten(optax.chain(clipping, scaling, step))
 
 
 def rate_schedule(learning_rate: float | optax.Schedule, *, anneal_over: int | None = None) -> optax.Schedule:

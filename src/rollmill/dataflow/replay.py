@@ -142,11 +142,13 @@ def store(rings: ReplayRing, steps: Step, *, shard_width: int) -> ReplayRing:
     view = View(by_env.observation, by_env.action_mask)
     all_legal = jax.tree.map(jnp.ones_like, by_env.action_mask)
     final = View(by_env.final_observation, all_legal)
-    views = _written(rings.views, _flat_rows(view), slot % capacity)
-    views = _written(views, _flat_rows(final), jnp.where(extra > 0, (slot + 1) % capacity, capacity))
     after = ReplayRing(
-        views=views,
-        outcomes=_written(rings.outcomes, _flat_rows(outcome), step % capacity),
+        views=_written(
+            rings.views,
+            jax.tree.map(lambda *rows: jnp.concatenate(rows), _flat_rows(view), _flat_rows(final)),
+            jnp.stack([slot % capacity, jnp.where(extra > 0, (slot + 1) % capacity, capacity)]),
+        ),
+        outcomes=_written(rings.outcomes, _flat_rows(outcome), (step % capacity)[None]),
         slots=rings.slots + num_steps + extra.sum(axis=1),
         steps=rings.steps + num_steps,
         oldest=rings.oldest,
@@ -245,15 +247,21 @@ def _flat_rows(tree: PyTree[Array]) -> Rows:
     return to_rows(jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), tree))
 
 
-def _written(into: Rows, rows: Rows, places: Int[Array, "E T"]) -> Rows:
-    """Rows `[E, C, ...]` with others at these places of each environment; places at `C` are left out."""
+def _written(into: Rows, rows: Rows, places: Int[Array, "N E T"]) -> Rows:
+    """Rows `[E, C, ...]` with `N * E * T` others at these places of each environment; places at `C` are left out.
+
+    A single row is written twice, since XLA turns a scatter of one row into the update of a slice, computes that
+    wherever it is used, and copies the whole table for it.
+    """
     num_envs, capacity = into.words.shape[:2]
-    first = jnp.arange(num_envs, dtype=jnp.int32)[:, None] * capacity
+    first = jnp.arange(num_envs, dtype=jnp.int32)[None, :, None] * capacity
     flat = jnp.where(places < capacity, first + places, num_envs * capacity).reshape(-1)
+    times = 2 if len(flat) == 1 else 1
 
     def write(table: Array, new: Array) -> Array:
         together = table.reshape(num_envs * capacity, *table.shape[2:])
-        return together.at[flat].set(new, mode="drop").reshape(table.shape)
+        new = jnp.tile(new, (times, *[1] * (new.ndim - 1)))
+        return together.at[jnp.tile(flat, times)].set(new, mode="drop").reshape(table.shape)
 
     return jax.tree.map(write, into, rows)
 

@@ -1,5 +1,6 @@
 """Runs graphs: in one compiled program or with workers; evaluation; and what to do at a fault."""
 
+from rollmill.core.threefry import unroll_threefry
 from rollmill.execution.evaluation import (
     EvaluationEpisodes,
     Evaluator,
@@ -21,6 +22,8 @@ from rollmill.execution.program_training import ProgramTraining
 from rollmill.execution.replay_size import check_replay_size, replay_size
 from rollmill.execution.reports import Recorded, Report, Saved, Training
 from rollmill.execution.run_spec import RunSpec
+
+unroll_threefry()
 
 __all__ = [
     "check_replay_size",

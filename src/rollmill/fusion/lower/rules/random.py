@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry_prng_impl
 
+from rollmill.core.threefry import PARITY, ROTATIONS, TURNS
 from rollmill.fusion.errors import LoweringError
 from rollmill.fusion.ir import Node
 from rollmill.fusion.lower.context import Lowering
@@ -25,11 +26,6 @@ from rollmill.fusion.lower.values import (
     no_nodes,
     positions,
 )
-
-ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-"""Rotations of threefry, by turns (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)."""
-
-PARITY = 0x1BD11BDA
 
 WORD = np.dtype(np.uint32)
 
@@ -129,7 +125,7 @@ def threefry(ctx: Lowering, key_0: Node, key_1: Node, count_0: Node, count_1: No
     keys = (key_0, key_1, xor(xor(key_0, key_1), ctx.constant(PARITY, WORD)))
     # The key schedule: two words of key, and their parity, added in turns after every four rounds.
     x, y = add(count_0, key_0), add(count_1, key_1)
-    for turn in range(5):
+    for turn in range(TURNS):
         for distance in ROTATIONS[turn % 2]:
             x = add(x, y)
             y = xor(x, _rotated(ctx, y, distance))
