@@ -8,22 +8,19 @@ in docs/learning.md. Needs matplotlib.
 """
 
 import argparse
-import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from measure import RESULTS, write_result, write_table
+from measure import RESULTS, rejax_curves, write_result, write_table
 
 import rollmill
 from rollmill.execution import dispatch_ahead, enable_compilation_cache, evaluate, lower
 from rollmill.recipes.classic import RECIPES, Recipe
 
-HERE = Path(__file__).parent
-DOCS = HERE.parent / "docs"
+DOCS = Path(__file__).parent.parent / "docs"
 SEEDS = tuple(range(5))
 EPISODES, POINTS = 100, 25
 
@@ -72,10 +69,7 @@ def of_rollmill(recipe: Recipe) -> Curves:
 
 def of_rejax(recipe: Recipe, python: str) -> tuple[Curves, dict]:
     settings = _as_rejax(recipe)
-    order = {"settings": settings, "seeds": SEEDS, "episodes": EPISODES}
-    command = [python, str(HERE / "rejax_learning.py"), json.dumps(order)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    answer = json.loads(done.stdout.splitlines()[-1])
+    answer = rejax_curves(python, "PPO", settings, seeds=SEEDS, episodes=EPISODES)
     steps = [settings["eval_freq"] * point for point in range(POINTS + 1)]
     return Curves(steps, answer["returns"]), answer["versions"]
 

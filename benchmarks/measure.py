@@ -44,11 +44,23 @@ def write_result(name: str, result: dict, *, directory: Path = RESULTS) -> Path:
 
 
 def rejax_figures(python: str, algorithm: str, settings: Mapping[str, Any], *, repeats: int) -> list[float]:
-    """Steps per second of whole trainings by Rejax, in a Python of its own (rejax_training.py)."""
+    """Steps per second of whole trainings by Rejax, in a Python of its own."""
     order = {"algorithm": algorithm, "settings": settings, "repeats": repeats}
-    command = [python, str(Path(__file__).parent / "rejax_training.py"), json.dumps(order)]
+    return _answer(python, "rejax_training.py", order)["figures"]
+
+
+def rejax_curves(
+    python: str, algorithm: str, settings: Mapping[str, Any], *, seeds: Sequence[int], episodes: int
+) -> dict[str, Any]:
+    """Learning curves of Rejax, in a Python of its own: `returns[seed][point]`, and `versions`."""
+    order = {"algorithm": algorithm, "settings": settings, "seeds": seeds, "episodes": episodes}
+    return _answer(python, "rejax_learning.py", order)
+
+
+def _answer(python: str, script: str, order: Mapping[str, Any]) -> dict[str, Any]:
+    command = [python, str(Path(__file__).parent / script), json.dumps(order)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])["figures"]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def compiled(functions: Mapping[Any, Callable], arguments: Sequence[Any]) -> dict[Any, Callable]:

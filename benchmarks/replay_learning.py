@@ -2,10 +2,12 @@
 
     python benchmarks/replay_learning.py dqn-cartpole sac-pendulum td3-pendulum
     python benchmarks/replay_learning.py td3-half-cheetah --at-once 5 --runs runs/replay --seconds 560
+    python benchmarks/replay_learning.py dqn-breakout --rejax .rejax/bin/python --result replay-learning-breakout
 
 Every seed is a run of its own, in its own process; with `--seconds` runs are stopped then, and the next call goes
 on with them, or with `--accept-stopped` they count as they are, each with the steps that it has made. The return of a run is the mean of its last 100 training episodes, which explore, as in CleanRL's
-curves; where nothing is published, also that of 100 episodes of the greedy policy. Writes
+curves; where nothing is published, also that of 100 episodes of the greedy policy, and where a study has settings
+of Rejax, Rejax's own at as many steps, with its seeds side by side. Writes
 results/replay-learning.json once all runs of the studies have finished.
 """
 
@@ -19,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from measure import write_result
+from measure import rejax_curves, write_result
 
 from rollmill.execution.instances import MachinePart, divide_machine
 
@@ -35,6 +37,8 @@ class Study(NamedTuple):
     published: tuple[float, float] | None
     """Mean and standard deviation over seeds."""
     source: str
+    rejax: dict[str, Any] | None = None
+    """The same hyperparameters as settings of Rejax, which then trains beside."""
 
 
 CLEANRL = "CleanRL's documentation, docs.cleanrl.dev/rl-algorithms/"
@@ -109,6 +113,46 @@ STUDIES = {
         },
         (9634.89, 1423.73),
         CLEANRL + "sac, HalfCheetah-v4",
+    ),
+    "dqn-breakout": Study(
+        "dqn",
+        "gymnax:Breakout-MinAtar",
+        {
+            "total_timesteps": 300_000,
+            "num_envs": 1,
+            "gradient_steps": 1,
+            "buffer_size": 100_000,
+            "batch_size": 100,
+            "learning_starts": 20_000,
+            "learning_rate": 5e-4,
+            "target_interval": 1_000,
+            "exploration_fraction": 0.5,
+            "end_epsilon": 0.05,
+            "gamma": 1.0,
+            "double": False,
+            "network": {"hidden_sizes": (64, 64), "activation": "tanh"},
+        },
+        None,
+        "Rejax's benchmark/breakout_1m.yaml with fewer steps, and without the convolution, which its release lacks",
+        {
+            "env": "Breakout-MinAtar",
+            "agent_kwargs": {"activation": "tanh"},
+            "total_timesteps": 300_000,
+            "eval_freq": 50_000,
+            "num_envs": 1,
+            "num_epochs": 1,
+            "buffer_size": 100_000,
+            "batch_size": 100,
+            "fill_buffer": 20_000,
+            "learning_rate": 5e-4,
+            "max_grad_norm": 10,
+            "target_update_freq": 1_000,
+            "polyak": 0.0,
+            "exploration_fraction": 0.5,
+            "eps_end": 0.05,
+            "gamma": 1.0,
+            "ddqn": False,
+        },
     ),
     "td3-half-cheetah": Study(
         "td3",
@@ -187,7 +231,7 @@ def _finished(directory: Path, name: str, seed: int, *, or_stopped: bool = False
     return content if or_stopped or content["status"] == "finished" else None
 
 
-def result_of(name: str, directory: Path, *, or_stopped: bool) -> dict[str, Any] | None:
+def result_of(name: str, directory: Path, rejax: str | None, *, or_stopped: bool) -> dict[str, Any] | None:
     """The returns of all seeds; None while one is not finished, or else has not been stopped either."""
     study = STUDIES[name]
     summaries = [_finished(directory, name, seed, or_stopped=or_stopped) for seed in SEEDS]
@@ -211,10 +255,21 @@ def result_of(name: str, directory: Path, *, or_stopped: bool) -> dict[str, Any]
         "best_returns": [summary["best_return"] for summary in summaries],
         "published": study.published,
         "source": study.source,
+        "rejax": _beside(study, rejax),
         "seconds": [summary["seconds"] for summary in summaries],
         "weights_sha256": [summary["weights_sha256"] for summary in summaries],
         "curves": [_curve(directory / f"{name}-{seed}") for seed in SEEDS],
     }
+
+
+def _beside(study: Study, python: str | None) -> dict[str, Any] | None:
+    """Rejax's training of the same seeds."""
+    if study.rejax is None or python is None:
+        return None
+    curves = rejax_curves(python, study.algorithm.upper(), study.rejax, seeds=list(SEEDS), episodes=100)
+    final = [returns[-1] for returns in curves["returns"]]
+    print(f"rejax: {sum(final) / len(final):.2f}, {final}", flush=True)
+    return {"settings": study.rejax, "final_returns": final, **curves}
 
 
 def _greedy(run: Path) -> float:
@@ -238,6 +293,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="to train now")
     parser.add_argument("--accept-stopped", action="store_true")
+    parser.add_argument("--rejax", help="a Python with rejax==0.1.3 and gymnax==0.0.9")
     parser.add_argument("--result", default="replay-learning")
     parser.add_argument("--directory", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--one", nargs=2)
@@ -249,7 +305,8 @@ def main() -> None:
     names = options.studies or list(STUDIES)
     options.runs.mkdir(parents=True, exist_ok=True)
     train_all(names, options.seeds, options.runs, at_once=options.at_once, seconds=options.seconds)
-    results = {name: result_of(name, options.runs, or_stopped=options.accept_stopped) for name in names}
+    accept = {"or_stopped": options.accept_stopped}
+    results = {name: result_of(name, options.runs, options.rejax, **accept) for name in names}
     done = {name: result for name, result in results.items() if result is not None}
     for name, result in done.items():
         print(f"{name}: {result['mean']:.1f} +- {result['standard_deviation']:.1f}", result["final_returns"])
