@@ -5,7 +5,7 @@
 Each turn trains CartPole-v1 for a few iterations by a fresh process with folders of its own for caches, once for
 each source: a folder with the package `rollmill`, such as `src` of another checkout. Sources take turns. Noted are
 the seconds of the whole process, and those that the run calls compiling, which hold the choice of the kernels.
-Writes results/cold-start.json.
+Writes results/cold-start.json, or on a CPU cold-start-cpu.json.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from statistics import median
 
+import jax
 from measure import RESULTS, write_result
 
 ITERATIONS = 100
@@ -33,7 +34,8 @@ def main() -> None:
     options = parser.parse_args()
     sources = dict(source.split("=", 1) for source in options.source)
     result = {size: compare(sources, *map(int, size.split("x")), options.turns) for size in options.sizes}
-    write_result("cold-start", result, directory=options.output)
+    name = "cold-start" if jax.default_backend() == "gpu" else "cold-start-cpu"
+    write_result(name, result, directory=options.output)
 
 
 def compare(sources: dict[str, str], num_envs: int, num_steps: int, turns: int) -> dict[str, dict]:

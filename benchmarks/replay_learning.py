@@ -5,10 +5,11 @@
     python benchmarks/replay_learning.py dqn-breakout --rejax .rejax/bin/python --result replay-learning-breakout
 
 Every seed is a run of its own, in its own process; with `--seconds` runs are stopped then, and the next call goes
-on with them, or with `--accept-stopped` they count as they are, each with the steps that it has made. The return of a run is the mean of its last 100 training episodes, which explore, as in CleanRL's
-curves; where nothing is published, also that of 100 episodes of the greedy policy, and where a study has settings
-of Rejax, Rejax's own at as many steps, with its seeds side by side. Writes
-results/replay-learning.json once all runs of the studies have finished.
+on with them, or with `--accept-stopped` they count as they are, each with the steps that it has made. The return
+of a run is the mean of its last 100 training episodes, which explore, as in CleanRL's curves; where nothing is
+published, also that of 100 episodes of the greedy policy, and where a study has settings of Rejax, Rejax's own at
+as many steps, with its seeds side by side. Writes results/replay-learning.json once all runs of the studies have
+finished.
 """
 
 import argparse
@@ -133,7 +134,7 @@ STUDIES = {
             "network": {"hidden_sizes": (64, 64), "activation": "tanh"},
         },
         None,
-        "Rejax's benchmark/breakout_1m.yaml with fewer steps, and without the convolution, which its release lacks",
+        "Rejax: benchmark/breakout_1m.yaml with fewer steps and without the convolution, which its release lacks",
         {
             "env": "Breakout-MinAtar",
             "agent_kwargs": {"activation": "tanh"},
