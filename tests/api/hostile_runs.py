@@ -274,7 +274,7 @@ def _settings() -> Iterator[Case]:  # noqa: C901
     )
     yield config(
         "torso",
-        edit("config.json", "graph", "config", "network", "torso", to="lstm"),
+        edit("config.json", "graph", "config", "network", "torso", to="transformer"),
         "graph.config.network.torso is ",
     )
     yield config(
