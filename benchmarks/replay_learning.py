@@ -131,7 +131,7 @@ STUDIES = {
             "end_epsilon": 0.05,
             "gamma": 1.0,
             "double": False,
-            "network": {"hidden_sizes": (64, 64), "activation": "tanh"},
+            "network": {"torso": "mlp", "hidden_sizes": (64, 64), "activation": "tanh"},
         },
         None,
         "Rejax: benchmark/breakout_1m.yaml with fewer steps and without the convolution, which its release lacks",
