@@ -1,18 +1,22 @@
 """Algorithms and networks of one's own have names: runs record them, and other processes make them."""
 
+import os
 import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import rollmill
-from rollmill.api import algorithms, choose_plan, describe, rebuild_graph
-from rollmill.api.specification import only_here
+from rollmill.api import algorithms, choose_plan, describe, import_modules, rebuild_graph
+from rollmill.api.own_names import note_of_unknown, only_here, with_own_modules
+from rollmill.api.placing import place_parts
 from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.shell import command
 from rollmill.dataflow import fingerprint
 from rollmill.envs import registry as environment_registry
 from rollmill.networks import actor_critic, registry
@@ -161,9 +165,87 @@ def test_names_of_this_process_alone_stay_in_it():
     options = rollmill.RunOptions()
     assert place_custom(choose_plan(graph, options), options, custom).place == "threads"
     with pytest.raises(
-        UsageError, match=r"own algorithm mine and environment Mine-v0 and .* pass imports=\[module\]"
+        UsageError,
+        match=r"own algorithm mine and environment Mine-v0 and .* let a module that the program imports",
     ):
         options = rollmill.RunOptions(place="processes")
         place_custom(choose_plan(graph, options), options, custom)
     assert only_here(described, ["a_module"]) == []
     assert choose_plan(graph, rollmill.RunOptions()).place == "processes"
+
+
+BOATS = """
+import rollmill
+
+
+def boat():
+    return rollmill.make("CartPole-v1")
+
+
+rollmill.register("Boat-v0", boat)
+"""
+
+
+@pytest.fixture
+def boats(tmp_path, monkeypatch):
+    """A module in a folder of the user's, which registers an environment when it is imported."""
+    (tmp_path / "boats.py").write_text(BOATS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "boats", raising=False)
+    import boats
+
+    yield boats
+    sys.modules.pop("boats", None)
+
+
+def test_the_module_that_registered_a_name_is_noted_by_itself(boats, monkeypatch):
+    described = describe(rollmill.ppo("Boat-v0", **SIZES))
+    assert with_own_modules([], described) == ("boats",)
+    assert with_own_modules(["other"], described) == ("other", "boats")
+    assert with_own_modules(["boats"], described) == ("boats",)
+    assert only_here(described, []) == [] and note_of_unknown(described, []) is None
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(Path(boats.__file__).parent)])
+    assert with_own_modules([], described) == (), "another process would not find it"
+
+
+def test_the_module_of_a_registration_in_its_function_is_the_one_that_calls_it(boats):
+    rollmill.register("Raft-v0", boats.boat)  # by this test, which no import repeats
+    described = describe(rollmill.ppo("Raft-v0", **SIZES))
+    assert with_own_modules([], described) == () and only_here(described, []) == ["environment Raft-v0"]
+    note = note_of_unknown(described, [])
+    assert "environment Raft-v0: registered by the program that runs" in note
+    assert "hint: call rollmill.register in a module of its own" in note
+
+
+def test_a_plan_that_becomes_one_of_threads_is_told():
+    options, told = rollmill.RunOptions(distribution="single-learner-coarse"), []
+    plan = choose_plan(rollmill.ppo("CartPole-v1", **SIZES), options)
+    display = SimpleNamespace(note=told.append)
+    assert place_parts(plan, options, [], display) == plan and not told
+    assert place_parts(plan, options, ["environment Raft-v0"], display).place == "threads"
+    assert told == [
+        "note: trains in threads of this process, because other processes cannot make environment Raft-v0"
+    ]
+
+
+def test_commands_find_modules_of_a_folder_of_the_users(boats, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    found = command("resume", "run", imports=["boats"])
+    assert found == f"PYTHONPATH={tmp_path} rollmill resume run --import boats"
+    monkeypatch.chdir(tmp_path)
+    assert command("resume", "run", imports=["boats"]) == "PYTHONPATH=. rollmill resume run --import boats"
+    monkeypatch.setenv("PYTHONPATH", f".{os.pathsep}mine")
+    assert command("list", imports=["boats"]) == f"PYTHONPATH=.{os.pathsep}mine rollmill list --import boats"
+    assert command("list", imports=["msgspec", "unknown"]) == "rollmill list --import msgspec --import unknown"
+
+
+def test_a_module_that_python_does_not_find_is_explained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"cannot import 'rafts': .*put PYTHONPATH=DIRECTORY .*rafts\.py"):
+        import_modules(["rafts"])
+    (tmp_path / "rafts.py").write_text("import nowhere_at_all")
+    with pytest.raises(UsageError, match=r"hint: rafts\.py lies in the current directory.*PYTHONPATH=\. "):
+        import_modules(["rafts"])
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match=r"No module named 'nowhere_at_all', at .*rafts\.py:1: import nowhere"):
+        import_modules(["rafts"])

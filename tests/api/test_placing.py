@@ -5,7 +5,7 @@ import pytest
 import rollmill
 from rollmill.api import RunOptions, choose_plan
 from rollmill.api.placing import refuse_unread
-from rollmill.api.training import reset_placement
+from rollmill.api.resuming import reset_placement
 from rollmill.core.errors import UsageError
 from rollmill.planning import write_plan
 

@@ -1,6 +1,10 @@
 """An algorithm, a network and an environment of one's own, by the commands that the documentation gives."""
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +33,38 @@ def test_the_example_trains_in_processes_by_its_names(rollmill, tmp_path):
     assert done.returncode == 0 and "Reach-v0, 2 episodes" in done.stdout, done.stderr
     done = rollmill("train", "decayed-ppo", "Reach-v0", *sizes, **own)
     assert done.returncode == 2 and "unknown algorithm 'decayed-ppo'" in done.stderr
+
+
+BOATS = """
+import rollmill
+
+rollmill.register("Boat-v0", lambda: rollmill.make("CartPole-v1"))
+"""
+PROGRAM = """
+import boats, rollmill
+
+small = rollmill.ppo("Boat-v0", num_envs=4, num_steps=8, total_timesteps=64, num_minibatches=2)
+rollmill.train(small, run_dir="run", tensorboard=False, hooks=[lambda event: rollmill.Stop("enough")])
+"""
+
+
+@pytest.mark.slow
+def test_the_command_printed_by_a_program_that_imports_its_own_module_works(tmp_path):
+    folder = tmp_path / "my parts"
+    folder.mkdir()
+    (folder / "boats.py").write_text(BOATS)
+    (folder / "program.py").write_text(PROGRAM)
+    started = subprocess.run(
+        [sys.executable, folder / "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert started.returncode == 0, started.stderr
+    assert json.loads((tmp_path / "run/config.json").read_text())["imports"] == ["boats"]
+    printed = started.stderr.partition("go on with\n")[2].strip().splitlines()[0]
+    assert printed.startswith("PYTHONPATH=") and printed.endswith("rollmill resume run --import boats")
+    command = printed.replace("rollmill resume", f"{shlex.quote(sys.executable)} -P -m rollmill resume")
+    quiet = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    resumed = subprocess.run(
+        command, cwd=tmp_path, env=quiet, capture_output=True, text=True, timeout=300, shell=True
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "finished"

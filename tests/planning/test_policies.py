@@ -100,7 +100,10 @@ def test_a_function_of_ones_own_is_a_policy():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no_such_module:mine", "cannot import 'no_such_module': ModuleNotFoundError: .* with PYTHONPATH=."),
+        (
+            "no_such_module:mine",
+            "cannot import 'no_such_module': ModuleNotFoundError: .*hint: put PYTHONPATH=DIRECTORY",
+        ),
         (":mine", "cannot import '': ValueError"),
         (f"{__name__}:", "has no function ''"),
         (f"{__name__}:yours", f"{__name__} has no function 'yours'"),

@@ -32,6 +32,7 @@ from rollmill.api.policy import LoadedRun, Policy
 from rollmill.api.policy_arguments import mask_struct
 from rollmill.api.rendering import Frame, render, render_run
 from rollmill.api.reopening import reopen
+from rollmill.api.resuming import resume
 from rollmill.api.saved_run import read_options
 from rollmill.api.specification import (
     build_graph,
@@ -40,7 +41,7 @@ from rollmill.api.specification import (
     rebuild_graph,
 )
 from rollmill.api.sweeps import TRIAL_RESULTS, SweepDirectory, SweepSpec, Trial, run_sweep
-from rollmill.api.training import PreparedTraining, Run, begin_training, prepare_training, resume, train
+from rollmill.api.training import PreparedTraining, Run, begin_training, prepare_training, train
 from rollmill.api.trust import remember, trusted_modules
 
 __all__ = [

@@ -74,7 +74,7 @@ BUILTIN = {
 }
 ALGORITHMS = dict(BUILTIN)
 """Those that come along, and those that were registered since."""
-_origins: dict[str, frozenset[str]] = {}
+_origins: dict[str, tuple[str, ...]] = {}
 """Modules whose import registered a name."""
 
 
@@ -94,7 +94,12 @@ def find_algorithm(name: str) -> Algorithm:
 def is_own_algorithm(name: str) -> bool:
     """True if a user registered the name in this process, so that other processes may not know it."""
     own = ALGORITHMS.get(name) is not BUILTIN.get(name)
-    return own and not is_of_plugin("algorithm", name, _origins.get(name, ()))
+    return own and not is_of_plugin("algorithm", name, origin_of_algorithm(name))
+
+
+def origin_of_algorithm(name: str) -> tuple[str, ...]:
+    """Modules whose import registered a name, the innermost first."""
+    return _origins.get(name, ())
 
 
 def plugins_of_algorithms() -> list[tuple[Plugin, str]]:

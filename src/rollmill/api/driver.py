@@ -1,6 +1,5 @@
 """Runs a training, in whatever way, and records what it reports."""
 
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -158,6 +157,6 @@ def _is_stopping(stop: StopRequest, calls: HookCalls, training: Training, run: R
     if overdue and (workers := training.waited_for):
         raise StopOverdue(
             f"{stop.signal_name} came {stop.seconds:.0f} s ago, and this is still at work: {workers}\n"
-            f"The run ends with its newest checkpoint; go on with\n  rollmill resume {shlex.quote(str(run.root))}"
+            f"The run ends with its newest checkpoint; go on with\n  {run.command('resume')}"
         )
     return stop.requested or calls.stopping

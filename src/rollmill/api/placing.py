@@ -1,6 +1,7 @@
 """Checks that the options of a run fit its plan, and prepares JAX for it."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rollmill import planning
@@ -10,7 +11,8 @@ from rollmill.dataflow import Graph
 from rollmill.envs import is_on_host
 from rollmill.execution import take_devices
 from rollmill.execution.cluster import check_cluster
-from rollmill.planning import Plan, read_plan, settings_of, uses_workers
+from rollmill.planning import Plan, place_custom, read_plan, settings_of, uses_workers
+from rollmill.record import Display
 
 
 def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | None = None) -> None:
@@ -65,6 +67,29 @@ def choose_plan(graph: Graph, options: RunOptions) -> Plan:
     plan = planning.choose_plan(graph, options)
     _check(plan, graph, options)
     return plan
+
+
+def place_parts(
+    plan: Plan, options: RunOptions, custom: Sequence[str], display: Display, *, saved: bool = False
+) -> Plan:
+    """The plan for a graph with parts that only this process can make, as by `place_custom`; says what changes.
+
+    Args:
+        plan: chosen by these options.
+        options: where to train.
+        custom: names of these parts.
+        display: shows notes.
+        saved: whether the plan is that of the run that goes on, and not chosen now.
+
+    Raises:
+        UsageError: naming the parts, if the options ask for other processes.
+    """
+    placed = place_custom(plan, options, custom, saved=saved)
+    if placed.place != plan.place:
+        display.note(
+            f"note: trains in threads of this process, because other processes cannot make {' and '.join(custom)}"
+        )
+    return placed
 
 
 def refuse_unread(plan: Plan, options: RunOptions) -> None:

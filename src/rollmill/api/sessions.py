@@ -1,7 +1,6 @@
 """Opens the session of a training, in one compiled program or with workers, and closes it at the end."""
 
 import contextlib
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
@@ -210,5 +209,5 @@ def _fault_advice(graph: Graph, run: RunDirectory) -> str:
             "All rewards and observations were finite, so it came up in learning from them.\n"
             "hint: a smaller learning_rate or max_grad_norm, or normalize_observations and normalize_rewards."
         )
-    resume = f"rollmill resume {shlex.quote(str(run.root))} --distribution gpu-only"
+    resume = run.command("resume", "--distribution", "gpu-only")
     return f"To find the step and the line, go on from the last checkpoint in one program: {resume}"

@@ -5,14 +5,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rollmill.api.algorithms import find_algorithm, is_own_algorithm
+from rollmill.api.algorithms import find_algorithm
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError
 from rollmill.core.json_data import parse_json, read_as, writable
-from rollmill.core.own_line import own_line
+from rollmill.core.own_line import failed_import
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.dataflow import Graph, fingerprint, fragment_fingerprints
-from rollmill.envs import is_own_name, make
-from rollmill.networks import is_own_network
+from rollmill.envs import make
 from rollmill.record import plain
 
 
@@ -22,10 +21,7 @@ def import_modules(names: Sequence[str]) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:  # whatever the user's module does
-            raise UsageError(
-                f"cannot import {name!r}: {type(error).__name__}: {error}, at {own_line(error)}. "
-                "Give a module that Python finds, for one with PYTHONPATH=."
-            ) from error
+            raise UsageError(failed_import(name, error)) from error
 
 
 def build_graph(algorithm: str, environment: str, config: Any, *, options: Options = NO_OPTIONS) -> Graph:
@@ -104,28 +100,6 @@ def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
         return ["hyperparameters"]
     mine, named = fragment_fingerprints(graph), fragment_fingerprints(rebuilt)
     return [part for part in mine if mine[part] != named[part]] or ["algorithm"]
-
-
-def only_here(described: dict[str, Any], imports: Sequence[str]) -> list[str]:
-    """The parts of a described graph that other processes cannot make: custom ones, and names of this process.
-
-    Args:
-        described: what `describe` returned.
-        imports: modules that other processes import first, so that they know the names that these register.
-    """
-    return [*described["custom"], *(() if imports else _own_names(described))]
-
-
-def _own_names(described: dict[str, Any]) -> list[str]:
-    algorithm, environment = described["algorithm"], described["environment"]
-    config = described["config"]
-    networks = [config.get("network"), *(config.get("networks") or {}).values()]
-    names = sorted({network["name"] for network in networks if isinstance(network, dict) and network.get("name")})
-    return [
-        *([f"algorithm {algorithm}"] if is_own_algorithm(algorithm) else []),
-        *([f"environment {environment}"] if is_own_name(environment) else []),
-        *(f"network {name}" for name in names if is_own_network(name)),
-    ]
 
 
 def check_same_config(graph: Graph, settings: dict[str, Any]) -> None:

@@ -45,6 +45,29 @@ def own_line(error: BaseException) -> str:
     return _innermost_own([SourceLine(frame.filename, frame.lineno or 0) for frame in frames])
 
 
+def failed_import(module: str, error: BaseException) -> str:
+    """Why a module cannot be imported: with the line that failed, or with what to do if Python does not find it.
+
+    Args:
+        module: the module that was to be imported.
+        error: the error of its import.
+    """
+    top = module.partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or error.name not in (module, top):
+        return f"cannot import {module!r}: {type(error).__name__}: {error}, at {own_line(error)}."
+    cause = f"cannot import {module!r}: {type(error).__name__}: {error}. hint:"
+    here = next((path for path in (Path(f"{top}.py"), Path(top)) if path.exists()), None)
+    if here is not None:
+        return (
+            f"{cause} {here} lies in the current directory, where Python does not look by itself: put "
+            "PYTHONPATH=. in front of the command, as in `PYTHONPATH=. rollmill ...`."
+        )
+    return (
+        f"{cause} put PYTHONPATH=DIRECTORY in front of the command, with the directory in which {top}.py or the "
+        f"package {top} lies, or PYTHONPATH=. if you run the command in that directory."
+    )
+
+
 @contextmanager
 def blaming(what: str) -> Iterator[None]:
     """Turns an exception of the user's code into a `ContractError` that names the line.

@@ -6,7 +6,7 @@ is looked up.
 """
 
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from importlib import import_module, metadata
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -113,14 +113,33 @@ def _import(plugin: Plugin, registered: Container[str]) -> None:
         )
 
 
-def modules_being_imported() -> frozenset[str]:
-    """Names of the modules whose import calls this function, directly or through others."""
-    names, frame = set(), sys._getframe()
+def modules_being_imported() -> tuple[str, ...]:
+    """Names of the modules whose import calls this function, directly or through others; the innermost first."""
+    names, frame = [], sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "<module>":
-            names.add(str(frame.f_globals.get("__name__")))
+            names.append(str(frame.f_globals.get("__name__")))
         frame = frame.f_back
-    return frozenset(names)
+    return tuple(names)
+
+
+def registering_module(origin: Sequence[str]) -> str | None:
+    """The module whose import registers a name in another process too; None if there is none.
+
+    Args:
+        origin: modules whose import registered the name (`modules_being_imported`).
+    """
+    module = origin[0] if origin else "__main__"
+    return module if module != "__main__" and _is_found(module) else None
+
+
+def _is_found(name: str) -> bool:
+    """True if Python's path leads to an imported module by its name."""
+    parent = sys.modules.get(name.rpartition(".")[0])
+    folders = getattr(parent, "__path__", None)
+    specs = (finder.find_spec(name, folders) for finder in sys.meta_path)
+    spec = next((spec for spec in specs if spec is not None), None)
+    return spec is not None and spec.origin == getattr(sys.modules.get(name), "__file__", None)
 
 
 def is_of_plugin(kind: Kind, name: str, origin: Container[str]) -> bool:

@@ -1,6 +1,10 @@
 """Shell commands that are printed for the user to copy."""
 
+import os
 import shlex
+import site
+import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +14,33 @@ def command(*words: str | Path, imports: Sequence[str] = ()) -> str:
 
     Args:
         *words: words of the command after `rollmill`.
-        imports: modules to pass as `--import`.
+        imports: modules to pass as `--import`; those that Python found in a folder of the user's are preceded by
+            that folder as `PYTHONPATH`.
     """
     options = [word for module in imports for word in ("--import", module)]
-    return shlex.join(["rollmill", *map(str, words), *options])
+    return _path_of(imports) + shlex.join(["rollmill", *map(str, words), *options])
+
+
+def _path_of(modules: Sequence[str]) -> str:
+    """The `PYTHONPATH=...` by which another process finds imported modules; empty if it needs none."""
+    folders = [folder for folder in map(_folder_of, modules) if folder is not None and not _is_installed(folder)]
+    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    known = {Path(entry).resolve() for entry in given}
+    missing = ["." if folder == Path.cwd() else str(folder) for folder in folders if folder not in known]
+    path = os.pathsep.join(dict.fromkeys([*missing, *given])) if folders else ""
+    return f"PYTHONPATH={shlex.quote(path)} " if path else ""
+
+
+def _folder_of(module: str) -> Path | None:
+    """The folder in which Python found an imported module, or its outermost package."""
+    top = sys.modules.get(module.partition(".")[0])
+    file = getattr(top, "__file__", None)
+    if file is None:
+        return None
+    return Path(file).resolve().parents[0 if getattr(top, "__path__", None) is None else 1]
+
+
+def _is_installed(folder: Path) -> bool:
+    """True if every process of this Python looks into a folder."""
+    installed = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return folder in {Path(path).resolve() for path in (*installed, site.getusersitepackages())}

@@ -85,7 +85,7 @@ _factories: dict[str, Factory] = {
 
 
 _builtin = dict(_factories)
-_origins: dict[str, frozenset[str]] = {}
+_origins: dict[str, tuple[str, ...]] = {}
 """Modules whose import registered a name."""
 
 
@@ -243,7 +243,12 @@ def registered() -> list[tuple[str, str]]:
 def is_own_name(name: str) -> bool:
     """True if a user registered the name in this process, so that other processes may not know it."""
     own = _factories.get(name) is not _builtin.get(name)
-    return own and not is_of_plugin("environment", name, _origins.get(name, ()))
+    return own and not is_of_plugin("environment", name, origin_of(name))
+
+
+def origin_of(name: str) -> tuple[str, ...]:
+    """Modules whose import registered a name, the innermost first."""
+    return _origins.get(name, ())
 
 
 def is_on_host(name: str) -> bool:

@@ -22,7 +22,7 @@ NetworkFactory: TypeAlias = Callable[..., Any]
 `(key, observation space, action space, critic space) -> AgentNetwork`."""
 
 _factories: dict[str, NetworkFactory] = {}
-_origins: dict[str, frozenset[str]] = {}
+_origins: dict[str, tuple[str, ...]] = {}
 """Modules whose import registered a name."""
 
 
@@ -63,7 +63,12 @@ def is_network(name: str) -> bool:
 
 def is_own_network(name: str) -> bool:
     """True if a user registered the name in this process, so that other processes may not know it."""
-    return not is_of_plugin("network", name, _origins.get(name, ()))
+    return not is_of_plugin("network", name, origin_of_network(name))
+
+
+def origin_of_network(name: str) -> tuple[str, ...]:
+    """Modules whose import registered a name, the innermost first."""
+    return _origins.get(name, ())
 
 
 def plugins_of_networks() -> list[tuple[Plugin, str]]:

@@ -54,8 +54,8 @@ def place_custom(plan: Plan, options: PlacementOptions, custom: Sequence[str], *
     raise UsageError(
         f"this algorithm has its own {' and '.join(custom)}, made in Python, which other processes cannot "
         f"build, and place={plan.place} has several. hint: place='threads' stays in this process; or let a "
-        "module register what is its own (rollmill.register, register_network, register_algorithm) and pass "
-        "imports=[module]."
+        "module that the program imports register what is its own (rollmill.register, register_network, "
+        "register_algorithm)."
     )
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.core.own_line import own_line
+from rollmill.core.own_line import failed_import, own_line
 from rollmill.dataflow import Group, Partition
 from rollmill.planning.placement import Counts
 
@@ -53,10 +53,7 @@ def _own(name: str) -> DistributionPolicy:
     try:
         found: Any = getattr(importlib.import_module(module), function, None)
     except Exception as error:  # whatever the user's module does
-        raise UsageError(
-            f"distribution {name!r}: cannot import {module!r}: {type(error).__name__}: {error}, at "
-            f"{own_line(error)}. Give a module that Python finds; one in this folder it does with PYTHONPATH=."
-        ) from error
+        raise UsageError(f"distribution {name!r}: {failed_import(module, error)}") from error
     if not callable(found):
         raise UsageError(f"distribution {name!r}: {module} has no function {function!r}.")
     return partial(_checked, name, found)
