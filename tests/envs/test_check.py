@@ -357,6 +357,52 @@ def test_an_environment_that_resets_itself_is_found():
         envs.check_environment(env)
 
 
+def moving_reset(key, params):
+    state = {"place": jax.random.uniform(key, (), minval=4.0, maxval=6.0)}
+    return state["place"][None], state
+
+
+def resets_itself(key, state, action, params):
+    place = state["place"] + 0.3 * action.astype(jnp.float32)
+    first, anew = moving_reset(key, params)
+    ends = place > 8.0
+    observation, state = jnp.where(ends, first, place[None]), {"place": jnp.where(ends, anew["place"], place)}
+    return Timestep(observation, state, jnp.float32(1), ends, jnp.asarray(False), {})
+
+
+@pytest.mark.parametrize("limit", [100, 1000])
+def test_an_environment_that_resets_itself_is_found_under_a_time_limit(limit):
+    env = environment(reset=moving_reset, step=resets_itself)
+    with pytest.raises(ContractError, match="ended an episode returned a state and an observation like those of"):
+        envs.check_environment(envs.time_limit(env, limit))
+
+
+def test_an_environment_that_resets_itself_after_long_episodes_is_found():
+    env = environment(reset=moving_reset, step=resets_itself, observation_space=BOX)
+    with pytest.raises(ContractError, match="returned a state and an observation like those of reset"):
+        envs.check_environment(env, num_steps=3)
+
+
+@pytest.mark.parametrize("wrap", [lambda env: envs.time_limit(env, 10), envs.auto_reset], ids=["limit", "reset"])
+def test_step_must_return_a_timestep_under_transforms(wrap):
+    env = environment(step=lambda *arguments: tuple(good_step(*arguments)))
+    with pytest.raises(ContractError, match=r"Good: step returned a tuple of 6 values .*expected rollmill"):
+        envs.check_environment(wrap(env))
+
+
+def test_an_environment_that_never_ends_is_warned_of(capsys):
+    env = environment(step=changed_step(terminated=lambda t, s: jnp.asarray(False)))
+    with pytest.warns(UserWarning, match=r"Good: no episode ended in 2020 random steps\. .*rollmill.time_limit"):
+        envs.check_environment(env, num_steps=20)
+    assert "2020 random steps, 0 episodes ended" in capsys.readouterr().out
+
+
+def test_long_episodes_are_played_to_their_end(capsys):
+    env = environment(step=changed_step(terminated=lambda t, s: jnp.asarray(False)))
+    envs.check_environment(envs.time_limit(env, 1500), num_steps=20)
+    assert "1500 random steps, 1 episodes ended" in capsys.readouterr().out
+
+
 def test_vmap_must_change_nothing():
     @jax.custom_batching.custom_vmap
     def doubled(x):
@@ -407,10 +453,11 @@ def host(**attributes):
     return envs.host_environment("Host", lambda: HostCounter(**attributes))
 
 
-def test_host_environments_are_checked_and_closed():
+def test_host_environments_are_checked_and_closed(capsys):
     CLOSED.clear()
     envs.check_environment(host(), num_steps=5)
     assert len(CLOSED) == 3  # one for the spaces, two for the check
+    assert "2 copies, 0 episodes ended; if none ever does, limit the time" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from rollmill.core.types import Environment, Params, State, Timestep
 from rollmill.envs.agents import active_agents
+from rollmill.envs.returned import as_timestep
 from rollmill.envs.transforms import wrap
 
 
@@ -42,7 +43,7 @@ def record_episodes(env: Environment) -> Environment:
         return observation, EpisodeState(state, jnp.float32(0), jnp.int32(0), _zero_returns(env))
 
     def step(key, state, action, params):
-        timestep = env.step(key, state.inner, action, params)
+        timestep = as_timestep(env.name, env.step(key, state.inner, action, params))
         kind_rewards, mean_reward = _mean_rewards(env, state.inner, timestep, params)
         episode_return, length = state.episode_return + mean_reward, state.episode_length + 1
         kind_returns = jax.tree.map(jnp.add, state.agent_returns, kind_rewards)
@@ -109,7 +110,7 @@ def record_discounted_returns(env: Environment, gamma: float) -> Environment:
         return observation, DiscountedState(state, zeros if env.agents else jnp.float32(0))
 
     def step(key, state, action, params) -> Timestep:
-        timestep = env.step(key, state.inner, action, params)
+        timestep = as_timestep(env.name, env.step(key, state.inner, action, params))
         accumulate = lambda total, reward: jnp.float32(gamma) * total + reward
         discounted = jax.tree.map(accumulate, state.discounted_return, timestep.reward)
         if env.agents:

@@ -1,5 +1,7 @@
 """`check_environment`: checks the contract of an environment before it is trained on."""
 
+import warnings
+
 import gymnasium
 import numpy as np
 
@@ -15,6 +17,7 @@ from rollmill.envs.check_run import (
     check_planning,
     check_to_move,
     check_vmapped,
+    first_end,
     rollout,
 )
 from rollmill.envs.check_trace import (
@@ -38,14 +41,20 @@ from rollmill.envs.check_trace import (
 from rollmill.envs.registry import as_environment
 from rollmill.envs.strong_types import strongly_typed
 
+MORE_STEPS = 2_000
+"""Further random steps in which an environment may end an episode, if it ended none before."""
+TYPICAL_LIMIT = 500
+"""Steps of an episode, as an example."""
+
 
 def check_environment(
     env: Environment | HostEnvironment | gymnasium.Env | str, *, seed: int = 0, num_steps: int = 100
 ) -> None:
     """Checks that an environment satisfies the contract of `rollmill.Environment`, and prints a line if it does.
 
-    First by tracing alone (types, structures, spaces, side effects), then by a rollout of random
-    actions. A host environment is checked with two copies, which are closed again.
+    First by tracing alone (types, structures, spaces, side effects), then by a rollout of random actions, which
+    goes on for up to 2,000 further steps if no episode ends in it. A host environment is checked with two copies,
+    which are closed again.
 
     Args:
         env: one environment, unbatched, without auto-reset; or an id, or a `gymnasium.Env`.
@@ -58,19 +67,31 @@ def check_environment(
         UsageError: `env` is not an environment.
 
     Warns:
-        UserWarning: reset or step relies on implicit dtype promotion, or returns weakly typed values.
+        UserWarning: reset or step relies on implicit dtype promotion, or returns weakly typed values; or no
+            episode ended.
     """
     check_jax()
     env = as_environment(env)
     if isinstance(env, HostEnvironment):
-        check_host(env, seed=seed, num_steps=num_steps)
-        print(f"{env.name} keeps the contract: {num_steps} random steps of {NUM_COPIES} copies.")
+        ended = check_host(env, seed=seed, num_steps=num_steps)
+        hint = "" if ended else "; if none ever does, limit the time: gymnasium.make(..., max_episode_steps=500)"
+        print(
+            f"{env.name} keeps the contract: {num_steps} random steps of {NUM_COPIES} copies, {ended} episodes "
+            f"ended{hint}."
+        )
         return
     strong = strongly_typed(env)
     _check_by_tracing(strong)
     warn_of_weak_types(env)
     record = _check_by_running(strong, seed, num_steps)
-    print(f"{env.name} keeps the contract: {num_steps} random steps, {_count_episodes(record)} episodes ended.")
+    ended, more = _count_episodes(record), 0
+    if not ended:
+        last, more = first_end(strong, record, seed, MORE_STEPS)
+        check_no_auto_reset(strong, last)
+        ended = _count_episodes(last)
+    if not ended:
+        _warn_of_no_end(env.name, num_steps + more)
+    print(f"{env.name} keeps the contract: {num_steps + more} random steps, {ended} episodes ended.")
 
 
 def check_types(env: Environment) -> Traced:
@@ -112,6 +133,15 @@ def _check_by_running(env: Environment, seed: int, num_steps: int) -> Rollout:
     check_vmapped(env, record)
     check_planning(env, record)
     return record
+
+
+def _warn_of_no_end(name: str, num_steps: int) -> None:
+    warnings.warn(
+        f"{name}: no episode ended in {num_steps} random steps. A training knows no return before an episode "
+        "ends, and an evaluation waits for one: let step say terminated, or limit the time, as by "
+        f"rollmill.time_limit(env, {TYPICAL_LIMIT}).",
+        stacklevel=3,
+    )
 
 
 def _count_episodes(record: Rollout) -> int:

@@ -21,8 +21,11 @@ NUM_COPIES = 2
 """Number of copies: the fewest that can reveal a wrong order."""
 
 
-def check_host(env: HostEnvironment, *, seed: int, num_steps: int) -> None:
+def check_host(env: HostEnvironment, *, seed: int, num_steps: int) -> int:
     """Checks spaces, observations, rewards, flags and counts of a few copies under random actions.
+
+    Returns:
+        The number of episodes that ended.
 
     Raises:
         ContractError: a violation, with the expected value and a hint; for an exception of the
@@ -32,14 +35,15 @@ def check_host(env: HostEnvironment, *, seed: int, num_steps: int) -> None:
     struct(env.action_space)
     vector = env.start(range(NUM_COPIES), seed=seed)
     try:
-        _check_run(env, vector, seed, num_steps)
+        return _check_run(env, vector, seed, num_steps)
     except NonFiniteError as error:
         raise ContractError(str(error)) from error
     finally:
         vector.close()
 
 
-def _check_run(env: HostEnvironment, vector: HostVector, seed: int, num_steps: int) -> None:
+def _check_run(env: HostEnvironment, vector: HostVector, seed: int, num_steps: int) -> int:
+    """Checks the results of reset and of random steps; returns the number of episodes that ended."""
     expected = step_struct(env, NUM_COPIES)
     step = vector.reset()
     _check_failures(env, vector)
@@ -47,12 +51,15 @@ def _check_run(env: HostEnvironment, vector: HostVector, seed: int, num_steps: i
     _check_observation(env, "reset", step.observation)
     actions, rng = batch_space(env.action_space, NUM_COPIES), np.random.default_rng(seed)
     actions.seed(seed)
+    ended = 0
     for _ in range(num_steps):
         mask = step.info.get("action_mask")
         step = vector.step(actions.sample() if mask is None else _draw_legal(env.action_space, mask, rng))
         _check_failures(env, vector)
         _check_types(env, "step", step, expected)
         _check_numbers(env, step)
+        ended += int(np.sum(step.terminated | step.truncated))
+    return ended
 
 
 def _check_failures(env: HostEnvironment, vector: HostVector) -> None:

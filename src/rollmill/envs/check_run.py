@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, Bool, Int, PyTree
 from jaxtyping import Key as KeyArray
 
 from rollmill.core.errors import ContractError
@@ -16,6 +16,7 @@ from rollmill.core.own_line import blaming
 from rollmill.core.spaces import contains, possible_choices, repeated, sample
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
 from rollmill.envs.agents import possible_masks
+from rollmill.envs.transforms import TimeLimitState
 
 NUM_RESETS = 128
 """Number of resets that sample the distribution of first states."""
@@ -61,6 +62,25 @@ def rollout(env: Environment, seed: int, num_steps: int) -> Rollout:
     with blaming(f"{env.name}: a rollout"):
         # A check runs by itself, outside any program that execution would compile.
         return jax.jit(lambda key, params: _rollout(env, key, params, num_steps))(key, env.params)  # noqa: TID251
+
+
+def first_end(env: Environment, record: Rollout, seed: int, max_steps: int) -> tuple[Rollout, int]:
+    """Plays the episode in which a rollout stopped on to its end, by random legal actions.
+
+    Args:
+        env: the environment.
+        record: the rollout, whose last step ended no episode.
+        seed: seed of random keys and actions.
+        max_steps: number of further steps after which an episode without an end is left.
+
+    Returns:
+        The rollout whose only step is the last one, and the number of further steps.
+    """
+    key = jax.random.fold_in(jax.random.key(seed), max_steps)
+    last = jax.tree.map(lambda leaf: leaf[-1], record.steps)
+    play = jax.jit(lambda key, params: _until_end(env, key, params, last, max_steps))  # noqa: TID251, as above
+    taken, number = play(key, env.params)
+    return record._replace(steps=jax.tree.map(lambda leaf: leaf[None], taken)), int(number)
 
 
 def check_finite(env: Environment, record: Rollout) -> None:
@@ -122,19 +142,42 @@ def check_to_move(env: Environment, record: Rollout) -> None:
 def check_no_auto_reset(env: Environment, record: Rollout) -> None:
     """Checks that a step that ends an episode returns its final state, not the first one of the next episode.
 
-    Auto-reset is recognised by three signs together, in every step that ended an episode: the state before
-    the step differs from all first states, and both state and observation after it resemble first ones.
+    Auto-reset is recognised by three signs together, in every step that ended an episode, or that terminated one
+    apart from the clock of a time limit: the state before the step differs from all first states, and both state
+    and observation after it resemble first ones.
     """
-    steps, resets = record.steps, record.resets
-    done = np.asarray(steps.timestep.terminated | steps.timestep.truncated)
-    advanced = done & ~_resembles(steps.state, resets.state, len(done))
-    is_first = _resembles(steps.timestep.state, resets.state, len(done))
-    is_first &= _resembles(steps.timestep.observation, resets.observation, len(done))
-    if advanced.any() and is_first[done].all():
+    terminated = np.asarray(record.steps.timestep.terminated)
+    done = terminated | np.asarray(record.steps.timestep.truncated)
+    if _return_first_ones(record, done) or _return_first_ones(_without_clock(record), terminated):
         raise ContractError(
             f"{env.name}: every step that ended an episode returned a state and an observation like those of "
             "reset, expected the final ones: leave resets to rollmill.envs.auto_reset."
         )
+
+
+def _return_first_ones(record: Rollout, ending: np.ndarray) -> bool:
+    """True if some of these steps came from later states, and all of them returned what resembles first ones."""
+    steps, resets = record.steps, record.resets
+    advanced = ending & ~_resembles(steps.state, resets.state, len(ending))
+    is_first = _resembles(steps.timestep.state, resets.state, len(ending))
+    is_first &= _resembles(steps.timestep.observation, resets.observation, len(ending))
+    return bool(advanced.any() and is_first[ending].all())
+
+
+def _without_clock(record: Rollout) -> Rollout:
+    """The record as if no time limit counted the steps, which an environment that resets itself does not reset."""
+
+    def without(state: State) -> State:
+        inner = state
+        while isinstance(inner, TimeLimitState):
+            inner = inner.inner
+        return inner
+
+    steps, resets = record.steps, record.resets
+    timestep = steps.timestep._replace(state=without(steps.timestep.state))
+    return Rollout(
+        resets._replace(state=without(resets.state)), steps._replace(state=without(steps.state), timestep=timestep)
+    )
 
 
 def check_vmapped(env: Environment, record: Rollout) -> None:
@@ -181,19 +224,48 @@ def _rollout(env: Environment, key: Key, params: Params, num_steps: int) -> Roll
         return Resets(observation, state, contains(env.observation_space, observation))
 
     def one_step(state: State, key: Key) -> tuple[State, CheckedSteps]:
-        action_key, step_key, reset_key = jax.random.split(key, 3)
-        mask = _mask(env, state, params)
-        action = _random_action(action_key, env, mask)
-        timestep = env.step(step_key, state, action, params)
-        inside = contains(env.observation_space, timestep.observation)
+        step_key, reset_key = jax.random.split(key)
+        taken = _random_step(env, params, state, step_key)
         _, first_state = env.reset(reset_key, params)
-        done = timestep.terminated | timestep.truncated
-        next_state = jax.tree.map(lambda new, old: jnp.where(done, new, old), first_state, timestep.state)
-        return next_state, CheckedSteps(step_key, state, action, mask, timestep, inside)
+        ends = _ends(taken.timestep)
+        next_state = jax.tree.map(lambda new, old: jnp.where(ends, new, old), first_state, taken.timestep.state)
+        return next_state, taken
 
     _, state = env.reset(first_key, params)
     _, steps = jax.lax.scan(one_step, state, jax.random.split(steps_key, num_steps))
     return Rollout(jax.vmap(one_reset)(jax.random.split(resets_key, NUM_RESETS)), steps)
+
+
+def _until_end(
+    env: Environment, key: Key, params: Params, last: CheckedSteps, max_steps: int
+) -> tuple[CheckedSteps, Int[Array, ""]]:
+    """The step that ends an episode, or the last of `max_steps` further ones, and the number of these."""
+
+    def goes_on(so_far: tuple[CheckedSteps, Int[Array, ""]]) -> Bool[Array, ""]:
+        taken, number = so_far
+        return ~_ends(taken.timestep) & (number < max_steps)
+
+    def one_more(so_far: tuple[CheckedSteps, Int[Array, ""]]) -> tuple[CheckedSteps, Int[Array, ""]]:
+        taken, number = so_far
+        step_key = jax.random.fold_in(key, number)
+        return _random_step(env, params, taken.timestep.state, step_key), number + 1
+
+    return jax.lax.while_loop(goes_on, one_more, (last, jnp.int32(0)))
+
+
+def _random_step(env: Environment, params: Params, state: State, key: Key) -> CheckedSteps:
+    """One step, by a random legal action."""
+    action_key, step_key = jax.random.split(key)
+    mask = _mask(env, state, params)
+    action = _random_action(action_key, env, mask)
+    timestep = env.step(step_key, state, action, params)
+    return CheckedSteps(
+        step_key, state, action, mask, timestep, contains(env.observation_space, timestep.observation)
+    )
+
+
+def _ends(timestep: Timestep) -> Bool[Array, ""]:
+    return timestep.terminated | timestep.truncated
 
 
 def _mask(env: Environment, state: State, params: Params) -> PyTree[Bool[Array, "..."]]:

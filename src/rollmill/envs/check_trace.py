@@ -16,6 +16,7 @@ from rollmill.core.own_line import blaming, own_line, own_line_of
 from rollmill.core.spaces import struct
 from rollmill.core.types import Environment, Timestep
 from rollmill.envs.agents import joint_spaces, possible_masks, reward_struct
+from rollmill.envs.returned import as_timestep, outline, type_of
 
 HOST_PRIMITIVES = ("callback", "debug_print", "infeed", "outfeed")
 """Substrings of the names of primitives that call the host."""
@@ -40,16 +41,11 @@ def trace_environment(env: Environment) -> Traced:
     reset_jaxpr, returned = _trace(env, "reset", env.reset, _key(), env.params)
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise ContractError(
-            f"{env.name}: reset returned {_outline(returned)}, expected the tuple (observation, state)."
+            f"{env.name}: reset returned {outline(returned)}, expected the tuple (observation, state)."
         )
     observation, state = returned
     step_jaxpr, timestep = _trace(env, "step", env.step, _key(), state, _action(env), env.params)
-    if not isinstance(timestep, Timestep):
-        raise ContractError(
-            f"{env.name}: step returned {_outline(timestep)}, expected rollmill.Timestep("
-            "observation, state, reward, terminated, truncated, info)."
-        )
-    return Traced(observation, state, timestep, reset_jaxpr, step_jaxpr)
+    return Traced(observation, state, as_timestep(env.name, timestep), reset_jaxpr, step_jaxpr)
 
 
 def check_params(env: Environment) -> None:
@@ -83,7 +79,7 @@ def check_flags(env: Environment, traced: Traced) -> None:
         if not _same_types(actual, expected):
             kind = "bool_" if expected is flag else "float32"
             raise ContractError(
-                f"{env.name}: {field} is {_outline(actual)}, expected {_outline(expected)}: "
+                f"{env.name}: {field} is {outline(actual)}, expected {outline(expected)}: "
                 f"reduce it to this shape and cast it with .astype(jnp.{kind})."
             )
 
@@ -102,14 +98,14 @@ def check_observation_space(env: Environment, traced: Traced) -> None:
     observation = traced.reset_observation
     if jax.tree.structure(observation) != jax.tree.structure(expected):
         raise ContractError(
-            f"{env.name}: the observation is {_outline(observation)}, but observation_space "
-            f"{env.observation_space} means {_outline(expected)}: make the two equal."
+            f"{env.name}: the observation is {outline(observation)}, but observation_space "
+            f"{env.observation_space} means {outline(expected)}: make the two equal."
         )
     for path, leaf, space_leaf in _paired_leaves(observation, expected):
         if (leaf.shape, leaf.dtype) != (space_leaf.shape, space_leaf.dtype):
             raise ContractError(
-                f"{env.name}: observation{path} is {_type(leaf)}, but observation_space means "
-                f"{_type(space_leaf)}: change the space or cast the observation."
+                f"{env.name}: observation{path} is {type_of(leaf)}, but observation_space means "
+                f"{type_of(space_leaf)}: change the space or cast the observation."
             )
 
 
@@ -132,7 +128,7 @@ def check_action_mask(env: Environment, traced: Traced) -> None:
         expected = {name: kind_mask for name, kind_mask in expected.items() if name in mask} or expected
     if not _same_types(mask, expected):
         raise ContractError(
-            f"{env.name}: action_mask returned {_outline(mask)}, expected {_outline(expected)}, "
+            f"{env.name}: action_mask returned {outline(mask)}, expected {outline(expected)}, "
             f"one boolean for each choice of {env.action_space}."
         )
 
@@ -152,8 +148,8 @@ def check_kinds(env: Environment) -> None:
         types = _struct_of(env, what, getattr(env, what))
         if not _same_types(types, struct(space)):
             raise ContractError(
-                f"{env.name}: {what} means {_outline(types)}, but the agents' spaces mean "
-                f"{_outline(struct(space))}: take it from rollmill.envs.joint_spaces(agents)."
+                f"{env.name}: {what} means {outline(types)}, but the agents' spaces mean "
+                f"{outline(struct(space))}: take it from rollmill.envs.joint_spaces(agents)."
             )
 
 
@@ -189,7 +185,7 @@ def check_players(env: Environment, traced: Traced) -> None:
         return
     _, types = _trace(env, "to_move", env.to_move, traced.timestep.state, env.params)
     if not _same_types(types, jax.ShapeDtypeStruct((), jnp.int32)):
-        raise ContractError(f"{env.name}: to_move returned {_outline(types)}, expected int32[].")
+        raise ContractError(f"{env.name}: to_move returned {outline(types)}, expected int32[].")
 
 
 def check_planning_state(env: Environment, traced: Traced) -> None:
@@ -202,12 +198,12 @@ def _check_active(env: Environment, types: Any) -> None:
     flags = {kind.name: jax.ShapeDtypeStruct((kind.count,), jnp.bool_) for kind in env.agents}
     expected = {name: flag for name, flag in flags.items() if name in types} if isinstance(types, dict) else {}
     if not expected or not _same_types(types, expected):
-        raise ContractError(f"{env.name}: active returned {_outline(types)}, expected some of {_outline(flags)}.")
+        raise ContractError(f"{env.name}: active returned {outline(types)}, expected some of {outline(flags)}.")
 
 
 def _check_central(env: Environment, types: Any) -> None:
     if not isinstance(types, jax.ShapeDtypeStruct) or len(types.shape) != 1 or types.dtype != jnp.float32:
-        raise ContractError(f"{env.name}: central returned {_outline(types)}, expected one float32[features].")
+        raise ContractError(f"{env.name}: central returned {outline(types)}, expected one float32[features].")
 
 
 def check_no_callbacks(env: Environment, traced: Traced) -> None:
@@ -308,15 +304,15 @@ def _struct_of(env: Environment, what: str, space: spaces.Space) -> Any:
 def _check_same_structure(name: str, what: str, reset: Any, step: Any) -> None:
     if jax.tree.structure(reset) != jax.tree.structure(step):
         raise ContractError(
-            f"{name}: the {what}'s structure changes: reset returns {_outline(reset)}, "
-            f"step returns {_outline(step)}; expected the same."
+            f"{name}: the {what}'s structure changes: reset returns {outline(reset)}, "
+            f"step returns {outline(step)}; expected the same."
         )
 
 
 def _check_same_leaf(name: str, where: str, reset: Any, step: Any) -> None:
     if (reset.shape, reset.dtype) != (step.shape, step.dtype):
         raise ContractError(
-            f"{name}: {where} is {_type(reset)} after reset and {_type(step)} after step, expected the "
+            f"{name}: {where} is {type_of(reset)} after reset and {type_of(step)} after step, expected the "
             f"same: {_advice(reset, step)}."
         )
 
@@ -365,18 +361,3 @@ def _same_constant(first: Any, second: Any) -> bool:
     if jnp.issubdtype(jnp.result_type(first), jax.dtypes.prng_key):
         first, second = jax.random.key_data(first), jax.random.key_data(second)
     return np.array_equal(np.asarray(first), np.asarray(second), equal_nan=False)
-
-
-def _outline(value: Any) -> str:
-    """A value's structure in one line, with types as leaves."""
-    if type(value) is tuple:
-        return f"a tuple of {len(value)} values ({', '.join(_outline(part) for part in value)})"
-    leaves = jax.tree_util.tree_leaves_with_path(value)
-    if len(leaves) == 1 and not leaves[0][0]:
-        return _type(leaves[0][1])
-    parts = [f"{jax.tree_util.keystr(path)}: {_type(leaf)}" for path, leaf in leaves]
-    return f"{type(value).__name__}({', '.join(parts)})"
-
-
-def _type(leaf: Any) -> str:
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"

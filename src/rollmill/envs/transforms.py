@@ -21,6 +21,7 @@ from rollmill.core.fields import fit
 from rollmill.core.operations import traced
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Observation, Params, State, Timestep
 from rollmill.envs.rare_resets import Restart, rare_reset
+from rollmill.envs.returned import as_timestep
 
 STEP_FOLD = 0x5354_4550
 """Folded into the key for the step; the reset uses the key itself, and derives far fewer keys than this number."""
@@ -66,7 +67,7 @@ def time_limit(env: Environment, max_steps: int) -> Environment:
         return observation, TimeLimitState(inner=inner, elapsed=jnp.zeros((), jnp.int32))
 
     def step(key: Key, state: TimeLimitState, action: Action, params: Params) -> Timestep:
-        timestep = env.step(key, state.inner, action, params)
+        timestep = as_timestep(env.name, env.step(key, state.inner, action, params))
         elapsed = state.elapsed + 1
         return timestep._replace(
             state=TimeLimitState(inner=timestep.state, elapsed=elapsed),
@@ -95,7 +96,7 @@ def auto_reset(env: Environment) -> Environment:
     restart = _reset_always(env) if env.reset_ratio == 1 else rare_reset(env, env.reset_ratio)
 
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
-        timestep = env.step(jax.random.fold_in(key, STEP_FOLD), state, action, params)
+        timestep = as_timestep(env.name, env.step(jax.random.fold_in(key, STEP_FOLD), state, action, params))
         if "final_observation" in timestep.info:
             raise UsageError(f"{env.name} resets itself already: leave out one of the two auto_reset.")
         done = jnp.asarray(timestep.terminated | timestep.truncated)
@@ -137,7 +138,7 @@ def vary(env: Environment, sample: Callable[[Key, Params], Params]) -> Environme
         return observation, VariedState(inner=inner, params=episode_params)
 
     def step(key: Key, state: VariedState, action: Action, params: Params) -> Timestep:
-        timestep = env.step(key, state.inner, action, state.params)
+        timestep = as_timestep(env.name, env.step(key, state.inner, action, state.params))
         return timestep._replace(state=VariedState(inner=timestep.state, params=state.params))
 
     return wrap(env, reset, step, unwrap=lambda state, params: (state.inner, state.params))

@@ -7,6 +7,7 @@ from jaxtyping import Array, PyTree
 
 from rollmill.core.types import Action, Environment, Key, Observation, Params, State, Timestep
 from rollmill.envs.named_transforms.definition import Transform
+from rollmill.envs.returned import as_timestep
 from rollmill.envs.strong_types import strongly_typed
 from rollmill.envs.transforms import wrap
 
@@ -40,7 +41,7 @@ def on_environment(env: Environment, transform: Transform, number: int) -> Envir
     def step(key: Key, state: TransformedState, action: Action, params: Params) -> Timestep:
         draw = jax.random.uniform(jax.random.fold_in(key, DRAW_FOLD + number)) if transform.draws else None
         taken, memory = transform.act(jnp, state.memory, action, draw)
-        timestep = inner_step(key, state.inner, taken, params)
+        timestep = as_timestep(env.name, inner_step(key, state.inner, taken, params))
         observation, memory = transform.observe(jnp, memory, timestep.observation)
         return timestep._replace(
             observation=observation,
@@ -58,12 +59,14 @@ def _repeated(env: Environment, count: int):
 
     def step(key: Key, state: State, action: Action, params: Params) -> Timestep:
         def again(so_far: Timestep, number: Array) -> tuple[Timestep, None]:
-            following = env.step(jax.random.fold_in(key, number), so_far.state, action, params)
+            following = as_timestep(
+                env.name, env.step(jax.random.fold_in(key, number), so_far.state, action, params)
+            )
             following = following._replace(reward=jax.tree.map(jnp.add, so_far.reward, following.reward))
             done = so_far.terminated | so_far.truncated
             return jax.tree.map(lambda old, new: jnp.where(done, old, new), so_far, following), None
 
-        first = env.step(key, state, action, params)
+        first = as_timestep(env.name, env.step(key, state, action, params))
         return jax.lax.scan(again, first, jnp.arange(1, count, dtype=jnp.uint32))[0]
 
     return step
