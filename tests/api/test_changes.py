@@ -141,6 +141,7 @@ def test_a_finished_run_goes_on_further_and_says_what_the_learning_rate_does(fin
 REFUSED = [
     ({"num_envs": 16}, "num_envs cannot be changed when a run goes on"),
     ({"anneal_lr": False}, "anneal_lr cannot be changed"),
+    ({"lr": 1e-4}, "unknown hyperparameter 'lr'. Did you mean learning_rate\\?"),
     ({"learning_rat": 1e-4}, "unknown hyperparameter 'learning_rat'. Did you mean learning_rate"),
     ({"learning_rate": "fast"}, "learning_rate='fast' has to be a number"),
     ({"learning_rate": None}, "learning_rate is null, and has to be a number"),

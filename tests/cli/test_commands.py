@@ -114,6 +114,14 @@ def test_list_and_doctor_and_help(rollmill):
 
 BAD = {
     "environment": (["train", "ppo", "CartPol-v1"], "unknown environment 'CartPol-v1'. Did you mean CartPole-v1"),
+    "near option": (
+        ["train", "ppo", "CartPole-v1", "--learnin-rate", "1"],
+        "rollmill: unknown option --learnin-rate. Did you mean --learning-rate?",
+    ),
+    "far option": (
+        ["train", "ppo", "CartPole-v1", "--qqq"],
+        "rollmill: unknown option --qqq. `rollmill train ppo --help` lists the options.",
+    ),
     "algorithm": (["train", "pp", "CartPole-v1"], "unknown algorithm 'pp'. Did you mean ppo"),
     "command": (["trian"], "unknown command 'trian'. Did you mean train"),
     "option": (["train", "ppo", "CartPole-v1", "--num-env", "3"], "--num-envs"),

@@ -87,7 +87,7 @@ def test_options_are_those_that_the_command_would_read():
         ({"over": {"gamma": [0.9, 1.5]}}, r"trial 1 \(gamma=1.5\): .*gamma=1.5"),
         ({"over": {"anneal_lr": [True, 3]}}, "anneal-lr=3 has to be true or false"),
         ({"over": {"gamma": "0.1..0.9"}}, "a range of numbers cannot be listed"),
-        ({"learning_rte": 1}, "options cannot be parsed"),
+        ({"learning_rte": 1}, r"unknown option --learning-rte. Did you mean --learning-rate\?"),
         ({"lr": 1}, "unknown option --lr. Did you mean --learning-rate?"),
         ({"at_once": 0}, "at_once=0 has to be at least 1"),
         ({"metric": "speed"}, "unknown metric 'speed'"),

@@ -10,6 +10,7 @@ import msgspec
 from rollmill.api.saved_run import CHANGEABLE, IDENTITY, Change, changed_config, identity_of, read_saved
 from rollmill.api.specification import config_from_json, find_algorithm
 from rollmill.core.errors import UsageError, unknown_name
+from rollmill.core.fields import named_like
 from rollmill.core.json_data import read_as, short_json
 from rollmill.dataflow import Graph, Loops
 from rollmill.record import Display, Restored, RunDirectory, plain
@@ -55,7 +56,8 @@ def changed_settings(
     known = {field.name for field in fields(kind)}
     for name in changes:
         if name not in known:
-            raise unknown_name("hyperparameter", name, [n for n in CHANGEABLE if n in known])
+            able = [n for n in CHANGEABLE if n in known]
+            raise unknown_name("hyperparameter", name, able, meant=named_like(name, able))
         if name not in CHANGEABLE:
             able = ", ".join(n for n in CHANGEABLE if n in known)
             raise UsageError(

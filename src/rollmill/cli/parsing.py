@@ -2,13 +2,16 @@
 
 import argparse
 import copy
+import dataclasses
+import difflib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from shutil import get_terminal_size
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, get_type_hints
 
 import tyro
 
+from rollmill.core.bounds import Range, bounds_of
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import named_like
 
@@ -58,21 +61,63 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
     """Parses the options of a command to an instance of `kind`; `--help` lists them and exits.
 
     Raises:
-        UsageError: an unknown option is another library's name of a known one.
-        SystemExit: after help, or if the options cannot be parsed.
+        UsageError: an option is unknown; suggests the nearest ones, or the one for another library's name.
+        SystemExit: after help, or if the values of options cannot be parsed.
     """
     parser = _parser(kind, prog)
     known = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
     for word in arguments:
         option = word.partition("=")[0]
-        if option.startswith("--") and option[2:].replace("_", "-") not in known:
-            meant = named_like(option, {name.replace("-", "_") for name in known})
-            if meant is not None:
-                raise UsageError(f"unknown option {option}. Did you mean --{meant.replace('_', '-')}?")
+        if len(option) > 2 and option.startswith("--") and option[2:].replace("_", "-") not in known:
+            near = [f"--{name}" for name in options_like(option[2:], known)]
+            suggestion = f"Did you mean {' or '.join(near)}?" if near else f"`{prog} --help` lists the options."
+            raise UsageError(f"unknown option {option}. {suggestion}")
     if any(word in ("-h", "--help") for word in arguments):
         print(_help(parser, prog, kind))
         raise SystemExit(0)
     return tyro.cli(kind, prog=prog, args=list(arguments))
+
+
+def options_like(name: str, known: Iterable[str]) -> list[str]:
+    """The known options, without dashes in front, that may be meant by an unknown one; the nearest first."""
+    names = {option for option in known if not option.rpartition(".")[2].startswith("no-")}
+    meant = named_like(name, {option.replace("-", "_") for option in names})
+    if meant is not None:
+        return [meant.replace("_", "-")]
+    plain = name.replace("_", "-").lower()
+    ending = sorted(option for option in names if option.rpartition(".")[2] == plain)
+    return ending or difflib.get_close_matches(plain, sorted(names), n=1, cutoff=0.6)
+
+
+class OptionType(NamedTuple):
+    """The type of an option's value, and the bounds of its numbers."""
+
+    hint: Any
+    bounds: Range | None
+
+
+def option_types(kind: type, prefix: str = "") -> dict[str, OptionType]:
+    """The type of each option of a command, by its name without dashes in front.
+
+    Args:
+        kind: a dataclass as for `parse`; options of those that it holds are included.
+        prefix: put before each name.
+    """
+    annotated, types = get_type_hints(kind, include_extras=True), get_type_hints(kind)
+    found, bounds = {}, bounds_of(kind)
+    for field in dataclasses.fields(kind):
+        name, hint = _option_name(field.name, annotated[field.name]), types[field.name]
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            found |= option_types(hint, f"{prefix}{name}." if name else prefix)
+        else:
+            found[prefix + name] = OptionType(hint, bounds.get(field.name))
+    return found
+
+
+def _option_name(field: str, hint: Any) -> str:
+    """The name of a field's option, as tyro has it."""
+    given = [part.name for part in getattr(hint, "__metadata__", ()) if getattr(part, "name", None) is not None]
+    return given[-1] if given else field.replace("_", "-")
 
 
 def flags_and_lists(kind: Any, *, prog: str) -> tuple[set[str], set[str]]:

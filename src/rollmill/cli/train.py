@@ -22,7 +22,7 @@ from rollmill.api import (
 from rollmill.api import train as train_run
 from rollmill.cli.config_file import with_config_file
 from rollmill.cli.environment_options import EnvOptions, Transforms, chosen_environment_options
-from rollmill.cli.parsing import flags_and_lists, given_options, parse, values_of
+from rollmill.cli.parsing import OptionType, flags_and_lists, given_options, option_types, parse, values_of
 from rollmill.cli.searching import SearchOptions, planned
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.plugins import plugins, plugins_named
@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0 if arguments else 2
-    with planned(with_config_file(arguments)) as words:
+    with planned(with_config_file(arguments, types_of_options)) as words:
         given, _ = parse_training(words)
         prepare_devices(given.options, environment=given.chosen.environment)
         graph = given.graph_of(None)
@@ -149,7 +149,7 @@ def parse_training(
     Raises:
         UsageError: they are wrong.
     """
-    name, *rest = with_config_file(arguments)
+    name, *rest = with_config_file(arguments, types_of_options)
     find_own_algorithm(name, rest)
     chosen = parse(_arguments(name, rest, more), rest, prog=f"rollmill {command} {name}")
     chosen.searching.check(given_options(rest))
@@ -186,6 +186,17 @@ def option_kinds(name: str, rest: list[str]) -> OptionKinds:
     find_own_algorithm(name, rest)
     flags, lists = flags_and_lists(_arguments(name, rest), prog="rollmill train")
     return OptionKinds(frozenset(flags), frozenset(lists))
+
+
+def types_of_options(name: str, rest: list[str]) -> dict[str, OptionType]:
+    """The types of the options of an algorithm's training, by their names.
+
+    Args:
+        name: the algorithm.
+        rest: the arguments of a training, whose imports may register it.
+    """
+    find_own_algorithm(name, rest)
+    return option_types(_arguments(name, rest))
 
 
 def check_arguments(name: str, rest: list[str], *, who: str) -> Any:

@@ -55,9 +55,18 @@ def check_bounds(values: Any) -> None:
         UsageError: a number is out of bounds; names the first one.
     """
     for name, bounds in bounds_of(type(values)).items():
-        for number in _numbers(getattr(values, name)):
-            if not bounds.holds(number):
-                raise UsageError(f"{name}={number} must {bounds}.")
+        check_numbers(name, getattr(values, name), bounds)
+
+
+def check_numbers(name: str, value: Any, bounds: Range) -> None:
+    """Checks a number, or each one of a tuple.
+
+    Raises:
+        UsageError: one is out of bounds; names the first one.
+    """
+    for number in _numbers(value):
+        if not bounds.holds(number):
+            raise UsageError(f"{name}={number} must {bounds}.")
 
 
 def _range_in(hint: Any) -> Range | None:
