@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import rollmill
+from rollmill.api.hook_calls import HookFailed
 from rollmill.core.errors import UsageError
 from rollmill.hooks import MetricsLogged, PolicyEvaluated
 from rollmill.record import read_metrics
@@ -14,6 +15,7 @@ SMALL = rollmill.NetworkConfig(hidden_sizes=(8,))
 SIZES = {"num_envs": 8, "num_steps": 8, "num_minibatches": 2, "update_epochs": 1, "network": SMALL}
 QUIET = {"quiet": True, "tensorboard": False}
 EVERY = {"evaluate_every": 64 * 3, "evaluate_episodes": 5}
+SELDOM = {"evaluate_every": 64 * 290, "evaluate_episodes": 5}
 THREADS = {"distribution": "single-learner-coarse", "place": "threads"}
 SLOW = pytest.mark.slow
 
@@ -83,9 +85,34 @@ def test_a_run_that_goes_on_evaluates_where_one_that_never_stopped_does(tmp_path
     assert 5 <= first.summary["iterations"] < 10
     again = rollmill.resume(first.directory, quiet=True)
     without_times = lambda rows: [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
-    assert without_times(evaluations(again)) == without_times(evaluations(run))
+    due = {row["iteration"] for row in evaluations(run)}
+    made = evaluations(again)
+    assert without_times([row for row in made if row["iteration"] in due]) == without_times(evaluations(run))
+    assert {row["iteration"] for row in made} == due | {first.summary["iterations"]}
     assert again.summary["weights_sha256"] == run.summary["weights_sha256"]
-    assert again.summary["best_evaluation_return"] == run.summary["best_evaluation_return"]
+    assert again.summary["best_evaluation_return"] == max(row["evaluation/return"] for row in made)
+
+
+@pytest.mark.parametrize("placement", [{}, THREADS], ids=["program", "threads"])
+def test_a_training_that_a_hook_stops_is_evaluated_at_its_end(tmp_path, placement):
+    stop = lambda event: rollmill.Stop("enough") if isinstance(event, MetricsLogged) else None
+    options = {"run_dir": tmp_path / "run", "hooks": [stop], **SELDOM, **placement, **QUIET}
+    run = rollmill.train(small(iterations=300), **options)
+    row = evaluations(run)[-1]
+    assert row["iteration"] == run.summary["iterations"] < 300
+    assert run.summary["evaluation_return"] == row["evaluation/return"]
+    episodes = rollmill.evaluate(run.directory, episodes=5, checkpoint="best")
+    assert row["evaluation/return"] == np.mean(episodes.returns, dtype=np.float64)
+
+
+def test_a_training_whose_hook_failed_is_not_evaluated_at_its_end(tmp_path):
+    def fail(event):
+        if isinstance(event, MetricsLogged):
+            raise ValueError("a mistake")
+
+    with pytest.raises(HookFailed, match="hook test_a_training_whose_hook_failed.*fail failed at MetricsLogged"):
+        rollmill.train(small(iterations=300), run_dir=tmp_path / "run", hooks=[fail], **SELDOM, **QUIET)
+    assert not [row for row in read_metrics(tmp_path / "run/metrics.jsonl") if "evaluation/return" in row]
 
 
 def test_workers_are_evaluated_some_iterations_later(tmp_path):

@@ -106,7 +106,7 @@ def test_a_stop_ends_the_run_and_it_goes_on_exactly(tmp_path, whole, placement):
     run = rollmill.train(graph, run_dir=tmp_path / "run", hooks=[stop_after(3)], **QUIET, **placement)
     summary = json.loads((run.directory / "summary.json").read_text())
     assert summary["status"] == "stopped" and run.exit_code == 0
-    assert (summary["stopped_by"], summary["stop_reason"]) == ("stopping", "iteration 3 is done")
+    assert (summary["stopped_by"], summary["stop_reason"]) == ("stop_after.stopping", "iteration 3 is done")
     done = summary["iterations"]
     assert 3 <= done < graph.loops.iterations and (run.directory / f"checkpoints/{done}").is_dir()
     if not placement:
@@ -164,7 +164,7 @@ def test_a_hook_that_raises_stops_the_run_with_its_state_saved(tmp_path, whole, 
     [
         ("stop", r"it returned 'stop' of type str\. A hook returns None, rollmill\.Stop\(\"reason\"\) or"),
         (True, "it returned True of type bool"),
-        (len, r"hint: hooks=\[<lambda>\(\.\.\.\)\], with its result"),
+        (len, r"hint: hooks=\[test_an_answer_\w+\.<lambda>\(\.\.\.\)\], with its result"),
     ],
 )
 def test_an_answer_that_is_no_request_is_refused(answer, message):

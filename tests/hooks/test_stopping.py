@@ -1,5 +1,7 @@
 """Hooks that stop a training, by values."""
 
+from functools import partial
+
 import pytest
 
 from rollmill import Stop
@@ -23,6 +25,20 @@ def test_a_return_counts_once_enough_episodes_have_ended():
     assert hook(evaluated(500.0)) is None
     assert hook(logged(10.0, episodes=50.0)) == Stop("the mean return of training is 10, and 10 was to be reached")
     assert name_of(hook) == "stop_at_return"
+
+
+def test_hooks_are_named_by_where_they_are_defined():
+    def own():
+        return lambda event: None
+
+    def closure(event):
+        return None
+
+    here = "test_hooks_are_named_by_where_they_are_defined"
+    assert name_of(closure) == name_of(partial(closure)) == f"{here}.closure"
+    assert name_of(own()) == f"{here}.own.<lambda>"
+    assert name_of(early_stopping(patience=1)) == "early_stopping"
+    assert name_of([].append) == "list.append"
 
 
 def test_a_return_of_evaluations_counts_at_once():

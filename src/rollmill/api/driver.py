@@ -79,7 +79,9 @@ def drive(
             recorder = Recorder(run, graph, options, checkpoints, log, display, gpus, calls, evaluation)
             with _reporting_failure(recorder, calls):
                 recorder.begin(restored, state)
-                _follow(training, recorder, calls, display, partial(_is_stopping, stop, calls, training, run))
+                _follow(
+                    training, recorder, calls, display, partial(_is_stopping, stop, calls, training, run), stop
+                )
         with _reporting_failure(recorder, calls):
             checkpoints.wait()
             summary = recorder.finish(signal_name=stop.signal_name)
@@ -121,7 +123,12 @@ def _activity() -> AbstractContextManager[GpuActivity]:
 
 
 def _follow(
-    training: Training, recorder: Recorder, calls: HookCalls, display: Display, stopping: Callable[[], bool]
+    training: Training,
+    recorder: Recorder,
+    calls: HookCalls,
+    display: Display,
+    stopping: Callable[[], bool],
+    signals: StopRequest,
 ) -> None:
     for report in training.run(stopping):
         match report:
@@ -132,7 +139,7 @@ def _follow(
                     training.request_snapshot()
             case Saved(iteration, state):
                 with span("checkpoint", "storage"):
-                    recorder.keep(iteration, state, stopping=stopping())
+                    recorder.keep(iteration, state, stopping=stopping(), signalled=signals.requested)
             case RolledBack(iteration):
                 recorder.rewind(iteration)
             case StartedUp(so_far):

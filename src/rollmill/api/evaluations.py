@@ -34,7 +34,7 @@ class EvaluationProgress:
 
 
 class PeriodicEvaluation:
-    """Evaluates the policy after every so many iterations, and after the last one.
+    """Evaluates the policy after every so many iterations, and after the last one, also of a stop by a hook.
 
     Args:
         graph: what is trained.
@@ -51,9 +51,12 @@ class PeriodicEvaluation:
 
     def is_due(self, iteration: int) -> bool:
         """Whether an evaluation is due after so many iterations."""
-        done = self.progress.iteration
-        ends = done < iteration == self._graph.loops.iterations
-        return ends or iteration // self.every > done // self.every
+        ends = self.is_new(iteration) and iteration == self._graph.loops.iterations
+        return ends or iteration // self.every > self.progress.iteration // self.every
+
+    def is_new(self, iteration: int) -> bool:
+        """Whether the policy after so many iterations has not been evaluated."""
+        return self.progress.iteration < iteration
 
     def run(self, iteration: int, state: State) -> dict[str, Any]:
         """Evaluates the policy of a state; returns the metrics.

@@ -198,16 +198,23 @@ class Recorder:
             due = time.perf_counter() - self._saved_at >= self._options.checkpoint_seconds
         return due or self._hooks.wants_checkpoint or iteration == self._loops.iterations
 
-    def keep(self, iteration: int, state: PyTree[Array | np.ndarray], *, stopping: bool) -> None:
+    def keep(
+        self, iteration: int, state: PyTree[Array | np.ndarray], *, stopping: bool, signalled: bool = False
+    ) -> None:
         """Takes note of a state: evaluates its policy and saves a checkpoint, each if it is due.
 
         Args:
             iteration: number of the iteration after which the state is.
             state: also where the training would go back to, if workers were lost.
-            stopping: the training ends with it: a checkpoint is saved, and an evaluation left to whoever resumes.
+            stopping: the training ends with it, and a checkpoint is saved. If a hook stops it, its policy is
+                evaluated, as that of the last iteration is.
+            signalled: a signal stops it, so that an evaluation is left to whoever resumes.
         """
         evaluation = self._evaluation
-        if evaluation is not None and evaluation.is_due(iteration) and not stopping:
+        by_hook = stopping and not signalled and self._hooks.failure is None
+        if evaluation is not None and (
+            evaluation.is_new(iteration) if by_hook else evaluation.is_due(iteration) and not stopping
+        ):
             self._evaluate(evaluation, iteration, state)
         self._note_state(iteration, state)
         best = evaluation is None or evaluation.progress.best_iteration == iteration

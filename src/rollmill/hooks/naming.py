@@ -8,13 +8,13 @@ from rollmill.hooks.events import Hook
 
 def named(name: str, hook: Hook) -> Hook:
     """The hook, under this name in messages."""
-    hook.__name__ = name  # pyright: ignore[reportFunctionMemberAccess]
+    hook.__name__ = hook.__qualname__ = name  # pyright: ignore[reportFunctionMemberAccess]
     return hook
 
 
 def name_of(hook: Any) -> str:
-    """The name of a function, or of the class of any other callable."""
-    name = getattr(hook, "__name__", None)
+    """The name of a function, with the functions and classes that it was defined in, or of a callable's class."""
+    name = getattr(hook, "__qualname__", None)
     if name is None and isinstance(hook, partial):
         return name_of(hook.func)
-    return name or type(hook).__name__
+    return (name or type(hook).__qualname__).replace(".<locals>", "")
