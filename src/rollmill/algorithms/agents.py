@@ -26,6 +26,7 @@ from rollmill.core.types import (
     Action,
     AgentKind,
     Environment,
+    HostEnvironment,
     Key,
     Memory,
     Observation,
@@ -257,7 +258,7 @@ class AgentPolicy(NamedTuple):
 
 
 def agent_policy(
-    env: Environment,
+    env: Environment | HostEnvironment,
     sets: tuple[ParameterSet, ...],
     make_networks: Mapping[str, MakeAgentNetwork],
     *,
@@ -281,10 +282,14 @@ def agent_policy(
         group.name: _set_network(group, make_networks[group.name], agent_ids=agent_ids, central_size=central_size)
         for group in sets
     }
-    shows_active = env.active is not None
     return AgentPolicy(
-        env.agents, sets, networks, critic, shows_active, central, agent_ids, normalise_observations
+        env.agents, sets, networks, critic, may_become_inactive(env), central, agent_ids, normalise_observations
     )
+
+
+def may_become_inactive(env: Environment | HostEnvironment) -> bool:
+    """True if agents may leave an episode before it ends; of host environments that is not known."""
+    return isinstance(env, HostEnvironment) or env.active is not None
 
 
 def _set_network(
@@ -319,10 +324,10 @@ def _set_network(
     return network
 
 
-def _central_struct(env: Environment) -> jax.ShapeDtypeStruct | None:
-    central = env.central
-    if central is None:
+def _central_struct(env: Environment | HostEnvironment) -> jax.ShapeDtypeStruct | None:
+    if isinstance(env, HostEnvironment) or env.central is None:
         return None
+    central = env.central
     with blaming(f"{env.name}: central"):
         of_start = lambda key: central(env.reset(key, env.params)[1], env.params)
         features = jax.eval_shape(of_start, jax.random.key(0))
@@ -332,11 +337,11 @@ def _central_struct(env: Environment) -> jax.ShapeDtypeStruct | None:
     return features
 
 
-def _central_size(env: Environment, central: jax.ShapeDtypeStruct | None) -> int:
+def _central_size(env: Environment | HostEnvironment, central: jax.ShapeDtypeStruct | None) -> int:
     if central is not None:
         return central.shape[0]
     observations = sum(kind.count * flat_size(kind.observation_space) for kind in env.agents)
-    return observations + (sum(kind.count for kind in env.agents) if env.active is not None else 0)
+    return observations + (sum(kind.count for kind in env.agents) if may_become_inactive(env) else 0)
 
 
 def split_key(key: Key, count: int) -> Array:
@@ -344,9 +349,10 @@ def split_key(key: Key, count: int) -> Array:
     return key[None] if count == 1 else jax.random.split(key, count)
 
 
-def require_multi_agent(env: Environment, algorithm: str) -> Environment:
+def require_multi_agent(env: Environment | HostEnvironment, algorithm: str) -> Environment | HostEnvironment:
     """Returns the environment; raises a `UsageError` if it has a single agent."""
     if not env.agents:
-        other = "ppo" if env.num_players == 1 else "alphazero"
+        is_game = isinstance(env, Environment) and env.num_players > 1
+        other = "alphazero" if is_game else "ppo"
         raise UsageError(f"{env.name} has one agent; {algorithm} is for environments with several. Use {other}.")
     return env

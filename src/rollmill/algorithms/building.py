@@ -198,7 +198,7 @@ def environment_parts(
         raise UsageError(f"{env.name} is a game for two players; train it with alphazero.")
     if isinstance(env, Environment):
         return env, environment_functions(env, params=params, num_envs=num_envs, gamma=gamma), None
-    _refuse_params(env, params)
+    refuse_params(env, params)
     return env, host_functions(env, gamma=gamma), partial(env.start, gamma=gamma)
 
 
@@ -209,7 +209,7 @@ def single_agent(env: Environment | HostEnvironment | gymnasium.Env | str) -> En
         UsageError: it has several agents.
     """
     env = as_environment(env)
-    if isinstance(env, Environment) and env.agents:
+    if env.agents:
         kinds = ", ".join(kind.name for kind in env.agents)
         raise UsageError(f"{env.name} has several agents ({kinds}); train it with mappo or ippo.")
     return env
@@ -222,7 +222,8 @@ def with_layout(config: Config, env: Environment | HostEnvironment) -> Config:
     return replace(settings, network=replace(settings.network, image_layout=layout))
 
 
-def _refuse_params(env: HostEnvironment, params: Params | None) -> None:
+def refuse_params(env: HostEnvironment, params: Params | None) -> None:
+    """Raises a `UsageError` for parameters of a host environment."""
     if params is not None:
         raise UsageError(
             f"{env.name} is a host environment, which takes no params; give its options by name: "

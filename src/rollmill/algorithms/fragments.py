@@ -17,6 +17,7 @@ from rollmill.core.types import (
     Action,
     Environment,
     HostEnvironment,
+    HostStep,
     Key,
     Memory,
     Observation,
@@ -107,30 +108,23 @@ def environment_functions(
     return EnvironmentFunctions(start, step, action_mask)
 
 
-def host_functions(env: HostEnvironment, *, gamma: float | None = None) -> EnvironmentFunctions:
+def host_functions(
+    env: HostEnvironment, *, gamma: float | None = None, view: Callable[[HostStep], HostStep] = lambda step: step
+) -> EnvironmentFunctions:
     """The functions of a host environment: crossings to the replica that steps it.
 
     Args:
         env: the environment; it resets and accounts for episodes itself (`HostVector`).
         gamma: if given, discounted returns are recorded, for reward normalisation.
+        view: arranges the arrays of a step for algorithms that extend the observation.
     """
-    batched = step_struct(env, 1, discounted=gamma is not None)
+    batched = view(step_struct(env, 1, discounted=gamma is not None))
     step = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batched)
     info = dict(step.info)
     mask = info.pop("action_mask", ())
     reply = StepReply(step.observation, mask, step.reward, step.terminated, step.truncated, info)
     remote = remote_environment(reply)
     return EnvironmentFunctions(remote.start, remote.step, remote.action_mask)
-
-
-def require_jax_env(env: Environment | HostEnvironment) -> Environment:
-    """Returns the environment; raises a `UsageError` for a host environment."""
-    if isinstance(env, HostEnvironment):
-        raise UsageError(
-            f"{env.name} is made of Python objects on the host, which this algorithm does not support; ppo, a3c, "
-            "impala, dqn, sac and td3 do."
-        )
-    return env
 
 
 def _params_of(default: Params, given: Params, num_envs: int, index: Int[Array, ""]) -> Params:

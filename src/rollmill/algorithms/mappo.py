@@ -27,10 +27,10 @@ from rollmill.algorithms.agents import (
     MakeAgentNetwork,
     agent_policy,
     require_multi_agent,
-    view_agents,
 )
+from rollmill.algorithms.agents_on_host import agent_environment
 from rollmill.algorithms.building import Choices, configured, loops_of, optimiser_of, schedule_of, settings_of
-from rollmill.algorithms.fragments import EnvironmentFunctions, environment_functions, require_jax_env
+from rollmill.algorithms.fragments import EnvironmentFunctions
 from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, report, start_learner, update
 from rollmill.algorithms.ppo import sample_loss
 from rollmill.algorithms.sharing import ParameterSet, parameter_sets
@@ -121,7 +121,7 @@ def mappo(
 
     Raises:
         UsageError: invalid names, types or sizes, agents with different spaces that share parameters, a recurrent
-            network, an environment with a single agent, or a host environment.
+            network, or an environment with a single agent.
     """
     return _graph("mappo", env, config, params, network, overrides, critic="central")
 
@@ -154,9 +154,8 @@ def _graph(
     config, choices = configured(MAPPOConfig, config, network, overrides)
     make_network = choices.network
     check_fractions({"gamma": config.gamma, "gae_lambda": config.gae_lambda})
-    env = require_multi_agent(require_jax_env(as_environment(env)), name)
-    view = partial(view_agents, critic=critic)
-    environment = environment_functions(env, params=params, num_envs=config.num_envs, view=view)
+    env = require_multi_agent(as_environment(env), name)
+    environment, host = agent_environment(env, params=params, num_envs=config.num_envs, critic=critic)
     sets = parameter_sets(env.agents, config.sharing)
     policy = agent_policy(
         env,
@@ -170,12 +169,12 @@ def _graph(
         config, by_sequence=False, epochs=config.update_epochs, num_minibatches=config.num_minibatches
     )
     settings = settings_of(name, env, config, custom=choices.made_in_python(params=params))
-    return _assemble(settings, env, environment, policy, choices, loops)
+    return _assemble(settings, env, environment, policy, choices, loops)._replace(host=host)
 
 
 def _assemble(
     settings: dict[str, Any],
-    env: Environment,
+    env: Environment | HostEnvironment,
     environment: EnvironmentFunctions,
     policy: AgentPolicy,
     choices: Choices,

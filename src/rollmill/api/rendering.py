@@ -20,7 +20,7 @@ from rollmill.core.fields import fit
 from rollmill.core.own_line import blaming
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options, Params, State, Timestep
 from rollmill.dataflow import Collector, Graph, step_one
-from rollmill.envs import as_environment, is_on_host, wrap
+from rollmill.envs import as_environment, wrap
 from rollmill.envs.host import Film, filmed
 from rollmill.execution.evaluation import check_seed, start_memories
 from rollmill.pictures import Picture, gathered, rasterise, resized
@@ -195,9 +195,9 @@ def _environment(graph: Graph, env: AnyEnvironment | None, options: Options) -> 
 
 
 def _drawing_itself(name: Any, options: Options) -> Options:
-    """The options with which one of Gymnasium's environments draws itself."""
-    is_gymnasium = isinstance(name, str) and is_on_host(name) and name.startswith("gymnasium:")
-    return {**options, "render_mode": "rgb_array"} if is_gymnasium else options
+    """The options with which an environment of Gymnasium or PettingZoo draws itself."""
+    draws = isinstance(name, str) and name.startswith(("gymnasium:", "pettingzoo:"))
+    return {**options, "render_mode": "rgb_array"} if draws else options
 
 
 def _same_size(frames: Iterator[Frame], size: int | None) -> Iterator[Frame]:

@@ -30,6 +30,8 @@ EXTRAS = {
     "gymnax": ("gymnax:... environments", install_command("gymnax")),
     "jaxmarl": ("jaxmarl:... environments", install_command("jaxmarl")),
     "mujoco_playground": ("playground:... environments", install_command("playground")),
+    "pettingzoo": ("pettingzoo:... environments", install_command("pettingzoo")),
+    "mpe2": ("pettingzoo:mpe/... environments", install_command("pettingzoo")),
     "pgx": ("pgx:... environments", install_command("pgx")),
     "xminigrid": ("xminigrid:... environments", install_command("xminigrid")),
     "optuna": ("samplers of sweeps", install_command("optuna")),

@@ -36,6 +36,7 @@ def run(arguments: list[str]) -> int:
         ("xminigrid:ID", f"grid worlds of XLand-MiniGrid, with `{install_command('xminigrid')}`"),
         ("ale:GAME", f"Atari 2600 games, on the host CPU, with `{install_command('ale')}`"),
         ("gymnasium:ID", "environments of Gymnasium, on the host CPU"),
+        ("pettingzoo:ID", f"PettingZoo, several agents, on the host CPU, with `{install_command('pettingzoo')}`"),
         ("envpool:ID", f"environments of EnvPool, on the host CPU, with `{install_command('envpool')}`"),
     ]
     recipes = [(name, make().summary) for name, make in RECIPES.items()]

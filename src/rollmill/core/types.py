@@ -138,10 +138,14 @@ class HostStep(NamedTuple):
     `final_observation` (before any reset), `episode_return` (float32) and `episode_length` (int32) up to this
     step, `discounted_return` (float32) if a `gamma` was given, and `action_mask` (legal actions after this
     step) if the environment has one.
+
+    With several agents, observations, rewards, masks and `agent_returns` (the return of each kind) are
+    dictionaries by kind, as those of an `Environment`. `active` and `final_active`, `[n, A]` for each kind, mark
+    the agents that `observation` and `final_observation` are of; the entries of others there are their last ones.
     """
 
     observation: PyTree[np.ndarray]
-    reward: Float[np.ndarray, " n"]
+    reward: PyTree[Float[np.ndarray, "n ..."]]
     terminated: Bool[np.ndarray, " n"]
     truncated: Bool[np.ndarray, " n"]
     info: dict[str, PyTree[np.ndarray]]
@@ -259,3 +263,5 @@ class HostEnvironment(NamedTuple):
     """True if it reports the legal actions at each reset and step."""
     options: Options = NO_OPTIONS
     """Options that `make` was given besides the name; a run records both, to make the environment again."""
+    agents: tuple[AgentKind, ...] = ()
+    """Kinds of agents, if there are several; spaces, actions and rewards are then dictionaries by kind."""

@@ -3,7 +3,8 @@
 Shape letter: `A` agents of a kind.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from gymnasium import spaces
 from jaxtyping import Array, Bool, PyTree
 
 from rollmill.core.spaces import possible_choices, repeated
-from rollmill.core.types import AgentKind, Environment, Params, State
+from rollmill.core.types import AgentKind, Environment, HostEnvironment, Params, State
 
 
 def joint_spaces(agents: Iterable[AgentKind]) -> tuple[spaces.Space, spaces.Space]:
@@ -22,20 +23,37 @@ def joint_spaces(agents: Iterable[AgentKind]) -> tuple[spaces.Space, spaces.Spac
     return spaces.Dict(observation), spaces.Dict(action)
 
 
+def kinds_by_name(names: Sequence[str], sizes: Sequence[object]) -> dict[str, list[int]]:
+    """Places of the agents of each kind: those whose names differ in their number alone are of one kind.
+
+    Args:
+        names: names of the agents, such as `adversary_0`.
+        sizes: spaces of each; agents of one stem with different spaces are kinds of one, under their own names.
+    """
+    by_stem: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        by_stem.setdefault(re.sub(r"[-_ ]?\d+$", "", name) or "agent", []).append(place)
+    kinds: dict[str, list[int]] = {}
+    for stem, places in by_stem.items():
+        same = all(sizes[place] == sizes[places[0]] for place in places)
+        kinds |= {stem: places} if same else {names[place]: [place] for place in places}
+    return kinds
+
+
 def active_agents(env: Environment, state: State, params: Params) -> dict[str, Bool[Array, " A"]]:
     """The active agents of each kind; all agents of kinds that `env.active` leaves out."""
     all_active = {kind.name: jnp.ones(kind.count, bool) for kind in env.agents}
     return all_active if env.active is None else {**all_active, **env.active(state, params)}
 
 
-def reward_struct(env: Environment) -> PyTree[jax.ShapeDtypeStruct]:
+def reward_struct(env: Environment | HostEnvironment) -> PyTree[jax.ShapeDtypeStruct]:
     """Shape and dtype of one step's reward: `[]`, or `[A]` for each kind."""
     if not env.agents:
         return jax.ShapeDtypeStruct((), jnp.float32)
     return {kind.name: jax.ShapeDtypeStruct((kind.count,), jnp.float32) for kind in env.agents}
 
 
-def possible_masks(env: Environment) -> PyTree[np.ndarray]:
+def possible_masks(env: Environment | HostEnvironment) -> PyTree[np.ndarray]:
     """The action mask in which all choices are legal; None if no action is discrete.
 
     With several agents, a dictionary with a mask for each kind whose actions are discrete.

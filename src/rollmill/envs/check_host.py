@@ -54,7 +54,7 @@ def _check_run(env: HostEnvironment, vector: HostVector, seed: int, num_steps: i
     ended = 0
     for _ in range(num_steps):
         mask = step.info.get("action_mask")
-        step = vector.step(actions.sample() if mask is None else _draw_legal(env.action_space, mask, rng))
+        step = vector.step(_replaced_by_legal(env.action_space, actions.sample(), mask, rng))
         _check_failures(env, vector)
         _check_types(env, "step", step, expected)
         _check_numbers(env, step)
@@ -79,7 +79,7 @@ def _check_types(env: HostEnvironment, what: str, step: PyTree, expected: PyTree
 def _check_numbers(env: HostEnvironment, step: HostStep) -> None:
     _check_observation(env, "step", step.observation)
     _check_observation(env, "step", step.info["final_observation"])
-    if not np.isfinite(step.reward).all():
+    if not all(np.isfinite(reward).all() for reward in jax.tree.leaves(step.reward)):
         raise ContractError(f"{env.name}: step returned the reward {step.reward}, expected finite numbers.")
 
 
@@ -91,6 +91,15 @@ def _check_observation(env: HostEnvironment, what: str, observation: PyTree[np.n
                 f"{env.name}: {what} returned the observation {row}, which is not in the space "
                 f"{env.observation_space}: fix one of them (NaN, bounds)."
             )
+
+
+def _replaced_by_legal(space: spaces.Space, actions: Any, mask: Any, rng: np.random.Generator) -> Any:
+    """Random actions of the copies, legal ones where a mask tells them; with several agents by kind."""
+    if isinstance(mask, dict):
+        assert isinstance(space, spaces.Dict)
+        legal = {kind: _draw_legal(space[kind], by_agent, rng) for kind, by_agent in mask.items()}
+        return {**actions, **legal}
+    return actions if mask is None else _draw_legal(space, mask, rng)
 
 
 def _draw_legal(space: spaces.Space, mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:

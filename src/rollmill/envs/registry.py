@@ -49,13 +49,14 @@ _ADAPTERS = {
     "craftax": "rollmill.envs.adapters.craftax",
     "gymnax": "rollmill.envs.adapters.gymnax",
     "jaxmarl": "rollmill.envs.adapters.jaxmarl",
+    "pettingzoo": "rollmill.envs.adapters.pettingzoo",
     "pgx": "rollmill.envs.adapters.pgx",
     "playground": "rollmill.envs.adapters.playground",
     "envpool": "rollmill.envs.adapters.envpool",
     "xminigrid": "rollmill.envs.adapters.xminigrid",
     "gymnasium": "rollmill.envs.adapters.gymnasium",
 }
-_ON_HOST = ("ale", "envpool", "gymnasium")
+_ON_HOST = ("ale", "envpool", "gymnasium", "pettingzoo")
 """Adapters of host environments."""
 
 _factories: dict[str, Factory] = {

@@ -11,6 +11,7 @@ from rollmill.envs.host.environment import (
 from rollmill.envs.host.filming import Film, filmed
 from rollmill.envs.host.finite import find_non_finite, non_finite_error
 from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
+from rollmill.envs.host.parallel import parallel_environment
 from rollmill.envs.host.running_sums import RunningSums
 from rollmill.envs.host.seeds import environment_seed
 
@@ -30,5 +31,6 @@ __all__ = [
     "fit_to_space",
     "host_environment",
     "non_finite_error",
+    "parallel_environment",
     "step_struct",
 ]

@@ -11,7 +11,8 @@ from rollmill.core.errors import UsageError
 from rollmill.core.own_line import blaming
 from rollmill.core.spaces import possible_choices, struct
 from rollmill.core.types import HasEvaluationForm, HostEnvironment, HostVector, Options, StartHost
-from rollmill.envs.host.python_vector import PythonVector, close_quietly
+from rollmill.envs.host.copies import close_quietly
+from rollmill.envs.host.python_vector import PythonVector
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from jaxtyping import UInt8
 from rollmill.core.errors import UsageError
 from rollmill.core.types import HostEnvironment
 from rollmill.envs.host.environment import StartByName, StartPython
+from rollmill.envs.host.parallel import StartParallel
 
 
 class Film(NamedTuple):
@@ -37,44 +38,76 @@ class Camera(gymnasium.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
         """Starts an episode."""
         result = self.env.reset(seed=seed, options=options)
-        self._look()
+        _look(self.env, self._film)
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
         """Takes an action."""
         result = self.env.step(action)
-        self._look()
+        _look(self.env, self._film)
         return result
 
-    def _look(self) -> None:
-        if self._film.problems:
-            return
-        if self.env.render_mode != "rgb_array":
-            self._film.problems.append(f"it was made with render_mode={self.env.render_mode!r}")
-            return
-        try:
-            picture = np.asarray(self.env.render())
-        except Exception as error:  # what fails to draw depends on the environment's library
-            self._film.problems.append(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
-            return
-        if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
-            self._film.problems.append(f"a picture is {picture.dtype} {list(picture.shape)}, not uint8 [H, W, 3]")
-            return
-        fps = self.env.metadata.get("render_fps")
-        self._film.frames.append((picture, float(fps) if isinstance(fps, int | float) and fps > 0 else None))
+
+class ParallelCamera:
+    """An environment of several agents whose pictures are kept; arguments are those of `Camera`."""
+
+    def __init__(self, env: Any, film: Film) -> None:
+        self._env, self._film = env, film
+
+    @property
+    def agents(self) -> list[Any]:
+        """Those that act in the next step."""
+        return self._env.agents
+
+    def reset(self, seed: int | None = None) -> tuple[Any, Any]:
+        """Starts an episode."""
+        result = self._env.reset(seed=seed)
+        _look(self._env, self._film)
+        return result
+
+    def step(self, actions: dict[Any, Any]) -> tuple[Any, Any, Any, Any, Any]:
+        """Takes a step."""
+        result = self._env.step(actions)
+        _look(self._env, self._film)
+        return result
+
+    def close(self) -> None:
+        """Frees what the environment holds."""
+        self._env.close()
+
+
+def _look(env: Any, film: Film) -> None:
+    """Puts a picture of the environment on the film, or the reason why there is none."""
+    if film.problems:
+        return
+    mode = getattr(env, "render_mode", None)
+    if mode != "rgb_array":
+        film.problems.append(f"it was made with render_mode={mode!r}")
+        return
+    try:
+        picture = np.asarray(env.render())
+    except Exception as error:  # what fails to draw depends on the environment's library
+        film.problems.append(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+        return
+    if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+        film.problems.append(f"a picture is {picture.dtype} {list(picture.shape)}, not uint8 [H, W, 3]")
+        return
+    fps = env.metadata.get("render_fps")
+    film.frames.append((picture, float(fps) if isinstance(fps, int | float) and fps > 0 else None))
 
 
 def filmed(env: HostEnvironment, film: Film) -> HostEnvironment:
     """The environment, whose copies put their pictures on a film.
 
     Raises:
-        UsageError: its copies are no objects with Gymnasium's interface.
+        UsageError: its copies are no objects with Gymnasium's or PettingZoo's interface.
     """
     start = env.start.start if isinstance(env.start, StartByName) else env.start
-    if not isinstance(start, StartPython):
+    if not isinstance(start, StartPython | StartParallel):
         raise UsageError(
-            f"{env.name} cannot be drawn: it is no Python object with Gymnasium's interface. hint: "
-            "--env gymnasium:ID (env= in Python) plays in Gymnasium's environment of the same spaces."
+            f"{env.name} cannot be drawn: it is no Python object with Gymnasium's or PettingZoo's interface. "
+            "hint: --env gymnasium:ID (env= in Python) plays in Gymnasium's environment of the same spaces."
         )
-    make: Callable[[], gymnasium.Env] = start.make
-    return env._replace(start=replace(start, make=lambda: Camera(make(), film)))
+    make: Callable[[], Any] = start.make
+    camera = Camera if isinstance(start, StartPython) else ParallelCamera
+    return env._replace(start=replace(start, make=lambda: camera(make(), film)))

@@ -24,17 +24,17 @@ class NonFinite(NamedTuple):
 
 
 def find_non_finite(
-    space: spaces.Space, observation: PyTree[np.ndarray], reward: Float[np.ndarray, " n"] | None = None
+    space: spaces.Space, observation: PyTree[np.ndarray], reward: PyTree[Float[np.ndarray, "n ..."]] | None = None
 ) -> NonFinite | None:
     """The first non-finite number of a batch; None if all are finite.
 
     Args:
         space: space of one observation.
         observation: leaves `[n, ...]`.
-        reward: rewards of the same step; None after a reset.
+        reward: rewards of the same step, of several agents by kind; None after a reset.
     """
     fields = _leaves(space, observation, "observation")
-    for name, array in fields if reward is None else [("reward", reward), *fields]:
+    for name, array in fields if reward is None else [*_rewards(reward), *fields]:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             row, *where = (int(i) for i in np.argwhere(~np.isfinite(array))[0])
             index = f"[{', '.join(map(str, where))}]" if where else ""
@@ -57,6 +57,12 @@ def non_finite_error(name: str, number: NonFinite, *, index: int, step: int, see
         f"{name}: environment {index} gave {number.field} = {number.value} {when}; its seed is {seed}.\n"
         "hint: the number comes from the environment's own reset or step; clip it or terminate there."
     )
+
+
+def _rewards(reward: PyTree[np.ndarray]) -> list[tuple[str, np.ndarray]]:
+    if isinstance(reward, dict):
+        return [(f"reward[{kind!r}]", array) for kind, array in reward.items()]
+    return [("reward", reward)]
 
 
 def _leaves(space: spaces.Space, value: PyTree[np.ndarray], name: str) -> Iterator[tuple[str, np.ndarray]]:

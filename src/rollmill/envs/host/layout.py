@@ -8,10 +8,11 @@ import numpy as np
 from gymnasium import spaces
 from jaxtyping import PyTree
 
-from rollmill.core.spaces import possible_choices, struct
+from rollmill.core.spaces import struct
 from rollmill.core.types import HostEnvironment, HostStep
+from rollmill.envs.agents import possible_masks, reward_struct
 
-COUNTS = {"episode_return", "episode_length", "discounted_return"}
+COUNTS = {"episode_return", "episode_length", "discounted_return", "agent_returns"}
 
 
 def step_struct(env: HostEnvironment, num_envs: int, *, discounted: bool = False) -> HostStep:
@@ -33,9 +34,13 @@ def step_struct(env: HostEnvironment, num_envs: int, *, discounted: bool = False
     if discounted:
         info["discounted_return"] = vector(np.float32)
     if env.has_action_mask:
-        info["action_mask"] = batch(possible_choices(env.action_space))
+        info["action_mask"] = jax.tree.map(batch, possible_masks(env))
     flag = vector(np.bool_)
-    return HostStep(observation, vector(np.float32), flag, flag, info)
+    if env.agents:
+        info |= {"agent_returns": {kind.name: vector(np.float32) for kind in env.agents}}
+        active = {kind.name: jax.ShapeDtypeStruct((num_envs, kind.count), np.bool_) for kind in env.agents}
+        info |= {"active": active, "final_active": active}
+    return HostStep(observation, jax.tree.map(batch, reward_struct(env)), flag, flag, info)
 
 
 def allocate(like: PyTree[jax.ShapeDtypeStruct]) -> PyTree[np.ndarray]:
@@ -44,11 +49,10 @@ def allocate(like: PyTree[jax.ShapeDtypeStruct]) -> PyTree[np.ndarray]:
 
 
 def begin(space: spaces.Space, first: PyTree[np.ndarray], out: HostStep) -> None:
-    """Writes the result of a reset to `out`, except for masks, which are left to the caller."""
-    for field in (out.reward, out.terminated, out.truncated):
+    """Writes the result of a reset to `out`, except for masks and active agents, which are left to the caller."""
+    counts = [out.info[name] for name in COUNTS & set(out.info)]
+    for field in jax.tree.leaves([out.reward, out.terminated, out.truncated, counts]):
         field[:] = 0
-    for name in COUNTS & set(out.info):
-        out.info[name][:] = 0
     copy_batch(space, first, out.observation)
     copy_batch(space, first, out.info["final_observation"])
 

@@ -84,6 +84,11 @@ def _check_players(env: Environment | HostEnvironment, name: TransformName) -> N
             f"the transform {name} does not fit {env.name}, a game for two players: its rewards and positions are "
             "those of the player to move."
         )
+    if isinstance(env, HostEnvironment) and env.agents:
+        raise UsageError(
+            f"the transform {name} does not fit {env.name}, which has several agents on the host. hint: register "
+            "a function that wraps the environment, in a module: pettingzoo:MODULE:ID."
+        )
     if isinstance(env, Environment) and env.agents and name.name not in OF_REWARDS:
         raise UsageError(
             f"the transform {name} does not fit {env.name}, which has several agents: only "

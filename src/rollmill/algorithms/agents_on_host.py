@@ -1,0 +1,115 @@
+"""The environment fragment of multi-agent algorithms, of JAX functions or on the host.
+
+A host environment tells its active agents beside its observations; here both are one observation, an `AgentView`.
+Nothing is copied: the arrays of a step are arranged in another way.
+
+Shape letter: `n` environments.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.algorithms.agents import AgentView, CriticSees, view_agents
+from rollmill.algorithms.building import refuse_params
+from rollmill.algorithms.fragments import EnvironmentFunctions, environment_functions, host_functions
+from rollmill.core.types import (
+    Environment,
+    HostEnvironment,
+    HostFailure,
+    HostStep,
+    HostVector,
+    Params,
+    StartHost,
+)
+from rollmill.envs.host import evaluation_start
+
+
+def agent_environment(
+    env: Environment | HostEnvironment, *, params: Params | None, num_envs: int, critic: CriticSees
+) -> tuple[EnvironmentFunctions, StartHost | None]:
+    """The functions of an environment of several agents, and what starts it where it is a host environment.
+
+    Args:
+        env: the environment.
+        params: parameters of it instead of its own.
+        num_envs: number of environments of the training.
+        critic: input of critics.
+
+    Raises:
+        UsageError: a host environment is given parameters.
+    """
+    if isinstance(env, HostEnvironment):
+        refuse_params(env, params)
+        return host_functions(env, view=viewed), StartViewed(env.start)
+    view = partial(view_agents, critic=critic)
+    return environment_functions(env, params=params, num_envs=num_envs, view=view), None
+
+
+def viewed(step: HostStep) -> HostStep:
+    """A step whose observations are views, with the active agents; of the same arrays."""
+    info = dict(step.info)
+    active, final_active = info.pop("active"), info.pop("final_active")
+    info["final_observation"] = AgentView(info["final_observation"], final_active, ())
+    return step._replace(observation=AgentView(step.observation, active, ()), info=info)
+
+
+def plain(step: HostStep) -> HostStep:
+    """The step that `viewed` has made this one of."""
+    view, final = step.observation, step.info["final_observation"]
+    info = {**step.info, "final_observation": final.agents, "active": view.active, "final_active": final.active}
+    return step._replace(observation=view.agents, info=info)
+
+
+@dataclass(frozen=True)
+class StartViewed:
+    """A `StartHost` whose environments observe views."""
+
+    start: StartHost
+
+    @property
+    def for_evaluation(self) -> StartHost:
+        """See `HasEvaluationForm`."""
+        return StartViewed(evaluation_start(self.start))
+
+    def __call__(
+        self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
+    ) -> HostVector:
+        """Starts the environments; see `StartHost`."""
+        return ViewedVector(self.start(indices, seed=seed, generation=generation, gamma=gamma))
+
+
+class ViewedVector:
+    """A `core.types.HostVector` of several agents whose observations are views."""
+
+    def __init__(self, vector: HostVector) -> None:
+        self._vector = vector
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments, `n`."""
+        return self._vector.num_envs
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seed of each current environment."""
+        return self._vector.seeds
+
+    def reset(self, *, out: HostStep | None = None) -> HostStep:
+        """See `HostVector.reset`."""
+        return viewed(self._vector.reset(out=None if out is None else plain(out)))
+
+    def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
+        """See `HostVector.step`."""
+        return viewed(self._vector.step(actions, out=None if out is None else plain(out)))
+
+    def drain_failures(self) -> list[HostFailure]:
+        """See `HostVector.drain_failures`."""
+        return self._vector.drain_failures()
+
+    def close(self) -> None:
+        """Closes all environments."""
+        self._vector.close()

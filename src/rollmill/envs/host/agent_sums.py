@@ -1,0 +1,46 @@
+"""Episode accounting for host environments of several agents: as `envs.accounting`, for a batch of NumPy arrays.
+
+Shape letters: `n` environments, `A` agents of a kind.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool
+
+from rollmill.core.types import AgentKind, HostStep
+
+
+class AgentSums:
+    """Mean returns of each kind and of all agents, and lengths of the current episodes, `[n]` each."""
+
+    def __init__(self, agents: Sequence[AgentKind], num_envs: int) -> None:
+        self._shares = {kind.name: kind.count / sum(k.count for k in agents) for kind in agents}
+        self._returns = {kind.name: np.zeros(num_envs, np.float32) for kind in agents}
+        self._lengths = np.zeros(num_envs, np.int32)
+
+    def step_of(self, i: int) -> int:
+        """Number of steps so far in the episode of environment `i`."""
+        return int(self._lengths[i])
+
+    def restart(self) -> None:
+        """Resets all sums, as all episodes begin."""
+        self._reset(np.ones(len(self._lengths), bool))
+
+    def add(self, step: HostStep, done: Bool[np.ndarray, " n"]) -> None:
+        """Adds a step, writes the sums including it to `step.info`, and resets those of ended episodes.
+
+        Rewards of inactive agents have to be 0.
+        """
+        self._lengths += 1
+        step.info["episode_length"][:] = self._lengths
+        step.info["episode_return"][:] = 0
+        for kind, returns in self._returns.items():
+            returns += step.reward[kind].mean(axis=1)
+            step.info["agent_returns"][kind][:] = returns
+            step.info["episode_return"][:] += np.float32(self._shares[kind]) * returns
+        self._reset(done)
+
+    def _reset(self, ended: Bool[np.ndarray, " n"]) -> None:
+        for sums in (self._lengths, *self._returns.values()):
+            sums[ended] = 0

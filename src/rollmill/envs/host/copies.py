@@ -1,0 +1,133 @@
+"""The copies of a host environment in one process: made when they are needed, dropped when they raise.
+
+Shape letter: `n` environments.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from rollmill.core.errors import ContractError
+from rollmill.core.own_line import own_line
+from rollmill.core.types import HostFailure
+from rollmill.envs.host.seeds import environment_seed
+
+MAX_FAILURES = 5
+"""Number of failures in a row, without a complete step in between, that raise a `ContractError`."""
+
+
+class Closable(Protocol):
+    """An object that can be closed."""
+
+    def close(self) -> object:
+        """Frees what it holds."""
+        ...
+
+
+Single = TypeVar("Single", bound=Closable)
+
+
+class Copies(Generic[Single]):
+    """`n` objects with a seed each; one that raised is made anew, with another seed.
+
+    Args:
+        name: name in messages.
+        make: returns a new object at each call.
+        indices: global indices of the environments; they determine the seeds.
+        seed: seed of the training.
+        generation: number of the start of this process.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[[], Single], indices: Sequence[int], *, seed: int, generation: int
+    ) -> None:
+        self._name, self._make, self._indices = name, make, tuple(indices)
+        self._root, self._generation = seed, generation
+        self._attempts = [0] * len(self._indices)
+        self._failures: list[HostFailure] = []
+        self._clock = 0
+        self._strikes = [(0, 0)] * len(self._indices)
+        """For each environment, the step of its last failure, and the number of failures in a row."""
+        self.objects: list[Single | None] = [None] * len(self._indices)
+        """The objects; None where none was made yet, or the last one raised."""
+
+    def index(self, i: int) -> int:
+        """Global index of environment `i`."""
+        return self._indices[i]
+
+    def seed(self, i: int) -> int:
+        """Seed of environment `i`."""
+        return environment_seed(
+            self._root, self._indices[i], generation=self._generation, attempt=self._attempts[i]
+        )
+
+    def tick(self) -> None:
+        """Counts a step of all environments."""
+        self._clock += 1
+
+    def begin_episode(self, i: int, reset: Callable[[Single, int | None], None]) -> None:
+        """Resets environment `i`, making it first if there is none, until that succeeds.
+
+        Args:
+            i: its place.
+            reset: resets an object, with a seed if it is new, and stores its first observation.
+
+        Raises:
+            ContractError: it failed too many times in a row.
+        """
+        while True:
+            doing = "reset"
+            try:
+                single, seed = self.objects[i], None
+                if single is None:
+                    doing, seed = "make", self.seed(i)
+                    single = self.objects[i] = self._make()
+                doing = "reset"
+                return reset(single, seed)
+            except Exception as error:
+                self.fail(i, doing, error)
+
+    def fail(self, i: int, doing: str, error: Exception) -> None:
+        """Records a failure and drops environment `i`.
+
+        Raises:
+            ContractError: it failed too many times in a row.
+        """
+        text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        failure = HostFailure(self._indices[i], doing, text, own_line(error), self.seed(i))
+        self._failures.append(failure)
+        self._close(i)
+        self._attempts[i] += 1
+        last_step, count = self._strikes[i]
+        count = count + 1 if last_step >= self._clock - 1 else 1
+        self._strikes[i] = (self._clock, count)
+        if count >= MAX_FAILURES:
+            raise _given_up(self._name, failure, count) from error
+
+    def drain_failures(self) -> list[HostFailure]:
+        """The failures since the last call, in order."""
+        drained, self._failures = self._failures, []
+        return drained
+
+    def close(self) -> None:
+        """Closes all of them."""
+        for i in range(len(self.objects)):
+            self._close(i)
+
+    def _close(self, i: int) -> None:
+        single, self.objects[i] = self.objects[i], None
+        if single is not None:
+            close_quietly(single)
+
+
+def close_quietly(single: Closable) -> None:
+    """Closes an environment and ignores its exceptions."""
+    with contextlib.suppress(Exception):
+        single.close()
+
+
+def _given_up(name: str, failure: HostFailure, count: int) -> ContractError:
+    return ContractError(
+        f"{name}: environment {failure.index} failed {count} times in a row, the last time in its "
+        f"{failure.doing}: {failure.error}\n  at {failure.line}"
+    )

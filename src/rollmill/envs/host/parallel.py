@@ -1,0 +1,117 @@
+"""Makes a host environment from a function that makes one object with PettingZoo's parallel interface."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymnasium import Space
+
+from rollmill.core.errors import UsageError
+from rollmill.core.own_line import blaming
+from rollmill.core.spaces import possible_choices, struct
+from rollmill.core.types import AgentKind, HostEnvironment, HostVector
+from rollmill.envs.agents import joint_spaces, kinds_by_name
+from rollmill.envs.host.copies import close_quietly
+from rollmill.envs.host.environment import check_indices
+from rollmill.envs.host.parallel_vector import Agent, Members, ParallelVector
+
+METHODS = ("reset", "step", "close", "observation_space", "action_space")
+"""Methods that an environment has to have."""
+
+
+@dataclass(frozen=True)
+class StartParallel:
+    """A `StartHost` of Python objects that `make` makes, with PettingZoo's parallel interface."""
+
+    name: str
+    make: Callable[[], Any] = field(repr=False)
+    members: Members = field(repr=False)
+    agents: tuple[AgentKind, ...] = field(repr=False)
+    has_action_mask: bool = field(repr=False)
+
+    def __call__(
+        self, indices: Sequence[int], /, *, seed: int, generation: int = 0, gamma: float | None = None
+    ) -> HostVector:
+        """Starts the environments; see `StartHost`.
+
+        Raises:
+            UsageError: there are no indices, or a `gamma` is given.
+        """
+        check_indices(self.name, indices)
+        if gamma is not None:
+            raise UsageError(f"{self.name} has several agents, whose discounted returns are not recorded.")
+        env = parallel_of(self)
+        return ParallelVector(env, self.make, self.members, indices, seed=seed, generation=generation)
+
+
+def parallel_of(start: StartParallel) -> HostEnvironment:
+    """The host environment whose copies are started so."""
+    spaces = joint_spaces(start.agents)
+    return HostEnvironment(start.name, start, *spaces, start.has_action_mask, agents=start.agents)
+
+
+def parallel_environment(name: str, make: Callable[[], Any]) -> HostEnvironment:
+    """A host environment of several agents whose copies are made by `make`.
+
+    One copy is made, reset and closed, to learn its agents, their spaces, and whether their infos contain an
+    `action_mask`: an array in the shape of `core.spaces.possible_choices`, in every reset and step. Agents whose
+    names differ in their number alone are of one kind.
+
+    Args:
+        name: name in messages.
+        make: returns a new environment with PettingZoo's parallel interface at each call.
+
+    Raises:
+        UsageError: it is no such environment, does not tell its agents, or a space has no fixed shape.
+        ContractError: making or resetting the first copy raised an exception.
+    """
+    with blaming(f"{name}: making it"):
+        single = make()
+    try:
+        possible = _agents(name, single)
+        observations = [_space(name, single.observation_space, agent) for agent in possible]
+        actions = [_space(name, single.action_space, agent) for agent in possible]
+        has_mask = _has_action_mask(name, single)
+    finally:
+        close_quietly(single)
+    pairs = list(zip(observations, actions, strict=True))
+    kinds = kinds_by_name([str(agent) for agent in possible], pairs)
+    agents = tuple(AgentKind(kind, len(places), *pairs[places[0]]) for kind, places in kinds.items())
+    members = {kind: [possible[place] for place in places] for kind, places in kinds.items()}
+    return parallel_of(StartParallel(name, make, members, agents, has_mask))
+
+
+def _agents(name: str, single: Any) -> list[Agent]:
+    """All agents that an environment may have."""
+    if not all(hasattr(single, method) for method in METHODS):
+        raise UsageError(
+            f"{name} is a {type(single).__name__}, without the methods of PettingZoo's ParallelEnv. hint: "
+            "where agents act by turns, pettingzoo.utils.aec_to_parallel makes one, if the author allows that."
+        )
+    possible: list[Agent] = list(getattr(single, "possible_agents", ()))
+    if not possible:
+        raise UsageError(
+            f"{name} does not say which agents it may have: its possible_agents are missing or empty. An "
+            "environment that invents agents on the way has no fixed arrays of them."
+        )
+    return possible
+
+
+def _space(name: str, space_of: Callable[[Agent], Space], agent: Agent) -> Space:
+    with blaming(f"{name}: a space of {agent}"):
+        space = space_of(agent)
+    try:
+        struct(space)
+    except UsageError as error:
+        raise UsageError(f"{name}: of the agent {agent}, {error}") from None
+    return space
+
+
+def _has_action_mask(name: str, single: Any) -> bool:
+    """True if a reset tells legal actions of an agent whose actions are discrete."""
+    with blaming(f"{name}: reset"):
+        _, infos = single.reset(seed=0)
+    return any(
+        "action_mask" in infos.get(agent, ()) and possible_choices(single.action_space(agent)) is not None
+        for agent in single.agents
+    )

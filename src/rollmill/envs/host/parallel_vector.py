@@ -1,0 +1,251 @@
+"""Host environments of several agents: Python objects with PettingZoo's parallel interface, stepped one by one.
+
+Shape letters: `n` environments, `A` agents of a kind.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.core.errors import ContractError, UsageError
+from rollmill.core.types import AgentKind, HostEnvironment, HostFailure, HostStep
+from rollmill.envs.agents import possible_masks
+from rollmill.envs.host.actions import element_splitter, fit_to_space
+from rollmill.envs.host.agent_sums import AgentSums
+from rollmill.envs.host.copies import Copies
+from rollmill.envs.host.finite import find_non_finite, non_finite_error
+from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
+from rollmill.envs.host.observations import Write, writer
+
+Agent = Hashable
+"""PettingZoo's name of an agent, usually text."""
+
+ByAgent = Mapping[Agent, Any]
+
+
+class ParallelObject(Protocol):
+    """The part of PettingZoo's `ParallelEnv` that is used."""
+
+    agents: list[Agent]
+    """Those that act in the next step."""
+
+    def reset(self, seed: int | None = None) -> tuple[ByAgent, ByAgent]:
+        """Starts an episode: observations and infos."""
+        ...
+
+    def step(self, actions: dict[Agent, Any]) -> tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]:
+        """Takes a step: observations, rewards, terminations, truncations and infos."""
+        ...
+
+    def close(self) -> object:
+        """Frees what it holds."""
+        ...
+
+
+Members = dict[str, list[Agent]]
+"""Agents of each kind."""
+
+
+class _Seat(NamedTuple):
+    """An agent's place in the arrays of its kind, `[n, A, ...]`."""
+
+    kind: str
+    column: int
+
+
+class ParallelVector:
+    """A `core.types.HostVector` of objects with PettingZoo's parallel interface, made at the first reset.
+
+    An episode ends when no agent is left: it was truncated if any of the last ones was, and terminated otherwise.
+    An agent that terminates before the others is inactive for the rest of the episode.
+    """
+
+    def __init__(
+        self,
+        env: HostEnvironment,
+        make: Callable[[], ParallelObject],
+        members: Members,
+        indices: Sequence[int],
+        *,
+        seed: int,
+        generation: int,
+    ) -> None:
+        self._name, self._count = env.name, len(indices)
+        self._observation_space, self._action_space = env.observation_space, env.action_space
+        self._kinds = {kind.name: kind for kind in env.agents}
+        self._seats = {
+            agent: _Seat(kind, column) for kind, agents in members.items() for column, agent in enumerate(agents)
+        }
+        self._copies: Copies[Any] = Copies(env.name, make, indices, seed=seed, generation=generation)
+        self._struct = step_struct(env, self._count)
+        zeros = lambda leaf: np.zeros(leaf.shape, leaf.dtype)
+        self._current = jax.tree.map(zeros, self._struct.observation)
+        """The last valid observation of each agent."""
+        self._active = jax.tree.map(zeros, self._struct.info["active"])
+        self._possible = possible_masks(env)
+        self._masks = jax.tree.map(zeros, self._struct.info["action_mask"]) if env.has_action_mask else None
+        self._rows = {kind.name: _rows(kind, self._current[kind.name]) for kind in env.agents}
+        self._writers: dict[str, Write] = {kind.name: writer(kind.observation_space) for kind in env.agents}
+        self._elements = {kind.name: element_splitter(kind.action_space) for kind in env.agents}
+        self._sums = AgentSums(env.agents, self._count)
+        self._is_reset = False
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments, `n`."""
+        return self._count
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seed of each current environment."""
+        return tuple(self._copies.seed(i) for i in range(self._count))
+
+    def reset(self, *, out: HostStep | None = None) -> HostStep:
+        """See `HostVector.reset`."""
+        out = allocate(self._struct) if out is None else out
+        for i in range(self._count):
+            self._begin_episode(i)
+        self._check_finite(None)
+        self._is_reset = True
+        begin(self._observation_space, self._current, out)
+        self._copy_active(out.info["final_active"])
+        self._copy_next(out)
+        self._sums.restart()
+        return out
+
+    def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
+        """See `HostVector.step`.
+
+        Raises:
+            ContractError: also if an agent is truncated before the others.
+        """
+        if not self._is_reset:
+            raise UsageError(f"{self._name}: step was called before reset.")
+        out = allocate(self._struct) if out is None else out
+        self._copies.tick()
+        chosen = self._by_agent(fit_to_space(self._action_space, actions, self._count))
+        for i in range(self._count):
+            self._step_one(i, chosen, out)
+        self._check_finite(out)
+        copy_batch(self._observation_space, self._current, out.info["final_observation"])
+        self._copy_active(out.info["final_active"])
+        done = out.terminated | out.truncated
+        for i in done.nonzero()[0]:
+            self._begin_episode(int(i))
+        if done.any():
+            self._check_finite(None)
+        copy_batch(self._observation_space, self._current, out.observation)
+        self._copy_next(out)
+        self._sums.add(out, done)
+        return out
+
+    def drain_failures(self) -> list[HostFailure]:
+        """See `HostVector.drain_failures`."""
+        return self._copies.drain_failures()
+
+    def close(self) -> None:
+        """Closes all environments."""
+        self._copies.close()
+
+    # --- one environment -------------------------------------------------------------------------------
+
+    def _begin_episode(self, i: int) -> None:
+        def reset(env: ParallelObject, seed: int | None) -> None:
+            observations, infos = env.reset(seed=seed)
+            self._see(i, observations, infos, env.agents)
+            self._mark_active(i, env.agents)
+
+        self._copies.begin_episode(i, reset)
+
+    def _step_one(self, i: int, chosen: dict[str, list[Any]], out: HostStep) -> None:
+        for reward in out.reward.values():
+            reward[i] = 0
+        out.terminated[i] = out.truncated[i] = False
+        env: Any = self._copies.objects[i]
+        try:
+            acting = list(env.agents)
+            seats = self._seats
+            actions = {agent: chosen[seats[agent].kind][self._row(i, seats[agent])] for agent in acting}
+            observations, rewards, terminations, truncations, infos = env.step(actions)
+            terminated = [agent for agent in acting if terminations[agent]]
+            truncated = [agent for agent in acting if truncations[agent] and not terminations[agent]]
+            left = [agent for agent in env.agents if agent not in terminated and agent not in truncated]
+            self._see(i, observations, infos, left, ended=[*terminated, *truncated])
+            for agent in acting:
+                out.reward[seats[agent].kind][i, seats[agent].column] = rewards[agent]
+        except Exception as error:
+            self._copies.fail(i, "step", error)
+            for reward in out.reward.values():
+                reward[i] = 0
+            out.truncated[i] = True
+            return
+        self._check_truncation(truncated, left)
+        out.terminated[i], out.truncated[i] = not left and not truncated, bool(truncated)
+        self._mark_active(i, left or truncated)
+
+    def _see(
+        self, i: int, observations: ByAgent, infos: ByAgent, left: Sequence[Agent], ended: Sequence[Agent] = ()
+    ) -> None:
+        """Stores observations and legal actions of agents; those that ended may have no observation."""
+        for agent in [*left, *(agent for agent in ended if agent in observations)]:
+            seat = self._seats[agent]
+            self._writers[seat.kind](self._rows[seat.kind], self._row(i, seat), observations[agent])
+        if self._masks is not None:
+            for kind, mask in self._masks.items():
+                mask[i] = self._possible[kind]
+            for agent in left:
+                seat = self._seats[agent]
+                if seat.kind in self._masks and "action_mask" in infos[agent]:
+                    self._masks[seat.kind][i, seat.column] = infos[agent]["action_mask"]
+
+    def _mark_active(self, i: int, agents: Sequence[Agent]) -> None:
+        for active in self._active.values():
+            active[i] = False
+        for agent in agents:
+            seat = self._seats[agent]
+            self._active[seat.kind][i, seat.column] = True
+
+    def _check_truncation(self, truncated: Sequence[Agent], left: Sequence[Agent]) -> None:
+        if truncated and left:
+            raise ContractError(
+                f"{self._name}: the agent {truncated[0]} was truncated while {left[0]} goes on. An agent may "
+                "terminate before the others, but a time limit has to end the episode of all agents at once. "
+                "hint: report it as terminated, or truncate the others too."
+            )
+
+    # --- all environments ------------------------------------------------------------------------------
+
+    def _by_agent(self, actions: dict[str, Any]) -> dict[str, list[Any]]:
+        """The actions of each kind in a list, environment by environment."""
+        flat = {name: _rows(kind, actions[name]) for name, kind in self._kinds.items()}
+        return {name: list(split(flat[name])) for name, split in self._elements.items()}
+
+    def _row(self, i: int, seat: _Seat) -> int:
+        return i * self._kinds[seat.kind].count + seat.column
+
+    def _copy_active(self, target: dict[str, np.ndarray]) -> None:
+        for kind, active in self._active.items():
+            target[kind][:] = active
+
+    def _copy_next(self, out: HostStep) -> None:
+        """Writes active agents and legal actions of the next step."""
+        self._copy_active(out.info["active"])
+        if self._masks is not None:
+            for kind, mask in self._masks.items():
+                out.info["action_mask"][kind][:] = mask
+
+    def _check_finite(self, step: HostStep | None) -> None:
+        """Raises NonFiniteError if an environment gave NaN or infinity in this step, or in a reset."""
+        number = find_non_finite(self._observation_space, self._current, None if step is None else step.reward)
+        if number is not None:
+            i, episode_step = number.row, 0 if step is None else self._sums.step_of(number.row) + 1
+            index, seed = self._copies.index(i), self._copies.seed(i)
+            raise non_finite_error(self._name, number, index=index, step=episode_step, seed=seed)
+
+
+def _rows(kind: AgentKind, batch: PyTree[np.ndarray]) -> PyTree[np.ndarray]:
+    """Leaves `[n, A, ...]` as `[n * A, ...]`, of the same memory."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), batch)
