@@ -10,7 +10,8 @@ import optax
 import pytest
 
 import rollmill
-from rollmill.algorithms.optimisers import clipped_descent, descend, planned_updates
+from rollmill.algorithms.optimisers import clipped_descent, descend, planned_rate, planned_updates
+from rollmill.core.errors import UsageError
 
 WEIGHTS = {"a": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)}
 
@@ -88,3 +89,29 @@ def test_planned_updates_are_those_of_the_loops():
         rollmill.make("CartPole-v1"), num_envs=8, num_steps=4, total_timesteps=96, update_epochs=5
     )
     assert planned_updates(graph.loops) == 3 * 5 * 4
+
+
+def test_a_schedule_as_text_lasts_all_planned_updates():
+    loops = rollmill.ppo("CartPole-v1", num_envs=8, num_steps=8, total_timesteps=640).loops
+    count = planned_updates(loops)
+    assert count == 10 * 4 * 4
+    rate = planned_rate("linear:2:1", loops)
+    np.testing.assert_allclose([rate(n) for n in (0, count / 4, count, 2 * count)], [2, 1.75, 1, 1], rtol=1e-6)
+    assert planned_rate(0.5, loops) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "linear:1e-3",
+            "learning_rate='linear:1e-3' must be a number or a schedule: constant:VALUE",
+        ),
+        ("cosine:1e-3:-1", "learning_rate=-1.0 must be at least 0"),
+        ("linear:inf:0", "learning_rate=inf must be at least 0 and finite"),
+    ],
+)
+@pytest.mark.parametrize("build", [rollmill.ppo, rollmill.dqn, rollmill.impala])
+def test_texts_that_are_no_learning_rates_are_refused(build, text, message):
+    with pytest.raises(UsageError, match=message):
+        build("CartPole-v1", learning_rate=text)

@@ -1,12 +1,14 @@
 """Runs whose configuration is another than before: by accident, which is noticed, or on purpose."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
 
 import rollmill
+from rollmill.api.changes import changed_settings
 from rollmill.core.errors import CheckpointError, UsageError
 
 QUIET = {"quiet": True, "tensorboard": False}
@@ -143,7 +145,7 @@ REFUSED = [
     ({"anneal_lr": False}, "anneal_lr cannot be changed"),
     ({"lr": 1e-4}, "unknown hyperparameter 'lr'. Did you mean learning_rate\\?"),
     ({"learning_rat": 1e-4}, "unknown hyperparameter 'learning_rat'. Did you mean learning_rate"),
-    ({"learning_rate": "fast"}, "learning_rate='fast' has to be a number"),
+    ({"learning_rate": "fast"}, "learning_rate=.fast. must be a number or a schedule"),
     ({"learning_rate": None}, "learning_rate is null, and has to be a number"),
     ({"learning_rate": -1.0}, "learning_rate=-1.0 must be at least 0|learning_rate=-1.0"),
     ({"gamma": "1.5"}, "gamma=1.5 must lie between 0 and 1"),
@@ -175,3 +177,33 @@ def test_a_folder_that_cannot_be_written_is_found_before_anything_is_compiled(tm
         with pytest.raises(UsageError, match=f"{root} cannot be created: .* hint: choose another --run-dir"):
             rollmill.train(algorithm, run_dir=root, **QUIET)
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_run_with_a_schedule_goes_on_exactly_and_logs_its_rate(tmp_path):
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    rate = "cosine:2e-3:1e-3"
+    algorithm = rollmill.ppo("CartPole-v1", total_timesteps=8 * STEPS, learning_rate=rate, **SIZES)
+    trained = rollmill.train(algorithm, run_dir=whole, checkpoint_iterations=1, keep_last=20, **QUIET).summary
+    assert config_of(whole)["graph"]["config"]["learning_rate"] == rate
+    assert config_of(whole)["graph"]["custom"] == []
+    rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    expected = [1.5e-3 + 0.5e-3 * math.cos(math.pi * n / 8) for n in range(8)]
+    assert [row["learning_rate"] for row in rows] == pytest.approx(expected, rel=1e-5)
+    shutil.copytree(whole, part)
+    cut(part, 3)
+    assert rollmill.resume(part, quiet=True).summary["weights_sha256"] == trained["weights_sha256"]
+    assert rollmill.evaluate(part, episodes=2).returns.size == 2
+    cut(part, 3)
+    resumed = rollmill.resume(part, quiet=True, changes={"learning_rate": "linear:1e-3:0"}).summary
+    assert resumed["weights_sha256"] != trained["weights_sha256"]
+    assert config_of(part)["changes"][0]["after"] == {"learning_rate": "linear:1e-3:0"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "hint"), [(1e-3, "linear:1e-3:0", "a number"), ("linear:1:0", "0.1", "constant:VALUE")]
+)
+def test_a_schedule_begins_only_where_updates_are_counted(before, after, hint):
+    graph = rollmill.ppo("CartPole-v1", learning_rate=before, anneal_lr=False)
+    settings = json.loads(json.dumps(graph.settings))
+    with pytest.raises(UsageError, match=f"learning_rate={after} cannot be set here: .* hint: {hint}"):
+        changed_settings(settings, {"learning_rate": after}, where="config.json")

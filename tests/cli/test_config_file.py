@@ -15,7 +15,7 @@ environment = "CartPole-v1"
 total-timesteps = 1024
 num_envs = 8
 num-steps = 32
-learning-rate = 1e-3
+learning-rate = "linear:1e-3:1e-4"
 anneal-lr = false
 seed = 7
 tensorboard = false
@@ -45,7 +45,7 @@ def test_a_file_stands_for_its_options_and_those_of_the_command_come_first(file)
     words = expanded("--config", file, "--seed", "9", "--network.hidden-sizes", "4")
     assert words[:2] == ["ppo", "CartPole-v1"]
     given = " ".join(words)
-    assert "--num-envs 8 --num-steps 32 --learning-rate 0.001 --no-anneal-lr" in given
+    assert "--num-envs 8 --num-steps 32 --learning-rate linear:1e-3:1e-4 --no-anneal-lr" in given
     assert "--transform reward-scale:0.5 --transform time" in given and "--env-option max_steps=30" in given
     assert given.count("--seed") == 1 and "--seed 9" in given
     assert given.count("hidden-sizes") == 1 and given.endswith("--network.hidden-sizes 4")

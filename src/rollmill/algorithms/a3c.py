@@ -22,7 +22,7 @@ from rollmill.algorithms.fragments import MakeNetwork
 from rollmill.algorithms.losses import policy_gradient_loss, squared_value_loss
 from rollmill.algorithms.on_policy import TrainingSamples, mean_gradients, prepare
 from rollmill.algorithms.sizes import check_fractions
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
 from rollmill.core.types import Environment, HostEnvironment, Params
 from rollmill.dataflow import Graph, Metrics
 from rollmill.networks import NetworkConfig, Output
@@ -38,7 +38,7 @@ class A3CConfig:
     """Number of parallel environments, over all workers."""
     num_steps: Count = 16
     """Steps of each environment between updates (the paper's t_max)."""
-    learning_rate: NonNegative = 3e-3
+    learning_rate: Rate = 3e-3
     """Learning rate of RMSProp; the initial one if it is annealed."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""

@@ -58,7 +58,7 @@ from rollmill.algorithms.search import (
     gumbel_search,
     puct_search,
 )
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
 from rollmill.core.errors import UsageError
 from rollmill.core.operations import traced
 from rollmill.core.types import (
@@ -126,7 +126,7 @@ class AlphaZeroConfig:
     """Epochs (passes over the batch) in one iteration."""
     num_minibatches: Count = 8
     """Minibatches of one epoch."""
-    learning_rate: NonNegative = 1e-3
+    learning_rate: Rate = 1e-3
     """Learning rate of Adam; the initial one if it is annealed."""
     anneal_lr: bool = False
     """Anneal the learning rate linearly to zero over all planned updates."""

@@ -16,7 +16,7 @@ from rollmill.algorithms.fragments import (
     network_policy,
 )
 from rollmill.algorithms.on_policy import report, start_learner, unconditioned, update
-from rollmill.algorithms.optimisers import clipped_descent, planned_updates, rate_schedule
+from rollmill.algorithms.optimisers import clipped_descent, planned_rate, planned_updates, rate_schedule
 from rollmill.algorithms.sizes import check_positive, check_shards, iterations_for
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import check_names, fit, fitted
@@ -146,7 +146,7 @@ def _learning_rate(choices: Choices, loops: Loops) -> dict[str, Any]:
     """The common arguments of `clipped_descent` and `rate_schedule`."""
     config = choices.config
     return {
-        "learning_rate": choices.schedule or config.learning_rate,
+        "learning_rate": choices.schedule or planned_rate(config.learning_rate, loops),
         "anneal_over": planned_updates(loops) if config.anneal_lr else None,
     }
 

@@ -37,7 +37,7 @@ from rollmill.algorithms.off_policy import (
     uniform_replay,
 )
 from rollmill.algorithms.optimisers import descend
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
+from rollmill.core.bounds import Count, Fraction, Positive, Range, Rate, check_bounds
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Memory, Observation, Params
 from rollmill.dataflow import Batch, Decision, Graph, MeanGradients, Metrics, PolicyOutputs, Replay, Transitions
 from rollmill.networks import MASKED_LOGIT, Categorical, NetworkConfig, action_values
@@ -61,7 +61,7 @@ class DQNConfig:
     """Transitions of one update."""
     learning_starts: Count = 10_000
     """Environment steps to store before learning begins."""
-    learning_rate: NonNegative = 2.5e-4
+    learning_rate: Rate = 2.5e-4
     """Learning rate of Adam; the initial one if it is annealed."""
     anneal_lr: bool = False
     """Anneal the learning rate linearly to zero over all planned updates."""

@@ -29,7 +29,7 @@ from rollmill.algorithms.on_policy import ActorCriticLearner, beginnings, update
 from rollmill.algorithms.reports import value_moments
 from rollmill.algorithms.returns import Advantages, bootstrap_values, vtrace
 from rollmill.algorithms.sizes import check_fractions
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
 from rollmill.core.errors import unknown_name
 from rollmill.core.types import Environment, HostEnvironment, Memory, Observation, Params
 from rollmill.dataflow import Batch, Graph, Metrics, Reduce, Trajectory
@@ -54,7 +54,7 @@ class IMPALAConfig:
     """Minibatches of one epoch, each of whole sequences."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """RMSProp, as published, or Adam."""
-    learning_rate: NonNegative = 3e-3
+    learning_rate: Rate = 3e-3
     """Learning rate; the initial one if it is annealed."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""

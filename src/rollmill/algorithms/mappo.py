@@ -35,7 +35,7 @@ from rollmill.algorithms.multi_agent import condition, mean_gradients, prepare, 
 from rollmill.algorithms.ppo import sample_loss
 from rollmill.algorithms.sharing import ParameterSet, parameter_sets
 from rollmill.algorithms.sizes import check_fractions
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
 from rollmill.core.errors import unknown_name
 from rollmill.core.types import Environment, HostEnvironment, Key, Params
 from rollmill.dataflow import Graph, Loops, Metrics, PolicyOutputs
@@ -57,7 +57,7 @@ class MAPPOConfig:
     """Epochs (passes over the batch) in one iteration."""
     num_minibatches: Count = 4
     """Minibatches of one epoch; all agents of one environment step are in the same minibatch."""
-    learning_rate: NonNegative = 1e-3
+    learning_rate: Rate = 1e-3
     """Learning rate of Adam; the initial one if it is annealed."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""

@@ -26,7 +26,7 @@ from rollmill.algorithms.building import (
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions, weights_and_rest
 from rollmill.algorithms.on_policy import unconditioned
-from rollmill.algorithms.optimisers import clipped_descent, planned_updates
+from rollmill.algorithms.optimisers import clipped_descent, planned_rate, planned_updates
 from rollmill.algorithms.sizes import check_fractions, check_positive, iterations_for
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Params, StartHost
@@ -225,7 +225,7 @@ def adam(parts: OffPolicyParts, learning_rate: float | None = None) -> optax.Gra
     config = parts.config
     return clipped_descent(
         optax.scale_by_adam(eps=config.adam_eps),
-        learning_rate=learning_rate or parts.choices.schedule or config.learning_rate,
+        learning_rate=learning_rate or parts.choices.schedule or planned_rate(config.learning_rate, parts.loops),
         max_grad_norm=config.max_grad_norm,
         anneal_over=planned_updates(parts.loops) if config.anneal_lr else None,
     )

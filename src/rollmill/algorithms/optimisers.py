@@ -9,6 +9,7 @@ import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 from rollmill.core.errors import UsageError
+from rollmill.core.schedules import parse_schedule
 from rollmill.dataflow import Loops
 
 MOST_UPDATES = 2**31 - 1
@@ -30,6 +31,19 @@ class Annealing(NamedTuple):
 def planned_updates(loops: Loops) -> int:
     """Number of updates of a training with one update for each minibatch."""
     return loops.iterations * loops.epochs * loops.num_minibatches
+
+
+def planned_rate(learning_rate: float | str | optax.Schedule, loops: Loops) -> float | optax.Schedule:
+    """A learning rate, where it is a schedule as text as a function of the number of updates.
+
+    Raises:
+        UsageError: the text is no schedule, or the training makes more updates than the optimiser counts.
+    """
+    if not isinstance(learning_rate, str):
+        return learning_rate
+    schedule, count = parse_schedule("learning_rate", learning_rate), planned_updates(loops)
+    _check_count(count)
+    return lambda updates: schedule.at(updates / count)
 
 
 def clipped_descent(
@@ -74,12 +88,16 @@ def rate_schedule(learning_rate: float | optax.Schedule, *, anneal_over: int | N
         return learning_rate
     if anneal_over is None:
         return optax.constant_schedule(learning_rate)
-    if anneal_over > MOST_UPDATES:
+    _check_count(anneal_over)
+    return optax.linear_schedule(learning_rate, 0.0, anneal_over)
+
+
+def _check_count(updates: int) -> None:
+    if updates > MOST_UPDATES:
         raise UsageError(
-            f"total_timesteps makes {anneal_over:,} updates, and the learning rate is annealed over at most "
+            f"total_timesteps makes {updates:,} updates, and the learning rate is annealed over at most "
             f"{MOST_UPDATES:,}; lower it, or turn anneal_lr off."
         )
-    return optax.linear_schedule(learning_rate, 0.0, anneal_over)
 
 
 def rate_now(schedule: optax.Schedule, state: PyTree[Array]) -> Float[Array, ""]:

@@ -33,7 +33,7 @@ from rollmill.algorithms.on_policy import (
     unconditioned,
 )
 from rollmill.algorithms.sizes import check_fractions
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
 from rollmill.core.types import Environment, HostEnvironment, Params
 from rollmill.dataflow import Graph, Metrics
 from rollmill.networks import NetworkConfig, Output
@@ -53,7 +53,7 @@ class PPOConfig:
     """Epochs (passes over the batch) in one iteration."""
     num_minibatches: Count = 4
     """Minibatches of one epoch."""
-    learning_rate: NonNegative = 2.5e-3
+    learning_rate: Rate = 2.5e-3
     """Learning rate of Adam; the initial one if it is annealed."""
     anneal_lr: bool = True
     """Anneal the learning rate linearly to zero over all planned updates."""

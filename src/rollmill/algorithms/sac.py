@@ -33,7 +33,7 @@ from rollmill.algorithms.off_policy import (
     start_progress,
 )
 from rollmill.algorithms.optimisers import descend
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
+from rollmill.core.bounds import Count, Fraction, Positive, Range, Rate, check_bounds
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Environment, HostEnvironment, Key, Memory, Observation, Params
 from rollmill.dataflow import Decision, Graph, MeanGradients, Metrics, PolicyOutputs, Transitions
@@ -61,7 +61,7 @@ class SACConfig:
     """Transitions of one update."""
     learning_starts: Count = 5_000
     """Environment steps to store, with random actions, before learning begins."""
-    learning_rate: NonNegative = 3e-4
+    learning_rate: Rate = 3e-4
     """Learning rate of the actor's Adam; the initial one if it is annealed."""
     critic_learning_rate: Positive = 1e-3
     """Learning rate of the critics' and the temperature's Adam."""

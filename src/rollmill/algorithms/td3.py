@@ -34,7 +34,7 @@ from rollmill.algorithms.off_policy import (
     start_progress,
 )
 from rollmill.algorithms.optimisers import descend
-from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, check_bounds
+from rollmill.core.bounds import Count, Fraction, NonNegative, Positive, Range, Rate, check_bounds
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Memory, Observation, Params
 from rollmill.dataflow import Decision, Graph, MeanGradients, Metrics, Transitions
 from rollmill.networks import NetworkConfig, action_critic, deterministic_actor
@@ -58,7 +58,7 @@ class TD3Config:
     """Transitions of one update."""
     learning_starts: Count = 25_000
     """Environment steps to store, with random actions, before learning begins."""
-    learning_rate: NonNegative = 3e-4
+    learning_rate: Rate = 3e-4
     """Learning rate of Adam; the initial one if it is annealed."""
     anneal_lr: bool = False
     """Anneal the learning rate linearly to zero over all planned updates."""

@@ -12,6 +12,7 @@ from rollmill.api.specification import config_from_json, find_algorithm
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.fields import named_like
 from rollmill.core.json_data import read_as, short_json
+from rollmill.core.schedules import Schedule, parse_schedule
 from rollmill.dataflow import Graph, Loops
 from rollmill.record import Display, Restored, RunDirectory, plain
 
@@ -66,16 +67,27 @@ def changed_settings(
             )
     hints = typing.get_type_hints(kind)
     values = {name: _value(name, hints[name], value) for name, value in changes.items()}
-    if getattr(config, "anneal_lr", False) and (counted := [name for name in COUNTED if name in values]):
+    if _counts_updates(config) and (counted := [name for name in COUNTED if name in values]):
         raise UsageError(
-            f"{' and '.join(counted)} cannot be changed while anneal_lr is on: the learning rate falls with the "
-            "number of updates, and would jump. hint: start another run with it."
+            f"{' and '.join(counted)} cannot be changed while anneal_lr is on or learning_rate a schedule: the "
+            "learning rate changes with the number of updates, and would jump. hint: start another run with it."
         )
     changed = replace(config, **values)
+    if _counts_updates(config) != _counts_updates(changed):
+        raise UsageError(
+            f"learning_rate={values['learning_rate']} cannot be set here: with anneal_lr off, the run's "
+            "state counts updates where its learning rate is a schedule, and only there. hint: "
+            f"{'constant:VALUE' if _counts_updates(config) else 'a number'}."
+        )
     written = plain({name: _written(value) for name, value in values.items()})
     return {**settings, "config": {**settings["config"], **written}}, {
         name: getattr(changed, name) for name in values
     }
+
+
+def _counts_updates(config: Any) -> bool:
+    """True if the learning rate depends on the number of updates, which the optimiser's state then holds."""
+    return getattr(config, "anneal_lr", False) or isinstance(getattr(config, "learning_rate", None), str)
 
 
 def check_end(loops: Loops, iteration: int, values: Mapping[str, Any]) -> None:
@@ -153,23 +165,33 @@ def note_option(run: RunDirectory, name: str, value: Any) -> None:
 
 def _annealing_note(before: Mapping[str, Any], after: Mapping[str, Any], loops: Loops, done: int) -> str | None:
     """The jump of an annealed learning rate, where its schedule begins or ends elsewhere than before."""
-    if not after.get("anneal_lr") or not {"total_timesteps", "learning_rate"} <= after.keys():
+    if not {"total_timesteps", "learning_rate"} <= after.keys():
         return None
     ends = [-(-config["total_timesteps"] // loops.batch_size) for config in (before, after)]
-    starts = [config["learning_rate"] for config in (before, after)]
-    if (ends[0], starts[0]) == (ends[1], starts[1]):
+    schedules = [_schedule(config) for config in (before, after)]
+    if schedules[1].shape == "constant" or (ends[0], schedules[0]) == (ends[1], schedules[1]):
         return None
-    rates = [start * max(0.0, 1 - done / end) for start, end in zip(starts, ends, strict=True)]
+    rates = [float(schedule.at(done / end)) for schedule, end in zip(schedules, ends, strict=True)]
     return (
         f"note: the learning rate is annealed over total_timesteps: it goes on at {rates[1]:.4g} instead of "
-        f"{rates[0]:.4g}, and falls to 0 after iteration {ends[1]}"
+        f"{rates[0]:.4g}, and {'falls' if schedules[1].last < rates[1] else 'changes'} to {schedules[1].last:.4g} "
+        f"after iteration {ends[1]}"
     )
+
+
+def _schedule(config: Mapping[str, Any]) -> Schedule:
+    rate = config["learning_rate"]
+    if isinstance(rate, str):
+        return parse_schedule("learning_rate", rate)
+    return Schedule("linear", rate, 0.0) if config.get("anneal_lr") else Schedule("constant", rate, rate)
 
 
 def _value(name: str, hint: Any, value: Any) -> Any:
     if not isinstance(value, str):
         whole = isinstance(value, float) and value.is_integer() and hint is int
         return read_as(hint, int(value) if whole else value, where="changes", field=name, error=UsageError)
+    if str in typing.get_args(hint):
+        return _number_or_text(value)
     if value.lower() in ("none", "null") and type(None) in typing.get_args(hint):
         return None
     try:
@@ -179,6 +201,13 @@ def _value(name: str, hint: Any, value: Any) -> Any:
     except (msgspec.ValidationError, ValueError, OverflowError) as error:
         expected = {int: "an integer", float: "a number", bool: "true or false"}.get(hint, "a number or none")
         raise UsageError(f"{name}={value!r} has to be {expected}.") from error
+
+
+def _number_or_text(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # a schedule, which the configuration checks
 
 
 def _written(value: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, TypeAlias
 
 from rollmill.core.errors import UsageError
+from rollmill.core.schedules import parse_schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Range:
 Count: TypeAlias = Annotated[int, Range(1, finite=False)]
 Fraction: TypeAlias = Annotated[float, Range(0, 1)]
 NonNegative: TypeAlias = Annotated[float, Range(0)]
+Rate: TypeAlias = Annotated[float | str, Range(0)]
+"""A number, or a schedule of it as text (`core.schedules`), all of whose numbers lie in the range."""
 Positive: TypeAlias = Annotated[float, Range(0, exclusive=True)]
 
 
@@ -52,19 +55,19 @@ def check_bounds(values: Any) -> None:
     """Checks every number of a dataclass instance against the bounds of its field.
 
     Raises:
-        UsageError: a number is out of bounds; names the first one.
+        UsageError: a number is out of bounds, or a text is no schedule; names the first one.
     """
     for name, bounds in bounds_of(type(values)).items():
         check_numbers(name, getattr(values, name), bounds)
 
 
 def check_numbers(name: str, value: Any, bounds: Range) -> None:
-    """Checks a number, or each one of a tuple.
+    """Checks a number, each one of a tuple, or those of a schedule as text.
 
     Raises:
-        UsageError: one is out of bounds; names the first one.
+        UsageError: one is out of bounds, or the text is no schedule; names the first one.
     """
-    for number in _numbers(value):
+    for number in _numbers(name, value):
         if not bounds.holds(number):
             raise UsageError(f"{name}={number} must {bounds}.")
 
@@ -76,9 +79,12 @@ def _range_in(hint: Any) -> Range | None:
     return next(iter([*direct, *nested]), None)
 
 
-def _numbers(value: Any) -> Iterator[int | float]:
+def _numbers(name: str, value: Any) -> Iterator[int | float]:
     if isinstance(value, tuple | list):
         for part in value:
-            yield from _numbers(part)
+            yield from _numbers(name, part)
+    elif isinstance(value, str):
+        _, *numbers = parse_schedule(name, value)
+        yield from numbers
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield value

@@ -109,7 +109,9 @@ def fit(name: str, hint: Any, value: Any) -> Any:
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, types.UnionType) or origin is typing.Union:
-        return None if value is None else fit(name, next(a for a in arguments if a is not types.NoneType), value)
+        if value is None or (isinstance(value, str) and str in arguments):
+            return value
+        return fit(name, next(a for a in arguments if a is not types.NoneType), value)
     if origin is Literal:
         if value not in arguments:
             raise unknown_name(name, str(value), map(str, arguments))
