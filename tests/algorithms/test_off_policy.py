@@ -1,5 +1,6 @@
 """DQN, SAC and TD3: values that are known, moves of target networks, and what is refused."""
 
+import os
 from functools import partial
 
 import jax
@@ -186,3 +187,10 @@ def test_a_replay_memory_too_large_is_refused_before_anything_is_written(tmp_pat
     with pytest.raises(UsageError, match="takes .* GiB.* hint: buffer_size=[0-9]+ would fit"):
         rollmill.train(graph, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("environment", "is_left"), [("gymnasium:Pendulum-v1", True), ("Pendulum-v1", False)])
+def test_the_memory_of_devices_is_left_to_the_workers_of_host_environments(environment, is_left, monkeypatch):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    rollmill.sac(environment, num_envs=1)
+    assert os.environ.pop("XLA_PYTHON_CLIENT_PREALLOCATE", None) == ("false" if is_left else None)

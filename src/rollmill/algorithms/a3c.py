@@ -93,7 +93,7 @@ def a3c(
         UsageError: invalid names, types or sizes, spaces that A3C does not support, or an environment of several
             agents.
     """
-    config, choices = configured(A3CConfig, config, network, overrides)
+    config, choices = configured(A3CConfig, env, config, network, overrides)
     check_fractions({name: getattr(config, name) for name in ("gamma", "gae_lambda", "rms_decay")})
     parts = parts_of(env, choices, params=params)
     loops = loops_of(config, by_sequence=parts.policy.recurrent)

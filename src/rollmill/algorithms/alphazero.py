@@ -229,7 +229,7 @@ def alphazero(
         UsageError: invalid names, types or sizes, an environment that cannot be planned in, or a network with a
             memory.
     """
-    config, choices = configured(AlphaZeroConfig, config, network, overrides)
+    config, choices = configured(AlphaZeroConfig, env, config, network, overrides)
     env, planned = plannable_parts(env, who="alphazero")
     config = with_layout(config, env)
     make_network = choices.network or partial(actor_critic, config=config.network)

@@ -20,11 +20,11 @@ from rollmill.algorithms.optimisers import clipped_descent, planned_rate, planne
 from rollmill.algorithms.sizes import check_positive, check_shards, iterations_for
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import check_names, fit, fitted
-from rollmill.core.jax_settings import check_jax
+from rollmill.core.jax_settings import check_jax, leave_device_memory
 from rollmill.core.json_data import is_json
 from rollmill.core.types import Environment, HostEnvironment, Params, StartHost
 from rollmill.dataflow import ElementwiseUpdate, Graph, Loops, choose_num_shards
-from rollmill.envs import as_environment
+from rollmill.envs import as_environment, is_on_host
 from rollmill.networks import TORSOS, NetworkConfig, actor_critic, is_network, resolve_layout
 
 Config = TypeVar("Config")
@@ -63,6 +63,7 @@ class Parts(NamedTuple):
 
 def configured(
     kind: type[Config],
+    env: Any,
     config: Config | Mapping[str, Any] | None,
     network: Callable[..., Any] | NetworkConfig | Mapping[str, Any] | str | None,
     overrides: dict[str, Any],
@@ -71,6 +72,7 @@ def configured(
 
     Args:
         kind: dataclass of the algorithm's hyperparameters.
+        env: the environment, as the algorithm takes it; one on the host is trained on by workers.
         config: an instance of it, or a dictionary of some of its fields. Default: the defaults.
         network: settings of the network, the name of a torso or of a registered network, or a
             function that makes it.
@@ -79,6 +81,8 @@ def configured(
     Raises:
         UsageError: an unknown name, or a value of another type.
     """
+    if _is_on_host(env):
+        leave_device_memory()
     check_jax()
     if isinstance(config, Mapping):
         config, overrides = None, {**config, **overrides}
@@ -93,6 +97,10 @@ def configured(
     schedule = rate if callable(rate) else None
     chosen = fitted(replace(chosen, learning_rate=_first_rate(schedule)) if schedule else chosen)
     return chosen, Choices(chosen, make_network, schedule)
+
+
+def _is_on_host(env: Any) -> bool:
+    return isinstance(env, HostEnvironment | gymnasium.Env) or (isinstance(env, str) and is_on_host(env))
 
 
 def _network_of(network: Any) -> tuple[dict[str, NetworkConfig], Any]:

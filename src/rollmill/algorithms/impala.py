@@ -146,7 +146,7 @@ def impala(
         UsageError: invalid names, types or sizes, spaces that IMPALA does not support, or an environment of
             several agents.
     """
-    config, choices = configured(IMPALAConfig, config, network, overrides)
+    config, choices = configured(IMPALAConfig, env, config, network, overrides)
     check_fractions({name: getattr(config, name) for name in ("gamma", "vtrace_lambda", "rms_decay")})
     parts = parts_of(env, choices, params=params)
     loops = loops_of(config, by_sequence=True, epochs=config.update_epochs, num_minibatches=config.num_minibatches)

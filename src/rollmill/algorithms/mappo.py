@@ -151,7 +151,7 @@ def _graph(
     *,
     critic: CriticSees,
 ) -> Graph:
-    config, choices = configured(MAPPOConfig, config, network, overrides)
+    config, choices = configured(MAPPOConfig, env, config, network, overrides)
     make_network = choices.network
     check_fractions({"gamma": config.gamma, "gae_lambda": config.gae_lambda})
     env = require_multi_agent(as_environment(env), name)

@@ -107,7 +107,7 @@ def off_policy_parts(
     Raises:
         UsageError: invalid names, types or sizes, or an environment of several agents.
     """
-    config, choices = configured(kind, config, network, overrides)
+    config, choices = configured(kind, env, config, network, overrides)
     if choices.network is not None:
         raise UsageError(
             "this algorithm makes its own networks, of actions' values; give network=rollmill.NetworkConfig(...)."

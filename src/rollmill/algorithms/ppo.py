@@ -112,7 +112,7 @@ def ppo(
         UsageError: invalid names, types or sizes, spaces that PPO does not support, or an environment of several
             agents.
     """
-    config, choices = configured(PPOConfig, config, network, overrides)
+    config, choices = configured(PPOConfig, env, config, network, overrides)
     check_fractions({"gamma": config.gamma, "gae_lambda": config.gae_lambda})
     parts = parts_of(env, choices, params=params)
     loops = loops_of(

@@ -1,12 +1,12 @@
 """Checks that the options of a run fit its plan, and prepares JAX for it."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 from rollmill import planning
 from rollmill.api.options import WORKER_LIMITS, RunOptions
 from rollmill.core.errors import UsageError
+from rollmill.core.jax_settings import leave_device_memory
 from rollmill.dataflow import Graph
 from rollmill.envs import is_on_host
 from rollmill.execution import take_devices
@@ -33,7 +33,7 @@ def prepare_devices(options: RunOptions, *, environment: str = "", plan: Plan | 
         if plan.settings is not None and plan.settings.devices is not None:
             options = replace(options, devices=plan.settings.devices)
     if is_on_host(environment) or (uses_workers(options) if plan is None else plan.place != "program"):
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        leave_device_memory()
         return
     replicas = options.learners or 1 if plan is None else plan.partition.groups[0].replicas
     take_devices(max(options.devices, replicas) if options.devices else 0)

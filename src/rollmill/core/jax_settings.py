@@ -37,8 +37,17 @@ def check_platform() -> None:
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(
             f"JAX cannot start with {name}={chosen}: {reason} hint: unset it, or set it to cpu; for NVIDIA's GPUs "
-            "install JAX's CUDA packages, `pip install -e '.[cuda]'`."
+            "install JAX's CUDA packages, `pip install -e '.[cuda]'`, and see by nvidia-smi that they have memory left."
         ) from error
+
+
+def leave_device_memory() -> None:
+    """Lets this process and its children allocate memory of accelerators as they need it, not most of it at once.
+
+    Unless the user has chosen. For processes that leave the accelerators to workers; without effect once JAX's
+    backend has started.
+    """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def check_compiled() -> None:

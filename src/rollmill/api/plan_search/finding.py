@@ -14,6 +14,7 @@ from rollmill.api.plan_search.process import SearchStopped
 from rollmill.api.plan_search.stored import file_for, read_stored, store
 from rollmill.api.plan_search.trials import ProcessTrials
 from rollmill.core.errors import UsageError
+from rollmill.core.jax_settings import leave_device_memory
 from rollmill.core.machine import device_memory, hardware, memory_bytes, own_commit, usable_cores, versions
 from rollmill.dataflow import Graph, fingerprint, interfaces
 from rollmill.execution.instances import find_mps
@@ -34,7 +35,6 @@ from rollmill.record import StopRequest, stop_on_signals
 DEFAULT_BUDGET = 90.0
 MOST_INSTANCES = 4
 """Most processes of one training that share a GPU under MPS; each number of them is one more candidate."""
-PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def leave_devices() -> dict[str, str]:
         The environment for processes that train, which is as the user has set it.
     """
     environment = dict(os.environ)
-    os.environ.setdefault(PREALLOCATE, "false")
+    leave_device_memory()
     return environment
 
 
