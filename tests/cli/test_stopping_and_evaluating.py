@@ -1,6 +1,7 @@
 """`--stop-at-return` and `--evaluate-every`, as a user gives them."""
 
 import json
+import time
 
 import pytest
 
@@ -46,3 +47,32 @@ def test_evaluations_are_those_of_the_command(rollmill, tmp_path):
     assert best["mean_return"] == max(row["evaluation/return"] for row in rows)
     refused = rollmill("train", "ppo", "CartPole-v1", *SIZES, "--evaluate-every", -5)
     assert refused.returncode == 2 and "evaluate_every=-5 must be at least 1" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_training_is_watched_by_another_process_until_it_ends(rollmill, tmp_path):
+    sizes = ["--num-envs", 16, "--num-steps", 16, "--total-timesteps", 16 * 16 * 400]
+    kept = ["--run-dir", "run", "--checkpoint-iterations", 40, "--keep-last", 99]
+    training = rollmill.start("train", "ppo", "CartPole-v1", *sizes, *kept)
+    while not (tmp_path / "run/checkpoints").is_dir() and training.poll() is None:
+        time.sleep(0.05)
+    watched = rollmill("evaluate", "run", "--watch", "--episodes", 2, "--json")
+    _, errors = training.communicate(timeout=60)
+    assert training.returncode == 0, errors
+    rows = [json.loads(line) for line in watched.stdout.splitlines()]
+    kept = sorted(int(path.name) for path in (tmp_path / "run/checkpoints").iterdir())
+    assert watched.returncode == 0 and [row["iteration"] for row in rows] == kept and kept[-1] == 400, (
+        watched.stderr
+    )
+    asked = json.loads(rollmill("evaluate", "run", "--episodes", 2, "--json").stdout)
+    assert asked == rows[-1]
+    lines = [json.loads(line) for line in (tmp_path / "run/evaluations.jsonl").read_text().splitlines()]
+    assert lines == [{**row, "seed": 0, "train_seed": None, "stochastic": False} for row in rows]
+
+
+@pytest.mark.parametrize("words", [["--checkpoint", "best"], ["--against", "random"], ["--env-option", "a=1"]])
+def test_a_watched_run_takes_no_single_checkpoint(rollmill, tmp_path, words):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.json").write_text("{}")
+    refused = rollmill("evaluate", "run", "--watch", *words)
+    assert refused.returncode == 2 and ("--watch" in refused.stderr or "none is named" in refused.stderr)

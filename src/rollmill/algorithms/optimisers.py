@@ -1,7 +1,7 @@
 """Optimisers of all algorithms: gradient clipping, scaling, and a step at an annealed learning rate."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,11 @@ def planned_rate(learning_rate: float | str | optax.Schedule, loops: Loops) -> f
         return learning_rate
     schedule, count = parse_schedule("learning_rate", learning_rate), planned_updates(loops)
     _check_count(count)
-    return lambda updates: schedule.at(updates / count)
+
+    def rate(updates: Any) -> Any:
+        return schedule.at(updates / count)
+
+    return rate
 
 
 def clipped_descent(

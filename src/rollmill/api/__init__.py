@@ -43,6 +43,7 @@ from rollmill.api.specification import (
 from rollmill.api.sweeps import TRIAL_RESULTS, SweepDirectory, SweepSpec, Trial, run_sweep
 from rollmill.api.training import PreparedTraining, Run, begin_training, prepare_training, train
 from rollmill.api.trust import remember, trusted_modules
+from rollmill.api.watching import WatchedCheckpoint, watch
 
 __all__ = [
     "ALGORITHMS",
@@ -66,6 +67,7 @@ __all__ = [
     "SweepDirectory",
     "SweepSpec",
     "Trial",
+    "WatchedCheckpoint",
     "begin_training",
     "build_graph",
     "choose_plan",
@@ -104,4 +106,5 @@ __all__ = [
     "train",
     "trusted_modules",
     "unwatched",
+    "watch",
 ]

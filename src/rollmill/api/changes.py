@@ -12,7 +12,7 @@ from rollmill.api.specification import config_from_json, find_algorithm
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.fields import named_like
 from rollmill.core.json_data import read_as, short_json
-from rollmill.core.schedules import Schedule, parse_schedule
+from rollmill.core.schedules import NumberSchedule, parse_schedule
 from rollmill.dataflow import Graph, Loops
 from rollmill.record import Display, Restored, RunDirectory, plain
 
@@ -179,11 +179,12 @@ def _annealing_note(before: Mapping[str, Any], after: Mapping[str, Any], loops: 
     )
 
 
-def _schedule(config: Mapping[str, Any]) -> Schedule:
+def _schedule(config: Mapping[str, Any]) -> NumberSchedule:
     rate = config["learning_rate"]
     if isinstance(rate, str):
         return parse_schedule("learning_rate", rate)
-    return Schedule("linear", rate, 0.0) if config.get("anneal_lr") else Schedule("constant", rate, rate)
+    annealed = config.get("anneal_lr")
+    return NumberSchedule("linear", rate, 0.0) if annealed else NumberSchedule("constant", rate, rate)
 
 
 def _value(name: str, hint: Any, value: Any) -> Any:

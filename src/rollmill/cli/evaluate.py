@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from rollmill.api import LoadedRun, evaluate_run, load_opponent, match_runs
+from rollmill.api import LoadedRun, evaluate_run, load_opponent, match_runs, watch
 from rollmill.cli.environment_options import chosen_environment_options
 from rollmill.cli.parsing import parse
 from rollmill.cli.policy_options import PolicyOptions
+from rollmill.core.errors import UsageError
+from rollmill.execution import EvaluationEpisodes
+from rollmill.record import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Evaluate(PolicyOptions):
     opening_plies: int = 0
     """Moves at the beginning of each game of a match that are drawn at random; policies that do not draw play the
     same two games again and again without."""
+    watch: bool = False
+    """Evaluate every checkpoint as it appears, of a run that another process trains, until that ends."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -34,6 +39,8 @@ class Evaluate(PolicyOptions):
 def run(arguments: list[str]) -> int:
     """Plays the episodes and prints the mean return, or the games and prints the score."""
     options = parse(Evaluate, arguments, prog="rollmill evaluate")
+    if options.watch:
+        return _watch(options)
     loaded = options.load()
     result = _episodes(options, loaded) if options.against is None else _match(options, loaded)
     sentence = _sentence if options.against is None else _match_sentence
@@ -50,10 +57,58 @@ def _episodes(options: Evaluate, loaded: LoadedRun) -> dict[str, Any]:
         seed=options.seed,
         stochastic=options.stochastic,
     )
+    environment = options.env or loaded.graph.settings["environment"]
+    return _result(environment, loaded.iteration, episodes)
+
+
+def _watch(options: Evaluate) -> int:
+    """Prints a line for each checkpoint, and appends it to the evaluations of the run."""
+    _check_watch(options)
+    run = RunDirectory.open(options.run)
+    environment = options.env or run.read_config()["graph"]["environment"]
+    settings = {"seed": options.seed, "train_seed": options.train_seed, "stochastic": options.stochastic}
+    checkpoints = watch(
+        options.run,
+        env=options.env,
+        env_options=chosen_environment_options(options.env_options, options.transforms),
+        episodes=options.episodes,
+        imports=options.imports,
+        trust=options.trust,
+        **settings,
+    )
+    for iteration, episodes in checkpoints:
+        result = _result(environment, iteration, episodes)
+        run.append_evaluation({**result, **settings})
+        print(json.dumps(result) if options.json else _sentence(result), flush=True)
+    return 0
+
+
+def _check_watch(options: Evaluate) -> None:
+    """Refuses options that say nothing to an evaluation of every checkpoint.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    if options.checkpoint != "last":
+        raise UsageError(
+            f"--watch evaluates every checkpoint, and --checkpoint {options.checkpoint} one. hint: leave it out."
+        )
+    if options.against is not None:
+        raise UsageError(
+            "--watch plays episodes, and --against a match. hint: one for each --checkpoint, without --watch."
+        )
+    if options.env is None and (options.env_options or options.transforms):
+        raise UsageError(
+            "options and transforms are for another environment, and none is named; the run's own has those that "
+            "it was trained with. hint: --env ID."
+        )
+
+
+def _result(environment: str, iteration: int, episodes: EvaluationEpisodes) -> dict[str, Any]:
     returns, lengths = episodes.returns, episodes.lengths
     return {
-        "environment": options.env or loaded.graph.settings["environment"],
-        "iteration": loaded.iteration,
+        "environment": environment,
+        "iteration": iteration,
         "episodes": returns.size,
         "mean_return": float(np.mean(returns, dtype=np.float64)),
         "std_return": float(np.std(returns, dtype=np.float64)),

@@ -12,7 +12,7 @@ FORMS = "constant:VALUE, linear:FIRST:LAST or cosine:FIRST:LAST"
 _NUMBERS = {"constant": 1, "linear": 2, "cosine": 2}
 
 
-class Schedule(NamedTuple):
+class NumberSchedule(NamedTuple):
     """A number that changes from `first` at the beginning of a training to `last` at its end."""
 
     shape: str
@@ -28,7 +28,7 @@ class Schedule(NamedTuple):
         return jnp.float32(self.first) + jnp.float32(self.last - self.first) * part
 
 
-def parse_schedule(name: str, text: str) -> Schedule:
+def parse_schedule(name: str, text: str) -> NumberSchedule:
     """The schedule of a text.
 
     Args:
@@ -48,4 +48,4 @@ def parse_schedule(name: str, text: str) -> Schedule:
             f"{name}={text!r} must be a number or a schedule: {FORMS}, such as linear:1e-3:0, from the "
             "beginning to the end of the training."
         )
-    return Schedule(shape, values[0], values[-1])
+    return NumberSchedule(shape, values[0], values[-1])

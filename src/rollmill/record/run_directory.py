@@ -2,6 +2,7 @@
 
 import difflib
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from rollmill.record.json_files import plain, read_json, write_json
 from rollmill.record.storage import disk_is_full, write_failure
 
 CONFIG, SUMMARY, VERSIONS, METRICS = "config.json", "summary.json", "versions.json", "metrics.jsonl"
-LOCK = ".lock"
+LOCK, EVALUATIONS = ".lock", "evaluations.jsonl"
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,22 @@ class RunDirectory:
         """
         write_json(self.folder, SUMMARY, summary)
 
+    def append_evaluation(self, row: Mapping[str, Any]) -> None:
+        """Appends a line to the evaluations of checkpoints, which need no lock: it is written at once.
+
+        Raises:
+            StorageError: the file cannot be written.
+            ForeignFileError: it is a link, or not a regular file.
+        """
+        try:
+            descriptor = self.folder.open_to_append(EVALUATIONS)
+            try:
+                os.write(descriptor, f"{json.dumps(plain(row))}\n".encode())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise write_failure(self.root / EVALUATIONS, error) from error
+
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Locks the run, so that no second process writes it; released when the process dies.
@@ -201,6 +218,17 @@ class RunDirectory:
             yield
         finally:
             os.close(descriptor)
+
+    def is_locked(self) -> bool:
+        """True if another process trains the run; False in the process that does, whose lock it would end."""
+        try:
+            with self.folder.reading(LOCK) as file:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except (BlockingIOError, PermissionError):
+            return True
+        return False
 
 
 def name_run(algorithm: str, environment: str, *, seed: int, now: datetime) -> Path:

@@ -1,0 +1,106 @@
+"""Evaluations of a run's checkpoints as they appear, while another process trains it."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from rollmill.api.policies import evaluator_on
+from rollmill.api.reopening import reopen
+from rollmill.api.saved_run import check_identity
+from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.types import NO_OPTIONS, Options
+from rollmill.dataflow import Graph, State, Weights
+from rollmill.envs import as_environment
+from rollmill.execution import EvaluationEpisodes, state_shapes
+from rollmill.record import Checkpoints, RunDirectory
+
+LOOK_SECONDS = 0.5
+"""Seconds between two looks at the checkpoints."""
+
+
+class WatchedCheckpoint(NamedTuple):
+    """The evaluation of one checkpoint."""
+
+    iteration: int
+    episodes: EvaluationEpisodes
+
+
+def watch(
+    run_dir: Path,
+    *,
+    env: str | None = None,
+    env_options: Options = NO_OPTIONS,
+    episodes: int = 100,
+    seed: int = 0,
+    train_seed: int | None = None,
+    stochastic: bool = False,
+    imports: Sequence[str] = (),
+    trust: bool = False,
+) -> Iterator[WatchedCheckpoint]:
+    """Evaluates the checkpoints of a run that are there and each new one, by one compiled program, oldest first.
+
+    It ends when no process trains the run and all checkpoints were evaluated. One that the training deletes before
+    its turn, because it keeps newer ones, is left out. Arguments are those of `evaluate`.
+
+    Raises:
+        CheckpointError: the directory is no run, or a checkpoint is damaged.
+        UsageError: the environment has other spaces, or that seed was not trained.
+    """
+    run = RunDirectory.open(run_dir)
+    graph, options = reopen(run, imports=imports, trust=trust)
+    own_weights = _weights_of(run, graph, options.seeds, train_seed)
+    weights = jax.eval_shape(graph.weights, state_shapes(graph).learner)
+    other = None if env is None else as_environment(env, env_options)
+    play = evaluator_on(graph, weights, other, episodes=episodes, seed=seed, stochastic=stochastic)
+    shapes = state_shapes(graph, options.seeds)
+    with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
+        for iteration in _appearing(run, checkpoints):
+            state = _restored(run, checkpoints, shapes, iteration)
+            if state is not None:
+                yield WatchedCheckpoint(iteration, play(own_weights(state)))
+
+
+def _weights_of(
+    run: RunDirectory, graph: Graph, seeds: Sequence[int], train_seed: int | None
+) -> Callable[[State], Weights]:
+    """A function from a state to the weights of the policy of one seed.
+
+    Raises:
+        UsageError: that seed was not trained.
+    """
+    if train_seed is not None and train_seed not in seeds:
+        raise UsageError(f"seed={train_seed} was not trained in {run.root}; there: {', '.join(map(str, seeds))}.")
+    if len(seeds) == 1:
+        return lambda state: graph.weights(state.learner)
+    place = 0 if train_seed is None else seeds.index(train_seed)
+    return lambda state: jax.tree.map(lambda leaf: leaf[place], graph.weights(state.learner))
+
+
+def _appearing(run: RunDirectory, checkpoints: Checkpoints) -> Iterator[int]:
+    """Iterations of checkpoints as they appear, until no process trains the run in two looks."""
+    last, quiet = -1, 0
+    while quiet < 2:
+        quiet = (
+            0 if run.is_locked() else quiet + 1
+        )  # before looking: the last checkpoint is written under the lock
+        new = [iteration for iteration in checkpoints.iterations() if iteration > last]
+        for iteration in new:
+            last = iteration
+            yield iteration
+        if not new and quiet < 2:
+            time.sleep(LOOK_SECONDS)
+
+
+def _restored(run: RunDirectory, checkpoints: Checkpoints, shapes: State, iteration: int) -> State | None:
+    """The state of a checkpoint; None if it was deleted in the meantime."""
+    check = lambda number, metadata: check_identity(run, metadata, number)
+    try:
+        restored = checkpoints.restore(shapes, iteration=iteration, check=check)
+    except CheckpointError:
+        if iteration in checkpoints.iterations():
+            raise
+        return None
+    return None if restored is None else restored.state
