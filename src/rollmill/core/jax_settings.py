@@ -37,7 +37,7 @@ def check_platform() -> None:
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(
             f"JAX cannot start with {name}={chosen}: {reason} hint: unset it, or set it to cpu; for NVIDIA's GPUs "
-            "install JAX's CUDA packages, `pip install -e '.[cuda]'`, and see by nvidia-smi whether memory is left."
+            "install JAX's CUDA packages, `pip install -e '.[cuda]'`, and look for free memory by nvidia-smi."
         ) from error
 
 
