@@ -19,7 +19,6 @@ import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Any
 
 from measure import RESULTS, table_of
@@ -81,8 +80,6 @@ def _default(value: Any) -> str:
 
 def _allowed(hint: Any, bounds: Range | None) -> str:
     """The valid values of a field, in words."""
-    if str in typing.get_args(hint) and typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return f"{_allowed(float, bounds)}, or a schedule"
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         some = next(part for part in typing.get_args(hint) if part is not types.NoneType)
         return f"{_allowed(some, bounds)}, or None"
@@ -124,7 +121,7 @@ def replay_studies(algorithm: str) -> Callable[[], str]:
     def table() -> str:
         studies = [
             study
-            for name in ("replay-learning", "replay-learning-td3", "replay-learning-breakout")
+            for name in ("replay-learning", "replay-learning-td3")
             for study in _result(name).values()
             if study["algorithm"] == algorithm
         ]
@@ -134,7 +131,7 @@ def replay_studies(algorithm: str) -> Callable[[], str]:
             "Final returns of seeds 1 to 5",
             "Mean",
             "Greedy policy, mean",
-            "Published, or Rejax beside",
+            "Published",
         ]
         return table_of(head, [_replay_row(study) for study in studies], numbers=(1, 3, 4, 5))
 
@@ -142,33 +139,15 @@ def replay_studies(algorithm: str) -> Callable[[], str]:
 
 
 def _replay_row(study: dict[str, Any]) -> list[str]:
-    greedy, beside = study.get("greedy_returns"), study["published"]
-    if (rejax := study.get("rejax")) is not None:
-        beside = fmean(rejax["final_returns"]), pstdev(rejax["final_returns"])
+    greedy, published = study.get("greedy_returns"), study["published"]
     return [
         study["environment"],
         f"{study['config']['total_timesteps']:,}",
         ", ".join(f"{value:,.0f}" for value in study["final_returns"]),
         f"{study['mean']:,.1f} ± {study['standard_deviation']:,.1f}",
         "" if greedy is None else f"{sum(greedy) / len(greedy):,.1f}",
-        "" if beside is None else "{:,.1f} ± {:,.1f}".format(*beside),
+        "" if published is None else "{:,.1f} ± {:,.1f}".format(*published),
     ]
-
-
-def replay_speed(name: str) -> Callable[[], str]:
-    """The table of steps a second beside Rejax."""
-
-    def table() -> str:
-        study = _result("replay-training-cpu")[name]
-        rates = study["steps_per_second"]
-        each = [f"{rates[side]['median']:,.0f}" for side in ("rollmill", "rejax")]
-        return table_of(
-            ["Environment", "Rollmill, steps/s", "Rejax, steps/s", "Ratio"],
-            [[study["environment"], *each, f"{study['ratio']:.2f}"]],
-            numbers=(1, 2, 3),
-        )
-
-    return table
 
 
 def placed_studies(*names: str) -> Callable[[], str]:
@@ -212,8 +191,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "results of dqn": replay_studies("dqn"),
     "results of sac": replay_studies("sac"),
     "results of td3": replay_studies("td3"),
-    "speed of dqn": replay_speed("dqn-cartpole"),
-    "speed of sac": replay_speed("sac-pendulum"),
 }
 
 
