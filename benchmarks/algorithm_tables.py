@@ -80,6 +80,8 @@ def _default(value: Any) -> str:
 
 def _allowed(hint: Any, bounds: Range | None) -> str:
     """The valid values of a field, in words."""
+    if str in typing.get_args(hint) and typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return f"{_allowed(float, bounds)}, or a schedule"
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         some = next(part for part in typing.get_args(hint) if part is not types.NoneType)
         return f"{_allowed(some, bounds)}, or None"
