@@ -57,8 +57,11 @@ def check_bounds(values: Any) -> None:
     Raises:
         UsageError: a number is out of bounds, or a text is no schedule; names the first one.
     """
+    hints = typing.get_type_hints(type(values), include_extras=True)
     for name, bounds in bounds_of(type(values)).items():
-        check_numbers(name, getattr(values, name), bounds)
+        value = getattr(values, name)
+        if _takes_text(hints[name]) or not isinstance(value, str):  # text for a number is another error
+            check_numbers(name, value, bounds)
 
 
 def check_numbers(name: str, value: Any, bounds: Range) -> None:
@@ -77,6 +80,11 @@ def _range_in(hint: Any) -> Range | None:
     direct = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Range)]
     nested = [bounds for part in typing.get_args(hint) if (bounds := _range_in(part)) is not None]
     return next(iter([*direct, *nested]), None)
+
+
+def _takes_text(hint: Any) -> bool:
+    """Whether an annotation admits text, as `Rate` does."""
+    return hint is str or any(_takes_text(part) for part in typing.get_args(hint))
 
 
 def _numbers(name: str, value: Any) -> Iterator[int | float]:
