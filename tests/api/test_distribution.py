@@ -21,7 +21,7 @@ import pytest
 
 import rollmill
 from busy_machine import scaled
-from rollmill.api import load_weights, training
+from rollmill.api import load_weights, resuming, training
 from rollmill.core.errors import UsageError
 from rollmill.record import RunDirectory, read_metrics
 
@@ -189,7 +189,8 @@ def watched(monkeypatch):
 
     def watch(iteration, act):
         watcher = Watcher(iteration, act)
-        monkeypatch.setattr(training, "choose_display", lambda *, quiet: watcher)
+        for module in (training, resuming):
+            monkeypatch.setattr(module, "choose_display", lambda *, quiet: watcher)
         return watcher
 
     return watch
