@@ -5,7 +5,7 @@ Shape letter: `n` environments.
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from rollmill.core.errors import ContractError
 from rollmill.core.own_line import own_line
@@ -16,6 +16,7 @@ MAX_FAILURES = 5
 """Number of failures in a row, without a complete step in between, that raise a `ContractError`."""
 
 
+@runtime_checkable
 class Closable(Protocol):
     """An object that can be closed."""
 
