@@ -4,7 +4,7 @@ Shape letters: `n` environments, `A` agents of a kind.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ Agent = Hashable
 ByAgent = Mapping[Agent, Any]
 
 
+@runtime_checkable
 class ParallelObject(Protocol):
     """The part of PettingZoo's `ParallelEnv` that is used."""
 
