@@ -5,7 +5,7 @@ Shape letter: `n` environments.
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from rollmill.core.errors import ContractError
 from rollmill.core.own_line import own_line
@@ -121,7 +121,7 @@ class Copies(Generic[Single]):
             close_quietly(single)
 
 
-def close_quietly(single: Closable) -> None:
+def close_quietly(single: Any) -> None:
     """Closes an environment and ignores its exceptions."""
     with contextlib.suppress(Exception):
         single.close()

@@ -154,7 +154,7 @@ class ParallelVector:
     # --- one environment -------------------------------------------------------------------------------
 
     def _begin_episode(self, i: int) -> None:
-        def reset(env: ParallelObject, seed: int | None) -> None:
+        def reset(env: Any, seed: int | None) -> None:  # PettingZoo sets `agents` at the first reset
             observations, infos = env.reset(seed=seed)
             self._see(i, observations, infos, env.agents)
             self._mark_active(i, env.agents)
