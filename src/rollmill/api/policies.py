@@ -1,6 +1,6 @@
 """Trained policies: loaded from a run, evaluated on environments."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.core.fields import fit
 from rollmill.core.spaces import struct
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
-from rollmill.dataflow import Graph
+from rollmill.dataflow import Graph, State, Weights
 from rollmill.envs import as_environment
 from rollmill.envs.host import evaluation_start
 from rollmill.execution import EvaluationEpisodes, Evaluator, evaluator, evaluator_on_host, state_shapes
@@ -70,15 +70,31 @@ def load_weights(
         UsageError: if that seed was not trained.
     """
     found = restore_run(run_dir, checkpoint=checkpoint, algorithm=algorithm, imports=imports, trust=trust)
-    if seed is not None and seed not in found.seeds:
-        raise UsageError(
-            f"seed={seed} was not trained in {found.run.root}; there: {', '.join(map(str, found.seeds))}."
-        )
-    weights = found.graph.weights(found.restored.state.learner)
-    if len(found.seeds) > 1:
-        index = 0 if seed is None else found.seeds.index(seed)
-        weights = jax.tree.map(lambda leaf: leaf[index], weights)
+    weights_of = weights_of_seed(found.run, found.graph, found.seeds, seed)
+    weights = weights_of(found.restored.state)
     return LoadedRun(found.graph, weights, found.restored.iteration, found.run.root.resolve().name)
+
+
+def weights_of_seed(
+    run: RunDirectory, graph: Graph, seeds: Sequence[int], seed: int | None
+) -> Callable[[State], Weights]:
+    """The function from a run's training state to the weights of the policy of one seed.
+
+    Args:
+        run: the run, for messages.
+        graph: its graph.
+        seeds: those that it trained.
+        seed: one of them; None: the first.
+
+    Raises:
+        UsageError: that seed was not trained.
+    """
+    if seed is not None and seed not in seeds:
+        raise UsageError(f"seed={seed} was not trained in {run.root}; there: {', '.join(map(str, seeds))}.")
+    if len(seeds) == 1:
+        return lambda state: graph.weights(state.learner)
+    place = 0 if seed is None else seeds.index(seed)
+    return lambda state: jax.tree.map(lambda leaf: leaf[place], graph.weights(state.learner))
 
 
 class RestoredRun(NamedTuple):

@@ -86,6 +86,7 @@ def resume(
             display.note("this run is finished already; nothing was changed")
             return finished
         described = _describe(reopened, display)
+        reopened = reopened._replace(modules=with_own_modules(reopened.modules, described))
         plan, options = _placed(plan, reopened, described, options, keeps_fusion=fusion is None, display=display)
         launches = None if where or fusion else run.read_config().get("launches")
         prepared = _prepare(reopened, described, plan, options, restored, display, launches=launches)
@@ -219,8 +220,7 @@ def _placed(
         keeps_fusion: True if fusion is the run's own, and nobody asks for it now.
         display: shows notes.
     """
-    modules = with_own_modules(reopened.modules, described)
-    custom = only_here(described, modules)
+    custom = only_here(described, reopened.modules)
     if saved is not None:
         return place_parts(saved, options, custom, display, saved=True), options
     optional = keeps_fusion and options.fusion in ("rollout", "full")
@@ -253,7 +253,7 @@ def _prepare(
         display: shows notes.
         launches: how the kernels of the program were launched; None to find out.
     """
-    graph, modules = reopened.graph, with_own_modules(reopened.modules, described)
+    graph, modules = reopened.graph, reopened.modules
     if note := note_of_unknown(described, modules):
         display.note(note)
     tell_replay_size(graph, plan, options, display)

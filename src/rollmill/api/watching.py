@@ -1,18 +1,18 @@
 """Evaluations of a run's checkpoints as they appear, while another process trains it."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
-from rollmill.api.policies import evaluator_on
+from rollmill.api.policies import evaluator_on, weights_of_seed
 from rollmill.api.reopening import reopen
 from rollmill.api.saved_run import check_identity
-from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.errors import CheckpointError
 from rollmill.core.types import NO_OPTIONS, Options
-from rollmill.dataflow import Graph, State, Weights
+from rollmill.dataflow import State
 from rollmill.envs import as_environment
 from rollmill.execution import EvaluationEpisodes, state_shapes
 from rollmill.record import Checkpoints, RunDirectory
@@ -51,7 +51,7 @@ def watch(
     """
     run = RunDirectory.open(run_dir)
     graph, options = reopen(run, imports=imports, trust=trust)
-    own_weights = _weights_of(run, graph, options.seeds, train_seed)
+    own_weights = weights_of_seed(run, graph, options.seeds, train_seed)
     weights = jax.eval_shape(graph.weights, state_shapes(graph).learner)
     other = None if env is None else as_environment(env, env_options)
     play = evaluator_on(graph, weights, other, episodes=episodes, seed=seed, stochastic=stochastic)
@@ -63,29 +63,12 @@ def watch(
                 yield WatchedCheckpoint(iteration, play(own_weights(state)))
 
 
-def _weights_of(
-    run: RunDirectory, graph: Graph, seeds: Sequence[int], train_seed: int | None
-) -> Callable[[State], Weights]:
-    """A function from a state to the weights of the policy of one seed.
-
-    Raises:
-        UsageError: that seed was not trained.
-    """
-    if train_seed is not None and train_seed not in seeds:
-        raise UsageError(f"seed={train_seed} was not trained in {run.root}; there: {', '.join(map(str, seeds))}.")
-    if len(seeds) == 1:
-        return lambda state: graph.weights(state.learner)
-    place = 0 if train_seed is None else seeds.index(train_seed)
-    return lambda state: jax.tree.map(lambda leaf: leaf[place], graph.weights(state.learner))
-
-
 def _appearing(run: RunDirectory, checkpoints: Checkpoints) -> Iterator[int]:
     """Iterations of checkpoints as they appear, until no process trains the run in two looks."""
     last, quiet = -1, 0
     while quiet < 2:
-        quiet = (
-            0 if run.is_locked() else quiet + 1
-        )  # before looking: the last checkpoint is written under the lock
+        # The lock first: the last checkpoint is written under it.
+        quiet = 0 if run.is_locked() else quiet + 1
         new = [iteration for iteration in checkpoints.iterations() if iteration > last]
         for iteration in new:
             last = iteration

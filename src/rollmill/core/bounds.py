@@ -57,10 +57,11 @@ def check_bounds(values: Any) -> None:
     Raises:
         UsageError: a number is out of bounds, or a text is no schedule; names the first one.
     """
-    hints = typing.get_type_hints(type(values), include_extras=True)
-    for name, bounds in bounds_of(type(values)).items():
+    kind = type(values)
+    for name, bounds in bounds_of(kind).items():
         value = getattr(values, name)
-        if _takes_text(hints[name]) or not isinstance(value, str):  # text for a number is another error
+        # Text for a number that is no schedule is an error of the type, which is checked elsewhere.
+        if not isinstance(value, str) or _takes_text(typing.get_type_hints(kind, include_extras=True)[name]):
             check_numbers(name, value, bounds)
 
 

@@ -23,7 +23,7 @@ from rollmill.execution.replay_size import check_replay_size, replay_size
 from rollmill.execution.reports import Recorded, Report, Saved, Training
 from rollmill.execution.run_spec import RunSpec
 
-unroll_threefry()
+unroll_threefry()  # before anything that this package compiles
 
 __all__ = [
     "check_replay_size",

@@ -50,11 +50,11 @@ Members = dict[str, list[Agent]]
 """Agents of each kind."""
 
 
-class _Seat(NamedTuple):
-    """An agent's place in the arrays of its kind, `[n, A, ...]`."""
+class _Column(NamedTuple):
+    """An agent's column in the arrays of its kind, `[n, A, ...]`."""
 
     kind: str
-    column: int
+    number: int
 
 
 class ParallelVector:
@@ -77,8 +77,8 @@ class ParallelVector:
         self._name, self._count = env.name, len(indices)
         self._observation_space, self._action_space = env.observation_space, env.action_space
         self._kinds = {kind.name: kind for kind in env.agents}
-        self._seats = {
-            agent: _Seat(kind, column) for kind, agents in members.items() for column, agent in enumerate(agents)
+        self._columns = {
+            agent: _Column(kind, column) for kind, agents in members.items() for column, agent in enumerate(agents)
         }
         self._copies: Copies[Any] = Copies(env.name, make, indices, seed=seed, generation=generation)
         self._struct = step_struct(env, self._count)
@@ -168,15 +168,15 @@ class ParallelVector:
         env: Any = self._copies.objects[i]
         try:
             acting = list(env.agents)
-            seats = self._seats
-            actions = {agent: chosen[seats[agent].kind][self._row(i, seats[agent])] for agent in acting}
+            columns = self._columns
+            actions = {agent: chosen[columns[agent].kind][self._row(i, columns[agent])] for agent in acting}
             observations, rewards, terminations, truncations, infos = env.step(actions)
             terminated = [agent for agent in acting if terminations[agent]]
             truncated = [agent for agent in acting if truncations[agent] and not terminations[agent]]
             left = [agent for agent in env.agents if agent not in terminated and agent not in truncated]
             self._see(i, observations, infos, left, ended=[*terminated, *truncated])
             for agent in acting:
-                out.reward[seats[agent].kind][i, seats[agent].column] = rewards[agent]
+                out.reward[columns[agent].kind][i, columns[agent].number] = rewards[agent]
         except Exception as error:
             self._copies.fail(i, "step", error)
             for reward in out.reward.values():
@@ -192,22 +192,22 @@ class ParallelVector:
     ) -> None:
         """Stores observations and legal actions of agents; those that ended may have no observation."""
         for agent in [*left, *(agent for agent in ended if agent in observations)]:
-            seat = self._seats[agent]
-            self._writers[seat.kind](self._rows[seat.kind], self._row(i, seat), observations[agent])
+            where = self._columns[agent]
+            self._writers[where.kind](self._rows[where.kind], self._row(i, where), observations[agent])
         if self._masks is not None:
             for kind, mask in self._masks.items():
                 mask[i] = self._possible[kind]
             for agent in left:
-                seat = self._seats[agent]
-                if seat.kind in self._masks and "action_mask" in infos[agent]:
-                    self._masks[seat.kind][i, seat.column] = infos[agent]["action_mask"]
+                where = self._columns[agent]
+                if where.kind in self._masks and "action_mask" in infos[agent]:
+                    self._masks[where.kind][i, where.number] = infos[agent]["action_mask"]
 
     def _mark_active(self, i: int, agents: Sequence[Agent]) -> None:
         for active in self._active.values():
             active[i] = False
         for agent in agents:
-            seat = self._seats[agent]
-            self._active[seat.kind][i, seat.column] = True
+            where = self._columns[agent]
+            self._active[where.kind][i, where.number] = True
 
     def _check_truncation(self, truncated: Sequence[Agent], left: Sequence[Agent]) -> None:
         if truncated and left:
@@ -224,8 +224,8 @@ class ParallelVector:
         flat = {name: _rows(kind, actions[name]) for name, kind in self._kinds.items()}
         return {name: list(split(flat[name])) for name, split in self._elements.items()}
 
-    def _row(self, i: int, seat: _Seat) -> int:
-        return i * self._kinds[seat.kind].count + seat.column
+    def _row(self, i: int, where: _Column) -> int:
+        return i * self._kinds[where.kind].count + where.number
 
     def _copy_active(self, target: dict[str, np.ndarray]) -> None:
         for kind, active in self._active.items():
