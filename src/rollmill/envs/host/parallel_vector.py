@@ -10,15 +10,14 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from rollmill.core.errors import ContractError, UsageError
-from rollmill.core.types import AgentKind, HostEnvironment, HostFailure, HostStep
+from rollmill.core.errors import ContractError
+from rollmill.core.types import AgentKind, HostEnvironment, HostStep
 from rollmill.envs.agents import possible_masks
-from rollmill.envs.host.actions import element_splitter, fit_to_space
+from rollmill.envs.host.actions import element_splitter
 from rollmill.envs.host.agent_sums import AgentSums
-from rollmill.envs.host.copies import Copies
-from rollmill.envs.host.finite import find_non_finite, non_finite_error
-from rollmill.envs.host.layout import allocate, begin, copy_batch, step_struct
+from rollmill.envs.host.layout import step_struct
 from rollmill.envs.host.observations import Write, writer
+from rollmill.envs.host.one_by_one import OneByOne
 
 Agent = Hashable
 """PettingZoo's name of an agent, usually text."""
@@ -57,7 +56,7 @@ class _Column(NamedTuple):
     number: int
 
 
-class ParallelVector:
+class ParallelVector(OneByOne):
     """A `core.types.HostVector` of objects with PettingZoo's parallel interface, made at the first reset.
 
     An episode ends when no agent is left: it was truncated if any of the last ones was, and terminated otherwise.
@@ -74,82 +73,19 @@ class ParallelVector:
         seed: int,
         generation: int,
     ) -> None:
-        self._name, self._count = env.name, len(indices)
-        self._observation_space, self._action_space = env.observation_space, env.action_space
+        struct, sums = step_struct(env, len(indices)), AgentSums(env.agents, len(indices))
+        super().__init__(env, make, indices, seed=seed, generation=generation, struct=struct, sums=sums)
         self._kinds = {kind.name: kind for kind in env.agents}
         self._columns = {
             agent: _Column(kind, column) for kind, agents in members.items() for column, agent in enumerate(agents)
         }
-        self._copies: Copies[Any] = Copies(env.name, make, indices, seed=seed, generation=generation)
-        self._struct = step_struct(env, self._count)
         zeros = lambda leaf: np.zeros(leaf.shape, leaf.dtype)
-        self._current = jax.tree.map(zeros, self._struct.observation)
-        """The last valid observation of each agent."""
-        self._active = jax.tree.map(zeros, self._struct.info["active"])
+        self._active = jax.tree.map(zeros, struct.info["active"])
         self._possible = possible_masks(env)
-        self._masks = jax.tree.map(zeros, self._struct.info["action_mask"]) if env.has_action_mask else None
+        self._masks = jax.tree.map(zeros, struct.info["action_mask"]) if env.has_action_mask else None
         self._rows = {kind.name: _rows(kind, self._current[kind.name]) for kind in env.agents}
         self._writers: dict[str, Write] = {kind.name: writer(kind.observation_space) for kind in env.agents}
         self._elements = {kind.name: element_splitter(kind.action_space) for kind in env.agents}
-        self._sums = AgentSums(env.agents, self._count)
-        self._is_reset = False
-
-    @property
-    def num_envs(self) -> int:
-        """Number of environments, `n`."""
-        return self._count
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Seed of each current environment."""
-        return tuple(self._copies.seed(i) for i in range(self._count))
-
-    def reset(self, *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.reset`."""
-        out = allocate(self._struct) if out is None else out
-        for i in range(self._count):
-            self._begin_episode(i)
-        self._check_finite(None)
-        self._is_reset = True
-        begin(self._observation_space, self._current, out)
-        self._copy_active(out.info["final_active"])
-        self._copy_next(out)
-        self._sums.restart()
-        return out
-
-    def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
-        """See `HostVector.step`.
-
-        Raises:
-            ContractError: also if an agent is truncated before the others.
-        """
-        if not self._is_reset:
-            raise UsageError(f"{self._name}: step was called before reset.")
-        out = allocate(self._struct) if out is None else out
-        self._copies.tick()
-        chosen = self._by_agent(fit_to_space(self._action_space, actions, self._count))
-        for i in range(self._count):
-            self._step_one(i, chosen, out)
-        self._check_finite(out)
-        copy_batch(self._observation_space, self._current, out.info["final_observation"])
-        self._copy_active(out.info["final_active"])
-        done = out.terminated | out.truncated
-        for i in done.nonzero()[0]:
-            self._begin_episode(int(i))
-        if done.any():
-            self._check_finite(None)
-        copy_batch(self._observation_space, self._current, out.observation)
-        self._copy_next(out)
-        self._sums.add(out, done)
-        return out
-
-    def drain_failures(self) -> list[HostFailure]:
-        """See `HostVector.drain_failures`."""
-        return self._copies.drain_failures()
-
-    def close(self) -> None:
-        """Closes all environments."""
-        self._copies.close()
 
     # --- one environment -------------------------------------------------------------------------------
 
@@ -227,24 +163,28 @@ class ParallelVector:
     def _row(self, i: int, where: _Column) -> int:
         return i * self._kinds[where.kind].count + where.number
 
-    def _copy_active(self, target: dict[str, np.ndarray]) -> None:
-        for kind, active in self._active.items():
-            target[kind][:] = active
+    def _step_each(self, actions: PyTree[np.ndarray], out: HostStep) -> None:
+        """See `OneByOne`.
+
+        Raises:
+            ContractError: an agent is truncated before the others.
+        """
+        chosen = self._by_agent(actions)
+        for i in range(self._count):
+            self._step_one(i, chosen, out)
+
+    def _copy_final(self, out: HostStep) -> None:
+        self._copy_active(out.info["final_active"])
 
     def _copy_next(self, out: HostStep) -> None:
-        """Writes active agents and legal actions of the next step."""
         self._copy_active(out.info["active"])
         if self._masks is not None:
             for kind, mask in self._masks.items():
                 out.info["action_mask"][kind][:] = mask
 
-    def _check_finite(self, step: HostStep | None) -> None:
-        """Raises NonFiniteError if an environment gave NaN or infinity in this step, or in a reset."""
-        number = find_non_finite(self._observation_space, self._current, None if step is None else step.reward)
-        if number is not None:
-            i, episode_step = number.row, 0 if step is None else self._sums.step_of(number.row) + 1
-            index, seed = self._copies.index(i), self._copies.seed(i)
-            raise non_finite_error(self._name, number, index=index, step=episode_step, seed=seed)
+    def _copy_active(self, target: dict[str, np.ndarray]) -> None:
+        for kind, active in self._active.items():
+            target[kind][:] = active
 
 
 def _rows(kind: AgentKind, batch: PyTree[np.ndarray]) -> PyTree[np.ndarray]:

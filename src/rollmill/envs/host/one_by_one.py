@@ -1,0 +1,129 @@
+"""The common part of host environments made of Python objects, which are stepped one after the other.
+
+Shape letter: `n` environments.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from rollmill.core.errors import UsageError
+from rollmill.core.types import HostEnvironment, HostFailure, HostStep
+from rollmill.envs.host.actions import fit_to_space
+from rollmill.envs.host.agent_sums import AgentSums
+from rollmill.envs.host.copies import Copies
+from rollmill.envs.host.finite import find_non_finite, non_finite_error
+from rollmill.envs.host.layout import allocate, begin, copy_batch
+from rollmill.envs.host.running_sums import RunningSums
+
+
+class OneByOne(ABC):
+    """A `core.types.HostVector` of objects that are made at the first reset; one that raises is replaced.
+
+    Args:
+        env: the host environment.
+        make: returns a new object at each call.
+        indices: global indices of the environments.
+        seed: seed of the training.
+        generation: number of the start of this process.
+        struct: shapes of a step.
+        sums: accounting of episodes.
+    """
+
+    def __init__(
+        self,
+        env: HostEnvironment,
+        make: Callable[[], Any],
+        indices: Sequence[int],
+        *,
+        seed: int,
+        generation: int,
+        struct: HostStep,
+        sums: RunningSums | AgentSums,
+    ) -> None:
+        self._name, self._count = env.name, len(indices)
+        self._observation_space, self._action_space = env.observation_space, env.action_space
+        self._copies: Copies[Any] = Copies(env.name, make, indices, seed=seed, generation=generation)
+        self._struct, self._sums = struct, sums
+        self._current = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), struct.observation)
+        """The last valid observation of each environment, or of each of its agents."""
+        self._is_reset = False
+
+    @abstractmethod
+    def _begin_episode(self, i: int) -> None:
+        """Resets environment `i` until that succeeds, and stores its observation as the current one."""
+
+    @abstractmethod
+    def _step_each(self, actions: PyTree[np.ndarray], out: HostStep) -> None:
+        """Steps all environments: stores observations as current ones, writes rewards and ends to `out`."""
+
+    @abstractmethod
+    def _copy_final(self, out: HostStep) -> None:
+        """Writes what else is told of the final observation."""
+
+    @abstractmethod
+    def _copy_next(self, out: HostStep) -> None:
+        """Writes what else is told of the observation to act on."""
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments, `n`."""
+        return self._count
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seed of each current environment."""
+        return tuple(self._copies.seed(i) for i in range(self._count))
+
+    def reset(self, *, out: HostStep | None = None) -> HostStep:
+        """See `HostVector.reset`; a second reset continues each environment's own random generator."""
+        out = allocate(self._struct) if out is None else out
+        for i in range(self._count):
+            self._begin_episode(i)
+        self._check_finite(None)
+        self._is_reset = True
+        begin(self._observation_space, self._current, out)
+        self._copy_final(out)
+        self._copy_next(out)
+        self._sums.restart()
+        return out
+
+    def step(self, actions: PyTree[np.ndarray], *, out: HostStep | None = None) -> HostStep:
+        """See `HostVector.step`."""
+        if not self._is_reset:
+            raise UsageError(f"{self._name}: step was called before reset.")
+        out = allocate(self._struct) if out is None else out
+        self._copies.tick()
+        self._step_each(fit_to_space(self._action_space, actions, self._count), out)
+        self._check_finite(out)
+        copy_batch(self._observation_space, self._current, out.info["final_observation"])
+        self._copy_final(out)
+        done = out.terminated | out.truncated
+        for i in done.nonzero()[0]:
+            self._begin_episode(int(i))
+        if done.any():
+            self._check_finite(None)
+        copy_batch(self._observation_space, self._current, out.observation)
+        self._copy_next(out)
+        self._sums.add(out, done)
+        return out
+
+    def drain_failures(self) -> list[HostFailure]:
+        """See `HostVector.drain_failures`."""
+        return self._copies.drain_failures()
+
+    def close(self) -> None:
+        """Closes all environments."""
+        self._copies.close()
+
+    def _check_finite(self, step: HostStep | None) -> None:
+        """Raises NonFiniteError if an environment gave NaN or infinity in this step, or in a reset."""
+        number = find_non_finite(self._observation_space, self._current, None if step is None else step.reward)
+        if number is not None:
+            i, episode_step = number.row, 0 if step is None else self._sums.step_of(number.row) + 1
+            index, seed = self._copies.index(i), self._copies.seed(i)
+            raise non_finite_error(self._name, number, index=index, step=episode_step, seed=seed)
