@@ -78,10 +78,13 @@ def train_rollmill(name: str, settings: Any, options: argparse.Namespace) -> Cur
         learning_rate=options.learning_rate,
         gamma=settings.discounting,
         ent_coef=options.ent_coef,
+        anneal_lr=options.anneal_lr,
         max_grad_norm=1.0,
         normalize_observations=True,
         normalize_rewards=True,
-        network=rollmill.NetworkConfig(hidden_sizes=options.hidden_sizes, activation="swish"),
+        network=rollmill.NetworkConfig(
+            hidden_sizes=options.hidden_sizes, activation="swish", squash_actions=options.squash_actions
+        ),
     )
     points: Curve = []
 
@@ -122,7 +125,9 @@ def main() -> None:
     parser.add_argument("--total-timesteps", type=int, default=60_000_000)
     parser.add_argument("--hidden-sizes", type=int, nargs="+", default=(128, 128, 128))
     parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--anneal-lr", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--ent-coef", type=float, default=1e-3)
+    parser.add_argument("--squash-actions", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()

@@ -26,8 +26,10 @@ def train(name: str, settings: dict, *, seeds: list[int], episodes: int) -> jax.
 
     algorithm = getattr(rejax, name).create(**settings).replace(eval_callback=mean_return)
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-    _, returns = jax.jit(jax.vmap(algorithm.train))(keys)
-    return returns
+    if name == "PPO":
+        return jax.jit(jax.vmap(algorithm.train))(keys)[1]
+    # One after the other: side by side, every one would copy its replay buffer in each step.
+    return jax.jit(lambda: jax.lax.map(lambda key: algorithm.train(key)[1], keys))()
 
 
 def greedy(algorithm, state):

@@ -38,6 +38,13 @@ def test_clipped_policy_loss(ratio, advantage, loss, slope):
     np.testing.assert_allclose(found_slope, slope, rtol=1e-5)
 
 
+@pytest.mark.parametrize("advantage", [3.0, -3.0])
+def test_a_ratio_that_would_overflow_has_a_finite_loss_and_slope(advantage):
+    function = lambda log_ratio: clipped_policy_loss(log_ratio, jnp.float32(advantage), CLIP)
+    found, slope = jax.value_and_grad(function)(jnp.float32(1e4))
+    assert np.isfinite(found) and slope == 0.0
+
+
 def test_squared_value_loss():
     found, slope = jax.value_and_grad(squared_value_loss)(jnp.float32(3.0), jnp.float32(5.0))
     assert (found, slope) == (2.0, -2.0)

@@ -218,7 +218,13 @@ class TestTanhGaussian:
         action, log_prob = distribution.unclipped_sample_and_log_prob(jax.random.key(0))
         slope = float(2 * (np.log(2) - 40))  # log of the tanh's slope there
         assert action == 1 and abs(float(log_prob) + slope - 3) < 4
-        assert float(distribution.sample_and_log_prob(jax.random.key(0))[1]) < -1e5
+
+    def test_a_mean_that_moves_on_beyond_the_limit_leaves_actions_as_likely(self):
+        """A ratio of PPO would overflow otherwise: 34 and 34.5 are 580 and 590 standard deviations from 6."""
+        near, far = (TanhGaussian(jnp.full(1, mean), jnp.full(1, -3.0), (-1.0,), (1.0,)) for mean in (34.0, 34.5))
+        action, log_prob = near.sample_and_log_prob(jax.random.key(0))
+        assert abs(float(log_prob) - 3.0 - 2.0 * (6.0 - math.log(2.0)) + 0.9) < 4.0
+        np.testing.assert_allclose(far.log_prob(action), near.log_prob(action), atol=1e-5)
 
     def test_samples_are_the_same_either_way(self):
         distribution = TanhGaussian(jnp.array([0.5, -1.0]), jnp.array([0.1, -0.7]), (-2.0, 0.0), (2.0, 1.0))

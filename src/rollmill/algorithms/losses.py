@@ -3,6 +3,9 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+# Far beyond every clipping range; larger ratios would overflow, and their gradients be 0 * inf.
+_MAX_LOG_RATIO = 10.0
+
 
 def policy_gradient_loss(log_prob: Float[Array, ""], advantage: Float[Array, ""]) -> Float[Array, ""]:
     """REINFORCE surrogate (Williams, 1992), to be minimised; its gradient is the negated policy gradient."""
@@ -12,8 +15,11 @@ def policy_gradient_loss(log_prob: Float[Array, ""], advantage: Float[Array, ""]
 def clipped_policy_loss(
     log_ratio: Float[Array, ""], advantage: Float[Array, ""], clip_coef: float
 ) -> Float[Array, ""]:
-    """PPO's clipped surrogate (Schulman et al., 2017, equation 7), to be minimised."""
-    ratio = jnp.exp(log_ratio)
+    """PPO's clipped surrogate (Schulman et al., 2017, equation 7), to be minimised.
+
+    Ratios are bounded at exp(10), so that a policy that has moved far has finite gradients.
+    """
+    ratio = jnp.exp(jnp.minimum(log_ratio, _MAX_LOG_RATIO))
     return -jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip_coef, 1 + clip_coef) * advantage)
 
 
