@@ -117,15 +117,15 @@ def _limits(bounds: Range | None, *, whole: bool) -> str:
 # --- results ------------------------------------------------------------------------------------------
 
 
+REPLAY_RESULTS = ("replay-learning", "replay-learning-sac", "replay-learning-td3")
+
+
 def replay_studies(algorithm: str) -> Callable[[], str]:
     """The table of what an algorithm with a replay memory learned, beside what is published."""
 
     def table() -> str:
         studies = [
-            study
-            for name in ("replay-learning", "replay-learning-td3")
-            for study in _result(name).values()
-            if study["algorithm"] == algorithm
+            study for name in REPLAY_RESULTS for study in _result(name).values() if study["algorithm"] == algorithm
         ]
         head = [
             "Environment",
@@ -144,12 +144,19 @@ def _replay_row(study: dict[str, Any]) -> list[str]:
     greedy, published = study.get("greedy_returns"), study["published"]
     return [
         study["environment"],
-        f"{study['config']['total_timesteps']:,}",
+        _steps(study),
         ", ".join(f"{value:,.0f}" for value in study["final_returns"]),
         f"{study['mean']:,.1f} ± {study['standard_deviation']:,.1f}",
         "" if greedy is None else f"{sum(greedy) / len(greedy):,.1f}",
         "" if published is None else "{:,.1f} ± {:,.1f}".format(*published),
     ]
+
+
+def _steps(study: dict[str, Any]) -> str:
+    """The steps of the trainings, which may have been stopped before their end."""
+    planned = study["config"]["total_timesteps"]
+    made = study.get("env_steps", [planned])
+    return f"{max(made):,}" if min(made) >= planned else f"{min(made):,} to {max(made):,}"
 
 
 def placed_studies(*names: str) -> Callable[[], str]:

@@ -5,9 +5,10 @@
 
 Brax has the hyperparameters that Playground publishes for it (`mujoco_playground.config`). Rollmill has the same
 number of environments, steps and discount, and hyperparameters of its own besides: shorter iterations, fewer
-epochs, scaled rewards. Brax's seconds are those of its own clock (`training/walltime`), which includes the
-compilation of its training; Rollmill's leave out compilation and evaluations. A return is the sum of unscaled
-rewards, the mean over 128 whole episodes of the deterministic policy. Needs playground==0.2.0 and brax==0.14.2.
+epochs, an annealed learning rate, scaled rewards. Brax's seconds are those of its own clock (`training/walltime`),
+which includes the compilation of its training; Rollmill's leave out compilation and evaluations. A return is the sum
+of unscaled rewards, the mean over 128 whole episodes of the deterministic policy. Needs playground==0.2.0 and
+brax==0.14.2.
 """
 
 import argparse
@@ -72,19 +73,16 @@ def train_rollmill(name: str, settings: Any, options: argparse.Namespace) -> Cur
         f"playground:{name}",
         total_timesteps=settings.num_timesteps,
         num_envs=settings.num_envs,
-        num_steps=32,
-        update_epochs=4,
-        num_minibatches=16,
+        num_steps=options.num_steps,
+        update_epochs=options.update_epochs,
+        num_minibatches=options.num_minibatches,
         learning_rate=options.learning_rate,
         gamma=settings.discounting,
         ent_coef=options.ent_coef,
-        anneal_lr=options.anneal_lr,
         max_grad_norm=1.0,
         normalize_observations=True,
         normalize_rewards=True,
-        network=rollmill.NetworkConfig(
-            hidden_sizes=options.hidden_sizes, activation="swish", squash_actions=options.squash_actions
-        ),
+        network=rollmill.NetworkConfig(hidden_sizes=options.hidden_sizes, activation="swish", squash_actions=True),
     )
     points: Curve = []
 
@@ -96,7 +94,7 @@ def train_rollmill(name: str, settings: Any, options: argparse.Namespace) -> Cur
     with tempfile.TemporaryDirectory() as folder:
         rollmill.train(
             algorithm,
-            run_dir=Path(folder, "run"),
+            run_dir=options.runs / name if options.runs else Path(folder, "run"),
             seed=options.seed,
             quiet=True,
             tensorboard=False,
@@ -123,11 +121,13 @@ def main() -> None:
     parser.add_argument("tasks", nargs="+")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--total-timesteps", type=int, default=60_000_000)
+    parser.add_argument("--num-steps", type=int, default=128)
+    parser.add_argument("--update-epochs", type=int, default=4)
+    parser.add_argument("--num-minibatches", type=int, default=16)
+    parser.add_argument("--runs", type=Path, help="where Rollmill's run stays")
     parser.add_argument("--hidden-sizes", type=int, nargs="+", default=(128, 128, 128))
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--anneal-lr", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--ent-coef", type=float, default=1e-3)
-    parser.add_argument("--squash-actions", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--ent-coef", type=float, default=1e-2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -139,8 +139,8 @@ def main() -> None:
             began = time.perf_counter()
             result["curves"][side] = SIDES[side](task, settings, options)
             result[f"{side}_seconds_with_compilation"] = time.perf_counter() - began
-            name = f"playground-{task.lower()}-{jax.default_backend()}"
-            write_result(name, result, directory=options.output)
+        sides = "" if len(options.sides) == len(SIDES) else f"-{options.sides[0]}"
+        write_result(f"playground-{task.lower()}{sides}-{jax.default_backend()}", result, directory=options.output)
 
 
 if __name__ == "__main__":

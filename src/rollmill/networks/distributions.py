@@ -168,9 +168,9 @@ class TanhGaussian(eqx.Module):
 
     `x` is clipped to [-6, 6], both when sampled and when recovered from an action, as float32 cannot
     distinguish larger values after the tanh. So a stored action has the log-probability that it was sampled
-    with, up to the rounding of the action, and an action on a bound has a finite one. The mean is clipped
-    likewise: an `x` that stays at the limit while its mean moves on would become ever less likely. Gradients
-    pass through the clipping.
+    with, up to the rounding of the action, and an action on a bound has a finite one. Gradients of a sample pass
+    through the clipping. The mean is clipped likewise, as an `x` that stays at the limit while its mean moves on
+    would become ever less likely; there only the gradient of the entropy is left, which leads back.
     `low` and `high` are flattened in row-major order; they are static, and so never trained.
     """
 
@@ -186,7 +186,7 @@ class TanhGaussian(eqx.Module):
     def sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
         """An action and its log-density, without the rounding of an inverse tanh."""
         x = self._sample_base(key)
-        return self._squash(x), self._log_prob_of_base(x, _within_limit(self.mean))
+        return self._squash(x), self._log_prob_of_base(x, self._bounded_mean())
 
     def unclipped_sample_and_log_prob(self, key: Key) -> tuple[Float[Array, "*shape"], Float[Array, ""]]:
         """An action and the log-density of `x` as it was drawn, for gradients through both.
@@ -203,7 +203,7 @@ class TanhGaussian(eqx.Module):
         margin = _TANH_MARGIN * (high - low)
         above_low, below_high = jnp.maximum(action - low, margin), jnp.maximum(high - action, margin)
         x = 0.5 * (jnp.log(above_low) - jnp.log(below_high))
-        return self._log_prob_of_base(x, _within_limit(self.mean))
+        return self._log_prob_of_base(x, self._bounded_mean())
 
     def entropy(self) -> Float[Array, ""]:
         """`H[x] + E[log |d action / d x|]`, the expectation by Gauss-Hermite quadrature of 20 points.
@@ -220,7 +220,12 @@ class TanhGaussian(eqx.Module):
         return self._squash(self.mean)
 
     def _sample_base(self, key: Key) -> Float[Array, "*shape"]:
-        return _within_limit(DiagonalGaussian(_within_limit(self.mean), self.log_std).sample(key))
+        x = DiagonalGaussian(self._bounded_mean(), self.log_std).sample(key)
+        # Straight-through: the clipped value with the gradient of the unclipped one.
+        return x + jax.lax.stop_gradient(jnp.clip(x, -_TANH_LIMIT, _TANH_LIMIT) - x)
+
+    def _bounded_mean(self) -> Float[Array, "*shape"]:
+        return jnp.clip(self.mean, -_TANH_LIMIT, _TANH_LIMIT)
 
     def _log_prob_of_base(self, x: Float[Array, "*shape"], mean: Float[Array, "*shape"]) -> Float[Array, ""]:
         return DiagonalGaussian(mean, self.log_std).log_prob(x) - jnp.sum(self._log_slope(x))
@@ -236,11 +241,6 @@ class TanhGaussian(eqx.Module):
     def _bounds(self) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
         low, high = (np.asarray(bound, np.float32) for bound in (self.low, self.high))
         return jnp.asarray(low.reshape(self.mean.shape)), jnp.asarray(high.reshape(self.mean.shape))
-
-
-def _within_limit(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Straight-through: the clipped value with the gradient of the unclipped one."""
-    return x + jax.lax.stop_gradient(jnp.clip(x, -_TANH_LIMIT, _TANH_LIMIT) - x)
 
 
 def _draw(key: Key, logits: Float[Array, "*shape n"]) -> Int[Array, "*shape"]:
