@@ -6,8 +6,8 @@
 Brax has the hyperparameters that Playground publishes for it (`mujoco_playground.config`). Rollmill has the same
 number of environments, steps and discount, and hyperparameters of its own besides: shorter iterations, fewer
 epochs, an annealed learning rate, scaled rewards. Brax's seconds are those of its own clock (`training/walltime`),
-which includes the compilation of its training; Rollmill's leave out compilation and evaluations. A return is the sum
-of unscaled rewards, the mean over 128 whole episodes of the deterministic policy. Needs playground==0.2.0 and
+which includes the compilation of its training; Rollmill's leave out compilation and evaluations. A return is the
+sum of unscaled rewards, the mean over 128 whole episodes of the deterministic policy. Needs playground==0.2.0 and
 brax==0.14.2.
 """
 
