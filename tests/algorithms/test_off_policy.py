@@ -155,6 +155,17 @@ def test_exploration_falls_with_the_steps_of_all_environments():
     np.testing.assert_allclose(epsilon, [1.0, 0.55, 0.1, 0.1], rtol=1e-6)
 
 
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3"])
+def test_the_learning_rate_is_logged(algorithm):
+    """That of an iteration's first update; the first iteration of the ten makes none, and so changes nothing."""
+    environment = "CartPole-v1" if algorithm == "dqn" else "Pendulum-v1"
+    sizes = {"num_steps": 16, "learning_starts": 256, "gradient_steps": 2, "total_timesteps": 10 * 128}
+    graph = ALGORITHMS[algorithm](environment, **{**SMALL, **sizes, "learning_rate": 0.5, "anneal_lr": True})
+    (row,) = trained(graph)[1]  # sums over the iterations
+    expected = [0.5, *(0.5 * (1 - updates / 20) for updates in range(0, 18, 2))]
+    np.testing.assert_allclose(row["learning_rate"], sum(expected), rtol=1e-5)
+
+
 def test_weights_of_a_minibatch_have_the_mean_one():
     transitions = Transitions(*([jnp.zeros(4)] * 9))._replace(weight=jnp.arange(4.0))
     scaled = scale_weights(Batch(transitions), identity).samples.weight

@@ -32,6 +32,7 @@ from rollmill.algorithms.off_policy import (
     module,
     off_policy_graph,
     off_policy_parts,
+    rate_metric,
     scale_weights,
     start_progress,
     uniform_replay,
@@ -150,7 +151,7 @@ def dqn(
     actions = check_discrete("dqn", parts.env.action_space, "sac, td3 and ppo take continuous actions")
     values = module(partial(_network, parts.env.observation_space, actions, chosen))
     agent = _ValueAgent(values, int(actions.start), jax.dtypes.canonicalize_dtype(actions.dtype))
-    optimiser = adam(parts)
+    optimiser, rate = adam(parts), rate_metric(parts)
     error = partial(_error, agent, chosen)
     if chosen.prioritised:
         parts = parts._replace(replay=parts.replay._replace(errors=partial(_errors, error)))
@@ -163,7 +164,10 @@ def dqn(
         weights=lambda learner: EpsilonGreedy(learner.network, _epsilon(parts, learner.progress)),
         gradients=MeanGradients(partial(_loss, chosen, error), lambda learner: learner.network),
         update=partial(_update, chosen, optimiser),
-        report=lambda learner, batch: {"exploration/epsilon": _epsilon(parts, learner.progress)},
+        report=lambda learner, batch: {
+            **rate(learner.optimiser),
+            "exploration/epsilon": _epsilon(parts, learner.progress),
+        },
         condition=scale_weights,
         outputs=PolicyOutputs(q_values=lambda weights, observation: values(weights.network, observation)),
     )

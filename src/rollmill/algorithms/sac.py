@@ -5,7 +5,7 @@ temperature are those of one minibatch and one set of weights.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -30,6 +30,7 @@ from rollmill.algorithms.off_policy import (
     off_policy_graph,
     off_policy_parts,
     random_action,
+    rate_metric,
     start_progress,
 )
 from rollmill.algorithms.optimisers import descend
@@ -156,7 +157,7 @@ def sac(
         ),
         gradients=MeanGradients(partial(_loss, agent), lambda learner: learner.networks),
         update=partial(_update, agent, optimisers),
-        report=_report,
+        report=partial(_report, rate_metric(parts)),
         outputs=PolicyOutputs(
             distribution=lambda weights, memory, observation, action_mask: agent.distribution(
                 weights.actor, observation, action_mask
@@ -319,5 +320,5 @@ def _update(
     return SACLearner(networks, targets, states, counted(learner.progress))
 
 
-def _report(learner: SACLearner, batch: Any) -> Metrics:
-    return {"losses/temperature": jnp.exp(learner.networks.log_temperature)}
+def _report(rate: Callable[[PyTree[Array]], Metrics], learner: SACLearner, batch: Any) -> Metrics:
+    return {**rate(learner.optimisers.actor), "losses/temperature": jnp.exp(learner.networks.log_temperature)}

@@ -31,6 +31,7 @@ from rollmill.algorithms.off_policy import (
     off_policy_graph,
     off_policy_parts,
     random_action,
+    rate_metric,
     start_progress,
 )
 from rollmill.algorithms.optimisers import descend
@@ -137,19 +138,21 @@ def td3(
         UsageError: invalid names, types or sizes, or actions that are not a bounded `Box`.
     """
     parts = off_policy_parts(TD3Config, env, config, overrides, params=params, network=network)
-    agent, optimiser = _agent_of(parts), adam(parts)
+    agent, delay = _agent_of(parts), parts.config.policy_delay
+    optimisers = _Optimisers(adam(parts, every=delay), adam(parts))
+    rate = rate_metric(parts, every=delay)
     return off_policy_graph(
         "td3",
         parts,
         policy=partial(_explore, agent),
         greedy=partial(_act, agent),
-        start_learner=partial(_start, agent, optimiser),
+        start_learner=partial(_start, agent, optimisers),
         weights=lambda learner: TD3Weights(
             learner.networks.actor, explores_at_random(parts.config, learner.progress)
         ),
         gradients=MeanGradients(partial(_loss, agent), lambda learner: learner.networks),
-        update=partial(_update, agent, optimiser),
-        report=lambda learner, batch: {},
+        update=partial(_update, agent, optimisers),
+        report=lambda learner, batch: rate(learner.optimisers.actor),
     )
 
 
@@ -167,6 +170,11 @@ class _DeterministicAgent(NamedTuple):
             jnp.asarray(np.asarray(b, np.float32)) for b in (self.action_space.low, self.action_space.high)
         )
         return jnp.clip(action + noise * 0.5 * (high - low), low, high)
+
+
+class _Optimisers(NamedTuple):
+    actor: optax.GradientTransformation
+    critics: optax.GradientTransformation
 
 
 def _agent_of(parts: OffPolicyParts) -> _DeterministicAgent:
@@ -211,11 +219,11 @@ def _act(
     return Decision(agent.actor(weights.actor, observation), memory, ())
 
 
-def _start(agent: _DeterministicAgent, optimiser: optax.GradientTransformation, key: Key) -> TD3Learner:
+def _start(agent: _DeterministicAgent, optimisers: _Optimisers, key: Key) -> TD3Learner:
     actor_key, first_key, second_key = jax.random.split(key, 3)
     critics = agent.critic.start(first_key), agent.critic.start(second_key)
     networks = TD3Networks(agent.actor.start(actor_key), critics)
-    states = TD3Networks(*map(optimiser.init, networks))
+    states = TD3Networks(optimisers.actor.init(networks.actor), optimisers.critics.init(networks.critics))
     return TD3Learner(networks, networks, states, start_progress())
 
 
@@ -255,15 +263,17 @@ def _moves_actor(config: TD3Config, learner: TD3Learner) -> Bool[Array, ""]:
 
 def _update(
     agent: _DeterministicAgent,
-    optimiser: optax.GradientTransformation,
+    optimisers: _Optimisers,
     learner: TD3Learner,
     gradients: TD3Networks,
     *,
     share: float = 1.0,
 ) -> TD3Learner:
     before, states = learner.networks, learner.optimisers
-    critics, critics_state = descend(optimiser, before.critics, states.critics, gradients.critics, share=share)
-    moved = descend(optimiser, before.actor, states.actor, gradients.actor, share=share)
+    critics, critics_state = descend(
+        optimisers.critics, before.critics, states.critics, gradients.critics, share=share
+    )
+    moved = descend(optimisers.actor, before.actor, states.actor, gradients.actor, share=share)
     moves = _moves_actor(agent.config, learner)
     if_due = lambda new, old: jax.tree.map(partial(jnp.where, moves), new, old)
     actor, actor_state = if_due(moved, (before.actor, states.actor))
