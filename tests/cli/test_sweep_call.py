@@ -1,7 +1,9 @@
 """`rollmill.sweep`: the command as a function."""
 
 import csv
+import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -177,6 +179,39 @@ def test_seeds_in_one_program(tmp_path):
     found = {row["seed"]: row["final_return"] for row in done.rows}
     assert found == dict(zip((1, 2), summary["final_return_per_seed"], strict=True))
     assert (done.directory / "report.html").read_text().count("<polyline") == 2
+
+
+OWN_PARTS = """
+import rollmill
+
+def make():
+    return rollmill.make("CartPole-v1")
+
+rollmill.register("{name}", make)
+"""
+
+
+def test_modules_that_the_program_imports_are_imported_by_trials(tmp_path, monkeypatch):
+    (tmp_path / "my_parts.py").write_text(OWN_PARTS.format(name="Imported-v0"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    importlib.import_module("my_parts")
+    how = {"total_timesteps": 128, "quiet": True, "sweep_dir": tmp_path / "sweep", **TINY}
+    done = rollmill.sweep("ppo", "CartPole-v1", over={"environment": ["CartPole-v1", "Imported-v0"]}, **how)
+    assert [row["status"] for row in done.rows] == ["finished"] * 2
+
+
+def test_names_that_no_module_registers_are_refused(tmp_path):
+    program = (
+        OWN_PARTS.format(name="Here-v0")
+        + """
+rollmill.sweep("ppo", "Here-v0", over={"seed": range(2)})
+"""
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert "environment Here-v0: registered by the program that runs" in done.stderr
+    assert "hint: call rollmill.register in a module of its own" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rollmill.api.algorithms import is_own_algorithm, origin_of_algorithm
+from rollmill.core.errors import UsageError
 from rollmill.core.plugins import REGISTER, Kind, registering_module
 from rollmill.envs import is_own_name, origin_of
 from rollmill.networks import is_own_network, origin_of_network
@@ -52,6 +53,32 @@ def own_names(described: dict[str, Any]) -> list[OwnName]:
         ("environment", described["environment"]),
         *(("network", name) for name in sorted(of_networks)),
     ]
+    return _own_of(names)
+
+
+def modules_of_names(imports: Sequence[str], names: Sequence[tuple[Kind, str]]) -> tuple[str, ...]:
+    """The modules that processes import to know names: those that the user lists, and those that registered them.
+
+    Args:
+        imports: modules that the user lists.
+        names: kinds and names; those that come with the package or a plug-in need no module.
+
+    Raises:
+        UsageError: a name was registered by the program that runs, and no module is listed.
+    """
+    own = _own_of(names)
+    here = [each for each in own if each.module is None]
+    if here and not imports:
+        functions = " and ".join(dict.fromkeys(f"rollmill.{REGISTER[each.kind]}" for each in here))
+        raise UsageError(
+            f"{' and '.join(map(str, here))}: registered by the program that runs, which trials, processes of "
+            f"their own, do not import. hint: call {functions} in a module of its own, such as my_parts.py, and "
+            "import my_parts in the program."
+        )
+    return _with_modules(imports, own)
+
+
+def _own_of(names: Sequence[tuple[Kind, str]]) -> list[OwnName]:
     return [
         OwnName(kind, name, _REGISTRIES[kind].origin(name))
         for kind, name in names
@@ -66,7 +93,11 @@ def with_own_modules(imports: Sequence[str], described: dict[str, Any]) -> tuple
         imports: modules that the user names.
         described: what `describe` returned; the modules that registered its names come last.
     """
-    missing = [own.module for own in own_names(described) if not set(own.origin) & set(imports)]
+    return _with_modules(imports, own_names(described))
+
+
+def _with_modules(imports: Sequence[str], names: Sequence[OwnName]) -> tuple[str, ...]:
+    missing = [own.module for own in names if not set(own.origin) & set(imports)]
     return tuple(dict.fromkeys([*imports, *(module for module in missing if module is not None)]))
 
 

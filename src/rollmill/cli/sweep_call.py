@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rollmill.api import TRIAL_RESULTS, run_sweep
+from rollmill.api.own_names import modules_of_names
 from rollmill.api.sweeps import flag
 from rollmill.cli.environment_options import parse_env_options
 from rollmill.cli.sweep_creation import SweepRequest, create_sweep
@@ -20,6 +21,7 @@ from rollmill.cli.train import OptionKinds, option_kinds
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.fields import fit
 from rollmill.core.machine import GpuSharing
+from rollmill.core.plugins import Kind
 from rollmill.execution.instances import SHARINGS
 from rollmill.planning import Axis, listed_axis, option_name, parse_axis
 
@@ -69,7 +71,8 @@ def sweep(
     `rollmill.sweep("ppo", "CartPole-v1", over={"learning_rate": [1e-3, 2.5e-3], "seed": range(5)})`
 
     Trials are processes of their own: environments and algorithms are given by name, and modules that register
-    them are found by `PYTHONPATH`. A sweep that was stopped or killed goes on by `rollmill sweep --resume`.
+    them, which trials import, are found by `PYTHONPATH`. A sweep that was stopped or killed goes on by
+    `rollmill sweep --resume`.
 
     Args:
         algorithm: name of the algorithm.
@@ -90,7 +93,8 @@ def sweep(
         metric: result by which trials are compared; the largest is the best.
         sweep_dir: directory of the sweep; named by algorithm, environment and time under runs/ if left out.
         env_options: options of the environment of all trials.
-        imports: modules that register the environment, the network or the algorithm.
+        imports: modules that register the environment, the network or the algorithm, beside those whose import
+            has registered them in this program.
         quiet: print nothing.
         **options: hyperparameters and options of `rollmill train` for all trials: `total_timesteps=100_000`,
             `network={"hidden_sizes": (64, 64)}`, `recipe="cartpole-two-cores"`.
@@ -110,7 +114,10 @@ def sweep(
     if at_once is not None and at_once < 1:
         raise UsageError(f"at_once={at_once} has to be at least 1.")
     over = {name: _listed(name, values) for name, values in _dictionary("over", over).items()}
-    imported = [word for module in fit("imports", tuple[str, ...], imports) for word in ("--import", module)]
+    modules = modules_of_names(
+        fit("imports", tuple[str, ...], imports), _names(algorithm, environment, over, options)
+    )
+    imported = [word for module in modules for word in ("--import", module)]
     kinds = option_kinds(algorithm, [environment, *imported])
     given = [*imported, *_env_words(_dictionary("env_options", env_options or {})), *_words(options, kinds)]
     request = SweepRequest(
@@ -131,6 +138,25 @@ def sweep(
     say(f"sweep: {made.root}")
     code = run_sweep(made, at_once=at_once, sharing=gpu_sharing, metric=metric, say=say)
     return Sweep(made.root, [_with_values(row, request.axes, over) for row in made.rows(metric)], code)
+
+
+def _names(
+    algorithm: str, environment: str, over: Mapping[str, str | list[Any]], options: Mapping[str, Any]
+) -> list[tuple[Kind, str]]:
+    """Kinds and names of what the trials make; what is no name is refused later."""
+    network = options.get("network")
+    environments = [environment, *over.get("environment", [])]
+    networks = [
+        network.get("name") if isinstance(network, Mapping) else None,
+        options.get("network.name"),
+        *over.get("network.name", []),
+    ]
+    named: dict[Kind, list[Any]] = {
+        "algorithm": [algorithm],
+        "environment": environments,
+        "network": networks,
+    }
+    return [(kind, name) for kind, names in named.items() for name in names if isinstance(name, str)]
 
 
 def _check_names(algorithm: Any, environment: Any, sharing: Any, metric: Any) -> None:
