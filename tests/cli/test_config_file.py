@@ -91,10 +91,24 @@ def test_a_training_from_a_file_and_one_from_its_configuration_are_equal(rollmil
             'algorithm = "pp"\nenvironment = "CartPole-v1"',
             "algorithm.toml: unknown algorithm",
         ),
+        (
+            "environment.toml",
+            'algorithm = "ppo"\nenvironment = "CartPole-v3"',
+            "environment.toml: unknown environment 'CartPole-v3'. Did you mean CartPole-v1",
+        ),
         ("nameless.toml", "seed = 3", "names the algorithm. hint: algorithm = "),
         ("dates.toml", 'algorithm = "ppo"\nenvironment = "CartPole-v1"\nseed = 2026-01-01', "seed = 2026-01-01"),
     ],
-    ids=["missing", "no TOML", "another JSON", "broken JSON", "wrong algorithm", "no algorithm", "a date"],
+    ids=[
+        "missing",
+        "no TOML",
+        "another JSON",
+        "broken JSON",
+        "wrong algorithm",
+        "wrong environment",
+        "no algorithm",
+        "a date",
+    ],
 )
 def test_bad_files_are_explained(tmp_path, name, content, message):
     if content is not None:

@@ -4,6 +4,7 @@ The file is TOML, whose keys are names of options, or the config.json of a run. 
 before those of the file.
 """
 
+import contextlib
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from rollmill.core.bounds import check_numbers
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import fit
 from rollmill.core.json_data import parse_object
+from rollmill.envs import check_name
 
 OPTION = "--config"
 POSITIONAL = ("algorithm", "environment")
@@ -58,14 +60,18 @@ def with_config_file(arguments: Sequence[str], types_of: TypesOf) -> list[str]:
     given = given_options(options)
     of_file = [option for option in _options(settings) if option.name not in given]
     rest = [*named[1:], *_words(of_file, path), *options]
-    types = _types(types_of, named[0], rest, path if lacking == POSITIONAL else None)
+    with _read_from(path if lacking == POSITIONAL else None):
+        types = types_of(named[0], rest)
+    with _read_from(path if "environment" in lacking else None):
+        check_name(named[1])
     return [*named, *_words([_checked(option, types, path) for option in of_file], path), *options]
 
 
-def _types(types_of: TypesOf, algorithm: str, rest: list[str], path: Path | None) -> Mapping[str, OptionType]:
-    """The types of the options of an algorithm, which the file of a path names."""
+@contextlib.contextmanager
+def _read_from(path: Path | None) -> Iterator[None]:
+    """Puts the file that a wrong name comes from in front of the error."""
     try:
-        return types_of(algorithm, rest)
+        yield
     except UsageError as error:
         raise error if path is None else UsageError(f"{path}: {error}") from error
 

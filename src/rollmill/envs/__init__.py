@@ -16,6 +16,7 @@ from rollmill.envs.normalisation import (
 from rollmill.envs.options import parse_options
 from rollmill.envs.registry import (
     as_environment,
+    check_name,
     from_gymnasium,
     is_on_host,
     is_own_name,
@@ -35,6 +36,7 @@ __all__ = [
     "as_environment",
     "auto_reset",
     "check_environment",
+    "check_name",
     "check_types",
     "denormalise",
     "from_gymnasium",

@@ -128,14 +128,22 @@ def make(name: str, *, transforms: Sequence[str] = (), **options: Any) -> Enviro
     return transform(_made(name, options), *names)
 
 
+def check_name(name: str) -> None:
+    """Raises a UsageError if no environment has the name; an adapter checks its own ids when it makes them."""
+    prefix, colon, _ = name.partition(":")
+    if colon:
+        _adapter(prefix)
+    elif name not in _factories and not load_plugin("environment", name, _factories):
+        known = {*_factories, *(plugin.name for plugin in plugins("environment"))}
+        raise unknown_name("environment", name, known, hint=f"Others: {_prefixes()}.")
+
+
 def _made(name: str, options: dict[str, Any]) -> Environment | HostEnvironment:
     """The environment of a name, without transforms beyond those of its factory."""
     prefix, colon, adapter_id = name.partition(":")
     if colon:
         return _named(_adapter(prefix)(adapter_id, **options), name, options)
-    if name not in _factories and not load_plugin("environment", name, _factories):
-        known = {*_factories, *(plugin.name for plugin in plugins("environment"))}
-        raise unknown_name("environment", name, known, hint=f"Others: {_prefixes()}.")
+    check_name(name)
     factory = _factories[name]
     _check_options(name, factory, options)
     return _named(factory(**options), name, options)
