@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import keep_freed_memory
 from rollmill.dataflow import Graph, Loops, Reduce, State, identity, is_flag, iterate, num_shards_for, start
+from rollmill.execution.packed_metrics import PackedMetrics, packed
 from rollmill.execution.program.cache import EXACT_PRECISION
 from rollmill.execution.program.kernels import Fusion, KernelChoice, Launches, choose_kernels, without_kernels
 from rollmill.fusion import CannotFuse, Numerics
@@ -33,13 +33,6 @@ UNROLL = {"gpu": 4}
 def unroll_for(platform: str) -> int:
     """Steps that are compiled as one where nobody says."""
     return UNROLL.get(platform, 1)
-
-
-class PackedMetrics(eqx.Module):
-    """The metrics of an iteration as one vector; their names are known once the iteration is traced."""
-
-    values: Float[Array, "*S metric"]
-    names: tuple[str, ...] = eqx.field(static=True)
 
 
 class CompiledProgram(NamedTuple):
@@ -264,5 +257,4 @@ def _iterate_packed(
     state, metrics = iterate(
         graph, state, reduce=reduce, collect_with=collect_with, make_minibatch_loop=make_minibatch_loop
     )
-    names = tuple(sorted(metrics))
-    return state, PackedMetrics(jnp.stack([metrics[name] for name in names]), names)
+    return state, packed(metrics)

@@ -54,6 +54,7 @@ from rollmill.dataflow import (
     with_errors,
     with_remote_update,
 )
+from rollmill.execution.packed_metrics import packed
 from rollmill.execution.replica.pieces import CompiledPieces
 from rollmill.execution.reports import Row
 
@@ -73,7 +74,7 @@ class CompiledLearner:
     ) -> tuple[Learner, PyTree[Any], Row]:
         """Learns from a trajectory; also returns the replay memory, which is no longer usable as it was given."""
         learner, rings, metrics = self._learn(rings, learner, trajectory, np.int32(iteration))
-        return learner, rings, _row(metrics)
+        return learner, rings, metrics.row()
 
 
 def _learn(
@@ -87,7 +88,8 @@ def _learn(
 ):
     learn_key = iteration_key(key, iteration, LEARN)
     with traced("learn"):
-        return learn_from(graph, learner, rings, trajectory, learn_key, jnp.asarray(index))
+        learner, rings, metrics = learn_from(graph, learner, rings, trajectory, learn_key, jnp.asarray(index))
+        return learner, rings, packed(metrics)
 
 
 class CutLearner:

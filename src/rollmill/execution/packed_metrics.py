@@ -1,0 +1,25 @@
+"""The metrics of an iteration as one vector: from a GPU each array that is fetched takes its time."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from rollmill.dataflow import Metrics
+
+
+class PackedMetrics(eqx.Module):
+    """The metrics of an iteration as one vector; their names are known once the iteration is traced."""
+
+    values: Float[Array, "*S metric"]
+    names: tuple[str, ...] = eqx.field(static=True)
+
+    def row(self) -> dict[str, float]:
+        """The metrics of a single seed as numbers on the host."""
+        return dict(zip(self.names, np.asarray(self.values).tolist(), strict=True))
+
+
+def packed(metrics: Metrics) -> PackedMetrics:
+    """Metrics in the order of their names."""
+    names = tuple(sorted(metrics))
+    return PackedMetrics(jnp.stack([metrics[name] for name in names]), names)
