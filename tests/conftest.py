@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 # Small programs that run for a moment cost less where XLA does not optimise them, in the tests' own processes too.
@@ -43,6 +44,18 @@ def bounded_memory():
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items):
+    """Marks the parameters of a test beyond the first ones as slow, where it is `slow_beyond` them."""
+    seen = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("slow_beyond"):
+            test = item.nodeid.partition("[")[0]
+            seen[test] += 1
+            if seen[test] > mark.args[0]:
+                item.add_marker(pytest.mark.slow)
 
 
 def resident_bytes() -> int:

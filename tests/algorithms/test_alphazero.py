@@ -169,6 +169,7 @@ def positions(graph, count, plies):
     return weights, after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", ["gumbel", "puct"])
 def test_a_move_does_not_depend_on_the_games_beside_it(search):
     graph = small("ConnectFour-v0", search=search, num_simulations=12)
@@ -191,6 +192,7 @@ def test_a_move_does_not_depend_on_the_games_beside_it(search):
     )
 
 
+@pytest.mark.slow
 def test_greedy_moves_have_no_noise_and_those_of_self_play_have():
     graph = small("ConnectFour-v0", num_simulations=8)
     weights, now = positions(graph, 1, 2)
@@ -250,6 +252,7 @@ def corridor():
 WALKING = {"gamma": 0.9, "num_simulations": 32, "learning_rate": 1e-2, "num_envs": 16, "num_steps": 16}
 
 
+@pytest.mark.slow
 def test_a_single_player_plans_with_discounts():
     graph = small(corridor(), iterations=12, **WALKING)
     assert graph.settings["config"]["squash_values"] is None

@@ -49,6 +49,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [pytest.param("ippo", marks=pytest.mark.slow), "mappo"])
 def test_a_lone_agent_learns_what_ppo_learns(variant):
     name, algorithm, central, how = VARIANTS[variant]
@@ -139,6 +140,7 @@ def advantages_by_hand(rollout, name):
 
 
 @pytest.mark.parametrize("name", ["walker", "keeper"])
+@pytest.mark.slow_beyond(1)
 def test_an_episode_ends_for_an_agent_where_it_goes_out(rollout, name):
     value, advantage = advantages_by_hand(rollout, name)
     samples, weight = rollout.batch.samples.agents[name], np.asarray(rollout.batch.samples.weight[name])

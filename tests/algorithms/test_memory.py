@@ -8,6 +8,7 @@ from rollmill.execution import dispatch_ahead, lower
 ONE_PASS = {"num_steps": 16, "learning_rate": 5e-3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "torso", "settings"),
     [

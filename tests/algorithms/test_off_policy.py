@@ -49,6 +49,7 @@ def dqn_values(graph, state, observation):
         ("Probe-DiscountedReward-v0", 0.5, {0.0: 0.5, 1.0: 1.0}),
     ],
 )
+@pytest.mark.slow_beyond(1)
 def test_values_of_dqn_are_returns(environment, gamma, expected):
     env = rollmill.make(environment)
     graph = rollmill.dqn(
@@ -78,6 +79,7 @@ def test_dqn_learns_which_action_is_rewarded(options):
     assert returns.min() == returns.max() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["sac", pytest.param("td3", marks=pytest.mark.slow)])
 def test_continuous_actions_find_their_best(algorithm):
     graph = ALGORITHMS[algorithm](

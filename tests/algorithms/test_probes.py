@@ -89,6 +89,7 @@ def test_observation_reward():
     [("ppo", {"gae_lambda": 0.0}), ("ppo", {"gae_lambda": 0.95}), ("a3c", {}), ("impala", {})],
     ids=str,
 )
+@pytest.mark.slow_beyond(2)
 def test_discounted_reward(algorithm, settings):
     policy, weights, _ = learn("Probe-DiscountedReward-v0", algorithm=algorithm, gamma=0.5, **settings)
     np.testing.assert_allclose(values(policy, weights, [[0.0], [1.0]]), [0.5, 1.0], atol=0.03)
@@ -102,6 +103,7 @@ def test_action_reward():
 
 
 @every_algorithm
+@pytest.mark.slow_beyond(1)
 def test_action_observation(algorithm):
     policy, weights, rows = learn("Probe-ActionObservation-v0", algorithm=algorithm)
     likely = probabilities(policy, weights, [[-1.0], [1.0]])
@@ -117,6 +119,7 @@ def test_action_observation(algorithm):
         *(pytest.param(name, "gru", marks=pytest.mark.slow) for name in ALGORITHMS),
     ],
 )
+@pytest.mark.slow_beyond(1)
 def test_truncation_bootstraps_from_where_the_episode_was_cut(algorithm, torso):
     """The right value of observation 1 is 10; of observation 0, -10 + 0.9 x 10 = -1.
 

@@ -84,6 +84,7 @@ def test_visits_of_sequential_halving():
 @pytest.mark.parametrize(
     ("simulations", "rescale", "alternating"), [(1, True, True), (33, True, False), (80, False, True)]
 )
+@pytest.mark.slow_beyond(1)
 def test_gumbel_search_is_that_of_mctx(simulations, rescale, alternating):
     mctx = pytest.importorskip("mctx")
     roots, legal = random_roots()
@@ -105,6 +106,7 @@ def test_gumbel_search_is_that_of_mctx(simulations, rescale, alternating):
 
 
 @pytest.mark.parametrize(("simulations", "alternating"), [(7, True), (80, False)])
+@pytest.mark.slow_beyond(1)
 def test_puct_is_that_of_mctx(simulations, alternating):
     mctx = pytest.importorskip("mctx")
     roots, legal = random_roots()
@@ -115,6 +117,7 @@ def test_puct_is_that_of_mctx(simulations, alternating):
 
 
 @pytest.mark.parametrize("levels", [2, 5, 100])
+@pytest.mark.slow_beyond(1)
 def test_levels_updated_at_once_change_nothing(levels, monkeypatch):
     """On a CPU levels are updated one by one, on a GPU all of them together."""
     roots, legal = random_roots()

@@ -179,6 +179,7 @@ def test_a_folder_that_cannot_be_written_is_found_before_anything_is_compiled(tm
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_a_run_with_a_schedule_goes_on_exactly_and_logs_its_rate(tmp_path):
     whole, part = tmp_path / "whole", tmp_path / "part"
     rate = "cosine:2e-3:1e-3"

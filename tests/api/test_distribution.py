@@ -138,6 +138,7 @@ def assert_whole(run, iterations):
     assert [line["iteration"] for line in lines] == list(range(1, iterations + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "policy"), TABLE)
 def test_every_policy_learns_in_processes_what_one_program_does(tmp_path, one_program, algorithm, policy):
     options = {"distribution": policy, **POLICIES[policy], **QUIET}
@@ -244,6 +245,7 @@ def test_without_one_that_computes_in_step_all_begin_again(tmp_path, watched, on
     assert_learned(run, one_program("ppo", LONG))
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_leaves_a_run_that_goes_on_and_nothing_else(tmp_path, one_program):
     process = start_command(tmp_path / "run", iterations=LONG)
     wait_for(process, lambda: (tmp_path / "run/.lock").exists())
@@ -304,6 +306,7 @@ LONGER = 250
 """Iterations of about a millisecond: not all of them are done while this process waits for a processor."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "placement",
     [
@@ -360,6 +363,7 @@ def test_asynchronous_trainings_stop_and_go_on(tmp_path, watched, policy):
 # --- hanging ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "consequence"),
     [

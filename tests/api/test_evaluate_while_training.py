@@ -36,6 +36,7 @@ def evaluated(tmp_path_factory):
     return rollmill.train(small(), run_dir=folder / "run", **options), events
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_that_of_the_command_at_the_same_checkpoint(evaluated):
     run, _ = evaluated
     rows = evaluations(run)
@@ -93,6 +94,7 @@ def test_a_run_that_goes_on_evaluates_where_one_that_never_stopped_does(tmp_path
     assert again.summary["best_evaluation_return"] == max(row["evaluation/return"] for row in made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", [{}, THREADS], ids=["program", "threads"])
 def test_a_training_that_a_hook_stops_is_evaluated_at_its_end(tmp_path, placement):
     stop = lambda event: rollmill.Stop("enough") if isinstance(event, MetricsLogged) else None

@@ -184,6 +184,7 @@ ALL = [
 
 
 @pytest.mark.parametrize(("name", "format"), ALL)
+@pytest.mark.slow_beyond(1)
 def test_exported_actions_are_those_of_the_policy(name, format, tmp_path):
     written, found, inputs = check_actions(POLICIES[name](), tmp_path, format)
     assert written.comparison.observations == 1000 and written.comparison.ties == 0

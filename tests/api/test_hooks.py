@@ -53,6 +53,7 @@ def stop_after(iteration):
 
 
 @pytest.mark.parametrize("placement", [{}, THREADS], ids=["program", "threads"])
+@pytest.mark.slow_beyond(1)
 def test_events_say_what_the_run_directory_says(tmp_path, whole, placement):
     events = []
     run = rollmill.train(small(), run_dir=tmp_path / "run", hooks=[events.append], **QUIET, **placement)

@@ -178,6 +178,7 @@ def test_options_that_json_cannot_hold_keep_a_training_in_its_process(tmp_path):
         rollmill.train(graph, place="processes", run_dir=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_host_environment_is_not_taken_for_the_one_whose_name_it_bears(tmp_path):
     env = host_environment("gymnasium:CartPole-v1", lambda: gymnasium.make("CartPole-v1", max_episode_steps=3))
     graph = small(env)

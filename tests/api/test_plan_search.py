@@ -191,6 +191,7 @@ def test_a_signal_ends_the_wait(process):
         process(*WORDS, check_stop=stop).ask(None, "program", seconds=60.0)
 
 
+@pytest.mark.slow
 def test_a_process_is_ended_with_its_workers(process):
     training = process(
         *WORDS, "--total-timesteps", "10000000", "--distribution", "single-learner-coarse", "--actors", "1"

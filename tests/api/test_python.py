@@ -95,6 +95,7 @@ def test_the_best_checkpoint_can_be_loaded(tmp_path):
     assert best.iteration == max(returns, key=lambda i: (returns[i], i))
 
 
+@pytest.mark.slow
 def test_an_environment_that_was_changed_is_not_taken_for_its_name(tmp_path):
     plain = small()
     shorter = small(rollmill.time_limit(rollmill.make("CartPole-v1"), 20))

@@ -132,6 +132,7 @@ def test_a_run_goes_on_without_the_kernels_that_it_began_with(tmp_path):
         rollmill.resume(run.directory, unroll=2, quiet=True)
 
 
+@pytest.mark.slow
 def test_a_run_with_kernels_goes_on_in_several_programs_without_them(tmp_path, capsys):
     run = rollmill.train(small(), run_dir=tmp_path / "run", fusion="rollout", **QUIET)
     later = {"total_timesteps": 2 * run.summary["total_env_steps"]}

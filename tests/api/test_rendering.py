@@ -38,6 +38,7 @@ def run(tmp_path_factory):
     return rollmill.train(algorithm, run_dir=tmp_path_factory.mktemp("runs") / "cart", quiet=True).directory
 
 
+@pytest.mark.slow
 def test_the_episodes_are_those_of_an_evaluation_and_end_with_their_last_state(run):
     loaded = load_weights(run)
     frames = list(render_run(loaded, episodes=3, seed=5, size=64))

@@ -50,6 +50,7 @@ def test_a_training_begins_with_the_weights_and_statistics_of_the_run(source, tm
     assert recorded["options"]["start_from"] == str(source.resolve())
 
 
+@pytest.mark.slow
 def test_what_has_other_shapes_begins_at_random_as_a_whole(source, tmp_path):
     given = {"options": {"start_from": str(source), "seed": 3}, "normalize_observations": True}
     begun = first_weights(tmp_path / "run", env="Acrobot-v1", **given)
@@ -64,6 +65,7 @@ def test_what_has_other_shapes_begins_at_random_as_a_whole(source, tmp_path):
     assert {place.rpartition(".")[2] for place in lacking} >= {"weight", "bias", "count"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "placement",
     [
@@ -81,6 +83,7 @@ def test_every_placement_begins_with_them(source, tmp_path, placement):
         jax.tree.map(np.testing.assert_array_equal, load_weights(run, seed=seed).weights.network, theirs)
 
 
+@pytest.mark.slow
 def test_environments_of_python_begin_with_them_in_workers(tmp_path):
     source = trained(tmp_path / "source", "gymnasium:CartPole-v1").directory
     options = {"start_from": str(source), "distribution": "single-learner-fine", "place": "threads"}
@@ -88,6 +91,7 @@ def test_environments_of_python_begin_with_them_in_workers(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, begun.network, load_weights(source).weights.network)
 
 
+@pytest.mark.slow
 def test_target_networks_are_taken_and_counts_are_not(tmp_path):
     sizes = {"algorithm": rollmill.dqn, "learning_starts": 16, "buffer_size": 128, "batch_size": 8}
     source = trained(tmp_path / "source", target_interval=1000, **sizes).directory

@@ -62,6 +62,7 @@ def test_without_the_option_nothing_changes():
     assert expanded("ppo", "CartPole-v1", "--seed", "1") == ["ppo", "CartPole-v1", "--seed", "1"]
 
 
+@pytest.mark.slow
 def test_a_training_from_a_file_and_one_from_its_configuration_are_equal(rollmill, file, tmp_path):
     file.write_text(FILE.replace('transform = ["reward-scale:0.5", "time"]', 'transform = ["reward-scale:0.5"]'))
     file.write_text(file.read_text().replace("\n[env-option]\nmax_steps = 30\n", ""))

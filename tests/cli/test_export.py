@@ -33,6 +33,7 @@ def trained(tmp_path_factory, environment_variables):
     return root / "run"
 
 
+@pytest.mark.slow
 def test_an_exported_policy_plays_without_rollmill(rollmill, trained, tmp_path):
     before = files_under(trained)
     done = rollmill("export", trained)

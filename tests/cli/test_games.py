@@ -45,6 +45,7 @@ def played(rollmill, *arguments, moves):
     return process.returncode, output, errors
 
 
+@pytest.mark.slow
 def test_a_person_plays_a_whole_game(trained, rollmill):
     """Who asks for the policy's own choices is told them, and bad moves are asked for again."""
     moves = ["4", "?", "4", "middle", *map(str, range(9))]
@@ -60,6 +61,7 @@ def test_a_person_plays_a_whole_game(trained, rollmill):
     assert abs(sum(line.count("X") - line.count("O") for line in last)) <= 1
 
 
+@pytest.mark.slow
 def test_the_policy_may_begin_and_a_person_may_stop(trained, rollmill):
     code, output, _ = played(rollmill, trained, "--second", "--checkpoint", 1, moves=["q"])
     assert code == 0 and output.splitlines()[-1].endswith("game abandoned")

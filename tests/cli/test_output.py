@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 SIZES = ["--num-envs", 16, "--num-steps", 16, "--checkpoint-iterations", 5, "--no-tensorboard"]
 
 
@@ -23,6 +25,7 @@ def closed_pipe() -> int:
     return write
 
 
+@pytest.mark.slow
 def test_a_training_whose_reader_went_away_goes_on_and_finishes(rollmill, tmp_path):
     pipe = closed_pipe()
     train = ["train", "ppo", "CartPole-v1", *SIZES, "--total-timesteps", 16 * 16 * 10, "--run-dir", "run"]
@@ -41,6 +44,7 @@ def test_a_closed_standard_error_ends_no_training_and_is_no_file_of_the_run(roll
     assert [json.loads(line)["iteration"] for line in lines] == list(range(1, 11))
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_ends_a_training_with_a_checkpoint(rollmill, tmp_path):
     train = [
         "train",

@@ -122,6 +122,7 @@ def test_words_of_a_training_without_those_of_a_search():
     assert without_options(["--num_envs", "3", "--num-steps", "4"], ("num-envs",)) == ["--num-steps", "4"]
 
 
+@pytest.mark.slow
 def test_a_plan_is_searched_for_kept_and_trained_with(rollmill, tmp_path):
     search = ["plan", *PPO, "--search-plan", "--budget", "1", "--place", "program", "--output", "plan.json"]
     done = rollmill(*search)

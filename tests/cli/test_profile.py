@@ -86,6 +86,7 @@ def test_an_iteration_may_be_longer_than_the_steps_by_default(monkeypatch):
     assert longest[0].batch_size == 8192 * 128 and longest[0].iterations == profile_command.ITERATIONS
 
 
+@pytest.mark.slow
 def test_workers_are_profiled_in_their_own_processes(rollmill, tmp_path):
     placement = ("--distribution", "single-learner-coarse", "--actors", "2", "--place", "processes")
     done = rollmill("profile", "ppo", "CartPole-v1", *SMALL, *SHORT, *placement, "--output", tmp_path / "out")
@@ -110,6 +111,7 @@ def test_environments_of_python_are_the_simulator(rollmill, tmp_path):
     assert environment and environment[0].host > 0
 
 
+@pytest.mark.slow
 def test_a_training_that_is_too_short_leaves_no_report(rollmill, tmp_path):
     done = rollmill(
         *(

@@ -88,6 +88,7 @@ def test_killed_and_resumed_is_never_stopped(rollmill, tmp_path, variant):
     assert iterations_logged(tmp_path / "killed") == list(range(1, 61))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_ends_the_iteration_saves_and_says_how_to_go_on(rollmill, tmp_path, name, code):
     process = rollmill.start("train", "ppo", "CartPole-v1", *ENDLESS, *RUN)
@@ -151,6 +152,7 @@ def test_twenty_kills_at_random_moments(rollmill, tmp_path):
     kill_at_random_moments(rollmill, tmp_path, 20, seed=1)
 
 
+@pytest.mark.slow
 def test_a_damaged_newest_checkpoint_is_passed_over(rollmill, tmp_path):
     train = ["train", "ppo", "CartPole-v1", *SIZES, *ALWAYS]
     assert rollmill(*train, "--run-dir", "run").returncode == 0

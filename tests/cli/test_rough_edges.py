@@ -30,6 +30,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.slow_beyond(1)
 def test_settings_of_jax_that_cannot_train_are_named(rollmill, name):
     env, message = SETTINGS[name]
     done = rollmill("train", "ppo", "CartPole-v1", "--total-timesteps", 4096, env=env)

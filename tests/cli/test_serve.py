@@ -61,6 +61,7 @@ def stopped(process, number):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.slow_beyond(1)
 def test_a_signal_ends_the_server_after_its_answers(serve, trained, number, code):
     process, url = serve()
     assert ask(url, document=ZEROS)["action"] in (0, 1)
@@ -97,6 +98,7 @@ def test_a_token_opens_the_server_to_other_machines(serve, tmp_path):
         ask(local, document=ZEROS)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="workers are found in /proc")
 def test_a_worker_that_is_killed_is_replaced_and_all_end_with_the_server(serve):
     process, url = serve("--workers", "2")

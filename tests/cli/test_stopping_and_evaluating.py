@@ -13,6 +13,7 @@ def summary(folder):
     return json.loads((folder / "run/summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_training_stops_at_a_return_and_says_so(rollmill, tmp_path):
     done = rollmill("train", "ppo", "CartPole-v1", *SIZES, *RUN, "--stop-at-return", 10)
     assert done.returncode == 0, done.stderr

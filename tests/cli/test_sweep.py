@@ -104,6 +104,7 @@ def test_trials_share_the_cores(slots, cores, monkeypatch):
         assert sum(map(len, shares)) == cores
 
 
+@pytest.mark.slow
 def test_a_failed_trial_does_not_stop_the_others(tmp_path):
     """The second environment does not exist, which only its training finds out."""
     words = [*SHORT, "--over", "environment=CartPole-v1,CartPole-v9", "--over", "learning-rate=1e-3"]

@@ -24,6 +24,7 @@ WITH_CHANCE = {"2048", "backgammon", "minatar-breakout", "minatar-freeway"}
 
 @pytest.mark.parametrize("legal", [1.0, 0.8])
 @pytest.mark.parametrize("own", SAME)
+@pytest.mark.slow_beyond(1)
 def test_our_games_are_those_of_pgx_move_by_move(own, legal):
     source, env = pgx.make(SAME[own]), envs.auto_reset(envs.make(own))
     moves = play(env, num_games=64, num_steps=200, legal=legal)
@@ -66,6 +67,7 @@ def test_our_games_are_those_of_pgx_move_by_move(own, legal):
     "name",
     ["connect_four", "kuhn_poker", "leduc_holdem", "minatar-breakout", "othello"],
 )
+@pytest.mark.slow_beyond(2)
 def test_games_keep_the_contract(name):
     env = envs.make(f"pgx:{name}")
     envs.check_environment(env, num_steps=30)
@@ -80,6 +82,7 @@ def test_all_games_of_one_and_two_players_keep_the_contract(name):
 
 
 @pytest.mark.parametrize("name", ["connect_four", "hex", "leduc_holdem", "othello"])
+@pytest.mark.slow_beyond(1)
 def test_player_0_moves_first_and_rewards_are_those_of_the_mover(name):
     """Of Pgx's players either may begin; the adapter's numbers begin with 0."""
     source, env = pgx.make(name), envs.make(f"pgx:{name}")
@@ -133,6 +136,7 @@ def uses_its_key(name):
         for name in sorted(PLANNABLE | WITH_CHANCE)
     ],
 )
+@pytest.mark.slow_beyond(3)
 def test_planners_step_the_games_whose_steps_are_not_random(name):
     assert uses_its_key(name) == (name not in PLANNABLE)
 
@@ -158,6 +162,7 @@ def test_games_of_more_players_are_refused(name, count):
         envs.make(f"pgx:{name}")
 
 
+@pytest.mark.slow
 def test_no_game_of_pgx_has_more_players_than_is_known():
     counts = {name: pgx.make(name).num_players for name in pgx.available_envs()}
     assert {name: count for name, count in counts.items() if count > 2} == {"sparrow_mahjong": 3}

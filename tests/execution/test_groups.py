@@ -180,6 +180,7 @@ def assert_the_same_training(trained, algorithm, *, policy_lag):
 
 
 @pytest.mark.parametrize(("algorithm", "policy"), TABLE)
+@pytest.mark.slow_beyond(3)
 def test_every_policy_gives_the_numbers_of_the_one_program(algorithm, policy):
     partition = find_distribution(policy)(POLICIES[policy])
     trained = train(graph_of(algorithm), partition)

@@ -67,6 +67,7 @@ def test_environments_lie_on_both_devices_and_the_learner_on_each():
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.learner))
 
 
+@pytest.mark.slow
 def test_seeds_trained_together_are_the_seeds_trained_alone():
     algorithm = graph()
     together, _ = run(lower(algorithm, seeds=(3, 4)), iterations=5)

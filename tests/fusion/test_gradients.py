@@ -83,6 +83,7 @@ def first(tree):
 
 
 @pytest.mark.parametrize("name", TABLE)
+@pytest.mark.slow_beyond(1)
 def test_they_are_the_gradients_of_the_mean(name):
     graph = graph_of(CASES[name])
     assert_the_gradients_of_the_mean(graph, *learned_a_little(graph))

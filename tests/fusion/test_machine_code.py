@@ -81,6 +81,7 @@ def test_functions_are_right_to_the_last_places(function, exact, bounds):
     ],
     ids=["blocks that overlap", "fewer than a vector", "memory in rows"],
 )
+@pytest.mark.slow_beyond(1)
 def test_rollouts_are_those_of_the_program(name, num_envs, network):
     graph = ppo(make(name, max_steps=6), num_envs=num_envs, num_steps=8, num_minibatches=1, network=network)
     state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(num_envs))

@@ -127,6 +127,7 @@ KERNELS = [
 
 @by_triton
 @pytest.mark.parametrize(("environment", "network", "numerics", "capability", "launch"), KERNELS)
+@pytest.mark.slow_beyond(3)
 def test_kernels_compile_for_gpus_that_are_not_here(environment, network, numerics, capability, launch):
     found = compiled(*kernel_of(graph_on(environment, network, num_envs=40), numerics, launch), capability)
     assert f".target sm_{capability}" in found.asm["ptx"]
@@ -144,6 +145,7 @@ def test_a_thread_computes_the_environment_of_its_own_place_alone(numerics, laun
     assert (".maxnreg 128" in found) == (launch.registers == 128)
 
 
+@pytest.mark.slow
 @by_triton
 @pytest.mark.parametrize(("num_envs", "condition"), [(32, ""), (40, "@inside ")], ids=["whole", "partly empty"])
 def test_the_numbers_of_a_long_leaf_leave_side_by_side(num_envs, condition):
@@ -162,6 +164,7 @@ def test_the_numbers_of_a_long_leaf_leave_side_by_side(num_envs, condition):
     assert found.count("@inside") == (len(loads + stores) if condition else 0)
 
 
+@pytest.mark.slow
 @by_triton
 def test_in_long_programs_triton_places_nothing_and_products_stand_apart(monkeypatch):
     """As a program of one node more than a long one is written; the branch is not there in the end."""
@@ -193,6 +196,7 @@ def lamps(dtype):
     return rollmill.Environment("Lamps", reset, step, box, spaces.Discrete(2))
 
 
+@pytest.mark.slow
 @by_triton
 @pytest.mark.parametrize(("dtype", "stored"), [(bool, "v4.b8"), (jnp.int16, "v4.b16")])
 def test_numbers_of_all_sizes_are_stored(dtype, stored):

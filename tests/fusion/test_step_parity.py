@@ -65,11 +65,13 @@ def assert_steps_as_unfused(
         ("Pendulum-v1", "residual"),
     ],
 )
+@pytest.mark.slow_beyond(2)
 def test_classic_environments(name, network):
     assert_steps_as_unfused(ppo(make(name), num_envs=ENVS, num_steps=8, network=NETWORKS[network]))
 
 
 @pytest.mark.parametrize("name", ["TMaze-v0", "Probe-ActionMask-v0", "Probe-MultiDiscrete-v0"])
+@pytest.mark.slow_beyond(1)
 def test_probes(name):
     graph = ppo(make(name), num_envs=ENVS, num_steps=8, network=NETWORKS["separate"])
     assert_steps_as_unfused(graph, steps=30, compiled=False)
@@ -77,6 +79,7 @@ def test_probes(name):
 
 @pytest.mark.parametrize("way", [evaluate, evaluate_by_code])
 @pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.slow_beyond(2)
 def test_environments_on_the_edges_of_their_types(name, way):
     graph = ppo(make(name), num_envs=ENVS, num_steps=8, network=NETWORKS["separate"])
     assert_steps_as_unfused(graph, evaluate=way)

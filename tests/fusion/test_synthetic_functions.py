@@ -17,12 +17,14 @@ CODED = [
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.slow_beyond(10)
 def test_as_under_vmap(name):
     function, uniform, each = FUNCTIONS[name]
     assert_same(*both(function, each, uniform))
 
 
 @pytest.mark.parametrize("name", CODED)
+@pytest.mark.slow_beyond(8)
 def test_machine_code_as_under_vmap(name):
     function, uniform, each = FUNCTIONS[name]
     assert_same(*both(function, each, uniform, evaluate=evaluate_by_code))
