@@ -27,6 +27,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from chaos import left_behind
 from measure import RESULTS, write_result
 
 import rollmill
@@ -34,7 +35,6 @@ from rollmill.core.machine import visible_gpus
 
 jax.config.update("jax_platforms", "cpu")  # the GPUs are for the trainings
 ITERATIONS = 20
-MARK = "ROLLMILL_BENCHMARK_MARK"
 WAIT_SECONDS = 120.0
 
 
@@ -111,7 +111,7 @@ def kill(options: argparse.Namespace) -> dict[str, Any]:
         with output.open("w") as file:
             process = subprocess.Popen(
                 command_of(run, options, options.iterations, *words),
-                env=os.environ | {MARK: mark},
+                env=os.environ | {"ROLLMILL_CHAOS": mark},
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
@@ -132,7 +132,7 @@ def kill(options: argparse.Namespace) -> dict[str, Any]:
         "status": summary.get("status"),
         "faults": summary.get("faults"),
         "said": said[-20:],
-        "left": {"processes": survivors(mark), **difference(before, daemons_and_directories())},
+        "left": {"processes": left_behind(mark), **difference(before, daemons_and_directories())},
     }
 
 
@@ -148,27 +148,6 @@ def wait_for_iteration(run: Path, *, after: int) -> int:
             raise SystemExit(f"The training has made {made} iterations in {WAIT_SECONDS:.0f} s, and stands.")
         time.sleep(0.05)
     return made
-
-
-def marked(mark: str) -> list[int]:
-    """Processes of the training, by a variable that they inherit."""
-    wanted, found = f"{MARK}={mark}".encode(), []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-            except OSError:  # it has ended meanwhile, or is another user's
-                continue
-    return found
-
-
-def survivors(mark: str) -> list[str]:
-    """What still runs 20 seconds after the training has ended: a daemon ends soon after its last user."""
-    until = time.monotonic() + 20
-    while (left := marked(mark)) and time.monotonic() < until:
-        time.sleep(0.2)
-    return [Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:200] for pid in left]
 
 
 def daemons_and_directories() -> dict[str, set[str]]:

@@ -135,12 +135,13 @@ def main() -> None:
     for task in options.tasks:
         settings = published_settings(task, options.total_timesteps)
         result: dict[str, Any] = {"task": task, "settings": settings.to_dict(), "seed": options.seed, "curves": {}}
+        sides = "" if len(options.sides) == len(SIDES) else f"-{options.sides[0]}"
+        name = f"playground-{task.lower()}{sides}-{jax.default_backend()}"
         for side in options.sides:
             began = time.perf_counter()
             result["curves"][side] = SIDES[side](task, settings, options)
             result[f"{side}_seconds_with_compilation"] = time.perf_counter() - began
-        sides = "" if len(options.sides) == len(SIDES) else f"-{options.sides[0]}"
-        write_result(f"playground-{task.lower()}{sides}-{jax.default_backend()}", result, directory=options.output)
+            write_result(name, result, directory=options.output)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def train(name: str, settings: dict, *, seeds: list[int], episodes: int) -> jax.
     keys = jnp.stack([jax.random.key(seed) for seed in seeds])
     if name == "PPO":
         return jax.jit(jax.vmap(algorithm.train))(keys)[1]
-    # One after the other: side by side, every one would copy its replay buffer in each step.
+    # One after the other: a replay buffer that is one of several under vmap may be copied at each step.
     return jax.jit(lambda: jax.lax.map(lambda key: algorithm.train(key)[1], keys))()
 
 

@@ -139,24 +139,46 @@ def _first_rate(schedule: Callable[[int], Any]) -> float:
 
 
 def optimiser_of(
-    choices: Choices, scaling: optax.GradientTransformation, loops: Loops
-) -> optax.GradientTransformation:
-    """The optimiser for these hyperparameters; a schedule replaces annealing."""
-    return clipped_descent(scaling, max_grad_norm=choices.config.max_grad_norm, **_learning_rate(choices, loops))
+    choices: Choices,
+    scaling: optax.GradientTransformation,
+    loops: Loops,
+    *,
+    learning_rate: float | None = None,
+    every: int = 1,
+) -> optax.GradientTransformationExtraArgs:
+    """The optimiser for these hyperparameters; a schedule replaces annealing.
+
+    Args:
+        choices: the hyperparameters.
+        scaling: the optimiser's transformation.
+        loops: of the training.
+        learning_rate: instead of the hyperparameter `learning_rate`.
+        every: updates of the training for each one that this optimiser makes.
+    """
+    rate = _learning_rate(choices, loops, every)
+    if learning_rate is not None:
+        rate["learning_rate"] = learning_rate
+    return clipped_descent(scaling, max_grad_norm=choices.config.max_grad_norm, **rate)
 
 
-def schedule_of(choices: Choices, loops: Loops) -> optax.Schedule:
-    """The learning rate for these hyperparameters, by the number of updates."""
-    return rate_schedule(**_learning_rate(choices, loops))
+def schedule_of(choices: Choices, loops: Loops, *, every: int = 1) -> optax.Schedule:
+    """The learning rate for these hyperparameters, by the number of updates of `optimiser_of`."""
+    return rate_schedule(**_learning_rate(choices, loops, every))
 
 
-def _learning_rate(choices: Choices, loops: Loops) -> dict[str, Any]:
+def _learning_rate(choices: Choices, loops: Loops, every: int) -> dict[str, Any]:
     """The common arguments of `clipped_descent` and `rate_schedule`."""
     config = choices.config
+    rate = choices.schedule or planned_rate(config.learning_rate, loops)
     return {
-        "learning_rate": choices.schedule or planned_rate(config.learning_rate, loops),
-        "anneal_over": planned_updates(loops) if config.anneal_lr else None,
+        "learning_rate": _slowed(rate, every) if callable(rate) and every > 1 else rate,
+        "anneal_over": max(planned_updates(loops) // every, 1) if config.anneal_lr else None,
     }
+
+
+def _slowed(schedule: optax.Schedule, every: int) -> optax.Schedule:
+    """A schedule by the updates of the training for an optimiser that makes one in `every`."""
+    return lambda updates: schedule(updates * every)
 
 
 def parts_of(

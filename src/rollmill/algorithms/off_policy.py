@@ -21,18 +21,14 @@ from rollmill.algorithms.building import (
     Choices,
     configured,
     environment_parts,
+    optimiser_of,
+    schedule_of,
     settings_of,
     with_layout,
 )
 from rollmill.algorithms.fragments import EnvironmentFunctions, weights_and_rest
 from rollmill.algorithms.on_policy import unconditioned
-from rollmill.algorithms.optimisers import (
-    clipped_descent,
-    planned_rate,
-    planned_updates,
-    rate_now,
-    rate_schedule,
-)
+from rollmill.algorithms.optimisers import rate_now
 from rollmill.algorithms.sizes import check_fractions, check_positive, iterations_for
 from rollmill.core.errors import UsageError
 from rollmill.core.types import Action, Environment, HostEnvironment, Key, Params, StartHost
@@ -231,33 +227,14 @@ def adam(
         learning_rate: instead of the hyperparameter `learning_rate`.
         every: updates of the training for each one that this optimiser makes.
     """
-    config = parts.config
-    return clipped_descent(
-        optax.scale_by_adam(eps=config.adam_eps),
-        max_grad_norm=config.max_grad_norm,
-        **_rate(parts, learning_rate, every),
-    )
+    scaling = optax.scale_by_adam(eps=parts.config.adam_eps)
+    return optimiser_of(parts.choices, scaling, parts.loops, learning_rate=learning_rate, every=every)
 
 
 def rate_metric(parts: OffPolicyParts, *, every: int = 1) -> Callable[[PyTree[Array]], Metrics]:
-    """The function from the state of the optimiser with the hyperparameter `learning_rate` to the metric of it."""
-    schedule = rate_schedule(**_rate(parts, None, every))
+    """The metric of the hyperparameter `learning_rate`, by the state of the optimiser from `adam`."""
+    schedule = schedule_of(parts.choices, parts.loops, every=every)
     return lambda state: {"learning_rate": rate_now(schedule, state)}
-
-
-def _rate(parts: OffPolicyParts, learning_rate: float | None, every: int) -> dict[str, Any]:
-    """The common arguments of `clipped_descent` and `rate_schedule`."""
-    config = parts.config
-    rate = learning_rate or parts.choices.schedule or planned_rate(config.learning_rate, parts.loops)
-    return {
-        "learning_rate": _slowed(rate, every) if callable(rate) else rate,
-        "anneal_over": planned_updates(parts.loops) // every if config.anneal_lr else None,
-    }
-
-
-def _slowed(schedule: optax.Schedule, every: int) -> optax.Schedule:
-    """A schedule by the updates of the training for an optimiser that makes only some of them."""
-    return lambda updates: schedule(updates * every)
 
 
 def explores_at_random(config: Any, progress: StepCounts) -> Bool[Array, ""]:

@@ -71,7 +71,7 @@ class RemoteEnvsRollout:
     @property
     def collector(self) -> Collector:
         """The collector of all links together."""
-        if len(self._collectors) == 1:
+        if len(self._collectors) == 1:  # nothing to join, and so nothing to fetch from the device
             return jax.tree.unflatten(self._structure, self._collectors[0])
         joined = [np.concatenate(leaves) for leaves in zip(*self._collectors, strict=True)]
         return jax.tree.unflatten(self._structure, joined)
