@@ -145,7 +145,7 @@ def sac(
     """
     parts = off_policy_parts(SACConfig, env, config, overrides, params=params, network=network)
     agent = _agent_of(parts)
-    optimisers = _Optimisers(adam(parts), adam(parts, parts.config.critic_learning_rate))
+    optimisers = _SACOptimisers(adam(parts), adam(parts, parts.config.critic_learning_rate))
     return off_policy_graph(
         "sac",
         parts,
@@ -184,7 +184,7 @@ class _SoftAgent(NamedTuple):
         return self.actor(actor, observation, None if isinstance(action_mask, tuple) else action_mask)
 
 
-class _Optimisers(NamedTuple):
+class _SACOptimisers(NamedTuple):
     actor: optax.GradientTransformation
     others: optax.GradientTransformation
 
@@ -228,7 +228,7 @@ def _act(
     return Decision(agent.distribution(weights.actor, observation, action_mask).mode(), memory, ())
 
 
-def _start(agent: _SoftAgent, optimisers: _Optimisers, key: Key) -> SACLearner:
+def _start(agent: _SoftAgent, optimisers: _SACOptimisers, key: Key) -> SACLearner:
     actor_key, first_key, second_key = jax.random.split(key, 3)
     critics = agent.critic.start(first_key), agent.critic.start(second_key)
     temperature = jnp.log(jnp.float32(agent.config.initial_temperature))
@@ -306,7 +306,12 @@ def _value_of(agent: _SoftAgent, critic: PyTree[Array], sample: Transitions) -> 
 
 
 def _update(
-    agent: _SoftAgent, optimisers: _Optimisers, learner: SACLearner, gradients: SACNetworks, *, share: float = 1.0
+    agent: _SoftAgent,
+    optimisers: _SACOptimisers,
+    learner: SACLearner,
+    gradients: SACNetworks,
+    *,
+    share: float = 1.0,
 ) -> SACLearner:
     steps = SACNetworks(optimisers.actor, optimisers.others, optimisers.others)
     moved = [

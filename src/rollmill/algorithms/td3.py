@@ -139,7 +139,7 @@ def td3(
     """
     parts = off_policy_parts(TD3Config, env, config, overrides, params=params, network=network)
     agent, delay = _agent_of(parts), parts.config.policy_delay
-    optimisers = _Optimisers(adam(parts, every=delay), adam(parts))
+    optimisers = _TD3Optimisers(adam(parts, every=delay), adam(parts))
     rate = rate_metric(parts, every=delay)
     return off_policy_graph(
         "td3",
@@ -172,7 +172,7 @@ class _DeterministicAgent(NamedTuple):
         return jnp.clip(action + noise * 0.5 * (high - low), low, high)
 
 
-class _Optimisers(NamedTuple):
+class _TD3Optimisers(NamedTuple):
     actor: optax.GradientTransformation
     critics: optax.GradientTransformation
 
@@ -219,7 +219,7 @@ def _act(
     return Decision(agent.actor(weights.actor, observation), memory, ())
 
 
-def _start(agent: _DeterministicAgent, optimisers: _Optimisers, key: Key) -> TD3Learner:
+def _start(agent: _DeterministicAgent, optimisers: _TD3Optimisers, key: Key) -> TD3Learner:
     actor_key, first_key, second_key = jax.random.split(key, 3)
     critics = agent.critic.start(first_key), agent.critic.start(second_key)
     networks = TD3Networks(agent.actor.start(actor_key), critics)
@@ -263,7 +263,7 @@ def _moves_actor(config: TD3Config, learner: TD3Learner) -> Bool[Array, ""]:
 
 def _update(
     agent: _DeterministicAgent,
-    optimisers: _Optimisers,
+    optimisers: _TD3Optimisers,
     learner: TD3Learner,
     gradients: TD3Networks,
     *,
