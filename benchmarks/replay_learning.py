@@ -259,6 +259,7 @@ def result_of(name: str, directory: Path, rejax: str | None, *, or_stopped: bool
         "rejax": _beside(study, rejax),
         "seconds": [summary["seconds"] for summary in summaries],
         "weights_sha256": [summary["weights_sha256"] for summary in summaries],
+        "commits": [_commit(directory / f"{name}-{seed}") for seed in SEEDS],
         "curves": [_curve(directory / f"{name}-{seed}") for seed in SEEDS],
     }
 
@@ -278,6 +279,11 @@ def _greedy(run: Path) -> float:
     import rollmill
 
     return float(rollmill.evaluate(run, episodes=100).returns.mean())
+
+
+def _commit(run: Path) -> str | None:
+    """The commit that the run was started with."""
+    return json.loads((run / "versions.json").read_text())["commits"]["rollmill"]
 
 
 def _curve(run: Path, points: int = 50) -> list[tuple[int, float]]:
