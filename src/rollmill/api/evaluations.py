@@ -13,7 +13,7 @@ from rollmill.api.policies import evaluator_on
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph, State, Weights
 from rollmill.envs import as_environment, parse_options
-from rollmill.execution import EvaluationEpisodes, Evaluator, state_shapes
+from rollmill.execution import EvaluationEpisodes, Evaluator, backend_beside_training, state_shapes
 from rollmill.record import Display
 
 OPTIONS = ("evaluate_episodes", "evaluate_seed", "evaluate_stochastic", "evaluate_env_options")
@@ -145,6 +145,7 @@ def prepare_evaluation(
         episodes=options.evaluate_episodes,
         seed=options.evaluate_seed,
         stochastic=options.evaluate_stochastic,
+        backend=backend_beside_training(graph, options.fusion, options.numerics),
     )
     evaluation = PeriodicEvaluation(graph, options, play)
     steps = evaluation.every * graph.loops.batch_size

@@ -21,6 +21,7 @@ from rollmill.dataflow import Graph, State, Weights
 from rollmill.envs import as_environment
 from rollmill.envs.host import evaluation_start
 from rollmill.execution import EvaluationEpisodes, Evaluator, evaluator, evaluator_on_host, state_shapes
+from rollmill.fusion import Backend
 from rollmill.record import Checkpoints, Restored, RunDirectory
 
 NEWEST, BEST = "last", "best"
@@ -223,7 +224,12 @@ def evaluate_run(
 
 
 def evaluator_on(
-    graph: Graph, weights: PyTree, env: Environment | HostEnvironment | None, **play: Any
+    graph: Graph,
+    weights: PyTree,
+    env: Environment | HostEnvironment | None,
+    *,
+    backend: Backend | None = None,
+    **play: Any,
 ) -> Evaluator:
     """Compiles the evaluation of a graph's policies on an environment.
 
@@ -232,6 +238,7 @@ def evaluator_on(
         weights: of it, or their shapes.
         env: environment of the same spaces. None: the graph's own, whose name may mean another one in this
             process.
+        backend: makes a kernel of the steps of a JAX environment, where they can be one; None: XLA computes them.
         **play: `episodes`, `seed` and `stochastic`, as for `evaluate_run`.
 
     Raises:
@@ -245,7 +252,7 @@ def evaluator_on(
         )
     if isinstance(env, HostEnvironment):
         return evaluator_on_host(graph, env._replace(start=evaluation_start(env.start)), **play)
-    return evaluator(graph if env is None else on_environment(graph, env), weights, **play)
+    return evaluator(graph if env is None else on_environment(graph, env), weights, backend=backend, **play)
 
 
 def on_environment(graph: Graph, env: Environment) -> Graph:

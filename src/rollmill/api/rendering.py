@@ -22,7 +22,7 @@ from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Option
 from rollmill.dataflow import Collector, Graph, step_one
 from rollmill.envs import as_environment, wrap
 from rollmill.envs.host import Film, filmed
-from rollmill.execution.evaluation import check_seed, start_memories
+from rollmill.execution.evaluation.episodes import check_seed, start_memories
 from rollmill.pictures import Picture, gathered, rasterise, resized
 
 Draw: TypeAlias = Callable[[State, Params], Drawing | UInt8[np.ndarray, "H W 3"]]

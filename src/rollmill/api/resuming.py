@@ -276,8 +276,8 @@ def _go_on(
     display: Display,
 ) -> Run:
     spec, program, evaluation, given = prepared
-    strides = [evaluation.every] if evaluation else []
-    session = open_session(graph, program, spec, run, options, restored, display, strides, given=given)
+    pauses = [evaluation.every] if evaluation else []
+    session = open_session(graph, program, spec, run, options, restored, display, pauses, given=given)
     return drive(session, run, graph, options, display, checkpoints, restored, hooks=hooks, evaluation=evaluation)
 
 

@@ -95,7 +95,7 @@ def open_session(
     options: RunOptions,
     restored: Restored | None,
     display: Display,
-    strides: Sequence[int] = (),
+    pauses: Sequence[int] = (),
     *,
     given: GivenWeights | None = None,
 ) -> contextlib.AbstractContextManager[tuple[Training, State]]:
@@ -109,12 +109,12 @@ def open_session(
         options: how.
         restored: the checkpoint to go on from; None at the beginning.
         display: shows notes.
-        strides: a training in one program can be had after every multiple of each of them; with workers, some
-            iterations later.
+        pauses: iterations after whose multiples a training in one program waits, with its state; one with workers
+            gives the state some iterations later.
         given: weights to begin with, at the beginning.
     """
     if program is not None:
-        return _open_program(graph, program, run, options, restored, given, strides)
+        return _open_program(graph, program, run, options, restored, given, pauses)
     begin = Saved(restored.iteration, restored.state) if restored else None
     if given:
         begin = Saved(0, begin_with(graph, options.seeds, given))
@@ -129,7 +129,7 @@ def _open_program(
     options: RunOptions,
     restored: Restored | None,
     given: GivenWeights | None,
-    strides: Sequence[int],
+    pauses: Sequence[int],
 ) -> Iterator[tuple[Training, State]]:
     """A training in one program of this process, and its first state."""
     with telling_memory(graph.loops):
@@ -137,9 +137,10 @@ def _open_program(
         if given:
             state = begin_with(graph, options.seeds, given, state)
         first = restored.iteration if restored else 0
-        strides = [*strides, *([options.checkpoint_iterations] if options.checkpoint_iterations else [])]
+        strides = [options.checkpoint_iterations] if options.checkpoint_iterations else []
         span = options.log_every or default_log_every(graph)
-        training = ProgramTraining(graph, program, state, first=first, strides=strides, span=span, fault=run.fault)
+        counts = {"first": first, "strides": strides, "pauses": pauses, "span": span}
+        training = ProgramTraining(graph, program, state, **counts, fault=run.fault)
         yield training, state
 
 

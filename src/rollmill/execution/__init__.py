@@ -1,14 +1,9 @@
 """Runs graphs: in one compiled program or with workers; evaluation; and what to do at a fault."""
 
 from rollmill.core.threefry import unroll_threefry
-from rollmill.execution.evaluation import (
-    EvaluationEpisodes,
-    Evaluator,
-    evaluate,
-    evaluate_on_host,
-    evaluator,
-    evaluator_on_host,
-)
+from rollmill.execution.evaluation.compiled import evaluate, evaluator
+from rollmill.execution.evaluation.episodes import EvaluationEpisodes, Evaluator
+from rollmill.execution.evaluation.on_host import evaluate_on_host, evaluator_on_host
 from rollmill.execution.faults.find import Fault, find_fault, is_finite, stop_at_fault
 from rollmill.execution.faults.replay import Replayed, has_fault, has_message, replay_fault
 from rollmill.execution.launch import launch
@@ -17,7 +12,7 @@ from rollmill.execution.program.cache import cache_directory, enable_compilation
 from rollmill.execution.program.compiled import CompiledProgram, lower, start_state, state_shapes
 from rollmill.execution.program.devices import take_devices, telling_memory
 from rollmill.execution.program.dispatch import Window, dispatch_ahead
-from rollmill.execution.program.kernels import Fusion, Launches
+from rollmill.execution.program.kernels import Fusion, Launches, backend_beside_training
 from rollmill.execution.program_training import ProgramTraining
 from rollmill.execution.replay_size import check_replay_size, replay_size
 from rollmill.execution.reports import Recorded, Report, Saved, Training
@@ -46,6 +41,7 @@ __all__ = [
     "Training",
     "Window",
     "dispatch_ahead",
+    "backend_beside_training",
     "cache_directory",
     "enable_compilation_cache",
     "evaluate",

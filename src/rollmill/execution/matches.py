@@ -19,7 +19,7 @@ from rollmill.core.fields import fit
 from rollmill.core.jax_settings import check_compiled
 from rollmill.core.types import Action, Key, Memory, Observation, Timestep
 from rollmill.dataflow import ActionMask, Decide, Decision, Weights
-from rollmill.execution.evaluation import check_seed, start_memories, where_rows
+from rollmill.execution.evaluation.episodes import check_seed, start_memories, where_rows
 from rollmill.execution.program.cache import EXACT_PRECISION, enable_compilation_cache
 
 MAX_PLIES = 10_000

@@ -19,6 +19,7 @@ class ProgramTraining:
         state: to begin with.
         first: iterations that came before.
         strides: the state after every multiple of each of them can be had, besides others.
+        pauses: the same, and nothing else is computed while a report of it is read.
         span: iterations of a line of the log, whose metrics may be summed.
         fault: gets what is needed to replay an iteration that is not finite.
     """
@@ -31,11 +32,13 @@ class ProgramTraining:
         *,
         first: int,
         strides: Sequence[int],
+        pauses: Sequence[int],
         span: int,
         fault: Folder,
     ) -> None:
         self._graph, self._program, self._state = graph, program, state
-        self._first, self._strides, self._span, self._fault = first, strides, span, fault
+        self._first, self._span, self._fault = first, span, fault
+        self._strides, self._pauses = strides, pauses
         self._snapshot_requested = False
         self.report_seconds = TARGET_SECONDS
         """Time between two reports, about; to be changed before `run`."""
@@ -50,6 +53,7 @@ class ProgramTraining:
             first=self._first,
             until=last,
             strides=self._strides,
+            pauses=self._pauses,
             span=self._span,
             window_seconds=self.report_seconds,
         )

@@ -61,6 +61,7 @@ def dispatch_ahead(
     first: int,
     until: int,
     strides: Sequence[int] = (),
+    pauses: Sequence[int] = (),
     span: int = 1,
     admit: Callable[[int, int], int] = _all,
     window_seconds: float = TARGET_SECONDS,
@@ -68,8 +69,8 @@ def dispatch_ahead(
     """Runs iterations `first` to `until`, and yields them window by window.
 
     A consumer that stops early loses nothing: every window carries the state at its end. A window
-    ends at every multiple of each of the `strides`. A program that `reuses_state` is not run ahead: a
-    window's state would be gone before anyone could save it.
+    ends at every multiple of each of the `strides` and `pauses`. It is not run ahead of one that ends at a
+    pause, nor with a program that `reuses_state`: a window's state would be gone before anyone could save it.
 
     Args:
         program: program of one iteration.
@@ -77,6 +78,7 @@ def dispatch_ahead(
         first: number of iterations that came before.
         until: number of iterations after which it ends.
         strides: see above.
+        pauses: see above; whoever computes with the state there has the device for that.
         span: iterations whose metrics are summed, where the program can; sums end at its multiples.
         admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
         window_seconds: windows grow until one takes about so long.
@@ -85,8 +87,9 @@ def dispatch_ahead(
     span = span if program.reuses_state else 1
     while first < until or ahead is not None:
         running, ahead = ahead, None
-        if first < until and not (program.reuses_state and running is not None):
-            to_stride = min((stride - first % stride for stride in strides), default=until)
+        pausing = program.reuses_state or any(first % pause == 0 for pause in pauses)
+        if first < until and not (pausing and running is not None):
+            to_stride = min((stride - first % stride for stride in (*strides, *pauses)), default=until)
             count = admit(first, min(size * span, until - first, to_stride))
             until = until if count else first
             ahead = _dispatch(program, state, first, count, span) if count else None

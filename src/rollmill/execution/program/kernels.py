@@ -142,6 +142,28 @@ def choose_kernels(
         return _choose(_Chooser(graph, fusion, backend, unroll, devices, launches, tuner), plain, num_seeds)
 
 
+def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) -> Backend | None:
+    """The backend that makes kernels of what is computed beside a training; None where XLA computes it.
+
+    Only on GPUs, where small steps wait for each other's launches; a CPU loses nothing by them.
+
+    Args:
+        graph: what is trained.
+        fusion: how deep; for `auto` in trainings that are long enough.
+        numerics: precision of matrix products.
+    """
+    device, steps = jax.devices()[0], graph.loops.iterations * graph.loops.batch_size
+    if device.platform != "gpu" or fusion == "off" or (fusion == "auto" and steps < MIN_STEPS_TO_TUNE["gpu"]):
+        return None
+    backend = backend_of(device, numerics)
+    try:
+        backend.check(device)
+        check_package(backend)
+    except UsageError:  # whoever asks for fusion is told by the training itself
+        return None
+    return backend
+
+
 def _choose(choice: "_Chooser", plain: KernelChoice, num_seeds: int) -> KernelChoice:
     fusion = choice.fusion
     try:

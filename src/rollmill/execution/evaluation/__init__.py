@@ -1,0 +1,1 @@
+"""Evaluation: a policy plays a number of whole episodes."""
