@@ -17,8 +17,9 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 from measure import RESULTS, table_of
@@ -117,7 +118,7 @@ def _limits(bounds: Range | None, *, whole: bool) -> str:
 # --- results ------------------------------------------------------------------------------------------
 
 
-REPLAY_RESULTS = ("replay-learning", "replay-learning-sac", "replay-learning-td3")
+REPLAY_RESULTS = ("replay-learning", "replay-learning-breakout", "replay-learning-sac", "replay-learning-td3")
 
 
 def replay_studies(algorithm: str) -> Callable[[], str]:
@@ -134,22 +135,35 @@ def replay_studies(algorithm: str) -> Callable[[], str]:
             "Mean",
             "Greedy policy, mean",
             "Published",
+            "Rejax, greedy",
         ]
-        return table_of(head, [_replay_row(study) for study in studies], numbers=(1, 3, 4, 5))
+        rows = [_replay_row(study) for study in studies]
+        used = [column for column in range(len(head)) if any(row[column] for row in rows)]
+        chosen = [[row[column] for column in used] for row in [head, *rows]]
+        return table_of(chosen[0], chosen[1:], numbers=[n for n, column in enumerate(used) if column not in (0, 2)])
 
     return table
 
 
 def _replay_row(study: dict[str, Any]) -> list[str]:
-    greedy, published = study.get("greedy_returns"), study["published"]
+    greedy, published, rejax = study.get("greedy_returns"), study["published"], study.get("rejax")
     return [
         study["environment"],
         _steps(study),
-        ", ".join(f"{value:,.0f}" for value in study["final_returns"]),
-        f"{study['mean']:,.1f} ± {study['standard_deviation']:,.1f}",
-        "" if greedy is None else f"{sum(greedy) / len(greedy):,.1f}",
+        ", ".join(_three_digits(value) for value in study["final_returns"]),
+        _mean_of(study["final_returns"]),
+        "" if greedy is None else _mean_of(greedy),
         "" if published is None else "{:,.1f} ± {:,.1f}".format(*published),
+        "" if rejax is None else _mean_of(rejax["final_returns"]),
     ]
+
+
+def _mean_of(values: Sequence[float]) -> str:
+    return f"{fmean(values):,.1f} ± {pstdev(values):,.1f}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
 
 
 def _steps(study: dict[str, Any]) -> str:

@@ -68,7 +68,8 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    # Not with --quiet, under which --strict counts no warnings.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
