@@ -16,9 +16,10 @@ demo: $(VENV)/.installed
 # Tests of whole trainings, of searches and of the compiler run without runtime checks of types and shapes, which
 # would double their time.
 UNCHECKED := tests/api tests/cli tests/execution tests/fusion tests/manual tests/serving tests/core/test_extending.py \
-	tests/envs/test_tag_parity.py tests/envs/test_pgx.py \
+	tests/dataflow/test_replay.py tests/dataflow/test_loops.py tests/core/test_algorithm_pages.py \
+	$(addprefix tests/envs/test_,named_transforms.py pgx.py tag.py tag_parity.py) \
 	$(addprefix tests/algorithms/test_,a3c.py alphazero.py impala.py mappo_fragments.py mappo_probes.py memory.py \
-	off_policy.py own_files.py probes.py search.py)
+	off_policy.py own_files.py ppo_fragments.py probes.py search.py)
 
 test: $(VENV)/.installed-peers
 	ROLLMILL_REQUIRE_PEERS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(UNCHECKED:%=--ignore=%)

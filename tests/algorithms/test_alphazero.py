@@ -98,6 +98,7 @@ def test_targets_of_games_are_their_results_for_the_player_to_move():
     assert (np.asarray(batch.samples.action_weights)[~np.asarray(batch.samples.action_mask)] == 0).all()
 
 
+@pytest.mark.slow
 def test_an_iteration_counts_its_games():
     _, rows = train(small())
     assert rows[0].keys() >= {"losses/policy", "losses/value", "search/entropy", "search/agreement"}

@@ -158,6 +158,7 @@ def test_executed_synchronously_all_ratios_are_one(network):
 
 
 @pytest.mark.parametrize("network", ["mlp", pytest.param("gru", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_executed_synchronously_it_is_a3c(network):
     """The same weights after every iteration: V-trace with ratios of one, and returns up to the rollout's end."""
     sizes = {"num_envs": E, "num_steps": T, "total_timesteps": 10 * E * T, "normalize_rewards": True}

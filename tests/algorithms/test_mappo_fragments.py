@@ -140,7 +140,7 @@ def advantages_by_hand(rollout, name):
 
 
 @pytest.mark.parametrize("name", ["walker", "keeper"])
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_an_episode_ends_for_an_agent_where_it_goes_out(rollout, name):
     value, advantage = advantages_by_hand(rollout, name)
     samples, weight = rollout.batch.samples.agents[name], np.asarray(rollout.batch.samples.weight[name])

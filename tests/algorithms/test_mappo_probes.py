@@ -64,6 +64,7 @@ def test_kinds_that_share_parameters_act_alike_unless_they_are_numbered():
     assert min(told.values()) > 0.9
 
 
+@pytest.mark.slow
 def test_agents_of_one_kind_may_have_parameters_of_their_own():
     how = {"iterations": 60, "sharing": {"agent": "independent"}, "algorithm": rollmill.ippo}
     assert returns(learn(numbered(), **how)[2])["agent"] > 0.9  # a third, where they act alike

@@ -125,6 +125,7 @@ def test_the_actor_of_td3_moves_at_each_second_update():
     assert moved == [False, True, False, True]
 
 
+@pytest.mark.slow
 def test_the_temperature_falls_while_the_entropy_is_above_its_target():
     transitions = Transitions(
         observation=jnp.zeros((4, 3)),
@@ -158,6 +159,7 @@ def test_exploration_falls_with_the_steps_of_all_environments():
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3"])
+@pytest.mark.slow_beyond(1)
 def test_the_learning_rate_is_logged(algorithm):
     """That of an iteration's first update; the first iteration of the ten makes none, and so changes nothing."""
     environment = "CartPole-v1" if algorithm == "dqn" else "Pendulum-v1"

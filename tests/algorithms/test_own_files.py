@@ -38,6 +38,7 @@ def agreeing(iterations):
     )
 
 
+@pytest.mark.slow
 def test_the_algorithm_is_the_same_on_two_devices():
     one, two = (trained(agreeing(24), devices=jax.devices()[:n]).network for n in (1, 2))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), one, two)
@@ -55,6 +56,7 @@ def test_the_algorithm_draws_actions_by_their_soft_values():
     assert shares == pytest.approx([1 / (1 + np.exp(-2 / 0.5))] * 2, abs=0.02)
 
 
+@pytest.mark.slow
 def test_the_game_keeps_the_contract_and_the_search_learns_to_win_it():
     """Who leaves a multiple of four wins, whatever the opponent does; two plies alone do not see that far."""
     env = nim()

@@ -92,6 +92,7 @@ def said_of(rollout, weights=None):
 # --- the rollout and its preparation ------------------------------------------------------------------
 
 
+@pytest.mark.slow_beyond(1)
 def test_learning_starts_from_a_ratio_of_one(rollout):
     """What was stored while collecting is what the learner computes: across ends, and from the last rollout."""
     if rollout.policy.recurrent:
@@ -256,6 +257,7 @@ def whole_of(rollout):
     return disturbed(minibatch_gather(rollout.batch, rollout.graph.loops)(rows))
 
 
+@pytest.mark.slow_beyond(1)
 def test_gradients_are_those_of_a_loss_written_out(rollout):
     network = disturbed_network(rollout.learner.weights.network)
     learner, minibatch = with_network(rollout.learner, network), whole_of(rollout)
@@ -281,6 +283,7 @@ def test_gradients_are_those_of_a_loss_written_out(rollout):
         assert_close(metrics, {**expected_metrics, "losses/total": loss})
 
 
+@pytest.mark.slow_beyond(1)
 def test_the_mean_over_equal_parts_is_the_gradient_of_the_whole(rollout):
     network = disturbed_network(rollout.learner.weights.network)
     learner, minibatch = with_network(rollout.learner, network), whole_of(rollout)
@@ -326,6 +329,7 @@ def fill(learner, value):
 
 
 @pytest.mark.parametrize("anneal", [True, False])
+@pytest.mark.slow_beyond(1)
 def test_the_step_size_falls_linearly_to_nothing(anneal):
     """Adam's step under a constant gradient g is its rate times g / (g + eps), at every update.
 

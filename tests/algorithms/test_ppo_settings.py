@@ -110,6 +110,7 @@ def test_keywords_replace_fields_of_the_config():
 # --- parameters of the environment -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_parameters_may_differ_from_environment_to_environment():
     """A force of its own for each of 8 carts: the trajectory is that of the environment so configured."""
     forces = jnp.arange(1.0, 9.0) * 4

@@ -170,6 +170,7 @@ def test_action_mask(algorithm):
     assert all(row["losses/entropy"] <= np.log(2) + 1e-4 for row in rows)
 
 
+@pytest.mark.slow
 def test_multi_discrete():
     policy, weights, rows = learn("Probe-MultiDiscrete-v0", iterations=300)
     seen = [[i, j] for i in range(2) for j in range(3)]
@@ -226,6 +227,7 @@ class Coin(eqx.Module):
         return (self.logit > 0).astype(jnp.int32)
 
 
+@pytest.mark.slow
 def test_a_network_of_ones_own():
     make = lambda key, observation_space, action_space: Table(jnp.zeros(2), jnp.zeros(2), jnp.arange(3))
     policy, weights, rows = learn("Probe-ActionObservation-v0", make_network=make, learning_rate=0.05)

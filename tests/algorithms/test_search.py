@@ -106,7 +106,7 @@ def test_gumbel_search_is_that_of_mctx(simulations, rescale, alternating):
 
 
 @pytest.mark.parametrize(("simulations", "alternating"), [(7, True), (80, False)])
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_puct_is_that_of_mctx(simulations, alternating):
     mctx = pytest.importorskip("mctx")
     roots, legal = random_roots()
@@ -163,6 +163,7 @@ def test_nodes_at_the_greatest_depth_are_evaluated_again():
     np.testing.assert_allclose(node.value, weighed, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dirichlet_noise_falls_on_legal_actions_alone():
     roots, legal = random_roots()
     noise = RootNoise(fraction=1.0, concentration=0.3, temperature=1.0)

@@ -81,6 +81,7 @@ def test_an_edited_configuration_is_named_with_both_values(run, section, values,
     }
 
 
+@pytest.mark.slow
 def test_the_hint_is_a_command_where_the_value_may_change(run):
     edit(run, "config", learning_rate=0.001)
     with pytest.raises(CheckpointError, match=r"rollmill resume .*/run --set learning_rate=0\.001$"):
@@ -114,12 +115,14 @@ def test_a_changed_run_resumes_exactly(run, tmp_path, finished):
     assert rollmill.load(run)([0.0, 0.0, 0.0, 0.0]).shape == ()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_right_after_a_change_goes_on_with_it(run, tmp_path):
     changed = rollmill.resume(run, quiet=True, changes={"ent_coef": 0.5}).summary
     cut(run, 6)  # the newest checkpoint is from before the change
     assert rollmill.resume(run, quiet=True).summary["weights_sha256"] == changed["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_change_whose_checkpoints_are_lost_is_said_to_begin_earlier(run, capsys):
     rollmill.resume(run, quiet=True, changes={"ent_coef": 0.5})
     cut(run, 4)

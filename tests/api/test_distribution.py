@@ -214,6 +214,7 @@ MIDWAY, LONG = 10, 100
         pytest.param("environments", "gymnasium:CartPole-v1", "environment/3", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_what_collects_is_replaced_and_the_training_goes_on(tmp_path, watched, policy, env, name):
     watcher = watched(MIDWAY, signals(name, signal.SIGKILL))
     graph = graph_of("ppo", LONG, env)

@@ -107,6 +107,7 @@ def test_a_training_that_a_hook_stops_is_evaluated_at_its_end(tmp_path, placemen
     assert row["evaluation/return"] == np.mean(episodes.returns, dtype=np.float64)
 
 
+@pytest.mark.slow
 def test_a_training_whose_hook_failed_is_not_evaluated_at_its_end(tmp_path):
     def fail(event):
         if isinstance(event, MetricsLogged):
@@ -117,6 +118,7 @@ def test_a_training_whose_hook_failed_is_not_evaluated_at_its_end(tmp_path):
     assert not [row for row in read_metrics(tmp_path / "run/metrics.jsonl") if "evaluation/return" in row]
 
 
+@pytest.mark.slow
 def test_workers_are_evaluated_some_iterations_later(tmp_path):
     graph = small(iterations=300)
     run = rollmill.train(
@@ -159,6 +161,7 @@ def test_several_agents_and_environments_of_the_host_are_evaluated(tmp_path, alg
     assert evaluations(run)[-1]["evaluation/return"] == np.mean(episodes.returns, dtype=np.float64)
 
 
+@pytest.mark.slow
 def test_evaluations_have_a_seed_and_an_environment_of_their_own(tmp_path):
     options = {"evaluate_seed": 3, "evaluate_stochastic": True, "evaluate_env_options": ("length=9",)}
     graph = small("TMaze-v0", iterations=3)

@@ -278,6 +278,7 @@ def small():
     return policy_of(POLICIES["mlp"]())
 
 
+@pytest.mark.slow
 def test_what_differs_is_refused(small, tmp_path, monkeypatch):
     exported = exported_function(small.loaded)
     right = lambda inputs: [np.asarray(each) for each in jax.vmap(exported.function)(*inputs)]

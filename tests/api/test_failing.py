@@ -59,6 +59,7 @@ def test_a_run_without_failures_counts_none(tmp_path):
     assert 0 <= lines[0]["seconds"] <= lines[-1]["seconds"] == pytest.approx(run.summary["seconds"], abs=60)
 
 
+@pytest.mark.slow
 def test_one_that_hangs_in_a_thread_ends_the_run_by_the_limit_of_the_user_from_the_first_iteration_on(tmp_path):
     began = time.monotonic()
     with pytest.raises(LostWorker, match=r"stepping environments; .*failing\.py:\d+ in fail: time\.sleep"):
@@ -66,6 +67,7 @@ def test_one_that_hangs_in_a_thread_ends_the_run_by_the_limit_of_the_user_from_t
     assert time.monotonic() - began < 300  # and not ten minutes
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_run_whose_environment_hangs(tmp_path, monkeypatch):
     monkeypatch.setattr("rollmill.api.driver.TERMINATE_SECONDS", 1.0)
     monkeypatch.setattr("rollmill.execution.coordination.coordinator.SLOW_STOP_SECONDS", 0.0)

@@ -75,6 +75,7 @@ def test_events_say_what_the_run_directory_says(tmp_path, whole, placement):
         assert weights_of(run) == weights_of(whole)
 
 
+@pytest.mark.slow
 def test_events_of_a_run_that_goes_on_begin_where_it_stopped(tmp_path):
     run = rollmill.train(small(), run_dir=tmp_path / "run", hooks=[stop_after(3)], **QUIET)
     events = []
@@ -83,6 +84,7 @@ def test_events_of_a_run_that_goes_on_begin_where_it_stopped(tmp_path):
     assert events[-1].status == "finished" and events[-1].iteration == 12
 
 
+@pytest.mark.slow
 def test_a_number_that_is_not_finite_is_reported_and_ends_the_training(tmp_path):
     env = rollmill.make("CartPole-v1")
     broken = env._replace(
@@ -102,6 +104,7 @@ def test_a_number_that_is_not_finite_is_reported_and_ends_the_training(tmp_path)
 
 
 @pytest.mark.parametrize("placement", [{}, THREADS], ids=["program", "threads"])
+@pytest.mark.slow_beyond(1)
 def test_a_stop_ends_the_run_and_it_goes_on_exactly(tmp_path, whole, placement):
     graph = small(iterations=200) if placement else small()  # workers go on for some iterations
     run = rollmill.train(graph, run_dir=tmp_path / "run", hooks=[stop_after(3)], **QUIET, **placement)
@@ -143,6 +146,7 @@ def failing(event):
 
 
 @pytest.mark.parametrize("placement", [{}, THREADS], ids=["program", "threads"])
+@pytest.mark.slow_beyond(1)
 def test_a_hook_that_raises_stops_the_run_with_its_state_saved(tmp_path, whole, placement):
     others, graph = [], small(iterations=200) if placement else small()
     with pytest.raises(
@@ -192,6 +196,7 @@ def test_a_hook_that_failed_is_not_called_again_and_others_are():
     assert counts == {"failing": 1, "other": 2}
 
 
+@pytest.mark.slow
 def test_a_hook_that_fails_at_the_end_leaves_a_finished_run(tmp_path):
     def hook(event):
         if isinstance(event, TrainingFinished):

@@ -127,6 +127,7 @@ def test_a_changed_graph_is_trained_as_it_is_and_never_replaced_by_its_name(tmp_
             again(run.directory)
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_in_processes_with_a_graph_that_was_changed(tmp_path):
     run = rollmill.train(small(), run_dir=tmp_path / "run", **QUIET)
     (run.directory / "summary.json").unlink()
@@ -142,6 +143,7 @@ def test_a_run_does_not_go_on_in_processes_with_a_graph_that_was_changed(tmp_pat
         ("best", "no best checkpoint"),
     ],
 )
+@pytest.mark.slow_beyond(1)
 def test_a_checkpoint_that_is_not_there_is_not_replaced_by_the_last(checkpoint, message, tmp_path):
     endless = rollmill.make("MountainCar-v0", max_steps=10_000)
     run = rollmill.train(small(endless), run_dir=tmp_path / "run", **QUIET)
@@ -189,6 +191,7 @@ def test_a_host_environment_is_not_taken_for_the_one_whose_name_it_bears(tmp_pat
     assert rollmill.evaluate(run.directory, algorithm=graph, episodes=3).lengths.tolist() == [3, 3, 3]
 
 
+@pytest.mark.slow
 def test_an_own_host_environment_has_no_name_and_is_evaluated_all_the_same(tmp_path):
     graph = small(host_environment("mine", lambda: gymnasium.make("CartPole-v1", max_episode_steps=4)))
     run = rollmill.train(graph, run_dir=tmp_path / "run", **QUIET)
@@ -203,6 +206,7 @@ def test_a_registered_name_is_the_one_that_is_recorded(monkeypatch):
     assert described["custom"] == []
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_with_other_options_of_its_environment(tmp_path):
     run = rollmill.train(small(rollmill.make("CartPole-v1", max_steps=3)), run_dir=tmp_path / "run", **QUIET)
     with pytest.raises(UsageError, match=r"other options of its environment .*max_steps=4 \(the run has 3"):

@@ -40,6 +40,7 @@ def test_a_line_of_several_iterations_has_their_means_and_counts_their_episodes(
             assert line[name] == pytest.approx(np.mean([row[name] for row in own]), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_long_trainings_write_a_limited_number_of_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "MOST_LINES", 3)
     assert [line["iteration"] for line in trained(tmp_path, "run", iterations=7)] == [3, 6, 7]
@@ -124,6 +125,7 @@ def test_damaged_sums_of_a_checkpoint_are_named(tmp_path):
     assert sums.means()["x"].tolist() == [1.0, 2.0] and sums.totals() == {"x": 9.0}
 
 
+@pytest.mark.slow
 def test_a_run_knows_its_command_its_recipe_and_whose_commit_is_whose(tmp_path, monkeypatch):
     command = ["rollmill", "train", "ppo", "CartPole-v1", "--run-dir", str(tmp_path / "my run")]
     monkeypatch.setattr(sys, "argv", command)

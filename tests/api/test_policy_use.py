@@ -294,6 +294,7 @@ def test_several_agents_have_dictionaries():
         policy.value(batch)
 
 
+@pytest.mark.slow
 def test_alphazero_acts_by_its_search_or_by_its_network_alone():
     graph = rollmill.alphazero("TicTacToe-v0", **SMALL, num_minibatches=1, num_simulations=16, network=TINY)
     policy = untrained(graph)

@@ -39,6 +39,7 @@ def test_a_loaded_policy_is_the_greedy_policy_of_the_last_state(tmp_path):
     assert policy([0.0, 0.1, 0.0, -0.1]).shape == ()
 
 
+@pytest.mark.slow
 def test_actions_lie_inside_the_bounds(tmp_path):
     network = rollmill.NetworkConfig(initial_log_std=3.0)
     run = rollmill.train(small("Pendulum-v1", network=network), run_dir=tmp_path / "run", **QUIET)
@@ -82,6 +83,7 @@ def test_evaluation_refuses_other_spaces(tmp_path):
         evaluate_run(load_weights(run.directory), env="Acrobot-v1")
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_can_be_loaded(tmp_path):
     run = rollmill.train(
         small(num_envs=64, num_steps=32, total_timesteps=64 * 32 * 8),

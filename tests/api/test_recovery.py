@@ -58,6 +58,7 @@ def test_other_hyperparameters_are_refused(tmp_path):
         rollmill.resume(run.directory, algorithm=small(gamma=0.5), quiet=True)
 
 
+@pytest.mark.slow
 def test_runs_of_one_second_get_names_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     from rollmill.api import creation
@@ -123,6 +124,7 @@ def test_a_network_that_breaks_the_contract_is_told(shape, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_the_kernels_that_it_began_with(tmp_path):
     run = rollmill.train(small(), run_dir=tmp_path / "run", fusion="rollout", **QUIET)
     (run.directory / "summary.json").unlink()

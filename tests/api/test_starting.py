@@ -101,6 +101,7 @@ def test_target_networks_are_taken_and_counts_are_not(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, before.progress, after.progress)  # of as many steps, not of twice
 
 
+@pytest.mark.slow
 def test_a_killed_run_without_a_checkpoint_begins_with_them_again(source, tmp_path):
     options = {"start_from": str(source)}
     whole = trained(tmp_path / "whole", normalize_observations=True, options=options)

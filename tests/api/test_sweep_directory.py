@@ -43,6 +43,7 @@ def test_a_sweep_is_opened_as_it_was_created(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_many_trials_fit_into_the_file(tmp_path):
     axes = tuple(listed_axis(f"option-{n}", ["0.12345678", "b"]) for n in range(5))
     points = (("0.12345678",) * 5,) * 100_000

@@ -77,6 +77,7 @@ def test_evaluate_on_gymnasium(trained, rollmill):
     assert result["mean_length"] == result["mean_return"] >= 1
 
 
+@pytest.mark.slow
 def test_quiet_shows_nothing_while_training(rollmill):
     done = rollmill("train", "ppo", "CartPole-v1", *QUICK, "--run-dir", "quiet", "--quiet")
     assert done.returncode == 0 and done.stderr == ""
@@ -96,6 +97,7 @@ def test_several_seeds_have_a_summary_over_them(rollmill, tmp_path):
     assert wrong.returncode == 2 and "seed=4 was not trained in seeds; there: 5, 6, 7" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_the_run_is_named_when_the_user_names_none(rollmill, tmp_path):
     assert rollmill("train", "ppo", "CartPole-v1", *QUICK, "--no-tensorboard").returncode == 0
     (run,) = (tmp_path / "runs").iterdir()

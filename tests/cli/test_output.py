@@ -35,6 +35,7 @@ def test_a_training_whose_reader_went_away_goes_on_and_finishes(rollmill, tmp_pa
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_closed_standard_error_ends_no_training_and_is_no_file_of_the_run(rollmill, tmp_path):
     train = ["train", "ppo", "CartPole-v1", *SIZES, "--total-timesteps", 16 * 16 * 10, "--run-dir", "run"]
     process = rollmill.start(*train, stderr=None, preexec_fn=lambda: os.close(2))

@@ -112,6 +112,7 @@ def test_a_plan_that_is_wrong(refused, tmp_path, change, message):
     assert f"rollmill: plan.json: {message}" in said
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_only_where_it_can(refused, tmp_path, monkeypatch):
     graph = rollmill.ppo(rollmill.make("CartPole-v1"), num_envs=8, num_steps=8, total_timesteps=64)
     rollmill.train(graph, run_dir=tmp_path / "run", quiet=True, tensorboard=False)

@@ -105,6 +105,7 @@ def test_a_signal_ends_the_iteration_saves_and_says_how_to_go_on(rollmill, tmp_p
     assert newest == stopped["iterations"] == iterations_logged(tmp_path / "run")[-1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_it_compiles_ends_it(rollmill):
     listening = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # whatever started the tests
     sizes = ["--network.hidden-sizes", 67, "--run-dir", "run"]
@@ -168,6 +169,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(rollmill, tmp_path):
     assert summary(tmp_path / "run")["weights_sha256"] == before["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_being_written_is_refused(rollmill, tmp_path):
     train = ["train", "ppo", "CartPole-v1", *ENDLESS, "--run-dir", "run"]
     process = rollmill.start(*train)

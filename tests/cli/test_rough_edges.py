@@ -43,6 +43,7 @@ def test_doctor_names_a_platform_that_is_none(rollmill):
     assert done.returncode == 2 and "JAX_PLATFORMS=foo" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode_gets_the_list(rollmill):
     done = rollmill("list", env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0 and "CartPole-v1" in done.stdout and done.stdout.isascii()

@@ -70,6 +70,7 @@ def test_a_signal_ends_the_server_after_its_answers(serve, trained, number, code
     assert errors == f"stopped by {signal.Signals(number).name}\n"
 
 
+@pytest.mark.slow
 def test_a_unix_socket_is_for_this_user_alone_and_gone_afterwards(serve, tmp_path):
     path = tmp_path / "policy.sock"
     process, url = serve("--socket", path)
@@ -116,6 +117,7 @@ def test_a_worker_that_is_killed_is_replaced_and_all_end_with_the_server(serve):
     assert not any(is_alive(worker) for worker in [*first, *now])
 
 
+@pytest.mark.slow
 def test_workers_end_when_the_server_is_killed(serve):
     process, _ = serve("--workers", "2")
     workers = workers_of(process.pid)

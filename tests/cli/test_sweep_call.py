@@ -171,6 +171,7 @@ def test_a_sweep_returns_its_table(tmp_path, capsys):
     assert "<polyline" in (done.directory / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_seeds_in_one_program(tmp_path):
     how = {"total_timesteps": 128, "quiet": True, "sweep_dir": tmp_path / "sweep", **TINY}
     done = rollmill.sweep("ppo", "CartPole-v1", over={"seed": range(1, 3)}, group_seeds=True, **how)
@@ -191,6 +192,7 @@ rollmill.register("{name}", make)
 """
 
 
+@pytest.mark.slow
 def test_modules_that_the_program_imports_are_imported_by_trials(tmp_path, monkeypatch):
     (tmp_path / "my_parts.py").write_text(OWN_PARTS.format(name="Imported-v0"))
     monkeypatch.syspath_prepend(tmp_path)

@@ -160,6 +160,7 @@ def test_what_every_run_logs_is_explained(added_by_the_recorder):
 
 
 @pytest.mark.parametrize("name", BUILTIN)
+@pytest.mark.slow_beyond(3)
 def test_what_an_algorithm_logs_is_explained_on_its_page_or_the_shared_one(name):
     logged, own = metrics_of_an_iteration(name), names_in(section(name, "Metrics"))
     unexplained = {metric for metric in logged if not is_explained(metric, own | names_in(SHARED.read_text()))}

@@ -90,6 +90,7 @@ def test_the_network_is_chosen_by_its_name(rollmill):
     assert {"linear", "reinforce", "Walk-v0"} <= set(listed.split())
 
 
+@pytest.mark.slow
 def test_the_distribution_policy_is_drawn_and_run(rollmill):
     options = ["reinforce", "Walk-v0", "--import", "mine", "--distribution", "mine:crosswise"]
     drawn = rollmill("plan", *options)
@@ -97,6 +98,7 @@ def test_the_distribution_policy_is_drawn_and_run(rollmill):
     rollmill("train", *options, "--place", "threads", "--total-timesteps", "4096")
 
 
+@pytest.mark.slow
 def test_the_primitive_fuses_to_the_same_numbers(folder):
     pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install 'rollmill[fusion]'")
     run(folder, "-c", FUSED)

@@ -241,6 +241,7 @@ def test_metrics_say_which_fragment_was_not_finite(fragment, change, unaffected)
 
 
 @pytest.mark.parametrize(("cut", "places"), [("samples", 2), ("sequences", 4)])
+@pytest.mark.slow_beyond(1)
 def test_an_iteration_in_several_places_is_the_iteration_in_one(cut, places):
     graph = counting_graph(cut=cut, num_shards=4, num_steps=6 if cut == "samples" else 5)
     if cut == "sequences":

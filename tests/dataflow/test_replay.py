@@ -127,6 +127,7 @@ def drawn_from(graph, rings, *, times):
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize("prioritised", [False, True])
 @pytest.mark.parametrize("rollouts", [1, 3, 4, 13], ids=["fresh", "before the end", "at the end", "wrapped"])
+@pytest.mark.slow_beyond(8)
 def test_transitions_are_those_that_happened(rollouts, prioritised, n_step):
     capacity = 24
     graph = graph_of(capacity=capacity, n_step=n_step, prioritised=prioritised)
@@ -215,6 +216,7 @@ def test_new_steps_are_drawn_before_their_errors_are_known():
 
 
 @pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.slow_beyond(1)
 def test_halves_of_the_environments_draw_their_halves_of_a_minibatch(prioritised):
     graph = graph_of(capacity=24, prioritised=prioritised, num_shards=4)
     rings = filled(graph, History(3), 7)

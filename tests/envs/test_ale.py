@@ -118,6 +118,7 @@ def test_evaluations_play_whole_games_and_count_all_points():
     assert steps[ends[0]].info["episode_return"][0] >= clipped
 
 
+@pytest.mark.slow
 def test_rewards_are_clipped_in_training_alone():
     env = envs.make("ale:Seaquest", episodic_life=False)
     rng = np.random.default_rng(0)

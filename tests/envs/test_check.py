@@ -69,6 +69,7 @@ def fails(message, num_steps=60, **changes):
 
 
 @pytest.mark.parametrize("name", [name for name, _ in envs.registered()])
+@pytest.mark.slow_beyond(9)
 def test_every_own_environment_keeps_the_contract(name):
     envs.check_environment(envs.make(name), num_steps=50)
 

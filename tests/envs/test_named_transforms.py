@@ -268,6 +268,7 @@ def test_time_is_that_of_the_episode():
         ("category", ["one-hot", "time:5", "frame-stack:2"]),
     ],
 )
+@pytest.mark.slow_beyond(1)
 def test_transformed_environments_keep_the_contract(kind, names, capsys):
     for env in (compiled(kind), on_host(kind)):
         rollmill.check_environment(rollmill.transform(env, *names))
@@ -308,6 +309,7 @@ def test_transformed_environments_fuse(names):
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "gymnasium:CartPole-v1"])
+@pytest.mark.slow_beyond(1)
 def test_transforms_are_recorded_and_made_again(name):
     made = rollmill.transform(rollmill.make(name, transforms=["frame-stack:2"]), "reward-scale: 0.5")
     assert dict(made.options) == {"transforms": ["frame-stack:2", "reward-scale:0.5"]}

@@ -46,6 +46,7 @@ def test_rare_resets_give_the_results_of_a_reset_in_every_step(ratio):
         np.testing.assert_array_equal(expected, found)
 
 
+@pytest.mark.slow
 def test_rare_resets_batch_twice_and_not_at_all():
     env = envs.make("CartPole-v1")
     _, always = trajectory(env)

@@ -44,6 +44,7 @@ def trained(env):
     return after.learner, metrics
 
 
+@pytest.mark.slow
 def test_weakly_typed_environments_train_as_strongly_typed_ones_do():
     weak, strong = trained(environment()), trained(environment(strong_reset, strong_step))
     jax.tree.map(np.testing.assert_array_equal, weak, strong)

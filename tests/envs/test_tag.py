@@ -30,6 +30,7 @@ STAY, RIGHT, LEFT, UP, DOWN = range(5)
         ),
     ],
 )
+@pytest.mark.slow_beyond(1)
 def test_every_form_keeps_the_contract(name, options):
     envs.check_environment(envs.make(name, **options), num_steps=25)
 

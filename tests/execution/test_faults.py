@@ -104,6 +104,7 @@ def test_an_update_that_overflows(tmp_path):
         rollmill.train(graph, run_dir=tmp_path / "run", **OPTIONS)
 
 
+@pytest.mark.slow
 def test_one_bad_seed_of_several_is_named(tmp_path):
     graph = algorithm(root_of_negative)
     with pytest.raises(NonFiniteError, match="environments 2, 5"):
@@ -111,6 +112,7 @@ def test_one_bad_seed_of_several_is_named(tmp_path):
     assert json.loads((tmp_path / "run/fault/fault.json").read_text())["seed_index"] == 0
 
 
+@pytest.mark.slow
 def test_finite_runs_leave_no_fault(tmp_path):
     run = rollmill.train(algorithm(lambda age, params: jnp.float32(0)), run_dir=tmp_path / "run", **OPTIONS)
     assert run.summary["status"] == "finished"

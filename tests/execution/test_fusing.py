@@ -69,6 +69,7 @@ def test_fused_trainings_learn_as_others_do(fusion):
         np.testing.assert_allclose(fused[name], plain[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_rollouts_fuse_before_a_replay_memory_and_gradients_do_not():
     graph = rollmill.dqn(
         rollmill.make("CartPole-v1"),
@@ -139,6 +140,7 @@ def test_launches_of_another_device_are_not_kept():
 
 
 @pytest.mark.parametrize("fusion", ["auto", "rollout"])
+@pytest.mark.slow_beyond(1)
 def test_what_turns_out_impossible_at_the_end_is_left_to_xla_unless_it_was_asked_for(monkeypatch, fusion):
     """The program of a mesh may hold what the one that was timed did not."""
 

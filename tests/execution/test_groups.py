@@ -188,6 +188,7 @@ def test_every_policy_gives_the_numbers_of_the_one_program(algorithm, policy):
     assert_the_same_training(trained, algorithm, policy_lag=apart)
 
 
+@pytest.mark.slow
 def test_the_cases_are_what_they_say():
     """Episodes that terminate and that are truncated; learning that ends before its last epoch; masks."""
     graph = graph_of("ppo")
@@ -282,6 +283,7 @@ def test_a_training_goes_on_under_another_policy():
         ("single-learner-coarse", ITERATIONS - 1),
     ],
 )
+@pytest.mark.slow_beyond(1)
 def test_a_training_that_is_stopped_has_the_state_of_its_last_row(policy, stop_at):
     def on_told(coordinator, told):
         if isinstance(told, MetricsRows) and told.first + 1 == stop_at:

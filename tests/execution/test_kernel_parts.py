@@ -47,6 +47,7 @@ def test_without_the_policy_the_environment_gets_actions_that_follow_from_observ
     assert steps.reward.all()
 
 
+@pytest.mark.slow
 def test_a_kernel_is_divided(graph):
     pytest.importorskip("llvmlite", reason="the backends of kernels are an extra")
     parts = rollout_parts(graph, backend_of(jax.devices()[0], "float32"), (8, 0), 32)

@@ -153,6 +153,7 @@ def untrained():
     return LoadedRun(graph, graph.weights(graph.start_learner(jax.random.key(0))), 0)
 
 
+@pytest.mark.slow
 def test_a_search_plays_a_match(untrained):
     """Even without training it sees wins and threats, so that random moves lose."""
     against_random = match_runs(untrained, "random", games=40)

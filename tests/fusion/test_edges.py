@@ -119,6 +119,7 @@ def parameters() -> list:
 
 
 @pytest.mark.parametrize("group", parameters())
+@pytest.mark.slow_beyond(16)
 def test_as_unfused(group):
     outcomes = compare(group, WAYS)
     assert len(outcomes) == 2 * len(group)

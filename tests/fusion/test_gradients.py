@@ -89,6 +89,7 @@ def test_they_are_the_gradients_of_the_mean(name):
     assert_the_gradients_of_the_mean(graph, *learned_a_little(graph))
 
 
+@pytest.mark.slow
 def test_a_minibatch_is_of_any_size():
     """Of 61 samples, 29 do not fill a block."""
     graph = graph_of(CASES["no-hidden-layer"])
@@ -191,6 +192,7 @@ ALL = [
     ("name", "numerics", "capability", "launch"),
     [*KERNELS, *(pytest.param(*x, marks=pytest.mark.slow) for x in ALL)],
 )
+@pytest.mark.slow_beyond(1)
 def test_kernels_compile_for_gpus_that_are_not_here(name, numerics, capability, launch):
     pytest.importorskip("triton")
     kernel, arrays = kernel_of(CASES[name], numerics, launch)

@@ -128,6 +128,7 @@ def test_what_takes_long_to_find_is_not_looked_for(length, seen):
     assert [number for leaf, number in count.items() if "observation" in leaf] == [seen]
 
 
+@pytest.mark.slow
 def test_agents_that_see_the_same_carry_it_once():
     count = carried(*begun(rollmill.make("TagGridWorld-v0")))
     seen = sum(number for name, number in count.items() if "observation" in name)
@@ -135,6 +136,7 @@ def test_agents_that_see_the_same_carry_it_once():
 
 
 @pytest.mark.parametrize("way", ["evaluated", "machine code"])
+@pytest.mark.slow_beyond(1)
 def test_rollouts_are_those_of_the_unfused_path(way):
     if way == "machine code":
         pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install 'rollmill[fusion]'")

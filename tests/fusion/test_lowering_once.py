@@ -36,6 +36,7 @@ def training():
     return rollmill.ppo(rollmill.make("CartPole-v1"), num_envs=64, num_steps=16, total_timesteps=64 * 16 * 4)
 
 
+@pytest.mark.slow
 def test_machine_code_is_made_from_one_lowering(lowered, tmp_path, monkeypatch):
     pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install 'rollmill[fusion]'")
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))

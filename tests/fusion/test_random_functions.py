@@ -7,6 +7,7 @@ infinities, zeros of both signs and the like.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from code_runs import evaluate_by_code
 from fused_runs import assert_same, both
 from hypothesis import given, settings
@@ -111,6 +112,7 @@ LIMITS = st.sampled_from([0, 1, -1, 7, 31, 32, 33, 2**31 - 1, -(2**31), -9])
     integers=st.lists(LIMITS, min_size=E * N, max_size=E * N),
     booleans=st.lists(st.booleans(), min_size=E * N, max_size=E * N),
 )
+@pytest.mark.slow
 def test_functions_at_random_on_edges(instructions, floats, integers, booleans):
     x = jnp.asarray(floats, jnp.float32).reshape(E, N)
     n = jnp.asarray(integers, jnp.int32).reshape(E, N)

@@ -79,7 +79,7 @@ def test_probes(name):
 
 @pytest.mark.parametrize("way", [evaluate, evaluate_by_code])
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-@pytest.mark.slow_beyond(2)
+@pytest.mark.slow_beyond(1)
 def test_environments_on_the_edges_of_their_types(name, way):
     graph = ppo(make(name), num_envs=ENVS, num_steps=8, network=NETWORKS["separate"])
     assert_steps_as_unfused(graph, evaluate=way)

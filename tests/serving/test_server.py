@@ -43,6 +43,7 @@ def test_actions_are_those_of_the_loaded_policy(cartpole):
     assert metrics["decisions"] == 21 and metrics["batches"] == 14 and metrics["largest_batch"] == 8
 
 
+@pytest.mark.slow
 def test_continuous_actions_lie_inside_the_bounds(tmp_path):
     network = rollmill.NetworkConfig(initial_log_std=3.0)
     run = train(tmp_path, "Pendulum-v1", network=network)
