@@ -150,7 +150,7 @@ def test_a_sum_is_the_same_however_many_cores_make_it(monkeypatch):
 
 
 def test_calls_at_a_time_share_the_threads():
-    """One call has the pool, the others do their programs alone; all are right."""
+    """Calls whose helpers come late, or when they have ended, are right."""
     lanes, programs = processor().lanes, 32
     emit, (source, target), number, _ = new_program(lanes, 2)
     with emit.loop(1 << 10) as first:

@@ -1,7 +1,7 @@
 """Denormal numbers are zero in machine code, as they are in XLA's own programs on CPUs.
 
-XLA's threads are set so already, the pool's are not: without this, a result would depend on the thread that makes
-it.
+XLA sets the threads in which it computes so, and not all of those that it lends: without this, a result would
+depend on the thread that makes it.
 """
 
 import platform

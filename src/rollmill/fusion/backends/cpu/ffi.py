@@ -1,4 +1,4 @@
-"""Makes machine code a custom call of XLA's: what XLA calls, and how the programs of a call share the cores.
+"""Makes machine code a custom call of XLA's.
 
 XLA's foreign functions have a stable binary interface (xla/ffi/api/c_api.h, version 0); the offsets below are its.
 """
@@ -13,12 +13,12 @@ import jax
 from jaxtyping import Array
 from llvmlite import ir
 
-from rollmill.fusion.backends.cpu import pool
 from rollmill.fusion.backends.cpu.builder import INT32, INT64, POINTER, Emitter, Value, byte, read, variable
-from rollmill.fusion.backends.cpu.denormals import flush_denormals
+from rollmill.fusion.backends.cpu.sharing import SharedPrograms
 from rollmill.fusion.backends.cpu.target import function_address, processor
 
-FRAME_EXTENSION, FRAME_API, FRAME_STAGE, FRAME_ARGUMENTS, FRAME_RESULTS = 8, 16, 32, 40 + 32, 80 + 32
+FRAME_EXTENSION, FRAME_API, FRAME_CONTEXT, FRAME_STAGE = range(8, 40, 8)
+FRAME_ARGUMENTS, FRAME_RESULTS = 40 + 32, 80 + 32
 """Bytes from the start of a call's frame."""
 EXTENSION_TYPE, EXTENSION_METADATA = 8, 24
 API_VERSION, METADATA_VERSION = 16, 8
@@ -29,7 +29,7 @@ OWN_MAJOR = 0
 BUFFER_DATA = 24
 IS_METADATA, IS_EXECUTION = 1, 3
 
-PROGRAM, TASK, HANDLER = "program", "task", "handler"
+PROGRAM, HANDLER = "program", "handler"
 
 _registered: set[str] = set()
 _registering = threading.Lock()
@@ -84,7 +84,6 @@ def _register(kernel: NativeKernel, inputs: int) -> str:
     text = str(kernel.module)
     name = f"rollmill_{hashlib.sha256(text.encode()).hexdigest()[:24]}"
     with _registering:
-        pool.start_pool()
         if name not in _registered:
             jax.ffi.register_ffi_target(name, _capsule(function_address(text, HANDLER)), platform="cpu")
             _registered.add(name)
@@ -101,21 +100,24 @@ def _capsule(address: int) -> Any:
 
 
 def _write_handler(kernel: NativeKernel, inputs: int) -> None:
-    """The function that XLA calls: it reads the pointers and shares the programs among the cores."""
+    """The function that XLA calls: it reads the pointers and divides the programs among the cores."""
+    program, most = kernel.module.globals[PROGRAM], min(kernel.programs, processor().cores)
+    shared = SharedPrograms(program, kernel.programs, kernel.scratch)
     function = ir.Function(kernel.module, ir.FunctionType(POINTER, [POINTER]), HANDLER)
-    builder = ir.IRBuilder(function.append_basic_block())
-    null = ir.Constant(POINTER, None)
-    extension = read(builder, function.args[0], FRAME_EXTENSION)
+    emit, (frame,) = Emitter(function, 1), function.args
+    builder, null = emit.builder, ir.Constant(POINTER, None)
+    extension = read(builder, frame, FRAME_EXTENSION)
     with builder.if_then(builder.icmp_unsigned("!=", extension, null)):
         kind = read(builder, extension, EXTENSION_TYPE, INT32)
         with builder.if_then(builder.icmp_signed("==", kind, INT32(IS_METADATA))):
-            _say_version(builder, function.args[0], extension)
+            _say_version(builder, frame, extension)
             builder.ret(null)
-    stage = read(builder, function.args[0], FRAME_STAGE, INT32)
+    stage = read(builder, frame, FRAME_STAGE, INT32)
     with builder.if_then(builder.icmp_signed("!=", stage, INT32(IS_EXECUTION))):
         builder.ret(null)
-    pointers, scratch = _pointers(builder, function.args[0], inputs, len(kernel.outputs))
-    _share(kernel, builder, pointers, scratch)
+    pointers, scratch = _pointers(builder, frame, inputs, len(kernel.outputs))
+    api, context = (read(builder, frame, place) for place in (FRAME_API, FRAME_CONTEXT))
+    shared.write_call(emit, api, context, pointers, scratch, most - 1)
     builder.ret(null)
 
 
@@ -136,43 +138,3 @@ def _pointers(builder: ir.IRBuilder, frame: Value, inputs: int, outputs: int) ->
     for n, pointer in enumerate(data[:-1]):
         builder.store(pointer, byte(builder, found, 8 * n))
     return found, data[-1]
-
-
-def _share(kernel: NativeKernel, builder: ir.IRBuilder, pointers: Value, scratch: Value) -> None:
-    """Hands the programs to the pool's threads, or does them all here where there is one core or one program."""
-    function = _write_task(kernel)
-    task = variable(builder, pool.TASK)
-    helpers = min(kernel.programs, processor().cores) - 1
-    numbers = {pool.NEXT: 0, pool.HELPERS: 0, pool.ACTIVE: 0, pool.MOST_HELPERS: helpers}
-    for field, number in numbers.items():
-        builder.store(INT64(number), byte(builder, task, field))
-    for field, pointer in {pool.FUNCTION: function, pool.ARRAYS: pointers, pool.SCRATCH: scratch}.items():
-        builder.store(pointer, byte(builder, task, field))
-    if not helpers:
-        builder.call(function, [task, INT64(0)])
-        return
-    share = ir.Function(kernel.module, ir.FunctionType(ir.VoidType(), [POINTER]), pool.SHARE)
-    builder.call(share, [task])
-
-
-def _write_task(kernel: NativeKernel) -> ir.Function:
-    """The function of a thread: it takes one program after the other, until there is none."""
-    function = ir.Function(kernel.module, ir.FunctionType(ir.VoidType(), [POINTER, INT64]), TASK)
-    function.linkage = "internal"
-    emit = Emitter(function, 1)
-    builder, (task, thread) = emit.builder, function.args
-    arrays, scratch = (read(builder, task, field) for field in (pool.ARRAYS, pool.SCRATCH))
-    own = emit.at(scratch, builder.mul(thread, INT64(kernel.scratch)), ir.IntType(8))
-    taken = emit.slot(INT64)
-    before = flush_denormals(emit)
-
-    def takes_one() -> Value:
-        number = builder.atomic_rmw("add", byte(builder, task, pool.NEXT), INT64(1), "monotonic")
-        builder.store(number, taken)
-        return builder.icmp_unsigned("<", number, INT64(kernel.programs))
-
-    with emit.repeat_while(takes_one):
-        builder.call(kernel.module.globals[PROGRAM], [arrays, builder.load(taken, typ=INT64), own])
-    before.restore()
-    builder.ret_void()
-    return function

@@ -1,0 +1,143 @@
+"""Divides the programs of a call among XLA's threads: each that comes takes one program after the other.
+
+The thread that was called works as well, and waits for nothing but programs that another has begun. So threads
+that are busy or late cost time and nothing else, and calls in all of XLA's threads at once do not wait for each
+other. A thread may come when the call has long ended: it finds no program left, and the task, which it reads for
+that, lies in memory that is freed by the last who leaves it.
+"""
+
+from llvmlite import ir
+
+from rollmill.fusion.backends.cpu.builder import INT32, INT64, POINTER, Emitter, Value, byte, read
+from rollmill.fusion.backends.cpu.denormals import flush_denormals
+
+NEXT, DONE, COME, HOLDERS, ARRAYS, SCRATCH, SIZE = range(0, 56, 8)
+"""Bytes from the start of a task: the next program to be taken, programs that are done, threads that have come,
+threads that may still read the task; and what a program is called with."""
+
+FIRST_FUNCTION = 48
+"""Bytes before the functions of XLA's interface (xla/ffi/api/c_api.h, version 0), which are 8 bytes each."""
+DESTROY_ERROR, SCHEDULE = FIRST_FUNCTION + 2 * 8, FIRST_FUNCTION + 11 * 8
+API_SIZE = 0
+"""The interface's size comes first: that of a version without threads ends before them."""
+
+
+class SharedPrograms:
+    """The programs of a kernel, to be called from the function that XLA calls.
+
+    Args:
+        program: `program(arrays, number, scratch)`.
+        programs: how many numbers there are.
+        scratch: bytes for each thread.
+    """
+
+    def __init__(self, program: ir.Function, programs: int, scratch: int) -> None:
+        self._program, self._programs, self._scratch = program, programs, scratch
+        self._help = _internal(program.module, "help", [POINTER])
+        self._work = _internal(program.module, "work", [POINTER])
+        self._leave = _internal(program.module, "leave", [POINTER])
+        self._write_work()
+        self._write_leave()
+        self._write_help()
+
+    def write_call(
+        self, emit: Emitter, api: Value, context: Value, arrays: Value, scratch: Value, helpers: int
+    ) -> None:
+        """Calls every program once, beside at most so many threads of XLA's.
+
+        Args:
+            emit: writes the function that XLA calls.
+            api: XLA's interface.
+            context: that of the call.
+            arrays: the first argument of each program.
+            scratch: memory for the caller and the helpers.
+            helpers: at most so many.
+        """
+        builder = emit.builder
+        task = emit.call("malloc", INT64(SIZE), result=POINTER)
+        for field, number in {NEXT: 0, DONE: 0, COME: 0, HOLDERS: helpers + 1}.items():
+            builder.store(INT64(number), byte(builder, task, field))
+        for field, pointer in {ARRAYS: arrays, SCRATCH: scratch}.items():
+            builder.store(pointer, byte(builder, task, field))
+        if helpers:
+            with emit.loop(helpers):
+                self._schedule(emit, api, context, task)
+        builder.call(self._work, [task])
+        with emit.repeat_while(lambda: self._is_at_work(builder, task)):
+            emit.call("sched_yield", result=INT32)
+        builder.call(self._leave, [task])
+
+    def _schedule(self, emit: Emitter, api: Value, context: Value, task: Value) -> None:
+        """Asks for a thread; where none can be had, the others do its share."""
+        builder, null = emit.builder, ir.Constant(POINTER, None)
+        refused = emit.slot(ir.IntType(1))
+        builder.store(ir.Constant(ir.IntType(1), 1), refused)
+        size = read(builder, api, API_SIZE, INT64)
+        with builder.if_then(builder.icmp_unsigned(">", size, INT64(SCHEDULE))):
+            error = _call_api(emit, api, SCHEDULE, [context, self._help, task])
+            failed = builder.icmp_unsigned("!=", error, null)
+            builder.store(failed, refused)
+            with builder.if_then(failed):
+                _call_api(emit, api, DESTROY_ERROR, [error])
+        with builder.if_then(builder.load(refused, typ=ir.IntType(1))):
+            builder.call(self._leave, [task])
+
+    def _is_at_work(self, builder: ir.IRBuilder, task: Value) -> Value:
+        done = builder.load_atomic(byte(builder, task, DONE), "acquire", 8, typ=INT64)
+        return builder.icmp_unsigned("<", done, INT64(self._programs))
+
+    def _write_work(self) -> None:
+        """The function that takes programs until there is none."""
+        emit = Emitter(self._work, 1)
+        builder, (task,) = emit.builder, self._work.args
+        arrays, scratch = (read(builder, task, field) for field in (ARRAYS, SCRATCH))
+        number = builder.atomic_rmw("add", byte(builder, task, COME), INT64(1), "monotonic")
+        own = emit.at(scratch, builder.mul(number, INT64(self._scratch)), ir.IntType(8))
+        taken = emit.slot(INT64)
+        before = flush_denormals(emit)
+
+        def takes_one() -> Value:
+            program = builder.atomic_rmw("add", byte(builder, task, NEXT), INT64(1), "monotonic")
+            builder.store(program, taken)
+            return builder.icmp_unsigned("<", program, INT64(self._programs))
+
+        with emit.repeat_while(takes_one):
+            builder.call(self._program, [arrays, builder.load(taken, typ=INT64), own])
+            # What it wrote is seen by whoever reads that it is done.
+            builder.atomic_rmw("add", byte(builder, task, DONE), INT64(1), "release")
+        before.restore()
+        builder.ret_void()
+
+    def _write_leave(self) -> None:
+        """The function that frees a task that nobody else reads any more."""
+        emit = Emitter(self._leave, 1)
+        builder, (task,) = emit.builder, self._leave.args
+        holders = builder.atomic_rmw("sub", byte(builder, task, HOLDERS), INT64(1), "acq_rel")
+        with builder.if_then(builder.icmp_unsigned("==", holders, INT64(1))):
+            builder.call(emit.declared("free", ir.VoidType(), [POINTER]), [task])
+        builder.ret_void()
+
+    def _write_help(self) -> None:
+        """The function of XLA's threads."""
+        builder, (task,) = Emitter(self._help, 1).builder, self._help.args
+        builder.call(self._work, [task])
+        builder.call(self._leave, [task])
+        builder.ret_void()
+
+
+def _internal(module: ir.Module, name: str, arguments: list[ir.Type]) -> ir.Function:
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
+    function.linkage = "internal"
+    return function
+
+
+def _call_api(emit: Emitter, api: Value, offset: int, values: list[Value]) -> Value:
+    """Calls a function of XLA's interface with a struct of its size, no extension, and these pointers."""
+    builder, fields = emit.builder, len(values) + 2
+    struct = emit.slot(ir.ArrayType(POINTER, fields))
+    builder.store(INT64(8 * fields), struct)
+    for n, value in enumerate([ir.Constant(POINTER, None), *values], start=1):
+        builder.store(value, byte(builder, struct, 8 * n))
+    function = read(builder, api, offset)
+    function.type = ir.FunctionType(POINTER, [POINTER]).as_pointer()
+    return builder.call(function, [struct])
