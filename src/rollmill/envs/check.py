@@ -41,7 +41,7 @@ from rollmill.envs.check_trace import (
 from rollmill.envs.registry import as_environment
 from rollmill.envs.strong_types import strongly_typed
 
-MORE_STEPS = 2_000
+MORE_STEPS = 10_000
 """Further random steps in which an environment may end an episode, if it ended none before."""
 TYPICAL_LIMIT = 500
 """Steps of an episode, as an example."""
