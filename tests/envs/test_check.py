@@ -393,9 +393,9 @@ def test_step_must_return_a_timestep_under_transforms(wrap):
 
 def test_an_environment_that_never_ends_is_warned_of(capsys):
     env = environment(step=changed_step(terminated=lambda t, s: jnp.asarray(False)))
-    with pytest.warns(UserWarning, match=r"Good: no episode ended in 2020 random steps\. .*rollmill.time_limit"):
+    with pytest.warns(UserWarning, match=r"Good: no episode ended in 10020 random steps\. .*rollmill.time_limit"):
         envs.check_environment(env, num_steps=20)
-    assert "2020 random steps, 0 episodes ended" in capsys.readouterr().out
+    assert "10020 random steps, 0 episodes ended" in capsys.readouterr().out
 
 
 def test_long_episodes_are_played_to_their_end(capsys):
