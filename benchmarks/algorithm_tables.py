@@ -135,12 +135,15 @@ def replay_studies(algorithm: str) -> Callable[[], str]:
             "Mean",
             "Greedy policy, mean",
             "Published",
-            "Rejax, greedy",
+            "0.5 % random actions",
+            "Rejax, 0.5 % random actions",
         ]
         rows = [_replay_row(study) for study in studies]
         used = [column for column in range(len(head)) if any(row[column] for row in rows)]
         chosen = [[row[column] for column in used] for row in [head, *rows]]
-        return table_of(chosen[0], chosen[1:], numbers=[n for n, column in enumerate(used) if column not in (0, 2)])
+        return table_of(
+            chosen[0], chosen[1:], numbers=[n for n, column in enumerate(used) if column not in (0, 2)]
+        )
 
     return table
 
@@ -154,6 +157,7 @@ def _replay_row(study: dict[str, Any]) -> list[str]:
         _mean_of(study["final_returns"]),
         "" if greedy is None else _mean_of(greedy),
         "" if published is None else "{:,.1f} ± {:,.1f}".format(*published),
+        "" if rejax is None else _mean_of(study["returns_beside_rejax"]),
         "" if rejax is None else _mean_of(rejax["final_returns"]),
     ]
 

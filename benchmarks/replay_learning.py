@@ -8,8 +8,9 @@ Every seed is a run of its own, in its own process; with `--seconds` runs are st
 on with them, or with `--accept-stopped` they count as they are, each with the steps that it has made. The return
 of a run is the mean of its last 100 training episodes, which explore, as in CleanRL's curves; where nothing is
 published, also that of 100 episodes of the greedy policy, and where a study has settings of Rejax, Rejax's own at
-as many steps, with its seeds side by side. Writes results/replay-learning.json once all runs of the studies have
-finished.
+as many steps. Rejax evaluates DQN with 0.5 % of random actions; beside it this side does as well. Writes
+results/replay-learning.json once all runs of the studies have finished. `--rejax-from FILE` takes Rejax's side
+from an earlier result instead of training it anew.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from measure import rejax_curves, write_result
 
 from rollmill.execution.instances import MachinePart, divide_machine
@@ -41,6 +43,9 @@ class Study(NamedTuple):
     rejax: dict[str, Any] | None = None
     """The same hyperparameters as settings of Rejax, which then trains beside."""
 
+
+REJAX_EPSILON = 0.005
+"""Share of random actions with which Rejax evaluates DQN."""
 
 CLEANRL = "CleanRL's documentation, docs.cleanrl.dev/rl-algorithms/"
 WIDE = {"hidden_sizes": (256, 256), "activation": "relu"}
@@ -232,7 +237,9 @@ def _finished(directory: Path, name: str, seed: int, *, or_stopped: bool = False
     return content if or_stopped or content["status"] == "finished" else None
 
 
-def result_of(name: str, directory: Path, rejax: str | None, *, or_stopped: bool) -> dict[str, Any] | None:
+def result_of(
+    name: str, directory: Path, rejax: str | None, earlier: Path | None, *, or_stopped: bool
+) -> dict[str, Any] | None:
     """The returns of all seeds; None while one is not finished, or else has not been stopped either."""
     study = STUDIES[name]
     summaries = [_finished(directory, name, seed, or_stopped=or_stopped) for seed in SEEDS]
@@ -256,7 +263,8 @@ def result_of(name: str, directory: Path, rejax: str | None, *, or_stopped: bool
         "best_returns": [summary["best_return"] for summary in summaries],
         "published": study.published,
         "source": study.source,
-        "rejax": _beside(study, rejax),
+        "returns_beside_rejax": _as_rejax(study, directory, name),
+        "rejax": _earlier(name, earlier) if earlier else _beside(study, rejax),
         "seconds": [summary["seconds"] for summary in summaries],
         "weights_sha256": [summary["weights_sha256"] for summary in summaries],
         "commits": [_commit(directory / f"{name}-{seed}") for seed in SEEDS],
@@ -272,6 +280,28 @@ def _beside(study: Study, python: str | None) -> dict[str, Any] | None:
     final = [returns[-1] for returns in curves["returns"]]
     print(f"rejax: {sum(final) / len(final):.2f}, {final}", flush=True)
     return {"settings": study.rejax, "final_returns": final, **curves}
+
+
+def _earlier(name: str, result: Path) -> dict[str, Any]:
+    """Rejax's side of an earlier result."""
+    content = json.loads(result.read_text())
+    return {**content["result"][name]["rejax"], "from": {key: content[key] for key in ("commit", "time")}}
+
+
+def _as_rejax(study: Study, directory: Path, name: str) -> list[float] | None:
+    """Mean returns of 100 episodes of each seed, with as many random actions as Rejax evaluates with."""
+    if study.rejax is None:
+        return None
+    return [_nearly_greedy(directory / f"{name}-{seed}") for seed in SEEDS]
+
+
+def _nearly_greedy(run: Path) -> float:
+    from rollmill.api.policies import load_weights
+    from rollmill.execution import evaluate
+
+    loaded = load_weights(run)
+    weights = loaded.weights._replace(epsilon=np.float32(REJAX_EPSILON))
+    return float(evaluate(loaded.graph, weights, episodes=100, stochastic=True).returns.mean())
 
 
 def _greedy(run: Path) -> float:
@@ -301,6 +331,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="to train now")
     parser.add_argument("--accept-stopped", action="store_true")
     parser.add_argument("--rejax", help="a Python with rejax==0.1.3 and gymnax==0.0.9")
+    parser.add_argument("--rejax-from", type=Path, help="a result of this script, for Rejax's side")
     parser.add_argument("--result", default="replay-learning")
     parser.add_argument("--directory", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--one", nargs=2)
@@ -313,11 +344,11 @@ def main() -> None:
     options.runs.mkdir(parents=True, exist_ok=True)
     train_all(names, options.seeds, options.runs, at_once=options.at_once, seconds=options.seconds)
     accept = {"or_stopped": options.accept_stopped}
-    results = {name: result_of(name, options.runs, options.rejax, **accept) for name in names}
+    results = {name: result_of(name, options.runs, options.rejax, options.rejax_from, **accept) for name in names}
     done = {name: result for name, result in results.items() if result is not None}
     for name, result in done.items():
         print(f"{name}: {result['mean']:.1f} +- {result['standard_deviation']:.1f}", result["final_returns"])
-        print(f"  greedy: {result['greedy_returns']}")
+        print(f"  greedy: {result['greedy_returns']}, as Rejax: {result['returns_beside_rejax']}")
     if len(done) == len(names):
         write_result(options.result, done, directory=options.directory)
 
