@@ -139,6 +139,7 @@ def replay_studies(algorithm: str) -> Callable[[], str]:
             "Rejax, 0.5 % random actions",
         ]
         rows = [_replay_row(study) for study in studies]
+        # Columns that no study fills are left out.
         used = [column for column in range(len(head)) if any(row[column] for row in rows)]
         chosen = [[row[column] for column in used] for row in [head, *rows]]
         return table_of(

@@ -36,6 +36,9 @@ HANG_SECONDS = 900
 ORPHAN_SECONDS = 30.0
 """How long workers may live on after their coordinator, on a machine that is busy with other work."""
 
+MARK = "ROLLMILL_CHAOS"
+"""The variable by whose value the processes of one training are known."""
+
 MAX_FAILURES = 50
 """Of a worker in a row: kills come sooner one after the other than an environment that is well fails."""
 
@@ -62,7 +65,7 @@ class Training:
         self.workers: dict[str, int] = {}
         self.lines: list[str] = []
         self.mark = mark
-        environment = {**os.environ, "ROLLMILL_CHAOS": mark, "TMPDIR": str(scratch)}
+        environment = {**os.environ, MARK: mark, "TMPDIR": str(scratch)}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         )
@@ -125,7 +128,7 @@ def iterations_of(run: Path) -> list[int]:
 def carries(pid: int, mark: str) -> bool:
     """Whether this process is of the training with that mark, and lives."""
     try:
-        return f"ROLLMILL_CHAOS={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return False
 

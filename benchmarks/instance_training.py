@@ -27,7 +27,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from chaos import left_behind
+from chaos import MARK, left_behind
 from measure import RESULTS, write_result
 
 import rollmill
@@ -111,7 +111,7 @@ def kill(options: argparse.Namespace) -> dict[str, Any]:
         with output.open("w") as file:
             process = subprocess.Popen(
                 command_of(run, options, options.iterations, *words),
-                env=os.environ | {"ROLLMILL_CHAOS": mark},
+                env=os.environ | {MARK: mark},
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )

@@ -139,8 +139,9 @@ def _open_program(
         first = restored.iteration if restored else 0
         strides = [options.checkpoint_iterations] if options.checkpoint_iterations else []
         span = options.log_every or default_log_every(graph)
-        counts = {"first": first, "strides": strides, "pauses": pauses, "span": span}
-        training = ProgramTraining(graph, program, state, **counts, fault=run.fault)
+        training = ProgramTraining(
+            graph, program, state, first=first, strides=strides, pauses=pauses, span=span, fault=run.fault
+        )
         yield training, state
 
 

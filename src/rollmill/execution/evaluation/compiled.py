@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from rollmill.core.types import Key
-from rollmill.dataflow import Collector, Graph, Step, Weights, step_all
+from rollmill.dataflow import Collector, Graph, Step, Weights, step_one
 from rollmill.execution.evaluation.episodes import (
     MAX_STEPS,
     EvaluationEpisodes,
@@ -103,7 +103,8 @@ def evaluator(
         play = jax.jit(partial(_play, graph, batch, advance)).lower(weights, key, np.int32(0))
         return partial(_play_all, graph, play.compile(EXACT_PRECISION), key, batch, episodes)
 
-    # A kernel takes for granted that an environment's index is that of its episode, as in the first batch.
+    # A kernel relies on what holds for every environment that a training starts; those of later batches, and
+    # beyond `num_envs`, are started with the index of another one.
     if backend is not None and episodes == batch <= graph.loops.num_envs:
         with suppress(CannotFuse):
             return play_with(_kernel(graph, backend, batch))
@@ -166,8 +167,11 @@ def _begin(graph: Graph, episodes: int, key: Key, first: Int[Array, ""]) -> _Pla
 
 
 def _advance_by_steps(graph: Graph, weights: Weights, now: _Playing, key: Key) -> _Playing:
+    step_each = jax.vmap(partial(step_one, graph, weights), in_axes=(0, 0, None))
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, now.collector.index)  # as `fused_collect` does
+
     def step(t: Int[Array, ""], now: _Playing) -> _Playing:
-        collector, steps = step_all(graph, weights, now.collector, key, t)
+        collector, steps = step_each(now.collector, keys, t)
         ends = (steps.terminated | steps.truncated) & ~now.done
         return now._replace(
             collector=collector,

@@ -101,7 +101,7 @@ def _capsule(address: int) -> Any:
 
 def _write_handler(kernel: NativeKernel, inputs: int) -> None:
     """The function that XLA calls: it reads the pointers and divides the programs among the cores."""
-    program, most = kernel.module.globals[PROGRAM], min(kernel.programs, processor().cores)
+    program, threads = kernel.module.globals[PROGRAM], min(kernel.programs, processor().cores)
     shared = SharedPrograms(program, kernel.programs, kernel.scratch)
     function = ir.Function(kernel.module, ir.FunctionType(POINTER, [POINTER]), HANDLER)
     emit, (frame,) = Emitter(function, 1), function.args
@@ -117,7 +117,7 @@ def _write_handler(kernel: NativeKernel, inputs: int) -> None:
         builder.ret(null)
     pointers, scratch = _pointers(builder, frame, inputs, len(kernel.outputs))
     api, context = (read(builder, frame, place) for place in (FRAME_API, FRAME_CONTEXT))
-    shared.write_call(emit, api, context, pointers, scratch, most - 1)
+    shared.write_call(emit, api, context, pointers, scratch, threads - 1)
     builder.ret(null)
 
 

@@ -91,6 +91,7 @@ class SharedPrograms:
         emit = Emitter(self._work, 1)
         builder, (task,) = emit.builder, self._work.args
         arrays, scratch = (read(builder, task, field) for field in (ARRAYS, SCRATCH))
+        # Below the number of holders, for each works once: the scratch memory has room for so many.
         number = builder.atomic_rmw("add", byte(builder, task, COME), INT64(1), "monotonic")
         own = emit.at(scratch, builder.mul(number, INT64(self._scratch)), ir.IntType(8))
         taken = emit.slot(INT64)
