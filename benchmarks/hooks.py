@@ -5,17 +5,19 @@
 On a CPU in one program on two cores, on a GPU (`--platform gpu`) with fused kernels.
 
 Trainings of one process take turns, so that a machine that slows down slows all of them: without hooks; with hooks
-that do nothing; and with an evaluation of 20 episodes after each tenth of the training. None writes TensorBoard
-events, and compilation is not timed. Ratios are medians over pairs of neighbours. Writes results/hooks-cpu.json or
-hooks-gpu.json.
+that do nothing; and with an evaluation of 20 episodes after each tenth of the training, and after each hundredth.
+None writes TensorBoard events, and compilation is not timed. Ratios are medians over pairs of neighbours. Where
+pairs differ by more than ten evaluations cost, a tenth of what the hundred cost says more. Writes
+results/hooks-cpu.json or hooks-gpu.json.
 """
 
 import argparse
+import json
 import os
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from measure import RESULTS, spread, write_result
 
@@ -40,12 +42,22 @@ def sides(total_timesteps: int, hooks: int) -> dict[str, dict[str, Any]]:
     return {
         WITHOUT: {},
         "hooks that do nothing": {"hooks": [do_nothing] * hooks},
-        "evaluations": {"evaluate_every": total_timesteps // 10, "evaluate_episodes": 20},
+        "10 evaluations": {"evaluate_every": total_timesteps // 10, "evaluate_episodes": 20},
+        "100 evaluations": {"evaluate_every": total_timesteps // 100, "evaluate_episodes": 20},
     }
 
 
-def steps_per_second(platform: str, total_timesteps: int, options: dict[str, Any]) -> tuple[float, str]:
-    """Throughput of a training, evaluations included, and the digest of its weights."""
+class Measured(NamedTuple):
+    """A training."""
+
+    steps_per_second: float
+    """Evaluations included."""
+    weights_sha256: str
+    evaluation_seconds: list[float]
+    """Of each evaluation alone."""
+
+
+def train(platform: str, total_timesteps: int, options: dict[str, Any]) -> Measured:
     algorithm = rollmill.ppo("CartPole-v1", total_timesteps=total_timesteps, **SIZES[platform])
     with tempfile.TemporaryDirectory() as folder:
         run = rollmill.train(
@@ -58,22 +70,25 @@ def steps_per_second(platform: str, total_timesteps: int, options: dict[str, Any
             checkpoint_seconds=1e6,
             **options,
         )
-    return run.summary["steps_per_second"], run.summary["weights_sha256"]
+        lines = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+    seconds = [line["evaluation/seconds"] for line in lines if "evaluation/seconds" in line]
+    return Measured(run.summary["steps_per_second"], run.summary["weights_sha256"], seconds)
 
 
 def measured(platform: str, repeats: int, total_timesteps: int, hooks: int) -> dict[str, Any]:
     """Throughput of each side, and its ratio to that without hooks, by pairs."""
     compared = sides(total_timesteps, hooks)
-    rates: dict[str, list[float]] = {name: [] for name in compared}
-    digests = set()
+    runs: dict[str, list[Measured]] = {name: [] for name in compared}
     for repeat in range(repeats + 1):
         names = list(compared) if repeat % 2 else list(reversed(compared))  # none is always the first
         for name in names:
-            rate, digest = steps_per_second(platform, total_timesteps, compared[name])
-            digests.add(digest)
-            print(f"{name}: {rate:,.0f} steps/s", flush=True)
+            run = train(platform, total_timesteps, compared[name])
+            print(f"{name}: {run.steps_per_second:,.0f} steps/s", flush=True)
             if repeat:  # the first turn fills the caches
-                rates[name].append(rate)
+                runs[name].append(run)
+    rates = {name: [run.steps_per_second for run in own] for name, own in runs.items()}
+    seconds = {name: [each for run in own for each in run.evaluation_seconds] for name, own in runs.items()}
+    digests = {name: {run.weights_sha256 for run in own} for name, own in runs.items()}
     ratios = {
         name: median(one / other for one, other in zip(own, rates[WITHOUT], strict=True))
         for name, own in rates.items()
@@ -81,7 +96,9 @@ def measured(platform: str, repeats: int, total_timesteps: int, hooks: int) -> d
     return {
         "steps_per_second": {name: spread(own) for name, own in rates.items()},
         "ratio_to_without": ratios,
-        "same_weights": len(digests) == 1,
+        "evaluation_seconds": {name: median(own) for name, own in seconds.items() if own},
+        "same_weights": len(set.union(*digests.values())) == 1,
+        "weights_sha256": {name: sorted(each) for name, each in digests.items()},
     }
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollmill.execution import dispatch_ahead
+from rollmill.execution import Pauses, dispatch_ahead
 
 
 class Counting:
@@ -38,10 +38,19 @@ def test_windows_end_at_strides_and_are_run_ahead_of():
     assert all(done > last for last, done in ends[:-1])
 
 
-@pytest.mark.parametrize("pauses", [(10,), (6, 10)])
-def test_no_window_is_dispatched_before_one_is_read_that_ends_at_a_pause(pauses):
-    for last, done in windows(Counting(), pauses=pauses):
-        assert (done == last) == any(last % pause == 0 for pause in pauses)
+@pytest.mark.parametrize("every", [10, 6])
+def test_nothing_is_computed_while_a_program_pauses(every):
+    program, paused = Counting(), []
+    run = lambda window: paused.append((window.last, window.after, program.done))
+    ends = windows(program, pauses=Pauses(every, run))
+    assert paused == [(at, at, at) for at in range(every, 41, every)]
+    assert all(done > last for last, done in ends[:-1])  # and it goes on before the window of the pause is read
+
+
+def test_a_program_that_reuses_its_state_pauses_too():
+    paused = []
+    windows(Counting(reuses_state=True), pauses=Pauses(8, lambda window: paused.append(window.after)))
+    assert paused == [8, 16, 24, 32, 40]
 
 
 def test_a_program_that_reuses_its_state_is_never_run_ahead():

@@ -20,8 +20,9 @@ from rollmill.algorithms.optimisers import clipped_descent, planned_rate, planne
 from rollmill.algorithms.sizes import check_positive, check_shards, iterations_for
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import check_names, fit, fitted
-from rollmill.core.jax_settings import check_jax, leave_device_memory
+from rollmill.core.jax_settings import check_jax
 from rollmill.core.json_data import is_json
+from rollmill.core.machine import leave_device_memory
 from rollmill.core.types import Environment, HostEnvironment, Params, StartHost
 from rollmill.dataflow import ElementwiseUpdate, Graph, Loops, choose_num_shards
 from rollmill.envs import as_environment, is_on_host

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,7 +13,15 @@ from rollmill.api.policies import evaluator_on
 from rollmill.core.errors import UsageError
 from rollmill.dataflow import Graph, State, Weights
 from rollmill.envs import as_environment, parse_options
-from rollmill.execution import EvaluationEpisodes, Evaluator, backend_beside_training, state_shapes
+from rollmill.execution import (
+    EvaluationEpisodes,
+    Evaluator,
+    Pauses,
+    Window,
+    backend_beside_training,
+    is_finite,
+    state_shapes,
+)
 from rollmill.record import Display
 
 OPTIONS = ("evaluate_episodes", "evaluate_seed", "evaluate_stochastic", "evaluate_env_options")
@@ -33,6 +41,12 @@ class EvaluationProgress:
     """The highest mean return of an evaluation, and its iteration: the first of equals."""
 
 
+class _Played(NamedTuple):
+    iteration: int
+    of_seeds: list[EvaluationEpisodes]
+    seconds: float
+
+
 class PeriodicEvaluation:
     """Evaluates the policy after every so many iterations, and after the last one, also of a stop by a hook.
 
@@ -48,6 +62,7 @@ class PeriodicEvaluation:
         """Iterations between two evaluations."""
         self.progress = EvaluationProgress()
         """The evaluations so far; set anew where the training goes back to an earlier state."""
+        self._played: _Played | None = None
 
     def is_due(self, iteration: int) -> bool:
         """Whether an evaluation is due after so many iterations."""
@@ -58,17 +73,27 @@ class PeriodicEvaluation:
         """Whether the policy after so many iterations has not been evaluated."""
         return self.progress.iteration < iteration
 
+    @property
+    def pauses(self) -> Pauses:
+        """When a program waits for evaluations, so that they have the device for themselves."""
+        return Pauses(self.every, self._play_ahead)
+
+    def _play_ahead(self, window: Window) -> None:
+        """Plays the episodes that `run` will report, once the window's metrics have been written down."""
+        if self.is_due(window.last) and all(map(is_finite, window.metrics)):
+            self._played = self._play_episodes(window.last, window.after)
+
     def run(self, iteration: int, state: State) -> dict[str, Any]:
-        """Evaluates the policy of a state; returns the metrics.
+        """Evaluates the policy of a state, unless that was done in a pause; returns the metrics.
 
         Raises:
             UsageError: an episode does not end.
             ContractError: a host environment raised.
         """
-        began = time.perf_counter()
-        weights = jax.device_get(self._graph.weights(state.learner))
-        found = [self._play(own) for own in self._of_each_seed(weights)]
-        metrics = _metrics(found, self._seeds)
+        played, self._played = self._played, None
+        if played is None or played.iteration != iteration:
+            played = self._play_episodes(iteration, state)
+        metrics = _metrics(played.of_seeds, self._seeds)
         mean, best = metrics["evaluation/return"], self.progress.best_return
         improved = best is None or mean > best
         self.progress = EvaluationProgress(
@@ -77,7 +102,13 @@ class PeriodicEvaluation:
             best_iteration=iteration if improved else self.progress.best_iteration,
             best_return=mean if improved else best,
         )
-        return {**metrics, "evaluation/seconds": time.perf_counter() - began}
+        return {**metrics, "evaluation/seconds": played.seconds}
+
+    def _play_episodes(self, iteration: int, state: State) -> _Played:
+        began = time.perf_counter()
+        weights = jax.device_get(self._graph.weights(state.learner))
+        of_seeds = [self._play(own) for own in self._of_each_seed(weights)]
+        return _Played(iteration, of_seeds, time.perf_counter() - began)
 
     def _of_each_seed(self, weights: Weights) -> list[Weights]:
         count = len(self._seeds)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from rollmill import planning
 from rollmill.api.options import WORKER_LIMITS, RunOptions
 from rollmill.core.errors import UsageError
-from rollmill.core.jax_settings import leave_device_memory
+from rollmill.core.machine import leave_device_memory
 from rollmill.dataflow import Graph
 from rollmill.envs import is_on_host
 from rollmill.execution import take_devices

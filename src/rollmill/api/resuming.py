@@ -276,7 +276,7 @@ def _go_on(
     display: Display,
 ) -> Run:
     spec, program, evaluation, given = prepared
-    pauses = [evaluation.every] if evaluation else []
+    pauses = evaluation.pauses if evaluation else None
     session = open_session(graph, program, spec, run, options, restored, display, pauses, given=given)
     return drive(session, run, graph, options, display, checkpoints, restored, hooks=hooks, evaluation=evaluation)
 

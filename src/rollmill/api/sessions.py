@@ -15,6 +15,7 @@ from rollmill.dataflow import Graph, State
 from rollmill.execution import (
     CompiledProgram,
     Launches,
+    Pauses,
     ProgramTraining,
     RunSpec,
     Saved,
@@ -95,7 +96,7 @@ def open_session(
     options: RunOptions,
     restored: Restored | None,
     display: Display,
-    pauses: Sequence[int] = (),
+    pauses: Pauses | None = None,
     *,
     given: GivenWeights | None = None,
 ) -> contextlib.AbstractContextManager[tuple[Training, State]]:
@@ -109,8 +110,7 @@ def open_session(
         options: how.
         restored: the checkpoint to go on from; None at the beginning.
         display: shows notes.
-        pauses: iterations after whose multiples a training in one program waits, with its state; one with workers
-            gives the state some iterations later.
+        pauses: when a training in one program waits, and for what; one with workers never does.
         given: weights to begin with, at the beginning.
     """
     if program is not None:
@@ -129,7 +129,7 @@ def _open_program(
     options: RunOptions,
     restored: Restored | None,
     given: GivenWeights | None,
-    pauses: Sequence[int],
+    pauses: Pauses | None,
 ) -> Iterator[tuple[Training, State]]:
     """A training in one program of this process, and its first state."""
     with telling_memory(graph.loops):

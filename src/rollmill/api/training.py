@@ -130,7 +130,7 @@ def begin_training(
     run = create_run(config, options)
     display.note(f"run {run.root}")
     with contextlib.closing(display), run.lock(), open_checkpoints(run, options) as checkpoints:
-        pauses = [evaluation.every] if evaluation else []
+        pauses = evaluation.pauses if evaluation else None
         session = open_session(algorithm, program, spec, run, options, None, display, pauses, given=given)
         return drive(
             watch(session), run, algorithm, options, display, checkpoints, None, hooks=hooks, evaluation=evaluation

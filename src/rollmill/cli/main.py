@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 from rollmill.cli.output import code_after_output, open_streams
 from rollmill.core.errors import RollmillError, unknown_name
 from rollmill.core.interruption import Interruption
-from rollmill.core.machine import versions
+from rollmill.core.machine import leave_device_memory, versions
 
 
 class Command(NamedTuple):
@@ -23,6 +23,8 @@ class Command(NamedTuple):
     summary: str
     records: bool = False
     """True if its result is a run directory, so that its output may be lost."""
+    only_acts: bool = False
+    """True if it computes a policy and trains none, often beside a training on the same GPU."""
 
 
 COMMANDS = {
@@ -36,15 +38,25 @@ COMMANDS = {
     "plan": Command("plan", "show where a training's groups run, and the edges between them"),
     "profile": Command("profile", "show where a training's time goes: rollmill profile ppo CartPole-v1"),
     "explain": Command("explain", "show whether an environment fuses into one kernel: explain fusion CartPole-v1"),
-    "evaluate": Command("evaluate", "play episodes or matches with a run's policy: rollmill evaluate RUN"),
+    "evaluate": Command(
+        "evaluate", "play episodes or matches with a run's policy: rollmill evaluate RUN", only_acts=True
+    ),
     "render": Command(
-        "render", "show a run's policy at play, as GIF, MP4, PNGs or in the terminal: rollmill render RUN"
+        "render",
+        "show a run's policy at play, as GIF, MP4, PNGs or in the terminal: rollmill render RUN",
+        only_acts=True,
     ),
     "plot": Command("plot", "draw learning curves of runs and sweeps: rollmill plot RUN [RUN ...]"),
-    "play": Command("play", "play a game for two players against a run's policy: rollmill play RUN"),
+    "play": Command(
+        "play", "play a game for two players against a run's policy: rollmill play RUN", only_acts=True
+    ),
     "gpu": Command("gpu", "list GPUs, how busy they are and how they can be shared; divide one by MIG"),
-    "serve": Command("serve", "answer requests for actions over HTTP by a run's policy: rollmill serve RUN"),
-    "export": Command("export", "write a run's policy as ONNX or StableHLO: rollmill export RUN --format onnx"),
+    "serve": Command(
+        "serve", "answer requests for actions over HTTP by a run's policy: rollmill serve RUN", only_acts=True
+    ),
+    "export": Command(
+        "export", "write a run's policy as ONNX or StableHLO: rollmill export RUN --format onnx", only_acts=True
+    ),
     "list": Command("listing", "list algorithms, environments, networks and recipes"),
     "doctor": Command("doctor", "check the installation; doctor RUN replays the step in which a run met a NaN"),
 }
@@ -97,7 +109,11 @@ def _exit_code(arguments: list[str]) -> int:
 def _find(name: str) -> Callable[[list[str]], int]:
     if name not in COMMANDS:
         raise unknown_name("command", name, COMMANDS, hint="`rollmill --help` describes them.")
-    return import_module(f"rollmill.cli.{COMMANDS[name].module}").run
+    command = COMMANDS[name]
+    run = import_module(f"rollmill.cli.{command.module}").run
+    if command.only_acts:
+        leave_device_memory()
+    return run
 
 
 def _usage() -> str:

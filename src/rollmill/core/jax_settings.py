@@ -41,15 +41,6 @@ def check_platform() -> None:
         ) from error
 
 
-def leave_device_memory() -> None:
-    """Lets this process and its children allocate memory of accelerators as they need it, not most of it at once.
-
-    Unless the user has chosen. For processes that leave the accelerators to workers; without effect once JAX's
-    backend has started.
-    """
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-
-
 def check_compiled() -> None:
     """Checks that compilation is enabled.
 

@@ -124,6 +124,15 @@ def visible_gpus() -> list[str]:
     return [str(number) for number in range(len(list(Path("/proc/driver/nvidia/gpus").glob("*"))))]
 
 
+def leave_device_memory() -> None:
+    """Lets this process and its children allocate memory of accelerators as they need it, not most of it at once.
+
+    Unless the user has chosen. For processes that leave the accelerators to others, or need little of their
+    memory; without effect once JAX's backend has started.
+    """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
 def memory_bytes() -> int | None:
     """Bytes of this machine's memory; None where the system does not tell."""
     try:

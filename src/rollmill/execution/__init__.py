@@ -11,7 +11,7 @@ from rollmill.execution.matches import Game, MatchResult, Player, play_match
 from rollmill.execution.program.cache import cache_directory, enable_compilation_cache
 from rollmill.execution.program.compiled import CompiledProgram, lower, start_state, state_shapes
 from rollmill.execution.program.devices import take_devices, telling_memory
-from rollmill.execution.program.dispatch import Window, dispatch_ahead
+from rollmill.execution.program.dispatch import Pauses, Window, dispatch_ahead
 from rollmill.execution.program.kernels import Fusion, Launches, backend_beside_training
 from rollmill.execution.program_training import ProgramTraining
 from rollmill.execution.replay_size import check_replay_size, replay_size
@@ -31,6 +31,7 @@ __all__ = [
     "Launches",
     "CompiledProgram",
     "MatchResult",
+    "Pauses",
     "Player",
     "ProgramTraining",
     "Recorded",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rollmill.dataflow import Graph, State
 from rollmill.execution.faults.find import stop_at_fault
 from rollmill.execution.program.compiled import CompiledProgram
-from rollmill.execution.program.dispatch import TARGET_SECONDS, dispatch_ahead
+from rollmill.execution.program.dispatch import TARGET_SECONDS, Pauses, dispatch_ahead
 from rollmill.execution.reports import Durations, MetricsRows, Report, Saved, StartedUp
 from rollmill.record import Folder
 
@@ -19,7 +19,7 @@ class ProgramTraining:
         state: to begin with.
         first: iterations that came before.
         strides: the state after every multiple of each of them can be had, besides others.
-        pauses: the same, and nothing else is computed while a report of it is read.
+        pauses: when it waits, and for what.
         span: iterations of a line of the log, whose metrics may be summed.
         fault: gets what is needed to replay an iteration that is not finite.
     """
@@ -32,7 +32,7 @@ class ProgramTraining:
         *,
         first: int,
         strides: Sequence[int],
-        pauses: Sequence[int],
+        pauses: Pauses | None,
         span: int,
         fault: Folder,
     ) -> None:

@@ -64,7 +64,7 @@ def test_users_share_one_daemon_which_ends_with_its_folder_after_the_last(contro
             assert first.seconds > 0 and second.seconds == 0
             pid = pid_of(first)
         assert first.answers and not is_gone(pid)
-    wait_until(lambda: is_gone(pid) and not list(control.iterdir()))
+    wait_until(lambda: is_gone(pid) and not control.exists())
     assert not daemon_answers(first.environment)
     with shared_mps(GPU, root=control) as third:
         assert pid_of(third) != pid
@@ -88,7 +88,7 @@ def test_a_killed_user_leaves_no_daemon(control):
             user.wait()
             time.sleep(0.6)
             assert daemon.answers
-    wait_until(lambda: is_gone(pid) and not list(control.iterdir()))
+    wait_until(lambda: is_gone(pid) and not control.exists())
 
 
 def test_a_process_that_inherits_the_lock_keeps_the_daemon(control):
@@ -100,7 +100,7 @@ def test_a_process_that_inherits_the_lock_keeps_the_daemon(control):
     heir.kill()
     heir.wait()
     assert still
-    wait_until(lambda: not list(control.iterdir()))
+    wait_until(lambda: not control.exists())
 
 
 def test_a_daemon_that_dies_is_started_again_while_it_is_used(control):
@@ -108,7 +108,7 @@ def test_a_daemon_that_dies_is_started_again_while_it_is_used(control):
         pid = pid_of(daemon)
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: pid_of(daemon) != pid and daemon.answers)
-    wait_until(lambda: not list(control.iterdir()))
+    wait_until(lambda: not control.exists())
 
 
 def test_users_that_come_and_go_never_meet_a_daemon_that_ends(control):
@@ -127,7 +127,7 @@ def test_users_that_come_and_go_never_meet_a_daemon_that_ends(control):
     for user in users:
         user.join()
     assert not failed
-    wait_until(lambda: not list(control.iterdir()))
+    wait_until(lambda: not control.exists())
 
 
 def test_a_daemon_of_somebody_else_is_used_and_left(control, tmp_path, monkeypatch):

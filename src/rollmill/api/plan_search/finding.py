@@ -14,8 +14,15 @@ from rollmill.api.plan_search.process import SearchStopped
 from rollmill.api.plan_search.stored import file_for, read_stored, store
 from rollmill.api.plan_search.trials import ProcessTrials
 from rollmill.core.errors import UsageError
-from rollmill.core.jax_settings import leave_device_memory
-from rollmill.core.machine import device_memory, hardware, memory_bytes, own_commit, usable_cores, versions
+from rollmill.core.machine import (
+    device_memory,
+    hardware,
+    leave_device_memory,
+    memory_bytes,
+    own_commit,
+    usable_cores,
+    versions,
+)
 from rollmill.dataflow import Graph, fingerprint, interfaces
 from rollmill.execution.instances import find_mps
 from rollmill.planning import Plan

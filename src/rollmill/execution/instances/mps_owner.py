@@ -51,6 +51,8 @@ def own(folder: Path, gpu: str) -> None:
         # This process has the exclusive lock now: nobody uses the daemon, nor joins it before the folder is gone.
         _quit(daemon, environment)
         shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # those of other GPUs are in it
+            folder.parent.rmdir()
 
 
 def _start(environment: dict[str, str]) -> subprocess.Popen:

@@ -54,6 +54,15 @@ def _all(first: int, count: int) -> int:
     return count
 
 
+class Pauses(NamedTuple):
+    """When a program waits, and for what."""
+
+    every: int
+    """Iterations between two pauses."""
+    run: Callable[[Window], None]
+    """Called with the window that ends there, while nothing else is computed."""
+
+
 def dispatch_ahead(
     program: CompiledProgram,
     state: State,
@@ -61,7 +70,7 @@ def dispatch_ahead(
     first: int,
     until: int,
     strides: Sequence[int] = (),
-    pauses: Sequence[int] = (),
+    pauses: Pauses | None = None,
     span: int = 1,
     admit: Callable[[int, int], int] = _all,
     window_seconds: float = TARGET_SECONDS,
@@ -69,8 +78,8 @@ def dispatch_ahead(
     """Runs iterations `first` to `until`, and yields them window by window.
 
     A consumer that stops early loses nothing: every window carries the state at its end. A window
-    ends at every multiple of each of the `strides` and `pauses`. It is not run ahead of one that ends at a
-    pause, nor with a program that `reuses_state`: a window's state would be gone before anyone could save it.
+    ends at every multiple of each of the `strides`, and at every pause. A program that `reuses_state` is not run
+    ahead: a window's state would be gone before anyone could save it.
 
     Args:
         program: program of one iteration.
@@ -78,25 +87,28 @@ def dispatch_ahead(
         first: number of iterations that came before.
         until: number of iterations after which it ends.
         strides: see above.
-        pauses: see above; whoever computes with the state there has the device for that.
+        pauses: see above; the next window is dispatched right after one.
         span: iterations whose metrics are summed, where the program can; sums end at its multiples.
         admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
         window_seconds: windows grow until one takes about so long.
     """
     size, ahead, since = 1, None, time.perf_counter()
     span = span if program.reuses_state else 1
+    ends = [*strides, *([pauses.every] if pauses else [])]
     while first < until or ahead is not None:
-        running, ahead = ahead, None
-        pausing = program.reuses_state or any(first % pause == 0 for pause in pauses)
-        if first < until and not (pausing and running is not None):
-            to_stride = min((stride - first % stride for stride in (*strides, *pauses)), default=until)
-            count = admit(first, min(size * span, until - first, to_stride))
+        running, ahead, window = ahead, None, None
+        if running is not None and pauses and first % pauses.every == 0:
+            window = _read(program, running)
+            pauses.run(window)
+        if first < until and not (program.reuses_state and running is not None):
+            to_end = min((every - first % every for every in ends), default=until)
+            count = admit(first, min(size * span, until - first, to_end))
             until = until if count else first
             ahead = _dispatch(program, state, first, count, span) if count else None
         if ahead is not None:
             state, first = ahead.after, first + sum(ahead.counts)
         if running is not None:
-            yield _read(program, running)
+            yield window or _read(program, running)
             now = time.perf_counter()
             size = min(2 * size, MAX_WINDOW) if now - since < window_seconds else size
             since = now
