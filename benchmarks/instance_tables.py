@@ -1,4 +1,4 @@
-"""The tables of docs/instances.md, from the results of benchmarks/instances.py and benchmarks/sweeps.py.
+"""The tables of docs/instances.md, from results of instances.py, sweeps.py and instance_training.py.
 
     python benchmarks/instance_tables.py
 
@@ -85,10 +85,20 @@ def sweeps(result: Mapping[str, Any]) -> str:
     return table_of([f"{trials} trials", "time", "over the fastest"], rows)
 
 
+def placements(result: Mapping[str, Any]) -> str:
+    """One training, placed in several ways: its speed, and how far its weights are from those of one process."""
+    rows = [
+        [name, f"{row['steps_per_second'] / 1e6:.3g} M", f"{row['largest_difference']:.1e}"]
+        for name, row in result["rows"].items()
+    ]
+    return table_of(["where", "steps/s", "largest difference of a weight"], rows)
+
+
 def main() -> None:
     write_table(trainings(result_of("instances-ppo")), PAGE, part=" ppo")
     write_table(searches(result_of("instances-alphazero")), PAGE, part=" alphazero")
     write_table(sweeps(result_of("sweeps-gpu")), PAGE, part=" sweeps")
+    write_table(placements(result_of("instance-training-weights-gpu")), PAGE, part=" placements")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table of docs/serving.md, from results/serving-cpu.json.
+"""The tables of docs/serving.md, from results/serving-cpu.json and serving-gpu.json.
 
 python benchmarks/serving_tables.py
 """
@@ -21,8 +21,8 @@ def clients(one: dict) -> str:
     return "1 client" if one["clients"] == 1 else f"{one['clients']} clients"
 
 
-def main() -> None:
-    result = json.loads((RESULTS / "serving-cpu.json").read_text())["result"]
+def table(platform: str) -> str:
+    result = json.loads((RESULTS / f"serving-{platform}.json").read_text())["result"]
     rows = [
         row(
             f"{clients(one)}, closed loop",
@@ -42,7 +42,12 @@ def main() -> None:
         row("64 clients, closed loop", f"`--max-batch 64 --workers {one['workers']}`", one)
         for one in result["workers"]
     ]
-    write_table(table_of(HEAD, rows, numbers=(2, 3, 4)), PAGE)
+    return table_of(HEAD, rows, numbers=(2, 3, 4))
+
+
+def main() -> None:
+    for platform in ("cpu", "gpu"):
+        write_table(table(platform), PAGE, part=f" {platform}")
 
 
 if __name__ == "__main__":

@@ -155,6 +155,18 @@ def test_processes_that_share_a_mesh_learn_what_one_program_does(tmp_path, one_p
     assert_learned(run, one_program(algorithm))
 
 
+@pytest.mark.slow
+def test_processes_of_a_mesh_compute_with_the_kernels_that_the_first_has_chosen(tmp_path):
+    graph = graph_of("ppo")
+    fused = {"fusion": "full", "numerics": "float32", **QUIET}
+    one = rollmill.train(graph, run_dir=tmp_path / "one", **fused)
+    mesh = rollmill.train(graph, run_dir=tmp_path / "mesh", place="mesh", learners=2, **fused)
+    assert_whole(mesh, ITERATIONS)
+    assert_learned(mesh, load_weights(one.directory).weights)
+    launches = RunDirectory.open(mesh.directory).read_config()["launches"]
+    assert launches["rollouts"] and launches["gradients"]
+
+
 # --- losses -------------------------------------------------------------------------------------------
 
 

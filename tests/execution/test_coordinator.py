@@ -18,7 +18,7 @@ from rollmill.execution.coordination.coordinator import Coordinator, LostWorker
 from rollmill.execution.coordination.jobs import jobs_of
 from rollmill.execution.processes import ALL, Finished, Hung, Job, Lost, Received, Started, WorkerMessage
 from rollmill.execution.replica import share_of
-from rollmill.execution.reports import MetricsRows, Notice, RolledBack, Saved, StartedUp
+from rollmill.execution.reports import Fused, MetricsRows, Notice, RolledBack, Saved, StartedUp
 from rollmill.planning import Counts, find_distribution
 
 GRAPH = rollmill.ppo(
@@ -115,6 +115,12 @@ class Scripted:
 
     def parts(self, state):
         return [self.part(job.name, state) for job in self.jobs]
+
+    def parts_of_mesh(self, state):
+        """Those of two processes with all fragments."""
+        first, second = (self.part(name, state) for name in ("all/0", "all/1"))
+        first.message.arrays.update(share_of(state, range(4), learner=True, environments=False))
+        return [first, second]
 
     def lost(self, job, **how):
         told = {"reason": "killed by SIGKILL", "exit_status": -9, "raised": False, "details": ""} | how
@@ -359,14 +365,28 @@ def test_on_a_mesh_states_are_those_between_windows():
         yield [workers.says("all/0", "IterationMetrics", {"first": 0, "rows": [{"x": 1.0}] * 8})]
         ((_, fields, _),) = workers.take("SnapshotRequest")
         assert fields["iteration"] % 8 == 0 and fields["iteration"] > 8
-        learner = share_of(numbered_state(100), range(4), learner=True, environments=False)
-        first, second = (workers.part(name, numbered_state(100)) for name in ("all/0", "all/1"))
-        first.message.arrays.update(learner)
-        yield [first, second]
+        yield workers.parts_of_mesh(numbered_state(100))
 
     told = coordinate(script, one, mesh=True, on_told=wants_at_rows(1))
     assert [len(rows.rows) for rows in of_kind(told, MetricsRows)] == [8]
     assert [saved.iteration for saved in of_kind(told, Saved)] == [100]
+
+
+def test_all_processes_of_a_mesh_get_the_kernels_of_the_first():
+    one = Partition("gpu-only", (Group("all", FRAGMENTS, 2),))
+    launches = {"device": "chip", "rollouts": [1, 2], "gradients": None}
+
+    def script(workers):
+        assert [fields["launches"] for _, fields, _ in workers.take("Begin")] == [None, None]
+        yield [workers.says("all/0", "KernelsChosen", {"launches": launches, "notes": ["one kernel"]})]
+        assert workers.take("KernelsChosen") == [("all/1", {"launches": launches, "notes": ["one kernel"]}, {})]
+        yield [workers.lost("all/1")]
+        assert [fields["launches"] for _, fields, _ in workers.take("Begin")] == [launches, launches]
+        yield workers.parts_of_mesh(numbered_state(100))
+
+    told = coordinate(script, one, mesh=True)
+    assert of_kind(told, Fused) == [Fused(launches)]
+    assert Notice("one kernel") in told
 
 
 def test_failures_of_environments_are_told_and_counted():

@@ -163,6 +163,13 @@ def note_option(run: RunDirectory, name: str, value: Any) -> None:
     run.write_config({**config, "options": {**config["options"], name: value}})
 
 
+def note_launches(run: RunDirectory, launches: Mapping[str, Any]) -> None:
+    """Writes down the launches of kernels that workers have chosen, for when the run is resumed."""
+    config = run.read_config()
+    if config.get("launches") != launches:
+        run.write_config({**config, "launches": launches})
+
+
 def _annealing_note(before: Mapping[str, Any], after: Mapping[str, Any], loops: Loops, done: int) -> str | None:
     """The jump of an annealed learning rate, where its schedule begins or ends elsewhere than before."""
     if not {"total_timesteps", "learning_rate"} <= after.keys():

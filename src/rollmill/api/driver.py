@@ -15,7 +15,7 @@ from rollmill.core.operations import span
 from rollmill.dataflow import Graph, State
 from rollmill.execution.coordination.coordinator import LostWorker
 from rollmill.execution.instances import GpuActivity, watched_gpus
-from rollmill.execution.reports import MetricsRows, Notice, RolledBack, Saved, StartedUp, Training
+from rollmill.execution.reports import Fused, MetricsRows, Notice, RolledBack, Saved, StartedUp, Training
 from rollmill.hooks import FailureKind, FailureReported, Hook, stop_at_return
 from rollmill.record import Checkpoints, Display, MetricsLog, Restored, RunDirectory, StopRequest, stop_on_signals
 
@@ -140,12 +140,20 @@ def _follow(
             case Saved(iteration, state):
                 with span("checkpoint", "storage"):
                     recorder.keep(iteration, state, stopping=stopping(), signalled=signals.requested)
-            case RolledBack(iteration):
-                recorder.rewind(iteration)
-            case StartedUp(so_far):
-                recorder.started_up(so_far.compiling, so_far.total)
+            case StartedUp() | Fused() | RolledBack():
+                _note(report, recorder)
             case Notice():
                 _show(report, recorder, calls, display)
+
+
+def _note(report: StartedUp | Fused | RolledBack, recorder: Recorder) -> None:
+    match report:
+        case StartedUp(so_far):
+            recorder.started_up(so_far.compiling, so_far.total)
+        case Fused(launches):
+            recorder.keep_launches(launches)
+        case RolledBack(iteration):
+            recorder.rewind(iteration)
 
 
 def _show(notice: Notice, recorder: Recorder, calls: HookCalls, display: Display) -> None:

@@ -135,9 +135,10 @@ def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:
                 f"fusion={options.fusion}: these environments are stepped by Python on the host and cannot be "
                 "part of a kernel; leave fusion out."
             )
-        raise UsageError(
-            f"fusion={options.fusion} makes kernels of one program's parts, and place={plan.place} has several "
-            "programs; use place=program, or leave fusion out."
-        )
+        if plan.place != "mesh":
+            raise UsageError(
+                f"fusion={options.fusion} makes kernels of one program's parts, and place={plan.place} has "
+                "several programs; use place=program or place=mesh, or leave fusion out."
+            )
     if plan.place == "ray":
         check_cluster(options.cluster or "ray")

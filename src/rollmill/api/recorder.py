@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from rollmill.algorithms import GAMES, MOMENTS, explained_variance
+from rollmill.api.changes import note_launches
 from rollmill.api.evaluations import EvaluationProgress, PeriodicEvaluation
 from rollmill.api.hook_calls import HookCalls
 from rollmill.api.options import RunOptions
@@ -160,6 +161,10 @@ class Recorder:
             self._gpus.restart()
         self._pace.skip(seconds - self._start_seconds)
         self._compile_seconds, self._start_seconds = compile_seconds, seconds
+
+    def keep_launches(self, launches: Mapping[str, Any]) -> None:
+        """Writes down the launches of kernels that workers have chosen, for when the run is resumed."""
+        note_launches(self._run, launches)
 
     @property
     def every_episode_failed(self) -> bool:

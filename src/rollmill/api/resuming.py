@@ -226,7 +226,7 @@ def _placed(
     optional = keeps_fusion and options.fusion in ("rollout", "full")
     without = replace(options, fusion="auto") if optional else options
     plan = choose_plan(reopened.graph, without)
-    if optional and plan.place != "program":
+    if optional and plan.place not in ("program", "mesh"):
         display.note(f"note: fusion={options.fusion} needs one program; this run goes on without kernels")
         options = without
     return place_parts(plan, options, custom, display), options
@@ -251,7 +251,7 @@ def _prepare(
         options: how.
         restored: the checkpoint that it goes on from.
         display: shows notes.
-        launches: how the kernels of the program were launched; None to find out.
+        launches: how its kernels were launched; None to find out.
     """
     graph, modules = reopened.graph, reopened.modules
     if note := note_of_unknown(described, modules):
@@ -261,7 +261,7 @@ def _prepare(
     evaluation = prepare_evaluation(graph, described, options, display)
     in_one = plan.place == "program"
     program = compile_program(graph, plan, options, display, launches=launches) if in_one else None
-    spec = run_spec(plan, options, described=described, imports=modules)
+    spec = run_spec(plan, options, described=described, imports=modules, launches=launches)
     return _Prepared(spec, program, evaluation, given)
 
 

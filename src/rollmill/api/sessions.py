@@ -164,7 +164,14 @@ def _open_workers(
         yield coordinator, begin.state if begin else initial
 
 
-def run_spec(plan: Plan, options: RunOptions, *, described: dict[str, Any], imports: Sequence[str]) -> RunSpec:
+def run_spec(
+    plan: Plan,
+    options: RunOptions,
+    *,
+    described: dict[str, Any],
+    imports: Sequence[str],
+    launches: Launches | None = None,
+) -> RunSpec:
     """The specification of a run with workers.
 
     Args:
@@ -172,6 +179,7 @@ def run_spec(plan: Plan, options: RunOptions, *, described: dict[str, Any], impo
         options: how.
         described: what `describe` says of the graph.
         imports: modules that workers import first.
+        launches: of kernels, as they were chosen when the run began.
     """
     return RunSpec(
         graph=described,
@@ -181,6 +189,9 @@ def run_spec(plan: Plan, options: RunOptions, *, described: dict[str, Any], impo
         imports=tuple(imports),
         seed=options.seed,
         unroll=options.unroll,
+        fusion=options.fusion if plan.place == "mesh" else "off",
+        numerics=options.numerics,
+        launches=dict(launches) if launches else None,
         checksums=options.checksums,
         hang_seconds=options.hang_seconds,
         start_seconds=options.start_seconds,

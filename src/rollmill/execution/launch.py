@@ -57,6 +57,7 @@ def launch(
             initial=initial,
             restored=begin_with is not None,
             mesh=plan.place == "mesh",
+            launches=spec.launches,
             max_failures=spec.max_failures,
             hang_seconds=spec.hang_seconds,
             fault_advice=fault_advice,

@@ -35,6 +35,8 @@ class Begin(NamedTuple):
     """Whether environments start anew."""
     meeting_address: str = ""
     """Where the processes of a mesh find each other."""
+    launches: Mapping[str, Any] | None = None
+    """Launches of the kernels of a mesh, where they have been chosen."""
     arrays: Mapping[str, np.ndarray] = NOTHING
     """The replica's share of the restored state; empty at the beginning."""
 
@@ -84,6 +86,15 @@ class Process(NamedTuple):
     pid: int
 
 
+class KernelsChosen(NamedTuple):
+    """The kernels that the first process of a mesh has chosen; the coordinator passes it on to the others."""
+
+    launches: Mapping[str, Any] | None
+    """None: XLA computes all."""
+    notes: Sequence[str] = ()
+    """Notes for the user."""
+
+
 class IterationMetrics(NamedTuple):
     """Metrics of the iterations that follow the first `first` ones."""
 
@@ -124,7 +135,8 @@ MESSAGES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         *(Begin, SnapshotRequest, Hold, End, StartRecording, StopRecording),
-        *(Process, CompileTimes, IterationMetrics, SnapshotPart, MissedSnapshot, EnvFailures, WindowRecorded),
+        *(Process, KernelsChosen, CompileTimes, IterationMetrics, SnapshotPart, MissedSnapshot, EnvFailures),
+        WindowRecorded,
     )
 }
 

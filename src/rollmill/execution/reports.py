@@ -56,6 +56,13 @@ class StartedUp(NamedTuple):
     """Durations over all replicas that have started."""
 
 
+class Fused(NamedTuple):
+    """The kernels that workers compute with have been chosen."""
+
+    launches: Mapping[str, Any]
+    """Their launches, for the run to keep."""
+
+
 class Recorded(NamedTuple):
     """A window of a worker, recorded for the profiler."""
 
@@ -63,7 +70,7 @@ class Recorded(NamedTuple):
     window: Mapping[str, Any]
 
 
-Report: TypeAlias = MetricsRows | Saved | RolledBack | StartedUp | Notice | Recorded
+Report: TypeAlias = MetricsRows | Saved | RolledBack | StartedUp | Notice | Fused | Recorded
 
 
 @runtime_checkable

@@ -5,6 +5,8 @@ from typing import Any
 
 from rollmill.core.json_data import read_as
 from rollmill.core.machine import GpuSharing
+from rollmill.execution.program.kernels import Fusion
+from rollmill.fusion import Numerics
 from rollmill.planning import Plan
 
 
@@ -25,6 +27,12 @@ class RunSpec:
     seed: int = 0
     unroll: int | None = None
     """Steps of the environment loop that are compiled as one; None chooses by platform."""
+    fusion: Fusion = "off"
+    """How deep a mesh is fused; other workers compute parts of iterations, of which there are no kernels."""
+    numerics: Numerics = "tf32"
+    """Precision of matrix products in kernels."""
+    launches: dict[str, Any] | None = None
+    """Launches of the kernels, as they were chosen when the run began."""
     checksums: bool = False
     """Whether messages between groups carry a checksum."""
     hang_seconds: float = 120.0

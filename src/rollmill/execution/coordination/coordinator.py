@@ -7,7 +7,7 @@ happen a bounded number of times (`recovery`).
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -49,6 +49,7 @@ from rollmill.execution.protocol import (
     EnvFailures,
     Hold,
     IterationMetrics,
+    KernelsChosen,
     MissedSnapshot,
     Process,
     SnapshotPart,
@@ -60,7 +61,17 @@ from rollmill.execution.protocol import (
     send_to,
 )
 from rollmill.execution.replica import STRIDE, StatePart, assemble, share_of
-from rollmill.execution.reports import MetricsRows, Notice, Recorded, Report, RolledBack, Row, Saved, StartedUp
+from rollmill.execution.reports import (
+    Fused,
+    MetricsRows,
+    Notice,
+    Recorded,
+    Report,
+    RolledBack,
+    Row,
+    Saved,
+    StartedUp,
+)
 
 MARGIN_SECONDS = 0.5
 """How far ahead a snapshot is announced, so that probably no replica has passed it."""
@@ -91,6 +102,7 @@ class Coordinator:
         initial: State,
         restored: bool,
         mesh: bool = False,
+        launches: Mapping[str, Any] | None = None,
         max_failures: int = 5,
         hang_seconds: float = 120.0,
         fault_advice: str = "",
@@ -105,6 +117,7 @@ class Coordinator:
             initial: a state at the beginning, on the host.
             restored: whether `begin_with` is from a checkpoint.
             mesh: whether all replicas are one program, of which states can be had at multiples of a stride.
+            launches: of a mesh's kernels, as they were chosen when the run began.
             max_failures: losses in a row of a replica that steps environments that the training survives.
             hang_seconds: losses of a replica that steps environments are not consecutive if it has worked for more
                 than this in between.
@@ -116,7 +129,7 @@ class Coordinator:
         self._failures = FailureLog()
         self._stop_asked_at: float | None = None
         self._slow_stop_noted = False
-        self._mesh = mesh
+        self._mesh, self._launches = mesh, launches
         self._meeting = free_address() if mesh else ""
         self._graph, self._workers, self._fault_advice = graph, workers, fault_advice
         self._roles = roles_of(graph, partition)
@@ -246,8 +259,8 @@ class Coordinator:
 
     def _receive(self, job: Job, message: Any) -> Iterator[Report]:
         match message:
-            case Process() | WindowRecorded():
-                yield _as_report(job, message)
+            case Process() | KernelsChosen() | WindowRecorded():
+                yield from self._pass_on(job, message)
             case EnvFailures(failures):
                 yield from self._failures.add(job.name, failures)
             case CompileTimes() if self._restart == 0 and not self._attempts.get(job.name):
@@ -261,6 +274,21 @@ class Coordinator:
             case MissedSnapshot(iteration) if iteration == self._wanted:
                 self._wanted = None
         yield from self._save_if_whole()
+
+    def _pass_on(self, job: Job, message: Process | KernelsChosen | WindowRecorded) -> Iterator[Report]:
+        match message:
+            case Process(pid):
+                yield Notice(f"{job.name} is process {pid}")
+            case KernelsChosen(launches, notes):
+                for other in self._workers.jobs:
+                    if other.name != job.name:
+                        send_to(self._workers, other, message)
+                yield from map(Notice, notes)
+                if launches is not None:
+                    self._launches = launches
+                    yield Fused(launches)
+            case WindowRecorded(window):
+                yield Recorded(job.name, window)
 
     def _report_metrics(self, first: int, rows: Sequence[Row]) -> Iterator[MetricsRows]:
         """Reports the metrics of iterations after the first `first` ones.
@@ -331,6 +359,7 @@ class Coordinator:
             generation=self._generation,
             opens=not keeps,
             meeting_address=self._meeting,
+            launches=self._launches,
             arrays=arrays,
         )
         self._finished.discard(job.name)
@@ -436,10 +465,3 @@ def initial_host_state(graph: Graph, shapes: State, key: Any) -> State:
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes.collector)
     rings = jax.jit(lambda: empty_rings(graph, index))()
     return State(zeros, learner, key, jnp.int32(0), rings)
-
-
-def _as_report(job: Job, message: Process | WindowRecorded) -> Report:
-    """The report of a message that the coordinator only passes on."""
-    if isinstance(message, WindowRecorded):
-        return Recorded(job.name, message.window)
-    return Notice(f"{job.name} is process {message.pid}")

@@ -6,7 +6,7 @@ waits for the host; metrics leave as one small vector.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -86,6 +86,7 @@ def lower(
     fusion: Fusion = "off",
     numerics: Numerics = "tf32",
     launches: Launches | None = None,
+    announce: Callable[[KernelChoice], None] = lambda kernels: None,
     compiler_options: Mapping[str, str] | None = None,
 ) -> CompiledProgram:
     """Compiles a graph into one program.
@@ -98,6 +99,7 @@ def lower(
         fusion: how deep the training is fused; see `choose_kernels`.
         numerics: of matrix products in kernels.
         launches: of kernels, as they were found when the run began.
+        announce: called with the kernels once they are chosen, before the program is compiled.
         compiler_options: of XLA, besides those that every program has.
 
     Raises:
@@ -115,10 +117,11 @@ def lower(
         fusion=fusion,
         numerics=numerics,
         unroll=unroll,
-        devices=list(mesh.devices.flat),
+        devices=_own_first(mesh.devices.flat),
         num_seeds=len(seeds),
         launches=launches,
     )
+    announce(kernels)
     shapes = state_shapes(graph, seeds)
     specs = _specs(shapes, has_seeds=len(seeds) > 1)
     shardings = jax.tree.map(partial(NamedSharding, mesh), specs)
@@ -146,6 +149,11 @@ def lower(
         launches=kernels.launches,
         reuses_state=reuses_state,
     )
+
+
+def _own_first(devices: Iterable[Any]) -> list[Any]:
+    """The devices, those of this process before those of others."""
+    return sorted(devices, key=lambda device: device.process_index != jax.process_index())
 
 
 def _compile_step(

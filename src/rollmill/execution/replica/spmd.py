@@ -21,7 +21,7 @@ from rollmill.execution.processes import Control
 from rollmill.execution.program.compile_clock import CompileClock
 from rollmill.execution.program.compiled import CompiledProgram, lower
 from rollmill.execution.program.dispatch import Window, dispatch_ahead
-from rollmill.execution.protocol import Begin, IterationMetrics, Process, SnapshotPart, send, wait
+from rollmill.execution.protocol import Begin, IterationMetrics, KernelsChosen, Process, SnapshotPart, send, wait
 from rollmill.execution.replica.snapshot_requests import SnapshotRequests
 from rollmill.execution.replica.stop import StopParticipant
 from rollmill.execution.run_spec import RunSpec
@@ -49,11 +49,26 @@ def run_on_mesh(spec: RunSpec, control: Control, *, graph: Callable[[], Graph], 
     control.at("compiling", expect=3 * start_seconds)
     with CompileClock() as clock:
         built = graph()
-        program = lower(built, seeds=(spec.seed,), devices=_devices(), unroll=spec.unroll)
+        program = _compiled(built, spec, control, begin, rank)
         state = program.start() if not begin.arrays else _placed(program, begin)
     send(control, clock.report(time.monotonic()))
     control.at("training", expect=start_seconds)
     _train(rank, control, program, state, begin.first, built.loops.iterations)
+
+
+def _compiled(graph: Graph, spec: RunSpec, control: Control, begin: Begin, rank: int) -> CompiledProgram:
+    """The program of all processes. The first one chooses its kernels, by timing, and the others take the same."""
+    compile_with = partial(
+        lower, graph, seeds=(spec.seed,), devices=_devices(), unroll=spec.unroll, numerics=spec.numerics
+    )
+    if spec.fusion == "off":
+        return compile_with()
+    if rank == 0:
+        announce = lambda kernels: send(control, KernelsChosen(kernels.launches, kernels.notes))
+        return compile_with(fusion=spec.fusion, launches=begin.launches, announce=announce)
+    chosen = wait(control, KernelsChosen)
+    fusion = "off" if chosen.launches is None else spec.fusion
+    return compile_with(fusion=fusion, launches=chosen.launches)
 
 
 def _train(rank: int, control: Control, program: CompiledProgram, state: State, first: int, last: int) -> None:
