@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rollmill
-from rollmill.api import choose_plan, describe, rebuild_graph
+from rollmill.api import choose_plan, describe, rebuild_graph, specification
 from rollmill.core.errors import CheckpointError, UsageError
 from rollmill.dataflow import ElementwiseUpdate, fingerprint
 from rollmill.envs import host_environment, registry
@@ -217,3 +217,24 @@ def test_a_run_is_not_resumed_with_other_options_of_its_environment(tmp_path):
     assert longer.lengths.tolist() == [2, 2] and rollmill.evaluate(run.directory, episodes=1).lengths.tolist() == [
         3
     ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "environment"),
+    [
+        ("ppo", "CartPole-v1"),
+        ("a3c", "Acrobot-v1"),
+        ("impala", "CartPole-v1"),
+        ("mappo", "TagGridWorld-Small-v0"),
+        ("dqn", "CartPole-v1"),
+        ("sac", "Pendulum-v1"),
+        ("td3", "Pendulum-v1"),
+        ("ppo", "gymnasium:CartPole-v1"),
+    ],
+)
+def test_graphs_that_names_make_again_are_not_traced_for_that(monkeypatch, algorithm, environment):
+    graph = getattr(rollmill, algorithm)(environment)
+    traced = []
+    monkeypatch.setattr(specification, "fingerprint", lambda graph: traced.append(graph) or "digest")
+    assert describe(graph)["custom"] == []
+    assert len(traced) == 1

@@ -9,6 +9,7 @@ from rollmill.api.algorithms import find_algorithm
 from rollmill.core.errors import CheckpointError, RollmillError, UsageError
 from rollmill.core.json_data import parse_json, read_as, writable
 from rollmill.core.own_line import failed_import
+from rollmill.core.sameness import certainly_same
 from rollmill.core.types import NO_OPTIONS, Environment, HostEnvironment, Options
 from rollmill.dataflow import Graph, fingerprint, fragment_fingerprints
 from rollmill.envs import make
@@ -69,7 +70,8 @@ def describe(graph: Graph) -> dict[str, Any]:
     """The graph's settings as a run records them, with what they cannot rebuild named under "custom".
 
     A part that was changed in Python, or has no name, is noticed by building the graph from its settings and
-    comparing what the two compute. That traces both: describe a graph once, and pass the description on.
+    comparing the two, by their parts or else by what they compute. That traces the graph, and in the second case
+    the other as well: describe a graph once, and pass the description on.
     """
     settings = {**writable(graph.settings), "fingerprint": fingerprint(graph)}
     try:
@@ -94,7 +96,8 @@ def _changed(graph: Graph, settings: dict[str, Any]) -> list[str]:
         rebuilt = _graph_on(env, saved)
     except RollmillError:
         return ["algorithm"]
-    if fingerprint(rebuilt) == settings["fingerprint"]:
+    same_parts = certainly_same(graph._replace(settings={}), rebuilt._replace(settings={}))
+    if same_parts or fingerprint(rebuilt) == settings["fingerprint"]:
         return []
     if rebuilt.settings["config"] != graph.settings["config"]:
         return ["hyperparameters"]
