@@ -131,7 +131,7 @@ def replay_studies(algorithm: str) -> Callable[[], str]:
         head = [
             "Environment",
             "Steps",
-            "Final returns of seeds 1 to 5",
+            "Final returns, a seed each",
             "Mean",
             "Greedy policy, mean",
             "Published",

@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -238,11 +239,11 @@ def _finished(directory: Path, name: str, seed: int, *, or_stopped: bool = False
 
 
 def result_of(
-    name: str, directory: Path, rejax: str | None, earlier: Path | None, *, or_stopped: bool
+    name: str, seeds: Sequence[int], directory: Path, rejax: str | None, earlier: Path | None, *, or_stopped: bool
 ) -> dict[str, Any] | None:
     """The returns of all seeds; None while one is not finished, or else has not been stopped either."""
     study = STUDIES[name]
-    summaries = [_finished(directory, name, seed, or_stopped=or_stopped) for seed in SEEDS]
+    summaries = [_finished(directory, name, seed, or_stopped=or_stopped) for seed in seeds]
     if any(summary is None for summary in summaries):
         return None
     returns = [summary["final_return"] for summary in summaries]
@@ -252,31 +253,31 @@ def result_of(
         "algorithm": study.algorithm,
         "environment": study.environment,
         "config": study.config,
-        "seeds": list(SEEDS),
+        "seeds": list(seeds),
         "env_steps": [summary["env_steps"] for summary in summaries],
         "final_returns": returns,
         "mean": mean,
         "standard_deviation": deviation,
-        "greedy_returns": [_greedy(directory / f"{name}-{seed}") for seed in SEEDS]
+        "greedy_returns": [_greedy(directory / f"{name}-{seed}") for seed in seeds]
         if study.published is None
         else None,
         "best_returns": [summary["best_return"] for summary in summaries],
         "published": study.published,
         "source": study.source,
-        "returns_beside_rejax": _as_rejax(study, directory, name),
-        "rejax": _earlier(name, earlier) if earlier else _beside(study, rejax),
+        "returns_beside_rejax": _as_rejax(study, seeds, directory, name),
+        "rejax": _earlier(name, earlier) if earlier else _beside(study, seeds, rejax),
         "seconds": [summary["seconds"] for summary in summaries],
         "weights_sha256": [summary["weights_sha256"] for summary in summaries],
-        "commits": [_commit(directory / f"{name}-{seed}") for seed in SEEDS],
-        "curves": [_curve(directory / f"{name}-{seed}") for seed in SEEDS],
+        "commits": [_commit(directory / f"{name}-{seed}") for seed in seeds],
+        "curves": [_curve(directory / f"{name}-{seed}") for seed in seeds],
     }
 
 
-def _beside(study: Study, python: str | None) -> dict[str, Any] | None:
+def _beside(study: Study, seeds: Sequence[int], python: str | None) -> dict[str, Any] | None:
     """Rejax's training of the same seeds."""
     if study.rejax is None or python is None:
         return None
-    curves = rejax_curves(python, study.algorithm.upper(), study.rejax, seeds=list(SEEDS), episodes=100)
+    curves = rejax_curves(python, study.algorithm.upper(), study.rejax, seeds=list(seeds), episodes=100)
     final = [returns[-1] for returns in curves["returns"]]
     print(f"rejax: {sum(final) / len(final):.2f}, {final}", flush=True)
     return {"settings": study.rejax, "final_returns": final, **curves}
@@ -288,11 +289,11 @@ def _earlier(name: str, result: Path) -> dict[str, Any]:
     return {**content["result"][name]["rejax"], "from": {key: content[key] for key in ("commit", "time")}}
 
 
-def _as_rejax(study: Study, directory: Path, name: str) -> list[float] | None:
+def _as_rejax(study: Study, seeds: Sequence[int], directory: Path, name: str) -> list[float] | None:
     """Mean returns of 100 episodes of each seed, with as many random actions as Rejax evaluates with."""
     if study.rejax is None:
         return None
-    return [_nearly_greedy(directory / f"{name}-{seed}") for seed in SEEDS]
+    return [_nearly_greedy(directory / f"{name}-{seed}") for seed in seeds]
 
 
 def _nearly_greedy(run: Path) -> float:
@@ -328,7 +329,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/replay-learning"))
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="to train now")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--accept-stopped", action="store_true")
     parser.add_argument("--rejax", help="a Python with rejax==0.1.3 and gymnax==0.0.9")
     parser.add_argument("--rejax-from", type=Path, help="a result of this script, for Rejax's side")
@@ -344,7 +345,8 @@ def main() -> None:
     options.runs.mkdir(parents=True, exist_ok=True)
     train_all(names, options.seeds, options.runs, at_once=options.at_once, seconds=options.seconds)
     accept = {"or_stopped": options.accept_stopped}
-    results = {name: result_of(name, options.runs, options.rejax, options.rejax_from, **accept) for name in names}
+    sides = (options.runs, options.rejax, options.rejax_from)
+    results = {name: result_of(name, options.seeds, *sides, **accept) for name in names}
     done = {name: result for name, result in results.items() if result is not None}
     for name, result in done.items():
         print(f"{name}: {result['mean']:.1f} +- {result['standard_deviation']:.1f}", result["final_returns"])
