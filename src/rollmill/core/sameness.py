@@ -8,6 +8,7 @@ from types import CodeType, FunctionType, MethodType, NoneType
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from gymnasium import Space
 
@@ -62,7 +63,7 @@ def _(number: float) -> _Taken:
 @_taken_apart.register(np.generic)
 def _(array: Any) -> _Taken:
     kind = (array.dtype, array.shape)
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return _Taken((*kind, np.asarray(array).tobytes()))
 
