@@ -41,7 +41,7 @@ class EvaluationProgress:
     """The highest mean return of an evaluation, and its iteration: the first of equals."""
 
 
-class _Played(NamedTuple):
+class _PlayedAhead(NamedTuple):
     iteration: int
     of_seeds: list[EvaluationEpisodes]
     seconds: float
@@ -62,7 +62,7 @@ class PeriodicEvaluation:
         """Iterations between two evaluations."""
         self.progress = EvaluationProgress()
         """The evaluations so far; set anew where the training goes back to an earlier state."""
-        self._played: _Played | None = None
+        self._played: _PlayedAhead | None = None
 
     def is_due(self, iteration: int) -> bool:
         """Whether an evaluation is due after so many iterations."""
@@ -104,11 +104,11 @@ class PeriodicEvaluation:
         )
         return {**metrics, "evaluation/seconds": played.seconds}
 
-    def _play_episodes(self, iteration: int, state: State) -> _Played:
+    def _play_episodes(self, iteration: int, state: State) -> _PlayedAhead:
         began = time.perf_counter()
         weights = jax.device_get(self._graph.weights(state.learner))
         of_seeds = [self._play(own) for own in self._of_each_seed(weights)]
-        return _Played(iteration, of_seeds, time.perf_counter() - began)
+        return _PlayedAhead(iteration, of_seeds, time.perf_counter() - began)
 
     def _of_each_seed(self, weights: Weights) -> list[Weights]:
         count = len(self._seeds)
