@@ -131,7 +131,7 @@ def replay_studies(algorithm: str) -> Callable[[], str]:
         head = [
             "Environment",
             "Steps",
-            "Final returns, a seed each",
+            "Final return of each seed",
             "Mean",
             "Greedy policy, mean",
             "Published",

@@ -23,6 +23,7 @@ import rollmill
 from busy_machine import scaled
 from rollmill.api import load_weights, resuming, training
 from rollmill.core.errors import UsageError
+from rollmill.hooks import MetricsLogged, Stop
 from rollmill.record import RunDirectory, read_metrics
 
 pytestmark = [
@@ -163,8 +164,23 @@ def test_processes_of_a_mesh_compute_with_the_kernels_that_the_first_has_chosen(
     mesh = rollmill.train(graph, run_dir=tmp_path / "mesh", place="mesh", learners=2, **fused)
     assert_whole(mesh, ITERATIONS)
     assert_learned(mesh, load_weights(one.directory).weights)
-    launches = RunDirectory.open(mesh.directory).read_config()["launches"]
+    launches = launches_of(mesh)
     assert launches["rollouts"] and launches["gradients"]
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_elsewhere_keeps_its_own_launches(tmp_path):
+    stop = lambda event: Stop("enough") if isinstance(event, MetricsLogged) else None
+    fused = {"fusion": "full", "numerics": "float32", **QUIET}
+    run = rollmill.train(graph_of("ppo", 4 * LONGER), run_dir=tmp_path / "run", hooks=[stop], **fused)
+    own = launches_of(run)
+    again = rollmill.resume(run.directory, place="mesh", learners=2, quiet=True)
+    assert again.summary["status"] == "finished"
+    assert launches_of(again) == own and own["rollouts"]
+
+
+def launches_of(run):
+    return RunDirectory.open(run.directory).read_config()["launches"]
 
 
 # --- losses -------------------------------------------------------------------------------------------

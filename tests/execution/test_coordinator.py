@@ -18,7 +18,7 @@ from rollmill.execution.coordination.coordinator import Coordinator, LostWorker
 from rollmill.execution.coordination.jobs import jobs_of
 from rollmill.execution.processes import ALL, Finished, Hung, Job, Lost, Received, Started, WorkerMessage
 from rollmill.execution.replica import share_of
-from rollmill.execution.reports import Fused, MetricsRows, Notice, RolledBack, Saved, StartedUp
+from rollmill.execution.reports import LaunchesChosen, MetricsRows, Notice, RolledBack, Saved, StartedUp
 from rollmill.planning import Counts, find_distribution
 
 GRAPH = rollmill.ppo(
@@ -378,15 +378,18 @@ def test_all_processes_of_a_mesh_get_the_kernels_of_the_first():
 
     def script(workers):
         assert [fields["launches"] for _, fields, _ in workers.take("Begin")] == [None, None]
-        yield [workers.says("all/0", "KernelsChosen", {"launches": launches, "notes": ["one kernel"]})]
-        assert workers.take("KernelsChosen") == [("all/1", {"launches": launches, "notes": ["one kernel"]}, {})]
+        yield [workers.says("all/0", "KernelsChosen", {"launches": launches})]
+        assert workers.take("KernelsChosen") == [("all/1", {"launches": launches}, {})]
+        compiled = {"launches": launches, "notes": ["one kernel"]}
+        yield [workers.says("all/0", "MeshCompiled", compiled)]
         yield [workers.lost("all/1")]
         assert [fields["launches"] for _, fields, _ in workers.take("Begin")] == [launches, launches]
+        yield [workers.says("all/0", "MeshCompiled", compiled)]
         yield workers.parts_of_mesh(numbered_state(100))
 
     told = coordinate(script, one, mesh=True)
-    assert of_kind(told, Fused) == [Fused(launches)]
-    assert Notice("one kernel") in told
+    assert of_kind(told, LaunchesChosen) == [LaunchesChosen(launches)] * 2
+    assert told.count(Notice("one kernel")) == 1  # not again after the loss
 
 
 def test_failures_of_environments_are_told_and_counted():

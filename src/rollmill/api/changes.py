@@ -164,9 +164,9 @@ def note_option(run: RunDirectory, name: str, value: Any) -> None:
 
 
 def note_launches(run: RunDirectory, launches: Mapping[str, Any]) -> None:
-    """Writes down the launches of kernels that workers have chosen, for when the run is resumed."""
+    """Writes down the first launches of kernels that workers have chosen, for when the run is resumed."""
     config = run.read_config()
-    if config.get("launches") != launches:
+    if config.get("launches") is None:
         run.write_config({**config, "launches": launches})
 
 

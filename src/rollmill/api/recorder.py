@@ -95,10 +95,13 @@ class Recorder:
         gpus: GpuActivity,
         hooks: HookCalls,
         evaluation: PeriodicEvaluation | None,
+        *,
+        keeps_launches: bool,
     ) -> None:
         self._config = run.read_config()
         self._identity = identity_of(self._config)
         self._hooks, self._evaluation = hooks, evaluation
+        self._keeps_launches = keeps_launches
         self._saved_evaluations = EvaluationProgress()
         self._unannounced: CheckpointSaved | None = None
         self._run, self._algorithm, self._options = run, algorithm, options
@@ -163,8 +166,9 @@ class Recorder:
         self._compile_seconds, self._start_seconds = compile_seconds, seconds
 
     def keep_launches(self, launches: Mapping[str, Any]) -> None:
-        """Writes down the launches of kernels that workers have chosen, for when the run is resumed."""
-        note_launches(self._run, launches)
+        """Writes down the launches of kernels that workers have chosen, where the run is in its own place."""
+        if self._keeps_launches:
+            note_launches(self._run, launches)
 
     @property
     def every_episode_failed(self) -> bool:

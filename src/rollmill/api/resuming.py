@@ -88,12 +88,14 @@ def resume(
         described = _describe(reopened, display)
         reopened = reopened._replace(modules=with_own_modules(reopened.modules, described))
         plan, options = _placed(plan, reopened, described, options, keeps_fusion=fusion is None, display=display)
-        launches = None if where or fusion else run.read_config().get("launches")
+        elsewhere = bool(where or fusion)
+        launches = None if elsewhere or "num_minibatches" in reopened.values else run.read_config().get("launches")
         prepared = _prepare(reopened, described, plan, options, restored, display, launches=launches)
         note_changes(run, described, reopened.graph, reopened.values, restored, display)
         if options.stop_at_return != before.stop_at_return:  # now that nothing can be refused any more
             note_option(run, "stop_at_return", options.stop_at_return)
-        return _go_on(run, reopened.graph, prepared, options, checkpoints, restored, hooks, display)
+        keeps = not elsewhere
+        return _go_on(run, reopened.graph, prepared, options, checkpoints, restored, hooks, display, keeps)
 
 
 class _Reopened(NamedTuple):
@@ -210,7 +212,7 @@ def _placed(
 ) -> tuple[Plan, RunOptions]:
     """Where a run goes on, and its options there.
 
-    Kernels that it had in one program are not asked for in several, which have none.
+    Kernels that it had in one program, or on a mesh, are not asked for in several programs, which have none.
 
     Args:
         saved: the plan that it had, where it stays in its place.
@@ -227,7 +229,9 @@ def _placed(
     without = replace(options, fusion="auto") if optional else options
     plan = choose_plan(reopened.graph, without)
     if optional and plan.place not in ("program", "mesh"):
-        display.note(f"note: fusion={options.fusion} needs one program; this run goes on without kernels")
+        display.note(
+            f"note: fusion={options.fusion} needs one program or a mesh; this run goes on without kernels"
+        )
         options = without
     return place_parts(plan, options, custom, display), options
 
@@ -274,11 +278,13 @@ def _go_on(
     restored: Restored | None,
     hooks: Sequence[Hook],
     display: Display,
+    keeps_launches: bool,
 ) -> Run:
     spec, program, evaluation, given = prepared
     pauses = evaluation.pauses if evaluation else None
     session = open_session(graph, program, spec, run, options, restored, display, pauses, given=given)
-    return drive(session, run, graph, options, display, checkpoints, restored, hooks=hooks, evaluation=evaluation)
+    watching = {"hooks": hooks, "evaluation": evaluation, "keeps_launches": keeps_launches}
+    return drive(session, run, graph, options, display, checkpoints, restored, **watching)
 
 
 def reset_placement(placement: dict[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 import dataclasses
 import enum
 import functools
-from collections.abc import Mapping
-from types import CodeType, FunctionType, MethodType, NoneType
+from types import CodeType, FunctionType, MappingProxyType, MethodType, NoneType
 from typing import Any, NamedTuple
 
 import jax
@@ -26,10 +25,10 @@ def certainly_same(one: Any, other: Any) -> bool:
 
     False says nothing: values of kinds that are not known here count as different unless they are one object.
     """
-    return _are_same(one, other, set())
+    return _are_same(one, other, {})
 
 
-def _are_same(one: Any, other: Any, compared: set[tuple[int, int]]) -> bool:
+def _are_same(one: Any, other: Any, compared: dict[tuple[int, int], tuple[Any, Any]]) -> bool:
     if one is other or (id(one), id(other)) in compared:  # a function can close over itself
         return True
     if type(one) is not type(other):
@@ -37,7 +36,7 @@ def _are_same(one: Any, other: Any, compared: set[tuple[int, int]]) -> bool:
     mine, others = _taken_apart(one), _taken_apart(other)
     if mine is None or others is None or mine.label != others.label or len(mine.parts) != len(others.parts):
         return False
-    compared.add((id(one), id(other)))
+    compared[id(one), id(other)] = one, other  # kept, for the address of a freed object is given to another one
     return all(_are_same(a, b, compared) for a, b in zip(mine.parts, others.parts, strict=True))
 
 
@@ -46,7 +45,10 @@ def _taken_apart(value: Any) -> _Taken | None:
     """A value's parts; None for a kind that is not known."""
     if not dataclasses.is_dataclass(value):  # modules of Equinox are some
         return None
-    return _Taken("fields", tuple(getattr(value, field.name, None) for field in dataclasses.fields(value)))
+    names = [field.name for field in dataclasses.fields(value)]
+    if not getattr(value, "__dict__", {}).keys() <= set(names):  # it holds more than its fields
+        return None
+    return _Taken("fields", tuple(getattr(value, name, None) for name in names))
 
 
 for kind in (NoneType, bool, int, str, bytes, enum.Enum, type, CodeType, np.dtype, jax.ShapeDtypeStruct):
@@ -62,7 +64,7 @@ def _(number: float) -> _Taken:
 @_taken_apart.register(np.ndarray)
 @_taken_apart.register(np.generic)
 def _(array: Any) -> _Taken:
-    kind = (array.dtype, array.shape)
+    kind = (array.dtype, array.shape, getattr(array, "weak_type", False))
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return _Taken((*kind, np.asarray(array).tobytes()))
@@ -76,18 +78,19 @@ def _(space: Space) -> _Taken:
 
 @_taken_apart.register(tuple)
 @_taken_apart.register(list)
-def _(values: Any) -> _Taken:
-    return _Taken("values", tuple(values))
+def _(values: Any) -> _Taken | None:
+    return None if _holds_more(values) else _Taken("values", tuple(values))
+
+
+@_taken_apart.register(dict)
+@_taken_apart.register(MappingProxyType)
+def _(mapping: Any) -> _Taken | None:
+    return _Taken(list(mapping), tuple(mapping.values())) if type(mapping) in (dict, MappingProxyType) else None
 
 
 @_taken_apart.register
-def _(mapping: Mapping) -> _Taken:
-    return _Taken(list(mapping), tuple(mapping.values()))
-
-
-@_taken_apart.register
-def _(function: functools.partial) -> _Taken:
-    return _Taken("partial", (function.func, function.args, function.keywords))
+def _(function: functools.partial) -> _Taken | None:
+    return None if _holds_more(function) else _Taken("partial", (function.func, function.args, function.keywords))
 
 
 @_taken_apart.register
@@ -104,3 +107,8 @@ def _(function: FunctionType) -> _Taken | None:
     # Equal code reads the same names, and finds the same under them in the same module.
     label = (function.__code__, id(function.__globals__))
     return _Taken(label, (function.__defaults__, function.__kwdefaults__, held))
+
+
+def _holds_more(value: Any) -> bool:
+    """Whether attributes have been added to a value."""
+    return bool(getattr(value, "__dict__", None))

@@ -90,7 +90,14 @@ class KernelsChosen(NamedTuple):
     """The kernels that the first process of a mesh has chosen; the coordinator passes it on to the others."""
 
     launches: Mapping[str, Any] | None
-    """None: XLA computes all."""
+    """None: no kernels were sought, and XLA computes all."""
+
+
+class MeshCompiled(NamedTuple):
+    """The first process of a mesh has compiled the program."""
+
+    launches: Mapping[str, Any] | None
+    """Launches of its kernels; None: no kernels were sought, or none could be compiled."""
     notes: Sequence[str] = ()
     """Notes for the user."""
 
@@ -135,8 +142,8 @@ MESSAGES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         *(Begin, SnapshotRequest, Hold, End, StartRecording, StopRecording),
-        *(Process, KernelsChosen, CompileTimes, IterationMetrics, SnapshotPart, MissedSnapshot, EnvFailures),
-        WindowRecorded,
+        *(Process, KernelsChosen, MeshCompiled, CompileTimes, IterationMetrics, SnapshotPart, MissedSnapshot),
+        *(EnvFailures, WindowRecorded),
     )
 }
 

@@ -56,11 +56,11 @@ class StartedUp(NamedTuple):
     """Durations over all replicas that have started."""
 
 
-class Fused(NamedTuple):
-    """The kernels that workers compute with have been chosen."""
+class LaunchesChosen(NamedTuple):
+    """Kernels for workers have been sought, and the fastest chosen."""
 
     launches: Mapping[str, Any]
-    """Their launches, for the run to keep."""
+    """Their launches, for the run to keep; None for a part that XLA computes."""
 
 
 class Recorded(NamedTuple):
@@ -70,7 +70,7 @@ class Recorded(NamedTuple):
     window: Mapping[str, Any]
 
 
-Report: TypeAlias = MetricsRows | Saved | RolledBack | StartedUp | Notice | Fused | Recorded
+Report: TypeAlias = MetricsRows | Saved | RolledBack | StartedUp | Notice | LaunchesChosen | Recorded
 
 
 @runtime_checkable

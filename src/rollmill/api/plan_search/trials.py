@@ -107,7 +107,10 @@ class ProcessTrials:
     def estimate_speed(self, candidate: Candidate) -> float | None:
         """See `Trials`: by the stages of the unfused program on one device, on CPU cores."""
         same_batch = candidate.num_envs in (None, self.workload.num_envs)
-        if self.times is None or self.machine.gpus or not same_batch or candidate.fusion not in (None, "off"):
+        fused = candidate.fusion not in (None, "off") or (
+            candidate.place == "mesh" and self._left_to_xla(candidate) is None
+        )
+        if self.times is None or self.machine.gpus or not same_batch or fused:
             return None
         seconds = placed_seconds(candidate, self.times, cores=self.machine.cores)
         return self.workload.batch(candidate.num_envs) / seconds

@@ -50,6 +50,7 @@ from rollmill.execution.protocol import (
     Hold,
     IterationMetrics,
     KernelsChosen,
+    MeshCompiled,
     MissedSnapshot,
     Process,
     SnapshotPart,
@@ -62,7 +63,7 @@ from rollmill.execution.protocol import (
 )
 from rollmill.execution.replica import STRIDE, StatePart, assemble, share_of
 from rollmill.execution.reports import (
-    Fused,
+    LaunchesChosen,
     MetricsRows,
     Notice,
     Recorded,
@@ -259,7 +260,7 @@ class Coordinator:
 
     def _receive(self, job: Job, message: Any) -> Iterator[Report]:
         match message:
-            case Process() | KernelsChosen() | WindowRecorded():
+            case Process() | KernelsChosen() | MeshCompiled() | WindowRecorded():
                 yield from self._pass_on(job, message)
             case EnvFailures(failures):
                 yield from self._failures.add(job.name, failures)
@@ -275,18 +276,21 @@ class Coordinator:
                 self._wanted = None
         yield from self._save_if_whole()
 
-    def _pass_on(self, job: Job, message: Process | KernelsChosen | WindowRecorded) -> Iterator[Report]:
+    def _pass_on(
+        self, job: Job, message: Process | KernelsChosen | MeshCompiled | WindowRecorded
+    ) -> Iterator[Report]:
         match message:
             case Process(pid):
                 yield Notice(f"{job.name} is process {pid}")
-            case KernelsChosen(launches, notes):
+            case KernelsChosen():
                 for other in self._workers.jobs:
                     if other.name != job.name:
                         send_to(self._workers, other, message)
-                yield from map(Notice, notes)
+            case MeshCompiled(launches, notes):
+                yield from map(Notice, notes if self._restart == 0 else ())
                 if launches is not None:
                     self._launches = launches
-                    yield Fused(launches)
+                    yield LaunchesChosen(launches)
             case WindowRecorded(window):
                 yield Recorded(job.name, window)
 

@@ -139,8 +139,8 @@ def _in_use(folder: Path) -> Iterator[int]:
 
 def _locked(folder: Path) -> int | None:
     """A descriptor with the shared lock; None while the daemon of before is being ended."""
-    _make_private(folder.parent)
     try:
+        _make_private(folder.parent)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         lock = os.open(folder / mps_owner.USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

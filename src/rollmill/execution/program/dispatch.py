@@ -87,7 +87,7 @@ def dispatch_ahead(
         first: number of iterations that came before.
         until: number of iterations after which it ends.
         strides: see above.
-        pauses: see above; the next window is dispatched right after one.
+        pauses: see above; unless the program `reuses_state`, the next window is dispatched right after one.
         span: iterations whose metrics are summed, where the program can; sums end at its multiples.
         admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
         window_seconds: windows grow until one takes about so long.

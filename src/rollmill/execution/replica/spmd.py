@@ -15,16 +15,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from rollmill.core.errors import UsageError
 from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import Graph, State
 from rollmill.execution.processes import Control
 from rollmill.execution.program.compile_clock import CompileClock
 from rollmill.execution.program.compiled import CompiledProgram, lower
 from rollmill.execution.program.dispatch import Window, dispatch_ahead
-from rollmill.execution.protocol import Begin, IterationMetrics, KernelsChosen, Process, SnapshotPart, send, wait
+from rollmill.execution.protocol import (
+    Begin,
+    IterationMetrics,
+    KernelsChosen,
+    MeshCompiled,
+    Process,
+    SnapshotPart,
+    send,
+    wait,
+)
 from rollmill.execution.replica.snapshot_requests import SnapshotRequests
 from rollmill.execution.replica.stop import StopParticipant
 from rollmill.execution.run_spec import RunSpec
+from rollmill.fusion import backend_of
 from rollmill.record import from_host, to_host
 
 STRIDE = 8
@@ -64,11 +75,29 @@ def _compiled(graph: Graph, spec: RunSpec, control: Control, begin: Begin, rank:
     if spec.fusion == "off":
         return compile_with()
     if rank == 0:
-        announce = lambda kernels: send(control, KernelsChosen(kernels.launches, kernels.notes))
-        return compile_with(fusion=spec.fusion, launches=begin.launches, announce=announce)
-    chosen = wait(control, KernelsChosen)
-    fusion = "off" if chosen.launches is None else spec.fusion
-    return compile_with(fusion=fusion, launches=chosen.launches)
+        announce = lambda kernels: send(control, KernelsChosen(kernels.launches))
+        program = compile_with(fusion=spec.fusion, launches=begin.launches, announce=announce)
+        send(control, MeshCompiled(program.launches, program.notes))
+        return program
+    launches = wait(control, KernelsChosen).launches
+    if launches is None:
+        return compile_with()
+    _check_device(launches["device"], spec)
+    return compile_with(fusion=spec.fusion, launches=launches)
+
+
+def _check_device(first: str, spec: RunSpec) -> None:
+    """Whether kernels that were timed by the first process are for this one's device.
+
+    Raises:
+        UsageError: they are not.
+    """
+    device = jax.local_devices()[0]
+    if (mine := backend_of(device, spec.numerics).device(device)) != first:
+        raise UsageError(
+            f"fusion={spec.fusion}: the processes of a mesh have different devices, {first} and {mine}, and all "
+            "have to run the same kernels. hint: fusion=off, or devices of one kind (CUDA_VISIBLE_DEVICES)."
+        )
 
 
 def _train(rank: int, control: Control, program: CompiledProgram, state: State, first: int, last: int) -> None:
