@@ -4,8 +4,8 @@
     python benchmarks/instance_training.py kill --instances 4
 
 - `weights`: PPO on CartPole-v1 for 20 iterations in one process on one GPU, on all GPUs of one process, on a mesh
-  of one process a GPU, and in several processes a GPU, whose means are taken in the host's memory, and by NCCL
-  where it can join processes of one GPU. The batch is the same everywhere. Differences are the largest from the
+  of one process a GPU, and in several processes a GPU, as programs of their own or as a mesh, whose means are
+  taken in each of the ways. The batch is the same everywhere. Differences are the largest from the
   weights of one process, and speeds are those of the second half of the iterations;
 - `kill`: the same training in several processes of one GPU, of which one is killed with SIGKILL. Counts what is
   left of the run afterwards: processes, MPS daemons and their directories.
@@ -63,7 +63,9 @@ def placements(gpus: int, instances: list[int]) -> dict[str, list[str]]:
     for each in instances:
         learners = ["--learners", str(each * gpus)]
         ways[f"{each} on each GPU, means in the host's memory"] = [*learners, "--place", "processes"]
-        ways[f"{each} on each GPU, a mesh"] = [*learners, "--place", "mesh"]
+        for reduction in ("flat", "hierarchical", "host") if gpus > 1 else ("flat", "host"):
+            words = [*learners, "--place", "mesh", "--reduction", reduction]
+            ways[f"{each} on each GPU, a mesh, means {reduction}"] = words
     return ways
 
 

@@ -65,11 +65,15 @@ def test_beside_a_plan_nothing_else_says_where_a_group_runs(options, tmp_path):
 def test_of_another_policy_nothing_is_kept_that_was_said_of_the_old_one():
     of_old = {"workers", "actors", "learners", "asynchronous", "place", "cluster", "host", "plan", "distribution"}
     new = reset_placement({"distribution": "central"})
-    assert new.keys() == of_old and [name for name, value in new.items() if value] == ["distribution"]
+    assert new.keys() == {*of_old, "reduction"} and new["reduction"] == "auto"
+    assert [name for name in of_old if new[name]] == ["distribution"]
     asked = {"distribution": "central", "asynchronous": True, "place": "threads", "actors": 3}
     assert asked.items() <= reset_placement(asked).items()
-    assert reset_placement({"cluster": "ray"}) == {"cluster": "ray", "place": None, "host": None}
-    assert reset_placement({"actors": 3}) == {"actors": 3}
+    assert reset_placement({"cluster": "ray"}) == {
+        **{"cluster": "ray", "place": None, "host": None},
+        "reduction": "auto",
+    }
+    assert reset_placement({"actors": 3}) == {"actors": 3, "reduction": "auto"}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,16 @@ from rollmill.core.operations import span
 from rollmill.dataflow import Graph, State
 from rollmill.execution.coordination.coordinator import LostWorker
 from rollmill.execution.instances import GpuActivity, watched_gpus
-from rollmill.execution.reports import LaunchesChosen, MetricsRows, Notice, RolledBack, Saved, StartedUp, Training
+from rollmill.execution.reports import (
+    LaunchesChosen,
+    MetricsRows,
+    Notice,
+    ReductionChosen,
+    RolledBack,
+    Saved,
+    StartedUp,
+    Training,
+)
 from rollmill.hooks import FailureKind, FailureReported, Hook, stop_at_return
 from rollmill.record import Checkpoints, Display, MetricsLog, Restored, RunDirectory, StopRequest, stop_on_signals
 
@@ -47,7 +56,7 @@ def drive(
     *,
     hooks: Sequence[Hook] = (),
     evaluation: PeriodicEvaluation | None = None,
-    keeps_launches: bool = True,
+    keeps_choices: bool = True,
 ) -> Run:
     """Runs a training from the checkpoint that was restored, or from the beginning; the caller holds the run.
 
@@ -61,7 +70,8 @@ def drive(
         restored: the checkpoint to go on from.
         hooks: called with events.
         evaluation: evaluations of the policy while it trains.
-        keeps_launches: False where it goes on in another place than its own, for this time.
+        keeps_choices: whether it keeps what workers choose by timing; False where it goes on in another place than
+            its own, for this time.
 
     Raises:
         LostWorker: a worker was lost too many times in a row.
@@ -79,7 +89,7 @@ def drive(
             _activity() as gpus,
         ):
             parts = (checkpoints, log, display, gpus, calls, evaluation)
-            recorder = Recorder(run, graph, options, *parts, keeps_launches=keeps_launches)
+            recorder = Recorder(run, graph, options, *parts, keeps_choices=keeps_choices)
             with _reporting_failure(recorder, calls):
                 recorder.begin(restored, state)
                 _follow(
@@ -143,18 +153,20 @@ def _follow(
             case Saved(iteration, state):
                 with span("checkpoint", "storage"):
                     recorder.keep(iteration, state, stopping=stopping(), signalled=signals.requested)
-            case StartedUp() | LaunchesChosen() | RolledBack():
+            case StartedUp() | LaunchesChosen() | ReductionChosen() | RolledBack():
                 _note(report, recorder)
             case Notice():
                 _show(report, recorder, calls, display)
 
 
-def _note(report: StartedUp | LaunchesChosen | RolledBack, recorder: Recorder) -> None:
+def _note(report: StartedUp | LaunchesChosen | ReductionChosen | RolledBack, recorder: Recorder) -> None:
     match report:
         case StartedUp(so_far):
             recorder.started_up(so_far.compiling, so_far.total)
         case LaunchesChosen(launches):
             recorder.keep_launches(launches)
+        case ReductionChosen(reduction):
+            recorder.keep_reduction(reduction)
         case RolledBack(iteration):
             recorder.rewind(iteration)
 

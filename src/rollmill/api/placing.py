@@ -110,6 +110,11 @@ def refuse_unread(plan: Plan, options: RunOptions) -> None:
             f"gpu_sharing={options.gpu_sharing} has no effect with place={plan.place}: it is for workers that are "
             "processes of this host. hint: leave it out, or give place=processes or place=mesh."
         )
+    if options.reduction != default.reduction and plan.place != "mesh":
+        raise UsageError(
+            f"reduction={options.reduction} has no effect with place={plan.place}: it is for processes "
+            "of a mesh that share GPUs. hint: leave it out, or give place=mesh."
+        )
     if options.fusion == "off" and options.numerics != default.numerics:
         raise UsageError(
             f"numerics={options.numerics} has no effect with fusion=off: it is of kernels. hint: leave one of the "

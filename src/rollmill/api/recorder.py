@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from rollmill.algorithms import GAMES, MOMENTS, explained_variance
-from rollmill.api.changes import note_launches
+from rollmill.api.changes import note_launches, note_option
 from rollmill.api.evaluations import EvaluationProgress, PeriodicEvaluation
 from rollmill.api.hook_calls import HookCalls
 from rollmill.api.options import RunOptions
@@ -96,12 +96,12 @@ class Recorder:
         hooks: HookCalls,
         evaluation: PeriodicEvaluation | None,
         *,
-        keeps_launches: bool,
+        keeps_choices: bool,
     ) -> None:
         self._config = run.read_config()
         self._identity = identity_of(self._config)
         self._hooks, self._evaluation = hooks, evaluation
-        self._keeps_launches = keeps_launches
+        self._keeps_choices = keeps_choices
         self._saved_evaluations = EvaluationProgress()
         self._unannounced: CheckpointSaved | None = None
         self._run, self._algorithm, self._options = run, algorithm, options
@@ -167,8 +167,13 @@ class Recorder:
 
     def keep_launches(self, launches: Mapping[str, Any]) -> None:
         """Writes down the launches of kernels that workers have chosen, where the run is in its own place."""
-        if self._keeps_launches:
+        if self._keeps_choices:
             note_launches(self._run, launches)
+
+    def keep_reduction(self, reduction: str) -> None:
+        """Writes down how a mesh takes means, where the run is in its own place."""
+        if self._keeps_choices:
+            note_option(self._run, "reduction", reduction)
 
     @property
     def every_episode_failed(self) -> bool:

@@ -60,8 +60,8 @@ def resume(
             none.
         hooks: as for `train`; a run does not keep those that it had, nor what they remember.
         **placement: fields of `RunOptions` that say where to run, instead of where it ran before: devices,
-            distribution, place, workers, actors, learners, asynchronous, gpu_sharing, plan, cluster, host; or how
-            patiently: hang_seconds, start_seconds, max_failures.
+            distribution, place, workers, actors, learners, asynchronous, gpu_sharing, reduction, plan, cluster,
+            host; or how patiently: hang_seconds, start_seconds, max_failures.
 
     Raises:
         CheckpointError: if the directory is no run, no checkpoint is whole, or the newest was made with another
@@ -278,18 +278,20 @@ def _go_on(
     restored: Restored | None,
     hooks: Sequence[Hook],
     display: Display,
-    keeps_launches: bool,
+    keeps_choices: bool,
 ) -> Run:
     spec, program, evaluation, given = prepared
     pauses = evaluation.pauses if evaluation else None
     session = open_session(graph, program, spec, run, options, restored, display, pauses, given=given)
-    watching = {"hooks": hooks, "evaluation": evaluation, "keeps_launches": keeps_launches}
+    watching = {"hooks": hooks, "evaluation": evaluation, "keeps_choices": keeps_choices}
     return drive(session, run, graph, options, display, checkpoints, restored, **watching)
 
 
 def reset_placement(placement: dict[str, Any]) -> dict[str, Any]:
     """Where a run goes on: what is asked for, and what that makes void of where it ran before."""
     default = asdict(PlacementOptions())
+    if placement:  # the way that was the fastest there need not be the fastest here
+        placement = {"reduction": default["reduction"], **placement}
     if placement.keys() & {"distribution", "plan"}:  # what was said of the old policy is not said of this one
         of_policy = {name: value for name, value in default.items() if name not in ("devices", "gpu_sharing")}
         return {**of_policy, **placement}

@@ -197,6 +197,7 @@ def run_spec(
         start_seconds=options.start_seconds,
         max_failures=options.max_failures,
         gpu_sharing=options.gpu_sharing,
+        reduction=options.reduction,
         cluster=options.cluster,
         host=options.host,
     )

@@ -99,7 +99,7 @@ def _processes(
     on_gpus = sum(group.replicas for group in plan.partition.groups if group.device != "cpu")
     on_gpus = on_gpus if spec.platform == "gpu" else 0
     with (
-        gpus_of_workers(on_gpus, spec.gpu_sharing, mesh=on_mesh) as gpus,
+        gpus_of_workers(on_gpus, spec.gpu_sharing, mesh=on_mesh, reduction=spec.reduction) as gpus,
         contextlib.closing(BrokerServer(broker, settings.token)) as server,
     ):
         if gpus.note:
@@ -107,7 +107,12 @@ def _processes(
         jobs = jobs_of(
             plan.partition,
             f"{MODULE}:{'work_on_mesh' if on_mesh else 'work_in_process'}",
-            replace(settings, broker=server.address).to_json(),
+            replace(
+                settings,
+                run=replace(spec, reduction=gpus.reduction),
+                broker=server.address,
+                instances=gpus.instances,
+            ).to_json(),
             cores=None if on_mesh else usable_cores(),
             gpus=gpus.environments,
         )

@@ -12,6 +12,7 @@ import numpy as np
 from rollmill.execution.processes import Job, Supervision, WorkerMessage
 from rollmill.execution.processes.messages import NOTHING
 from rollmill.execution.program.compile_clock import CompileTimes
+from rollmill.planning import AllReduce
 
 MessageType = TypeVar("MessageType")
 
@@ -37,6 +38,8 @@ class Begin(NamedTuple):
     """Where the processes of a mesh find each other."""
     launches: Mapping[str, Any] | None = None
     """Launches of the kernels of a mesh, where they have been chosen."""
+    reduction: AllReduce | None = None
+    """How the mesh takes means, where it has been chosen."""
     arrays: Mapping[str, np.ndarray] = NOTHING
     """The replica's share of the restored state; empty at the beginning."""
 
@@ -98,6 +101,8 @@ class MeshCompiled(NamedTuple):
 
     launches: Mapping[str, Any] | None
     """Launches of its kernels; None: no kernels were sought, or none could be compiled."""
+    reduction: AllReduce | None = None
+    """How it takes means, where there was a choice."""
     notes: Sequence[str] = ()
     """Notes for the user."""
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from rollmill.dataflow import State
+from rollmill.planning import AllReduce
 
 Row: TypeAlias = Mapping[str, Any]
 """Metrics by name; each a scalar, or `[seed]`."""
@@ -63,6 +64,13 @@ class LaunchesChosen(NamedTuple):
     """Their launches, for the run to keep; None for a part that XLA computes."""
 
 
+class ReductionChosen(NamedTuple):
+    """The processes of a mesh have timed how to take means."""
+
+    reduction: AllReduce
+    """The fastest way, for the run to keep."""
+
+
 class Recorded(NamedTuple):
     """A window of a worker, recorded for the profiler."""
 
@@ -70,7 +78,9 @@ class Recorded(NamedTuple):
     window: Mapping[str, Any]
 
 
-Report: TypeAlias = MetricsRows | Saved | RolledBack | StartedUp | Notice | LaunchesChosen | Recorded
+Report: TypeAlias = (
+    MetricsRows | Saved | RolledBack | StartedUp | Notice | LaunchesChosen | ReductionChosen | Recorded
+)
 
 
 @runtime_checkable

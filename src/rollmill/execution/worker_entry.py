@@ -91,7 +91,16 @@ def work_on_mesh(job: Job, control: Control) -> None:
     spec = settings.run
     _prepare(spec, control)
     processes = spec.read_plan().partition.groups[0].replicas
-    run_on_mesh(spec, control, graph=lambda: _graph_of(spec), rank=job.replica, processes=processes)
+    with contextlib.closing(RemoteBroker(settings.broker, settings.token)) as broker:
+        run_on_mesh(
+            spec,
+            control,
+            graph=lambda: _graph_of(spec),
+            rank=job.replica,
+            processes=processes,
+            instances=settings.instances,
+            open_wire=lambda restart: MemoryWire(ScopedBroker(broker, str(restart))),
+        )
 
 
 def run_replica(job: Job, control: Control, spec: RunSpec, graph: Graph, flows: Flow, open_wire: OpenWire) -> None:

@@ -5,11 +5,12 @@ import ctypes
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing, visible_gpus
 from rollmill.execution.instances import find_gpus, open_nvml, shared_gpus
+from rollmill.planning import AllReduce
 
 LEAST_NCCL = (2, 30)
 """From this version on, NCCL joins several processes of one GPU, where they allow it."""
@@ -24,35 +25,44 @@ class WorkerGpus(NamedTuple):
     """Environment variables of each worker that computes on a GPU; empty if they need none."""
     note: str = ""
     """How they share GPUs, for the user; empty if each has its own."""
+    instances: int = 1
+    """Workers on each GPU, where all have equally many; otherwise 1."""
+    reduction: Literal["auto", AllReduce] = "auto"
+    """How a mesh of them takes means."""
 
 
 @contextlib.contextmanager
-def gpus_of_workers(workers: int, sharing: GpuSharing, *, mesh: bool) -> Iterator[WorkerGpus]:
+def gpus_of_workers(
+    workers: int, sharing: GpuSharing, *, mesh: bool, reduction: Literal["auto", AllReduce] = "auto"
+) -> Iterator[WorkerGpus]:
     """Divides the GPUs among workers: each has its own if there are enough, otherwise they share them.
 
     Args:
         workers: that compute on GPUs.
         sharing: how several share one.
-        mesh: they are one program, and NCCL takes their means.
+        mesh: they are one program.
+        reduction: how that takes means, where they share GPUs.
 
     Raises:
-        UsageError: the GPUs cannot be shared so, or NCCL is too old for a mesh of workers that share one.
+        UsageError: the GPUs cannot be shared so, or means cannot be taken so.
     """
     names = visible_gpus()
     if workers <= len(names) or not names:
         # On a mesh each worker sees all GPUs, and takes that of its rank.
-        yield WorkerGpus(() if mesh or len(names) < 2 else [{"CUDA_VISIBLE_DEVICES": name} for name in names])
+        own = () if mesh or len(names) < 2 else [{"CUDA_VISIBLE_DEVICES": name} for name in names]
+        unused = f"reduction={reduction} has no effect: no two of these processes share a GPU"
+        yield WorkerGpus(own, "" if reduction == "auto" else unused)
         return
-    if mesh:
-        _check_nccl(workers, len(names))
+    chosen, reason = _reduction_of(workers, len(names), reduction) if mesh else (reduction, "")
     with open_nvml() as nvml:
         gpus = find_gpus(nvml)
     with shared_gpus(gpus, sharing) as shared:
-        instances = shared.divide(workers)
         joined = _nccl_variables(-(-workers // len(gpus))) if mesh else {}
-        environments = [instance.environment() | joined for instance in instances]
+        environments = [instance.environment() | joined for instance in shared.divide(workers)]
         on = "one GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
-        yield WorkerGpus(environments, f"{workers} workers share {on} by {shared.way} ({shared.reason})")
+        note = f"{workers} workers share {on} by {shared.way} ({shared.reason})"
+        instances = workers // len(gpus) if workers % len(gpus) == 0 else 1
+        yield WorkerGpus(environments, f"{note}; {reason}" if reason else note, instances, chosen)
 
 
 def nccl_version() -> tuple[int, int] | None:
@@ -74,14 +84,27 @@ def _nccl_libraries() -> Iterator[str | None]:
     yield "libnccl.so.2"
 
 
-def _check_nccl(workers: int, gpus: int) -> None:
+def _reduction_of(
+    workers: int, gpus: int, wanted: Literal["auto", AllReduce]
+) -> tuple[Literal["auto", AllReduce], str]:
+    """How a mesh of workers that share GPUs takes means, and why it is not as wanted.
+
+    Raises:
+        UsageError: NCCL cannot join several processes of a GPU, and means by NCCL were asked for.
+    """
     version = nccl_version()
     if version is None or version < LEAST_NCCL:
         had = "there is none" if version is None else f"there is {version[0]}.{version[1]}"
-        raise UsageError(
-            f"place=mesh with learners={workers} on {gpus} GPUs needs NCCL {LEAST_NCCL[0]}.{LEAST_NCCL[1]} or "
-            f"newer, and {had}. hint: place=processes takes means through the host's memory; or learners={gpus}."
-        )
+        needed = f"NCCL {LEAST_NCCL[0]}.{LEAST_NCCL[1]} or newer joins several processes of a GPU, and {had}"
+        if wanted in ("flat", "hierarchical"):
+            raise UsageError(
+                f"reduction={wanted} with {workers} processes on {gpus} GPUs: {needed}. hint: reduction=host; or "
+                f"learners={gpus}."
+            )
+        return "host", "" if wanted == "host" else f"means are taken in the host's memory: {needed}"
+    if wanted == "hierarchical" and (gpus == 1 or workers % gpus):
+        return "flat", "means are flat: only several GPUs with equally many processes each have a hierarchy"
+    return wanted, ""
 
 
 def _nccl_variables(workers_per_gpu: int) -> dict[str, str]:

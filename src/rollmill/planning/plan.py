@@ -13,6 +13,9 @@ from rollmill.dataflow import Group, Loops, Partition, check_partition
 Place = Literal["program", "threads", "processes", "mesh", "ray"]
 PLACES: tuple[str, ...] = get_args(Place)
 
+AllReduce = Literal["flat", "hierarchical", "host"]
+"""How the devices of a mesh take means: over all at once, over the instances of each GPU first, or by the host."""
+
 VERSION, WITH_SETTINGS = 1, 2
 """Versions of the JSON form; a plan without settings has the older one, which earlier releases read."""
 MAX_BYTES = 2**20

@@ -67,12 +67,14 @@ from rollmill.execution.reports import (
     MetricsRows,
     Notice,
     Recorded,
+    ReductionChosen,
     Report,
     RolledBack,
     Row,
     Saved,
     StartedUp,
 )
+from rollmill.planning import AllReduce
 
 MARGIN_SECONDS = 0.5
 """How far ahead a snapshot is announced, so that probably no replica has passed it."""
@@ -131,6 +133,7 @@ class Coordinator:
         self._stop_asked_at: float | None = None
         self._slow_stop_noted = False
         self._mesh, self._launches = mesh, launches
+        self._reduction: AllReduce | None = None
         self._meeting = free_address() if mesh else ""
         self._graph, self._workers, self._fault_advice = graph, workers, fault_advice
         self._roles = roles_of(graph, partition)
@@ -286,13 +289,21 @@ class Coordinator:
                 for other in self._workers.jobs:
                     if other.name != job.name:
                         send_to(self._workers, other, message)
-            case MeshCompiled(launches, notes):
-                yield from map(Notice, notes if self._restart == 0 else ())
-                if launches is not None:
-                    self._launches = launches
-                    yield LaunchesChosen(launches)
+            case MeshCompiled():
+                yield from self._keep_choices(message)
             case WindowRecorded(window):
                 yield Recorded(job.name, window)
+
+    def _keep_choices(self, compiled: MeshCompiled) -> Iterator[Report]:
+        """Reports what the processes of a mesh have chosen by timing, and keeps it for when they begin again."""
+        launches, reduction, notes = compiled
+        yield from map(Notice, notes if self._restart == 0 else ())
+        if launches is not None:
+            self._launches = launches
+            yield LaunchesChosen(launches)
+        if reduction is not None:
+            self._reduction = reduction
+            yield ReductionChosen(reduction)
 
     def _report_metrics(self, first: int, rows: Sequence[Row]) -> Iterator[MetricsRows]:
         """Reports the metrics of iterations after the first `first` ones.
@@ -364,6 +375,7 @@ class Coordinator:
             opens=not keeps,
             meeting_address=self._meeting,
             launches=self._launches,
+            reduction=self._reduction,
             arrays=arrays,
         )
         self._finished.discard(job.name)

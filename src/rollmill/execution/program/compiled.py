@@ -18,13 +18,12 @@ from jaxtyping import Array, Int, PyTree
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import keep_freed_memory
-from rollmill.dataflow import Graph, Loops, Reduce, State, identity, is_flag, iterate, num_shards_for, start
+from rollmill.dataflow import Graph, Loops, Reduce, State, is_flag, iterate, num_shards_for, start
 from rollmill.execution.packed_metrics import PackedMetrics, packed
 from rollmill.execution.program.cache import EXACT_PRECISION
 from rollmill.execution.program.kernels import Fusion, KernelChoice, Launches, choose_kernels, without_kernels
+from rollmill.execution.program.reductions import AXES, mean_over, mesh_of
 from rollmill.fusion import CannotFuse, Numerics
-
-AXIS = "device"
 
 UNROLL = {"gpu": 4}
 """On a GPU the launches of a small step cost more than its arithmetic; `benchmarks/training.py --unroll` tells."""
@@ -82,6 +81,8 @@ def lower(
     *,
     seeds: Sequence[int] = (0,),
     devices: Sequence[Any] | None = None,
+    instances: int = 1,
+    reduce: Reduce | None = None,
     unroll: int | None = None,
     fusion: Fusion = "off",
     numerics: Numerics = "tf32",
@@ -94,7 +95,10 @@ def lower(
     Args:
         graph: what to compile.
         seeds: one training each; several are trained side by side in the one program.
-        devices: the mesh to run on; the first device of the default platform where it is left out.
+        devices: the mesh to run on, in the order of `mesh_of`; the first device of the default platform if left
+            out.
+        instances: devices of the mesh that share a GPU.
+        reduce: the mean over the mesh; a flat all-reduce if left out.
         unroll: steps of the environment loop that are compiled as one; chosen by platform if left out.
         fusion: how deep the training is fused; see `choose_kernels`.
         numerics: of matrix products in kernels.
@@ -106,7 +110,7 @@ def lower(
         UsageError: if the devices do not divide the shards, so that they would hold unequal shares; or if a
             fusion was asked for that cannot be had.
     """
-    mesh = Mesh(np.asarray(devices if devices is not None else jax.devices()[:1]), (AXIS,))
+    mesh = mesh_of(devices if devices is not None else jax.devices()[:1], instances=instances)
     check_devices(graph.loops, mesh.size)
     unroll = unroll or unroll_for(mesh.devices.flat[0].platform)
     began = time.perf_counter()
@@ -130,7 +134,9 @@ def lower(
     )
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     options = {**EXACT_PRECISION, **(compiler_options or {})}
-    compile_with = partial(_compile_step, partial(_step, graph, seeds, mesh, specs), placed, options)
+    compile_with = partial(
+        _compile_step, partial(_step, graph, seeds, mesh, reduce or mean_over(mesh), specs), placed, options
+    )
     reuses_state = graph.replay is not None
     try:
         compiled_step, names = compile_with(kernels, reuses_state=reuses_state)
@@ -211,7 +217,7 @@ def _start(graph: Graph, seeds: Sequence[int]) -> State:
 
 def _specs(state: State, *, has_seeds: bool) -> PyTree[PartitionSpec]:
     """Collector and replay memory are divided along their environments; all else is whole on every device."""
-    by_environment = PartitionSpec(None, AXIS) if has_seeds else PartitionSpec(AXIS)
+    by_environment = PartitionSpec(None, AXES) if has_seeds else PartitionSpec(AXES)
 
     def spec(path, _):
         return by_environment if path[0].name in ("collector", "rings") else PartitionSpec()
@@ -219,19 +225,16 @@ def _specs(state: State, *, has_seeds: bool) -> PyTree[PartitionSpec]:
     return jax.tree.map_with_path(spec, state)
 
 
-def _reduction(mesh: Mesh) -> Reduce:
-    return identity if mesh.size == 1 else partial(jax.lax.pmean, axis_name=AXIS)
-
-
 def _step(
     graph: Graph,
     seeds: Sequence[int],
     mesh: Mesh,
+    reduce: Reduce,
     specs: PyTree[PartitionSpec],
     kernels: KernelChoice,
 ) -> Callable[..., tuple[State, PackedMetrics]]:
     """One iteration, or a number of them, on each device of the mesh."""
-    step, counts = _over_seeds(partial(_iterate_packed, graph, _reduction(mesh), kernels), seeds), ()
+    step, counts = _over_seeds(partial(_iterate_packed, graph, reduce, kernels), seeds), ()
     if graph.replay is not None:
         step, counts = partial(_iterate_often, step), (PartitionSpec(),)
     if mesh.size == 1:

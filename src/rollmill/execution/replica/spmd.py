@@ -1,27 +1,30 @@
 """All four fragments in several processes: one program on a mesh of all their devices (`jax.distributed`).
 
-Means are taken inside the compiled program, by NCCL between GPUs and by Gloo between CPUs. Processes compute in
-step: where one is lost, all begin again.
+Means are taken inside the compiled program, by NCCL between GPUs and by Gloo between CPUs; processes that share
+GPUs may take them through the host's memory (`execution.program.reductions`). Processes compute in step: where one
+is lost, all begin again.
 """
 
 import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from rollmill.channels import Wire
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import visible_gpus
-from rollmill.dataflow import Graph, State
+from rollmill.dataflow import Graph, Reduce, State
 from rollmill.execution.processes import Control
 from rollmill.execution.program.compile_clock import CompileClock
-from rollmill.execution.program.compiled import CompiledProgram, lower
+from rollmill.execution.program.compiled import CompiledProgram, lower, state_shapes
 from rollmill.execution.program.dispatch import Window, dispatch_ahead
+from rollmill.execution.program.reductions import HostMean, fastest, mean_over, mesh_of, time_reductions, ways_of
 from rollmill.execution.protocol import (
     Begin,
     IterationMetrics,
@@ -36,13 +39,23 @@ from rollmill.execution.replica.snapshot_requests import SnapshotRequests
 from rollmill.execution.replica.stop import StopParticipant
 from rollmill.execution.run_spec import RunSpec
 from rollmill.fusion import backend_of
+from rollmill.planning import AllReduce
 from rollmill.record import from_host, to_host
 
 STRIDE = 8
 """Checkpoints lie at multiples of it, because iterations are dispatched ahead of the host."""
 
 
-def run_on_mesh(spec: RunSpec, control: Control, *, graph: Callable[[], Graph], rank: int, processes: int) -> None:
+def run_on_mesh(
+    spec: RunSpec,
+    control: Control,
+    *,
+    graph: Callable[[], Graph],
+    rank: int,
+    processes: int,
+    instances: int,
+    open_wire: Callable[[int], Wire],
+) -> None:
     """One process's part of a training; its first call to JAX has to be this one.
 
     Args:
@@ -51,6 +64,8 @@ def run_on_mesh(spec: RunSpec, control: Control, *, graph: Callable[[], Graph], 
         graph: builds that of the training, which may use JAX.
         rank: the number of this process.
         processes: how many there are.
+        instances: processes that share each GPU.
+        open_wire: opens channels between the processes; takes the number of the restart.
     """
     send(control, Process(os.getpid()))
     begin = wait(control, Begin)
@@ -60,25 +75,63 @@ def run_on_mesh(spec: RunSpec, control: Control, *, graph: Callable[[], Graph], 
     control.at("compiling", expect=3 * start_seconds)
     with CompileClock() as clock:
         built = graph()
-        program = _compiled(built, spec, control, begin, rank)
+        host = HostMean(open_wire(begin.restart), rank=rank, size=processes)
+        means = _choose_means(spec, begin, instances, _num_parameters(built), host)
+        program = _compiled(built, spec, control, begin, rank, means)
         state = program.start() if not begin.arrays else _placed(program, begin)
     send(control, clock.report(time.monotonic()))
     control.at("training", expect=start_seconds)
     _train(rank, control, program, state, begin.first, built.loops.iterations)
 
 
-def _compiled(graph: Graph, spec: RunSpec, control: Control, begin: Begin, rank: int) -> CompiledProgram:
+class _Means(NamedTuple):
+    """How the processes take means."""
+
+    instances: int
+    """Processes that share each GPU."""
+    reduce: Reduce
+    chosen: AllReduce | None = None
+    """The fastest way, where ways were timed."""
+    note: str = ""
+    """Their times, for the user."""
+
+
+def _choose_means(spec: RunSpec, begin: Begin, instances: int, num_parameters: int, host: HostMean) -> _Means:
+    """The way that was asked for or chosen before; otherwise the fastest, where processes share GPUs."""
+    mesh = mesh_of(_devices(), instances=instances)
+    way = begin.reduction or spec.reduction
+    if way == "auto" and instances == 1:
+        way = "flat"
+    if way != "auto":
+        return _Means(instances, mean_over(mesh, way, host))
+    means = {each: mean_over(mesh, each, host) for each in ways_of(mesh)}
+    seconds = time_reductions(mesh, num_parameters, means)
+    chosen = fastest(seconds)
+    times = ", ".join(f"{each} {1e6 * taken:.0f} us" for each, taken in seconds.items())
+    note = f"a mean of {num_parameters:,} parameters takes {times}: {chosen}"
+    return _Means(instances, means[chosen], chosen, note)
+
+
+def _num_parameters(graph: Graph) -> int:
+    learner = state_shapes(graph).learner
+    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(graph.weights, learner)))
+
+
+def _compiled(
+    graph: Graph, spec: RunSpec, control: Control, begin: Begin, rank: int, means: _Means
+) -> CompiledProgram:
     """The program of all processes. The first one chooses its kernels, by timing, and the others take the same."""
-    compile_with = partial(
-        lower, graph, seeds=(spec.seed,), devices=_devices(), unroll=spec.unroll, numerics=spec.numerics
-    )
-    if spec.fusion == "off":
-        return compile_with()
+    on_mesh = {"devices": _devices(), "instances": means.instances, "reduce": means.reduce}
+    compile_with = partial(lower, graph, seeds=(spec.seed,), unroll=spec.unroll, numerics=spec.numerics, **on_mesh)
     if rank == 0:
         announce = lambda kernels: send(control, KernelsChosen(kernels.launches))
-        program = compile_with(fusion=spec.fusion, launches=begin.launches, announce=announce)
-        send(control, MeshCompiled(program.launches, program.notes))
+        fused = {"fusion": spec.fusion, "launches": begin.launches, "announce": announce}
+        program = compile_with(**fused) if spec.fusion != "off" else compile_with()
+        notes = [*program.notes, means.note] if means.note else program.notes
+        send(control, MeshCompiled(program.launches, means.chosen, notes))
         return program
+    if spec.fusion == "off":
+        return compile_with()
     launches = wait(control, KernelsChosen).launches
     if launches is None:
         return compile_with()

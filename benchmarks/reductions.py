@@ -1,0 +1,126 @@
+"""Means over the processes of a mesh that share GPUs: flat, hierarchical and by the host, at several sizes.
+
+    python benchmarks/reductions.py --gpus 2 --instances 2 4 [--parameters 10000 100000 1000000 10000000]
+
+Processes are started as those of a training are, and join one `jax.distributed` job. At each size the way is
+chosen as a training chooses it, by one timing; then all are timed again, several times in turns, and the choice is
+judged by these medians. Needs GPUs, and NCCL 2.30 or newer; seconds are those of the slowest process.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from measure import RESULTS, write_result
+
+from rollmill.channels import BrokerServer, LocalBroker, MemoryWire, RemoteBroker, new_token
+from rollmill.execution.coordination.coordinator import free_address
+from rollmill.execution.program.reductions import (
+    HostMean,
+    fastest,
+    mean_over,
+    mesh_of,
+    time_reductions,
+    ways_of,
+)
+from rollmill.execution.worker_gpus import gpus_of_workers
+
+WAIT_SECONDS = 300
+
+
+def measure(gpus: int, instances: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of all sizes for a number of instances on each GPU."""
+    processes, token = gpus * instances, new_token()
+    with (
+        gpus_of_workers(processes, "mps", mesh=True) as shared,
+        contextlib.closing(LocalBroker()) as broker,
+        contextlib.closing(BrokerServer(broker, token)) as server,
+    ):
+        common = {
+            "address": free_address(),
+            "processes": processes,
+            "instances": instances,
+            "broker": server.address,
+            "token": token,
+            "parameters": options.parameters,
+            "rounds": options.rounds,
+        }
+        started = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--worker", json.dumps({"rank": rank, **common})],
+                env=os.environ | dict(environment),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank, environment in enumerate(shared.environments)
+        ]
+        try:
+            outputs = [process.communicate(timeout=WAIT_SECONDS)[0] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+    if any(process.returncode for process in started):
+        raise SystemExit(f"A process of {processes} failed.")
+    return [json.loads(line) for line in outputs[0].splitlines() if line.startswith("{")]
+
+
+def work(settings: dict[str, Any]) -> None:
+    """One process: prints a row of each size, if it is the first."""
+    import jax
+
+    jax.distributed.initialize(
+        settings["address"],
+        num_processes=settings["processes"],
+        process_id=settings["rank"],
+        local_device_ids=[0],
+    )
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    mesh = mesh_of(devices, instances=settings["instances"])
+    with contextlib.closing(RemoteBroker(settings["broker"], settings["token"])) as broker:
+        host = HostMean(MemoryWire(broker), rank=settings["rank"], size=settings["processes"])
+        ways = ways_of(mesh)
+        means = {way: mean_over(mesh, way, host) for way in ways}
+        for parameters in settings["parameters"]:
+            chosen = fastest(time_reductions(mesh, parameters, means))
+            rounds = [time_reductions(mesh, parameters, means) for _ in range(settings["rounds"])]
+            seconds = {way: median(each[way] for each in rounds) for way in ways}
+            row = {
+                "instances": settings["instances"],
+                "gpus": mesh.shape["gpu"],
+                "parameters": parameters,
+                "seconds": seconds,
+                "chosen": chosen,
+                "chosen_over_fastest": seconds[chosen] / min(seconds.values()),
+            }
+            if settings["rank"] == 0:
+                print(json.dumps(row), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=1, help="that are visible")
+    parser.add_argument("--instances", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--parameters", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.worker)
+        return
+    rows: list[dict[str, Any]] = []
+    for instances in options.instances:
+        rows += measure(options.gpus, instances, options)
+        for row in rows[-len(options.parameters) :]:
+            print(row, flush=True)
+        write_result("reductions-gpu", {"rows": rows}, directory=options.output)
+
+
+if __name__ == "__main__":
+    main()
