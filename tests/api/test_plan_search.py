@@ -28,6 +28,7 @@ from rollmill.planning.search import (
     OutOfTime,
     PlanTable,
 )
+from rollmill.planning.search.model import StageTimes
 
 
 def lines(*points):
@@ -226,3 +227,33 @@ def test_a_machine_of_another_kind_has_another_limit():
     assert Machine(8, memory=10**10, gpus_per_host=2, gpu_memory=10**9).memory_limit == 10**9
     assert Machine(8).memory_limit is None
     assert replace(Machine(8), memory=10**10).memory_limit == 9 * 10**9
+
+
+def on_a_gpu(trials):
+    return replace(
+        trials, machine=Machine(16, gpus_per_host=1, gpu_memory=10**9, max_instances=4), program_bytes={}
+    )
+
+
+def test_memory_of_a_gpu_is_what_is_held_before_and_what_the_program_needs(trials):
+    single = on_a_gpu(trials)
+    compiled = {"bytes": 500, "held": 100, "peak": 700, "process": 9, "identity": ""}
+    assert single._memory_of(compiled, Candidate()) == 700
+    assert single._memory_of({**compiled, "peak": 300}, Candidate()) == 600
+
+
+def test_workers_that_share_a_gpu_need_as_much_as_the_program(trials):
+    single = on_a_gpu(trials)
+    mesh = Candidate(place="mesh", learners=2, gpus=1, instances=2)
+    assert single.predict_memory(mesh).memory is None
+    single.program_bytes = {8: 600.0, 16: 1200.0}
+    assert single.predict_memory(mesh).memory == 600
+    assert single.predict_memory(replace(mesh, num_envs=16)).memory == 1200
+    assert single.predict_memory(replace(mesh, gpus=2)).memory == 300
+
+
+def test_placements_on_a_gpu_are_estimated_by_the_stages_of_one_program(trials):
+    single = replace(on_a_gpu(trials), times=StageTimes(collect=3.0, learn=1.0))
+    actors = Candidate("single-learner-coarse", "processes", actors=2, gpus=1)
+    assert single.estimate_speed(actors) == 64 / 2.5
+    assert single.estimate_speed(replace(actors, num_envs=16)) is None
