@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,13 +197,15 @@ def searched(chosen: argparse.Namespace, variables: dict[str, str]) -> dict[str,
     """The plan search with the objective `grow-batch`, and its choice measured."""
     words = Sizes(chosen.num_envs, chosen.num_steps).words(chosen.environment, MANY_STEPS)
     given, _ = parse_training(words)
+    tell = partial(print, flush=True)
     request = SearchRequest(words, given.options, {}, objective="grow-batch", budget=chosen.budget, fresh=True)
     found = find_plan(
-        cache(given.graph_of), request, environment=variables, machine=_machine(chosen.memory_limit), say=print
+        cache(given.graph_of), request, environment=variables, machine=_machine(chosen.memory_limit), say=tell
     )
     row = found.table.chosen
     assert row is not None
-    print(draw_table(found.table), flush=True)
+    tried = tuple(each for each in found.table.rows if each.status not in ("skipped", "not reached"))
+    print(draw_table(replace(found.table, rows=tried)), flush=True)
     ratios = [
         each.predicted_memory / each.measured_memory
         for each in found.table.rows
@@ -230,8 +232,7 @@ def searched(chosen: argparse.Namespace, variables: dict[str, str]) -> dict[str,
                 "predicted_memory": each.predicted_memory,
                 "measured_memory": each.measured_memory,
             }
-            for each in found.table.rows
-            if each.status not in ("skipped", "not reached")
+            for each in tried
         },
         **measured([*words, *row.candidate.words], variables, seconds=chosen.each),
     }

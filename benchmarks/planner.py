@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -227,7 +227,7 @@ def compare(name: str, limits: Limits, environment: dict[str, str], result: dict
         sweep.run(limits.rounds)
     finally:
         result |= {"sweep": _described(sweep.swept), "sweep_seconds": time.monotonic() - began}
-    found = find_plan(graph_of, request, environment=environment, say=print)
+    found = find_plan(graph_of, request, environment=environment, say=partial(print, flush=True))
     if found.table.chosen and found.table.chosen.candidate not in sweep.medians:
         sweep.add(found.table.chosen.candidate, measure_alone(trials, found.table.chosen.candidate))
     reasons = [each.reason for each in sweep.swept.values()] + [row.reason for row in found.table.rows]
