@@ -15,7 +15,6 @@ processes, and is the memory that the plan search is told of.
 """
 
 import argparse
-import resource
 import subprocess
 import sys
 import tempfile
@@ -93,9 +92,8 @@ class Probes:
         own = ["--fusion", "off", "--run-dir", str(run), "--quiet", "--no-tensorboard"]
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "rollmill", "train", *words, *own],
+                [*self._limited, sys.executable, "-m", "rollmill", "train", *words, *own],
                 env=self.variables,
-                preexec_fn=self._limit if self.memory_limit else None,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -105,9 +103,12 @@ class Probes:
             raise OverTime from error
         return done.returncode, done.stdout
 
-    def _limit(self) -> None:
-        limit = int(self.memory_limit or 0)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    @property
+    def _limited(self) -> list[str]:
+        """The beginning of a command whose process may hold so much memory and no more."""
+        if self.memory_limit is None:
+            return []
+        return ["sh", "-c", f'ulimit -d {int(self.memory_limit / 1024)}; exec "$@"', "sh"]
 
 
 def largest(low: int, succeeds: Callable[[int], bool], keep: Callable[[int], None], *, least: int) -> int:
