@@ -99,6 +99,8 @@ class Sweep:
     """Whether candidates far behind are measured for a shorter time, or left out."""
     ends_at: float
     """End of the sweep by `time.monotonic`."""
+    each: float
+    """Seconds of a candidate to compile, and again to be measured."""
 
     @property
     def medians(self) -> dict[Candidate, float]:
@@ -124,6 +126,7 @@ class Sweep:
     def _try(self, candidate: Candidate) -> None:
         try:
             self._leave_out(candidate)
+            self.trials.start_seconds = min(self.each, self.ends_at - time.monotonic())
             self.add(candidate, measure_alone(self.trials, candidate, self.best if self.brief else None))
         except (CannotRun, OutOfTime) as error:
             self._explain(candidate, str(error) or f"did not start within {self.trials.start_seconds:g} s")
@@ -220,14 +223,15 @@ def compare(name: str, limits: Limits, environment: dict[str, str], result: dict
     graph_of, began = cache(given.graph_of), time.monotonic()
     request = SearchRequest(words=words, options=given.options, fixed={}, budget=limits.budget, fresh=True)
     candidates = list_candidates(graph_of(None), request, this_machine())
-    trials = _trials(given, words, environment, limits.each)
-    sweep = Sweep(trials, {each: Swept([], []) for each in candidates}, limits.brief, limits.ends_at)
+    trials = _trials(given, words, environment)
+    sweep = Sweep(trials, {each: Swept([], []) for each in candidates}, limits.brief, limits.ends_at, limits.each)
     result |= {"command": " ".join(words), "rounds": limits.rounds, "budget": limits.budget, "brief": limits.brief}
     try:
         sweep.run(limits.rounds)
     finally:
         result |= {"sweep": _described(sweep.swept), "sweep_seconds": time.monotonic() - began}
     found = find_plan(graph_of, request, environment=environment, say=partial(print, flush=True))
+    trials.start_seconds = limits.each
     if found.table.chosen and found.table.chosen.candidate not in sweep.medians:
         sweep.add(found.table.chosen.candidate, measure_alone(trials, found.table.chosen.candidate))
     reasons = [each.reason for each in sweep.swept.values()] + [row.reason for row in found.table.rows]
@@ -252,9 +256,7 @@ def _described(swept: Mapping[Candidate, Swept]) -> dict[str, Any]:
     }
 
 
-def _trials(
-    given: GivenTraining, words: Sequence[str], environment: dict[str, str], start_seconds: float
-) -> ProcessTrials:
+def _trials(given: GivenTraining, words: Sequence[str], environment: dict[str, str]) -> ProcessTrials:
     return ProcessTrials(
         cache(given.graph_of),
         words,
@@ -263,7 +265,6 @@ def _trials(
         workload_of(given.graph_of(None), given.options),
         lambda: None,
         environment,
-        start_seconds=start_seconds,
     )
 
 
