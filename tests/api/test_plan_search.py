@@ -5,16 +5,19 @@ import os
 import time
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 
 import rollmill
 from rollmill.api.options import RunOptions
+from rollmill.api.plan_search.compiled_program import _device_memory
 from rollmill.api.plan_search.finding import SearchRequest, list_candidates, this_machine, workload_of
 from rollmill.api.plan_search.process import CandidateProcess, MetricsPoint, SearchStopped, measured_between
 from rollmill.api.plan_search.stored import file_for, read_stored, store
 from rollmill.api.plan_search.trials import ProcessTrials
 from rollmill.core.errors import UsageError
+from rollmill.core.machine import return_freed_memory
 from rollmill.execution.processes.process_tree import descendants_of, kill_all, resident_memory
 from rollmill.planning import Plan, find_distribution
 from rollmill.planning.placement import Counts
@@ -257,3 +260,20 @@ def test_placements_on_a_gpu_are_estimated_by_the_stages_of_one_program(trials):
     actors = Candidate("single-learner-coarse", "processes", actors=2, gpus=1)
     assert single.estimate_speed(actors) == 64 / 2.5
     assert single.estimate_speed(replace(actors, num_envs=16)) is None
+
+
+def test_freed_memory_goes_back_to_the_system():
+    (own,) = (each for each in descendants_of(os.getpid()) if each.pid == os.getpid())
+    kept = [bytes(60_000) for _ in range(4_000)]  # too small for pages of their own
+    kept = kept[::4_000]  # the last ones keep the heap from shrinking by itself
+    before = resident_memory([own])
+    return_freed_memory()
+    assert resident_memory([own]) <= before
+    assert len(kept) == 1
+
+
+@pytest.mark.parametrize("answer", [None, {"bytes_in_use": 3, "peak_bytes_in_use": 5}])
+def test_memory_of_devices_counts_where_they_have_their_own(answer):
+    device = SimpleNamespace(memory_stats=lambda: answer)
+    program = SimpleNamespace(devices=[device])
+    assert _device_memory(program) == ((3, 5) if answer else (0, 0))
