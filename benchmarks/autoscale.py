@@ -15,6 +15,7 @@ processes, and is the memory that the plan search is told of.
 """
 
 import argparse
+import signal
 import subprocess
 import sys
 import tempfile
@@ -267,6 +268,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--name", default="autoscale-cpu")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     variables = leave_devices()
     if chosen.memory_limit and this_machine().gpus:
         parser.error("--memory-limit is for a machine without GPUs.")
