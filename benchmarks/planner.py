@@ -1,21 +1,31 @@
-"""The search for a plan beside an exhaustive sweep of all its candidates, on this machine.
+"""The search for a plan beside a sweep of all its candidates, on this machine.
 
     python benchmarks/planner.py cartpole alphazero tag --rounds 3
+    python benchmarks/planner.py cartpole-gpu tag-gpu alphazero-gpu --name planner-gpu --seconds 780 --each 60
     python benchmarks/planner.py        # writes the table of docs/planning.md from the results
 
-Every candidate is measured as the search measures it, but without rules, bounds or a budget: once in each
-round, all in turns. Then the search itself runs, as `rollmill plan --search-plan --fresh` does. Its choice is
-judged by the sweep's medians: what the search itself has measured does not count. Predicted memory is compared
-with measured.
+Every candidate is measured as the search measures it, but without predictions or a budget: once in the first
+round, those within a fifth of the best in the others, too, all in turns. Then the search itself runs, as
+`rollmill plan --search-plan --fresh` does. Its choice is judged by the sweep's medians: what the search itself
+has measured does not count. Predicted memory is compared with measured.
+
+With `--seconds` or `--brief`, a candidate is measured for one second instead of three if it is slower than the
+best so far by a fifth. It is left out, with the reason in the result, if twice the throughput of a narrower one
+of its branch in proportion could not win, or if the branch already falls and is less than half of the best.
+What time does not suffice for is named as such. Results are written after each training, and also when the
+command is stopped.
 
 Other processes of the machine disturb single figures; ratios of medians of turns are less disturbed.
 """
 
 import argparse
 import json
-import os
-from collections.abc import Sequence
-from functools import cache
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -27,6 +37,7 @@ from rollmill.api.plan_search.finding import (
     FoundPlan,
     SearchRequest,
     find_plan,
+    leave_devices,
     list_candidates,
     this_machine,
     workload_of,
@@ -34,7 +45,8 @@ from rollmill.api.plan_search.finding import (
 from rollmill.api.plan_search.process import START_SECONDS
 from rollmill.api.plan_search.trials import ProcessTrials
 from rollmill.cli.train import GivenTraining, parse_training
-from rollmill.planning.search import Candidate, CannotRun, OutOfTime, PlanTable, Trials, search
+from rollmill.planning.search import Candidate, CannotRun, Measurement, OutOfTime, PlanTable
+from rollmill.planning.search.candidate import WIDTHS, width_of
 
 WORKS = {
     "cartpole": "ppo CartPole-v1 --num-envs 64 --num-steps 64 --total-timesteps 20000000",
@@ -42,7 +54,15 @@ WORKS = {
     "tag": "ippo TagContinuous-v0 --num-envs 8 --num-steps 32 --total-timesteps 20000000",
     "alphazero": "alphazero TicTacToe-v0 --num-envs 32 --num-steps 16 --total-timesteps 2000000",
     "host": "ppo gymnasium:CartPole-v1 --num-envs 8 --num-steps 128 --total-timesteps 2000000",
+    "cartpole-gpu": "ppo CartPole-v1 --num-envs 4096 --num-steps 128 --total-timesteps 10000000000",
+    "tag-gpu": "ippo TagContinuous-v0 --num-envs 1024 --num-steps 32 --total-timesteps 50000000",
+    "alphazero-gpu": "alphazero ConnectFour-v0 --num-envs 256 --num-steps 16 --total-timesteps 50000000",
 }
+"""Trainings by name; those for a GPU are as wide as one needs. Tag and AlphaZero end before automatic fusion would
+time kernels, of which neither has one for its rollouts."""
+
+CLOSE = 0.8
+"""Share of the best from which on a candidate is measured in every round."""
 
 PAGE = Path(__file__).parents[1] / "docs/planning.md"
 
@@ -53,43 +73,105 @@ class Swept(NamedTuple):
     speeds: list[float]
     memory: list[float]
     reason: str = ""
-    """Why it cannot run."""
+    """Why it was not measured."""
+    stopped_early: bool = False
+    """True if it was measured for a second only, because it was far behind."""
 
 
-def measure_alone(trials: ProcessTrials, candidate: Candidate) -> tuple[float, float | None]:
+def measure_alone(trials: ProcessTrials, candidate: Candidate, bound: float | None = None) -> Measurement:
     """Throughput and memory of one candidate."""
-    unknown = lambda _: None
-    alone = Trials(trials.check, unknown, trials.predict_memory, unknown, trials.measure)
-    table = search([candidate], alone, budget_seconds=START_SECONDS)
-    trials.close()
-    row = table.rows[0]
-    if row.measured_speed is None:
-        raise CannotRun(row.reason)
-    return row.measured_speed, row.measured_memory
+    if reason := trials.check(candidate):
+        raise CannotRun(reason)
+    try:
+        trials.predict_memory(candidate)
+        return trials.measure(candidate, bound, trials.start_seconds)
+    finally:
+        trials.close()
 
 
-def sweep(trials: ProcessTrials, found: Sequence[Candidate], *, rounds: int) -> dict[Candidate, Swept]:
-    """All candidates, in turns."""
-    swept = {candidate: Swept([], []) for candidate in found}
-    for number in range(rounds):
-        for candidate in found:
-            if swept[candidate].reason:
-                continue
-            try:
-                speed, memory = measure_alone(trials, candidate)
-            except (CannotRun, OutOfTime) as error:
-                swept[candidate] = swept[candidate]._replace(reason=str(error) or "too slow to start")
-                print(f"{number} {candidate}: {swept[candidate].reason}", flush=True)
-                continue
-            swept[candidate].speeds.append(speed)
-            swept[candidate].memory.extend([] if memory is None else [memory])
-            print(f"{number} {candidate}: {speed:,.0f} steps/s", flush=True)
-    return swept
+@dataclass
+class Sweep:
+    """Measures candidates in turns, and keeps what it finds."""
+
+    trials: ProcessTrials
+    swept: dict[Candidate, Swept]
+    brief: bool
+    """Whether candidates far behind are measured for a shorter time, or left out."""
+    ends_at: float
+    """End of the sweep by `time.monotonic`."""
+    each: float
+    """Seconds of a candidate to compile, and again to be measured."""
+
+    @property
+    def medians(self) -> dict[Candidate, float]:
+        """Throughput of all that were measured."""
+        return {candidate: median(each.speeds) for candidate, each in self.swept.items() if each.speeds}
+
+    @property
+    def best(self) -> float | None:
+        """The largest of them."""
+        return max(self.medians.values(), default=None)
+
+    def run(self, rounds: int) -> None:
+        """All candidates, in turns."""
+        for number in range(rounds):
+            for candidate in self.swept:
+                if number == 0 or self._is_close(candidate):
+                    self._try(candidate)
+
+    def _is_close(self, candidate: Candidate) -> bool:
+        speed = self.medians.get(candidate)
+        return speed is not None and (not self.brief or speed >= CLOSE * (self.best or 0.0))
+
+    def _try(self, candidate: Candidate) -> None:
+        try:
+            self._leave_out(candidate)
+            self.trials.start_seconds = min(self.each, self.ends_at - time.monotonic())
+            self.add(candidate, measure_alone(self.trials, candidate, self.best if self.brief else None))
+        except (CannotRun, OutOfTime) as error:
+            self._explain(candidate, str(error) or f"did not start within {self.trials.start_seconds:g} s")
+
+    def _leave_out(self, candidate: Candidate) -> None:
+        if time.monotonic() >= self.ends_at:
+            raise CannotRun("not measured: the time of the sweep was over")
+        if self.brief and (reason := cannot_matter(candidate, self.medians)):
+            raise CannotRun(reason)
+
+    def _explain(self, candidate: Candidate, reason: str) -> None:
+        if not self.swept[candidate].speeds:
+            self.swept[candidate] = self.swept[candidate]._replace(reason=reason)
+            print(f"{candidate}: {reason}", flush=True)
+
+    def add(self, candidate: Candidate, found: Measurement) -> None:
+        """Keeps a measurement."""
+        each = self.swept.setdefault(candidate, Swept([], []))
+        each.speeds.append(found.steps_per_second)
+        each.memory.extend([] if found.memory is None else [found.memory])
+        self.swept[candidate] = each._replace(reason="", stopped_early=found.stopped_early)
+        print(f"{candidate}: {found.steps_per_second:,.0f} steps/s", flush=True)
 
 
-def judged(found: FoundPlan, swept: dict[Candidate, Swept]) -> dict[str, Any]:
+def cannot_matter(candidate: Candidate, medians: Mapping[Candidate, float]) -> str | None:
+    """Why a candidate is left out of a brief sweep, by narrower ones of its branches."""
+    best = max(medians.values(), default=0.0)
+    for width in WIDTHS:
+        narrower = sorted(
+            (width_of(each, width), speed, str(each))
+            for each, speed in medians.items()
+            if each.branch(width) == candidate.branch(width) and width_of(each, width) < width_of(candidate, width)
+        )
+        if not narrower:
+            continue
+        at, speed, name = narrower[-1]
+        if 2 * speed * width_of(candidate, width) / at < best:
+            return f"left out: even twice {name} in proportion is less than the best"
+        if len(narrower) > 1 and speed < narrower[-2][1] and speed < best / 2:
+            return f"left out: the branch falls, and {name} is {speed / best:.2f} of the best"
+    return None
+
+
+def judged(found: FoundPlan, medians: Mapping[Candidate, float]) -> dict[str, Any]:
     """The search's choice beside the sweep's best, and its predictions beside what it measured."""
-    medians = {candidate: median(each.speeds) for candidate, each in swept.items() if each.speeds}
     best = max(medians, key=lambda candidate: medians[candidate])
     chosen = found.table.chosen
     assert chosen is not None
@@ -103,7 +185,14 @@ def judged(found: FoundPlan, swept: dict[Candidate, Swept]) -> dict[str, Any]:
         "measured_by_search": sum(row.measured_speed is not None for row in found.table.rows),
         "candidates": len(found.table.rows),
         "predicted_over_measured_memory": _memory_ratios(found.table),
+        "search": {str(row.candidate): f"{row.status}: {row.reason}" for row in found.table.rows},
     }
+
+
+def out_of_memory(reasons: Sequence[str]) -> int:
+    """Failures of these whose reason is that memory did not suffice."""
+    signs = ("resource_exhausted", "out of memory", "bad_alloc")
+    return sum(any(sign in reason.lower() for sign in signs) for reason in reasons)
 
 
 def _memory_ratios(table: PlanTable) -> dict[str, float]:
@@ -114,37 +203,68 @@ def _memory_ratios(table: PlanTable) -> dict[str, float]:
     }
 
 
-def compare(name: str, *, rounds: int, budget: float) -> dict[str, Any]:
+class Limits(NamedTuple):
+    """How long a comparison may take."""
+
+    rounds: int
+    budget: float
+    """Seconds of the search."""
+    each: float
+    """Seconds of a candidate of the sweep to compile, and again to be measured."""
+    brief: bool
+    ends_at: float
+    """End of the sweep by `time.monotonic`."""
+
+
+def compare(name: str, limits: Limits, environment: dict[str, str], result: dict[str, Any]) -> None:
+    """Fills the result of a training, which holds the sweep even if the search is cut off."""
     words = WORKS[name].split()
     given, _ = parse_training(words)
-    graph_of = cache(given.graph_of)
-    request = SearchRequest(words=words, options=given.options, fixed={}, budget=budget, fresh=True)
-    swept = sweep(_trials(given, words), list_candidates(graph_of(None), request, this_machine()), rounds=rounds)
-    found = find_plan(graph_of, request, environment=dict(os.environ), say=print)
-    result = judged(found, swept)
-    print(f"{name}: {result}", flush=True)
-    rows = {
-        str(candidate): {"reason": each.reason}
-        if each.reason
-        else {
+    graph_of, began = cache(given.graph_of), time.monotonic()
+    request = SearchRequest(words=words, options=given.options, fixed={}, budget=limits.budget, fresh=True)
+    candidates = list_candidates(graph_of(None), request, this_machine())
+    trials = _trials(given, words, environment)
+    sweep = Sweep(trials, {each: Swept([], []) for each in candidates}, limits.brief, limits.ends_at, limits.each)
+    result |= {"command": " ".join(words), "rounds": limits.rounds, "budget": limits.budget, "brief": limits.brief}
+    try:
+        sweep.run(limits.rounds)
+    finally:
+        result |= {"sweep": _described(sweep.swept), "sweep_seconds": time.monotonic() - began}
+    found = find_plan(graph_of, request, environment=environment, say=partial(print, flush=True))
+    trials.start_seconds = limits.each
+    if found.table.chosen and found.table.chosen.candidate not in sweep.medians:
+        sweep.add(found.table.chosen.candidate, measure_alone(trials, found.table.chosen.candidate))
+    reasons = [each.reason for each in sweep.swept.values()] + [row.reason for row in found.table.rows]
+    result |= judged(found, sweep.medians)
+    result |= {"out_of_memory": out_of_memory(reasons), "sweep": _described(sweep.swept)}
+    print(
+        f"{name}: { ({key: value for key, value in result.items() if key not in ('sweep', 'search')}) }",
+        flush=True,
+    )
+
+
+def _described(swept: Mapping[Candidate, Swept]) -> dict[str, Any]:
+    return {
+        str(candidate): {
             "steps_per_second": spread(each.speeds),
             "memory_bytes": spread(each.memory) if each.memory else None,
+            "stopped_early": each.stopped_early,
         }
+        if each.speeds
+        else {"reason": each.reason or "not measured: the sweep was stopped"}
         for candidate, each in swept.items()
     }
-    return {"command": " ".join(words), "rounds": rounds, "budget": budget, **result, "sweep": rows}
 
 
-def _trials(given: GivenTraining, words: Sequence[str]) -> ProcessTrials:
-    graph = given.graph_of(None)
+def _trials(given: GivenTraining, words: Sequence[str], environment: dict[str, str]) -> ProcessTrials:
     return ProcessTrials(
         cache(given.graph_of),
         words,
         given.options,
         this_machine(),
-        workload_of(graph, given.options),
+        workload_of(given.graph_of(None), given.options),
         lambda: None,
-        dict(os.environ),
+        environment,
     )
 
 
@@ -161,6 +281,8 @@ def table_of_results(folder: Path) -> str:
     rows = []
     for file in sorted(folder.glob("planner-*.json")):
         for result in json.loads(file.read_text())["result"].values():
+            if "chosen" not in result:
+                continue
             ratios = result["predicted_over_measured_memory"].values()
             rows.append(
                 (
@@ -169,7 +291,7 @@ def table_of_results(folder: Path) -> str:
                     f"{result['chosen_over_best']:.2f}",
                     f"{result['measured_by_search']} of {result['candidates']}",
                     f"{result['search_seconds']:.0f}",
-                    f"{min(ratios):.2f} to {max(ratios):.2f}",
+                    f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "-",
                 )
             )
     return table_of(head, rows, numbers=(2, 3, 4, 5))
@@ -181,7 +303,12 @@ def main() -> None:
         "works", nargs="*", help=f"of {', '.join(WORKS)}; without any, the table of results is written"
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--budget", type=float, default=DEFAULT_BUDGET)
+    parser.add_argument("--budget", type=float, default=DEFAULT_BUDGET, help="seconds of each search")
+    parser.add_argument("--each", type=float, default=START_SECONDS, help="seconds for a candidate to start")
+    parser.add_argument(
+        "--seconds", type=float, help="of everything; sweeps are brief, and end in time for searches"
+    )
+    parser.add_argument("--brief", action="store_true", help="leave out what is far behind, or measure it shorter")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--name", default="planner-cpu")
     chosen = parser.parse_args()
@@ -190,8 +317,18 @@ def main() -> None:
     if not chosen.works:
         write_table(table_of_results(chosen.output), PAGE)
         return
-    results = {name: compare(name, rounds=chosen.rounds, budget=chosen.budget) for name in chosen.works}
-    write_result(chosen.name, results, directory=chosen.output)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    environment, began = leave_devices(), time.monotonic()
+    share = float("inf") if chosen.seconds is None else chosen.seconds / len(chosen.works)
+    results: dict[str, dict[str, Any]] = {}
+    for number, name in enumerate(chosen.works, 1):
+        sweep_ends = began + number * share - 1.3 * chosen.budget
+        brief = chosen.brief or chosen.seconds is not None
+        limits = Limits(chosen.rounds, chosen.budget, chosen.each, brief, sweep_ends)
+        try:
+            compare(name, limits, environment, results.setdefault(name, {}))
+        finally:
+            write_result(chosen.name, results, directory=chosen.output)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,19 @@ import os
 import time
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 
 import rollmill
 from rollmill.api.options import RunOptions
+from rollmill.api.plan_search.compiled_program import _device_memory
 from rollmill.api.plan_search.finding import SearchRequest, list_candidates, this_machine, workload_of
 from rollmill.api.plan_search.process import CandidateProcess, MetricsPoint, SearchStopped, measured_between
 from rollmill.api.plan_search.stored import file_for, read_stored, store
 from rollmill.api.plan_search.trials import ProcessTrials
 from rollmill.core.errors import UsageError
+from rollmill.core.machine import return_freed_memory
 from rollmill.execution.processes.process_tree import descendants_of, kill_all, resident_memory
 from rollmill.planning import Plan, find_distribution
 from rollmill.planning.placement import Counts
@@ -28,6 +31,7 @@ from rollmill.planning.search import (
     OutOfTime,
     PlanTable,
 )
+from rollmill.planning.search.model import StageTimes
 
 
 def lines(*points):
@@ -226,3 +230,50 @@ def test_a_machine_of_another_kind_has_another_limit():
     assert Machine(8, memory=10**10, gpus_per_host=2, gpu_memory=10**9).memory_limit == 10**9
     assert Machine(8).memory_limit is None
     assert replace(Machine(8), memory=10**10).memory_limit == 9 * 10**9
+
+
+def on_a_gpu(trials):
+    return replace(
+        trials, machine=Machine(16, gpus_per_host=1, gpu_memory=10**9, max_instances=4), program_bytes={}
+    )
+
+
+def test_memory_of_a_gpu_is_what_is_held_before_and_what_the_program_needs(trials):
+    single = on_a_gpu(trials)
+    compiled = {"bytes": 500, "held": 100, "peak": 700, "process": 9, "identity": ""}
+    assert single._memory_of(compiled, Candidate()) == 700
+    assert single._memory_of({**compiled, "peak": 300}, Candidate()) == 600
+
+
+def test_workers_that_share_a_gpu_need_as_much_as_the_program(trials):
+    single = on_a_gpu(trials)
+    mesh = Candidate(place="mesh", learners=2, gpus=1, instances=2)
+    assert single.predict_memory(mesh).memory is None
+    single.program_bytes = {8: 600.0, 16: 1200.0}
+    assert single.predict_memory(mesh).memory == 600
+    assert single.predict_memory(replace(mesh, num_envs=16)).memory == 1200
+    assert single.predict_memory(replace(mesh, gpus=2)).memory == 300
+
+
+def test_placements_on_a_gpu_are_estimated_by_the_stages_of_one_program(trials):
+    single = replace(on_a_gpu(trials), times=StageTimes(collect=3.0, learn=1.0))
+    actors = Candidate("single-learner-coarse", "processes", actors=2, gpus=1)
+    assert single.estimate_speed(actors) == 64 / 2.5
+    assert single.estimate_speed(replace(actors, num_envs=16)) is None
+
+
+def test_freed_memory_goes_back_to_the_system():
+    (own,) = (each for each in descendants_of(os.getpid()) if each.pid == os.getpid())
+    kept = [bytes(60_000) for _ in range(4_000)]  # too small for pages of their own
+    kept = kept[::4_000]  # the last ones keep the heap from shrinking by itself
+    before = resident_memory([own])
+    return_freed_memory()
+    assert resident_memory([own]) <= before
+    assert len(kept) == 1
+
+
+@pytest.mark.parametrize("answer", [None, {"bytes_in_use": 3, "peak_bytes_in_use": 5}])
+def test_memory_of_devices_counts_where_they_have_their_own(answer):
+    device = SimpleNamespace(memory_stats=lambda: answer)
+    program = SimpleNamespace(devices=[device])
+    assert _device_memory(program) == ((3, 5) if answer else (0, 0))

@@ -35,6 +35,7 @@ def _obey(words: list[str], commands_file: TextIO, reports_file: TextIO) -> int:
     from rollmill.api import begin_training
     from rollmill.api.plan_search.compiled_program import describe_program, iteration_seconds, stage_seconds
     from rollmill.cli.train import prepare
+    from rollmill.core.machine import return_freed_memory
 
     prepared = prepare(words)
     _report(reports_file, program=describe_program(prepared))
@@ -45,6 +46,7 @@ def _obey(words: list[str], commands_file: TextIO, reports_file: TextIO) -> int:
             case "stages":
                 _report(reports_file, collect=stage_seconds(prepared))
             case "begin":
+                return_freed_memory()  # what timing took is not the training's
                 threading.Thread(target=_watch_memory, args=(reports_file,), daemon=True).start()
                 return begin_training(prepared).exit_code
     return 0

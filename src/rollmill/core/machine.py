@@ -116,6 +116,16 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def return_freed_memory() -> None:
+    """Returns to the system what the allocator keeps although nothing uses it, such as what a compiler has freed.
+
+    Does nothing if the C library is not glibc.
+    """
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
 def visible_gpus() -> list[str]:
     """Names of the NVIDIA GPUs visible to child processes, as in CUDA_VISIBLE_DEVICES; asks no driver."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -52,7 +52,10 @@ def test_a_batch_that_may_grow_is_tried_at_its_own_size_first():
     narrow = candidates(TWO_CORES, WORK)
     found = candidates(TWO_CORES, WORK, "grow-batch")
     assert len(found) == 11 * len(narrow)
-    assert {each.num_envs for each in found[: len(narrow)]} == {64}
+    assert [each.num_envs for each in found[:8]] == [64] * 4 + [128] * 4
+    grown = [each for each in found if each.fusion in ("off", "full")]
+    assert found[: len(grown)] == grown  # to their end, before others are tried
+    assert {each.num_envs for each in found[len(grown) :][: len(narrow) - 4]} == {64}
     assert found[-1].num_envs == 64 * 2**10
 
 
@@ -60,9 +63,12 @@ def test_gpus_are_shared_by_instances_where_they_can_be():
     machine = Machine(32, gpus_per_host=2, gpu_memory=10**11, max_instances=4)
     meshes = [each for each in candidates(machine, WORK) if each.place == "mesh"]
     assert [(each.gpus, each.instances, each.learners) for each in meshes] == [
-        (2, 1, 2), (1, 2, 2), (1, 4, 4), (2, 2, 4), (2, 4, 8)
+        (2, 1, 2), (2, 2, 4), (2, 4, 8)
     ]  # fmt: skip
     assert meshes[-1].words == ("--distribution", "gpu-only", "--place", "mesh", "--learners", "8")
+    found = candidates(machine, WORK)
+    assert len({each.words for each in found}) == len(found)  # each is another command
+    assert found.index(meshes[-1]) < next(i for i, each in enumerate(found) if each.actors)
     assert all(each.instances == 1 for each in candidates(Machine(32, gpus_per_host=2), WORK))
 
 

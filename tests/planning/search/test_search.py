@@ -229,3 +229,26 @@ def test_the_table_shows_all_candidates_the_fastest_first():
         "25.00", "x", "the", "next,", "gpu-only", "(program)", "fusion=off",
     ]  # fmt: skip
     assert lines[2].endswith("rejected  no")
+
+
+def test_what_failed_with_fewer_environments_is_not_grown():
+    off, full = ([one(fusion=depth, num_envs=envs) for envs in (64, 128)] for depth in ("off", "full"))
+    refused = CannotRun("no kernel")
+    trials = Numbers({off[0]: 100.0, off[1]: 190.0, full[0]: refused})
+    rows, _ = trials.find(off[0], full[0], off[1], full[1])
+    assert rows[full[1]].reason == "the same with 64 environments was rejected: no kernel"
+    assert trials.measured == [off[0], full[0], off[1]]
+
+
+def test_what_was_refused_without_trying_may_run_with_more_environments():
+    few, many = one(devices=4, num_envs=2), one(devices=4, num_envs=4)
+    trials = Numbers({many: 100.0}, refused={few: "4 devices cannot hold 2 environments"})
+    rows, _ = trials.find(few, many)
+    assert rows[many].status == "chosen"
+
+
+def test_what_is_far_too_slow_in_proportion_is_not_grown():
+    slow = [one(fusion="full", num_envs=envs) for envs in (64, 128)]
+    trials = Numbers({one(num_envs=64): 100.0}, estimated={slow[0]: 10.0})
+    rows, _ = trials.find(one(num_envs=64), *slow)
+    assert rows[slow[1]].reason.startswith("dominated: even in proportion to 64 environments")

@@ -24,8 +24,9 @@ def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
 
     Returns:
         `bytes` of one device: arguments, temporary arrays, and two results, since an iteration may begin before
-        the state after the last one is saved; `process`, bytes that this process holds already; `identity`, equal
-        for equal programs.
+        the state after the last one is saved; `process`, bytes that this process holds already; `held` and `peak`,
+        bytes of a device with its own memory that are in use already, and that were at most; `identity`, equal for
+        equal programs.
     """
     program = prepared.program
     if program is None:
@@ -35,7 +36,9 @@ def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
     if memory is not None:
         results = 2 * (memory.output_size_in_bytes - memory.alias_size_in_bytes)
         needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes + results
-    return {"bytes": needed, "process": _own_memory(), "identity": _identity(prepared, program)}
+    held, peak = _device_memory(program)
+    identity = _identity(prepared, program)
+    return {"bytes": needed, "process": _own_memory(), "held": held, "peak": peak, "identity": identity}
 
 
 class MemoryNeed(NamedTuple):
@@ -118,6 +121,13 @@ def _identity(prepared: PreparedTraining, program: CompiledProgram) -> str:
     kernels = {part: (program.launches or {}).get(part) for part in ("rollouts", "gradients")}
     devices = jax.tree.leaves(program.shardings)[0].num_devices
     return json.dumps([devices, prepared.algorithm.loops.num_envs, kernels], sort_keys=True)
+
+
+def _device_memory(program: CompiledProgram) -> tuple[int, int]:
+    """Bytes in use of the fullest device, now and at most so far; 0 where devices have no memory of their own."""
+    stats = [device.memory_stats() or {} for device in program.devices]
+    now, most = ([each.get(name, 0) for each in stats] for name in ("bytes_in_use", "peak_bytes_in_use"))
+    return max(now), max(most)
 
 
 def _own_memory() -> int | None:

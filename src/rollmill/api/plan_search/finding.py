@@ -125,6 +125,7 @@ def find_plan(
     request: SearchRequest,
     *,
     environment: dict[str, str],
+    machine: Machine | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> FoundPlan:
     """Searches for the fastest plan, or takes the result of an earlier search.
@@ -133,6 +134,7 @@ def find_plan(
         graph_of: the graph with a number of environments; None for the user's own.
         request: what to search for.
         environment: of processes that train.
+        machine: what they may use; this machine where it is left out.
         say: gets a line for each candidate that is tried.
 
     Raises:
@@ -140,7 +142,7 @@ def find_plan(
         SearchStopped: by a signal; all processes were ended.
     """
     graph_of = cache(graph_of)
-    graph, machine = graph_of(None), this_machine()
+    graph, machine = graph_of(None), machine or this_machine()
     found = list_candidates(graph, request, machine)
     file = file_for(_identity(graph, request, machine))
     if not request.fresh and (stored := read_stored(file, budget=request.budget)):

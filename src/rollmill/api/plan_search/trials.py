@@ -47,8 +47,12 @@ class ProcessTrials:
     """Times of the stages of the unfused program on one device, once they are measured."""
     process_bytes: int | None = None
     """Bytes that a process holds before it trains."""
+    program_bytes: dict[int, float] = field(default_factory=dict)
+    """Bytes that the unfused program on one GPU needs, by the number of environments."""
     ends_at: float = math.inf
     """End of the budget by `time.monotonic`; until something was measured it does not count."""
+    start_seconds: float = START_SECONDS
+    """Longest time for a candidate to compile, and again to be measured."""
     _has_measured: bool = False
     _open: tuple[Candidate, CandidateProcess] | None = field(default=None, repr=False)
 
@@ -97,20 +101,22 @@ class ProcessTrials:
     def predict_memory(self, candidate: Candidate) -> MemoryEstimate:
         """See `Trials`."""
         if candidate.place != "program":
-            each = None if self.machine.gpus else self.process_bytes
-            return MemoryEstimate(None if each is None else float(each * candidate.processes))
+            return MemoryEstimate(self._memory_of_workers(candidate))
         compiled = self._process(candidate).ask(None, "program", seconds=self._seconds)
         if compiled["process"] is not None and self.times is None:
             self.process_bytes = compiled["process"]
-        return MemoryEstimate(self._memory_of(compiled, candidate), compiled["identity"])
+        memory = self._memory_of(compiled, candidate)
+        if memory is not None and self.machine.gpus and candidate.devices == 1 and candidate.fusion == "off":
+            self.program_bytes[self._num_envs(candidate)] = memory
+        return MemoryEstimate(memory, compiled["identity"])
 
     def estimate_speed(self, candidate: Candidate) -> float | None:
-        """See `Trials`: by the stages of the unfused program on one device, on CPU cores."""
-        same_batch = candidate.num_envs in (None, self.workload.num_envs)
+        """See `Trials`: by the stages of the unfused program on one device."""
+        same_batch = self._num_envs(candidate) == self.workload.num_envs
         fused = candidate.fusion not in (None, "off") or (
             candidate.place == "mesh" and self._left_to_xla(candidate) is None
         )
-        if self.times is None or self.machine.gpus or not same_batch or fused:
+        if self.times is None or not same_batch or fused:
             return None
         seconds = placed_seconds(candidate, self.times, cores=self.machine.cores)
         return self.workload.batch(candidate.num_envs) / seconds
@@ -137,9 +143,12 @@ class ProcessTrials:
         learns_from = 0 if graph.replay is None else graph.replay.learning_starts
         try:
             if candidate.place != "program":
-                process.ask(None, "program", seconds=min(seconds, START_SECONDS))
+                process.ask(None, "program", seconds=min(seconds, self.start_seconds))
             found = process.measure(
-                bound=bound, seconds=seconds, seeds=self.workload.num_seeds, learns_from=learns_from
+                bound=bound,
+                seconds=min(seconds, self.start_seconds),
+                seeds=self.workload.num_seeds,
+                learns_from=learns_from,
             )
             self._has_measured = True
             # What workers take of a GPU is not known here: JAX reserves most of it for them.
@@ -151,8 +160,8 @@ class ProcessTrials:
     @property
     def _seconds(self) -> float:
         """Longest wait for an answer."""
-        left = self.ends_at - time.monotonic() if self._has_measured else START_SECONDS
-        return min(max(left, 0.0), START_SECONDS)
+        left = self.ends_at - time.monotonic() if self._has_measured else self.start_seconds
+        return min(max(left, 0.0), self.start_seconds)
 
     def _process(self, candidate: Candidate) -> CandidateProcess:
         """The process of a candidate; that of another one is ended."""
@@ -171,10 +180,20 @@ class ProcessTrials:
         decided["fusion"] = candidate.fusion or default.fusion
         return replace(self.options, **decided)
 
+    def _num_envs(self, candidate: Candidate) -> int:
+        return candidate.num_envs or self.workload.num_envs
+
+    def _memory_of_workers(self, candidate: Candidate) -> float | None:
+        """Bytes of a GPU that workers need together, as much as one program there; or of their processes."""
+        if self.machine.gpus:
+            together = self.program_bytes.get(self._num_envs(candidate))
+            return None if together is None else together / max(candidate.gpus, 1)
+        return None if self.process_bytes is None else float(self.process_bytes * candidate.processes)
+
     def _memory_of(self, compiled: Mapping[str, Any], candidate: Candidate) -> float | None:
         """Bytes of a GPU, or of the process and its arrays on all CPU devices."""
         if compiled["bytes"] is None:
             return None
         if self.machine.gpus:
-            return float(compiled["bytes"])
+            return float(max(compiled["peak"], compiled["held"] + compiled["bytes"]))
         return (compiled["process"] or 0) + float(compiled["bytes"]) * candidate.devices

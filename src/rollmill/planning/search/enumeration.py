@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 
 from rollmill.planning.search.candidate import Candidate
 from rollmill.planning.search.machine import Machine, Objective, Workload
@@ -19,13 +18,22 @@ def candidates(machine: Machine, workload: Workload, objective: Objective = "kee
     """All candidates, in the order in which they should be tried.
 
     A candidate need not be possible: whether it fits its graph and its machine is found out by the search, which
-    keeps the reason. Within a branch, narrower ones come first.
+    keeps the reason. Within a branch, narrower ones come first. Where the batch may grow, likely placements are
+    grown to their end before others are tried at all.
     """
     narrow = list(dict.fromkeys(_placements(machine, workload)))
     if objective == "keep-batch":
         return narrow
-    widths = (workload.num_envs * 2**doublings for doublings in range(MOST_WIDENING + 1))
-    return list(chain.from_iterable([replace(each, num_envs=width) for each in narrow] for width in widths))
+    likely = [each for each in narrow if each.place == "program" and each.fusion in LIKELY_DEPTHS]
+    others = [each for each in narrow if each not in likely]
+    return [*_widened(likely, workload), *_widened(others, workload)]
+
+
+def _widened(narrow: Sequence[Candidate], workload: Workload) -> Iterator[Candidate]:
+    """All of these with each number of environments, the smallest first."""
+    for doublings in range(MOST_WIDENING + 1):
+        for each in narrow:
+            yield replace(each, num_envs=workload.num_envs * 2**doublings)
 
 
 def widths_up_to(most: int) -> list[int]:
@@ -44,9 +52,9 @@ def _placements(machine: Machine, workload: Workload) -> Iterator[Candidate]:
         yield from _programs(machine, LIKELY_DEPTHS)
         yield from _meshes(machine)
         yield from _programs(machine, OTHER_DEPTHS)
+        yield from _instances(machine)
         yield from _actors(machine)
         yield from _learners_on_cores(machine)
-        yield from _instances(machine)
         yield from _apart(machine)
         yield from _programs(machine, ("auto",))
 
@@ -65,11 +73,14 @@ def _meshes(machine: Machine) -> Iterator[Candidate]:
 
 
 def _instances(machine: Machine) -> Iterator[Candidate]:
-    """Several processes on each GPU, whose means are taken by NCCL or through the host's memory."""
-    for gpus in widths_up_to(machine.gpus):
-        for instances in widths_up_to(machine.max_instances)[1:]:
-            for place in ("mesh", "processes"):
-                yield Candidate(place=place, learners=gpus * instances, gpus=gpus, instances=instances)
+    """Several processes on each GPU, whose means are taken by NCCL or through the host's memory.
+
+    They share all GPUs: workers are divided among as many GPUs as there are.
+    """
+    for instances in widths_up_to(machine.max_instances)[1:] if machine.gpus else ():
+        for place in ("mesh", "processes"):
+            learners = machine.gpus * instances
+            yield Candidate(place=place, learners=learners, gpus=machine.gpus, instances=instances)
 
 
 def _learners_on_cores(machine: Machine) -> Iterator[Candidate]:

@@ -186,6 +186,8 @@ class _SearchState:
         """Why a candidate is not tried, by others of its kind or branches."""
         if twin := self.twins.get(candidate.kind):
             return f"others of its kind are the same programs as those of {twin}"
+        if reason := self._failed_narrower(candidate):
+            return reason
         for width in WIDTHS:
             narrower = self._narrower(candidate, width)
             if not narrower:
@@ -195,6 +197,31 @@ class _SearchState:
             if reason := self._dominated(candidate, narrower[-1], width):
                 return reason
         return None
+
+    def _failed_narrower(self, candidate: Candidate) -> str | None:
+        """Why a candidate is not grown: the same with fewer environments did not run, or is far too slow."""
+        if candidate.num_envs is None:
+            return None
+        fewer = self._fewer_envs(candidate)
+        if fewer is None or fewer.measured_speed is not None or self.trials.check(fewer.candidate):
+            return None
+        number = fewer.candidate.num_envs or 1
+        if fewer.status == "rejected":
+            return f"the same with {number:,} environments was rejected: {fewer.reason}"
+        most = (fewer.predicted_speed or 0.0) * candidate.num_envs / number
+        if self.best is None or not most or most * UNCHECKED_MARGIN >= self.best:
+            return None
+        return f"dominated: even in proportion to {number:,} environments it is slower than the best so far"
+
+    def _fewer_envs(self, candidate: Candidate) -> CandidateRow | None:
+        """The row of the same candidate with the most of fewer environments."""
+        branch, envs = candidate.branch("num_envs"), candidate.num_envs or 1
+        rows = [
+            row
+            for row in self.rows
+            if row.candidate.branch("num_envs") == branch and (row.candidate.num_envs or envs) < envs
+        ]
+        return max(rows, key=lambda row: row.candidate.num_envs or 1, default=None)
 
     def _narrower(self, candidate: Candidate, width: str) -> Sequence[CandidateRow]:
         """Measured rows of the branch along this width, narrowest first."""
