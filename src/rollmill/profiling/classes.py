@@ -18,6 +18,8 @@ LONGEST_KERNEL_NAME = 60
 
 ROOT = Instruction("container", {(): 1.0}, 0.0, 0.0)
 """The whole of a compiled program."""
+RUNNING = Instruction("container", {(): 1.0}, 0.0, 0.0)
+"""A compiled program that other threads run."""
 
 HOST_CALLS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
     (re.compile(pattern), activity, category)
@@ -126,6 +128,8 @@ class Classifier:
             return _start_of(instruction) if self._accelerated else DeviceWork(instruction)
         if name == "ThunkExecutor::Execute":
             return DeviceWork(ROOT)
+        if name == "ThunkExecutor::Execute (wait for completion)":
+            return DeviceWork(RUNNING)
         for pattern, activity, category in HOST_CALLS:
             if pattern.search(name):
                 return HostActivity(activity, category)

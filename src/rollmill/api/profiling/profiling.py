@@ -164,7 +164,9 @@ def _result(
 ) -> results.Profile:
     pairs, processes, iterations, notes = windows.pairs(), windows.by_process(), windows.iterations, list(notes)
     accelerated = jax.default_backend() != "cpu"
-    costs = correction.costs(pairs, inside=calibration.inside, in_idle_time=accelerated)
+    costs = correction.costs(
+        pairs, inside=calibration.inside, in_idle_time=accelerated, usual=calibration.event_nanoseconds
+    )
     time = _iteration_time(windows, pairs)
     process_times = tuple(process_time(process, iterations, costs, time.corrected) for process in processes)
     found = results.Profile(
