@@ -178,6 +178,15 @@ def test_programs_with_equal_names_are_told_apart():
     assert times.device[POLICY].work == 10 and times.device["learn",].work == 30
 
 
+def test_programs_with_the_same_name_are_told_apart_by_their_numbers():
+    other = {"dot.1": Instruction("kernel", {("learn",): 1.0}, 0.0, 0.0)}
+    classify = Classifier({"jit_g/2": {}, "jit_f/4": PROGRAM, "jit_f/8": other})
+    modules = ["jit_f/4", "jit_f/8", "jit_f"]
+    events = [Event(10 * place, 10 * place + 10, "dot.1", module) for place, module in enumerate(modules)]
+    times = attribute(Trace([Lane("thread 1", False, events)], 0), classify, 0, 40)
+    assert times.device[POLICY].work == 20 and times.device["learn",].work == 10
+
+
 def test_a_timeline_shows_what_was_done_most_of_each_interval():
     spans = timeline(Trace([lane((0, 600, "dot.1"), (600, 1200, "rollmill:python:learn"))], 0), CLASSIFY, 0, 1200)
     assert [(span.lane, span.name) for span in spans] == [("thread 1", "collect/policy"), ("thread 1", "learn")]

@@ -10,7 +10,7 @@ from rollmill.profiling.results import UNNAMED
 from rollmill.profiling.trace import CLOCK, Event
 
 Programs: TypeAlias = Mapping[str, Mapping[str, Instruction]]
-"""Instructions of each compiled program, by the names of program and instruction."""
+"""Instructions of each compiled program, by the program's key and the names of instructions."""
 
 COPIES_ON_DEVICE = "copies"
 LONGEST_KERNEL_NAME = 60
@@ -145,7 +145,9 @@ class Classifier:
         modules = self._by_name.get(name)
         if not modules:
             return None
-        return self._programs[module if module in modules else modules[0]][name]
+        plain = module.partition("/")[0]  # a device may not say the number, or another one
+        alike = [each for each in modules if each.partition("/")[0] == plain] or modules
+        return self._programs[module if module in modules else alike[0]][name]
 
 
 def kernel_name(name: str) -> str:

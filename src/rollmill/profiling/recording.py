@@ -17,7 +17,7 @@ import jax
 from rollmill.core.operations import SPAN_MARK, set_recording
 from rollmill.profiling.attribution import DeviceTime, WindowTimes, attribute
 from rollmill.profiling.classes import Classifier, HostActivity
-from rollmill.profiling.hlo import Instruction, module_name, read_instructions
+from rollmill.profiling.hlo import Instruction, module_name, program_key, program_number, read_instructions
 from rollmill.profiling.results import MemoryUse, Overlap, TimelineSpan
 from rollmill.profiling.timeline import timeline
 from rollmill.profiling.trace import CLOCK, Naming, Trace, read_trace
@@ -156,7 +156,8 @@ class _Programs:
             if len(text) > MOST_TEXT:
                 continue
             name, instructions = module_name(text), read_instructions(text)
-            self.instructions.setdefault(name, {}).update(instructions)
+            number = program_number(module.as_serialized_hlo_module_proto())
+            self.instructions.setdefault(program_key(name, number), {}).update(instructions)
             if any(path for each in instructions.values() for path in each.shares):
                 self._note_memory(name, executable)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 
 from rollmill.core.operations import SPAN_MARK
+from rollmill.profiling.hlo import program_key
 
 CLOCK = "clock"
 """Category of the span that carries the host's clock: `rollmill:clock:NANOSECONDS`."""
@@ -23,7 +24,7 @@ class Event(NamedTuple):
     end: int
     name: str
     module: str = ""
-    """The compiled program it belongs to, where its name alone does not say so; else empty."""
+    """The compiled program it belongs to, with its number, where its name alone does not say so; else empty."""
     instruction: str = ""
     """The instruction that a device says it belongs to, where its name is not that of one; else empty."""
 
@@ -89,9 +90,9 @@ def _events(line: Any, on_device: bool, names: Naming) -> Iterator[Event]:
             start = round(event.start_ns)
             end = start + round(duration)
             if names.is_ambiguous(name):
-                yield Event(start, end, name, _stat(event, "hlo_module"))
+                yield Event(start, end, name, _program(event))
             elif on_device and not names.is_instruction(name):
-                yield Event(start, end, name, _stat(event, "hlo_module"), _stat(event, "hlo_op"))
+                yield Event(start, end, name, _program(event), _stat(event, "hlo_op"))
             else:
                 yield Event(start, end, name)
 
@@ -102,6 +103,10 @@ def _clock_offset(lanes: Sequence[Lane]) -> int:
             if event.name.startswith(f"{SPAN_MARK}:{CLOCK}:"):
                 return int(event.name.rpartition(":")[2]) - event.start
     return 0
+
+
+def _program(event: Any) -> str:
+    return program_key(_stat(event, "hlo_module"), int(_stat(event, "program_id") or 0))
 
 
 def _stat(event: Any, name: str) -> str:
