@@ -150,7 +150,8 @@ def measure_event(recorder: TraceRecorder) -> MeasuredEvent:
     run = lambda: program(argument).block_until_ready()
     measured = [_measure_event_once(recorder, run) for _ in range(REPEATS)]
     return MeasuredEvent(
-        statistics.median(each.nanoseconds for each in measured), statistics.median(each.inside for each in measured)
+        statistics.median(each.nanoseconds for each in measured),
+        statistics.median(each.inside for each in measured),
     )
 
 
