@@ -71,6 +71,28 @@ class WindowTimes(NamedTuple):
     calls: Mapping[str, int]
     """Number of calls of each category."""
 
+    def longer(self, factor: float) -> "WindowTimes":
+        """The times and counts of a window that is longer by a factor, and does the same in the same shares."""
+        if factor == 1.0:
+            return self
+        overlap = self.overlap
+        return WindowTimes(
+            duration=round(self.duration * factor),
+            device={path: DeviceTime(*(each * factor for each in times)) for path, times in self.device.items()},
+            kernel_time=self.kernel_time * factor,
+            host={activity: time * factor for activity, time in self.host.items()},
+            host_only={path: time * factor for path, time in self.host_only.items()},
+            overlap=Overlap(
+                host_only=overlap.host_only * factor,
+                device_only=overlap.device_only * factor,
+                both=overlap.both * factor,
+                neither=overlap.neither * factor,
+            ),
+            program_events=round(self.program_events * factor),
+            span_events=round(self.span_events * factor),
+            calls={category: round(count * factor) for category, count in self.calls.items()},
+        )
+
 
 def segments(lane: Lane, classify: Classifier, begin: int, end: int) -> Iterator[StateSegment]:
     """The states of a lane in a window, without gaps.
@@ -260,8 +282,8 @@ class _Division:
 class _ParallelWork:
     """Finds the kernel that computes while no thread is in one, though the program runs.
 
-    XLA's CPU backend divides large kernels into tasks for several threads. The kernel's event ends with the tasks of
-    its own thread; no event tells of the others. It is the longest of the kernels since the last such time.
+    XLA's CPU backend divides large kernels into tasks for several threads. The kernel's event ends with the tasks
+    of its own thread; no event tells of the others. It is the longest of the kernels since the last such time.
     """
 
     def __init__(self) -> None:
