@@ -66,8 +66,8 @@ class EventCosts(NamedTuple):
     def dividing(self) -> float:
         """The cost of a program's event by which operations are told apart: within a factor of the usual one.
 
-        Windows differ by more than the profiler's cost where the machine has other work. That belongs to no events:
-        it is taken from all operations in proportion.
+        Windows differ by more than the profiler's cost where the machine has other work. That belongs to no
+        events: it is taken from all operations in proportion.
         """
         return min(max(self.program, self.usual / FARTHEST), self.usual * FARTHEST) if self.usual else self.program
 

@@ -36,7 +36,7 @@ class Event(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """The slices of time that are read of a trace with too many events: one of several, the others as if cut out."""
+    """The slices of time that are read of a trace with too many events; the others are as if cut out."""
 
     every: int = 1
     """One slice of so many is read; 1 if all are."""
