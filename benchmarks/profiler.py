@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -140,7 +140,7 @@ def _unnamed(found: Profile) -> float:
 # --- planted work ---------------------------------------------------------------------------------------
 
 PLANTED = ("environment", "policy", "prepare", "gradients", "update")
-TURN_SECONDS = 0.5
+TURN_SECONDS = 0.3
 """Shortest duration of a turn of one of two trainings that are compared."""
 ROUNDS = {"environment": 12, "policy": 12, "prepare": 40, "gradients": 4, "update": 600}
 
@@ -196,7 +196,7 @@ def planted(options: argparse.Namespace) -> Rows:
     calibration = calibrated()
     for where in options.operation or PLANTED:
         sides = _Side(graph), _Side(plant(graph, where))
-        for _ in range(3 * options.repeats):
+        for _ in range(4 * options.repeats):
             for side in sides:
                 side.run_plain()
             for side in reversed(sides):
@@ -212,10 +212,12 @@ def planted(options: argparse.Namespace) -> Rows:
 
 
 class Round(NamedTuple):
-    """One turn of a training: seconds of an iteration without the profiler, and by operation with it."""
+    """A turn of a training without the profiler, and one with it."""
 
     unprofiled: float
-    operations: Mapping[str, float]
+    """Seconds of an iteration."""
+    shares: Mapping[str, float]
+    """Shares of operations in the corrected duration of an iteration."""
 
 
 class _Side:
@@ -264,45 +266,50 @@ class _Side:
             usual=calibration.event_nanoseconds,
         )
         return [
-            Round(plain, self._operations(window, found, 1e-9 * corrected))
+            Round(plain, self._shares(window, found, 1e-9 * corrected))
             for plain, corrected, (_, window) in zip(
                 self._plain, held_out_durations(pairs), self._profiled, strict=True
             )
         ]
 
-    def _operations(self, window: RecordedWindow, found: EventCosts, iteration: float) -> Mapping[str, float]:
-        """Seconds of an iteration by the innermost of the operations that a path has."""
+    def _shares(self, window: RecordedWindow, found: EventCosts, iteration: float) -> Mapping[str, float]:
+        """Shares of an iteration by the innermost of the operations that a path has."""
         sums: dict[str, float] = {}
         for operation in operations([ProcessWindows("training", [window])], self._count, found, iteration):
             name = next((part for part in reversed(operation.path) if part in PLANTED), operation.path[-1])
-            sums[name] = sums.get(name, 0.0) + operation.seconds
+            sums[name] = sums.get(name, 0.0) + operation.seconds / iteration
         return sums
 
 
 def _compared(where: str, before: Sequence[Round], after: Sequence[Round]) -> dict[str, Any]:
-    """Medians over rounds of the differences between the two trainings in a round."""
-    added = median(its.unprofiled - mine.unprofiled for mine, its in zip(before, after, strict=True))
-    names = {name for each in (*before, *after) for name in each.operations}
-    grown = {
-        name: median(
-            its.operations.get(name, 0.0) - mine.operations.get(name, 0.0)
-            for mine, its in zip(before, after, strict=True)
-        )
-        for name in names
-    }
-    attributed = grown.pop(where)
+    """The differences between the two trainings.
+
+    The machine's other work makes turns longer, so an iteration's duration is the lower quartile of its turns; a
+    share of it is the median, because all operations of a turn are made longer alike.
+    """
+    shortest, longer = _seconds(before), _seconds(after)
+    names = {name for each in (*before, *after) for name in each.shares}
+    grown = {name: longer * _share(after, name) - shortest * _share(before, name) for name in names}
+    added, attributed = longer - shortest, grown.pop(where)
     other = max(grown, key=lambda name: abs(grown[name]))
-    iteration = median(each.unprofiled for each in after)
     return {
         "added_seconds": added,
         "attributed_seconds": attributed,
         "error": attributed / added - 1.0,
         "other": other,
-        "largest_other": grown[other] / iteration,
+        "largest_other": grown[other] / longer,
         "grown": grown,
-        "iteration_seconds": iteration,
-        "rounds": len(before),
+        "iteration_seconds": longer,
+        "turns": [[each.unprofiled for each in side] for side in (before, after)],
     }
+
+
+def _seconds(rounds: Sequence[Round]) -> float:
+    return quantiles([each.unprofiled for each in rounds], n=4)[0]
+
+
+def _share(rounds: Sequence[Round], name: str) -> float:
+    return median(each.shares.get(name, 0.0) for each in rounds)
 
 
 # --- a survey, and advice ---------------------------------------------------------------------------------
