@@ -142,7 +142,7 @@ def _unnamed(found: Profile) -> float:
 PLANTED = ("environment", "policy", "prepare", "gradients", "update")
 TURN_SECONDS = 0.3
 """Shortest duration of a turn of one of two trainings that are compared."""
-ROUNDS = {"environment": 12, "policy": 12, "prepare": 40, "gradients": 4, "update": 600}
+ROUNDS = {"environment": 12, "policy": 12, "prepare": 2000, "gradients": 4, "update": 600}
 
 
 def plant(graph: Graph, where: str) -> Graph:
