@@ -1,14 +1,15 @@
 """The profiler's figures, checked: its correction, its attribution by planted work, its advice; and a survey.
 
     python benchmarks/profiler.py errors [--platform cpu] [--repeats 5] [--workload NAME ...]
-    python benchmarks/profiler.py planted [--repeats 3]
+    python benchmarks/profiler.py planted [--repeats 5] [--operation NAME ...]
     python benchmarks/profiler.py survey
     python benchmarks/profiler.py advice
 
 - `errors`: profiles each workload several times, each in a process of its own, and takes the relative difference
   of the corrected duration of an iteration from the unprofiled one (RL-Scope states +-16 %);
-- `planted`: adds a known amount of work to one operation at a time. The truth is how much longer an iteration
-  takes without the profiler; the operation has to grow by that, and all others by nothing;
+- `planted`: adds a known amount of work to one operation at a time; the training with it and the one without it
+  take turns. The truth is how much longer an iteration takes without the profiler; the operation has to grow by
+  that, and all others by nothing;
 - `survey`: shares of simulation, inference, backpropagation, replay and search of all algorithms;
 - `advice`: follows what a profile advises, and compares the speed with the one that it predicts.
 
@@ -21,18 +22,23 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
-from typing import Any, TypeAlias
+from statistics import median, quantiles
+from typing import Any, NamedTuple, TypeAlias
 
+import jax
 from measure import RESULTS, write_result
 
 import rollmill
-from rollmill.api import RunOptions
-from rollmill.api.profiling import ProfileOptions, profile
 from rollmill.dataflow import Graph
+from rollmill.execution.program.compiled import lower, start_state
+from rollmill.profiling.calibration import Calibration, calibrated
+from rollmill.profiling.correction import EventCosts, PairedWindow, costs, held_out_durations
+from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.results import UNNAMED, OperationTime, Profile, read_profile
+from rollmill.profiling.summary import ProcessWindows, operations
 
 ON_GPU: dict[str, list[str]] = {
     "ppo, CartPole-v1": ["ppo", "CartPole-v1", "--num-envs", "4096", "--num-steps", "128", "--fusion", "off"],
@@ -134,12 +140,13 @@ def _unnamed(found: Profile) -> float:
 # --- planted work ---------------------------------------------------------------------------------------
 
 PLANTED = ("environment", "policy", "prepare", "gradients", "update")
-ROUNDS = {"environment": 12, "policy": 12, "prepare": 40, "gradients": 4, "update": 600}
+TURN_SECONDS = 0.3
+"""Shortest duration of a turn of one of two trainings that are compared."""
+ROUNDS = {"environment": 12, "policy": 12, "prepare": 2000, "gradients": 4, "update": 600}
 
 
 def plant(graph: Graph, where: str) -> Graph:
     """The graph with more work in one fragment, whose results stay as they are."""
-    import jax
     import jax.numpy as jnp
 
     mixing = jnp.eye(64) * 0.5 + 0.001
@@ -181,17 +188,20 @@ def plant(graph: Graph, where: str) -> Graph:
 
 
 def planted(options: argparse.Namespace) -> Rows:
+    """Two trainings take turns, one of them with more work: so both see the same noise of the machine."""
     sizes: dict[str, Any] = (
         {"num_envs": 4096, "num_steps": 128} if options.platform == "gpu" else {"num_envs": 256, "num_steps": 64}
     )
     graph = rollmill.ppo("CartPole-v1", total_timesteps=2**36, **sizes)
-    base = [_profile_here(graph)]
-    for where in PLANTED:
-        with_work = []
-        for _ in range(options.repeats):
-            with_work.append(_profile_here(plant(graph, where)))
-            base.append(_profile_here(graph))
-        row = _compared(where, base[-options.repeats - 1 :], with_work)
+    calibration = calibrated()
+    for where in options.operation or PLANTED:
+        sides = _Side(graph), _Side(plant(graph, where))
+        for _ in range(4 * options.repeats):
+            for side in sides:
+                side.run_plain()
+            for side in reversed(sides):
+                side.run_profiled()
+        row = _compared(where, *(side.rounds(calibration) for side in sides))
         print(
             f"{where}: an iteration {1e3 * row['added_seconds']:+.2f} ms, the operation "
             f"{1e3 * row['attributed_seconds']:+.2f} ms ({row['error']:+.1%}); another at most "
@@ -201,40 +211,105 @@ def planted(options: argparse.Namespace) -> Rows:
         yield where, row
 
 
-def _profile_here(graph: Graph) -> Profile:
-    return profile(graph, RunOptions(fusion="off", quiet=True), how=ProfileOptions(windows=3, window_seconds=1.5))
+class Round(NamedTuple):
+    """A turn of a training without the profiler, and one with it."""
+
+    unprofiled: float
+    """Seconds of an iteration."""
+    shares: Mapping[str, float]
+    """Shares of operations in the corrected duration of an iteration."""
 
 
-def _compared(where: str, before: Sequence[Profile], after: Sequence[Profile]) -> dict[str, Any]:
-    added = _seconds(after) - _seconds(before)
-    times_before, times_after = _by_operation(before), _by_operation(after)
-    grown = {
-        name: times_after.get(name, 0.0) - times_before.get(name, 0.0) for name in {*times_before, *times_after}
-    }
-    attributed = grown.pop(where)
+class _Side:
+    """One of two trainings that are compared, and its turns."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._program = lower(graph)
+        self._state = self._program.place(start_state(graph))
+        self._recorder = TraceRecorder()
+        self._plain: list[float] = []
+        self._profiled: list[tuple[float, RecordedWindow]] = []
+        self._count = 1
+        self._count = max(2, round(TURN_SECONDS / min(self._seconds() for _ in range(3))))
+
+    def _seconds(self) -> float:
+        """Seconds of an iteration, as the mean of a turn."""
+        begin = time.perf_counter()
+        for _ in range(self._count):
+            self._state, metrics = self._program.advance(self._state, 1)
+        metrics.block_until_ready()
+        return (time.perf_counter() - begin) / self._count
+
+    def run_plain(self) -> None:
+        self._plain.append(self._seconds())
+
+    def run_profiled(self) -> None:
+        self._recorder.start()
+        begin = time.monotonic_ns()
+        seconds = self._seconds()
+        self._profiled.append((seconds, self._recorder.stop(begin, time.monotonic_ns())))
+
+    def rounds(self, calibration: Calibration) -> list[Round]:
+        pairs = [
+            PairedWindow(
+                1e9 * profiled,
+                1e9 * plain,
+                window.times.program_events / self._count,
+                window.times.span_events / self._count,
+            )
+            for plain, (profiled, window) in zip(self._plain, self._profiled, strict=True)
+        ]
+        found = costs(
+            pairs,
+            inside=calibration.inside,
+            in_idle_time=jax.default_backend() != "cpu",
+            usual=calibration.event_nanoseconds,
+        )
+        return [
+            Round(plain, self._shares(window, found, 1e-9 * corrected))
+            for plain, corrected, (_, window) in zip(
+                self._plain, held_out_durations(pairs), self._profiled, strict=True
+            )
+        ]
+
+    def _shares(self, window: RecordedWindow, found: EventCosts, iteration: float) -> Mapping[str, float]:
+        """Shares of an iteration by the innermost of the operations that a path has."""
+        sums: dict[str, float] = {}
+        for operation in operations([ProcessWindows("training", [window])], self._count, found, iteration):
+            name = next((part for part in reversed(operation.path) if part in PLANTED), operation.path[-1])
+            sums[name] = sums.get(name, 0.0) + operation.seconds / iteration
+        return sums
+
+
+def _compared(where: str, before: Sequence[Round], after: Sequence[Round]) -> dict[str, Any]:
+    """The differences between the two trainings.
+
+    The machine's other work makes turns longer, so an iteration's duration is the lower quartile of its turns; a
+    share of it is the median, because all operations of a turn are made longer alike.
+    """
+    shortest, longer = _seconds(before), _seconds(after)
+    names = {name for each in (*before, *after) for name in each.shares}
+    grown = {name: longer * _share(after, name) - shortest * _share(before, name) for name in names}
+    added, attributed = longer - shortest, grown.pop(where)
     other = max(grown, key=lambda name: abs(grown[name]))
     return {
         "added_seconds": added,
         "attributed_seconds": attributed,
         "error": attributed / added - 1.0,
         "other": other,
-        "largest_other": grown[other] / _seconds(after),
-        "iteration_seconds": _seconds(after),
+        "largest_other": grown[other] / longer,
+        "grown": grown,
+        "iteration_seconds": longer,
+        "turns": [[each.unprofiled for each in side] for side in (before, after)],
     }
 
 
-def _seconds(profiles: Sequence[Profile]) -> float:
-    return median(each.iteration.unprofiled for each in profiles)
+def _seconds(rounds: Sequence[Round]) -> float:
+    return quantiles([each.unprofiled for each in rounds], n=4)[0]
 
 
-def _by_operation(profiles: Sequence[Profile]) -> dict[str, float]:
-    """Seconds of an iteration by the innermost of these operations that a path has; means over profiles."""
-    sums: dict[str, float] = {}
-    for each in profiles:
-        for operation in each.operations:
-            name = next((part for part in reversed(operation.path) if part in PLANTED), operation.path[-1])
-            sums[name] = sums.get(name, 0.0) + operation.seconds / len(profiles)
-    return sums
+def _share(rounds: Sequence[Round], name: str) -> float:
+    return median(each.shares.get(name, 0.0) for each in rounds)
 
 
 # --- a survey, and advice ---------------------------------------------------------------------------------
@@ -321,6 +396,7 @@ def main() -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--operation", action="append", choices=PLANTED)
     parser.add_argument("--workload", action="append", choices={**WORKLOADS, **ON_GPU})
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from profiling.by_hand import profile as profile_by_hand
 from rollmill.cli import profile as profile_command
 from rollmill.cli.main import main
 from rollmill.profiling.results import read_profile
@@ -179,6 +180,20 @@ def test_bad_input_is_refused_before_anything_runs(words, message, tmp_path, mon
     (tmp_path / "full" / "file").touch()
     assert exit_code("profile", "ppo", "CartPole-v1", *words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_full_disk_is_an_error_after_the_report_was_printed(tmp_path, monkeypatch, capsys):
+    output = tmp_path / "out"
+
+    def profile_until_the_disk_is_full(*_, **__):
+        (output / "profile.json").symlink_to("/dev/full")
+        return profile_by_hand()
+
+    monkeypatch.setattr(profile_command, "profile", profile_until_the_disk_is_full)
+    assert exit_code("profile", "ppo", "CartPole-v1", "--output", output) == 1
+    printed = capsys.readouterr()
+    assert "gradients" in printed.out and "No space left on device" in printed.err
+    assert "Traceback" not in printed.err
 
 
 def test_what_is_no_profile_is_not_compared(tmp_path, capsys):

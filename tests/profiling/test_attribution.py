@@ -124,6 +124,24 @@ def test_the_framework_s_own_threads_do_not_wait():
     assert times.host == {} and times.overlap.neither == 100
 
 
+def test_tasks_of_a_kernel_that_no_event_tells_of_are_its_own():
+    waiting = lane((0, 100, "ThunkExecutor::Execute (wait for completion)"))
+    computing = lane((0, 40, "dot.1"), (40, 42, "fusion.1"), (60, 70, "fusion.1"), name="thread 2")
+    times = times_of(waiting, computing)
+    assert times.device[POLICY].work == 40 + 18 + 0.25 * (12 + 30)
+    assert times.device[ENVIRONMENT].work == 0.75 * (12 + 30), "it is the longest kernel since such a time before"
+    assert times.overlap == Overlap(host_only=0.0, device_only=100.0, both=0.0, neither=0.0)
+
+
+def test_recording_costs_time_inside_kernels_and_in_the_loop_around_them():
+    looping = lane((0, 100, "while.1"), (10, 30, "dot.1"), (40, 60, "fusion.1"))
+    device = times_of(looping).device
+    assert device[POLICY].work_events == 1.25 and device[ENVIRONMENT].work_events == 0.75
+    assert device["collect",].between_events == 3, "before, between and after the kernels"
+    beside = times_of(looping, lane((0, 100, "dot.1"), name="thread 2")).device
+    assert beside[POLICY].work_events == 1 + 0.5 * 1.25 and beside["collect",].between_events == 1
+
+
 def test_the_whole_of_a_program_belongs_to_the_loop_or_kernel_before():
     inside = times_of(lane((0, 100, "while.1"), (10, 90, "ThunkExecutor::Execute"), (20, 30, "dot.1")))
     assert inside.device["collect",].between == 90
@@ -158,6 +176,15 @@ def test_programs_with_equal_names_are_told_apart():
     events = [Event(0, 10, "dot.1", "jit_f"), Event(10, 40, "dot.1", "jit_g")]
     times = attribute(Trace([Lane("thread 1", False, events)], 0), classify, 0, 40)
     assert times.device[POLICY].work == 10 and times.device["learn",].work == 30
+
+
+def test_programs_with_the_same_name_are_told_apart_by_their_numbers():
+    other = {"dot.1": Instruction("kernel", {("learn",): 1.0}, 0.0, 0.0)}
+    classify = Classifier({"jit_g/2": {}, "jit_f/4": PROGRAM, "jit_f/8": other})
+    modules = ["jit_f/4", "jit_f/8", "jit_f"]
+    events = [Event(10 * place, 10 * place + 10, "dot.1", module) for place, module in enumerate(modules)]
+    times = attribute(Trace([Lane("thread 1", False, events)], 0), classify, 0, 40)
+    assert times.device[POLICY].work == 20 and times.device["learn",].work == 10
 
 
 def test_a_timeline_shows_what_was_done_most_of_each_interval():

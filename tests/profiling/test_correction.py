@@ -39,15 +39,26 @@ def test_programs_of_few_events_are_corrected_by_the_host_s_spans():
     assert corrected_duration(PairedWindow(1.2e6, 1e6, 10, 1000), found) == pytest.approx(1e6)
 
 
-def test_operations_lose_the_cost_of_their_events():
-    device = {
-        ("many",): DeviceTime(work=600.0, between=500.0, events=10, kernels=10),
-        ("few",): DeviceTime(work=1000.0, between=20.0, events=1, kernels=1),
-    }
+MANY = DeviceTime(work=600.0, events=10, kernels=10, work_events=10)
+FEW = DeviceTime(work=1000.0, events=1, kernels=1, work_events=1)
+LOOP = DeviceTime(between=500.0, events=1, between_events=12)
+
+
+def test_operations_lose_the_cost_of_their_events_and_loops_that_between_them():
+    device = {("many",): MANY, ("few",): FEW, ("loop",): LOOP}
     corrected = corrected_device(device, EventCosts(program=50.0, span=0.0, inside=0.2))
-    many, few = 600 - 10 * 10 + 500 - 10 * 40, 1000 - 10  # there are only 20 of 40 between the kernels of "few"
+    many, few, loop = 600 - 10 * 10, 1000 - 10, 500 - 12 * 40
     assert corrected["few",] / corrected["many",] == pytest.approx(few / many)
-    assert sum(corrected.values()) == pytest.approx(600 + 500 + 1020 - 11 * 50)
+    assert corrected["few",] / corrected["loop",] == pytest.approx(few / loop)
+    assert sum(corrected.values()) == pytest.approx(600 + 1000 + 500 - 12 * 50)
+
+
+def test_a_cost_far_from_the_usual_one_is_taken_from_all_in_proportion():
+    found = EventCosts(program=50.0, span=0.0, inside=1.0, usual=10.0)
+    assert found.dividing == 20.0 and found._replace(program=1.0).dividing == 5.0
+    corrected = corrected_device({("many",): MANY, ("few",): FEW}, found)
+    assert corrected["few",] / corrected["many",] == pytest.approx((1000 - 20) / (600 - 10 * 20))
+    assert sum(corrected.values()) == pytest.approx(1600 - 11 * 50)
 
 
 def test_on_an_accelerator_only_the_cost_inside_kernels_is_the_operations():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from rollmill.core.operations import traced
-from rollmill.profiling.hlo import module_name, operations_in, read_instructions
+from rollmill.profiling.hlo import module_name, operations_in, program_number, read_instructions
 
 SMALL = """HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[8,16]{1,0})->f32[8,4]{1,0}}
 
@@ -95,3 +95,16 @@ def test_a_compiled_program_is_read():
     assert products and all(each.shares.keys() == {("policy",)} for each in products)
     assert any(("environment",) in each.shares for each in read.values())
     assert all(sum(each.shares.values()) == pytest.approx(1.0) for each in read.values())
+
+
+def test_a_program_s_number_is_read_past_fields_of_any_kind():
+    name, long_field = b"\x0a\x02ab", b"\x1a\xac\x02" + b"\x28" * 300
+    fixed = b"\x11" + b"\x28" * 8 + b"\x15" + b"\x28" * 4
+    assert program_number(name + long_field + fixed + b"\x30\x06\x28\x96\x01") == 150
+    assert program_number(name) == 0
+
+
+def test_compiled_programs_have_different_numbers():
+    compiled = [jax.jit(lambda x: x + 1).lower(jnp.ones(size)).compile() for size in (3, 4)]
+    modules = [each.runtime_executable().hlo_modules()[0] for each in compiled]
+    assert len({program_number(module.as_serialized_hlo_module_proto()) for module in modules}) == 2

@@ -177,3 +177,10 @@ def test_odd_numbers_make_no_report_fail(seed):
     assert draw_profile(made) and profile_page(made) and json.loads(perfetto_trace(made))
     both = compare(made, profile())
     assert draw_comparison(both) and comparison_page(both)
+
+
+def test_a_program_without_operations_has_a_report_all_the_same():
+    unnamed = with_advice(profile(operations=(OperationTime(("other",), device=0.03, host=0.01),)))
+    assert "other" in draw_profile(unnamed, width=100)
+    assert profile_page(unnamed).startswith("<!doctype html>") and perfetto_trace(unnamed)
+    assert draw_profile(with_advice(profile(operations=())), width=100)

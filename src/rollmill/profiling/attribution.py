@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rollmill.profiling.classes import ROOT, Classifier, DeviceWork, EventClass, HostActivity, is_span
+from rollmill.profiling.classes import ROOT, RUNNING, Classifier, DeviceWork, EventClass, HostActivity, is_span
 from rollmill.profiling.hlo import Instruction, Path
 from rollmill.profiling.results import Overlap
 from rollmill.profiling.trace import Lane, Trace
@@ -39,12 +39,16 @@ class DeviceTime(NamedTuple):
     """The part of `work` in fusions of several operations."""
     flops: float = 0.0
     bytes: float = 0.0
+    work_events: float = 0.0
+    """Events whose recording lies inside of `work`; of one beside other threads, its part of the instant."""
+    between_events: float = 0.0
+    """Events whose recording lies in `between`, which is the time of the loop around them."""
 
     def __add__(self, other: "DeviceTime") -> "DeviceTime":  # type: ignore[override]
         return DeviceTime(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
-WORK, BETWEEN, EVENTS, KERNELS, MIXED, FLOPS, BYTES = range(len(DeviceTime._fields))
+WORK, BETWEEN, EVENTS, KERNELS, MIXED, FLOPS, BYTES, WORK_EVENTS, BETWEEN_EVENTS = range(len(DeviceTime._fields))
 """Positions of a `DeviceTime`'s fields in lists of running sums, which are faster than tuples made anew."""
 
 
@@ -66,6 +70,28 @@ class WindowTimes(NamedTuple):
     """Events that it recorded of the host."""
     calls: Mapping[str, int]
     """Number of calls of each category."""
+
+    def longer(self, factor: float) -> "WindowTimes":
+        """The times and counts of a window that is longer by a factor, and does the same in the same shares."""
+        if factor == 1.0:
+            return self
+        overlap = self.overlap
+        return WindowTimes(
+            duration=round(self.duration * factor),
+            device={path: DeviceTime(*(each * factor for each in times)) for path, times in self.device.items()},
+            kernel_time=self.kernel_time * factor,
+            host={activity: time * factor for activity, time in self.host.items()},
+            host_only={path: time * factor for path, time in self.host_only.items()},
+            overlap=Overlap(
+                host_only=overlap.host_only * factor,
+                device_only=overlap.device_only * factor,
+                both=overlap.both * factor,
+                neither=overlap.neither * factor,
+            ),
+            program_events=round(self.program_events * factor),
+            span_events=round(self.span_events * factor),
+            calls={category: round(count * factor) for category, count in self.calls.items()},
+        )
 
 
 def segments(lane: Lane, classify: Classifier, begin: int, end: int) -> Iterator[StateSegment]:
@@ -121,7 +147,8 @@ class _OpenEvents:
     def push(self, end: int, state: EventClass) -> None:
         """Adds an event inside the others."""
         state = self._inside(state)
-        self._last_work = state if isinstance(state, DeviceWork) else self._last_work
+        if isinstance(state, DeviceWork) and state.instruction is not RUNNING:
+            self._last_work = state
         self._open.append((end, state))
 
     def _inside(self, state: EventClass) -> EventClass:
@@ -193,28 +220,52 @@ class _Division:
     def __init__(self) -> None:
         self._working: dict[int, DeviceWork] = {}
         self._between: dict[int, DeviceWork] = {}
+        self._running: set[int] = set()
         self._host: dict[int, HostActivity] = {}
+        self._parallel = _ParallelWork()
         self.device: dict[Path, list[float]] = defaultdict(lambda: [0.0] * len(DeviceTime._fields))
         self.host_only: dict[Path, float] = defaultdict(float)
         self.overlap = [0.0, 0.0, 0.0, 0.0]
 
     def become(self, lane: int, state: EventClass) -> None:
         """Changes the state of a lane."""
-        for lanes in (self._working, self._between, self._host):
-            lanes.pop(lane, None)
+        if (done := self._working.pop(lane, None)) is not None:
+            self._parallel.end(lane, done)
+        self._between.pop(lane, None)
+        self._host.pop(lane, None)
+        self._running.discard(lane)
         if isinstance(state, DeviceWork):
-            (self._between if state.instruction.kind == "container" else self._working)[lane] = state
+            self._become_device_work(lane, state)
         elif state is not None and state.category != IDLE_CATEGORY:
             self._host[lane] = state
+
+    def _become_device_work(self, lane: int, state: DeviceWork) -> None:
+        if state.instruction is RUNNING:
+            self._running.add(lane)
+        elif state.instruction.kind == "container":
+            self._between[lane] = state
+            if not self._working:
+                self._count(BETWEEN_EVENTS, state, 1.0 / len(self._between))
+        else:
+            self._working[lane] = state
+            self._parallel.begin(lane)
+            self._count(WORK_EVENTS, state, 1.0 / len(self._working))
+
+    def _count(self, field: int, state: DeviceWork, part: float) -> None:
+        for path, share in state.instruction.shares.items():
+            self.device[path][field] += part * share
 
     def advance(self, nanoseconds: int) -> None:
         """Divides the time until the next change."""
         if nanoseconds <= 0:
             return
-        computes, hosts = self._working or self._between, self._host
+        self._parallel.now += nanoseconds
+        unseen = self._parallel.unseen() if self._running and not (self._working or self._between) else {}
+        working, hosts = self._working or unseen, self._host
+        computes = working or self._between
         which = (1 if computes else 3) if not hosts else (2 if computes else 0)
         self.overlap[which] += nanoseconds
-        field = WORK if self._working else BETWEEN
+        field = WORK if working else BETWEEN
         for state in computes.values():
             shares = state.instruction.shares
             for path, share in shares.items():
@@ -226,6 +277,35 @@ class _Division:
         if not computes:
             for activity in hosts.values():
                 self.host_only[activity.path] += nanoseconds / len(hosts)
+
+
+class _ParallelWork:
+    """Finds the kernel that computes while no thread is in one, though the program runs.
+
+    XLA's CPU backend divides large kernels into tasks for several threads. The kernel's event ends with the tasks
+    of its own thread; no event tells of the others. It is the longest of the kernels since the last such time.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._begun: dict[int, int] = {}
+        self._longest: DeviceWork | None = None
+        self._nanoseconds = -1
+
+    def begin(self, lane: int) -> None:
+        """Notes that a lane's kernel begins."""
+        self._begun[lane] = self.now
+
+    def end(self, lane: int, work: DeviceWork) -> None:
+        """Notes that it ends."""
+        nanoseconds = self.now - self._begun.pop(lane)
+        if nanoseconds > self._nanoseconds:
+            self._longest, self._nanoseconds = work, nanoseconds
+
+    def unseen(self) -> dict[int, DeviceWork]:
+        """The kernel whose other tasks compute now; empty if none was seen."""
+        self._nanoseconds = -1
+        return {} if self._longest is None else {-1: self._longest}
 
 
 class _Counts(NamedTuple):

@@ -9,7 +9,7 @@ from rollmill.core.installation import cache_root
 from rollmill.core.json_data import parse_json, read_as
 from rollmill.core.machine import hardware, versions
 from rollmill.profiling.ceilings import measure_ceilings
-from rollmill.profiling.correction import inside_share
+from rollmill.profiling.correction import measure_event
 from rollmill.profiling.recording import TraceRecorder
 from rollmill.profiling.results import Ceilings
 
@@ -20,7 +20,9 @@ class Calibration:
 
     machine: str
     inside: float
-    """See `rollmill.profiling.correction.inside_share`."""
+    """The share of an event's cost that lies inside it; see `rollmill.profiling.correction.measure_event`."""
+    event_nanoseconds: float
+    """The cost of an event."""
     ceilings: Ceilings
 
 
@@ -33,7 +35,8 @@ def calibrated(*, fresh: bool = False) -> Calibration:
     file, machine = cache_root() / "profiling" / "calibration.json", _machine()
     if not fresh and (kept := _read(file)) is not None and kept.machine == machine:
         return kept
-    found = Calibration(machine, inside_share(TraceRecorder()), measure_ceilings())
+    event = measure_event(TraceRecorder())
+    found = Calibration(machine, event.inside, event.nanoseconds, measure_ceilings())
     _keep(file, found)
     return found
 

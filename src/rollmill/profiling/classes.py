@@ -10,7 +10,7 @@ from rollmill.profiling.results import UNNAMED
 from rollmill.profiling.trace import CLOCK, Event
 
 Programs: TypeAlias = Mapping[str, Mapping[str, Instruction]]
-"""Instructions of each compiled program, by the names of program and instruction."""
+"""Instructions of each compiled program, by the program's key and the names of instructions."""
 
 COPIES_ON_DEVICE = "copies"
 LONGEST_KERNEL_NAME = 60
@@ -18,6 +18,8 @@ LONGEST_KERNEL_NAME = 60
 
 ROOT = Instruction("container", {(): 1.0}, 0.0, 0.0)
 """The whole of a compiled program."""
+RUNNING = Instruction("container", {(): 1.0}, 0.0, 0.0)
+"""A compiled program that other threads run."""
 
 HOST_CALLS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
     (re.compile(pattern), activity, category)
@@ -126,6 +128,8 @@ class Classifier:
             return _start_of(instruction) if self._accelerated else DeviceWork(instruction)
         if name == "ThunkExecutor::Execute":
             return DeviceWork(ROOT)
+        if name == "ThunkExecutor::Execute (wait for completion)":
+            return DeviceWork(RUNNING)
         for pattern, activity, category in HOST_CALLS:
             if pattern.search(name):
                 return HostActivity(activity, category)
@@ -141,7 +145,9 @@ class Classifier:
         modules = self._by_name.get(name)
         if not modules:
             return None
-        return self._programs[module if module in modules else modules[0]][name]
+        plain = module.partition("/")[0]  # a device may not say the number, or another one
+        alike = [each for each in modules if each.partition("/")[0] == plain] or modules
+        return self._programs[module if module in modules else alike[0]][name]
 
 
 def kernel_name(name: str) -> str:

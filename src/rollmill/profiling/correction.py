@@ -3,7 +3,7 @@
 Recording an event costs time, part of it inside the event, the rest after it. In one training, windows with the
 profiler and without it take turns; their difference, divided by the number of events, is an event's cost. A window
 is corrected with the cost that the *other* windows give, so that the error that is reported is that of a
-prediction. The part that lies inside events is measured on a program of known duration (`inside_share`).
+prediction. The part that lies inside events is measured on a program of known duration (`measure_event`).
 """
 
 import math
@@ -21,7 +21,9 @@ from rollmill.profiling.recording import TraceRecorder
 
 SPAN_NANOSECONDS = 900.0
 """Highest cost of a span of the host, which cannot be told apart from the cost of a program's events."""
-TURNS, REPEATS = 400, 3
+FARTHEST = 2.0
+"""Factor by which an event's cost in a training may differ from the usual one."""
+TURNS, REPEATS = 400, 9
 """Turns of the loop of short instructions, and measurements of it."""
 
 
@@ -57,14 +59,28 @@ class EventCosts(NamedTuple):
     """The share of a program event's cost that lies inside the event."""
     in_idle_time: bool = False
     """The other share lies in the device's idle time: on an accelerator, whose events have none around them."""
+    usual: float = 0.0
+    """The cost of a program's event in a program of known duration; 0 if it is not known."""
+
+    @property
+    def dividing(self) -> float:
+        """The cost of a program's event by which operations are told apart: within a factor of the usual one.
+
+        Windows differ by more than the profiler's cost where the machine has other work. That belongs to no
+        events: it is taken from all operations in proportion.
+        """
+        return min(max(self.program, self.usual / FARTHEST), self.usual * FARTHEST) if self.usual else self.program
 
 
-def costs(pairs: Sequence[PairedWindow], *, inside: float = 0.0, in_idle_time: bool = False) -> EventCosts:
+def costs(
+    pairs: Sequence[PairedWindow], *, inside: float = 0.0, in_idle_time: bool = False, usual: float = 0.0
+) -> EventCosts:
     """The costs by all of these windows: medians."""
     if not pairs:
-        return EventCosts(0.0, 0.0, inside, in_idle_time)
+        return EventCosts(0.0, 0.0, inside, in_idle_time, usual)
     program = statistics.median(pair.program_cost for pair in pairs)
-    return EventCosts(program, statistics.median(pair.span_cost for pair in pairs), inside, in_idle_time)
+    span = statistics.median(pair.span_cost for pair in pairs)
+    return EventCosts(program, span, inside, in_idle_time, usual)
 
 
 def corrected_duration(pair: PairedWindow, found: EventCosts) -> float:
@@ -107,37 +123,63 @@ def _costly_events(times: DeviceTime, found: EventCosts) -> float:
 
 
 def _corrected(times: DeviceTime, found: EventCosts) -> float:
-    inside = times.kernels * found.program * found.inside
-    after = _costly_events(times, found) * found.program - inside
-    return max(0.0, times.work - inside) + max(0.0, times.between - after)
+    if found.in_idle_time:
+        return max(0.0, times.work - times.kernels * found.program * found.inside) + times.between
+    inside, outside = found.dividing * found.inside, found.dividing * (1.0 - found.inside)
+    work = max(0.0, times.work - times.work_events * inside)
+    return work + max(0.0, times.between - times.between_events * outside)
 
 
-def inside_share(recorder: TraceRecorder) -> float:
-    """Measures the share of an event's cost that lies inside the event.
+class MeasuredEvent(NamedTuple):
+    """The cost of an event, by a program of known duration."""
+
+    nanoseconds: float
+    inside: float
+    """The share that lies inside the event."""
+
+
+def measure_event(recorder: TraceRecorder) -> MeasuredEvent:
+    """Measures what recording an event costs, and which share of it lies inside the event.
 
     A program of many short instructions in a row is run with and without the profiler: kernels that take longer in
     all than the program without it have that much of the cost inside.
     """
-    program = jax.jit(_many_short_instructions).lower(jnp.zeros((64, 64))).compile()
-    run = lambda: program(jnp.zeros((64, 64))).block_until_ready()
-    shares = []
-    for _ in range(REPEATS):
-        plain = min(_nanoseconds(run) for _ in range(3))
-        recorder.start()
-        begin = time.monotonic_ns()
-        run()
-        end = time.monotonic_ns()
-        window = recorder.stop(begin, end).times
-        events = max(1, window.program_events)
-        kernels = max(1.0, sum(times.kernels for times in window.device.values()))
-        cost = max(1.0, (end - begin - plain) / events)
-        inside = max(0.0, window.kernel_time - plain) / kernels
-        shares.append(min(1.0, inside * kernels / (cost * events)))
-    return statistics.median(shares)
+    on_cpu = jax.default_backend() == "cpu"
+    argument = jnp.zeros(512) if on_cpu else jnp.zeros((64, 64))
+    program = jax.jit(_very_short_instructions if on_cpu else _short_instructions).lower(argument).compile()
+    run = lambda: program(argument).block_until_ready()
+    measured = [_measure_event_once(recorder, run) for _ in range(REPEATS)]
+    return MeasuredEvent(
+        statistics.median(each.nanoseconds for each in measured),
+        statistics.median(each.inside for each in measured),
+    )
 
 
-def _many_short_instructions(x: jax.Array) -> jax.Array:
+def _measure_event_once(recorder: TraceRecorder, run: Callable[[], object]) -> MeasuredEvent:
+    plain = min(_nanoseconds(run) for _ in range(3))
+    recorder.start()
+    begin = time.monotonic_ns()
+    run()
+    end = time.monotonic_ns()
+    window = recorder.stop(begin, end).times
+    cost = max(1.0, end - begin - plain)
+    inside = max(0.0, window.kernel_time - plain)
+    return MeasuredEvent(cost / max(1, window.program_events), min(1.0, inside / cost))
+
+
+def _short_instructions(x: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, TURNS, lambda _, x: jnp.sort(jnp.flip(x, 0) + 1.0, axis=1)[:, ::-1], x)
+
+
+def _very_short_instructions(x: jax.Array) -> jax.Array:
+    """Instructions of a CPU that take less time than it takes to record them."""
+
+    def turn(number: jax.Array, x: jax.Array) -> jax.Array:
+        for _ in range(8):
+            x = jax.lax.optimization_barrier(jnp.flip(x, 0) + 1.0)
+        return x
+
+    return jax.lax.fori_loop(0, TURNS, turn, x)
 
 
 def _nanoseconds(run: Callable[[], object]) -> int:

@@ -82,6 +82,42 @@ def module_name(text: str) -> str:
     return text[:400].removeprefix("HloModule ").partition(",")[0].strip()
 
 
+def program_key(name: str, number: int) -> str:
+    """A name that tells a compiled program apart from others with its name; the name alone if it has no number."""
+    return f"{name}/{number}" if number else name
+
+
+def program_number(module: bytes) -> int:
+    """The number by which traces name a compiled program; 0 if it has none.
+
+    Args:
+        module: an `HloModuleProto`, serialised: a sequence of fields, of which the number is the fifth.
+    """
+    at = 0
+    while at < len(module):
+        tag, at = _varint(module, at)
+        field, kind = divmod(tag, 8)
+        if kind == 0:
+            value, at = _varint(module, at)
+            if field == 5:
+                return value
+        elif kind == 2:
+            length, at = _varint(module, at)
+            at += length
+        else:
+            at += 8 if kind == 1 else 4
+    return 0
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """An integer of seven bits a byte, the lowest first, and the place after it."""
+    value, shift = 0, 0
+    while data[at] >= 128:
+        value |= (data[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+    return value | data[at] << shift, at + 1
+
+
 def read_instructions(text: str) -> dict[str, Instruction]:
     """The instructions of a compiled program that are run by themselves, by name.
 

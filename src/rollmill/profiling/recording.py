@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
@@ -17,10 +17,10 @@ import jax
 from rollmill.core.operations import SPAN_MARK, set_recording
 from rollmill.profiling.attribution import DeviceTime, WindowTimes, attribute
 from rollmill.profiling.classes import Classifier, HostActivity
-from rollmill.profiling.hlo import Instruction, module_name, read_instructions
+from rollmill.profiling.hlo import Instruction, module_name, program_key, program_number, read_instructions
 from rollmill.profiling.results import MemoryUse, Overlap, TimelineSpan
 from rollmill.profiling.timeline import timeline
-from rollmill.profiling.trace import CLOCK, Naming, Trace, read_trace
+from rollmill.profiling.trace import CLOCK, MOST_EVENTS, Naming, Trace, read_trace
 
 MOST_TEXT = 64 * 2**20
 """Characters of a compiled program beyond which it is not read."""
@@ -33,6 +33,8 @@ class RecordedWindow(NamedTuple):
     spans: tuple[TimelineSpan, ...]
     memory: tuple[MemoryUse, ...]
     """Memory of the programs that have operations."""
+    slices: int = 1
+    """One of so many slices of time was read, because the window had too many events; the sums are of all."""
 
     def to_json(self) -> dict[str, Any]:
         """Values that JSON can hold."""
@@ -49,6 +51,7 @@ class RecordedWindow(NamedTuple):
             "calls": dict(times.calls),
             "spans": [list(asdict(span).values()) for span in self.spans],
             "memory": [list(asdict(use).values()) for use in self.memory],
+            "slices": self.slices,
         }
 
     @classmethod
@@ -66,13 +69,18 @@ class RecordedWindow(NamedTuple):
             calls=values["calls"],
         )
         spans = tuple(TimelineSpan(*span) for span in values["spans"])
-        return cls(times, spans, tuple(MemoryUse(*use) for use in values["memory"]))
+        return cls(times, spans, tuple(MemoryUse(*use) for use in values["memory"]), values["slices"])
 
 
 class TraceRecorder:
-    """Records windows of this process; only one at a time, because JAX's profiler is one."""
+    """Records windows of this process; only one at a time, because JAX's profiler is one.
 
-    def __init__(self) -> None:
+    Args:
+        most_events: number of a window's events beyond which slices of it are read.
+    """
+
+    def __init__(self, *, most_events: int = MOST_EVENTS) -> None:
+        self._most_events = most_events
         self._folder: FilePath | None = None
         self._programs = _Programs()
 
@@ -98,9 +106,15 @@ class TraceRecorder:
         self._programs.read_new()
         classify = Classifier(self._programs.instructions, accelerated=jax.default_backend() != "cpu")
         trace = self._read(classify)
-        begin, end = begin - trace.clock_offset, end - trace.clock_offset
-        times = attribute(trace, classify, begin, end)
-        return RecordedWindow(times, timeline(trace, classify, begin, end), tuple(self._programs.memory))
+        sampled = trace.sampling.time
+        first, last = sampled(begin - trace.clock_offset), sampled(end - trace.clock_offset)
+        longer = (end - begin) / max(1, last - first)
+        times = attribute(trace, classify, first, last).longer(longer)
+        spans = [
+            replace(span, start=span.start * longer, end=span.end * longer)
+            for span in timeline(trace, classify, first, last)
+        ]
+        return RecordedWindow(times, tuple(spans), tuple(self._programs.memory), trace.sampling.every)
 
     def stop_and_read(self, names: Naming) -> Trace:
         """Ends the recording.
@@ -124,7 +138,7 @@ class TraceRecorder:
     def _read(self, names: Naming) -> Trace:
         assert self._folder is not None, "a recording was started"
         try:
-            return read_trace(self._folder, names)
+            return read_trace(self._folder, names, most_events=self._most_events)
         finally:
             self._forget()
 
@@ -156,7 +170,8 @@ class _Programs:
             if len(text) > MOST_TEXT:
                 continue
             name, instructions = module_name(text), read_instructions(text)
-            self.instructions.setdefault(name, {}).update(instructions)
+            number = program_number(module.as_serialized_hlo_module_proto())
+            self.instructions.setdefault(program_key(name, number), {}).update(instructions)
             if any(path for each in instructions.values() for path in each.shares):
                 self._note_memory(name, executable)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from rollmill.profiling.attribution import segments
-from rollmill.profiling.classes import Classifier, DeviceWork, EventClass
+from rollmill.profiling.classes import RUNNING, Classifier, DeviceWork, EventClass
 from rollmill.profiling.results import UNNAMED, TimelineSpan
 from rollmill.profiling.trace import Lane, Trace
 
@@ -17,7 +17,7 @@ MOST_LANES = 12
 def timeline(trace: Trace, classify: Classifier, begin: int, end: int) -> tuple[TimelineSpan, ...]:
     """The spans of all lanes of a process in a window; see `rollmill.profiling.attribution.attribute`."""
     lanes = [(lane, list(segments(lane, classify, begin, end))) for lane in trace.lanes]
-    busy = lambda found: sum(each.end - each.start for each in found[1] if each.state is not None)
+    busy = lambda found: sum(each.end - each.start for each in found[1] if _label(each.state))
     lanes = sorted((lane for lane in lanes if busy(lane)), key=busy, reverse=True)[:MOST_LANES]
     spans: list[TimelineSpan] = []
     for lane, states in sorted(lanes, key=lambda found: (found[0].on_device, found[0].name)):
@@ -52,6 +52,8 @@ def _label(state: EventClass) -> str:
     if state is None:
         return ""
     if isinstance(state, DeviceWork):
+        if state.instruction is RUNNING:
+            return ""
         shares = state.instruction.shares
         return "/".join(max(shares, key=lambda path: shares[path])) or UNNAMED
     return state.name if state.category != "waiting" else f"waiting: {state.name}"

@@ -1,5 +1,6 @@
 """Reads a trace of JAX's profiler: the events of each thread and stream, in nanoseconds of the trace's clock."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
@@ -8,9 +9,15 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 
 from rollmill.core.operations import SPAN_MARK
+from rollmill.profiling.hlo import program_key
 
 CLOCK = "clock"
 """Category of the span that carries the host's clock: `rollmill:clock:NANOSECONDS`."""
+
+MOST_EVENTS = 500_000
+"""Events of a trace beyond which only slices of it are read."""
+SLICE = 997_000
+"""Nanoseconds of a slice: long beside instructions, and no multiple of what a training does in turns."""
 
 IGNORED = ("end: ", "ThreadpoolListener")
 """Beginnings of the names of events that say nothing of their own."""
@@ -23,9 +30,23 @@ class Event(NamedTuple):
     end: int
     name: str
     module: str = ""
-    """The compiled program it belongs to, where its name alone does not say so; else empty."""
+    """The compiled program it belongs to, with its number, where its name alone does not say so; else empty."""
     instruction: str = ""
     """The instruction that a device says it belongs to, where its name is not that of one; else empty."""
+
+
+class Sampling(NamedTuple):
+    """The slices of time that are read of a trace with too many events; the others are as if cut out."""
+
+    every: int = 1
+    """One slice of so many is read; 1 if all are."""
+
+    def time(self, nanoseconds: int) -> int:
+        """A time of the trace on a clock that goes on in slices that are read, and stands in the others."""
+        if self.every == 1:
+            return nanoseconds
+        slices, rest = divmod(nanoseconds, SLICE * self.every)
+        return slices * SLICE + min(rest, SLICE)
 
 
 class Lane(NamedTuple):
@@ -43,6 +64,8 @@ class Trace(NamedTuple):
     lanes: Sequence[Lane]
     clock_offset: int
     """Nanoseconds to add to a time of the trace for the host's monotonic clock; 0 if the trace does not say."""
+    sampling: Sampling = Sampling()
+    """The slices that were read; times of events are on its clock."""
 
 
 @runtime_checkable
@@ -58,12 +81,13 @@ class Naming(Protocol):
         ...
 
 
-def read_trace(folder: FilePath, names: Naming) -> Trace:
+def read_trace(folder: FilePath, names: Naming, *, most_events: int = MOST_EVENTS) -> Trace:
     """Reads the trace that was written into a folder.
 
     Args:
         folder: given to `jax.profiler.start_trace`.
         names: of instructions. Of events with other names on a device, and of ambiguous ones, more is read.
+        most_events: number of events beyond which slices of the trace are read.
 
     Raises:
         FileNotFoundError: there is no trace in it.
@@ -71,37 +95,44 @@ def read_trace(folder: FilePath, names: Naming) -> Trace:
     files = sorted(folder.glob("plugins/profile/*/*.xplane.pb"))
     if not files:
         raise FileNotFoundError(f"no trace in {folder}")
-    lanes = []
-    for plane in jax.profiler.ProfileData.from_file(str(files[-1])).planes:
+    lanes, data = [], jax.profiler.ProfileData.from_file(str(files[-1]))
+    count = sum(sum(1 for _ in line.events) for plane in data.planes for line in plane.lines)
+    sampling = Sampling(every=max(1, math.ceil(count / most_events)))
+    for plane in data.planes:
         on_device = plane.name.startswith("/device:")
         for number, line in enumerate(plane.lines):
             if on_device and not line.name.startswith("Stream"):
                 continue  # lines that are derived from the streams
-            if events := sorted(_events(line, on_device, names), key=lambda event: (event.start, -event.end)):
+            read = _events(line, on_device, names, sampling)
+            if events := sorted(read, key=lambda event: (event.start, -event.end)):
                 lanes.append(Lane(_lane_name(plane.name, line.name, number), on_device, events))
-    return Trace(lanes, _clock_offset(lanes))
+    return Trace(lanes, _clock_offset(data), sampling)
 
 
-def _events(line: Any, on_device: bool, names: Naming) -> Iterator[Event]:
+def _events(line: Any, on_device: bool, names: Naming, sampling: Sampling) -> Iterator[Event]:
     for event in line.events:
-        name, duration = event.name, event.duration_ns
-        if duration > 0 and not name.startswith(IGNORED):
-            start = round(event.start_ns)
-            end = start + round(duration)
+        start = round(event.start_ns)
+        start, end = sampling.time(start), sampling.time(start + round(event.duration_ns))
+        if end > start and not (name := event.name).startswith(IGNORED):
             if names.is_ambiguous(name):
-                yield Event(start, end, name, _stat(event, "hlo_module"))
+                yield Event(start, end, name, _program(event))
             elif on_device and not names.is_instruction(name):
-                yield Event(start, end, name, _stat(event, "hlo_module"), _stat(event, "hlo_op"))
+                yield Event(start, end, name, _program(event), _stat(event, "hlo_op"))
             else:
                 yield Event(start, end, name)
 
 
-def _clock_offset(lanes: Sequence[Lane]) -> int:
-    for lane in lanes:
-        for event in lane.events:
-            if event.name.startswith(f"{SPAN_MARK}:{CLOCK}:"):
-                return int(event.name.rpartition(":")[2]) - event.start
+def _clock_offset(data: Any) -> int:
+    for plane in data.planes:
+        for line in plane.lines:
+            for event in line.events:
+                if event.name.startswith(f"{SPAN_MARK}:{CLOCK}:"):
+                    return int(event.name.rpartition(":")[2]) - round(event.start_ns)
     return 0
+
+
+def _program(event: Any) -> str:
+    return program_key(_stat(event, "hlo_module"), int(_stat(event, "program_id") or 0))
 
 
 def _stat(event: Any, name: str) -> str:

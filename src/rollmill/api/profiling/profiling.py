@@ -164,7 +164,9 @@ def _result(
 ) -> results.Profile:
     pairs, processes, iterations, notes = windows.pairs(), windows.by_process(), windows.iterations, list(notes)
     accelerated = jax.default_backend() != "cpu"
-    costs = correction.costs(pairs, inside=calibration.inside, in_idle_time=accelerated)
+    costs = correction.costs(
+        pairs, inside=calibration.inside, in_idle_time=accelerated, usual=calibration.event_nanoseconds
+    )
     time = _iteration_time(windows, pairs)
     process_times = tuple(process_time(process, iterations, costs, time.corrected) for process in processes)
     found = results.Profile(
@@ -241,6 +243,8 @@ def _notes(prepared: PreparedTraining, windows: Windows, how: ProfileOptions) ->
     missing = {name for window in windows.profiled for name in names - window.processes.keys()}
     if missing:
         yield f"Not in all windows, and so left out: {', '.join(sorted(missing))}."
+    if (slices := max(each.slices for window in windows.profiled for each in window.processes.values())) > 1:
+        yield f"Windows had too many events to read: of every {slices} ms one was read, and stands for all."
     if prepared.algorithm.host is not None:
         yield "The time in environments of Python is not divided into Python and the simulator's own code."
 

@@ -1,0 +1,85 @@
+"""Windows of this process, recorded."""
+
+import json
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rollmill.core.operations import operation
+from rollmill.profiling import trace
+from rollmill.profiling.correction import EventCosts
+from rollmill.profiling.recording import RecordedWindow, TraceRecorder
+from rollmill.profiling.summary import ProcessWindows, operations
+
+NUMBERS = jnp.linspace(0.0, 1.0, 50_000)
+
+
+def record(program) -> RecordedWindow:
+    program(NUMBERS).block_until_ready()
+    recorder = TraceRecorder()
+    recorder.start()
+    begin = time.monotonic_ns()
+    program(NUMBERS).block_until_ready()
+    return recorder.stop(begin, time.monotonic_ns())
+
+
+def sorted_often(numbers):
+    return jax.lax.fori_loop(0, 4, lambda _, x: jnp.sort(-x), numbers)
+
+
+def test_a_program_without_operations_is_recorded_under_no_name():
+    window = record(jax.jit(sorted_often))
+    found = operations([ProcessWindows("training", [window])], 1.0, EventCosts(0.0, 0.0), 1.0)
+    assert max(found, key=lambda each: each.device).path == ("other",)
+    assert all(each.device == 0.0 or each.path == ("other",) for each in found)
+
+
+def test_of_too_many_events_slices_are_read_for_the_whole(monkeypatch):
+    monkeypatch.setattr(trace, "SLICE", 200_000)
+    program = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, x: jnp.sort(-x), x))
+    program(NUMBERS).block_until_ready()
+    recorder = TraceRecorder(most_events=20)
+    recorder.start()
+    begin = time.monotonic_ns()
+    program(NUMBERS).block_until_ready()
+    end = time.monotonic_ns()
+    window = recorder.stop(begin, end)
+    assert window.slices > 10
+    assert window.times.duration == pytest.approx(end - begin, rel=1e-3)
+    assert sum(times.work for times in window.times.device.values()) == pytest.approx(end - begin, rel=0.2)
+    assert RecordedWindow.from_json(json.loads(json.dumps(window.to_json()))) == window
+
+
+def test_the_clock_of_slices_stands_in_those_that_are_not_read():
+    sampled = trace.Sampling(every=3).time
+    width = trace.SLICE
+    assert [sampled(time) for time in (0, width // 2, width, 2 * width, 3 * width)] == [
+        0,
+        width // 2,
+        width,
+        width,
+        width,
+    ]
+    assert sampled(3 * width + 5) == width + 5
+    assert trace.Sampling().time(12345) == 12345
+
+
+def test_programs_with_equal_names_keep_their_own_operations():
+    def step(numbers):
+        with operation("first"):
+            return sorted_often(numbers)
+
+    first = jax.jit(step)
+    first(NUMBERS)
+
+    def step(numbers):
+        with operation("second"):
+            return sorted_often(numbers)
+
+    second = jax.jit(step)
+    second(NUMBERS)
+    for name, program in (("first", first), ("second", second)):
+        times = record(program).times.device
+        assert max(times, key=lambda path: times[path].work) == (name,)
