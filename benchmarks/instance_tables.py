@@ -1,4 +1,5 @@
-"""The tables of docs/instances.md, from results of instances.py, sweeps.py and instance_training.py.
+"""The tables of docs/instances.md, from results of instances.py, sweeps.py, instance_training.py and
+reductions.py.
 
     python benchmarks/instance_tables.py
 
@@ -86,18 +87,30 @@ def sweeps(result: Mapping[str, Any]) -> str:
 
 
 def placements(result: Mapping[str, Any]) -> str:
-    """One training, placed in several ways: its speed, and how far its weights are from those of one process."""
+    """One training, placed in several ways: how far its weights are from those of one process."""
+    rows = [[name, f"{row['largest_difference']:.1e}"] for name, row in result["rows"].items()]
+    return table_of(["where", "largest difference of a weight"], rows)
+
+
+def reductions(result: Mapping[str, Any]) -> str:
+    """Times of means by the number of parameters, and the way that a training chooses."""
+    ways = ("flat", "hierarchical", "host")
     rows = [
-        [name, f"{row['steps_per_second'] / 1e6:.3g} M", f"{row['largest_difference']:.1e}"]
-        for name, row in result["rows"].items()
+        [f"{row['parameters']:,}", *(microseconds(row["seconds"][way]) for way in ways), row["chosen"]]
+        for row in result["rows"]
     ]
-    return table_of(["where", "steps/s", "largest difference of a weight"], rows)
+    return table_of(["parameters", *ways, "chosen"], rows)
+
+
+def microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:,.0f} us"
 
 
 def main() -> None:
     write_table(trainings(result_of("instances-ppo")), PAGE, part=" ppo")
     write_table(searches(result_of("instances-alphazero")), PAGE, part=" alphazero")
     write_table(sweeps(result_of("sweeps-gpu")), PAGE, part=" sweeps")
+    write_table(reductions(result_of("reductions-gpu")), PAGE, part=" reductions")
     write_table(placements(result_of("instance-training-weights-gpu")), PAGE, part=" placements")
 
 

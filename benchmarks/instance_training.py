@@ -5,8 +5,8 @@
 
 - `weights`: PPO on CartPole-v1 for 20 iterations in one process on one GPU, on all GPUs of one process, on a mesh
   of one process a GPU, and in several processes a GPU, as programs of their own or as a mesh, whose means are
-  taken in each of the ways. The batch is the same everywhere. Differences are the largest from the
-  weights of one process, and speeds are those of the second half of the iterations;
+  taken in each of the ways. The batch is the same everywhere. Differences are the largest from the weights of one
+  process; `steps_per_second` is of the last ten iterations, too few to compare placements by;
 - `kill`: the same training in several processes of one GPU, of which one is killed with SIGKILL. Counts what is
   left of the run afterwards: processes, MPS daemons and their directories.
 

@@ -78,9 +78,10 @@ def _mean_of_parts(instances: int, gpus: int, vector: Float[Array, " N"]) -> Flo
     return jax.lax.all_gather(part, "instance", tiled=True)[: vector.size]
 
 
-def ways_of(mesh: Mesh) -> list[AllReduce]:
-    """The ways that there are on a mesh of GPUs; on one GPU there is no hierarchy."""
-    return ["flat", "host"] if mesh.shape["gpu"] == 1 else ["flat", "hierarchical", "host"]
+def means_of(mesh: Mesh, host: Reduce) -> dict[AllReduce, Reduce]:
+    """The mean in each way that there is on a mesh of GPUs; on one GPU there is no hierarchy."""
+    ways: Sequence[AllReduce] = ["flat", "host"] if mesh.shape["gpu"] == 1 else ["flat", "hierarchical", "host"]
+    return {way: mean_over(mesh, way, host) for way in ways}
 
 
 class HostMean:
