@@ -24,10 +24,9 @@ from rollmill.execution.coordination.coordinator import free_address
 from rollmill.execution.program.reductions import (
     HostMean,
     fastest,
-    mean_over,
+    means_of,
     mesh_of,
     time_reductions,
-    ways_of,
 )
 from rollmill.execution.worker_gpus import gpus_of_workers
 
@@ -84,12 +83,11 @@ def work(settings: dict[str, Any]) -> None:
     mesh = mesh_of(devices, instances=settings["instances"])
     with contextlib.closing(RemoteBroker(settings["broker"], settings["token"])) as broker:
         host = HostMean(MemoryWire(broker), rank=settings["rank"], size=settings["processes"])
-        ways = ways_of(mesh)
-        means = {way: mean_over(mesh, way, host) for way in ways}
+        means = means_of(mesh, host)
         for parameters in settings["parameters"]:
             chosen = fastest(time_reductions(mesh, parameters, means))
             rounds = [time_reductions(mesh, parameters, means) for _ in range(settings["rounds"])]
-            seconds = {way: median(each[way] for each in rounds) for way in ways}
+            seconds = {way: median(each[way] for each in rounds) for way in means}
             row = {
                 "instances": settings["instances"],
                 "gpus": mesh.shape["gpu"],

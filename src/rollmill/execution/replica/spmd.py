@@ -24,7 +24,7 @@ from rollmill.execution.processes import Control
 from rollmill.execution.program.compile_clock import CompileClock
 from rollmill.execution.program.compiled import CompiledProgram, lower, state_shapes
 from rollmill.execution.program.dispatch import Window, dispatch_ahead
-from rollmill.execution.program.reductions import HostMean, fastest, mean_over, mesh_of, time_reductions, ways_of
+from rollmill.execution.program.reductions import HostMean, fastest, mean_over, means_of, mesh_of, time_reductions
 from rollmill.execution.protocol import (
     Begin,
     IterationMetrics,
@@ -104,7 +104,7 @@ def _choose_means(spec: RunSpec, begin: Begin, instances: int, num_parameters: i
         way = "flat"
     if way != "auto":
         return _Means(instances, mean_over(mesh, way, host))
-    means = {each: mean_over(mesh, each, host) for each in ways_of(mesh)}
+    means = means_of(mesh, host)
     seconds = time_reductions(mesh, num_parameters, means)
     chosen = fastest(seconds)
     times = ", ".join(f"{each} {1e6 * taken:.0f} us" for each, taken in seconds.items())
