@@ -17,7 +17,7 @@ demo: $(VENV)/.installed
 # would double their time.
 UNCHECKED := tests/api tests/cli tests/execution tests/fusion tests/manual tests/serving tests/core/test_extending.py \
 	tests/dataflow/test_replay.py tests/dataflow/test_loops.py tests/core/test_algorithm_pages.py \
-	$(addprefix tests/envs/test_,named_transforms.py pgx.py tag.py tag_parity.py) \
+	$(addprefix tests/envs/test_,check.py named_transforms.py pgx.py tag.py tag_parity.py) \
 	$(addprefix tests/algorithms/test_,a3c.py alphazero.py impala.py mappo_fragments.py mappo_probes.py memory.py \
 	off_policy.py own_files.py ppo_fragments.py probes.py search.py)
 
@@ -27,7 +27,8 @@ test: $(VENV)/.installed-peers
 		$(UNCHECKED)
 
 test-slow: $(VENV)/.installed-peers
-	ROLLMILL_REQUIRE_PEERS=1 ROLLMILL_TYPE_CHECKS=0 $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+	ROLLMILL_REQUIRE_PEERS=1 ROLLMILL_TYPE_CHECKS=0 XLA_FLAGS=--xla_force_host_platform_device_count=2 \
+		$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -85,6 +85,7 @@ def returns_by_hand(rollout):
     return returns, np.asarray(said.value)
 
 
+@pytest.mark.slow
 def test_targets_are_the_returns_up_to_the_end_of_the_rollout(rollout):
     returns, value = returns_by_hand(rollout)
     np.testing.assert_allclose(rollout.batch.samples.target, returns, rtol=1e-3, atol=1e-4)

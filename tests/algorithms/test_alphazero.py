@@ -267,6 +267,7 @@ def test_a_single_player_plans_with_discounts():
     np.testing.assert_allclose(decision.extras.value, 0.9**3, atol=0.05)
 
 
+@pytest.mark.slow
 def test_a_search_steps_each_environment_by_its_own_parameters():
     """At the fifth place a prize of 1 lies one step to the right, and a fine of 1 in other copies."""
     prizes = jnp.where(jnp.arange(8) % 2 == 0, 1.0, -1.0)

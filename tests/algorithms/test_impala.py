@@ -142,6 +142,7 @@ def test_the_mean_over_equal_parts_is_the_gradient_of_the_whole(rollout):
 
 
 @pytest.mark.parametrize("network", ["mlp", pytest.param("gru", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_executed_synchronously_all_ratios_are_one(network):
     """In the first pass over the first minibatch; not after an update."""
     config = configure(network, update_epochs=2, learning_rate=0.05)

@@ -151,6 +151,7 @@ def test_an_episode_ends_for_an_agent_where_it_goes_out(rollout, name):
     np.testing.assert_allclose(np.asarray(samples.target) * weight, target * weight, **LOOSE)
 
 
+@pytest.mark.slow
 def test_running_statistics_are_of_active_agents_alone(rollout):
     before, after = rollout.before.learner, rollout.learner
     seen = rollout.trajectory.steps.observation

@@ -83,7 +83,7 @@ def values(graph, learner, env, *, step):
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_the_centralised_critic_sees_what_agents_do_not_to_the_last(normalize):
     """A final state that lost its central features would be worth what the first state is."""
     env = unseen_clock()

@@ -49,7 +49,7 @@ def dqn_values(graph, state, observation):
         ("Probe-DiscountedReward-v0", 0.5, {0.0: 0.5, 1.0: 1.0}),
     ],
 )
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_values_of_dqn_are_returns(environment, gamma, expected):
     env = rollmill.make(environment)
     graph = rollmill.dqn(
@@ -159,7 +159,7 @@ def test_exploration_falls_with_the_steps_of_all_environments():
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "sac", "td3"])
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_the_learning_rate_is_logged(algorithm):
     """That of an iteration's first update; the first iteration of the ten makes none, and so changes nothing."""
     environment = "CartPole-v1" if algorithm == "dqn" else "Pendulum-v1"

@@ -108,6 +108,7 @@ def test_learning_starts_from_a_ratio_of_one(rollout):
     assert 0 <= metrics["losses/approx_kl"] < 1e-10
 
 
+@pytest.mark.slow
 def test_the_ratio_would_not_be_one_under_the_statistics_after_the_rollout(rollout):
     """So it matters that they stay as they are within an iteration."""
     later = rollout.learner.weights.observations
@@ -370,6 +371,7 @@ def test_an_update_leaves_the_statistics_alone(rollout):
     assert not np.array_equal(after.weights.network.critic.bias, rollout.learner.weights.network.critic.bias)
 
 
+@pytest.mark.slow
 def test_learning_ends_above_the_target_divergence():
     """The ratio is no longer one after an update: a target of zero allows one epoch of the three."""
     graph = rollmill.ppo(restless(), configure(target_kl=0.0, update_epochs=3, learning_rate=0.05))

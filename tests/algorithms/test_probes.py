@@ -73,12 +73,14 @@ def mean_return(rows, last=10):
     return sum(row["episodes/return_sum"] for row in rows[-last:]) / ended
 
 
+@pytest.mark.slow
 def test_constant_reward():
     policy, weights, rows = learn("Probe-ConstantReward-v0")
     np.testing.assert_allclose(values(policy, weights, [[0.0]]), [1.0], atol=0.02)
     assert rows[-1]["episodes/ended"] == 16 * 8 == rows[-1]["episodes/return_sum"]
 
 
+@pytest.mark.slow
 def test_observation_reward():
     policy, weights, _ = learn("Probe-ObservationReward-v0")
     np.testing.assert_allclose(values(policy, weights, [[-1.0], [1.0]]), [-1.0, 1.0], atol=0.05)
@@ -89,12 +91,13 @@ def test_observation_reward():
     [("ppo", {"gae_lambda": 0.0}), ("ppo", {"gae_lambda": 0.95}), ("a3c", {}), ("impala", {})],
     ids=str,
 )
-@pytest.mark.slow_beyond(2)
+@pytest.mark.slow_beyond(1)
 def test_discounted_reward(algorithm, settings):
     policy, weights, _ = learn("Probe-DiscountedReward-v0", algorithm=algorithm, gamma=0.5, **settings)
     np.testing.assert_allclose(values(policy, weights, [[0.0], [1.0]]), [0.5, 1.0], atol=0.03)
 
 
+@pytest.mark.slow
 def test_action_reward():
     policy, weights, rows = learn("Probe-ActionReward-v0")
     assert probabilities(policy, weights, [[0.0]])[0, 1] > 0.95
@@ -179,6 +182,7 @@ def test_multi_discrete():
     assert mean_return(rows) > 0.95 > 0.7 > mean_return(rows[:1], 1)
 
 
+@pytest.mark.slow
 def test_a_dictionary_of_observations():
     _, _, rows = learn("DictGoal-v0", iterations=200, gamma=0.97, num_steps=16, total_timesteps=200 * 16 * 16)
     assert mean_return(rows[:3]) < 1.0

@@ -100,6 +100,7 @@ def test_options_that_decide_nothing_may_be_edited(run, finished):
     )
 
 
+@pytest.mark.slow
 def test_a_changed_run_resumes_exactly(run, tmp_path, finished):
     changes = {"learning_rate": 1e-4, "gamma": 0.9, "total_timesteps": 15 * STEPS}
     other = tmp_path / "other"
@@ -132,6 +133,7 @@ def test_a_change_whose_checkpoints_are_lost_is_said_to_begin_earlier(run, capsy
     rollmill.load(run)
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_further_and_says_what_the_learning_rate_does(finished, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(finished, run)

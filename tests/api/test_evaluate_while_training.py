@@ -77,6 +77,7 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path, evaluated)
     assert kept == {10, few.summary["best_evaluation_iteration"]}
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_evaluates_where_one_that_never_stopped_does(tmp_path, evaluated):
     run, _ = evaluated
     stop = lambda event: rollmill.Stop("to go on") if event.iteration >= 5 else None
@@ -131,6 +132,7 @@ def test_workers_are_evaluated_some_iterations_later(tmp_path):
     assert rows[-1]["evaluation/return"] == np.mean(episodes.returns, dtype=np.float64)
 
 
+@pytest.mark.slow
 def test_each_seed_is_evaluated(tmp_path):
     run = rollmill.train(small(iterations=3), run_dir=tmp_path / "run", num_seeds=2, seed=4, **EVERY, **QUIET)
     (row,) = evaluations(run)

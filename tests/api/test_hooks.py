@@ -146,7 +146,7 @@ def failing(event):
 
 
 @pytest.mark.parametrize("placement", [{}, THREADS], ids=["program", "threads"])
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_a_hook_that_raises_stops_the_run_with_its_state_saved(tmp_path, whole, placement):
     others, graph = [], small(iterations=200) if placement else small()
     with pytest.raises(

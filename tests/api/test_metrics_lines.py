@@ -46,6 +46,7 @@ def test_long_trainings_write_a_limited_number_of_lines(tmp_path, monkeypatch):
     assert [line["iteration"] for line in trained(tmp_path, "run", iterations=7)] == [3, 6, 7]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_writes_the_lines_of_one_that_never_stopped(tmp_path):
     whole = trained(tmp_path, "whole", log_every=4)
     graph = rollmill.ppo("CartPole-v1", total_timesteps=64 * 6, **SIZES)
@@ -78,6 +79,7 @@ def test_the_learning_rate_is_that_of_the_iteration(tmp_path):
         pytest.param("mappo", "TagGridWorld-v0", {}, marks=SLOW),
     ],
 )
+@pytest.mark.slow
 def test_every_algorithm_reports_its_rate_its_gradients_and_its_critic(tmp_path, algorithm, env, config):
     sizes = {name: value for name, value in (SIZES | config).items() if value is not None}
     graph = getattr(rollmill, algorithm)(env, total_timesteps=64 * 2, **sizes)

@@ -177,6 +177,7 @@ def process():
 WORDS = ["ppo", "CartPole-v1", "--num-envs", "8", "--num-steps", "8", "--total-timesteps", "6400"]
 
 
+@pytest.mark.slow
 def test_what_a_training_says_before_it_ends_is_the_reason(process):
     with pytest.raises(CannotRun, match="num_envs=7"):
         process(*WORDS, "--num-envs", "7", "--devices", "2").ask(None, "program", seconds=120.0)

@@ -40,6 +40,7 @@ def test_infinite_settings_survive(tmp_path):
     assert rollmill.resume(run.directory, quiet=True).summary["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
     run = rollmill.train(small(), run_dir=tmp_path / "run", **QUIET)
     before = (run.directory / "summary.json").read_bytes(), (run.directory / "metrics.jsonl").read_bytes()

@@ -49,6 +49,7 @@ def test_the_episodes_are_those_of_an_evaluation_and_end_with_their_last_state(r
     assert len(frames) == played.lengths.sum() + 3
 
 
+@pytest.mark.slow
 def test_frames_are_an_array_and_stop_at_the_most_steps(run):
     frames = rollmill.render(run, max_steps=4, size=60)
     assert frames.shape == (5, 22, 60, 3) and frames.dtype == np.uint8

@@ -38,6 +38,7 @@ def source(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("source") / "run", normalize_observations=True).directory
 
 
+@pytest.mark.slow
 def test_a_training_begins_with_the_weights_and_statistics_of_the_run(source, tmp_path):
     begun = first_weights(
         tmp_path / "run", normalize_observations=True, options={"start_from": str(source), "seed": 3}

@@ -52,6 +52,7 @@ def growing(finished, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_each_new_checkpoint_is_evaluated_by_one_program(growing, finished, monkeypatch):
     compiled, make = [], watching.evaluator_on
     monkeypatch.setattr(watching, "evaluator_on", lambda *a, **k: compiled.append(1) or make(*a, **k))

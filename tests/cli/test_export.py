@@ -54,6 +54,7 @@ def test_an_exported_policy_plays_without_rollmill(rollmill, trained, tmp_path):
     assert "import rollmill" not in EXAMPLE and "import jax" not in EXAMPLE
 
 
+@pytest.mark.slow
 def test_mistakes_exit_with_2_and_write_nothing(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.onnx").write_bytes(b"before")

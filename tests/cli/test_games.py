@@ -100,6 +100,7 @@ def test_matches_against_fixed_opponents_and_earlier_checkpoints(trained, rollmi
         (["--checkpoint", "77"], "has no checkpoint 77. There: 1, 2, 3"),
     ],
 )
+@pytest.mark.slow
 def test_bad_input_is_one_message_and_exit_code_2(trained, rollmill, arguments, message):
     done = rollmill("evaluate", trained, *arguments)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr

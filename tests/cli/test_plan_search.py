@@ -58,6 +58,7 @@ def test_a_search_that_cannot_be_made(refused, options, message):
     assert message in refused("plan", *PPO, *options)
 
 
+@pytest.mark.slow
 def test_the_memory_is_said_before_anything_runs(rollmill, tmp_path):
     done = rollmill("plan", *PPO, "--memory", "--output", "plan.json")
     assert done.returncode == 0, done.stderr

@@ -115,6 +115,7 @@ def python(site: Path, code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_packages_are_imported_when_a_name_of_theirs_is_looked_up(site):
     printed = python(
         site,
@@ -133,6 +134,7 @@ def test_packages_are_imported_when_a_name_of_theirs_is_looked_up(site):
     assert printed.split() == ["False", "True", "[]"]
 
 
+@pytest.mark.slow
 def test_names_that_the_package_registers_when_imported_by_hand_are_its_own_too(site):
     printed = python(
         site,

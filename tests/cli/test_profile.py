@@ -50,6 +50,7 @@ def profiled(tmp_path_factory, environment_variables):
     return folder, done
 
 
+@pytest.mark.slow
 def test_operations_have_the_names_of_the_graph_and_sum_to_an_iteration(profiled):
     found = profile_of(profiled[0])
     paths = {operation.path for operation in found.operations}

@@ -64,11 +64,8 @@ def wait_for_checkpoint(run: Path, at_least: int, process, seconds: float = LONG
     raise AssertionError(f"no checkpoint {at_least} within {seconds} s")
 
 
-FAST = ("two-devices",)
-TABLE = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in VARIANTS]
-
-
-@pytest.mark.parametrize("variant", TABLE)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.slow
 def test_killed_and_resumed_is_never_stopped(rollmill, tmp_path, variant):
     train = ["train", *VARIANTS[variant], *ALWAYS]
     whole = rollmill(*train, "--run-dir", "whole")

@@ -61,7 +61,7 @@ def stopped(process, number):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_a_signal_ends_the_server_after_its_answers(serve, trained, number, code):
     process, url = serve()
     assert ask(url, document=ZEROS)["action"] in (0, 1)

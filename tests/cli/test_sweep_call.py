@@ -142,6 +142,7 @@ for mistake in json.loads(sys.argv[1]):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_sweep_returns_its_table(tmp_path, capsys):
     rates = [0.1 + 0.2, 1e-3]
     done = rollmill.sweep(

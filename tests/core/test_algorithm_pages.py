@@ -153,6 +153,7 @@ def added_by_the_recorder(tmp_path_factory):
     return set(line) - metrics_of_an_iteration("ppo")
 
 
+@pytest.mark.slow
 def test_what_every_run_logs_is_explained(added_by_the_recorder):
     shared = names_in(SHARED.read_text())
     logged = {*added_by_the_recorder, *metrics_of([1]), "episode/return_seed1"}

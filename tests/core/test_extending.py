@@ -83,6 +83,7 @@ def test_the_environment_draws_itself(folder):
     assert "(20, 120, 3)" in printed
 
 
+@pytest.mark.slow
 def test_the_network_is_chosen_by_its_name(rollmill):
     sizes = ["--total-timesteps", "4096", "--num-envs", "8", "--num-steps", "32", "--env-option", "goal=3"]
     rollmill("train", "ppo", "Walk-v0", "--import", "mine", "--network", "linear", *sizes)

@@ -165,6 +165,7 @@ def test_every_transition_is_drawn_equally_often():
     assert len({number for number in map(int, rings.steps - rings.oldest)}) > 1
 
 
+@pytest.mark.slow
 def test_prioritised_draws_follow_errors_and_weights_correct_for_them():
     capacity = 200  # more than one block of priorities
     assert capacity > BLOCK
@@ -248,6 +249,7 @@ def test_a_graph_without_a_replay_memory_has_no_rings():
     assert Batch(())
 
 
+@pytest.mark.slow
 def test_the_ring_of_one_environment_is_not_copied():
     graph = rollmill.sac("Pendulum-v1", num_envs=1, gradient_steps=1, buffer_size=10_007, total_timesteps=20_000)
     lines = lower(graph).step.as_text().splitlines()

@@ -225,7 +225,7 @@ def check_observations(env, seen, reference, calls, length):
     ],
     ids=["skills", "full observation, ended by the clock", "runners stay", "few others left"],
 )
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_small_games_agree_over_a_hundred_episodes(options, rules):
     steps, rows = check_continuous(range(100), options, rules)
     assert steps > 0.98 and rows > 0.999

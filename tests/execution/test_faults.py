@@ -70,6 +70,7 @@ def test_a_nan_reward_names_fragment_iteration_and_environments(tmp_path):
     assert int(jax.tree.leaves(shown.inputs["state"])[0]) == 18
 
 
+@pytest.mark.slow
 def test_the_failing_run_stops_at_the_same_place_when_resumed(tmp_path):
     graph = algorithm(root_of_negative)
     messages = []

@@ -140,7 +140,7 @@ def test_launches_of_another_device_are_not_kept():
 
 
 @pytest.mark.parametrize("fusion", ["auto", "rollout"])
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_what_turns_out_impossible_at_the_end_is_left_to_xla_unless_it_was_asked_for(monkeypatch, fusion):
     """The program of a mesh may hold what the one that was timed did not."""
 

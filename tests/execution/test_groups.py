@@ -180,7 +180,7 @@ def assert_the_same_training(trained, algorithm, *, policy_lag):
 
 
 @pytest.mark.parametrize(("algorithm", "policy"), TABLE)
-@pytest.mark.slow_beyond(3)
+@pytest.mark.slow_beyond(2)
 def test_every_policy_gives_the_numbers_of_the_one_program(algorithm, policy):
     partition = find_distribution(policy)(POLICIES[policy])
     trained = train(graph_of(algorithm), partition)
@@ -230,6 +230,7 @@ def _mean_return(rows):
 
 
 @pytest.mark.parametrize("policy", ["gpu-only", "central"])
+@pytest.mark.slow_beyond(1)
 def test_replicas_that_reduce_hold_the_same_bits(policy, monkeypatch):
     """The learner of each replica at the end, though only the first one's is saved."""
     learners = {}

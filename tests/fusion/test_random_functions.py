@@ -93,6 +93,7 @@ def assembled(instructions):
 
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(instructions=INSTRUCTIONS, seed=st.integers(0, 100))
+@pytest.mark.slow
 def test_functions_at_random(instructions, seed):
     rng = np.random.default_rng(seed)
     x = jnp.asarray(rng.integers(-6, 7, size=(E, N)), jnp.float32)

@@ -65,13 +65,13 @@ def assert_steps_as_unfused(
         ("Pendulum-v1", "residual"),
     ],
 )
-@pytest.mark.slow_beyond(2)
+@pytest.mark.slow_beyond(1)
 def test_classic_environments(name, network):
     assert_steps_as_unfused(ppo(make(name), num_envs=ENVS, num_steps=8, network=NETWORKS[network]))
 
 
 @pytest.mark.parametrize("name", ["TMaze-v0", "Probe-ActionMask-v0", "Probe-MultiDiscrete-v0"])
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_probes(name):
     graph = ppo(make(name), num_envs=ENVS, num_steps=8, network=NETWORKS["separate"])
     assert_steps_as_unfused(graph, steps=30, compiled=False)
@@ -103,6 +103,7 @@ def test_a_game_on_a_board():
     assert_same(by_program(step, (flat(keys), flat(before), flat(actions))), flat(expected))
 
 
+@pytest.mark.slow
 def test_several_agents():
     graph = mappo(
         make("TagGridWorld-Small-v0"), num_envs=ENVS, num_steps=8, network=NetworkConfig(hidden_sizes=(16,))

@@ -21,11 +21,20 @@ WITH_SUBJECT = ("train", "plan", "profile", "sweep")
 """Commands whose options depend on the algorithm."""
 
 
+LONG = {"docs/how-do-i.md", "docs/index.md"}
+"""Pages whose fast snippets together take half a minute."""
+
+
 def names(snippets):
     return sorted({snippet.page for snippet in snippets})
 
 
-@pytest.mark.parametrize("page", names(one for one in RUNNABLE if not one.slow and not one.not_run))
+def fast_pages():
+    pages = names(one for one in RUNNABLE if not one.slow and not one.not_run)
+    return [pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page in pages]
+
+
+@pytest.mark.parametrize("page", fast_pages())
 def test_the_fast_snippets_of_a_page_run(page, run_page):
     done = run_page(page, slow=False)
     assert done["error"] is None, done["error"] + "\n" + done["printed"]
