@@ -8,14 +8,13 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from importlib import metadata
 from pathlib import Path
+
+from emitters import FAST_COMPILATION
 
 # Small programs that run for a moment cost less where XLA does not optimise them, in the tests' own processes too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# So do the older emitters of fused operations, which XLA had until jaxlib 0.11; slow tests have those of users.
-EMITTERS = "--xla_cpu_use_fusion_emitters=false" if metadata.version("jaxlib") < "0.11" else ""
-os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=2 {EMITTERS}")
+os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=2 {FAST_COMPILATION}")
 if "ROLLMILL_STATE_DIR" not in os.environ:  # not the user's own; one for all processes of a test run
     OWN = tempfile.mkdtemp(prefix="rollmill-tests-")
     os.environ |= {"ROLLMILL_STATE_DIR": OWN, "ROLLMILL_CACHE_DIR": f"{OWN}/cache"}

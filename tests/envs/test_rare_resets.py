@@ -1,11 +1,14 @@
 """Resets of finished environments alone: the results of a reset in every step, at fewer resets."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from emitters import AS_USERS
 from rollmill import envs
 
 NUM_ENVS, NUM_STEPS = 6, 60
@@ -16,7 +19,7 @@ def trajectory(env, *, num_envs=NUM_ENVS, params=None):
     batch = envs.vectorise(envs.record_episodes(envs.auto_reset(env)), num_envs)
     params = batch.params if params is None else params
 
-    @eqx.filter_jit
+    @partial(jax.jit, compiler_options=AS_USERS)
     def run(key):
         def step(state, key):
             keys = jax.random.split(key, num_envs)

@@ -7,7 +7,6 @@ combination.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
 from typing import Any, NamedTuple
 
 import jax
@@ -15,13 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from fused_runs import by_program, by_vmap
 
+from emitters import AS_USERS
 from rollmill.fusion import CannotFuse
 from rollmill.fusion.errors import LoweringError
 
 lax = jax.lax
-
-EMITTERS = {"xla_cpu_use_fusion_emitters": True} if metadata.version("jaxlib") < "0.11" else {}
-"""XLA's own way to compile, which faster tests do without."""
 
 FLOAT_TYPES = ("float32", "bfloat16", "float16")
 SIGNED, UNSIGNED = ("int8", "int16", "int32"), ("uint8", "uint16", "uint32")
@@ -355,7 +352,7 @@ def compare(group: Sequence[Case], ways: dict[str, Evaluate]) -> list[Outcome]:
     """Computes cases of the same operands in several ways, and unfused, on the default device."""
     operands = group[0].operands
     together = lambda *own: [by_vmap(case.function, own) for case in group]
-    unfused = jax.jit(together, compiler_options={"xla_allow_excess_precision": False, **EMITTERS})
+    unfused = jax.jit(together, compiler_options={"xla_allow_excess_precision": False, **AS_USERS})
     both = zip(group, unfused(*operands), unfused(*flushed(operands)), strict=True)
     expected = {
         case.name: [_expected(case, plain, operands), plain_flushed] for case, plain, plain_flushed in both
