@@ -51,7 +51,7 @@ class OverTime(Exception):
 
 
 class Sizes(NamedTuple):
-    """Of a batch."""
+    """Numbers of environments and of steps of a batch."""
 
     num_envs: int
     num_steps: int
@@ -69,11 +69,11 @@ class Probes:
     environment: str
     variables: dict[str, str]
     ends_at: float
-    """By `time.monotonic`."""
+    """End of the re-created search by `time.monotonic`."""
     memory_limit: float | None
     tried: list[dict[str, Any]] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
-    """Last lines of those that failed."""
+    """Last lines of the trainings that failed."""
 
     def succeeds(self, sizes: Sizes) -> bool:
         """Whether a training of these sizes comes to its end."""

@@ -36,8 +36,8 @@ def test_a_program_without_operations_is_recorded_under_no_name():
     assert all(each.device == 0.0 or each.path == ("other",) for each in found)
 
 
-def test_of_too_many_events_slices_are_read_for_the_whole(monkeypatch):
-    monkeypatch.setattr(trace, "SLICE", 200_000)
+def test_of_too_many_events_intervals_are_read_for_the_whole(monkeypatch):
+    monkeypatch.setattr(trace, "INTERVAL", 200_000)
     program = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, x: jnp.sort(-x), x))
     program(NUMBERS).block_until_ready()
     recorder = TraceRecorder(most_events=20)
@@ -46,15 +46,15 @@ def test_of_too_many_events_slices_are_read_for_the_whole(monkeypatch):
     program(NUMBERS).block_until_ready()
     end = time.monotonic_ns()
     window = recorder.stop(begin, end)
-    assert window.slices > 10
+    assert window.every > 10
     assert window.times.duration == pytest.approx(end - begin, rel=1e-3)
     assert sum(times.work for times in window.times.device.values()) == pytest.approx(end - begin, rel=0.2)
     assert RecordedWindow.from_json(json.loads(json.dumps(window.to_json()))) == window
 
 
-def test_the_clock_of_slices_stands_in_those_that_are_not_read():
+def test_the_clock_of_intervals_stands_in_those_that_are_not_read():
     sampled = trace.Sampling(every=3).time
-    width = trace.SLICE
+    width = trace.INTERVAL
     assert [sampled(time) for time in (0, width // 2, width, 2 * width, 3 * width)] == [
         0,
         width // 2,

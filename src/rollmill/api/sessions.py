@@ -11,6 +11,7 @@ from rollmill.api.options import RunOptions
 from rollmill.api.recorder import default_log_every
 from rollmill.api.starting import GivenWeights, begin_with
 from rollmill.core.errors import NonFiniteError
+from rollmill.core.machine import return_freed_memory
 from rollmill.dataflow import Graph, State
 from rollmill.execution import (
     CompiledProgram,
@@ -67,6 +68,7 @@ def compile_program(
             numerics=options.numerics,
             launches=launches,
         )
+    return_freed_memory()  # the compiler's is as much as many a training needs
     for note in program.notes:
         display.note(note)
     where = f"{len(devices)} x {devices[0].device_kind}"

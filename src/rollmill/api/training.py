@@ -21,7 +21,6 @@ from rollmill.api.starting import GivenWeights, given_weights
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import check_names
 from rollmill.core.jax_settings import check_compiled
-from rollmill.core.machine import return_freed_memory
 from rollmill.dataflow import Graph
 from rollmill.execution import CompiledProgram, RunSpec
 from rollmill.hooks import Hook
@@ -111,7 +110,6 @@ def prepare_training(
     tell_replay_size(algorithm, plan, options, display)
     evaluation = prepare_evaluation(algorithm, described, options, display)
     program = compile_program(algorithm, plan, options, display) if plan.place == "program" else None
-    return_freed_memory()  # the compiler's is as much as many a training needs
     config = run_config(described, options, imports, plan, program.launches if program else None, recipe)
     config |= {"started_from": given.source} if given else {}
     spec = run_spec(plan, options, described=described, imports=imports)

@@ -1,13 +1,13 @@
 """The run specification: the immutable description of a run that every worker receives, with a JSON form."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 from rollmill.core.json_data import read_as
 from rollmill.core.machine import GpuSharing
 from rollmill.execution.program.kernels import Fusion
 from rollmill.fusion import Numerics
-from rollmill.planning import AllReduce, Plan
+from rollmill.planning import AllReduceOption, Plan
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RunSpec:
     """Failures in a row of an environment, or of a worker that steps environments, that do not end the run."""
     gpu_sharing: GpuSharing = "auto"
     """How workers share a GPU, where there are fewer GPUs than workers."""
-    reduction: Literal["auto", AllReduce] = "auto"
+    reduction: AllReduceOption = "auto"
     """How a mesh takes means on GPUs that its processes share."""
     cluster: str | None = None
     """The Ray cluster, where Ray places the workers."""

@@ -5,12 +5,12 @@ import ctypes
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing, visible_gpus
 from rollmill.execution.instances import find_gpus, open_nvml, shared_gpus
-from rollmill.planning import AllReduce
+from rollmill.planning import AllReduceOption
 
 LEAST_NCCL = (2, 30)
 """From this version on, NCCL joins several processes of one GPU, where they allow it."""
@@ -27,13 +27,13 @@ class WorkerGpus(NamedTuple):
     """How they share GPUs, for the user; empty if each has its own."""
     instances: int = 1
     """Workers on each GPU, where all have equally many; otherwise 1."""
-    reduction: Literal["auto", AllReduce] = "auto"
+    reduction: AllReduceOption = "auto"
     """How a mesh of them takes means."""
 
 
 @contextlib.contextmanager
 def gpus_of_workers(
-    workers: int, sharing: GpuSharing, *, mesh: bool, reduction: Literal["auto", AllReduce] = "auto"
+    workers: int, sharing: GpuSharing, *, mesh: bool, reduction: AllReduceOption = "auto"
 ) -> Iterator[WorkerGpus]:
     """Divides the GPUs among workers: each has its own if there are enough, otherwise they share them.
 
@@ -84,9 +84,7 @@ def _nccl_libraries() -> Iterator[str | None]:
     yield "libnccl.so.2"
 
 
-def _reduction_of(
-    workers: int, gpus: int, wanted: Literal["auto", AllReduce]
-) -> tuple[Literal["auto", AllReduce], str]:
+def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[AllReduceOption, str]:
     """How a mesh of workers that share GPUs takes means, and why it is not as wanted.
 
     Raises:

@@ -5,7 +5,16 @@ from rollmill.planning.distribution import find_distribution, list_distributions
 from rollmill.planning.halving import CurvePoint, HalvingRule, HalvingState, Judgement, default_grace_steps
 from rollmill.planning.picture import draw
 from rollmill.planning.placement import COUNTS, PLACEMENT, Counts, PlacementOptions
-from rollmill.planning.plan import PLACES, AllReduce, Place, Plan, PlanSettings, read_plan, write_plan
+from rollmill.planning.plan import (
+    PLACES,
+    AllReduce,
+    AllReduceOption,
+    Place,
+    Plan,
+    PlanSettings,
+    read_plan,
+    write_plan,
+)
 from rollmill.planning.proposals import SAMPLERS, PastTrial, check_sampler, propose
 from rollmill.planning.search_space import Axis, listed_axis, option_name, parse_axis, points
 
@@ -15,6 +24,7 @@ __all__ = [
     "PLACES",
     "SAMPLERS",
     "AllReduce",
+    "AllReduceOption",
     "Axis",
     "Counts",
     "CurvePoint",

@@ -7,12 +7,12 @@ threads, processes or Ray workers, and `plan` is a file with both, in place of t
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from rollmill.core.bounds import Count, Range, check_bounds
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing
-from rollmill.planning.plan import AllReduce, Place
+from rollmill.planning.plan import AllReduceOption, Place
 
 DEFAULT_COUNTS: Mapping[str, Any] = {"workers": 2, "actors": 2, "learners": 1, "asynchronous": False}
 """Values of the counts that are left out."""
@@ -42,7 +42,7 @@ class PlacementOptions:
     gpu_sharing: GpuSharing = "auto"
     """How workers share a GPU, if there are fewer GPUs than workers: by `mps`, on slices of `mig`, or in `turns`;
     `auto` takes slices if there are some, then MPS if it can be had."""
-    reduction: Literal["auto", AllReduce] = "auto"
+    reduction: AllReduceOption = "auto"
     """How a mesh takes means on GPUs that its processes share: `flat`, over all at once; `hierarchical`, over
     those of each GPU first; by the `host`; `auto` times them at the training's size and takes the fastest."""
     plan: Path | None = None

@@ -15,6 +15,8 @@ PLACES: tuple[str, ...] = get_args(Place)
 
 AllReduce = Literal["flat", "hierarchical", "host"]
 """How the devices of a mesh take means: over all at once, over the instances of each GPU first, or by the host."""
+AllReduceOption = Literal["auto", AllReduce]
+"""The same as an option: `auto` takes the fastest by timing."""
 
 VERSION, WITH_SETTINGS = 1, 2
 """Versions of the JSON form; a plan without settings has the older one, which earlier releases read."""

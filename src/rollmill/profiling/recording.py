@@ -33,8 +33,8 @@ class RecordedWindow(NamedTuple):
     spans: tuple[TimelineSpan, ...]
     memory: tuple[MemoryUse, ...]
     """Memory of the programs that have operations."""
-    slices: int = 1
-    """One of so many slices of time was read, because the window had too many events; the sums are of all."""
+    every: int = 1
+    """One interval of so many was read, because the window had too many events; the sums are of all."""
 
     def to_json(self) -> dict[str, Any]:
         """Values that JSON can hold."""
@@ -51,7 +51,7 @@ class RecordedWindow(NamedTuple):
             "calls": dict(times.calls),
             "spans": [list(asdict(span).values()) for span in self.spans],
             "memory": [list(asdict(use).values()) for use in self.memory],
-            "slices": self.slices,
+            "every": self.every,
         }
 
     @classmethod
@@ -69,14 +69,14 @@ class RecordedWindow(NamedTuple):
             calls=values["calls"],
         )
         spans = tuple(TimelineSpan(*span) for span in values["spans"])
-        return cls(times, spans, tuple(MemoryUse(*use) for use in values["memory"]), values["slices"])
+        return cls(times, spans, tuple(MemoryUse(*use) for use in values["memory"]), values["every"])
 
 
 class TraceRecorder:
     """Records windows of this process; only one at a time, because JAX's profiler is one.
 
     Args:
-        most_events: number of a window's events beyond which slices of it are read.
+        most_events: number of a window's events beyond which only some intervals of it are read.
     """
 
     def __init__(self, *, most_events: int = MOST_EVENTS) -> None:

@@ -15,9 +15,9 @@ CLOCK = "clock"
 """Category of the span that carries the host's clock: `rollmill:clock:NANOSECONDS`."""
 
 MOST_EVENTS = 500_000
-"""Events of a trace beyond which only slices of it are read."""
-SLICE = 997_000
-"""Nanoseconds of a slice: long beside instructions, and no multiple of what a training does in turns."""
+"""Events of a trace beyond which only some intervals of it are read."""
+INTERVAL = 997_000
+"""Nanoseconds of an interval: long beside instructions, and no multiple of what a training does in turns."""
 
 IGNORED = ("end: ", "ThreadpoolListener")
 """Beginnings of the names of events that say nothing of their own."""
@@ -36,17 +36,17 @@ class Event(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """The slices of time that are read of a trace with too many events; the others are as if cut out."""
+    """The intervals that are read of a trace with too many events; the others are as if cut out."""
 
     every: int = 1
-    """One slice of so many is read; 1 if all are."""
+    """One interval of so many is read; 1 if all are."""
 
     def time(self, nanoseconds: int) -> int:
-        """A time of the trace on a clock that goes on in slices that are read, and stands in the others."""
+        """A time of the trace on a clock that goes on in intervals that are read, and stands in the others."""
         if self.every == 1:
             return nanoseconds
-        slices, rest = divmod(nanoseconds, SLICE * self.every)
-        return slices * SLICE + min(rest, SLICE)
+        before, rest = divmod(nanoseconds, INTERVAL * self.every)
+        return before * INTERVAL + min(rest, INTERVAL)
 
 
 class Lane(NamedTuple):
@@ -65,7 +65,7 @@ class Trace(NamedTuple):
     clock_offset: int
     """Nanoseconds to add to a time of the trace for the host's monotonic clock; 0 if the trace does not say."""
     sampling: Sampling = Sampling()
-    """The slices that were read; times of events are on its clock."""
+    """The intervals that were read; times of events are on its clock."""
 
 
 @runtime_checkable
@@ -87,7 +87,7 @@ def read_trace(folder: FilePath, names: Naming, *, most_events: int = MOST_EVENT
     Args:
         folder: given to `jax.profiler.start_trace`.
         names: of instructions. Of events with other names on a device, and of ambiguous ones, more is read.
-        most_events: number of events beyond which slices of the trace are read.
+        most_events: number of events beyond which only some intervals of the trace are read.
 
     Raises:
         FileNotFoundError: there is no trace in it.

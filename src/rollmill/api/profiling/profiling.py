@@ -243,8 +243,8 @@ def _notes(prepared: PreparedTraining, windows: Windows, how: ProfileOptions) ->
     missing = {name for window in windows.profiled for name in names - window.processes.keys()}
     if missing:
         yield f"Not in all windows, and so left out: {', '.join(sorted(missing))}."
-    if (slices := max(each.slices for window in windows.profiled for each in window.processes.values())) > 1:
-        yield f"Windows had too many events to read: of every {slices} ms one was read, and stands for all."
+    if (every := max(each.every for window in windows.profiled for each in window.processes.values())) > 1:
+        yield f"Windows had too many events to read: of every {every} ms one was read, and stands for all."
     if prepared.algorithm.host is not None:
         yield "The time in environments of Python is not divided into Python and the simulator's own code."
 

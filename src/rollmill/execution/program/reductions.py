@@ -122,12 +122,11 @@ def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, Reduce]
         means: the mean in each way; `flat` is among them.
     """
     replicated = partial(jax.shard_map, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
-    everywhere = jax.sharding.NamedSharding(mesh, PartitionSpec())
-    zeros = jax.make_array_from_callback((elements,), everywhere, lambda _: np.zeros(elements, np.float32))
+    zeros = _on_own_devices(mesh, np.zeros(elements, np.float32))
     compiled = lambda mean: jax.jit(replicated(partial(_repeated, mean), check_vma=False)).lower(zeros).compile()
     mine = [min(_timings(program, zeros)) for program in map(compiled, means.values())]
     slowest = jax.jit(replicated(partial(jax.lax.pmax, axis_name=AXES), check_vma=False))
-    of_all = np.asarray(slowest(_from_each(mesh, mine)).addressable_data(0))
+    of_all = np.asarray(slowest(_on_own_devices(mesh, np.asarray(mine, np.float32))).addressable_data(0))
     return {way: float(time) for way, time in zip(means, of_all, strict=True)}
 
 
@@ -145,10 +144,9 @@ def _timings(program: Callable[[Array], Array], operand: Array) -> list[float]:
     return seconds
 
 
-def _from_each(mesh: Mesh, numbers: Sequence[float]) -> Array:
-    """Numbers of this process on its own devices, in an array that is taken for replicated."""
+def _on_own_devices(mesh: Mesh, vector: np.ndarray) -> Array:
+    """This process's vector on its own devices, in an array that counts as replicated although others differ."""
     everywhere = jax.sharding.NamedSharding(mesh, PartitionSpec())
-    vector = np.asarray(numbers, np.float32)
     return jax.make_array_from_callback(vector.shape, everywhere, lambda _: vector)
 
 

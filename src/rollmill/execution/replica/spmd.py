@@ -76,7 +76,7 @@ def run_on_mesh(
     with CompileClock() as clock:
         built = graph()
         host = HostMean(open_wire(begin.restart), rank=rank, size=processes)
-        means = _choose_means(spec, begin, instances, _num_parameters(built), host)
+        means = _choose_means(built, spec, begin, instances, host)
         program = _compiled(built, spec, control, begin, rank, means)
         state = program.start() if not begin.arrays else _placed(program, begin)
     send(control, clock.report(time.monotonic()))
@@ -96,7 +96,7 @@ class _Means(NamedTuple):
     """Their times, for the user."""
 
 
-def _choose_means(spec: RunSpec, begin: Begin, instances: int, num_parameters: int, host: HostMean) -> _Means:
+def _choose_means(graph: Graph, spec: RunSpec, begin: Begin, instances: int, host: HostMean) -> _Means:
     """The way that was asked for or chosen before; otherwise the fastest, where processes share GPUs."""
     mesh = mesh_of(_devices(), instances=instances)
     way = begin.reduction or spec.reduction
@@ -104,7 +104,7 @@ def _choose_means(spec: RunSpec, begin: Begin, instances: int, num_parameters: i
         way = "flat"
     if way != "auto":
         return _Means(instances, mean_over(mesh, way, host))
-    means = means_of(mesh, host)
+    means, num_parameters = means_of(mesh, host), _num_parameters(graph)
     seconds = time_reductions(mesh, num_parameters, means)
     chosen = fastest(seconds)
     times = ", ".join(f"{each} {1e6 * taken:.0f} us" for each, taken in seconds.items())
@@ -125,13 +125,10 @@ def _compiled(
     compile_with = partial(lower, graph, seeds=(spec.seed,), unroll=spec.unroll, numerics=spec.numerics, **on_mesh)
     if rank == 0:
         announce = lambda kernels: send(control, KernelsChosen(kernels.launches))
-        fused = {"fusion": spec.fusion, "launches": begin.launches, "announce": announce}
-        program = compile_with(**fused) if spec.fusion != "off" else compile_with()
+        program = compile_with(fusion=spec.fusion, launches=begin.launches, announce=announce)
         notes = [*program.notes, means.note] if means.note else program.notes
         send(control, MeshCompiled(program.launches, means.chosen, notes))
         return program
-    if spec.fusion == "off":
-        return compile_with()
     launches = wait(control, KernelsChosen).launches
     if launches is None:
         return compile_with()

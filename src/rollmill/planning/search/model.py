@@ -117,9 +117,9 @@ class StageTimes(NamedTuple):
 def placed_seconds(candidate: Candidate, times: StageTimes, *, cores: int) -> float:
     """Seconds of an iteration of a placement, at the same number of environments.
 
-    At best: replicas divide their stage evenly among the cores, those of a GPU as if each left the others what it
-    needs of it, and messages cost nothing. Stages that wait for
-    each other follow one another; a search corrects what this leaves out by its first measurement of each kind.
+    At best: replicas divide their stage evenly among the cores, those of a GPU as if none took anything of it from
+    the others, and messages cost nothing. Stages that wait for each other follow one another; a search corrects
+    what this leaves out by its first measurement of each kind.
     """
     collecting = min(_collecting(candidate), cores)
     learning = min(candidate.ranks, cores)
