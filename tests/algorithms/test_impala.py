@@ -332,6 +332,7 @@ def test_settings_survive_json_and_build_the_same_graph(algorithm):
     assert again.settings["config"]["ent_coef"] == 0.25
 
 
+@pytest.mark.slow
 def test_the_optimiser_is_a_choice():
     """Adam's first step is the rate, whatever the slope; RMSProp's is larger by `1 / sqrt(1 - decay)`."""
     moved = {}

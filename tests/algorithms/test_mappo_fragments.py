@@ -279,6 +279,7 @@ def test_each_parameter_set_is_clipped_by_itself(rollout):
     assert_close(ours["walker"], theirs["walker"])  # only the direction is left of it
 
 
+@pytest.mark.slow
 def test_agents_of_their_own_are_updated_one_by_one():
     graph = rollmill.ippo(numbered(), **SMALL, network=NETWORK, sharing={"agent": "independent"})
     learner = eqx.filter_jit(graph.start_learner)(jax.random.key(0))

@@ -90,6 +90,7 @@ def test_continuous_actions_find_their_best(algorithm):
     assert returns.mean() > -0.05
 
 
+@pytest.mark.slow
 def test_sac_learns_which_action_is_rewarded():
     graph = rollmill.sac(
         rollmill.make("Probe-ActionObservation-v0"), **SMALL, total_timesteps=8 * 800, gradient_steps=2

@@ -55,7 +55,7 @@ class Rollout(NamedTuple):
     batch: Batch
 
 
-@pytest.fixture(scope="module", params=list(NETWORKS))
+@pytest.fixture(scope="module", params=["mlp", pytest.param("gru", marks=pytest.mark.slow)])
 def rollout(request):
     config = configure(request.param, normalize_observations=True, normalize_rewards=True)
     graph = rollmill.ppo(restless(), config)

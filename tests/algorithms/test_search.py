@@ -84,7 +84,7 @@ def test_visits_of_sequential_halving():
 @pytest.mark.parametrize(
     ("simulations", "rescale", "alternating"), [(1, True, True), (33, True, False), (80, False, True)]
 )
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_gumbel_search_is_that_of_mctx(simulations, rescale, alternating):
     mctx = pytest.importorskip("mctx")
     roots, legal = random_roots()

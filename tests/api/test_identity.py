@@ -112,6 +112,7 @@ def test_the_fingerprint_is_that_of_another_process(plain):
     assert done.stdout.strip() == plain["fingerprint"]
 
 
+@pytest.mark.slow
 def test_a_changed_graph_is_trained_as_it_is_and_never_replaced_by_its_name(tmp_path):
     graph = frozen(small())
     with pytest.raises(UsageError, match=r"own algorithm, made in Python, .*place=processes .*hint: place='thr"):

@@ -78,6 +78,7 @@ def test_mistakes_exit_with_2_and_write_nothing(trained, tmp_path, monkeypatch, 
     assert ended.value.code in (0, None)
 
 
+@pytest.mark.slow
 def test_a_missing_extra_is_named(rollmill, trained, tmp_path):
     (tmp_path / "jax2onnx.py").write_text("raise ImportError('not there')")
     done = rollmill("export", trained, env={"PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"})

@@ -88,6 +88,7 @@ def test_a_unix_socket_is_for_this_user_alone_and_gone_afterwards(serve, tmp_pat
     assert stopped(process, signal.SIGTERM)[0] == 143 and not path.exists()
 
 
+@pytest.mark.slow
 def test_a_token_opens_the_server_to_other_machines(serve, tmp_path):
     token = tmp_path / "token"
     token.write_text("0123456789abcdef\n")

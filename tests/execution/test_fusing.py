@@ -89,6 +89,7 @@ def test_rollouts_fuse_before_a_replay_memory_and_gradients_do_not():
         lower(graph, fusion="full")
 
 
+@pytest.mark.slow
 def test_a_fused_run_goes_on_where_it_was_stopped():
     graph = graph_on(rollmill.make("CartPole-v1"), iterations=6)
     program = lower(graph, fusion="rollout")

@@ -313,8 +313,9 @@ def test_a_training_that_is_stopped_at_once_is_whole():
 
 @pytest.mark.parametrize(
     ("algorithm", "policy"),
-    [pytest.param(rollmill.a3c, "central", marks=pytest.mark.slow), (rollmill.impala, "single-learner-coarse")],
+    [(rollmill.a3c, "central"), (rollmill.impala, "single-learner-coarse")],
 )
+@pytest.mark.slow
 def test_asynchronous_trainings_end_tell_their_lag_and_learn(algorithm, policy):
     iterations = 150
     graph = algorithm(

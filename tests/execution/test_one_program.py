@@ -43,11 +43,8 @@ VARIANTS = {
 }
 
 
-LONG = ("discrete", "continuous", "recurrent", "a3c", "impala")
-TABLE = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in VARIANTS]
-
-
-@pytest.mark.parametrize("variant", TABLE)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.slow_beyond(1)
 def test_two_devices_give_the_numbers_of_one(variant):
     algorithm = graph(**VARIANTS[variant])
     (one, rows_one), (two, rows_two) = (run(lower(algorithm, devices=jax.devices()[:n])) for n in (1, 2))

@@ -80,14 +80,14 @@ def combined(dtypes: Sequence[str], *, few: bool = False) -> tuple[jax.Array, ..
 
 def vectors(dtype: str, size: int = 3) -> tuple[jax.Array]:
     """Every combination of a few edge values, as arrays `[samples, size]`."""
-    return (jnp.stack(combined([dtype] * size, few=True), axis=1),)
+    return (jnp.asarray(np.stack(combined([dtype] * size, few=True), axis=1)),)
 
 
 def kept(operands: tuple[jax.Array, ...], holds: Callable[[np.ndarray], np.ndarray]) -> tuple[jax.Array, ...]:
     """The samples in which something holds of every number."""
     numbers = [np.asarray(x, np.float64).reshape(x.shape[0], -1) for x in operands]
     places = np.nonzero(np.all([holds(x).all(axis=1) for x in numbers], axis=0))[0]
-    return tuple(x[places] for x in operands)
+    return tuple(jnp.asarray(np.asarray(x)[places]) for x in operands)
 
 
 def is_normal(x: np.ndarray) -> np.ndarray:

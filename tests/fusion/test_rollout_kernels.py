@@ -45,6 +45,7 @@ def appraised(graph, weights, trajectory):
     return trajectory._replace(steps=jax.vmap(jax.vmap(partial(graph.appraise, weights)))(trajectory.steps))
 
 
+@pytest.mark.slow
 def test_what_a_rollout_appraises_is_what_the_learner_would_compute():
     graph = graph_on("CartPole-v1")
     state = jax.jit(partial(start, graph))(jax.random.key(3), jnp.arange(16, dtype=jnp.int32))

@@ -259,6 +259,7 @@ def test_a_token_is_asked_for(cartpole):
             assert server.ask("/act", {"observation": ZEROS}, headers={"Authorization": right})[0] == 200
 
 
+@pytest.mark.slow
 def test_sessions_remember_as_the_loaded_policy_does(t_maze):
     space = rollmill.make("TMaze-v0").observation_space
     space.seed(0)
