@@ -17,7 +17,7 @@ demo: $(VENV)/.installed
 # would double their time.
 UNCHECKED := tests/api tests/cli tests/execution tests/fusion tests/manual tests/serving tests/core/test_extending.py \
 	tests/dataflow/test_replay.py tests/dataflow/test_loops.py tests/core/test_algorithm_pages.py \
-	$(addprefix tests/envs/test_,named_transforms.py pgx.py tag.py tag_parity.py) \
+	$(addprefix tests/envs/test_,check.py named_transforms.py pgx.py tag.py tag_parity.py) \
 	$(addprefix tests/algorithms/test_,a3c.py alphazero.py impala.py mappo_fragments.py mappo_probes.py memory.py \
 	off_policy.py own_files.py ppo_fragments.py probes.py search.py)
 

@@ -151,6 +151,11 @@ class Sweep:
         print(f"{candidate}: {found.steps_per_second:,.0f} steps/s", flush=True)
 
 
+def widest(candidate: Candidate) -> int:
+    """The largest of a candidate's widths."""
+    return max(width_of(candidate, width) for width in WIDTHS)
+
+
 def cannot_matter(candidate: Candidate, medians: Mapping[Candidate, float]) -> str | None:
     """Why a candidate is left out of a brief sweep, by narrower ones of its branches."""
     best = max(medians.values(), default=0.0)
@@ -222,7 +227,8 @@ def compare(name: str, limits: Limits, environment: dict[str, str], result: dict
     given, _ = parse_training(words)
     graph_of, began = cache(given.graph_of), time.monotonic()
     request = SearchRequest(words=words, options=given.options, fixed={}, budget=limits.budget, fresh=True)
-    candidates = list_candidates(graph_of(None), request, this_machine())
+    # The narrow ones first: a brief sweep leaves out wider ones by them.
+    candidates = sorted(list_candidates(graph_of(None), request, this_machine()), key=widest)
     trials = _trials(given, words, environment)
     sweep = Sweep(trials, {each: Swept([], []) for each in candidates}, limits.brief, limits.ends_at, limits.each)
     result |= {"command": " ".join(words), "rounds": limits.rounds, "budget": limits.budget, "brief": limits.brief}

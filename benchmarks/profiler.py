@@ -142,19 +142,28 @@ def _unnamed(found: Profile) -> float:
 PLANTED = ("environment", "policy", "prepare", "gradients", "update")
 TURN_SECONDS = 0.3
 """Shortest duration of a turn of one of two trainings that are compared."""
-ROUNDS = {"environment": 12, "policy": 12, "prepare": 2000, "gradients": 4, "update": 600}
+PRODUCTS = {
+    "environment": (12, 64),
+    "policy": (12, 64),
+    "prepare": (100, 256),
+    "gradients": (4, 64),
+    "update": (2, 512),
+}
+"""Number and width of the products that are added to an operation: each takes much longer than it takes to record
+it, as most of what trainings compute does."""
 
 
 def plant(graph: Graph, where: str) -> Graph:
     """The graph with more work in one fragment, whose results stay as they are."""
     import jax.numpy as jnp
 
-    mixing = jnp.eye(64) * 0.5 + 0.001
+    rounds, width = PRODUCTS[where]
+    mixing = jnp.eye(width) * 0.5 + 0.001
 
     def work(tree: Any) -> Any:
         """Zero, after products that depend on the numbers of a tree."""
         start = sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(tree))
-        end = jax.lax.fori_loop(0, ROUNDS[where], lambda _, x: jnp.tanh(x @ mixing), jnp.full(64, 1e-3) * start)
+        end = jax.lax.fori_loop(0, rounds, lambda _, x: jnp.tanh(x @ mixing), jnp.full(width, 1e-3) * start)
         return 0.0 * jnp.sum(end)
 
     def environment(key: Any, state: Any, action: Any) -> Any:

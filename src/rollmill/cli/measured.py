@@ -10,6 +10,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, TextIO
 
 WATCH_SECONDS = 0.5
@@ -38,7 +40,8 @@ def _obey(words: list[str], commands_file: TextIO, reports_file: TextIO) -> int:
     from rollmill.core.machine import return_freed_memory
 
     prepared = prepare(words)
-    _report(reports_file, program=describe_program(prepared))
+    described = describe_program(prepared)
+    _report(reports_file, program=described)
     for line in commands_file:
         match line.strip():
             case "time":
@@ -47,7 +50,8 @@ def _obey(words: list[str], commands_file: TextIO, reports_file: TextIO) -> int:
                 _report(reports_file, collect=stage_seconds(prepared))
             case "begin":
                 return_freed_memory()  # what timing took is not the training's
-                threading.Thread(target=_watch_memory, args=(reports_file,), daemon=True).start()
+                watch = partial(_watch_memory, reports_file, compiled=described["peak"] if described else 0)
+                threading.Thread(target=watch, daemon=True).start()
                 return begin_training(prepared).exit_code
     return 0
 
@@ -56,20 +60,31 @@ def _report(reports_file: TextIO, **report: Any) -> None:
     reports_file.write(json.dumps(report) + "\n")
 
 
-def _watch_memory(reports_file: TextIO) -> None:
-    """Reports the most memory of a device that was in use, where devices have memory of their own."""
+def _watch_memory(reports_file: TextIO, *, compiled: int) -> None:
+    """Reports the most memory of a device that compiling and training take, where devices have their own.
+
+    Args:
+        reports_file: gets the reports.
+        compiled: the most bytes of a device until the training was compiled. What timing took since, such as
+            choosing algorithms for a stage that the training does not run, is not the training's.
+    """
     import jax
 
-    while True:
+    timed = _most(jax.local_devices(), "peak_bytes_in_use")
+    while timed is not None:
         time.sleep(WATCH_SECONDS)
-        stats = [device.memory_stats() for device in jax.local_devices()]
-        peaks = [each["peak_bytes_in_use"] for each in stats if each and "peak_bytes_in_use" in each]
-        if not peaks:
-            return
+        peak, now = (_most(jax.local_devices(), name) for name in ("peak_bytes_in_use", "bytes_in_use"))
+        compiled = max(compiled, now or 0)
         try:
-            _report(reports_file, peak=max(peaks))
+            _report(reports_file, peak=peak if peak is not None and peak > timed else compiled)
         except (OSError, ValueError):  # the parent or the training has ended
             return
+
+
+def _most(devices: Sequence[Any], name: str) -> int | None:
+    """The largest of a figure of devices' memories; None if they have none of their own."""
+    stats = [device.memory_stats() for device in devices]
+    return max((each[name] for each in stats if each and name in each), default=None)
 
 
 if __name__ == "__main__":

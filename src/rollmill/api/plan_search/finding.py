@@ -40,6 +40,8 @@ from rollmill.planning.search import (
 from rollmill.record import StopRequest, stop_on_signals
 
 DEFAULT_BUDGET = 90.0
+END_SECONDS = 6.0
+"""Seconds of a budget that are kept for the end of the last candidate's processes; at most a tenth of it."""
 MOST_INSTANCES = 4
 """Most processes of one training that share a GPU under MPS; each number of them is one more candidate."""
 
@@ -157,7 +159,7 @@ def find_plan(
             workload_of(graph, request.options),
             lambda: _check_stop(stop),
             environment,
-            ends_at=time.monotonic() + request.budget,
+            ends_at=time.monotonic() + _measuring_seconds(request),
         )
         table = _searched(found, trials, request, say)
     if table.chosen is None:
@@ -176,10 +178,18 @@ def _searched(
     )
     try:
         return search(
-            found, judged, budget_seconds=request.budget, memory_limit=trials.machine.memory_limit, say=say
+            found,
+            judged,
+            budget_seconds=_measuring_seconds(request),
+            memory_limit=trials.machine.memory_limit,
+            say=say,
         )
     finally:
         trials.close()
+
+
+def _measuring_seconds(request: SearchRequest) -> float:
+    return request.budget - min(END_SECONDS, request.budget / 10)
 
 
 def _check_stop(stop: StopRequest) -> None:

@@ -36,7 +36,6 @@ STEADY_SECONDS = 3.0
 SOONEST_STOP_SECONDS = 1.0
 EARLY_MARGIN = 1.2
 """A training is stopped early if even this many times its throughput is less than the best so far."""
-END_SECONDS = 5.0
 
 
 class SearchStopped(RollmillError):

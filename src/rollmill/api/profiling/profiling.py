@@ -187,8 +187,8 @@ def _result(
 def _iteration_time(windows: Windows, pairs: Sequence[PairedWindow]) -> results.IterationTime:
     return results.IterationTime(
         unprofiled=statistics.median(span.per_iteration for span in windows.plain) * 1e-9,
-        profiled=statistics.fmean(pair.profiled for pair in pairs) * 1e-9,
-        corrected=statistics.fmean(correction.held_out_durations(pairs)) * 1e-9,
+        profiled=statistics.median(pair.profiled for pair in pairs) * 1e-9,
+        corrected=statistics.median(correction.held_out_durations(pairs)) * 1e-9,
         iterations=windows.iterations,
         windows=len(pairs),
     )

@@ -12,7 +12,14 @@ from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.summary import ProcessWindows
 
 WARM_SECONDS = 2.0
-"""Time of training before the first window."""
+"""Shortest time of training before the first window."""
+SHORT_SECONDS = 0.3
+"""Shortest duration of the windows by which it is seen that the training has come to its speed."""
+STEADY = 0.9
+"""It has if a window takes at least this share of the time of the one before."""
+MOST_SHORT_WINDOWS = 30
+REHEARSAL_SECONDS = 0.05
+"""Shortest duration of the first recording, which belongs to no window."""
 SETTLE_SECONDS = 0.3
 """Time after a recording begins or ends that belongs to no window."""
 REPLY_SECONDS = 120.0
@@ -144,13 +151,29 @@ class Windows:
         return sum(window.span.iterations for window in self.profiled)
 
     def _all_steps(self) -> Steps:
-        yield from self._pause(WARM_SECONDS)
+        yield from self._warm_up()
+        yield from self._rehearse()
         for number in range(self._count):
             yield from self._plain_window()
             self._show(f"window {number + 1} of {self._count}")
-            self.profiled.append((yield from self._profiled_window()))
+            self.profiled.append((yield from self._profiled_window(self._profiled_seconds)))
             yield from self._pause(SETTLE_SECONDS)
         yield from self._plain_window()
+
+    def _warm_up(self) -> Steps:
+        """Lets the training come to its speed: until a short window is hardly faster than the one before."""
+        yield from self._pause(WARM_SECONDS)
+        before = yield from self._window(SHORT_SECONDS)
+        for _ in range(MOST_SHORT_WINDOWS):
+            now = yield from self._window(SHORT_SECONDS)
+            if now.per_iteration > STEADY * before.per_iteration:
+                return
+            before = now
+
+    def _rehearse(self) -> Steps:
+        """Records once for nothing: the first recording of a process takes longer, on a GPU half a second."""
+        yield from self._profiled_window(REHEARSAL_SECONDS)
+        yield from self._pause(SETTLE_SECONDS)
 
     def _pause(self, seconds: float) -> Generator[None, ReportedProgress, ReportedProgress]:
         """Lets this many seconds pass, and one report; returns the last."""
@@ -173,13 +196,15 @@ class Windows:
             if end.now - begin.now >= 1e9 * seconds and end.iteration > begin.iteration:
                 return WindowSpan(begin, end)
 
-    def _profiled_window(self) -> Generator[None, ReportedProgress, ProfiledWindow]:
+    def _profiled_window(self, seconds: float) -> Generator[None, ReportedProgress, ProfiledWindow]:
         self._received.clear()
         self._awaited = set(self._workers.start_recording()) if self._workers is not None else set()
         self._recorder.start()
         if self._workers is not None:  # which hear of it somewhat later
             yield from self._pause(SETTLE_SECONDS)
-        span = yield from self._window(self._profiled_seconds)
+        else:
+            yield  # a report of iterations that were under way while the recording began
+        span = yield from self._window(seconds)
         begin, end = span.begin.now, span.end.now
         if self._workers is not None:
             self._workers.stop_recording(begin, end)
