@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import jax
+
 from rollmill.execution import Recorded, Report, Training
 from rollmill.execution.instances import GpuActivity
 from rollmill.execution.reports import MetricsRows
@@ -200,7 +202,8 @@ class Windows:
         self._received.clear()
         self._awaited = set(self._workers.start_recording()) if self._workers is not None else set()
         self._recorder.start()
-        if self._workers is not None:  # which hear of it somewhat later
+        if self._workers is not None or jax.default_backend() != "cpu":
+            # Workers hear of it later; the first launches of a GPU's graphs take longer while they are recorded.
             yield from self._pause(SETTLE_SECONDS)
         else:
             yield  # a report of iterations that were under way while the recording began
