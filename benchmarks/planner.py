@@ -274,33 +274,50 @@ def _trials(given: GivenTraining, words: Sequence[str], environment: dict[str, s
     )
 
 
+def machine_of(hardware: Mapping[str, Any]) -> str:
+    """What a result was measured on."""
+    kinds = [device["kind"] for device in hardware["devices"]]
+    return f"{hardware['cores']} cores" if kinds[0] == "cpu" else f"{len(kinds)} x {kinds[0]}"
+
+
+def judged_by_sweep(sweep: Mapping[str, Mapping[str, Any]]) -> int:
+    """Candidates that the sweep has measured, or left out for a reason other than time."""
+    out_of_time = ("not measured", "did not start")
+    return sum(not each.get("reason", "").startswith(out_of_time) for each in sweep.values())
+
+
 def table_of_results(folder: Path) -> str:
     """The table of all results of this script, in Markdown."""
     head = (
         "Training",
+        "On",
         "Choice of the search",
         "Share of the best",
-        "Measured",
+        "Sweep",
+        "Search",
         "Seconds",
         "Memory, predicted / measured",
     )
     rows = []
     for file in sorted(folder.glob("planner-*.json")):
-        for result in json.loads(file.read_text())["result"].values():
+        stored = json.loads(file.read_text())
+        for result in stored["result"].values():
             if "chosen" not in result:
                 continue
             ratios = result["predicted_over_measured_memory"].values()
             rows.append(
                 (
                     f"`{result['command']}`",
+                    machine_of(stored["hardware"]),
                     result["chosen"],
                     f"{result['chosen_over_best']:.2f}",
+                    f"{judged_by_sweep(result['sweep'])} of {len(result['sweep'])}",
                     f"{result['measured_by_search']} of {result['candidates']}",
                     f"{result['search_seconds']:.0f}",
                     f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "-",
                 )
             )
-    return table_of(head, rows, numbers=(2, 3, 4, 5))
+    return table_of(head, rows, numbers=(3, 4, 5, 6, 7))
 
 
 def main() -> None:

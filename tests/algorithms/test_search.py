@@ -117,7 +117,7 @@ def test_puct_is_that_of_mctx(simulations, alternating):
 
 
 @pytest.mark.parametrize("levels", [2, 5, 100])
-@pytest.mark.slow_beyond(1)
+@pytest.mark.slow
 def test_levels_updated_at_once_change_nothing(levels, monkeypatch):
     """On a CPU levels are updated one by one, on a GPU all of them together."""
     roots, legal = random_roots()

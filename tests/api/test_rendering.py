@@ -56,6 +56,7 @@ def test_frames_are_an_array_and_stop_at_the_most_steps(run):
     assert (frames[0] != frames[-1]).any()
 
 
+@pytest.mark.slow
 def test_a_draw_function_takes_the_place_of_the_environments_own(run):
     pixels = lambda state, params: np.full((6, 8, 3), 7, np.uint8)
     assert (rollmill.render(run, draw=pixels, max_steps=2) == 7).all()

@@ -421,7 +421,7 @@ class ReplacedTcpEnds(ReplacedEnds):
     kind = "tcp"
 
 
-@pytest.mark.parametrize("machine", [ReplacedEnds, ReplacedTcpEnds])
+@pytest.mark.parametrize("machine", [ReplacedEnds, pytest.param(ReplacedTcpEnds, marks=pytest.mark.slow)])
 def test_ends_that_die_stop_and_are_replaced(machine, monkeypatch):
     for module in (sending, receiving):
         monkeypatch.setattr(module, "POLL_SECONDS", 0.05)

@@ -53,6 +53,7 @@ def root_of_negative(age, params):
     return jnp.sqrt(jnp.where((age == 19) & (params > 0), -1.0, 0.0))
 
 
+@pytest.mark.slow
 def test_a_nan_reward_names_fragment_iteration_and_environments(tmp_path):
     graph = algorithm(root_of_negative)
     with pytest.raises(

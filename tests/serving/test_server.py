@@ -303,6 +303,7 @@ def is_held(memory, server):
     return bool(np.any(wanted[0])) and bool(np.all(close, axis=0).any())
 
 
+@pytest.mark.slow
 def test_requests_of_one_session_are_computed_one_after_the_other(t_maze):
     space = rollmill.make("TMaze-v0").observation_space
     space.seed(1)
