@@ -23,8 +23,8 @@ TURNS = 5
 def threefry(key_0: jax.Array, key_1: jax.Array, count_0: jax.Array, count_1: jax.Array) -> list[jax.Array]:
     """The two random words of two words of key and two of counter, element by element; uint32 `[...]` each.
 
-    Keys are mostly made from others. Each generation is computed before the next one: several in one fused operation
-    take jaxlib 0.11 minutes to compile.
+    Keys are mostly made from others. Each generation is computed before the next one: several in one fused
+    operation take jaxlib 0.11 minutes to compile.
     """
     key_0, key_1 = jax.lax.optimization_barrier((key_0, key_1))
     keys = (key_0, key_1, key_0 ^ key_1 ^ jnp.uint32(PARITY))
