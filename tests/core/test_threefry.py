@@ -51,5 +51,6 @@ def test_keys_are_computed_before_the_keys_that_are_made_of_them():
         return jax.random.uniform(key, (4,))
 
     lowered = jax.jit(jax.vmap(chain, in_axes=(None, 0))).lower(jax.random.key(0), jnp.arange(8))
-    assert lowered.as_text().count("optimization_barrier") >= 7
+    text = lowered.as_text()
+    assert text.count("optimization_barrier") == text.count("func.func private @threefry2x32") > 1
     lowered.compile({"xla_backend_optimization_level": 3})  # a compiler that hangs fails the run by its time limit
