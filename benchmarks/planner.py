@@ -275,7 +275,7 @@ def _trials(given: GivenTraining, words: Sequence[str], environment: dict[str, s
 
 
 def machine_of(hardware: Mapping[str, Any]) -> str:
-    """What a result was measured on."""
+    """The cores or GPUs that a result was measured on."""
     kinds = [device["kind"] for device in hardware["devices"]]
     return f"{hardware['cores']} cores" if kinds[0] == "cpu" else f"{len(kinds)} x {kinds[0]}"
 

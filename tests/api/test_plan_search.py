@@ -11,7 +11,7 @@ import pytest
 
 import rollmill
 from rollmill.api.options import RunOptions
-from rollmill.api.plan_search.compiled_program import _device_memory
+from rollmill.api.plan_search.compiled_program import memory_in_use
 from rollmill.api.plan_search.finding import SearchRequest, list_candidates, this_machine, workload_of
 from rollmill.api.plan_search.process import CandidateProcess, MetricsPoint, SearchStopped, measured_between
 from rollmill.api.plan_search.stored import file_for, read_stored, store
@@ -276,5 +276,4 @@ def test_freed_memory_goes_back_to_the_system():
 @pytest.mark.parametrize("answer", [None, {"bytes_in_use": 3, "peak_bytes_in_use": 5}])
 def test_memory_of_devices_counts_where_they_have_their_own(answer):
     device = SimpleNamespace(memory_stats=lambda: answer)
-    program = SimpleNamespace(devices=[device])
-    assert _device_memory(program) == ((3, 5) if answer else (0, 0))
+    assert memory_in_use([device]) == ((3, 5) if answer else (0, 0))

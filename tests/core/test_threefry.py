@@ -42,7 +42,7 @@ def test_a_program_draws_without_loops():
 
 
 def test_keys_are_computed_before_the_keys_that_are_made_of_them():
-    """In one fused operation three generations take jaxlib 0.11 minutes to compile."""
+    """Several generations in one fused operation take jaxlib 0.11 minutes to compile."""
     unroll_threefry()
 
     def chain(key, index):

@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, TextIO
 
@@ -70,21 +69,20 @@ def _watch_memory(reports_file: TextIO, *, compiled: int) -> None:
     """
     import jax
 
-    timed = _most(jax.local_devices(), "peak_bytes_in_use")
-    while timed is not None:
+    from rollmill.api.plan_search.compiled_program import memory_in_use
+
+    devices = [device for device in jax.local_devices() if device.memory_stats()]
+    if not devices:
+        return
+    _, timed = memory_in_use(devices)
+    while True:
         time.sleep(WATCH_SECONDS)
-        peak, now = (_most(jax.local_devices(), name) for name in ("peak_bytes_in_use", "bytes_in_use"))
-        compiled = max(compiled, now or 0)
+        now, peak = memory_in_use(devices)
+        compiled = max(compiled, now)
         try:
-            _report(reports_file, peak=peak if peak is not None and peak > timed else compiled)
+            _report(reports_file, peak=peak if peak > timed else compiled)
         except (OSError, ValueError):  # the parent or the training has ended
             return
-
-
-def _most(devices: Sequence[Any], name: str) -> int | None:
-    """The largest of a figure of devices' memories; None if they have none of their own."""
-    stats = [device.memory_stats() for device in devices]
-    return max((each[name] for each in stats if each and name in each), default=None)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class SearchOptions:
     """First search for the fastest way to run the training, by short trainings; placement options that are given
     narrow the search. The result is kept for the next time."""
     budget: float = DEFAULT_BUDGET
-    """Seconds that the search may take; what is measured then is finished."""
+    """Seconds that the search may take; the first candidate is measured in any case."""
     objective: Objective = "keep-batch"
     """`keep-batch` changes nothing of what is learned; `grow-batch` may also raise the number of environments."""
     fresh: bool = False

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
     if memory is not None:
         results = 2 * (memory.output_size_in_bytes - memory.alias_size_in_bytes)
         needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes + results
-    held, peak = _device_memory(program)
+    held, peak = memory_in_use(program.devices)
     identity = _identity(prepared, program)
     return {"bytes": needed, "process": _own_memory(), "held": held, "peak": peak, "identity": identity}
 
@@ -123,9 +123,9 @@ def _identity(prepared: PreparedTraining, program: CompiledProgram) -> str:
     return json.dumps([devices, prepared.algorithm.loops.num_envs, kernels], sort_keys=True)
 
 
-def _device_memory(program: CompiledProgram) -> tuple[int, int]:
+def memory_in_use(devices: Sequence[jax.Device]) -> tuple[int, int]:
     """Bytes in use of the fullest device, now and at most so far; 0 where devices have no memory of their own."""
-    stats = [device.memory_stats() or {} for device in program.devices]
+    stats = [device.memory_stats() or {} for device in devices]
     now, most = ([each.get(name, 0) for each in stats] for name in ("bytes_in_use", "peak_bytes_in_use"))
     return max(now), max(most)
 

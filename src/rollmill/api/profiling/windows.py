@@ -173,7 +173,7 @@ class Windows:
             before = now
 
     def _rehearse(self) -> Steps:
-        """Records once for nothing: the first recording of a process takes longer, on a GPU half a second."""
+        """Records once for nothing: the first recording of a process takes longer, above all on a GPU."""
         yield from self._profiled_window(REHEARSAL_SECONDS)
         yield from self._pause(SETTLE_SECONDS)
 

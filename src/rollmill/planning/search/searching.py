@@ -69,7 +69,7 @@ def search(
     Args:
         found: candidates, in the order in which they are tried.
         trials: judge them.
-        budget_seconds: no measurement begins after this many seconds.
+        budget_seconds: no measurement begins after this many seconds, and one that is under way ends with them.
         memory_limit: bytes that a candidate may take.
         threshold: limit of the saturation rule.
         clock: seconds that the budget is counted in.
