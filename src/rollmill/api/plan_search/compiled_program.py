@@ -123,7 +123,7 @@ def _identity(prepared: PreparedTraining, program: CompiledProgram) -> str:
     return json.dumps([devices, prepared.algorithm.loops.num_envs, kernels], sort_keys=True)
 
 
-def memory_in_use(devices: Sequence[jax.Device]) -> tuple[int, int]:
+def memory_in_use(devices: Sequence[Any]) -> tuple[int, int]:
     """Bytes in use of the fullest device, now and at most so far; 0 where devices have no memory of their own."""
     stats = [device.memory_stats() or {} for device in devices]
     now, most = ([each.get(name, 0) for each in stats] for name in ("bytes_in_use", "peak_bytes_in_use"))
