@@ -1,30 +1,46 @@
-"""PPO on CartPole-v1 on one and two GPUs, in one process and in one for each: weak scaling.
+"""PPO on CartPole-v1 on one GPU and on several, in one process and in one for each: weak scaling.
 
-    python benchmarks/scaling.py --sizes 4096x128 65536x64 [--fusion full]
+    python benchmarks/scaling.py --gpus 2 4 --sizes 4096x128 65536x64 [--fusion full]
 
 Every GPU has as many environments, so that two do twice the work of one. Figures are environment steps per
 second between a third of the training and its end, as its own metrics say; compilation and start-up are left
-out. Kinds take turns, and ratios are of medians.
+out. GPUs of one kind differ by a percent or two, so one GPU is each of them in turn, all at the same time. Kinds
+take turns, and ratios are of medians. Results are written after each.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from measure import RESULTS, spread, write_result
 
-KINDS = {
-    "one GPU": (1, []),
-    "two GPUs, one process": (2, ["--learners", "2", "--place", "program"]),
-    "two GPUs, two processes": (2, ["--learners", "2", "--place", "mesh"]),
-}
+from rollmill.core.machine import visible_gpus
+
+ONE = "one GPU"
 
 
-def steps_per_second(kind: str, size: tuple[int, int], fusion: str, iterations: int) -> float:
-    gpus, options = KINDS[kind]
+def kinds(gpus: Sequence[int]) -> dict[str, tuple[int, list[str]]]:
+    """Number of GPUs, and options of the command, by the name of a kind."""
+    several = {
+        f"{number} GPUs, {processes}": (number, ["--learners", str(number), "--place", place])
+        for number in gpus
+        for processes, place in (("one process", "program"), (f"{number} processes", "mesh"))
+    }
+    return {ONE: (1, []), **several}
+
+
+def steps_per_second(
+    gpus: int, options: Sequence[str], size: tuple[int, int], fusion: str, iterations: int, *, on: str = ""
+) -> float:
+    """Of one training; on the GPU of that name in CUDA_VISIBLE_DEVICES, or on the first ones."""
     envs, steps = size[0] * gpus, size[1]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -38,27 +54,45 @@ def steps_per_second(kind: str, size: tuple[int, int], fusion: str, iterations: 
         command += ["--learning-rate", "2.5e-4", "--run-dir", str(run), *options]
         for name, value in sizes.items():
             command += [f"--{name}", str(value)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        environment = os.environ | ({"CUDA_VISIBLE_DEVICES": on} if on else {})
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode:
-            raise SystemExit(f"{kind}: {done.stdout}{done.stderr}")
+            raise SystemExit(f"{' '.join(command)}: {done.stdout}{done.stderr}")
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     first, last = lines[len(lines) // 3], lines[-1]
     return (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"])
 
 
-def compare(size: tuple[int, int], *, fusion: str, iterations: int, rounds: int) -> dict:
-    figures: dict[str, list[float]] = {kind: [] for kind in KINDS}
+def on_each_gpu(size: tuple[int, int], fusion: str, iterations: int) -> list[float]:
+    """Steps per second of trainings on one GPU each, side by side."""
+    gpus = visible_gpus()
+    with ThreadPoolExecutor(len(gpus)) as threads:
+        return list(threads.map(lambda on: steps_per_second(1, [], size, fusion, iterations, on=on), gpus))
+
+
+def compare(
+    size: tuple[int, int], *, gpus: Sequence[int], fusion: str, iterations: int, rounds: int
+) -> Iterator[dict[str, Any]]:
+    """The figures of one size, after each round."""
+    figures: dict[str, list[float]] = {kind: [] for kind in kinds(gpus)}
     for _ in range(rounds):
-        for kind in KINDS:
-            figures[kind].append(steps_per_second(kind, size, fusion, iterations))
-            print(f"{size[0]} x {size[1]} each, {kind}: {figures[kind][-1] / 1e6:.1f} M steps/s", flush=True)
-    each = {kind: spread(values) for kind, values in figures.items()}
-    one = each["one GPU"]["median"]
-    ratios = {kind: value["median"] / one for kind, value in each.items()}
-    envs, steps = size
+        for kind, (number, options) in kinds(gpus).items():
+            measure = partial(steps_per_second, number, options, size, fusion, iterations)
+            found = on_each_gpu(size, fusion, iterations) if kind == ONE else [measure()]
+            figures[kind] += found
+            text = ", ".join(f"{each / 1e6:.1f}" for each in found)
+            print(f"{size[0]} x {size[1]} each, {kind}: {text} M steps/s", flush=True)
+        yield {
+            **{"envs_per_gpu": size[0], "num_steps": size[1], "fusion": fusion},
+            **described({kind: spread(values) for kind, values in figures.items()}),
+        }
+
+
+def described(each: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Figures of all kinds, and their ratios to that of one GPU."""
     return {
-        **{"envs_per_gpu": envs, "num_steps": steps, "fusion": fusion},
-        **{"steps_per_second": each, "over_one_gpu": ratios},
+        "steps_per_second": each,
+        "over_one_gpu": {kind: value["median"] / each[ONE]["median"] for kind, value in each.items()},
     }
 
 
@@ -72,15 +106,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sizes = parser.add_argument("--sizes", type=size_of, nargs="+", default=[(4096, 128), (16384, 128)])
     sizes.help = "environments of each GPU, and steps"
+    parser.add_argument("--gpus", type=int, nargs="+", default=[2], help="numbers of GPUs beside one")
     parser.add_argument("--fusion", choices=("off", "rollout", "full", "auto"), default="off")
     parser.add_argument("--iterations", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=RESULTS)
     chosen = parser.parse_args()
-    how = {"fusion": chosen.fusion, "iterations": chosen.iterations, "rounds": chosen.rounds}
-    results = [compare(size, **how) for size in chosen.sizes]
     name = "scaling-gpu" if chosen.fusion == "off" else "scaling-fused-gpu"
-    write_result(name, {"weak_scaling": results}, directory=chosen.output)
+    how = {"fusion": chosen.fusion, "iterations": chosen.iterations, "rounds": chosen.rounds}
+    results: dict[tuple[int, int], dict[str, Any]] = {}
+    for size in chosen.sizes:
+        for result in compare(size, gpus=chosen.gpus, **how):
+            results[size] = result
+            write_result(name, {"weak_scaling": list(results.values())}, directory=chosen.output)
 
 
 if __name__ == "__main__":
