@@ -134,6 +134,8 @@ def errors(options: argparse.Namespace) -> Rows:
 
 def _unnamed(found: Profile) -> float:
     total = sum(operation.device for operation in found.operations)
+    if not total:
+        raise SystemExit("nothing of the device was recorded")
     return sum(operation.device for operation in found.operations if operation.path[0] == UNNAMED) / total
 
 
@@ -142,22 +144,27 @@ def _unnamed(found: Profile) -> float:
 PLANTED = ("environment", "policy", "prepare", "gradients", "update")
 TURN_SECONDS = 0.3
 """Shortest duration of a turn of one of two trainings that are compared."""
+PROFILED_SECONDS = 0.12
+"""Shortest duration of a turn with the profiler, whose trace takes much longer to read."""
+PLAIN_TURNS = 6
+"""Turns without the profiler for each with it: the truth is the difference between them, and they are short."""
 PRODUCTS = {
     "environment": (12, 64),
     "policy": (12, 64),
-    "prepare": (100, 256),
-    "gradients": (4, 64),
-    "update": (2, 512),
+    "prepare": (250, 256),
+    "gradients": (16, 64),
+    "update": (300, 512),
 }
 """Number and width of the products that are added to an operation: each takes much longer than it takes to record
 it, as most of what trainings compute does."""
+FEWEST = 2
+"""Products in the training that is compared with it."""
 
 
-def plant(graph: Graph, where: str) -> Graph:
-    """The graph with more work in one fragment, whose results stay as they are."""
+def plant(graph: Graph, where: str, rounds: int, width: int) -> Graph:
+    """The graph with so many products more in one fragment, whose results stay as they are."""
     import jax.numpy as jnp
 
-    rounds, width = PRODUCTS[where]
     mixing = jnp.eye(width) * 0.5 + 0.001
 
     def work(tree: Any) -> Any:
@@ -184,7 +191,9 @@ def plant(graph: Graph, where: str) -> Graph:
         return jax.tree.map(lambda leaf: leaf + more, found), metrics
 
     def update(learner: Any, found: Any) -> Any:
-        return graph.update(learner, jax.tree.map(lambda leaf: leaf + work(found), found))
+        # Once all gradients are there: the work of some would run beside what computes the others.
+        more = work(jax.lax.optimization_barrier(found))
+        return graph.update(learner, jax.tree.map(lambda leaf: leaf + more, found))
 
     fragments = {
         "environment": environment,
@@ -198,16 +207,19 @@ def plant(graph: Graph, where: str) -> Graph:
 
 def planted(options: argparse.Namespace) -> Rows:
     """Two trainings take turns, one of them with more work: so both see the same noise of the machine."""
-    sizes: dict[str, Any] = (
-        {"num_envs": 4096, "num_steps": 128} if options.platform == "gpu" else {"num_envs": 256, "num_steps": 64}
-    )
+    envs, steps = (4096, 128) if options.platform == "gpu" else (256, 64)
+    # One epoch, so that no operation takes most of the time: its noise would be as long as what is planted.
+    sizes = {"num_envs": envs, "num_steps": steps, "update_epochs": 1}
     graph = rollmill.ppo("CartPole-v1", total_timesteps=2**36, **sizes)
     calibration = calibrated()
     for where in options.operation or PLANTED:
-        sides = _Side(graph), _Side(plant(graph, where))
+        rounds, width = PRODUCTS[where]
+        # Both have the same instructions, so that all else is compiled alike.
+        sides = tuple(_Side(plant(graph, where, number, width)) for number in (FEWEST, FEWEST + rounds))
         for _ in range(4 * options.repeats):
-            for side in sides:
-                side.run_plain()
+            for _ in range(PLAIN_TURNS):
+                for side in sides:
+                    side.run_plain()
             for side in reversed(sides):
                 side.run_profiled()
         row = _compared(where, *(side.rounds(calibration) for side in sides))
@@ -221,10 +233,10 @@ def planted(options: argparse.Namespace) -> Rows:
 
 
 class Round(NamedTuple):
-    """A turn of a training without the profiler, and one with it."""
+    """Turns of a training without the profiler, and one with it."""
 
-    unprofiled: float
-    """Seconds of an iteration."""
+    unprofiled: Sequence[float]
+    """Seconds of an iteration in each turn without it."""
     shares: Mapping[str, float]
     """Shares of operations in the corrected duration of an iteration."""
 
@@ -238,35 +250,38 @@ class _Side:
         self._recorder = TraceRecorder()
         self._plain: list[float] = []
         self._profiled: list[tuple[float, RecordedWindow]] = []
-        self._count = 1
-        self._count = max(2, round(TURN_SECONDS / min(self._seconds() for _ in range(3))))
+        shortest = min(self._seconds(1) for _ in range(3))
+        self._count, self._profiled_count = (
+            max(2, round(seconds / shortest)) for seconds in (TURN_SECONDS, PROFILED_SECONDS)
+        )
 
-    def _seconds(self) -> float:
-        """Seconds of an iteration, as the mean of a turn."""
+    def _seconds(self, count: int) -> float:
+        """Seconds of an iteration, as the mean of a turn of so many."""
         begin = time.perf_counter()
-        for _ in range(self._count):
+        for _ in range(count):
             self._state, metrics = self._program.advance(self._state, 1)
         metrics.block_until_ready()
-        return (time.perf_counter() - begin) / self._count
+        return (time.perf_counter() - begin) / count
 
     def run_plain(self) -> None:
-        self._plain.append(self._seconds())
+        self._plain.append(self._seconds(self._count))
 
     def run_profiled(self) -> None:
         self._recorder.start()
         begin = time.monotonic_ns()
-        seconds = self._seconds()
+        seconds = self._seconds(self._profiled_count)
         self._profiled.append((seconds, self._recorder.stop(begin, time.monotonic_ns())))
 
     def rounds(self, calibration: Calibration) -> list[Round]:
+        rounds = [self._plain[n : n + PLAIN_TURNS] for n in range(0, len(self._plain), PLAIN_TURNS)]
         pairs = [
             PairedWindow(
                 1e9 * profiled,
-                1e9 * plain,
-                window.times.program_events / self._count,
-                window.times.span_events / self._count,
+                1e9 * median(plain),
+                window.times.program_events / self._profiled_count,
+                window.times.span_events / self._profiled_count,
             )
-            for plain, (profiled, window) in zip(self._plain, self._profiled, strict=True)
+            for plain, (profiled, window) in zip(rounds, self._profiled, strict=True)
         ]
         found = costs(
             pairs,
@@ -277,14 +292,16 @@ class _Side:
         return [
             Round(plain, self._shares(window, found, 1e-9 * corrected))
             for plain, corrected, (_, window) in zip(
-                self._plain, held_out_durations(pairs), self._profiled, strict=True
+                rounds, held_out_durations(pairs), self._profiled, strict=True
             )
         ]
 
     def _shares(self, window: RecordedWindow, found: EventCosts, iteration: float) -> Mapping[str, float]:
         """Shares of an iteration by the innermost of the operations that a path has."""
         sums: dict[str, float] = {}
-        for operation in operations([ProcessWindows("training", [window])], self._count, found, iteration):
+        for operation in operations(
+            [ProcessWindows("training", [window])], self._profiled_count, found, iteration
+        ):
             name = next((part for part in reversed(operation.path) if part in PLANTED), operation.path[-1])
             sums[name] = sums.get(name, 0.0) + operation.seconds / iteration
         return sums
@@ -309,12 +326,16 @@ def _compared(where: str, before: Sequence[Round], after: Sequence[Round]) -> di
         "largest_other": grown[other] / longer,
         "grown": grown,
         "iteration_seconds": longer,
-        "turns": [[each.unprofiled for each in side] for side in (before, after)],
+        "turns": [_turns(side) for side in (before, after)],
     }
 
 
+def _turns(rounds: Sequence[Round]) -> list[float]:
+    return [seconds for each in rounds for seconds in each.unprofiled]
+
+
 def _seconds(rounds: Sequence[Round]) -> float:
-    return quantiles([each.unprofiled for each in rounds], n=4)[0]
+    return quantiles(_turns(rounds), n=4)[0]
 
 
 def _share(rounds: Sequence[Round], name: str) -> float:

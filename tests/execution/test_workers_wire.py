@@ -19,7 +19,7 @@ from rollmill.execution.processes.handshake import connect_as, listen
 from rollmill.execution.processes.heartbeat import Progress
 from rollmill.execution.processes.jobs import Job
 from rollmill.execution.processes.launchers import status_text
-from rollmill.execution.processes.logs import WorkerLog
+from rollmill.execution.processes.logs import WorkerLog, last_line
 from rollmill.execution.processes.mailbox import MOST_UNTAKEN, Mailbox
 
 
@@ -211,3 +211,19 @@ def test_exit_statuses_in_words(status, text):
 def test_a_job_survives_json():
     todo = Job("a/1", "a", 1, "m:f", {"rates": [1, 2.5], "name": None}, {"X": "1"}, attempt=3)
     assert Job.from_json(todo.to_json()) == todo
+
+
+JAX_NOTICE = "--------------------\nFor simplicity, JAX has removed its internal frames from the traceback of ..."
+
+
+@pytest.mark.parametrize(
+    ("printed", "last"),
+    [
+        ("one\ntwo\n", "two"),
+        ("", "it printed nothing"),
+        (f"{5000 * 'x'}\nValueError: no\n{JAX_NOTICE}\n", "ValueError: no"),
+    ],
+)
+def test_the_last_line_of_an_error_is_the_error_itself(tmp_path, printed, last):
+    (tmp_path / "log").write_text(printed)
+    assert last_line(tmp_path / "log") == last

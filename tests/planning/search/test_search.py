@@ -232,12 +232,13 @@ def test_the_table_shows_all_candidates_the_fastest_first():
 
 
 def test_what_failed_with_fewer_environments_is_not_grown():
-    off, full = ([one(fusion=depth, num_envs=envs) for envs in (64, 128)] for depth in ("off", "full"))
+    off, full = ([one(fusion=depth, num_envs=envs) for envs in (64, 128, 256)] for depth in ("off", "full"))
     refused = CannotRun("no kernel")
-    trials = Numbers({off[0]: 100.0, off[1]: 190.0, full[0]: refused})
-    rows, _ = trials.find(off[0], full[0], off[1], full[1])
-    assert rows[full[1]].reason == "the same with 64 environments was rejected: no kernel"
-    assert trials.measured == [off[0], full[0], off[1]]
+    trials = Numbers({off[0]: 100.0, off[1]: 190.0, off[2]: 370.0, full[0]: refused})
+    rows, _ = trials.find(off[0], full[0], off[1], full[1], off[2], full[2])
+    for wider in full[1:]:
+        assert rows[wider].reason == "the same with 64 environments was rejected: no kernel"
+    assert trials.measured == [off[0], full[0], off[1], off[2]]
 
 
 def test_what_was_refused_without_trying_may_run_with_more_environments():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rollmill.core.errors import RollmillError
+from rollmill.execution.processes.logs import last_line
 from rollmill.execution.processes.process_tree import (
     MARK,
     descendants_of,
@@ -183,11 +184,7 @@ class CandidateProcess:
 
     def _reason(self) -> str:
         """Why the process has ended: the last line that it printed."""
-        code = self.process.returncode
-        with (self._folder / "output").open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-        return f"its process ended with {code}: {lines[-1] if lines else 'it printed nothing'}"
+        return f"its process ended with {self.process.returncode}: {last_line(self._folder / 'output')}"
 
 
 def measured_between(

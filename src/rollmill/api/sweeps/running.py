@@ -9,10 +9,11 @@ from rollmill.api.sweeps.directory import SweepDirectory
 from rollmill.api.sweeps.early_stopping import EarlyStopping, described, goes_on
 from rollmill.api.sweeps.report import write_report
 from rollmill.api.sweeps.spec import Trial
-from rollmill.api.sweeps.trial_processes import RunningTrial, how_lost, last_line, start_trial, stop_all
+from rollmill.api.sweeps.trial_processes import RunningTrial, how_lost, start_trial, stop_all
 from rollmill.core.errors import DeviceMemoryError
 from rollmill.core.machine import GpuSharing
 from rollmill.execution.instances import MachineParts, divide_machine
+from rollmill.execution.processes.logs import last_line
 from rollmill.planning import Judgement
 from rollmill.record import RunDirectory, StopRequest, stop_on_signals
 

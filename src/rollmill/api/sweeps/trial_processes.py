@@ -7,13 +7,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rollmill.api.sweeps.directory import SweepDirectory
 from rollmill.api.sweeps.spec import Trial
 from rollmill.execution.instances import MachinePart
-
-TAIL_BYTES = 4096
 
 
 @dataclass
@@ -58,14 +55,6 @@ def how_lost(code: int, last_line: str) -> str | None:
     if code == 1 and "CUDA_ERROR" in last_line:
         return f"was stopped by an error of the GPU ({last_line[:120]})"
     return None
-
-
-def last_line(log: Path) -> str:
-    """The last line that a process has printed."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it printed nothing"
 
 
 def stop_all(running: Sequence[RunningTrial]) -> None:

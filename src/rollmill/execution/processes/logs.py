@@ -20,6 +20,10 @@ REMEMBERED_LINES = 40
 CHUNK = 1 << 16
 LAST_READS = 64
 """Reads of an output that is dropped before its end."""
+TAIL_BYTES = 4096
+"""Bytes at the end of an output in which the last line is sought."""
+AFTER_ERRORS = ("--------------------", "For simplicity, JAX has removed its internal frames")
+"""Beginnings of the lines that JAX prints below an error."""
 
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(9), *range(10, 32), *range(127, 160)]}
@@ -169,3 +173,11 @@ def _read(output: int, log: WorkerLog) -> int | None:
     if data:
         log.feed(data)
     return len(data)
+
+
+def last_line(log: Path) -> str:
+    """The last line that a process has printed, for an error that of the error itself."""
+    with log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return next((line for line in reversed(lines) if not line.startswith(AFTER_ERRORS)), "it printed nothing")

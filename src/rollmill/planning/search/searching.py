@@ -214,12 +214,14 @@ class _SearchState:
         return f"dominated: even in proportion to {number:,} environments it is slower than the best so far"
 
     def _fewer_envs(self, candidate: Candidate) -> CandidateRow | None:
-        """The row of the same candidate with the most of fewer environments."""
+        """The row of the same candidate with the most of fewer environments that was tried or predicted."""
         branch, envs = candidate.branch("num_envs"), candidate.num_envs or 1
         rows = [
             row
             for row in self.rows
-            if row.candidate.branch("num_envs") == branch and (row.candidate.num_envs or envs) < envs
+            if row.candidate.branch("num_envs") == branch
+            and (row.candidate.num_envs or envs) < envs
+            and (row.status == "rejected" or row.measured_speed or row.predicted_speed)
         ]
         return max(rows, key=lambda row: row.candidate.num_envs or 1, default=None)
 
