@@ -148,29 +148,41 @@ PROFILED_SECONDS = 0.12
 """Shortest duration of a turn with the profiler, whose trace takes much longer to read."""
 PLAIN_TURNS = 6
 """Turns without the profiler for each with it: the truth is the difference between them, and they are short."""
+
+
+class Products(NamedTuple):
+    """Matrix products, one after the other; for each environment, step or sample, as the operation is computed."""
+
+    number: int
+    width: int
+    rows: int = 1
+
+
 PRODUCTS = {
-    "environment": (12, 64),
-    "policy": (12, 64),
-    "prepare": (250, 256),
-    "gradients": (16, 64),
-    "update": (300, 512),
+    "environment": Products(12, 64),
+    "policy": Products(12, 64),
+    "prepare": Products(250, 256),
+    "gradients": Products(16, 64),
+    "update": Products(150, 128, rows=64),
 }
-"""Number and width of the products that are added to an operation: each takes much longer than it takes to record
-it, as most of what trainings compute does."""
+"""Products that are added to an operation: each takes much longer than it takes to record it, as most of what
+trainings compute does."""
 FEWEST = 2
 """Products in the training that is compared with it."""
 
 
-def plant(graph: Graph, where: str, rounds: int, width: int) -> Graph:
-    """The graph with so many products more in one fragment, whose results stay as they are."""
+def plant(graph: Graph, where: str, products: Products) -> Graph:
+    """The graph with these products more in one fragment, whose results stay as they are."""
     import jax.numpy as jnp
 
-    mixing = jnp.eye(width) * 0.5 + 0.001
+    mixing = jnp.eye(products.width) * 0.5 + 0.001
+    shape = (products.width,) if products.rows == 1 else (products.rows, products.width)
 
     def work(tree: Any) -> Any:
         """Zero, after products that depend on the numbers of a tree."""
         start = sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(tree))
-        end = jax.lax.fori_loop(0, rounds, lambda _, x: jnp.tanh(x @ mixing), jnp.full(width, 1e-3) * start)
+        first = jnp.full(shape, 1e-3) * start
+        end = jax.lax.fori_loop(0, products.number, lambda _, x: jnp.tanh(x @ mixing), first)
         return 0.0 * jnp.sum(end)
 
     def environment(key: Any, state: Any, action: Any) -> Any:
@@ -213,9 +225,9 @@ def planted(options: argparse.Namespace) -> Rows:
     graph = rollmill.ppo("CartPole-v1", total_timesteps=2**36, **sizes)
     calibration = calibrated()
     for where in options.operation or PLANTED:
-        rounds, width = PRODUCTS[where]
+        many = PRODUCTS[where]
         # Both have the same instructions, so that all else is compiled alike.
-        sides = tuple(_Side(plant(graph, where, number, width)) for number in (FEWEST, FEWEST + rounds))
+        sides = tuple(_Side(plant(graph, where, each)) for each in (many._replace(number=FEWEST), many))
         for _ in range(4 * options.repeats):
             for _ in range(PLAIN_TURNS):
                 for side in sides:
