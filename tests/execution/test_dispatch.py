@@ -1,5 +1,7 @@
 """Windows of iterations: where they end, and how far a program runs ahead of them."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -55,3 +57,18 @@ def test_a_program_that_reuses_its_state_pauses_too():
 
 def test_a_program_that_reuses_its_state_is_never_run_ahead():
     assert all(done == last for last, done in windows(Counting(reuses_state=True)))
+
+
+def test_windows_do_not_grow_while_their_consumer_is_busy():
+    counts = []
+    for number, window in enumerate(dispatch_ahead(Counting(), 0, first=0, until=40, window_seconds=0.01)):
+        counts.append(sum(window.counts))
+        if number % 2 == 0:
+            time.sleep(0.02)  # the next window is there at once
+    assert set(counts) == {1}
+
+
+def test_windows_grow_until_they_take_long_enough():
+    counts = [sum(window.counts) for window in dispatch_ahead(Counting(), 0, first=0, until=400)]
+    assert counts[:4] == [1, 1, 2, 4]
+    assert max(counts) > 64

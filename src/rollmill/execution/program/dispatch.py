@@ -92,7 +92,7 @@ def dispatch_ahead(
         admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
         window_seconds: windows grow until one takes about so long.
     """
-    size, ahead, since = 1, None, time.perf_counter()
+    ahead, growing = None, _GrowingSize(window_seconds)
     span = span if program.reuses_state else 1
     ends = [*strides, *([pauses.every] if pauses else [])]
     while first < until or ahead is not None:
@@ -102,16 +102,35 @@ def dispatch_ahead(
             pauses.run(window)
         if first < until and not (program.reuses_state and running is not None):
             to_end = min((every - first % every for every in ends), default=until)
-            count = admit(first, min(size * span, until - first, to_end))
+            count = admit(first, min(growing.size * span, until - first, to_end))
             until = until if count else first
             ahead = _dispatch(program, state, first, count, span) if count else None
         if ahead is not None:
             state, first = ahead.after, first + sum(ahead.counts)
         if running is not None:
             yield window or _read(program, running)
-            now = time.perf_counter()
-            size = min(2 * size, MAX_WINDOW) if now - since < window_seconds else size
-            since = now
+            growing.note_window()
+
+
+class _GrowingSize:
+    """The size of windows, which doubles until one takes about as long as it should.
+
+    A window after one that took longer proves nothing: it was computed while the consumer was busy.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.size = 1
+        self._seconds = seconds
+        self._since = time.perf_counter()
+        self._was_short = True
+
+    def note_window(self) -> None:
+        """Notes that the consumer is done with a window."""
+        now = time.perf_counter()
+        is_short = now - self._since < self._seconds
+        if is_short and self._was_short:
+            self.size = min(2 * self.size, MAX_WINDOW)
+        self._since, self._was_short = now, is_short
 
 
 def _dispatch(program: CompiledProgram, state: State, first: int, size: int, span: int) -> _Running:
