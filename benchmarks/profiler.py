@@ -114,7 +114,7 @@ def profiled(words: Sequence[str]) -> Profile:
 
 
 LONGER = ("--windows", "10", "--window-seconds", "0.5")
-"""Options of profiles whose errors are measured: where a machine has other work, single windows differ by a tenth."""
+"""Options of profiles whose errors are measured: on a machine with other work single windows differ by a tenth."""
 
 
 def errors(options: argparse.Namespace) -> Rows:
