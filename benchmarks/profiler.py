@@ -7,8 +7,8 @@
 
 - `errors`: profiles each workload several times, each in a process of its own, and takes the relative difference
   of the corrected duration of an iteration from the unprofiled one (RL-Scope states +-16 %);
-- `planted`: adds a known amount of work to one operation at a time; the training with it and the one without it
-  take turns. The truth is how much longer an iteration takes without the profiler; the operation has to grow by
+- `planted`: adds matrix products to one operation at a time; a training with many of them and one with two take
+  turns. The truth is how much longer an iteration takes without the profiler; the operation has to grow by
   that, and all others by nothing;
 - `survey`: shares of simulation, inference, backpropagation, replay and search of all algorithms;
 - `advice`: follows what a profile advises, and compares the speed with the one that it predicts.
@@ -159,7 +159,9 @@ class Products(NamedTuple):
 
     number: int
     width: int
+    """Rows and columns of the matrix that all multiply by."""
     rows: int = 1
+    """Rows of what is multiplied; a vector if there is one."""
 
 
 PRODUCTS = {

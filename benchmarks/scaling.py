@@ -4,8 +4,8 @@
 
 Every GPU has as many environments, so that two do twice the work of one. Figures are environment steps per
 second between a third of the training and its end, as its own metrics say; compilation and start-up are left
-out. GPUs of one kind differ by a percent or two, so one GPU is each of them in turn, all at the same time. Kinds
-take turns, and ratios are of medians. Results are written after each.
+out. One GPU is measured on each of them, side by side, since GPUs of one kind differ. Kinds take turns, and ratios
+are of medians. Results are written after each round.
 """
 
 import argparse
@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ def kinds(gpus: Sequence[int]) -> dict[str, tuple[int, list[str]]]:
 def steps_per_second(
     gpus: int, options: Sequence[str], size: tuple[int, int], fusion: str, iterations: int, *, on: str = ""
 ) -> float:
-    """Of one training; on the GPU of that name in CUDA_VISIBLE_DEVICES, or on the first ones."""
+    """Speed of one training, on the GPU of that name in CUDA_VISIBLE_DEVICES, or on the first ones."""
     envs, steps = size[0] * gpus, size[1]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -77,8 +76,10 @@ def compare(
     figures: dict[str, list[float]] = {kind: [] for kind in kinds(gpus)}
     for _ in range(rounds):
         for kind, (number, options) in kinds(gpus).items():
-            measure = partial(steps_per_second, number, options, size, fusion, iterations)
-            found = on_each_gpu(size, fusion, iterations) if kind == ONE else [measure()]
+            if kind == ONE:
+                found = on_each_gpu(size, fusion, iterations)
+            else:
+                found = [steps_per_second(number, options, size, fusion, iterations)]
             figures[kind] += found
             text = ", ".join(f"{each / 1e6:.1f}" for each in found)
             print(f"{size[0]} x {size[1]} each, {kind}: {text} M steps/s", flush=True)

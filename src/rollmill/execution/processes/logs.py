@@ -176,7 +176,7 @@ def _read(output: int, log: WorkerLog) -> int | None:
 
 
 def last_line(log: Path) -> str:
-    """The last line that a process has printed, for an error that of the error itself."""
+    """The last line that a process has printed; of an error with a notice of JAX below it, the error's."""
     with log.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
         lines = file.read().decode(errors="replace").strip().splitlines()

@@ -54,15 +54,11 @@ def mean_over(mesh: Mesh, way: AllReduce = "flat", host: Reduce | None = None) -
     if way == "host":
         assert host is not None
         return partial(_over_vectors, host)
-    return partial(_over_vectors, partial(jax.lax.pmean, axis_name=AXES))
+    return partial(jax.lax.pmean, axis_name=AXES)
 
 
 def _over_vectors(mean: Reduce, tree: PyTree[Array]) -> PyTree[Array]:
-    """The mean of a tree, whose arrays of one dtype are reduced as one vector.
-
-    XLA has a kernel of its own for a small all-reduce of one array, several times as fast as NCCL's; reductions of
-    several arrays, which it combines, go to NCCL.
-    """
+    """The mean of a tree, whose arrays of one dtype are reduced as one vector."""
     leaves, structure = jax.tree.flatten(tree)
     by_dtype: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):
