@@ -51,7 +51,8 @@ from rollmill.envs.connect_four import (
     move,
     observe,
 )
-from rollmill.execution.program.cache import EXACT_PRECISION, enable_compilation_cache
+from rollmill.execution.program.cache import enable_compilation_cache
+from rollmill.execution.program.compiler_options import EXACT_PRECISION
 from rollmill.record import Checkpoints, RunDirectory
 
 GAME = "ConnectFour-v0"

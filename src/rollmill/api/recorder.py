@@ -115,6 +115,7 @@ class Recorder:
         self._began = self._saved_at = time.perf_counter()
         self._pace = Throughput()
         self._compile_seconds = self._start_seconds = 0.0
+        self._reported_seconds = 0.0
         self._episodes = self._saved_episodes = Episodes()
         self._each_line = options.log_every or default_log_every(algorithm)
         self._sums = RowSums()
@@ -143,7 +144,7 @@ class Recorder:
     def _restore(self, restored: Restored) -> None:
         self._iteration = self._saved_iteration = restored.iteration
         progress = read_progress(self._run, restored, seeds=len(self._windows))
-        self._earlier_seconds = progress.seconds
+        self._earlier_seconds = self._reported_seconds = progress.seconds
         self._saved_windows = [asdict(window) for window in progress.episodes]
         self._windows = [EpisodeWindow.from_json(saved) for saved in self._saved_windows]
         self._episodes = self._saved_episodes = Episodes(*progress.failures)
@@ -181,21 +182,28 @@ class Recorder:
         return self._episodes.failed > 0 and self._episodes.failed >= self._episodes.ended
 
     def record(self, report: MetricsRows) -> int:
-        """Logs iterations, up to one that is not finite; returns the number of iterations done so far."""
+        """Logs iterations, up to one that is not finite; returns the number of iterations done so far.
+
+        Those of one report are taken to have lasted equally long.
+        """
         counts = report.counts or [1] * len(report.rows)
+        now = self._seconds
+        begin = min(self._reported_seconds, now)
+        each = (now - begin) / max(1, sum(counts))
         speed = self._pace.after(sum(counts) * self._steps_each)
         for done, row, count in zip(accumulate(counts, initial=report.first), report.rows, counts, strict=False):
             if not is_finite(row):
                 if self._sums.iterations:
-                    self._write_line(speed)
+                    self._write_line(speed, begin + each * (done - report.first))
                 break
             self._iteration = done + count
             self._count_episodes(row)
             self._sums.add(row, iterations=count)
             if self._iteration % self._each_line == 0 or self._iteration == self._loops.iterations:
-                self._write_line(speed)
+                self._write_line(speed, begin + each * (self._iteration - report.first))
         else:
             self._display.update(self._status(speed))
+        self._reported_seconds = now
         self._announce_checkpoint()
         return report.first + sum(counts)
 
@@ -240,6 +248,7 @@ class Recorder:
         found = evaluation.run(iteration, state)
         line = {"seconds": self._seconds, **self._of_episodes(), **found}
         row = self._log.write(iteration, iteration * self._loops.batch_size, line)
+        self._reported_seconds = row["seconds"]
         best = evaluation.progress.best_iteration == iteration
         self._display.note(
             f"evaluated after {iteration * self._loops.batch_size:,} steps: mean return "
@@ -369,8 +378,8 @@ class Recorder:
     def _returns(self) -> list[float | None]:
         return [window.mean_return for window in self._windows]
 
-    def _write_line(self, speed: float) -> None:
-        row = self._log.write(self._iteration, self._env_steps, self._line(speed))
+    def _write_line(self, speed: float, seconds: float) -> None:
+        row = self._log.write(self._iteration, self._env_steps, {"seconds": seconds, **self._line(speed)})
         self._sums = RowSums()
         episodes = min(window.episodes for window in self._windows)
         self._hooks.emit(
@@ -384,7 +393,6 @@ class Recorder:
         games = {name: total for name, total in totals.items() if name.startswith(GAMES)}
         shares = {name: total / totals[ENDED] if totals[ENDED] else None for name, total in games.items()}
         return {
-            "seconds": self._seconds,
             "steps_per_second": speed,
             **self._of_episodes(),
             "episode/ended": totals[ENDED],

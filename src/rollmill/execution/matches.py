@@ -20,7 +20,8 @@ from rollmill.core.jax_settings import check_compiled
 from rollmill.core.types import Action, Key, Memory, Observation, Timestep
 from rollmill.dataflow import ActionMask, Decide, Decision, Weights
 from rollmill.execution.evaluation.episodes import check_seed, start_memories, where_rows
-from rollmill.execution.program.cache import EXACT_PRECISION, enable_compilation_cache
+from rollmill.execution.program.cache import enable_compilation_cache
+from rollmill.execution.program.compiler_options import EXACT_PRECISION
 
 MAX_PLIES = 10_000
 """A match gives up on a game that is longer than this."""

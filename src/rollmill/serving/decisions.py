@@ -21,7 +21,7 @@ from rollmill.core.types import Memory
 from rollmill.dataflow import Graph, Weights
 from rollmill.execution import enable_compilation_cache
 from rollmill.execution.evaluation.episodes import check_seed, start_memories
-from rollmill.execution.program.cache import EXACT_PRECISION
+from rollmill.execution.program.compiler_options import EXACT_PRECISION
 from rollmill.serving.batching import padded_sizes
 
 

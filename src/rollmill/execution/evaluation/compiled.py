@@ -23,7 +23,8 @@ from rollmill.execution.evaluation.episodes import (
     never_ends,
     start_memories,
 )
-from rollmill.execution.program.cache import EXACT_PRECISION, enable_compilation_cache
+from rollmill.execution.program.cache import enable_compilation_cache
+from rollmill.execution.program.compiler_options import EXACT_PRECISION
 from rollmill.fusion import Backend, CannotFuse, fused_collect, lower_rollout, pressure_of
 
 CHUNK = 32

@@ -36,7 +36,7 @@ from rollmill.dataflow import (
     minibatch_gather,
     shuffled_rows,
 )
-from rollmill.execution.program.cache import EXACT_PRECISION
+from rollmill.execution.program.compiler_options import EXACT_PRECISION
 from rollmill.execution.program.compiled import CompiledProgram
 from rollmill.execution.program.dispatch import Window
 from rollmill.record import Checkpoints, Folder, RunDirectory, write_json

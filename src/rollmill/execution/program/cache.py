@@ -11,13 +11,6 @@ UNREADABLE_ENTRY = "Error reading persistent compilation cache entry"
 """How JAX's warning begins."""
 
 
-EXACT_PRECISION: dict[str, str | bool] = {"xla_allow_excess_precision": False}
-"""Compiler options: floats of 16 bits are rounded after each operation, as kernels round them.
-
-By default XLA may keep more digits between two operations, where it likes.
-"""
-
-
 def cache_directory() -> Path:
     """`$ROLLMILL_CACHE_DIR`, or `rollmill/` in the user's cache folder; one folder a JAX version."""
     return cache_root() / f"jax-{jax.__version__}"

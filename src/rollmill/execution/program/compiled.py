@@ -20,7 +20,7 @@ from rollmill.core.errors import UsageError
 from rollmill.core.machine import keep_freed_memory
 from rollmill.dataflow import Graph, Loops, Reduce, State, is_flag, iterate, num_shards_for, start
 from rollmill.execution.packed_metrics import PackedMetrics, packed
-from rollmill.execution.program.cache import EXACT_PRECISION
+from rollmill.execution.program.compiler_options import EXACT_PRECISION, CompilerOptions, options_for
 from rollmill.execution.program.kernels import Fusion, KernelChoice, Launches, choose_kernels, without_kernels
 from rollmill.execution.program.reductions import AXES, mean_over, mesh_of
 from rollmill.fusion import CannotFuse, Numerics
@@ -88,7 +88,7 @@ def lower(
     numerics: Numerics = "tf32",
     launches: Launches | None = None,
     announce: Callable[[KernelChoice], None] = lambda kernels: None,
-    compiler_options: Mapping[str, str] | None = None,
+    compiler_options: CompilerOptions | None = None,
 ) -> CompiledProgram:
     """Compiles a graph into one program.
 
@@ -133,7 +133,7 @@ def lower(
         jax.jit(partial(_start, graph, seeds), out_shardings=shardings).lower().compile(EXACT_PRECISION)
     )
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
-    options = {**EXACT_PRECISION, **(compiler_options or {})}
+    options = {**options_for(mesh), **(compiler_options or {})}
     compile_with = partial(
         _compile_step, partial(_step, graph, seeds, mesh, reduce or mean_over(mesh), specs), placed, options
     )
@@ -165,7 +165,7 @@ def _own_first(devices: Iterable[Any]) -> list[Any]:
 def _compile_step(
     step_with: Callable[[KernelChoice], Callable[..., Any]],
     placed: PyTree[jax.ShapeDtypeStruct],
-    options: Mapping[str, str | bool],
+    options: CompilerOptions,
     kernels: KernelChoice,
     *,
     reuses_state: bool,

@@ -8,7 +8,7 @@ from jax.extend import core
 from jaxtyping import PyTree
 
 from rollmill.dataflow import Cut, Handlers, Piece, drive, walk, walk_leaves
-from rollmill.execution.program.cache import EXACT_PRECISION
+from rollmill.execution.program.compiler_options import EXACT_PRECISION
 
 
 class CompiledPieces:
