@@ -40,6 +40,14 @@ def test_a_line_of_several_iterations_has_their_means_and_counts_their_episodes(
             assert line[name] == pytest.approx(np.mean([row[name] for row in own]), rel=1e-6)
 
 
+def test_iterations_that_are_reported_together_lasted_equally_long(tmp_path):
+    seconds = [line["seconds"] for line in trained(tmp_path, "run", iterations=64)]
+    # Windows grow to 32 iterations at the least, so that the last ones are of one report.
+    last = np.diff(seconds)[-8:]
+    assert last == pytest.approx([last[0]] * 8, rel=1e-3)
+    assert np.all(np.diff(seconds) > 0)
+
+
 @pytest.mark.slow
 def test_long_trainings_write_a_limited_number_of_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "MOST_LINES", 3)

@@ -17,7 +17,7 @@ from rollmill.profiling.trace import Trace
 Shares = Mapping[Path, Mapping[Path, float]]
 """For each operation that is a library's kernel: the operations that it works for, with the share of each."""
 
-SEPARATE_INSTRUCTIONS: Mapping[str, str] = {"xla_gpu_enable_command_buffer": ""}
+SEPARATE_INSTRUCTIONS: dict[str, str | bool] = {"xla_gpu_enable_command_buffer": ""}
 """Compiler options under which each instruction is started by itself."""
 
 

@@ -36,8 +36,8 @@ from rollmill.dataflow import (
     minibatch_gather,
     shuffled_rows,
 )
-from rollmill.execution.program.compiler_options import EXACT_PRECISION
 from rollmill.execution.program.compiled import CompiledProgram
+from rollmill.execution.program.compiler_options import EXACT_PRECISION
 from rollmill.execution.program.dispatch import Window
 from rollmill.record import Checkpoints, Folder, RunDirectory, write_json
 

@@ -1,13 +1,12 @@
 """Options that XLA compiles programs with."""
 
-from collections.abc import Mapping
 from functools import cache
 from typing import TypeAlias
 
 import jax
 from jax.sharding import Mesh
 
-CompilerOptions: TypeAlias = Mapping[str, str | bool | int]
+CompilerOptions: TypeAlias = dict[str, str | bool]
 """Options by their names in XLA, without the dashes."""
 
 EXACT_PRECISION: CompilerOptions = {"xla_allow_excess_precision": False}
@@ -33,19 +32,16 @@ SYMMETRIC_BUFFERS: CompilerOptions = {"xla_gpu_experimental_enable_nccl_symmetri
 
 
 def options_for(mesh: Mesh) -> CompilerOptions:
-    """The options of a training's program on a mesh."""
-    devices = list(mesh.devices.flat)
-    if len(devices) == 1 or devices[0].platform != "gpu":
+    """The options of a training's program on a mesh; its axes are those of `reductions.mesh_of`."""
+    several_gpus = mesh.shape["gpu"] > 1 and mesh.devices.flat[0].platform == "gpu"
+    if not several_gpus or mesh.shape["instance"] > 1:  # untried where processes share a GPU
         return EXACT_PRECISION
-    sought = [ALL_REDUCES_IN_GRAPHS]
-    if len({device.process_index for device in devices}) == 1:
-        sought.append(SYMMETRIC_BUFFERS)
-    known = [options for options in sought if _are_known(tuple(options.items()))]
+    known = (each for each in (ALL_REDUCES_IN_GRAPHS, SYMMETRIC_BUFFERS) if _are_known(tuple(each.items())))
     return {name: value for options in (EXACT_PRECISION, *known) for name, value in options.items()}
 
 
 @cache
-def _are_known(options: tuple[tuple[str, str | bool | int], ...]) -> bool:
+def _are_known(options: tuple[tuple[str, str | bool], ...]) -> bool:
     """Whether this version of XLA has all of these options."""
     try:
         jax.jit(lambda: 0).lower().compile(dict(options))
