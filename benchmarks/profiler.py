@@ -169,10 +169,11 @@ PRODUCTS = {
     "policy": Products(12, 64),
     "prepare": Products(250, 256),
     "gradients": Products(16, 64),
-    "update": Products(150, 128, rows=64),
+    "update": Products(20, 128, rows=1024),
 }
 """Products that are added to an operation: each takes much longer than it takes to record it, as most of what
-trainings compute does."""
+trainings compute does. Those of an update are large enough for all threads: while one worked alone the others would
+sleep, and the gradients that come next would take longer until they are awake."""
 FEWEST = 2
 """Products in the training that is compared with it."""
 
