@@ -110,6 +110,7 @@ class Windows:
         """The driver's figures of each GPU, in each window without the profiler."""
         self.profiled: list[ProfiledWindow] = []
         self.done = False
+        self._usual = 0.0
         self._steps = self._all_steps()
         next(self._steps)
 
@@ -159,23 +160,36 @@ class Windows:
             yield from self._plain_window()
             self._show(f"window {number + 1} of {self._count}")
             self.profiled.append((yield from self._profiled_window(self._profiled_seconds)))
-            yield from self._pause(SETTLE_SECONDS)
+            yield from self._regain_speed()
         yield from self._plain_window()
 
     def _warm_up(self) -> Steps:
-        """Lets the training come to its speed: until a short window is hardly faster than the one before."""
+        """Lets the training come to its speed after it began."""
         yield from self._pause(WARM_SECONDS)
-        before = yield from self._window(SHORT_SECONDS)
-        for _ in range(MOST_SHORT_WINDOWS):
-            now = yield from self._window(SHORT_SECONDS)
-            if now.per_iteration > STEADY * before.per_iteration:
-                return
-            before = now
+        self._usual = yield from self._come_to_speed()
 
     def _rehearse(self) -> Steps:
         """Records once for nothing: the first recording of a process takes longer, above all on a GPU."""
         yield from self._profiled_window(REHEARSAL_SECONDS)
+        yield from self._regain_speed()
+
+    def _come_to_speed(self) -> Generator[None, ReportedProgress, float]:
+        """Goes on until a short window is hardly faster than the last; returns an iteration's nanoseconds."""
+        before = yield from self._window(SHORT_SECONDS)
+        for _ in range(MOST_SHORT_WINDOWS):
+            now = yield from self._window(SHORT_SECONDS)
+            if now.per_iteration > STEADY * before.per_iteration:
+                return now.per_iteration
+            before = now
+        return before.per_iteration
+
+    def _regain_speed(self) -> Steps:
+        """Lets the training come back to its usual speed after a recording: a GPU's graphs are made anew then."""
         yield from self._pause(SETTLE_SECONDS)
+        for _ in range(MOST_SHORT_WINDOWS if jax.default_backend() != "cpu" else 0):
+            now = yield from self._window(SHORT_SECONDS)
+            if STEADY * now.per_iteration < self._usual:
+                return
 
     def _pause(self, seconds: float) -> Generator[None, ReportedProgress, ReportedProgress]:
         """Lets this many seconds pass, and one report; returns the last."""
@@ -202,11 +216,13 @@ class Windows:
         self._received.clear()
         self._awaited = set(self._workers.start_recording()) if self._workers is not None else set()
         self._recorder.start()
-        if self._workers is not None or jax.default_backend() != "cpu":
-            # Workers hear of it later; the first launches of a GPU's graphs take longer while they are recorded.
-            yield from self._pause(SETTLE_SECONDS)
+        on_cpu = jax.default_backend() == "cpu"
+        if self._workers is not None or not on_cpu:
+            yield from self._pause(SETTLE_SECONDS)  # workers hear of it later
         else:
             yield  # a report of iterations that were under way while the recording began
+        if not on_cpu:
+            yield from self._come_to_speed()  # the first launches of a GPU's graphs take longer while recorded
         span = yield from self._window(seconds)
         begin, end = span.begin.now, span.end.now
         if self._workers is not None:

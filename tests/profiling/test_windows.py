@@ -1,0 +1,85 @@
+"""When windows of a profiled training begin and end, by a training that reports on a clock of its own."""
+
+from collections.abc import Mapping
+
+import jax
+import pytest
+
+from rollmill.api.profiling import windows as windows_module
+from rollmill.api.profiling.windows import Windows
+from rollmill.execution.instances import GpuActivity
+
+USUAL, RECORDED, SLOW = 10_000_000, 11_000_000, 30_000_000
+"""Nanoseconds of an iteration: usually, while it is recorded, and for a while after a recording began or ended."""
+
+
+class Clock:
+    """Time passes by iterations, which are slow for a while after each change of the recording."""
+
+    def __init__(self, slow_seconds: Mapping[bool, float]) -> None:
+        self.now = 0
+        self.slow_until = 0
+        self.recording = False
+        self._slow_seconds = slow_seconds
+
+    def monotonic_ns(self) -> int:
+        return self.now
+
+    def monotonic(self) -> float:
+        return 1e-9 * self.now
+
+    def change(self, *, recording: bool) -> None:
+        self.recording = recording
+        self.slow_until = self.now + round(1e9 * self._slow_seconds[recording])
+
+    def iterate(self) -> None:
+        self.now += SLOW if self.now < self.slow_until else RECORDED if self.recording else USUAL
+
+
+class Recorder:
+    """Stands for the profiler."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def start(self) -> None:
+        self._clock.change(recording=True)
+
+    def stop(self, begin: int, end: int) -> None:
+        self._clock.change(recording=False)
+
+    def abandon(self) -> None:
+        return
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, *, begun: float, ended: float) -> Windows:
+    """Windows of a training that is slow for some seconds after a recording has begun or ended."""
+    clock = Clock({True: begun, False: ended})
+    monkeypatch.setattr(windows_module, "time", clock)
+    monkeypatch.setattr(windows_module, "TraceRecorder", lambda: Recorder(clock))
+    found = Windows(
+        count=2,
+        seconds=0.5,
+        profiled_seconds=0.2,
+        workers=None,
+        activity=GpuActivity(),
+        show=lambda line: None,
+    )
+    for iteration in range(5000):
+        clock.iterate()
+        found.advance(iteration)
+        if found.done:
+            return found
+    raise AssertionError("the windows have no end")
+
+
+def test_windows_on_a_gpu_wait_until_its_graphs_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    found = trained(monkeypatch, begun=0.5, ended=1.2)
+    assert [span.per_iteration for span in found.plain] == pytest.approx([USUAL] * 3, rel=0.01)
+    assert [window.span.per_iteration for window in found.profiled] == pytest.approx([RECORDED] * 2, rel=0.01)
+
+
+def test_windows_on_a_cpu_wait_for_no_more_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trained(monkeypatch, begun=0.0, ended=0.2)
+    assert [span.per_iteration for span in found.plain] == pytest.approx([USUAL] * 3, rel=0.01)
