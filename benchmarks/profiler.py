@@ -167,13 +167,13 @@ class Products(NamedTuple):
 PRODUCTS = {
     "environment": Products(12, 64),
     "policy": Products(12, 64),
-    "prepare": Products(250, 256),
+    "prepare": Products(16, 256, rows=16),
     "gradients": Products(16, 64),
     "update": Products(20, 128, rows=1024),
 }
 """Products that are added to an operation: each takes much longer than it takes to record it, as most of what
-trainings compute does. Those of an update are large enough for all threads: while one worked, others would sleep,
-and the gradients that come next would take longer until they are awake."""
+trainings compute does. Those before or after gradients are large enough for all threads: while one worked, others
+would sleep, and the gradients would take longer until they are awake."""
 FEWEST = 2
 """Products in the training that is compared with it."""
 
