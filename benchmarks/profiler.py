@@ -2,6 +2,7 @@
 
     python benchmarks/profiler.py errors [--platform cpu] [--repeats 5] [--workload NAME ...]
     python benchmarks/profiler.py planted [--repeats 5] [--operation NAME ...]
+    python benchmarks/profiler.py off [--repeats 5]
     python benchmarks/profiler.py survey
     python benchmarks/profiler.py advice
 
@@ -10,6 +11,8 @@
 - `planted`: adds matrix products to one operation at a time; a training with many of them and one with two take
   turns. The truth is how much longer an iteration takes without the profiler; the operation has to grow by
   that, and all others by nothing;
+- `off`: what it costs that a training could be profiled: short iterations with the spans of the host and without
+  them take turns, while nothing is recorded;
 - `survey`: shares of simulation, inference, backpropagation, replay and search of all algorithms;
 - `advice`: follows what a profile advises, and compares the speed with the one that it predicts.
 
@@ -24,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple, TypeAlias
@@ -32,13 +36,15 @@ import jax
 from measure import RESULTS, write_result
 
 import rollmill
+from rollmill.core import operations
 from rollmill.dataflow import Graph
 from rollmill.execution.program.compiled import lower, start_state
+from rollmill.execution.program.dispatch import dispatch_ahead
+from rollmill.profiling import summary
 from rollmill.profiling.calibration import Calibration, calibrated
 from rollmill.profiling.correction import EventCosts, PairedWindow, costs, held_out_durations
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.results import UNNAMED, OperationTime, Profile, read_profile
-from rollmill.profiling.summary import ProcessWindows, operations
 
 ON_GPU: dict[str, list[str]] = {
     "ppo, CartPole-v1": ["ppo", "CartPole-v1", "--num-envs", "4096", "--num-steps", "128", "--fusion", "off"],
@@ -318,8 +324,8 @@ class _Side:
     def _shares(self, window: RecordedWindow, found: EventCosts, iteration: float) -> Mapping[str, float]:
         """Shares of an iteration by the innermost of the operations that a path has."""
         sums: dict[str, float] = {}
-        for operation in operations(
-            [ProcessWindows("training", [window])], self._profiled_count, found, iteration
+        for operation in summary.operations(
+            [summary.ProcessWindows("training", [window])], self._profiled_count, found, iteration
         ):
             name = next((part for part in reversed(operation.path) if part in PLANTED), operation.path[-1])
             sums[name] = sums.get(name, 0.0) + operation.seconds / iteration
@@ -359,6 +365,40 @@ def _seconds(rounds: Sequence[Round]) -> float:
 
 def _share(rounds: Sequence[Round], name: str) -> float:
     return median(each.shares.get(name, 0.0) for each in rounds)
+
+
+# --- the cost while nothing is recorded -------------------------------------------------------------------
+
+OFF_ITERATIONS, OFF_TURNS = 300, 20
+"""Iterations of a turn, and turns of each kind for one of the `--repeats`."""
+
+
+def off(options: argparse.Namespace) -> Rows:
+    """The iterations are as short as they get, so that spans weigh most."""
+    graph = rollmill.ppo("CartPole-v1", total_timesteps=2**36, num_envs=4, num_steps=8, update_epochs=1)
+    program = lower(graph)
+    state = program.place(start_state(graph))
+
+    def seconds() -> float:
+        begin = time.perf_counter()
+        for _ in dispatch_ahead(program, state, first=0, until=OFF_ITERATIONS):
+            pass
+        return (time.perf_counter() - begin) / OFF_ITERATIONS
+
+    spans, none = operations.span, nullcontext()
+    kinds = {"with spans": spans, "without": lambda name, category="python": none}
+    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    seconds()
+    for turn in range(OFF_TURNS * options.repeats):
+        for kind in sorted(kinds, reverse=turn % 2 == 0):
+            operations.span = kinds[kind]
+            found[kind].append(seconds())
+    operations.span = spans
+    cost = median(a / b for a, b in zip(found["with spans"], found["without"], strict=True)) - 1.0
+    print(
+        f"an iteration of {1e6 * median(found['without']):.0f} us takes {cost:+.2%} longer with spans", flush=True
+    )
+    yield "ppo, CartPole-v1, 4 x 8", {"cost": cost, "iteration_seconds": found}
 
 
 # --- a survey, and advice ---------------------------------------------------------------------------------
@@ -437,7 +477,7 @@ def _without(words: Sequence[str], options: str) -> list[str]:
     return kept
 
 
-PARTS = {"errors": errors, "planted": planted, "survey": survey, "advice": advice}
+PARTS = {"errors": errors, "planted": planted, "off": off, "survey": survey, "advice": advice}
 
 
 def main() -> None:
