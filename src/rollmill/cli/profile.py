@@ -18,13 +18,15 @@ from rollmill.cli.train import GivenTraining, parse_training
 from rollmill.core.errors import StorageError, UsageError
 from rollmill.dataflow import Graph
 from rollmill.execution.program.kernels import MIN_STEPS_TO_TUNE
+from rollmill.pictures import require_matplotlib
 from rollmill.profiling.report.comparison import compare, comparison_page, draw_comparison
+from rollmill.profiling.report.figure import write_figure
 from rollmill.profiling.report.html import profile_page
 from rollmill.profiling.report.perfetto import perfetto_trace
 from rollmill.profiling.report.terminal import draw_profile
 from rollmill.profiling.results import Profile, read_profile
 
-PROFILE, PAGE, TRACE = "profile.json", "profile.html", "trace.json"
+PROFILE, PAGE, TRACE, FIGURE = "profile.json", "profile.html", "trace.json", "profile.png"
 ITERATIONS = 2**22
 """Iterations of a training that is profiled, where nobody says how many steps it has."""
 PLENTY = 2**30
@@ -37,6 +39,8 @@ class Profiling(ProfileOptions):
 
     output: Path | None = None
     """Directory of the result; named by algorithm, environment and time under profiles/ if left out."""
+    png: bool = False
+    """Also writes profile.png, a figure for papers; drawn by matplotlib, which the extra `plot` installs."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ def run(arguments: list[str]) -> int:
     given, profiling = parse_training(arguments, command="profile", more=("profiling", merged, Profiling()))
     if given.searching.search_plan:
         raise UsageError("--search-plan: search first with `rollmill plan`, and profile with --plan FILE.")
+    if profiling.png:
+        require_matplotlib()
     output = _output(given, profiling)
     prepare_devices(given.options, environment=given.chosen.environment)
     graph, options = _long_training(given, arguments)
@@ -72,7 +78,7 @@ def run(arguments: list[str]) -> int:
         command=shlex.join(["rollmill", "profile", *arguments]),
         show=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    _write(found, output)
+    _write(found, output, png=profiling.png)
     print(draw_profile(found, width=_width()))
     print(f"\nreport: {output / PAGE}\ntrace for ui.perfetto.dev: {output / TRACE}")
     return 0
@@ -117,7 +123,7 @@ def _output(given: GivenTraining, profiling: Profiling) -> Path:
     return output
 
 
-def _write(found: Profile, output: Path) -> None:
+def _write(found: Profile, output: Path, *, png: bool) -> None:
     """Writes profile.json first, from which all else can be made again.
 
     Raises:
@@ -127,6 +133,8 @@ def _write(found: Profile, output: Path) -> None:
         (output / PROFILE).write_text(found.to_json(), encoding="utf-8")
         (output / PAGE).write_text(profile_page(found), encoding="utf-8")
         (output / TRACE).write_text(perfetto_trace(found), encoding="utf-8")
+        if png:
+            write_figure(output / FIGURE, found)
     except OSError as error:
         print(draw_profile(found, width=_width()))  # so that nothing is lost
         raise StorageError(f"{output} cannot be written: {error.strerror or error}.") from error

@@ -1,18 +1,23 @@
-"""Drawings as pixels, and frames as files and as text."""
+"""Drawings as pixels, frames as files and as text, and figures."""
 
+from rollmill.pictures.figures import GREY, new_figure, require_matplotlib, tidy
 from rollmill.pictures.files import FASTEST_GIF, check_fps, check_place, gathered, write_frames
 from rollmill.pictures.raster import Picture, rasterise, resized
 from rollmill.pictures.terminal import coloured_lines, plain_lines
 
 __all__ = [
     "FASTEST_GIF",
+    "GREY",
     "Picture",
     "check_fps",
     "check_place",
     "coloured_lines",
     "gathered",
+    "new_figure",
     "plain_lines",
     "rasterise",
+    "require_matplotlib",
     "resized",
+    "tidy",
     "write_frames",
 ]

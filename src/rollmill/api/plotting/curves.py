@@ -7,10 +7,11 @@ from typing import Any
 
 from rollmill.api.plotting.groups import AXES, Curves, SeedCurve, grouped, settings_of
 from rollmill.api.plotting.html import curves_page
-from rollmill.api.plotting.png import require_matplotlib, write_png
+from rollmill.api.plotting.png import write_png
 from rollmill.api.sweeps import SweepDirectory
 from rollmill.core.errors import StorageError, UsageError
 from rollmill.core.fields import fit
+from rollmill.pictures import require_matplotlib
 from rollmill.record import RETURN, RunDirectory, metric_curve, metric_names
 
 METRIC = RETURN

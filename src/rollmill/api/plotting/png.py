@@ -1,35 +1,17 @@
 """Learning curves as a PNG, by matplotlib."""
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rollmill.api.plotting.groups import Curves
 from rollmill.api.plotting.words import AXIS_TITLES, COLOURED, label, metric_title
-from rollmill.core.errors import UsageError
-from rollmill.core.installation import install_command
 from rollmill.pages.text import compact
+from rollmill.pictures import GREY, new_figure, tidy
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c7a00", "#5b3f95")
-GREY = "#a9b2b8"
-WIDTH, HEIGHT, DPI = 8.0, 4.2, 160
-"""Inches of one axis, and pixels of an inch."""
-
-
-def require_matplotlib() -> None:
-    """Checks that matplotlib is there.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        importlib.import_module("matplotlib.figure")
-    except ImportError:
-        raise UsageError(
-            f"a .png is drawn by matplotlib, which is not installed. hint: {install_command('plot')}; an .html "
-            "needs nothing."
-        ) from None
+WIDTH, HEIGHT = 8.0, 4.2
+"""Inches of one axis."""
 
 
 def write_png(path: Path, curves: Curves, axes: Sequence[str]) -> None:
@@ -38,10 +20,7 @@ def write_png(path: Path, curves: Curves, axes: Sequence[str]) -> None:
     Raises:
         UsageError: matplotlib is not installed.
     """
-    require_matplotlib()
-    figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(WIDTH, HEIGHT * len(axes)), dpi=DPI, layout="constrained"
-    )
+    figure = new_figure(WIDTH, HEIGHT * len(axes))
     for number, axis in enumerate(axes, 1):
         _draw(figure.add_subplot(len(axes), 1, number), curves, axis)
     handles, labels = figure.axes[0].get_legend_handles_labels()
@@ -66,7 +45,5 @@ def _draw(part: Any, curves: Curves, axis: str) -> None:
     part.set_ylabel(metric_title(curves))
     part.xaxis.set_major_formatter(lambda value, _: compact(value))
     part.yaxis.set_major_formatter(lambda value, _: compact(value))
-    part.spines[["top", "right"]].set_visible(False)
-    part.grid(color="#d9dee1", linewidth=0.7)
-    part.set_axisbelow(True)
+    tidy(part)
     part.margins(x=0.01)

@@ -1,0 +1,49 @@
+"""Figures by matplotlib, an optional package."""
+
+import importlib
+from typing import Any
+
+from rollmill.core.errors import UsageError
+from rollmill.core.installation import install_command
+
+DPI = 160
+"""Pixels of an inch."""
+GREY, GRID = "#a9b2b8", "#d9dee1"
+
+
+def require_matplotlib() -> None:
+    """Checks that matplotlib is there.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError:
+        raise UsageError(
+            f"a .png is drawn by matplotlib, which is not installed. hint: {install_command('plot')}; an .html "
+            "needs nothing."
+        ) from None
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty `matplotlib.figure.Figure` of so many inches.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    require_matplotlib()
+    figure = importlib.import_module("matplotlib.figure").Figure
+    return figure(figsize=(width, height), dpi=DPI, layout="constrained")
+
+
+def tidy(axes: Any, *, grid: str = "both") -> None:
+    """Leaves the lower and the left side of axes, and a faint grid behind what is drawn.
+
+    Args:
+        axes: `matplotlib.axes.Axes`.
+        grid: `x`, `y` or `both`: the axes whose marks have lines.
+    """
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis=grid, color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
