@@ -156,6 +156,8 @@ TURN_SECONDS = 0.3
 """Shortest duration of a turn of one of two trainings that are compared."""
 PROFILED_SECONDS = 0.12
 """Shortest duration of a turn with the profiler, whose trace takes much longer to read."""
+SETTLE_TURNS = 6
+"""Turns after the beginning of a recording that do not count, on a GPU."""
 PLAIN_TURNS = 6
 """Turns without the profiler for each with it: the truth is the difference between them, and they are short."""
 
@@ -180,6 +182,11 @@ PRODUCTS = {
 """Products that are added to an operation: each takes much longer than it takes to record it, as most of what
 trainings compute does. Those before or after gradients are large enough for all threads: while one worked, others
 would sleep, and the gradients would take longer until they are awake."""
+PRODUCTS_ON_GPU = PRODUCTS | {
+    "prepare": Products(800, 256, rows=16),
+    "gradients": Products(40, 64),
+    "update": Products(400, 128, rows=1024),
+}
 FEWEST = 2
 """Products in the training that is compared with it."""
 
@@ -238,7 +245,7 @@ def planted(options: argparse.Namespace) -> Rows:
     graph = rollmill.ppo("CartPole-v1", total_timesteps=2**36, **sizes)
     calibration = calibrated()
     for where in options.operation or PLANTED:
-        many = PRODUCTS[where]
+        many = (PRODUCTS_ON_GPU if options.platform == "gpu" else PRODUCTS)[where]
         # Both have the same instructions, so that all else is compiled alike.
         sides = tuple(_Side(plant(graph, where, each)) for each in (many._replace(number=FEWEST), many))
         for _ in range(4 * options.repeats):
@@ -293,6 +300,8 @@ class _Side:
 
     def run_profiled(self) -> None:
         self._recorder.start()
+        if jax.default_backend() != "cpu":
+            self._seconds(SETTLE_TURNS * self._profiled_count)  # a GPU's graphs are made anew
         begin = time.monotonic_ns()
         seconds = self._seconds(self._profiled_count)
         self._profiled.append((seconds, self._recorder.stop(begin, time.monotonic_ns())))
