@@ -4,6 +4,8 @@ An operation is a scope of traced code, which the compiler keeps with each of it
 of the host. Without a profiler, spans cost a comparison.
 """
 
+import sys
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
@@ -19,7 +21,13 @@ SPAN_MARK = "rollmill"
 ROLLOUT_KERNEL, GRADIENTS_KERNEL = "rollmill_rollout", "rollmill_gradients"
 """Names of Rollmill's own kernels in traces of GPUs."""
 
+AROUND_SIMULATORS = "python" if sys.version_info >= (3, 12) else "simulator"
+"""Category of the time in which environments of the host are stepped, but for calls of simulators, which
+`rollmill.profiling.simulator_calls` tells apart from Python 3.12 on."""
+
 _NOTHING = nullcontext()
+_STEPPED: dict[int, str] = {}
+"""The operation of each thread that steps environments of the host."""
 
 
 class _Recording:
@@ -46,6 +54,11 @@ def span(name: str, category: str = "python") -> AbstractContextManager[object]:
     return jax.profiler.TraceAnnotation(_label(name, category)) if _Recording.on else _NOTHING
 
 
+def stepped_operation() -> str | None:
+    """The operation for which this thread steps environments of the host now, while a training is recorded."""
+    return _STEPPED.get(threading.get_ident())
+
+
 class ThreadActivity:
     """The activity of one thread of the host, from one change to the next.
 
@@ -55,14 +68,23 @@ class ThreadActivity:
     def __init__(self) -> None:
         self._open: AbstractContextManager[object] | None = None
 
-    def become(self, name: str, category: str = "python") -> None:
-        """Ends the activity before, and begins another."""
+    def become(self, name: str, category: str = "python", *, stepping: bool = False) -> None:
+        """Ends the activity before, and begins another.
+
+        Args:
+            name: name of the operation or activity.
+            category: as for `span`.
+            stepping: environments of the host are stepped in it.
+        """
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None
+            _STEPPED.pop(threading.get_ident(), None)
         if _Recording.on:
             self._open = span(name, category)
             self._open.__enter__()
+            if stepping:
+                _STEPPED[threading.get_ident()] = name
 
 
 class operation:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import fsum
 
-from rollmill.profiling.breakdown import category_seconds, over_processes, whole_time
+from rollmill.profiling.breakdown import category_seconds, over_processes, stepping_seconds, whole_time
 from rollmill.profiling.results import Advice, OperationTime, ProcessTime, Profile
 from rollmill.profiling.text import about_percent, counted, duration
 
@@ -101,7 +101,7 @@ def add_workers(profile: Profile) -> Advice | None:
     workers = min(MOST_WORKERS, profile.machine.cores, profile.training.num_envs)
     stepping = over_processes(profile, _stepping_alone)
     share = whole_time(profile).share(stepping)
-    simulating = sum(1 for process in profile.processes if category_seconds(process, "simulator") > 0)
+    simulating = sum(1 for process in profile.processes if stepping_seconds(process) > 0)
     if share < LEAST_SHARE or simulating >= workers:
         return None
     fewer = 1.0 - simulating / workers
@@ -117,7 +117,7 @@ def add_workers(profile: Profile) -> Advice | None:
 
 
 def _stepping_alone(process: ProcessTime) -> float:
-    return min(category_seconds(process, "simulator"), process.overlap.host_only)
+    return min(stepping_seconds(process), process.overlap.host_only)
 
 
 def wait_less(profile: Profile) -> Advice | None:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from rollmill.profiling.results import OperationTime, Overlap, ProcessTime, Profile, TimelineSpan
 
+STEPPING = "collect/environment"
+"""The activity of the host in which its environments are stepped."""
 DEEPEST = 16
 """Names of a path that a tree tells apart."""
 
@@ -118,6 +120,15 @@ def total_overlap(processes: Sequence[ProcessTime]) -> Overlap:
 def category_seconds(process: ProcessTime, category: str) -> float:
     """Durations of a process's activities of one category."""
     return fsum(one.seconds for one in process.host if one.category == category)
+
+
+def stepping_seconds(process: ProcessTime) -> float:
+    """Durations of a process's steps of environments: simulators, and the Python code around them."""
+    return fsum(
+        one.seconds
+        for one in process.host
+        if one.category == "simulator" or (one.activity == STEPPING and one.category == "python")
+    )
 
 
 def over_processes(profile: Profile, seconds: Callable[[ProcessTime], float]) -> float:

@@ -19,6 +19,7 @@ from rollmill.profiling.attribution import DeviceTime, WindowTimes, attribute
 from rollmill.profiling.classes import Classifier, HostActivity
 from rollmill.profiling.hlo import Instruction, module_name, program_key, program_number, read_instructions
 from rollmill.profiling.results import MemoryUse, Overlap, TimelineSpan
+from rollmill.profiling.simulator_calls import SimulatorCalls
 from rollmill.profiling.timeline import timeline
 from rollmill.profiling.trace import CLOCK, MOST_EVENTS, Naming, Trace, read_trace
 
@@ -83,6 +84,7 @@ class TraceRecorder:
         self._most_events = most_events
         self._folder: FilePath | None = None
         self._programs = _Programs()
+        self._simulators = SimulatorCalls()
 
     def start(self) -> None:
         """Begins to record events."""
@@ -92,6 +94,7 @@ class TraceRecorder:
         options.enable_hlo_proto = False
         jax.profiler.start_trace(self._folder, profiler_options=options)
         set_recording(True)
+        self._simulators.start()
         with jax.profiler.TraceAnnotation(f"{SPAN_MARK}:{CLOCK}:{time.monotonic_ns()}"):
             pass
 
@@ -132,6 +135,7 @@ class TraceRecorder:
             self._forget()
 
     def _end(self) -> None:
+        self._simulators.stop()
         set_recording(False)
         jax.profiler.stop_trace()
 

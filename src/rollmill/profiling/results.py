@@ -124,8 +124,9 @@ class HostTime:
 CATEGORIES = ("python", "simulator", "dispatch", "cuda", "transfer", "compile", "channel", "storage", "waiting")
 """Kinds of host activities.
 
-`simulator`: environments of the host; `dispatch`: JAX and XLA start programs; `cuda`: calls of CUDA's API;
-`channel`: sending and receiving between workers; `waiting`: for the device or another worker.
+`simulator`: compiled code of the host's environments, before Python 3.12 with the Python code around it;
+`dispatch`: JAX and XLA start programs; `cuda`: calls of CUDA's API; `channel`: sending and receiving between
+workers; `waiting`: for the device or another worker.
 """
 
 

@@ -245,8 +245,8 @@ def _notes(prepared: PreparedTraining, windows: Windows, how: ProfileOptions) ->
         yield f"Not in all windows, and so left out: {', '.join(sorted(missing))}."
     if (every := max(each.every for window in windows.profiled for each in window.processes.values())) > 1:
         yield f"Windows had too many events to read: of every {every} ms one was read, and stands for all."
-    if prepared.algorithm.host is not None:
-        yield "The time in environments of Python is not divided into Python and the simulator's own code."
+    if prepared.algorithm.host is not None and sys.version_info < (3, 12):
+        yield "Before Python 3.12 a simulator's own code cannot be told apart from the Python code around it."
 
 
 def _operations(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rollmill.core.operations import ThreadActivity, span
+from rollmill.core.operations import AROUND_SIMULATORS, ThreadActivity, span
 from rollmill.execution.processes import Control, WorkerMessage
 from rollmill.execution.processes.messages import Seconds
 
@@ -67,7 +67,7 @@ class ReplicaControl:
         """
         before, expect = self._note, self._expect
         self.at(note, expect=self._start_seconds if starts else 0.0)
-        self._activity.become(OPERATIONS.get(note, note), "simulator")
+        self._activity.become(OPERATIONS.get(note, note), AROUND_SIMULATORS, stepping=True)
         yield
         self.at(before, expect=expect)
 

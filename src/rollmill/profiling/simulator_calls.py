@@ -1,0 +1,81 @@
+"""Tells a simulator's compiled code from the Python code around it, while a training is recorded.
+
+As in RL-Scope (Gleeson et al., MLSys 2021), calls from Python into compiled code are intercepted, here by
+`sys.monitoring`, which Python has from 3.12 on (PEP 669). Before that the whole step counts as the simulator's.
+"""
+
+import sys
+import threading
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import jax
+
+from rollmill.core.operations import span, stepped_operation
+
+TOOL = "rollmill"
+CALL = "__call__"
+NOT_SIMULATORS = frozenset({"builtins", "jax", "jaxlib", "numpy", "rollmill"}) | sys.stdlib_module_names
+"""Packages whose compiled code is a part of Python, or of what every environment's code calls."""
+
+
+class SimulatorCalls:
+    """Records a span for each call of a simulator, in threads that step environments."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, list[Any]] = {}
+        self._on = False
+
+    def start(self) -> None:
+        """Begins, unless this version of Python cannot, or another tool profiles it."""
+        if sys.version_info < (3, 12) or sys.monitoring.get_tool(sys.monitoring.PROFILER_ID) is not None:
+            return
+        monitoring, events = sys.monitoring, sys.monitoring.events
+        monitoring.use_tool_id(monitoring.PROFILER_ID, TOOL)
+        monitoring.register_callback(monitoring.PROFILER_ID, events.CALL, self._called)
+        for event in (events.C_RETURN, events.C_RAISE):
+            monitoring.register_callback(monitoring.PROFILER_ID, event, self._returned)
+        monitoring.set_events(monitoring.PROFILER_ID, events.CALL | events.C_RETURN | events.C_RAISE)
+        monitoring.restart_events()
+        self._on = True
+
+    def stop(self) -> None:
+        """Ends."""
+        if self._on and sys.version_info >= (3, 12):
+            sys.monitoring.set_events(sys.monitoring.PROFILER_ID, sys.monitoring.events.NO_EVENTS)
+            sys.monitoring.free_tool_id(sys.monitoring.PROFILER_ID)
+            self._on = False
+            self._open.clear()
+
+    def _called(self, code: CodeType, offset: int, function: object, argument: object) -> object:
+        if not is_simulator(function):
+            return sys.monitoring.DISABLE  # this call, in this place of the code, which costs nothing any more
+        operation = stepped_operation()
+        if operation is not None:
+            opened = span(operation, "simulator")
+            opened.__enter__()
+            self._open.setdefault(threading.get_ident(), []).append((function, opened))
+        return None
+
+    def _returned(self, code: CodeType, offset: int, function: object, argument: object) -> None:
+        stack = self._open.get(threading.get_ident())
+        if stack and stack[-1][0] is function:
+            stack.pop()[1].__exit__(None, None, None)
+
+
+def is_simulator(function: object) -> bool:
+    """True for compiled functions of packages that are neither Python's own nor NumPy nor JAX."""
+    if isinstance(function, (FunctionType, MethodType, type, jax.stages.Wrapped)):
+        return False
+    if isinstance(getattr(type(function), CALL, None), FunctionType):  # an object of a class in Python
+        return False
+    return (_module_of(function) or "builtins").partition(".")[0] not in NOT_SIMULATORS
+
+
+def _module_of(function: object) -> str | None:
+    """The module of a compiled function, or of the class that it is a method of."""
+    module = getattr(function, "__module__", None)
+    if isinstance(module, str) and module != "builtins":
+        return module
+    owner = getattr(function, "__objclass__", None) or type(getattr(function, "__self__", None))
+    return getattr(owner, "__module__", None)
