@@ -23,6 +23,14 @@ def test_an_event_s_cost_is_the_difference_divided_by_the_events():
     assert corrected_duration(pair(1e6, 1000, 500.0), found) == pytest.approx(1e6)
 
 
+def test_in_one_of_several_processes_an_event_costs_about_what_it_usually_does():
+    noisy = EventCosts(program=5000.0, span=900.0, usual=1000.0)  # windows that other work made longer
+    device = {("learn",): DeviceTime(work=8e6, events=2000, kernels=2000, work_events=2000)}
+    assert sum(corrected_device(device, noisy).values()) == 0.0
+    assert sum(corrected_device(device, noisy.within_process(4)).values()) == pytest.approx(4e6)
+    assert noisy.within_process(1) == noisy
+
+
 def test_a_window_is_corrected_by_the_costs_of_the_others():
     pairs = [pair(1e6, 1000, 400.0), pair(1e6, 1000, 400.0), pair(1e6, 1000, 600.0)]
     assert held_out_durations(pairs) == pytest.approx([0.9e6, 0.9e6, 1.2e6])

@@ -71,6 +71,14 @@ class EventCosts(NamedTuple):
         """
         return min(max(self.program, self.usual / FARTHEST), self.usual * FARTHEST) if self.usual else self.program
 
+    def within_process(self, processes: int) -> "EventCosts":
+        """The costs by which the times of one of so many processes are corrected.
+
+        An iteration of several processes does not become longer by the sum of what it costs each of them, and they
+        disturb each other: so the difference of iterations does not tell what an event costs in one of them.
+        """
+        return self if processes == 1 else self._replace(program=self.dividing)
+
 
 def costs(
     pairs: Sequence[PairedWindow], *, inside: float = 0.0, in_idle_time: bool = False, usual: float = 0.0

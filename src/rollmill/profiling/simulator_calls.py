@@ -25,6 +25,8 @@ class SimulatorCalls:
     def __init__(self) -> None:
         self._open: dict[int, list[Any]] = {}
         self._on = False
+        self._ignore: object = None
+        """Returned for a call in a place of the code, makes it cost nothing any more."""
 
     def start(self) -> None:
         """Begins, unless this version of Python cannot, or another tool profiles it."""
@@ -37,7 +39,7 @@ class SimulatorCalls:
             monitoring.register_callback(monitoring.PROFILER_ID, event, self._returned)
         monitoring.set_events(monitoring.PROFILER_ID, events.CALL | events.C_RETURN | events.C_RAISE)
         monitoring.restart_events()
-        self._on = True
+        self._on, self._ignore = True, monitoring.DISABLE
 
     def stop(self) -> None:
         """Ends."""
@@ -49,7 +51,7 @@ class SimulatorCalls:
 
     def _called(self, code: CodeType, offset: int, function: object, argument: object) -> object:
         if not is_simulator(function):
-            return sys.monitoring.DISABLE  # this call, in this place of the code, which costs nothing any more
+            return self._ignore
         operation = stepped_operation()
         if operation is not None:
             opened = span(operation, "simulator")

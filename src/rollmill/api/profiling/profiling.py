@@ -168,13 +168,14 @@ def _result(
         pairs, inside=calibration.inside, in_idle_time=accelerated, usual=calibration.event_nanoseconds
     )
     time = _iteration_time(windows, pairs)
-    process_times = tuple(process_time(process, iterations, costs, time.corrected) for process in processes)
+    own_costs = costs.within_process(len(processes))
+    process_times = tuple(process_time(process, iterations, own_costs, time.corrected) for process in processes)
     found = results.Profile(
         training=_training(prepared, command),
         machine=_machine(),
         iteration=time,
         book_keeping=_book_keeping(pairs, costs),
-        operations=tuple(_operations(prepared, windows, costs, time.corrected, notes)),
+        operations=tuple(_operations(prepared, windows, own_costs, time.corrected, notes)),
         processes=process_times,
         ceilings=calibration.ceilings,
         memory=memory(processes),
