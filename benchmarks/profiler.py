@@ -173,11 +173,11 @@ class Products(NamedTuple):
 
 
 PRODUCTS = {
-    "environment": Products(12, 64),
-    "policy": Products(12, 64),
-    "prepare": Products(16, 256, rows=16),
-    "gradients": Products(16, 64),
-    "update": Products(20, 128, rows=1024),
+    "environment": Products(14, 64),
+    "policy": Products(16, 64),
+    "prepare": Products(36, 256, rows=16),
+    "gradients": Products(28, 64),
+    "update": Products(34, 128, rows=1024),
 }
 """Products that are added to an operation: each takes much longer than it takes to record it, as most of what
 trainings compute does. Those before or after gradients are large enough for all threads: while one worked, others
