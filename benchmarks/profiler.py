@@ -269,6 +269,8 @@ class Round(NamedTuple):
 
     unprofiled: Sequence[float]
     """Seconds of an iteration in each turn without it."""
+    profiled: float
+    """Seconds of an iteration with it."""
     shares: Mapping[str, float]
     """Shares of operations in the corrected duration of an iteration."""
 
@@ -324,8 +326,8 @@ class _Side:
             usual=calibration.event_nanoseconds,
         )
         return [
-            Round(plain, self._shares(window, found, 1e-9 * corrected))
-            for plain, corrected, (_, window) in zip(
+            Round(plain, profiled, self._shares(window, found, 1e-9 * corrected))
+            for plain, corrected, (profiled, window) in zip(
                 rounds, held_out_durations(pairs), self._profiled, strict=True
             )
         ]
@@ -344,8 +346,8 @@ class _Side:
 def _compared(where: str, before: Sequence[Round], after: Sequence[Round]) -> dict[str, Any]:
     """The differences between the two trainings.
 
-    The machine's other work makes turns longer, so an iteration's duration is the lower quartile of its turns; a
-    share of it is the median, because all operations of a turn are made longer alike.
+    The machine's other work makes turns longer, and what several threads compute more than what one does. So an
+    iteration's duration is the lower quartile of its turns, and a share of it is that in the quieter half of them.
     """
     shortest, longer = _seconds(before), _seconds(after)
     names = {name for each in (*before, *after) for name in each.shares}
@@ -373,7 +375,8 @@ def _seconds(rounds: Sequence[Round]) -> float:
 
 
 def _share(rounds: Sequence[Round], name: str) -> float:
-    return median(each.shares.get(name, 0.0) for each in rounds)
+    quieter = sorted(rounds, key=lambda each: each.profiled)[: (len(rounds) + 1) // 2]
+    return median(each.shares.get(name, 0.0) for each in quieter)
 
 
 # --- the cost while nothing is recorded -------------------------------------------------------------------
