@@ -187,6 +187,7 @@ PRODUCTS_ON_GPU = PRODUCTS | {
     "gradients": Products(40, 64),
     "update": Products(400, 128, rows=1024),
 }
+"""Products that a GPU takes about as long for as for an operation."""
 FEWEST = 2
 """Products in the training that is compared with it."""
 
@@ -303,7 +304,7 @@ class _Side:
     def run_profiled(self) -> None:
         self._recorder.start()
         if jax.default_backend() != "cpu":
-            self._seconds(SETTLE_TURNS * self._profiled_count)  # a GPU's graphs are made anew
+            self._seconds(SETTLE_TURNS * self._profiled_count)  # CUDA graphs are made anew
         begin = time.monotonic_ns()
         seconds = self._seconds(self._profiled_count)
         self._profiled.append((seconds, self._recorder.stop(begin, time.monotonic_ns())))

@@ -30,6 +30,6 @@ def test_programs_of_several_gpus_have_options_that_this_version_accepts() -> No
 
 
 def test_what_a_version_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_options, "ALL_REDUCES_IN_GRAPHS", {"xla_no_such_option": True})
+    monkeypatch.setattr(compiler_options, "ALL_REDUCES_IN_CUDA_GRAPHS", {"xla_no_such_option": True})
     monkeypatch.setattr(compiler_options, "SYMMETRIC_BUFFERS", {"xla_cpu_enable_fast_math": False})
     assert options_for(mesh("gpu", gpus=2)) == {**EXACT_PRECISION, "xla_cpu_enable_fast_math": False}

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from rollmill.core.operations import AROUND_SIMULATORS, ThreadActivity, stepped_operation
+from rollmill.core.operations import AROUND_SIMULATORS, ThreadActivity, set_recording, stepped_operation
 from rollmill.profiling.classes import HostActivity
 from rollmill.profiling.recording import TraceRecorder
 from rollmill.profiling.simulator_calls import is_simulator
@@ -40,6 +40,14 @@ def test_a_thread_steps_environments_only_while_it_is_recorded() -> None:
     activity = ThreadActivity()
     activity.become("collect/environment", AROUND_SIMULATORS, stepping=True)
     assert stepped_operation() is None
+    set_recording(True)
+    try:
+        activity.become("collect/environment", AROUND_SIMULATORS, stepping=True)
+        assert stepped_operation() == "collect/environment"
+        activity.become("collect")
+        assert stepped_operation() is None
+    finally:
+        set_recording(False)
 
 
 @FROM_3_12

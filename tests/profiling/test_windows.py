@@ -73,7 +73,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, *, begun: float, ended: float) -> W
     raise AssertionError("the windows have no end")
 
 
-def test_windows_on_a_gpu_wait_until_its_graphs_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_on_a_gpu_wait_until_cuda_graphs_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     found = trained(monkeypatch, begun=0.5, ended=1.2)
     assert [span.per_iteration for span in found.plain] == pytest.approx([USUAL] * 3, rel=0.01)

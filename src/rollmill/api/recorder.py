@@ -116,6 +116,7 @@ class Recorder:
         self._pace = Throughput()
         self._compile_seconds = self._start_seconds = 0.0
         self._reported_seconds = 0.0
+        """Time of the training at the last report of iterations, or at an evaluation since."""
         self._episodes = self._saved_episodes = Episodes()
         self._each_line = options.log_every or default_log_every(algorithm)
         self._sums = RowSums()
@@ -189,8 +190,9 @@ class Recorder:
         counts = report.counts or [1] * len(report.rows)
         now = self._seconds
         begin = min(self._reported_seconds, now)
-        each = (now - begin) / max(1, sum(counts))
-        speed = self._pace.after(sum(counts) * self._steps_each)
+        total = sum(counts)
+        each = (now - begin) / max(1, total)
+        speed = self._pace.after(total * self._steps_each)
         for done, row, count in zip(accumulate(counts, initial=report.first), report.rows, counts, strict=False):
             if not is_finite(row):
                 if self._sums.iterations:
@@ -205,7 +207,7 @@ class Recorder:
             self._display.update(self._status(speed))
         self._reported_seconds = now
         self._announce_checkpoint()
-        return report.first + sum(counts)
+        return report.first + total
 
     def wants_state(self, iteration: int) -> bool:
         """Whether it is time for a checkpoint or an evaluation."""

@@ -21,6 +21,8 @@ SPAN_MARK = "rollmill"
 ROLLOUT_KERNEL, GRADIENTS_KERNEL = "rollmill_rollout", "rollmill_gradients"
 """Names of Rollmill's own kernels in traces of GPUs."""
 
+STEPPING = "collect/environment"
+"""The operation in which environments of the host are made and stepped."""
 AROUND_SIMULATORS = "python" if sys.version_info >= (3, 12) else "simulator"
 """Category of the time in which environments of the host are stepped, but for calls of simulators, which
 `rollmill.profiling.simulator_calls` tells apart from Python 3.12 on."""

@@ -5,10 +5,9 @@ from dataclasses import replace
 from math import fsum, inf
 from typing import NamedTuple
 
+from rollmill.core.operations import STEPPING
 from rollmill.profiling.results import OperationTime, Overlap, ProcessTime, Profile, TimelineSpan
 
-STEPPING = "collect/environment"
-"""The activity of the host in which its environments are stepped."""
 DEEPEST = 16
 """Names of a path that a tree tells apart."""
 
@@ -78,6 +77,30 @@ def in_order(nodes: Iterable[OperationNode]) -> Iterator[OperationNode]:
         yield from in_order(node.inside)
 
 
+class ShownOperations(NamedTuple):
+    """The operations that a report has room for."""
+
+    nodes: Sequence["OperationNode"]
+    """Each before those inside."""
+    left_out: int
+    """Number of shorter ones."""
+
+
+def longest_operations(profile: Profile, *, least: float, most: int) -> ShownOperations:
+    """The longest operations of a profile.
+
+    Args:
+        profile: whose operations.
+        least: share of the whole time below which an operation does not count.
+        most: number of operations.
+    """
+    whole = whole_time(profile)
+    nodes = [node for node in in_order(operation_tree(profile.operations)) if whole.share(node.seconds) >= least]
+    limit = min(sorted((node.seconds for node in nodes), reverse=True)[:most], default=0.0)
+    shown = [node for node in nodes if node.seconds >= limit][:most]
+    return ShownOperations(shown, len(nodes) - len(shown))
+
+
 class WholeTime(NamedTuple):
     """The seconds of an iteration, summed over processes, and where no operation has them."""
 
@@ -104,6 +127,15 @@ def whole_time(profile: Profile) -> WholeTime:
 def duration_of(overlap: Overlap) -> float:
     """The iteration that the four parts are of."""
     return overlap.host_only + overlap.device_only + overlap.both + overlap.neither
+
+
+OVERLAPS = {"both at work": "both", "only the device": "device", "only the host": "host", "neither": "idle"}
+"""Titles of the parts of an overlap, and what colours them."""
+
+
+def overlap_values(overlap: Overlap) -> tuple[float, float, float, float]:
+    """The parts of an overlap in the order of `OVERLAPS`."""
+    return overlap.both, overlap.device_only, overlap.host_only, overlap.neither
 
 
 def total_overlap(processes: Sequence[ProcessTime]) -> Overlap:

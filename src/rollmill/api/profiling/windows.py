@@ -111,6 +111,7 @@ class Windows:
         self.profiled: list[ProfiledWindow] = []
         self.done = False
         self._usual = 0.0
+        """Nanoseconds of an iteration without the profiler, once the training has come to its speed."""
         self._steps = self._all_steps()
         next(self._steps)
 
@@ -184,9 +185,11 @@ class Windows:
         return before.per_iteration
 
     def _regain_speed(self) -> Steps:
-        """Lets the training come back to its usual speed after a recording: a GPU's graphs are made anew then."""
+        """Lets the training come back to its usual speed after a recording: CUDA graphs are made anew then."""
         yield from self._pause(SETTLE_SECONDS)
-        for _ in range(MOST_SHORT_WINDOWS if jax.default_backend() != "cpu" else 0):
+        if jax.default_backend() == "cpu":
+            return
+        for _ in range(MOST_SHORT_WINDOWS):
             now = yield from self._window(SHORT_SECONDS)
             if STEADY * now.per_iteration < self._usual:
                 return
@@ -222,7 +225,7 @@ class Windows:
         else:
             yield  # a report of iterations that were under way while the recording began
         if not on_cpu:
-            yield from self._come_to_speed()  # the first launches of a GPU's graphs take longer while recorded
+            yield from self._come_to_speed()  # CUDA graphs are made anew
         span = yield from self._window(seconds)
         begin, end = span.begin.now, span.end.now
         if self._workers is not None:

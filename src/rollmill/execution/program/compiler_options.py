@@ -15,7 +15,7 @@ EXACT_PRECISION: CompilerOptions = {"xla_allow_excess_precision": False}
 By default XLA may keep more digits between two operations, where it likes.
 """
 
-ALL_REDUCES_IN_GRAPHS: CompilerOptions = {
+ALL_REDUCES_IN_CUDA_GRAPHS: CompilerOptions = {
     "xla_gpu_enable_command_buffer": (
         "CONDITIONAL,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,FUSION,COLLECTIVES"
     ),
@@ -23,8 +23,8 @@ ALL_REDUCES_IN_GRAPHS: CompilerOptions = {
 }
 """All-reduces between GPUs are parts of CUDA graphs, as all else is.
 
-By default they are not: each divides a graph in two, which the host has to start one after the other. XLA's own
-kernel for small all-reduces cannot be a part of a graph, so it is off.
+By default they are not: each divides a CUDA graph in two, which the host has to start one after the other. XLA's
+own kernel for small all-reduces cannot be a part of one, so it is off.
 """
 
 SYMMETRIC_BUFFERS: CompilerOptions = {"xla_gpu_experimental_enable_nccl_symmetric_buffers": True}
@@ -36,7 +36,7 @@ def options_for(mesh: Mesh) -> CompilerOptions:
     several_gpus = mesh.shape["gpu"] > 1 and mesh.devices.flat[0].platform == "gpu"
     if not several_gpus or mesh.shape["instance"] > 1:  # untried where processes share a GPU
         return EXACT_PRECISION
-    known = (each for each in (ALL_REDUCES_IN_GRAPHS, SYMMETRIC_BUFFERS) if _are_known(tuple(each.items())))
+    known = (each for each in (ALL_REDUCES_IN_CUDA_GRAPHS, SYMMETRIC_BUFFERS) if _are_known(tuple(each.items())))
     return {name: value for options in (EXACT_PRECISION, *known) for name, value in options.items()}
 
 

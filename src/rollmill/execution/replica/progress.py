@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rollmill.core.operations import AROUND_SIMULATORS, ThreadActivity, span
+from rollmill.core.operations import AROUND_SIMULATORS, STEPPING, ThreadActivity, span
 from rollmill.execution.processes import Control, WorkerMessage
 from rollmill.execution.processes.messages import Seconds
 
@@ -16,8 +16,8 @@ OPERATIONS = {
     "collecting": "collect",
     "learning": "learn",
     "updating": "learn/update",
-    "stepping environments": "collect/environment",
-    "making environments": "collect/environment",
+    "stepping environments": STEPPING,
+    "making environments": STEPPING,
 }
 """The operations that notes belong to, as the profiler names them."""
 

@@ -4,33 +4,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rollmill.pages.page import ratio
 from rollmill.pages.text import cut
 from rollmill.pictures import GREY, new_figure, tidy
 from rollmill.profiling.breakdown import (
+    OVERLAPS,
     OperationNode,
     duration_of,
     first_of_each_kind,
-    in_order,
-    operation_tree,
-    whole_time,
+    longest_operations,
+    overlap_values,
 )
 from rollmill.profiling.results import ProcessTime, Profile
 from rollmill.profiling.text import machine_text, path_text, sizes_text, speed_text, titled
 
-DEVICE, HOST, BOTH = "#0072b2", "#e69f00", "#009e73"
+COLOURS = {"device": "#0072b2", "host": "#e69f00", "both": "#009e73", "idle": GREY}
+"""Those of the page."""
 WIDTH, LINE, MARGIN = 8.0, 0.24, 1.1
 """Inches: of the figure, and of the height of a bar and of what is around the bars."""
 LONGEST_NAME = 48
 """Characters."""
 LEAST_SHOWN, MOST_OPERATIONS, MOST_PROCESSES = 0.005, 30, 12
 """Share of an iteration from which on an operation has a bar, and the most bars."""
-OVERLAPS = (
-    ("both at work", "both", BOTH),
-    ("only the device", "device_only", DEVICE),
-    ("only the host", "host_only", HOST),
-    ("neither", "neither", GREY),
-)
-"""Titles, names in `Overlap` and colours."""
 
 
 def write_figure(path: Path, profile: Profile) -> None:
@@ -39,7 +34,7 @@ def write_figure(path: Path, profile: Profile) -> None:
     Raises:
         UsageError: matplotlib is not installed.
     """
-    nodes = _longest_operations(profile)
+    nodes, _ = longest_operations(profile, least=LEAST_SHOWN, most=MOST_OPERATIONS)
     processes = first_of_each_kind(profile.processes, MOST_PROCESSES)
     heights = [LINE * max(1, len(nodes)) + MARGIN, LINE * max(1, len(processes)) + MARGIN]
     figure = new_figure(WIDTH, sum(heights))
@@ -50,26 +45,16 @@ def write_figure(path: Path, profile: Profile) -> None:
     figure.savefig(path, format="png")
 
 
-def _longest_operations(profile: Profile) -> list[OperationNode]:
-    """The operations that have a bar, each before those inside."""
-    whole = whole_time(profile)
-    nodes = [
-        node for node in in_order(operation_tree(profile.operations)) if whole.share(node.seconds) >= LEAST_SHOWN
-    ]
-    longest = sorted(nodes, key=lambda node: -node.seconds)[:MOST_OPERATIONS]
-    return [node for node in nodes if node in longest]
-
-
 def _draw_operations(axes: Any, nodes: Sequence[OperationNode], profile: Profile) -> None:
     names = [cut(path_text(node.path), LONGEST_NAME) for node in nodes]
     sure = [1e3 * (node.device - node.mixed) for node in nodes]
     mixed = [1e3 * node.mixed for node in nodes]
     host = [1e3 * node.host for node in nodes]
-    places = range(len(nodes))
-    axes.barh(places, sure, color=DEVICE, label="device computes")
-    axes.barh(places, mixed, left=sure, color=DEVICE, alpha=0.55, hatch="////", label="device, estimated")
+    places, device = range(len(nodes)), COLOURS["device"]
+    axes.barh(places, sure, color=device, label="device computes")
+    axes.barh(places, mixed, left=sure, color=device, alpha=0.55, hatch="////", label="device, estimated")
     starts = [a + b for a, b in zip(sure, mixed, strict=True)]
-    axes.barh(places, host, left=starts, color=HOST, label="only the host is at work")
+    axes.barh(places, host, left=starts, color=COLOURS["host"], label="only the host is at work")
     axes.set_yticks(places, names, fontsize=8)
     axes.set_xlabel(f"milliseconds of an iteration of {sizes_text(profile)}", fontsize=8)
     _finish(axes)
@@ -77,11 +62,12 @@ def _draw_operations(axes: Any, nodes: Sequence[OperationNode], profile: Profile
 
 def _draw_overlaps(axes: Any, processes: Sequence[ProcessTime]) -> None:
     places, begin = range(len(processes)), [0.0] * len(processes)
-    for title, name, colour in OVERLAPS:
+    for part, (title, colour) in enumerate(OVERLAPS.items()):
         shares = [
-            100.0 * getattr(process.overlap, name) / (duration_of(process.overlap) or 1.0) for process in processes
+            100.0 * ratio(overlap_values(process.overlap)[part], duration_of(process.overlap))
+            for process in processes
         ]
-        axes.barh(places, shares, left=begin, color=colour, label=title)
+        axes.barh(places, shares, left=begin, color=COLOURS[colour], label=title)
         begin = [a + b for a, b in zip(begin, shares, strict=True)]
     axes.set_yticks(places, [process.name for process in processes], fontsize=8)
     axes.set_xlabel("% of an iteration of each process", fontsize=8)

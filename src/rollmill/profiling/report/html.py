@@ -19,13 +19,14 @@ from rollmill.pages.page import (
 )
 from rollmill.pages.text import compact
 from rollmill.profiling.breakdown import (
+    OVERLAPS,
     OperationNode,
     WholeTime,
     category_seconds,
     duration_of,
     first_of_each_kind,
-    in_order,
-    operation_tree,
+    longest_operations,
+    overlap_values,
     total_overlap,
     whole_time,
 )
@@ -139,11 +140,7 @@ def _advised(advice: Advice) -> str:
 
 def _operations(profile: Profile) -> str:
     whole = whole_time(profile)
-    nodes = [
-        one for one in in_order(operation_tree(profile.operations)) if whole.share(one.seconds) >= LEAST_SHOWN
-    ]
-    limit = sorted((node.seconds for node in nodes), reverse=True)[:MOST_OPERATIONS][-1:]
-    shown = [node for node in nodes if node.seconds >= limit[0]][:MOST_OPERATIONS] if nodes else []
+    shown, left_out = longest_operations(profile, least=LEAST_SHOWN, most=MOST_OPERATIONS)
     longest = max([node.seconds for node in shown] + [whole.idle, whole.unnamed], default=0.0)
     rows = [_operation_bar(node, whole, longest) for node in shown]
     rest = [("idle", whole.idle), ("of no operation", whole.unnamed)]
@@ -162,7 +159,7 @@ def _operations(profile: Profile) -> str:
         [
             legend(colours, hatched="device, estimated" if any(node.mixed for node in shown) else ""),
             *rows,
-            _left_out(len(nodes) - len(shown), "shorter operations"),
+            _left_out(left_out, "shorter operations"),
             folded("the same as a table", [_operation_table(shown, whole)]),
         ],
     )
@@ -216,14 +213,11 @@ def _of_processes(processes: Sequence[ProcessTime]) -> list[str]:
     return [_overlaps(processes), _host(processes), _transitions(processes)]
 
 
-OVERLAPS = {"both at work": "both", "only the device": "device", "only the host": "host", "neither": "idle"}
-
-
 def _overlaps(processes: Sequence[ProcessTime]) -> str:
     shown = first_of_each_kind(processes, MOST_PROCESSES)
     bars = [bar_row(one.name, _overlap_parts(one.overlap), duration(duration_of(one.overlap))) for one in shown]
     columns = ("process", *(f"{name}, ms" for name in OVERLAPS))
-    rows = [(one.name, *map(milliseconds, _overlap_values(one.overlap))) for one in shown]
+    rows = [(one.name, *map(milliseconds, overlap_values(one.overlap))) for one in shown]
     return section(
         "Do host and device work at the same time?",
         "Each bar is an iteration of one process. Green and blue are good: the device computes. Orange is time "
@@ -246,15 +240,11 @@ def _few(processes: Sequence[ProcessTime], rows: Sequence[str], all_of_them: int
     return [*(row for process, row in lines if process.name in names), *more, _left_out(all_of_them - len(rows))]
 
 
-def _overlap_values(overlap: Overlap) -> tuple[float, ...]:
-    return overlap.both, overlap.device_only, overlap.host_only, overlap.neither
-
-
 def _overlap_parts(overlap: Overlap) -> list[BarPart]:
     whole = duration_of(overlap)
     return [
         BarPart(ratio(seconds, whole), colour, f"{name}: {duration(seconds)}, {percent(ratio(seconds, whole))}")
-        for (name, colour), seconds in zip(OVERLAPS.items(), _overlap_values(overlap), strict=True)
+        for (name, colour), seconds in zip(OVERLAPS.items(), overlap_values(overlap), strict=True)
     ]
 
 
