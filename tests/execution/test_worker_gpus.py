@@ -28,10 +28,9 @@ def devices(environments):
 
 
 def test_enough_gpus_are_one_each(two_gpus):
-    with gpus_of_workers(2, "auto", mesh=False) as found:
-        assert devices(found.environments) == ["0", "1"] and found.note == ""
-    with gpus_of_workers(2, "auto", mesh=True) as found:
-        assert found.environments == ()  # each takes that of its rank
+    for mesh in (False, True):
+        with gpus_of_workers(2, "auto", mesh=mesh) as found:
+            assert devices(found.environments) == ["0", "1"] and found.note == ""
 
 
 def test_no_gpu_needs_nothing(monkeypatch):

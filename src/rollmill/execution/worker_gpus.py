@@ -48,8 +48,8 @@ def gpus_of_workers(
     """
     names = visible_gpus()
     if workers <= len(names) or not names:
-        # On a mesh each worker sees all GPUs, and takes that of its rank.
-        own = () if mesh or len(names) < 2 else [{"CUDA_VISIBLE_DEVICES": name} for name in names]
+        # A process that sees other GPUs, too, is slower on its own.
+        own = () if len(names) < 2 else [{"CUDA_VISIBLE_DEVICES": name} for name in names]
         unused = f"reduction={reduction} has no effect: no two of these processes share a GPU"
         yield WorkerGpus(own, "" if reduction == "auto" else unused)
         return
