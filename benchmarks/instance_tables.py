@@ -7,7 +7,7 @@ Measures nothing.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +92,16 @@ def placements(result: Mapping[str, Any]) -> str:
     return table_of(["where", "largest difference of a weight"], rows)
 
 
-def reductions(result: Mapping[str, Any]) -> str:
+def reductions(rows: Sequence[Mapping[str, Any]]) -> str:
     """Times of means by the number of parameters, and the way that a training chooses."""
     ways = ("flat", "hierarchical", "host")
     rows = [
-        [f"{row['parameters']:,}", *(microseconds(row["seconds"][way]) for way in ways), row["chosen"]]
-        for row in result["rows"]
+        [f"{row['instances']}", f"{row['parameters']:,}"]
+        + [microseconds(row["seconds"][way]) for way in ways]
+        + [row["chosen"]]
+        for row in rows
     ]
-    return table_of(["parameters", *ways, "chosen"], rows)
+    return table_of(["processes on a GPU", "parameters", *ways, "chosen"], rows)
 
 
 def microseconds(seconds: float) -> str:
@@ -110,7 +112,8 @@ def main() -> None:
     write_table(trainings(result_of("instances-ppo")), PAGE, part=" ppo")
     write_table(searches(result_of("instances-alphazero")), PAGE, part=" alphazero")
     write_table(sweeps(result_of("sweeps-gpu")), PAGE, part=" sweeps")
-    write_table(reductions(result_of("reductions-gpu")), PAGE, part=" reductions")
+    means = [*result_of("reductions-gpu")["rows"], *result_of("reductions-four-gpu")["rows"]]
+    write_table(reductions(means), PAGE, part=" reductions")
     write_table(placements(result_of("instance-training-weights-gpu")), PAGE, part=" placements")
 
 

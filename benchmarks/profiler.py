@@ -119,7 +119,7 @@ def profiled(words: Sequence[str]) -> Profile:
         return read_profile(file.read_bytes(), where=str(file))
 
 
-LONGER = ("--windows", "10", "--window-seconds", "0.5")
+LONGER = ("--windows", "16", "--window-seconds", "0.5")
 """Options of profiles whose errors are measured: on a machine with other work single windows differ by a tenth."""
 
 

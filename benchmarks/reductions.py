@@ -1,10 +1,13 @@
-"""Means over the processes of a mesh that share GPUs: flat, hierarchical and by the host, at several sizes.
+"""Means over the processes of a mesh at several sizes, in each way that there is.
 
     python benchmarks/reductions.py --gpus 2 --instances 2 4 [--parameters 10000 100000 1000000 10000000]
+    python benchmarks/reductions.py --gpus 4 --instances 1 --name reductions-one-shot
 
+Where each process has a GPU they are flat and one-shot; where they share GPUs, flat, hierarchical and by the host.
 Processes are started as those of a training are, and join one `jax.distributed` job. At each size the way is
 chosen as a training chooses it, by one timing; then all are timed again, several times in turns, and the choice is
-judged by these medians. Needs GPUs, and NCCL 2.30 or newer; seconds are those of the slowest process.
+judged by these medians. Each way is also computed with other numbers in each process, and compared with their
+mean. Needs GPUs, and NCCL 2.30 or newer where they are shared; seconds are those of the slowest process.
 """
 
 import argparse
@@ -17,16 +20,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 from measure import RESULTS, write_result
 
 from rollmill.channels import BrokerServer, LocalBroker, MemoryWire, RemoteBroker, new_token
 from rollmill.execution.coordination.coordinator import free_address
 from rollmill.execution.program.reductions import (
     HostMean,
+    MeshMean,
     fastest,
-    means_of,
+    mean_over,
+    means_in_a_row,
     mesh_of,
     time_reductions,
+    ways_of,
 )
 from rollmill.execution.worker_gpus import gpus_of_workers
 
@@ -83,21 +90,35 @@ def work(settings: dict[str, Any]) -> None:
     mesh = mesh_of(devices, instances=settings["instances"])
     with contextlib.closing(RemoteBroker(settings["broker"], settings["token"])) as broker:
         host = HostMean(MemoryWire(broker), rank=settings["rank"], size=settings["processes"])
-        means = means_of(mesh, host)
         for parameters in settings["parameters"]:
+            means = {
+                way: mean_over(mesh, way, host, num_parameters=parameters) for way in ways_of(mesh, parameters)
+            }
             chosen = fastest(time_reductions(mesh, parameters, means))
             rounds = [time_reductions(mesh, parameters, means) for _ in range(settings["rounds"])]
             seconds = {way: median(each[way] for each in rounds) for way in means}
+            errors = {way: largest_error(mesh, mean, settings, parameters) for way, mean in means.items()}
             row = {
                 "instances": settings["instances"],
                 "gpus": mesh.shape["gpu"],
                 "parameters": parameters,
                 "seconds": seconds,
+                "largest_errors": errors,
                 "chosen": chosen,
                 "chosen_over_fastest": seconds[chosen] / min(seconds.values()),
             }
             if settings["rank"] == 0:
                 print(json.dumps(row), flush=True)
+
+
+def largest_error(mesh: Any, mean: MeshMean, settings: dict[str, Any], parameters: int) -> float:
+    """Largest difference of a mean from that of the numbers of all processes, which lie about 1."""
+    numbers = [
+        np.random.default_rng(rank).normal(1.0, 0.1, parameters).astype(np.float32)
+        for rank in range(settings["processes"])
+    ]
+    found = means_in_a_row(mesh, mean, numbers[settings["rank"]])().addressable_data(0)
+    return float(np.abs(np.asarray(found) - np.mean(numbers, axis=0)).max())
 
 
 def main() -> None:
@@ -107,6 +128,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--name", default="reductions-gpu")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -117,7 +139,7 @@ def main() -> None:
         rows += measure(options.gpus, instances, options)
         for row in rows[-len(options.parameters) :]:
             print(row, flush=True)
-        write_result("reductions-gpu", {"rows": rows}, directory=options.output)
+        write_result(options.name, {"rows": rows}, directory=options.output)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,16 @@ A small training on CartPole-v1 gives the policy; each setting is a `rollmill se
 the load comes from other processes on the same machine (`serving_load.py`), over loopback. Servers of one part run
 side by side, idle but for the one that is asked, and take turns; figures are medians over the turns.
 
+Parts:
+
 - `batching`: closed loops of 1, 8 and 64 clients with one observation a request, by largest batch and wait;
-- `lists`: the same with 64 observations a request;
-- `rates`: open loops at a quarter, a half and three quarters of what 64 clients reach;
+- `lists`: the same with 64 observations a request; and open loops at a quarter, a half and three quarters of what
+  64 clients reach;
 - `workers`: servers of one worker and of several, 64 clients, over that of one worker;
 - `mixed`: 10,000 requests of which 5 % are malformed, in 48 ways, and clients that never finish their requests.
 
 Server and clients share the cores of the machine, so ratios mean more than absolute figures. Writes
-results/serving-cpu.json or results/serving-gpu.json.
+results/serving-cpu.json or results/serving-gpu.json after each part, or the result that `--name` names.
 """
 
 import argparse
@@ -121,7 +123,8 @@ def in_turns(measurements: dict[Any, Any], turns: int) -> dict[Any, dict[str, fl
     }
 
 
-def batching(run: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+def batching(run: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Closed loops of one observation a request, by largest batch, wait and number of clients."""
     with contextlib.ExitStack() as stack:
         ports = {
             setting: stack.enter_context(server(run, "--max-batch", setting[0], "--max-wait-ms", setting[1]))
@@ -134,10 +137,11 @@ def batching(run: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
         }
         found = in_turns(measurements, options.turns)
     names = ("max_batch", "max_wait_ms", "clients")
-    return [dict(zip(names, key, strict=True)) | value for key, value in found.items()]
+    return {"batching": [dict(zip(names, key, strict=True)) | value for key, value in found.items()]}
 
 
-def lists_and_rates(run: Path, options: argparse.Namespace) -> tuple[list[dict], list[dict]]:
+def lists_and_rates(run: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Closed loops of lists of observations, and open loops of one observation a request."""
     with server(run, "--max-batch", ROWS) as port:
         lists = in_turns(
             {
@@ -154,13 +158,14 @@ def lists_and_rates(run: Path, options: argparse.Namespace) -> tuple[list[dict],
             },
             options.turns,
         )
-    return (
-        [{"clients": clients, "observations": ROWS} | value for clients, value in lists.items()],
-        [{"share_of_closed_loop": share, "rate": share * most} | value for share, value in rates.items()],
-    )
+    return {
+        "lists": [{"clients": clients, "observations": ROWS} | value for clients, value in lists.items()],
+        "rates": [{"share_of_closed_loop": share, "rate": share * most} | value for share, value in rates.items()],
+    }
 
 
-def workers(run: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+def workers(run: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Servers of several workers over that of the first number, 64 clients."""
     with contextlib.ExitStack() as stack:
         ports = {
             count: stack.enter_context(server(run, "--max-batch", 64, "--workers", count))
@@ -171,7 +176,8 @@ def workers(run: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
             options.turns,
         )
     one = found[options.workers[0]]["decisions_per_second"]
-    return [{"workers": count, "over_first": v["decisions_per_second"] / one} | v for count, v in found.items()]
+    rows = [{"workers": count, "over_first": v["decisions_per_second"] / one} | v for count, v in found.items()]
+    return {"workers": rows}
 
 
 def mixture(run: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -192,7 +198,7 @@ def mixture(run: Path, options: argparse.Namespace) -> dict[str, Any]:
     bad = [outcome for outcome in outcomes if outcome.shot.kind != "good"]
     wrong = [o.shot.kind for o in outcomes if o.status not in o.shot.statuses]
     errors = [o for o in bad if o.status >= 400 and list(json.loads(o.body)) == ["error"]]
-    return {
+    mixed_requests = {
         "requests": len(outcomes),
         "kinds_of_malformed": len(malformed_shots(ONE)),
         "lost": sum(outcome.status == 0 for outcome in outcomes),
@@ -205,6 +211,11 @@ def mixture(run: Path, options: argparse.Namespace) -> dict[str, Any]:
         "answers_counted_by_the_server": counted["answers"],
         **summary([outcome.seconds for outcome in good], seconds=seconds),
     }
+    print(json.dumps(mixed_requests, indent=2))
+    return {"mixed": mixed_requests}
+
+
+PARTS = {"batching": batching, "lists": lists_and_rates, "workers": workers, "mixed": mixture}
 
 
 def main() -> None:
@@ -214,12 +225,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = train(Path(folder), options.hidden_sizes)
         result: dict[str, Any] = {"hidden_sizes": options.hidden_sizes, "load_processes": options.load_processes}
-        result["batching"] = batching(run, options)
-        result["lists"], result["rates"] = lists_and_rates(run, options)
-        result["workers"] = workers(run, options)
-        result["mixed"] = mixture(run, options)
-    print(json.dumps(result["mixed"], indent=2))
-    write_result(f"serving-{options.platform}", result, directory=options.output)
+        for part in options.parts:
+            result |= PARTS[part](run, options)
+            write_result(options.name or f"serving-{options.platform}", result, directory=options.output)
 
 
 def parsed() -> argparse.Namespace:
@@ -231,6 +239,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--load-processes", type=int, default=max(1, (os.cpu_count() or 1) // 4))
+    parser.add_argument("--parts", choices=PARTS, nargs="+", default=list(PARTS))
+    parser.add_argument("--name", help="of the result; default: serving-PLATFORM")
     parser.add_argument("--output", type=Path, default=RESULTS, help="directory of the result")
     return parser.parse_args()
 

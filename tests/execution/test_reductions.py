@@ -34,7 +34,10 @@ def test_hierarchical_means_are_means_over_all():
         lambda *leaves: jnp.stack(leaves).reshape(2, 3, *leaves[0].shape), *sum(numbers, start=[])
     )
     over_both = lambda mean: jax.vmap(jax.vmap(mean, axis_name="gpu"), axis_name="instance")(stacked)
-    by_parts, flat = over_both(mean_over(Grid, "hierarchical")), over_both(mean_over(Grid, "flat"))
+    by_parts, flat = (
+        over_both(mean_over(Grid, "hierarchical").reduce()),
+        over_both(mean_over(Grid, "flat").reduce()),
+    )
     for found, expected, original in zip(*map(jax.tree.leaves, (by_parts, flat, stacked)), strict=True):
         assert found.shape == original.shape and found.dtype == original.dtype
         np.testing.assert_allclose(np.float32(found), np.float32(expected), rtol=1e-2 if found.ndim == 3 else 1e-6)
@@ -42,7 +45,7 @@ def test_hierarchical_means_are_means_over_all():
 
 def test_one_device_has_nothing_to_reduce():
     tree = tree_of(0, 0)
-    assert mean_over(mesh_of(jax.devices()[:1]), "hierarchical")(tree) is tree
+    assert mean_over(mesh_of(jax.devices()[:1]), "hierarchical").reduce()(tree) is tree
 
 
 def test_means_by_the_host_are_the_same_in_all_processes():
@@ -53,7 +56,8 @@ def test_means_by_the_host_are_the_same_in_all_processes():
     tree = lambda rank: {"kernel": jnp.arange(15.0).reshape(3, 5) * rank, "bias": jnp.float32([rank, 1, -rank])}
 
     def compute(rank):
-        program = jax.jit(mean_over(grid, "host", HostMean(MemoryWire(broker), rank=rank, size=2)))
+        mean = mean_over(grid, "host", HostMean(MemoryWire(broker), rank=rank, size=2))
+        program = jax.jit(mean.reduce())
         operand = jax.device_put(tree(1 + rank), jax.devices()[rank])
         found[rank] = [jax.tree.map(np.asarray, program(operand)) for _ in range(2)]
 
@@ -80,6 +84,6 @@ def test_programs_of_a_mesh_take_means_so(way):
     mesh = mesh_of(jax.devices()[:2], instances=2)
     spec = PartitionSpec(AXES)
     program = jax.jit(
-        jax.shard_map(mean_over(mesh, way), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        jax.shard_map(mean_over(mesh, way).reduce(), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     )
     assert program(jnp.float32([[1, 2, 3], [3, 4, 5]])).tolist() == [[2, 3, 4], [2, 3, 4]]

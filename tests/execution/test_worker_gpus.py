@@ -86,6 +86,16 @@ def test_a_reduction_for_workers_that_share_no_gpu_is_noted(two_gpus):
         assert found.reduction == "auto" and found.note.startswith("reduction=host has no effect")
 
 
+def test_a_one_shot_mean_needs_a_gpu_for_each_process(two_gpus):
+    with gpus_of_workers(2, "auto", mesh=True, reduction="one-shot") as found:
+        assert found.reduction == "one-shot" and found.note == ""
+    with (
+        pytest.raises(UsageError, match="reduction=one-shot with 4 processes on 2 GPUs: .* hint: .*learners=2"),
+        gpus_of_workers(4, "auto", mesh=True, reduction="one-shot"),
+    ):
+        pass
+
+
 def test_the_version_of_nccl_is_read_or_there_is_none():
     found = nccl_version()
     assert found is None or (2, 0) < found < (9, 0)

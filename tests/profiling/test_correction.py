@@ -10,6 +10,7 @@ from rollmill.profiling.correction import (
     corrected_duration,
     costs,
     held_out_durations,
+    held_out_ratio,
 )
 
 
@@ -35,6 +36,14 @@ def test_a_window_is_corrected_by_the_costs_of_the_others():
     pairs = [pair(1e6, 1000, 400.0), pair(1e6, 1000, 400.0), pair(1e6, 1000, 600.0)]
     assert held_out_durations(pairs) == pytest.approx([0.9e6, 0.9e6, 1.2e6])
     assert held_out_durations(pairs[2:]) == pytest.approx([1e6]), "there is no other"
+
+
+def test_windows_are_compared_with_those_around_them_because_the_machine_is_not_always_equally_fast():
+    pairs = [pair(unprofiled, 1000, 100.0) for unprofiled in (1e6, 1e6, 2e6, 3e6, 3e6)]
+    assert held_out_ratio(pairs) == pytest.approx(1.0)
+    dearer = [*pairs[:4], pair(3e6, 1000, 400.0)]
+    assert held_out_ratio(dearer) == pytest.approx(1.0), "the median"
+    assert held_out_ratio([pair(1e6, 1000, 100.0), pair(1e6, 1000, 300.0)]) == pytest.approx(1.0)
 
 
 def test_a_window_that_was_faster_than_those_around_it_costs_nothing():

@@ -113,7 +113,7 @@ def refuse_unread(plan: Plan, options: RunOptions) -> None:
     if options.reduction != default.reduction and plan.place != "mesh":
         raise UsageError(
             f"reduction={options.reduction} has no effect with place={plan.place}: it is for processes "
-            "of a mesh that share GPUs. hint: leave it out, or give place=mesh."
+            "of a mesh. hint: leave it out, or give place=mesh."
         )
     if options.fusion == "off" and options.numerics != default.numerics:
         raise UsageError(

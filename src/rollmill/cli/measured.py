@@ -22,13 +22,14 @@ def run(parent: str, commands: str, reports: str, *words: str) -> int:
     from rollmill.execution.processes.process_tree import die_with
 
     die_with(int(parent))
-    from rollmill.core.errors import RollmillError
+    from rollmill.core.errors import FusionError, RollmillError
 
     with open(int(commands)) as commands_file, open(int(reports), "w", buffering=1) as reports_file:
         try:
             return _obey(list(words), commands_file, reports_file)
         except RollmillError as error:
-            _report(reports_file, error=str(error))
+            depths = error.depths if isinstance(error, FusionError) else ()
+            _report(reports_file, error=str(error), depths=depths)
             return error.exit_code
 
 

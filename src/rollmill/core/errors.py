@@ -1,7 +1,7 @@
 """Errors that the user can fix; each message names the value, the limit and a remedy."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class RollmillError(Exception):
@@ -18,6 +18,19 @@ class DeviceMemoryError(UsageError):
     """The memory of a device does not suffice for a training."""
 
     exit_code = 3
+
+
+class FusionError(UsageError):
+    """A training cannot be fused.
+
+    Args:
+        message: the reason.
+        depths: depths of fusion that are impossible for this reason.
+    """
+
+    def __init__(self, message: str, depths: Sequence[str]) -> None:
+        super().__init__(message)
+        self.depths = tuple(depths)
 
 
 class ContractError(RollmillError):

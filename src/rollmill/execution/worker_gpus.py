@@ -50,8 +50,9 @@ def gpus_of_workers(
     if workers <= len(names) or not names:
         # A process that sees other GPUs, too, is slower on its own.
         own = () if len(names) < 2 else [{"CUDA_VISIBLE_DEVICES": name} for name in names]
-        unused = f"reduction={reduction} has no effect: no two of these processes share a GPU"
-        yield WorkerGpus(own, "" if reduction == "auto" else unused)
+        unused = reduction in ("hierarchical", "host")
+        note = f"reduction={reduction} has no effect: no two of these processes share a GPU" if unused else ""
+        yield WorkerGpus(own, note, reduction="auto" if unused else reduction)
         return
     chosen, reason = _reduction_of(workers, len(names), reduction) if mesh else (reduction, "")
     with open_nvml() as nvml:
@@ -88,8 +89,13 @@ def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[All
     """How a mesh of workers that share GPUs takes means, and why it is not as wanted.
 
     Raises:
-        UsageError: NCCL cannot join several processes of a GPU, and means by NCCL were asked for.
+        UsageError: one-shot means were asked for, or those of an NCCL that cannot join processes of one GPU.
     """
+    if wanted == "one-shot":
+        raise UsageError(
+            f"reduction=one-shot with {workers} processes on {gpus} GPUs: those of one GPU would wait for each "
+            f"other. hint: reduction=auto; or learners={gpus}."
+        )
     version = nccl_version()
     if version is None or version < LEAST_NCCL:
         had = "there is none" if version is None else f"there is {version[0]}.{version[1]}"

@@ -9,6 +9,7 @@ from rollmill.fusion.backends import backend_of
 from rollmill.fusion.backends.base import Backend, check_package
 from rollmill.fusion.backends.cpu.launches import machine_code
 from rollmill.fusion.backends.triton.gradients import GradientLaunch, run_gradients_kernel
+from rollmill.fusion.backends.triton.one_shot import LANE_BYTES, MOST_RANKS, lanes_of, one_shot_mean
 from rollmill.fusion.backends.triton.rollout import Launch, run_kernel
 from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.estimate.chips import CHIPS, Chip, find_chip
@@ -40,6 +41,8 @@ from rollmill.fusion.tune.timing import Search, Tuned, compile_candidates, faste
 
 __all__ = [
     "CHIPS",
+    "LANE_BYTES",
+    "MOST_RANKS",
     "Backend",
     "CannotFuse",
     "Chip",
@@ -70,11 +73,13 @@ __all__ = [
     "fused_collect",
     "fused_minibatch_loop",
     "fused_gradients",
+    "lanes_of",
     "lower_function",
     "lower_gradients",
     "lower_rollout",
     "machine_code",
     "minibatch_loop_search",
+    "one_shot_mean",
     "pressure_of",
     "pressure_of_rollout",
     "program_text",

@@ -13,7 +13,7 @@ from rollmill.dataflow import Group, Loops, Partition, check_partition
 Place = Literal["program", "threads", "processes", "mesh", "ray"]
 PLACES: tuple[str, ...] = get_args(Place)
 
-AllReduce = Literal["flat", "hierarchical", "host"]
+AllReduce = Literal["flat", "hierarchical", "host", "one-shot"]
 """How the devices of a mesh take means: over all at once, over the instances of each GPU first, or by the host."""
 AllReduceOption = Literal["auto", AllReduce]
 """The same as an option: `auto` takes the fastest by timing."""

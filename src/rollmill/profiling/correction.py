@@ -104,6 +104,17 @@ def held_out_durations(pairs: Sequence[PairedWindow]) -> list[float]:
     ]
 
 
+def held_out_ratio(pairs: Sequence[PairedWindow]) -> float:
+    """The corrected duration of an iteration over that without the profiler: 1 if the correction is right.
+
+    The median of all windows, each compared with those around it, because a machine with other work is not equally
+    fast all the time.
+    """
+    return statistics.median(
+        corrected / pair.unprofiled for corrected, pair in zip(held_out_durations(pairs), pairs, strict=True)
+    )
+
+
 def corrected_device(
     device: Mapping[Path, DeviceTime], found: EventCosts, *, longest: float = math.inf
 ) -> dict[Path, float]:

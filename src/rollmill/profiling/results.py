@@ -55,9 +55,9 @@ class IterationTime:
     unprofiled: float
     """The median of windows without it."""
     profiled: float
-    """The mean of windows with it."""
+    """That of windows with it, each in proportion to those without it around it: the median."""
     corrected: float
-    """`profiled` without the cost of the book-keeping events, which was measured in the other windows."""
+    """The same without the cost of the book-keeping events, which was measured in the other windows."""
     iterations: int
     """Iterations in profiled windows."""
     windows: int

@@ -68,7 +68,10 @@ def test_gpus_are_shared_by_instances_where_they_can_be():
     assert meshes[-1].words == ("--distribution", "gpu-only", "--place", "mesh", "--learners", "8")
     found = candidates(machine, WORK)
     assert len({each.words for each in found}) == len(found)  # each is another command
-    assert found.index(meshes[-1]) < next(i for i, each in enumerate(found) if each.actors)
+    with_actors = [index for index, each in enumerate(found) if each.actors]
+    assert found.index(meshes[0]) < with_actors[0] < found.index(meshes[1])
+    assert str(found[with_actors[0]]) == "single-learner-coarse actors=16"  # half of the cores
+    assert found.index(meshes[-1]) < with_actors[1]
     assert all(each.instances == 1 for each in candidates(Machine(32, gpus_per_host=2), WORK))
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from rollmill.planning.search import (
     Candidate,
+    CannotBeFused,
     CannotRun,
     Measurement,
     MemoryEstimate,
@@ -239,6 +240,25 @@ def test_what_failed_with_fewer_environments_is_not_grown():
     for wider in full[1:]:
         assert rows[wider].reason == "the same with 64 environments was rejected: no kernel"
     assert trials.measured == [off[0], full[0], off[1], off[2]]
+
+
+def test_what_cannot_be_fused_is_not_tried_on_more_devices_or_less_deeply():
+    off, full, wide, rollout, auto = (
+        one(), one(fusion="full"), one(fusion="full", devices=2), one(fusion="rollout"), one(fusion="auto")
+    )  # fmt: skip
+    reason = CannotBeFused("trees are too large", ("full", "rollout"))
+    trials = Numbers({off: 100.0, full: reason, auto: 100.0})
+    rows, _ = trials.find(off, full, wide, rollout, auto)
+    assert rows[full].reason == "trees are too large"
+    for other in (wide, rollout):
+        assert (rows[other].status, rows[other].reason) == (
+            "skipped",
+            "cannot be fused, as gpu-only (program) fusion=full",
+        )
+    assert trials.measured == [off, full, auto, off, auto]
+    trials = Numbers({off: 100.0, full: CannotBeFused("no gradients", ("full",)), rollout: 200.0})
+    rows, table = trials.find(off, full, wide, rollout)
+    assert table.chosen == rows[rollout]
 
 
 def test_what_was_refused_without_trying_may_run_with_more_environments():

@@ -22,7 +22,7 @@ from rollmill.execution.processes.process_tree import (
     kill_family,
     resident_memory,
 )
-from rollmill.planning.search import CannotRun, Measurement, OutOfTime
+from rollmill.planning.search import CannotBeFused, CannotRun, Measurement, OutOfTime
 
 T = TypeVar("T")
 
@@ -179,7 +179,8 @@ class CandidateProcess:
         for report in reports:
             self.device_peak = max(self.device_peak, report.get("peak", 0))
             if "error" in report:
-                raise CannotRun(" ".join(report["error"].split()))
+                reason = " ".join(report["error"].split())
+                raise CannotBeFused(reason, report["depths"]) if report["depths"] else CannotRun(reason)
         return reports
 
     def _reason(self) -> str:

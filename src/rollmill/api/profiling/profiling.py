@@ -186,10 +186,11 @@ def _result(
 
 
 def _iteration_time(windows: Windows, pairs: Sequence[PairedWindow]) -> results.IterationTime:
+    unprofiled = statistics.median(span.per_iteration for span in windows.plain) * 1e-9
     return results.IterationTime(
-        unprofiled=statistics.median(span.per_iteration for span in windows.plain) * 1e-9,
-        profiled=statistics.median(pair.profiled for pair in pairs) * 1e-9,
-        corrected=statistics.median(correction.held_out_durations(pairs)) * 1e-9,
+        unprofiled=unprofiled,
+        profiled=unprofiled * statistics.median(pair.profiled / pair.unprofiled for pair in pairs),
+        corrected=unprofiled * correction.held_out_ratio(pairs),
         iterations=windows.iterations,
         windows=len(pairs),
     )

@@ -121,7 +121,7 @@ def stop_at_fault(graph: Graph, program: CompiledProgram, window: Window, direct
         return None
     state = window.before
     for _ in range(bad):
-        state, _ = program.step(state)
+        state, _ = program.advance(state)
     seed_index, state = _failing_seed(jax.device_get(state), window.metrics[bad])
     fault = find_fault(graph, state)._replace(seed_index=seed_index)
     message = f"{fault}. Training stopped; the last good checkpoint is kept."

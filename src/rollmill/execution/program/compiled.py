@@ -22,7 +22,7 @@ from rollmill.dataflow import Graph, Loops, Reduce, State, is_flag, iterate, num
 from rollmill.execution.packed_metrics import PackedMetrics, packed
 from rollmill.execution.program.compiler_options import EXACT_PRECISION, CompilerOptions, options_for
 from rollmill.execution.program.kernels import Fusion, KernelChoice, Launches, choose_kernels, without_kernels
-from rollmill.execution.program.reductions import AXES, mean_over, mesh_of
+from rollmill.execution.program.reductions import AXES, MeshMean, mean_over, mesh_of
 from rollmill.fusion import CannotFuse, Numerics
 
 UNROLL = {"gpu": 4}
@@ -55,6 +55,8 @@ class CompiledProgram(NamedTuple):
     """Launches of its kernels, where they were chosen."""
     reuses_state: bool = False
     """Whether `step` computes in the memory of the given state, because that holds a replay memory."""
+    operands: tuple[Array, ...] = ()
+    """Arrays that `step` takes besides, the last of its arguments."""
 
     @property
     def devices(self) -> Sequence[Any]:
@@ -68,7 +70,8 @@ class CompiledProgram(NamedTuple):
             state: before them; no longer usable afterwards if the program `reuses_state`.
             count: 1, unless the program `reuses_state`.
         """
-        state, metrics = self.step(state, np.int32(count)) if self.reuses_state else self.step(state)
+        counts = (np.int32(count),) if self.reuses_state else ()
+        state, metrics = self.step(state, *counts, *self.operands)
         return state, metrics.values
 
     def place(self, state: PyTree[Array]) -> State:
@@ -82,7 +85,7 @@ def lower(
     seeds: Sequence[int] = (0,),
     devices: Sequence[Any] | None = None,
     instances: int = 1,
-    reduce: Reduce | None = None,
+    mean: MeshMean | None = None,
     unroll: int | None = None,
     fusion: Fusion = "off",
     numerics: Numerics = "tf32",
@@ -98,7 +101,7 @@ def lower(
         devices: the mesh to run on, in the order of `mesh_of`; the first device of the default platform if left
             out.
         instances: devices of the mesh that share a GPU.
-        reduce: the mean over the mesh; a flat all-reduce if left out.
+        mean: that over the mesh; a flat all-reduce if left out.
         unroll: steps of the environment loop that are compiled as one; chosen by platform if left out.
         fusion: how deep the training is fused; see `choose_kernels`.
         numerics: of matrix products in kernels.
@@ -134,8 +137,9 @@ def lower(
     )
     placed = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=at), shapes, shardings)
     options = {**options_for(mesh), **(compiler_options or {})}
+    mean = mean or mean_over(mesh)
     compile_with = partial(
-        _compile_step, partial(_step, graph, seeds, mesh, reduce or mean_over(mesh), specs), placed, options
+        _compile_step, partial(_step, graph, seeds, mesh, mean, specs), placed, mean.operands, options
     )
     reuses_state = graph.replay is not None
     try:
@@ -154,6 +158,7 @@ def lower(
         notes=kernels.notes,
         launches=kernels.launches,
         reuses_state=reuses_state,
+        operands=mean.operands,
     )
 
 
@@ -165,6 +170,7 @@ def _own_first(devices: Iterable[Any]) -> list[Any]:
 def _compile_step(
     step_with: Callable[[KernelChoice], Callable[..., Any]],
     placed: PyTree[jax.ShapeDtypeStruct],
+    operands: Sequence[Array],
     options: CompilerOptions,
     kernels: KernelChoice,
     *,
@@ -173,9 +179,10 @@ def _compile_step(
     """The compiled step, and the names of its metrics."""
     step = step_with(kernels)
     if reuses_state:
-        traced = jax.jit(step, donate_argnums=0).trace(placed, jax.ShapeDtypeStruct((), jnp.int32))
+        count = jax.ShapeDtypeStruct((), jnp.int32)
+        traced = jax.jit(step, donate_argnums=0).trace(placed, count, *operands)
     else:
-        traced = jax.jit(step).trace(placed)
+        traced = jax.jit(step).trace(placed, *operands)
     return traced.lower().compile(dict(options)), traced.out_info[1].names
 
 
@@ -229,18 +236,23 @@ def _step(
     graph: Graph,
     seeds: Sequence[int],
     mesh: Mesh,
-    reduce: Reduce,
+    mean: MeshMean,
     specs: PyTree[PartitionSpec],
     kernels: KernelChoice,
 ) -> Callable[..., tuple[State, PackedMetrics]]:
     """One iteration, or a number of them, on each device of the mesh."""
-    step, counts = _over_seeds(partial(_iterate_packed, graph, reduce, kernels), seeds), ()
-    if graph.replay is not None:
-        step, counts = partial(_iterate_often, step), (PartitionSpec(),)
+    counts = () if graph.replay is None else (PartitionSpec(),)
+
+    def step(state: State, *arguments: Array) -> tuple[State, PackedMetrics]:
+        count, operands = arguments[: len(counts)], arguments[len(counts) :]
+        once = _over_seeds(partial(_iterate_packed, graph, mean.reduce(*operands), kernels), seeds)
+        return _iterate_often(once, state, *count) if count else once(state)
+
     if mesh.size == 1:
         return step
+    rows = [PartitionSpec(AXES)] * len(mean.operands)
     return jax.shard_map(
-        step, mesh=mesh, in_specs=(specs, *counts), out_specs=(specs, PartitionSpec()), check_vma=False
+        step, mesh=mesh, in_specs=(specs, *counts, *rows), out_specs=(specs, PartitionSpec()), check_vma=False
     )
 
 

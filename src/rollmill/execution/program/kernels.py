@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from rollmill.core.errors import UsageError
+from rollmill.core.errors import FusionError, UsageError
 from rollmill.core.types import Key
 from rollmill.dataflow import (
     Batch,
@@ -170,16 +170,16 @@ def _choose(choice: "_Chooser", plain: KernelChoice, num_seeds: int) -> KernelCh
         choice.check(num_seeds)
     except UsageError as reason:
         if fusion != "auto":
-            raise _impossible(fusion, reason) from reason
+            raise _impossible(fusion, reason, "rollouts") from reason
         return plain.with_note(f"nothing is fused: {reason}")
     rollouts = choice.implementation("rollouts", plain.rollouts)
     if fusion == "rollout":
         return plain._replace(rollouts=rollouts)
     try:
         gradients = choice.implementation("gradients", plain.gradients)
-    except UsageError as reason:
+    except FusionError as reason:
         hint = "hint: fusion=rollout is possible: policy and environment are one kernel"
-        raise UsageError(f"{reason}\n  {hint}") from reason
+        raise FusionError(f"{reason}\n  {hint}", reason.depths) from reason
     return plain._replace(rollouts=rollouts, gradients=gradients)
 
 
@@ -190,7 +190,7 @@ def without_kernels(fusion: Fusion, unroll: int, reason: CannotFuse) -> KernelCh
         UsageError: if a kernel was asked for.
     """
     if fusion != "auto":
-        raise _impossible(fusion, reason) from reason
+        raise _impossible(fusion, reason, "gradients" if fusion == "full" else "rollouts") from reason
     return _plain(unroll).with_note(f"nothing is fused: {reason}")
 
 
@@ -201,8 +201,9 @@ def _plain(unroll: int) -> KernelChoice:
     )
 
 
-def _impossible(fusion: Fusion, reason: Exception) -> UsageError:
-    return UsageError(f"fusion={fusion} is not possible; auto trains without. {reason}")
+def _impossible(fusion: Fusion, reason: Exception, part: KernelPart) -> FusionError:
+    depths = ("full",) if part == "gradients" else ("full", "rollout")
+    return FusionError(f"fusion={fusion} is not possible; auto trains without. {reason}", depths)
 
 
 class _Candidates(NamedTuple):
@@ -250,7 +251,7 @@ class _Chooser:
             return self._fused(part, plain)
         except CannotFuse as reason:
             if self._required(part):
-                raise _impossible(self.fusion, reason) from reason
+                raise _impossible(self.fusion, reason, part) from reason
             return plain._replace(note=f"{part} are not fused: {reason}")
 
     def _required(self, part: KernelPart) -> bool:

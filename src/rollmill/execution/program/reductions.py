@@ -1,13 +1,14 @@
-"""Means over the devices of a mesh: flat, hierarchical, or through the memory of the host.
+"""Means over the devices of a mesh: flat, hierarchical, one-shot, or through the memory of the host.
 
 A mesh has two axes, the instances that share a GPU and the GPUs, as in GMI-DRL (USENIX ATC 2025). Which all-reduce
 is the fastest depends on both counts and on the number of parameters, so it is chosen by timing.
 """
 
+import importlib.util
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,14 @@ import numpy as np
 from jax.experimental import io_callback
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, PyTree, UInt32
 
 from rollmill.channels import Layout, Reduction, Wire
+from rollmill.core.installation import install_command
 from rollmill.dataflow import Reduce, identity
+from rollmill.execution.program.compiler_options import options_for
+from rollmill.execution.program.peer_memory import NoPeerMemory, open_peer_memory
+from rollmill.fusion import LANE_BYTES, MOST_RANKS, lanes_of, one_shot_mean
 from rollmill.planning import AllReduce
 
 AXES = ("instance", "gpu")
@@ -26,6 +31,20 @@ AXES = ("instance", "gpu")
 
 TIMED_REDUCTIONS, TIMINGS = 20, 5
 """All-reduces of one timing, and timings of which the shortest counts."""
+
+MOST_ONE_SHOT = 2**18
+"""Parameters up to which the one-shot mean is tried: it sends all numbers to all GPUs."""
+ONE_SHOT_MEANS, SPARE_LANES = 4, 64
+"""Means of all parameters in one program that there is shared memory for, and lanes for small ones."""
+
+
+class MeshMean(NamedTuple):
+    """The mean over all devices of a mesh, for use in its programs."""
+
+    reduce: Callable[..., Reduce]
+    """`(*operands) -> Reduce`: what a program on each device calls, once, for all of its means."""
+    operands: tuple[Array, ...] = ()
+    """Arrays with a row for each device, that a program has to take beside its own; a device gets its row."""
 
 
 def mesh_of(devices: Sequence[Any], *, instances: int = 1) -> Mesh:
@@ -38,23 +57,69 @@ def mesh_of(devices: Sequence[Any], *, instances: int = 1) -> Mesh:
     return Mesh(np.asarray(devices).reshape(instances, -1), AXES)
 
 
-def mean_over(mesh: Mesh, way: AllReduce = "flat", host: Reduce | None = None) -> Reduce:
-    """The mean over all devices of a mesh, for use in its programs.
+def mean_over(
+    mesh: Mesh, way: AllReduce = "flat", host: Reduce | None = None, *, num_parameters: int = 0
+) -> MeshMean:
+    """The mean over all devices of a mesh.
 
     Args:
-        mesh: its devices.
+        mesh: its devices; all their processes have to call this.
         way: `flat`, one all-reduce over all devices; `hierarchical`, in which the instances of a GPU first sum a
-            part each, so that a number crosses between GPUs only once; or `host`.
+            part each, so that a number crosses between GPUs only once; `one-shot`, in which each GPU reads the
+            memory of all others; or `host`.
         host: the mean through the host's memory, for this way alone.
+        num_parameters: length of the longest vector that is reduced often; for the one-shot way alone.
+
+    Raises:
+        NoPeerMemory: the one-shot way is impossible, for example because GPUs cannot reach each other's memory.
     """
     if mesh.size == 1:
-        return identity
+        return MeshMean(lambda: identity)
+    if way == "one-shot":
+        _check_one_shot(mesh)
+        lanes = ONE_SHOT_MEANS * lanes_of(num_parameters) + SPARE_LANES
+        return MeshMean(partial(_OneShotMeans, mesh.size, lanes), (open_peer_memory(mesh, lanes * LANE_BYTES),))
+    return MeshMean(lambda: _without_operands(mesh, way, host))
+
+
+def _without_operands(mesh: Mesh, way: AllReduce, host: Reduce | None) -> Reduce:
     if way == "hierarchical":
         return partial(_over_vectors, partial(_mean_of_parts, *mesh.devices.shape))
     if way == "host":
         assert host is not None
         return partial(_over_vectors, host)
     return partial(jax.lax.pmean, axis_name=AXES)
+
+
+def _check_one_shot(mesh: Mesh) -> None:
+    if mesh.devices.flat[0].platform != "gpu":
+        raise NoPeerMemory("it is for GPUs")
+    if mesh.shape["instance"] > 1:
+        raise NoPeerMemory("processes that share a GPU would wait for each other on it")
+    if mesh.size > MOST_RANKS:
+        raise NoPeerMemory(f"{mesh.size} GPUs are more than the {MOST_RANKS} that it is for")
+    if importlib.util.find_spec("triton") is None:
+        raise NoPeerMemory(f"it needs triton, which is missing: {install_command('fusion')}")
+
+
+class _OneShotMeans:
+    """The one-shot means of one program, each with lanes of its own, because XLA may compute two at a time.
+
+    Means that find no lanes any more, or are of another type than float32, are flat. All processes trace the same
+    program, so that they agree on the lanes.
+    """
+
+    def __init__(self, ranks: int, lanes: int, addresses: UInt32[Array, "1 A"]) -> None:
+        self._ranks, self._lanes, self._addresses, self._next = ranks, lanes, addresses, 0
+
+    def __call__(self, tree: PyTree[Array]) -> PyTree[Array]:
+        return _over_vectors(self._mean, tree)
+
+    def _mean(self, vector: Float[Array, " N"]) -> Float[Array, " N"]:
+        first, self._next = self._next, self._next + lanes_of(vector.size)
+        if not vector.size or vector.dtype != jnp.float32 or self._next > self._lanes:
+            return jax.lax.pmean(vector, AXES)
+        return one_shot_mean(vector, self._addresses.reshape(-1), ranks=self._ranks, first_lane=first)
 
 
 def _over_vectors(mean: Reduce, tree: PyTree[Array]) -> PyTree[Array]:
@@ -78,10 +143,12 @@ def _mean_of_parts(instances: int, gpus: int, vector: Float[Array, " N"]) -> Flo
     return jax.lax.all_gather(part, "instance", tiled=True)[: vector.size]
 
 
-def means_of(mesh: Mesh, host: Reduce) -> dict[AllReduce, Reduce]:
-    """The mean in each way that there is on a mesh of GPUs; on one GPU there is no hierarchy."""
-    ways: Sequence[AllReduce] = ["flat", "host"] if mesh.shape["gpu"] == 1 else ["flat", "hierarchical", "host"]
-    return {way: mean_over(mesh, way, host) for way in ways}
+def ways_of(mesh: Mesh, num_parameters: int) -> Sequence[AllReduce]:
+    """The ways that are worth timing on a mesh of GPUs, where all can be had."""
+    if mesh.shape["instance"] > 1:
+        return ["flat", "host"] if mesh.shape["gpu"] == 1 else ["flat", "hierarchical", "host"]
+    one_shot = 1 < mesh.size <= MOST_RANKS and num_parameters <= MOST_ONE_SHOT
+    return ["flat", "one-shot"] if one_shot else ["flat"]
 
 
 class HostMean:
@@ -113,7 +180,7 @@ class HostMean:
         return self._channels[name].mean(operand)
 
 
-def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, Reduce]) -> dict[AllReduce, float]:
+def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshMean]) -> dict[AllReduce, float]:
     """Seconds of an all-reduce in each way, the same numbers in all processes.
 
     Args:
@@ -121,25 +188,39 @@ def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, Reduce]
         elements: numbers that are reduced, of type float32.
         means: the mean in each way; `flat` is among them.
     """
-    replicated = partial(jax.shard_map, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
-    zeros = _on_own_devices(mesh, np.zeros(elements, np.float32))
-    compiled = lambda mean: jax.jit(replicated(partial(_repeated, mean), check_vma=False)).lower(zeros).compile()
-    mine = [min(_timings(program, zeros)) for program in map(compiled, means.values())]
-    slowest = jax.jit(replicated(partial(jax.lax.pmax, axis_name=AXES), check_vma=False))
+    zeros = np.zeros(elements, np.float32)
+    mine = [min(_timings(means_in_a_row(mesh, mean, zeros))) for mean in means.values()]
+    slowest = jax.jit(_on_each(mesh, partial(jax.lax.pmax, axis_name=AXES)))
     of_all = np.asarray(slowest(_on_own_devices(mesh, np.asarray(mine, np.float32))).addressable_data(0))
     return {way: float(time) for way, time in zip(means, of_all, strict=True)}
 
 
-def _repeated(mean: Reduce, vector: Array) -> Array:
-    return jax.lax.fori_loop(0, TIMED_REDUCTIONS, lambda _, carry: mean(carry), vector)
+def means_in_a_row(mesh: Mesh, mean: MeshMean, vector: Float[np.ndarray, " N"]) -> Callable[[], Array]:
+    """A compiled program of `TIMED_REDUCTIONS` means, each of the one before; the first is of this vector."""
+    operand = _on_own_devices(mesh, vector)
+
+    def repeat(vector: Array, *operands: Array) -> Array:
+        reduce = mean.reduce(*operands)
+        return jax.lax.fori_loop(0, TIMED_REDUCTIONS, lambda _, carry: reduce(carry), vector)
+
+    program = jax.jit(_on_each(mesh, repeat, len(mean.operands))).lower(operand, *mean.operands)
+    compiled = program.compile(dict(options_for(mesh)))
+    return lambda: compiled(operand, *mean.operands)
 
 
-def _timings(program: Callable[[Array], Array], operand: Array) -> list[float]:
-    program(operand).block_until_ready()  # opens channels and communicators
+def _on_each(mesh: Mesh, function: Callable[..., Array], num_operands: int = 0) -> Callable[..., Array]:
+    """A function of a replicated vector, and of operands of a mean, on each device."""
+    whole, row = PartitionSpec(), PartitionSpec(AXES)
+    specs = (whole, *[row] * num_operands)
+    return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
+
+
+def _timings(program: Callable[[], Array]) -> list[float]:
+    program().block_until_ready()  # opens channels and communicators
     seconds = []
     for _ in range(TIMINGS):
         began = time.perf_counter()
-        program(operand).block_until_ready()
+        program().block_until_ready()
         seconds.append((time.perf_counter() - began) / TIMED_REDUCTIONS)
     return seconds
 

@@ -1,8 +1,8 @@
 """All four fragments in several processes: one program on a mesh of all their devices (`jax.distributed`).
 
-Means are taken inside the compiled program, by NCCL between GPUs and by Gloo between CPUs; processes that share
-GPUs may take them through the host's memory (`execution.program.reductions`). Processes compute in step: where one
-is lost, all begin again.
+Means are taken inside the compiled program, by NCCL or a kernel of our own between GPUs and by Gloo between CPUs;
+processes that share GPUs may take them through the host's memory (`execution.program.reductions`). Processes
+compute in step: where one is lost, all begin again.
 """
 
 import os
@@ -18,12 +18,21 @@ from jaxtyping import Array, PyTree
 
 from rollmill.channels import Wire
 from rollmill.core.errors import UsageError
-from rollmill.dataflow import Graph, Reduce, State
+from rollmill.dataflow import Graph, State
 from rollmill.execution.processes import Control
 from rollmill.execution.program.compile_clock import CompileClock
 from rollmill.execution.program.compiled import CompiledProgram, lower, state_shapes
 from rollmill.execution.program.dispatch import Window, dispatch_ahead
-from rollmill.execution.program.reductions import HostMean, fastest, mean_over, means_of, mesh_of, time_reductions
+from rollmill.execution.program.peer_memory import NoPeerMemory
+from rollmill.execution.program.reductions import (
+    HostMean,
+    MeshMean,
+    fastest,
+    mean_over,
+    mesh_of,
+    time_reductions,
+    ways_of,
+)
 from rollmill.execution.protocol import (
     Begin,
     IterationMetrics,
@@ -88,7 +97,7 @@ class _Means(NamedTuple):
 
     instances: int
     """Processes that share each GPU."""
-    reduce: Reduce
+    mean: MeshMean
     chosen: AllReduce | None = None
     """The fastest way, where ways were timed."""
     note: str = ""
@@ -96,19 +105,34 @@ class _Means(NamedTuple):
 
 
 def _choose_means(graph: Graph, spec: RunSpec, begin: Begin, instances: int, host: HostMean) -> _Means:
-    """The way that was asked for or chosen before; otherwise the fastest, where processes share GPUs."""
-    mesh = mesh_of(_devices(), instances=instances)
+    """The way that was asked for or chosen before; otherwise the fastest on these GPUs.
+
+    Raises:
+        UsageError: the way that was asked for cannot be had.
+    """
+    mesh, num_parameters = mesh_of(_devices(), instances=instances), _num_parameters(graph)
+    mean_by = lambda way: mean_over(mesh, way, host, num_parameters=num_parameters)
     way = begin.reduction or spec.reduction
-    if way == "auto" and instances == 1:
+    if way == "auto" and spec.platform == "cpu":
         way = "flat"
     if way != "auto":
-        return _Means(instances, mean_over(mesh, way, host))
-    means, num_parameters = means_of(mesh, host), _num_parameters(graph)
-    seconds = time_reductions(mesh, num_parameters, means)
+        try:
+            return _Means(instances, mean_by(way))
+        except NoPeerMemory as reason:
+            raise UsageError(f"reduction={way} is not possible: {reason}. hint: reduction=auto.") from reason
+    ways, notes = dict[AllReduce, MeshMean](), list[str]()
+    for each in ways_of(mesh, num_parameters):
+        try:
+            ways[each] = mean_by(each)
+        except NoPeerMemory as reason:
+            notes.append(f"no {each} mean: {reason}")
+    if len(ways) == 1:
+        return _Means(instances, ways["flat"], note="; ".join(notes))
+    seconds = time_reductions(mesh, num_parameters, ways)
     chosen = fastest(seconds)
     times = ", ".join(f"{each} {1e6 * taken:.0f} us" for each, taken in seconds.items())
-    note = f"a mean of {num_parameters:,} parameters takes {times}: {chosen}"
-    return _Means(instances, means[chosen], chosen, note)
+    notes.append(f"a mean of {num_parameters:,} parameters takes {times}: {chosen}")
+    return _Means(instances, ways[chosen], chosen, "; ".join(notes))
 
 
 def _num_parameters(graph: Graph) -> int:
@@ -120,7 +144,7 @@ def _compiled(
     graph: Graph, spec: RunSpec, control: Control, begin: Begin, rank: int, means: _Means
 ) -> CompiledProgram:
     """The program of all processes. The first one chooses its kernels, by timing, and the others take the same."""
-    on_mesh = {"devices": _devices(), "instances": means.instances, "reduce": means.reduce}
+    on_mesh = {"devices": _devices(), "instances": means.instances, "mean": means.mean}
     compile_with = partial(lower, graph, seeds=(spec.seed,), unroll=spec.unroll, numerics=spec.numerics, **on_mesh)
     if rank == 0:
         announce = lambda kernels: send(control, KernelsChosen(kernels.launches))

@@ -16,11 +16,12 @@ from rollmill.planning.search.rows import (
     speed_text,
 )
 from rollmill.planning.search.saturation import Point, saturation
-from rollmill.planning.search.searching import CannotRun, OutOfTime, Trials, search
+from rollmill.planning.search.searching import CannotBeFused, CannotRun, OutOfTime, Trials, search
 
 __all__ = [
     "Candidate",
     "CandidateRow",
+    "CannotBeFused",
     "CannotRun",
     "Machine",
     "Measurement",

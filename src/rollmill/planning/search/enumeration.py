@@ -51,6 +51,7 @@ def _placements(machine: Machine, workload: Workload) -> Iterator[Candidate]:
     else:
         yield from _programs(machine, LIKELY_DEPTHS)
         yield from _meshes(machine)
+        yield from _likely_actors(machine)
         yield from _programs(machine, OTHER_DEPTHS)
         yield from _instances(machine)
         yield from _actors(machine)
@@ -95,6 +96,15 @@ def _actors(machine: Machine) -> Iterator[Candidate]:
     for distribution in ("single-learner-coarse", "central"):
         for actors in widths_up_to(machine.cores):
             yield Candidate(distribution, "processes", actors=actors, gpus=min(1, machine.gpus))
+
+
+def _likely_actors(machine: Machine) -> Iterator[Candidate]:
+    """Beside a GPU: rollouts on half of the cores, which are fast where a rollout is many small steps, as a tree
+    search is. The other cores are left to the learner and to what feeds it.
+    """
+    if machine.gpus and machine.cores > 1:
+        actors = widths_up_to(machine.cores // 2)[-1]
+        yield Candidate("single-learner-coarse", "processes", actors=actors, gpus=1)
 
 
 def _apart(machine: Machine) -> Iterator[Candidate]:

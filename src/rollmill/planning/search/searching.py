@@ -31,6 +31,19 @@ class CannotRun(Exception):
     """A candidate cannot be carried out; the message is the reason."""
 
 
+class CannotBeFused(CannotRun):
+    """A candidate cannot be carried out, nor can any other that is fused as deeply.
+
+    Args:
+        reason: why.
+        depths: depths of fusion that are impossible.
+    """
+
+    def __init__(self, reason: str, depths: Sequence[str]) -> None:
+        super().__init__(reason)
+        self.depths = tuple(depths)
+
+
 class OutOfTime(Exception):
     """The budget ended before a candidate was measured."""
 
@@ -99,6 +112,8 @@ class _SearchState:
     programs: dict[str, Candidate] = field(default_factory=dict)
     twins: dict[tuple[str, ...], Candidate] = field(default_factory=dict)
     """Kinds of candidates that turned out to compile to another's program, and that one."""
+    impossible_depths: dict[str, Candidate] = field(default_factory=dict)
+    """Depths of fusion that turned out to be impossible, and with which candidate."""
     speed_factors: dict[tuple[str, ...], float] = field(default_factory=dict)
     """Measured over predicted, by kind."""
     memory_factors: dict[tuple[str, ...], float] = field(default_factory=dict)
@@ -128,6 +143,8 @@ class _SearchState:
         try:
             return self._try(row)
         except CannotRun as error:
+            if isinstance(error, CannotBeFused):
+                self.impossible_depths |= dict.fromkeys(error.depths, candidate)
             return replace(row, reason=str(error))
         except OutOfTime:
             return replace(row, status="not reached", reason="the budget ended before its first iterations")
@@ -186,6 +203,8 @@ class _SearchState:
         """Why a candidate is not tried, by others of its kind or branches."""
         if twin := self.twins.get(candidate.kind):
             return f"others of its kind are the same programs as those of {twin}"
+        if refused := self.impossible_depths.get(candidate.fusion or ""):
+            return f"cannot be fused, as {refused}"
         if reason := self._failed_narrower(candidate):
             return reason
         for width in WIDTHS:

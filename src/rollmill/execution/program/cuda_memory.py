@@ -1,0 +1,105 @@
+"""Calls of CUDA's driver for memory that GPUs share; each GPU is named by its number among those visible here."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+HANDLE_BYTES = 64
+_LAZY_ENABLE_PEER_ACCESS = 1
+_PEER_ACCESS_ALREADY_ENABLED = 704
+
+
+class NoPeerMemory(Exception):
+    """GPUs cannot reach each other's memory; the message is the reason."""
+
+
+class _Handle(ctypes.Structure):
+    """CUipcMemHandle."""
+
+    _fields_ = [("bytes", ctypes.c_ubyte * HANDLE_BYTES)]
+
+
+def allocate(gpu: int, num_bytes: int) -> int:
+    """The address of new memory on a GPU, zeroed.
+
+    Raises:
+        NoPeerMemory: there is none, as all functions here do for what CUDA refuses.
+    """
+    address = ctypes.c_uint64()
+    with _context(gpu):
+        _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(num_bytes))
+        _call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(num_bytes))
+        _call("cuCtxSynchronize")
+    return address.value
+
+
+def handle_of(gpu: int, address: int) -> bytes:
+    """The handle by which other processes open this memory."""
+    handle = _Handle()
+    with _context(gpu):
+        _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
+    return bytes(handle.bytes)
+
+
+def open_handle(gpu: int, handle: bytes) -> int:
+    """The address of another process's memory in this process, for kernels of one GPU."""
+    address = ctypes.c_uint64()
+    passed = _Handle.from_buffer_copy(handle)
+    with _context(gpu):
+        _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), passed, ctypes.c_uint(_LAZY_ENABLE_PEER_ACCESS))
+    return address.value
+
+
+def let_reach(gpu: int, other: int) -> None:
+    """Lets kernels of one GPU read and write all memory that this process has on another."""
+    can = ctypes.c_int()
+    _call("cuDeviceCanAccessPeer", ctypes.byref(can), _device(gpu), _device(other))
+    if not can.value:
+        raise NoPeerMemory(f"GPU {gpu} cannot reach the memory of GPU {other}")
+    with _context(gpu):
+        _call("cuCtxEnablePeerAccess", _primary(other), ctypes.c_uint(0), but=_PEER_ACCESS_ALREADY_ENABLED)
+
+
+@contextmanager
+def _context(gpu: int) -> Iterator[None]:
+    """Calls inside are for this GPU, in the context that JAX uses as well."""
+    _call("cuCtxPushCurrent_v2", _primary(gpu))
+    try:
+        yield
+    finally:
+        _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+
+@cache
+def _primary(gpu: int) -> ctypes.c_void_p:
+    context = ctypes.c_void_p()
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), _device(gpu))
+    return context
+
+
+@cache
+def _device(gpu: int) -> ctypes.c_int:
+    device = ctypes.c_int()
+    _call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(gpu))
+    return device
+
+
+@cache
+def _driver() -> Any:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise NoPeerMemory(f"there is no CUDA driver: {error}") from error
+    driver.cuInit(0)
+    return driver
+
+
+def _call(name: str, *arguments: Any, but: int = 0) -> None:
+    """Calls a function of the driver, which may also answer with the code `but`."""
+    driver = _driver()
+    if (code := getattr(driver, name)(*arguments)) not in (0, but):
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(code, ctypes.byref(text))
+        raise NoPeerMemory(f"{name}: {(text.value or b'unknown').decode()} ({code})")

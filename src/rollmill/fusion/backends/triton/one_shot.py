@@ -1,0 +1,98 @@
+"""The mean over the GPUs of a host by one kernel, in which each GPU reads the numbers of all others.
+
+A one-shot all-reduce: every number crosses between GPUs as often as there are others, and nothing waits for more
+than one exchange of messages. It is the fastest for few numbers, whose transport takes less time than a message.
+
+A vector is divided into lanes, each with a part of the memory that the GPUs share (`rollmill.execution.program`).
+A program of the grid copies its lane there, tells all others by a flag in *their* memory, waits for the flags in
+its own, and sums the lanes of all in the order of ranks, so that all get the same bits. Flags hold the number of
+the exchange. A lane's numbers lie in two halves in turns: no GPU begins exchange n + 2 before all others have
+announced exchange n + 1, and so have read the numbers of exchange n.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, UInt32
+
+from rollmill.fusion.backends.triton.compile import Kernel, call, entry
+
+LANE = 1024
+"""Numbers of a lane."""
+FLAG_BYTES = 256
+"""Bytes at the beginning of a lane: the number of its last exchange, and a flag of each rank."""
+LANE_BYTES = FLAG_BYTES + 2 * 4 * LANE
+MOST_RANKS = FLAG_BYTES // 4 - 1
+
+SOURCE = """
+@triton.jit
+def address_of(addresses, rank):
+    low = tl.load(addresses + 2 * rank).to(tl.int64)
+    return low | (tl.load(addresses + 2 * rank + 1).to(tl.int64) << 32)
+
+
+@triton.jit
+def one_shot_mean(
+    vector, addresses, result,
+    SIZE: tl.constexpr, RANKS: tl.constexpr, FIRST: tl.constexpr,
+    LANE: tl.constexpr, LANE_BYTES: tl.constexpr, FLAG_BYTES: tl.constexpr,
+):
+    part = tl.program_id(0)
+    column = tl.arange(0, LANE)
+    place = part * LANE + column
+    inside = place < SIZE
+    lane = (FIRST + part).to(tl.int64) * LANE_BYTES
+    rank = tl.load(addresses + 2 * RANKS).to(tl.int32)
+    own = address_of(addresses, rank) + lane
+    count = own.to(tl.pointer_type(tl.int32))
+    exchange = tl.load(count) + 1
+    half = FLAG_BYTES + (exchange & 1) * (4 * LANE)
+    mine = (own + half).to(tl.pointer_type(tl.float32)) + column
+    tl.store(mine, tl.load(vector + place, mask=inside, other=0.0), mask=inside)
+    tl.debug_barrier()
+    for peer in tl.static_range(RANKS):
+        flag = (address_of(addresses, peer) + lane).to(tl.pointer_type(tl.int32)) + 1 + rank
+        tl.atomic_xchg(flag, exchange, sem="release", scope="sys")
+    for peer in tl.static_range(RANKS):
+        seen = tl.atomic_add(count + 1 + peer, 0, sem="acquire", scope="sys")
+        while seen - exchange < 0:
+            seen = tl.atomic_add(count + 1 + peer, 0, sem="acquire", scope="sys")
+    tl.debug_barrier()
+    total = tl.zeros([LANE], tl.float32)
+    for peer in tl.static_range(RANKS):
+        theirs = (address_of(addresses, peer) + lane + half).to(tl.pointer_type(tl.float32)) + column
+        total += tl.load(theirs, mask=inside, other=0.0, volatile=True)
+    tl.store(result + place, tl.div_rn(total, tl.full([LANE], RANKS, tl.float32)), mask=inside)
+    tl.store(count, exchange)
+"""
+
+
+def lanes_of(size: int) -> int:
+    """Lanes that so many numbers take."""
+    return -(-size // LANE)
+
+
+def one_shot_mean(
+    vector: Float[Array, " N"], addresses: UInt32[Array, " A"], *, ranks: int, first_lane: int
+) -> Float[Array, " N"]:
+    """The mean of a vector over all GPUs, in the program that is being traced.
+
+    Args:
+        vector: of float32; all GPUs have to come to their means in the same order.
+        addresses: of the shared memory on each GPU, its low and its high 32 bits, and this GPU's rank at the end.
+        ranks: number of the GPUs, at most `MOST_RANKS`.
+        first_lane: the first of the lanes that this mean uses, which no other may use at the same time.
+    """
+    return call(mean_kernel(vector.size, ranks, first_lane), [vector, addresses])[0]
+
+
+def mean_kernel(size: int, ranks: int, first_lane: int) -> Kernel:
+    """The kernel of the mean of a vector of this size."""
+    constants = {"SIZE": size, "RANKS": ranks, "FIRST": first_lane}
+    return Kernel(
+        SOURCE + entry("one_shot_mean"),
+        programs=lanes_of(size),
+        outputs=(jax.ShapeDtypeStruct((size,), jnp.float32),),
+        constants=constants | {"LANE": LANE, "LANE_BYTES": LANE_BYTES, "FLAG_BYTES": FLAG_BYTES},
+        num_warps=4,
+        uniforms=2,
+    )
