@@ -1,5 +1,6 @@
 """The parts of a plan search around processes: throughput from metrics, plans of candidates, stored results."""
 
+import io
 import json
 import os
 import time
@@ -7,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 import rollmill
@@ -16,6 +18,7 @@ from rollmill.api.plan_search.finding import SearchRequest, list_candidates, thi
 from rollmill.api.plan_search.process import CandidateProcess, MetricsPoint, SearchStopped, measured_between
 from rollmill.api.plan_search.stored import file_for, read_stored, store
 from rollmill.api.plan_search.trials import ProcessTrials
+from rollmill.cli import measured
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import return_freed_memory
 from rollmill.execution.processes.process_tree import descendants_of, kill_all, resident_memory
@@ -277,3 +280,23 @@ def test_freed_memory_goes_back_to_the_system():
 def test_memory_of_devices_counts_where_they_have_their_own(answer):
     device = SimpleNamespace(memory_stats=lambda: answer)
     assert memory_in_use([device]) == ((3, 5) if answer else (0, 0))
+
+
+@pytest.mark.parametrize(("trains_with", "reported"), [(40, 60), (70, 70), (95, 95)])
+def test_memory_of_what_only_the_search_timed_is_not_the_training_s(monkeypatch, trains_with, reported):
+    """The training's own iterations took 60 bytes before, and the timing of a stage 90."""
+    stats, written = {"bytes_in_use": 5, "peak_bytes_in_use": 90}, io.StringIO()
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(memory_stats=lambda: stats)])
+    steps = iter([{"bytes_in_use": trains_with, "peak_bytes_in_use": max(90, trains_with)}, None])
+
+    def train(seconds):
+        if (now := next(steps)) is None:
+            written.close()
+        else:
+            stats.update(now)
+
+    monkeypatch.setattr(measured.time, "sleep", train)
+    lines = []
+    monkeypatch.setattr(measured, "_report", lambda file, **report: lines.append(report) or file.write("."))
+    measured._watch_memory(written, trained=60)
+    assert lines[0] == {"peak": reported}

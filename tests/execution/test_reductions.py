@@ -1,6 +1,7 @@
 """Means over a mesh are the same in every way, and the fastest way is found in all processes alike."""
 
 import threading
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,20 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from rollmill.channels import LocalBroker, MemoryWire
-from rollmill.execution.program.reductions import AXES, HostMean, fastest, mean_over, mesh_of, time_reductions
+from rollmill.execution.program import reductions
+from rollmill.execution.program.cuda_memory import NoPeerMemory
+from rollmill.execution.program.reductions import (
+    AXES,
+    MOST_ONE_SHOT,
+    HostMean,
+    MeshMean,
+    fastest,
+    mean_over,
+    means_in_a_row,
+    mesh_of,
+    time_reductions,
+    ways_of,
+)
 
 
 def tree_of(instance, gpu):
@@ -77,6 +91,52 @@ def test_the_fastest_way_is_chosen_from_times_that_all_processes_share(instances
     seconds = time_reductions(mesh, 1000, {way: mean_over(mesh, way) for way in ("flat", "hierarchical")})
     assert set(seconds) == {"flat", "hierarchical"} and min(seconds.values()) > 0
     assert seconds[fastest(seconds)] == min(seconds.values())
+
+
+def test_what_is_timed_depends_on_who_shares_a_gpu_and_on_the_parameters():
+    alone, sharing = mesh_of(jax.devices()[:2]), mesh_of(jax.devices()[:2], instances=2)
+    assert list(ways_of(alone, 9000)) == ["flat", "one-shot"]
+    assert list(ways_of(alone, MOST_ONE_SHOT + 1)) == ["flat"]
+    assert list(ways_of(mesh_of(jax.devices()[:1]), 9000)) == ["flat"]
+    assert list(ways_of(sharing, 9000)) == ["flat", "host"]
+
+
+def test_one_shot_means_are_for_gpus():
+    with pytest.raises(NoPeerMemory, match="it is for GPUs"):
+        mean_over(mesh_of(jax.devices()[:2]), "one-shot")
+
+
+def test_a_program_passes_each_device_its_row_of_a_mean_s_operands():
+    mesh = mesh_of(jax.devices()[:2])
+    rows = jax.device_put(np.float32([[1], [3]]), jax.NamedSharding(mesh, PartitionSpec(AXES)))
+    weighted = MeshMean(lambda row: lambda tree: jax.lax.psum(row[0, 0] * tree, AXES), (rows,))
+    assert means_in_a_row(mesh, weighted, np.float32([1, 2]))().tolist() == [4.0**20, 2 * 4.0**20]
+
+
+def test_one_shot_means_of_a_program_have_lanes_of_their_own_until_there_are_none(monkeypatch):
+    lanes = []
+
+    def recorded(vector, addresses, *, ranks, first_lane):
+        lanes.append((first_lane, vector.size))
+        assert ranks == 2 and addresses.shape == (5,)
+        return jax.lax.pmean(vector, AXES)
+
+    monkeypatch.setattr(reductions, "one_shot_mean", recorded)
+    mesh = mesh_of(jax.devices()[:2])
+    means = partial(reductions._OneShotMeans, 2, 6)
+    trees = [np.ones(3000, np.float32), {"a": np.ones(10, np.float32), "b": np.ones(4, np.int32)}]
+    trees += [np.ones(5000, np.float32), np.ones(1, np.float32)]
+
+    def program(addresses):
+        reduce = means(addresses)
+        return [reduce(tree) for tree in trees]
+
+    spec = PartitionSpec(AXES)
+    found = jax.jit(jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False))(
+        np.zeros((2, 5), np.uint32)
+    )
+    jax.tree.map(lambda mean, tree: np.testing.assert_array_equal(mean, tree), found, trees)
+    assert lanes == [(0, 3000), (3, 10)]  # the rest is flat: integers, and what finds no lane any more
 
 
 @pytest.mark.parametrize("way", ["flat", "hierarchical"])

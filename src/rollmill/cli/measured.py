@@ -35,22 +35,28 @@ def run(parent: str, commands: str, reports: str, *words: str) -> int:
 
 def _obey(words: list[str], commands_file: TextIO, reports_file: TextIO) -> int:
     from rollmill.api import begin_training
-    from rollmill.api.plan_search.compiled_program import describe_program, iteration_seconds, stage_seconds
+    from rollmill.api.plan_search.compiled_program import (
+        describe_program,
+        iteration_seconds,
+        most_memory,
+        stage_seconds,
+    )
     from rollmill.cli.train import prepare
     from rollmill.core.machine import return_freed_memory
 
     prepared = prepare(words)
-    described = describe_program(prepared)
-    _report(reports_file, program=described)
+    _report(reports_file, program=describe_program(prepared))
+    peak = most_memory(prepared)
     for line in commands_file:
         match line.strip():
             case "time":
                 _report(reports_file, seconds=iteration_seconds(prepared))
+                peak = most_memory(prepared)  # of the training's own iterations
             case "stages":
                 _report(reports_file, collect=stage_seconds(prepared))
             case "begin":
                 return_freed_memory()  # what timing took is not the training's
-                watch = partial(_watch_memory, reports_file, compiled=described["peak"] if described else 0)
+                watch = partial(_watch_memory, reports_file, trained=peak)
                 threading.Thread(target=watch, daemon=True).start()
                 return begin_training(prepared).exit_code
     return 0
@@ -60,13 +66,13 @@ def _report(reports_file: TextIO, **report: Any) -> None:
     reports_file.write(json.dumps(report) + "\n")
 
 
-def _watch_memory(reports_file: TextIO, *, compiled: int) -> None:
+def _watch_memory(reports_file: TextIO, *, trained: int) -> None:
     """Reports the most memory of a device that compiling and training take, where devices have their own.
 
     Args:
         reports_file: gets the reports.
-        compiled: the most bytes of a device until the training was compiled. What timing took since, such as
-            choosing algorithms for a stage that the training does not run, is not the training's.
+        trained: the most bytes of a device by the training's own iterations so far. What other programs took
+            since, such as choosing algorithms for a stage that the training does not run, is not the training's.
     """
     import jax
 
@@ -79,9 +85,9 @@ def _watch_memory(reports_file: TextIO, *, compiled: int) -> None:
     while True:
         time.sleep(WATCH_SECONDS)
         now, peak = memory_in_use(devices)
-        compiled = max(compiled, now)
+        trained = max(trained, now)
         try:
-            _report(reports_file, peak=peak if peak > timed else compiled)
+            _report(reports_file, peak=peak if peak > timed else trained)
         except (OSError, ValueError):  # the parent or the training has ended
             return
 

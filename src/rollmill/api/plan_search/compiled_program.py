@@ -123,6 +123,11 @@ def _identity(prepared: PreparedTraining, program: CompiledProgram) -> str:
     return json.dumps([devices, prepared.algorithm.loops.num_envs, kernels], sort_keys=True)
 
 
+def most_memory(prepared: PreparedTraining) -> int:
+    """Most bytes of one of the program's devices in use so far; 0 if they have no memory of their own."""
+    return 0 if prepared.program is None else memory_in_use(prepared.program.devices)[1]
+
+
 def memory_in_use(devices: Sequence[Any]) -> tuple[int, int]:
     """Bytes in use of the fullest device, now and at most so far; 0 where devices have no memory of their own."""
     stats = [device.memory_stats() or {} for device in devices]
