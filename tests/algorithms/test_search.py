@@ -130,6 +130,7 @@ def test_levels_updated_at_once_change_nothing(levels, monkeypatch):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_search_does_not_depend_on_deeper_ones_beside_it():
     roots, legal = random_roots()
     search = partial(gumbel_search, num_simulations=24, max_depth=24, **GUMBEL)

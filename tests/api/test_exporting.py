@@ -221,6 +221,7 @@ def test_other_algorithms_are_exported_too(name, format, tmp_path):
         assert written.metadata["note"] == described.SEARCH_NOTE
 
 
+@pytest.mark.slow
 def test_a_recurrent_export_plays_an_episode_by_its_own_memory(tmp_path):
     policy = policy_of(POLICIES["gru"]())
     rollmill.export(policy, tmp_path / "policy.onnx")
@@ -319,6 +320,7 @@ def test_a_tie_is_counted_and_not_refused(small):
     assert compare(policy, exported, run).ties == 1000
 
 
+@pytest.mark.slow
 def test_continuous_actions_may_differ_by_rounding_alone():
     policy = policy_of(POLICIES["squashed"]())
     exported = exported_function(policy.loaded)

@@ -28,6 +28,7 @@ def trained(tmp_path, name, *, iterations=6, algorithm="ppo", env="CartPole-v1",
     return read_metrics(run.directory / "metrics.jsonl")
 
 
+@pytest.mark.slow
 def test_a_line_of_several_iterations_has_their_means_and_counts_their_episodes(tmp_path):
     each = trained(tmp_path, "each")
     some = trained(tmp_path, "some", log_every=4)

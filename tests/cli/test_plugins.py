@@ -156,6 +156,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 def test_a_broken_package_breaks_nothing_else(site):
     install(site, "broken", BROKEN)
     (site / "silent.py").write_text("")

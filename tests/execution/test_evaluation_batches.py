@@ -39,6 +39,7 @@ def test_how_often_is_looked_changes_no_result(trained, monkeypatch):
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.slow_beyond(1)
 def test_a_kernel_plays_the_same_episodes(trained, monkeypatch, stochastic):
     graph, weights = trained
     calls, collect = [], compiled.fused_collect

@@ -160,7 +160,8 @@ def an_epoch(graph, make_minibatch_loop, learner, batch, rows):
     return loop.end(after), metrics
 
 
-@pytest.mark.parametrize("name", ["separate", pytest.param("continuous", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["separate", "continuous"])
+@pytest.mark.slow
 def test_an_epoch_leads_to_the_same_weights(name):
     graph = graph_of(CASES[name])
     learner, batch, rows = learned_a_little(graph)

@@ -111,6 +111,7 @@ def test_a_daemon_that_dies_is_started_again_while_it_is_used(control):
     wait_until(lambda: not control.exists())
 
 
+@pytest.mark.slow
 def test_users_that_come_and_go_never_meet_a_daemon_that_ends(control):
     failed = []
 
