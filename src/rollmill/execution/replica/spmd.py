@@ -105,7 +105,7 @@ class _Means(NamedTuple):
 
 
 def _choose_means(graph: Graph, spec: RunSpec, begin: Begin, instances: int, host: HostMean) -> _Means:
-    """The way that was asked for or chosen before; otherwise the fastest on these GPUs.
+    """The way that was asked for or chosen before; otherwise the fastest, where processes share GPUs.
 
     Raises:
         UsageError: the way that was asked for cannot be had.
@@ -113,26 +113,19 @@ def _choose_means(graph: Graph, spec: RunSpec, begin: Begin, instances: int, hos
     mesh, num_parameters = mesh_of(_devices(), instances=instances), _num_parameters(graph)
     mean_by = lambda way: mean_over(mesh, way, host, num_parameters=num_parameters)
     way = begin.reduction or spec.reduction
-    if way == "auto" and spec.platform == "cpu":
-        way = "flat"
+    if way == "auto" and instances == 1:
+        way = "flat"  # one-shot means are not chosen before they were measured on GPUs
     if way != "auto":
         try:
             return _Means(instances, mean_by(way))
         except NoPeerMemory as reason:
             raise UsageError(f"reduction={way} is not possible: {reason}. hint: reduction=auto.") from reason
-    ways, notes = dict[AllReduce, MeshMean](), list[str]()
-    for each in ways_of(mesh, num_parameters):
-        try:
-            ways[each] = mean_by(each)
-        except NoPeerMemory as reason:
-            notes.append(f"no {each} mean: {reason}")
-    if len(ways) == 1:
-        return _Means(instances, ways["flat"], note="; ".join(notes))
-    seconds = time_reductions(mesh, num_parameters, ways)
+    means = {each: mean_by(each) for each in ways_of(mesh, num_parameters)}
+    seconds = time_reductions(mesh, num_parameters, means)
     chosen = fastest(seconds)
     times = ", ".join(f"{each} {1e6 * taken:.0f} us" for each, taken in seconds.items())
-    notes.append(f"a mean of {num_parameters:,} parameters takes {times}: {chosen}")
-    return _Means(instances, ways[chosen], chosen, "; ".join(notes))
+    note = f"a mean of {num_parameters:,} parameters takes {times}: {chosen}"
+    return _Means(instances, means[chosen], chosen, note)
 
 
 def _num_parameters(graph: Graph) -> int:
