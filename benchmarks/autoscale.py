@@ -165,8 +165,9 @@ def scale_automatically(probes: Probes, num_envs: int) -> tuple[Sizes, bool]:
 
 def measured(words: list[str], variables: dict[str, str], *, seconds: float) -> dict[str, Any]:
     """Throughput and memory of a training, or why there is none."""
-    process = CandidateProcess(words, check_stop=lambda: None, environment=variables)
+    process = CandidateProcess(check_stop=lambda: None, environment=variables)
     try:
+        process.prepare(words)
         process.ask(None, "program", seconds=seconds)
         found = process.measure(bound=None, seconds=seconds, seeds=1, learns_from=0)
     except (CannotRun, OutOfTime) as error:

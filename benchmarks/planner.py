@@ -19,6 +19,7 @@ Other processes of the machine disturb single figures; ratios of medians of turn
 """
 
 import argparse
+import contextlib
 import json
 import signal
 import sys
@@ -82,11 +83,8 @@ def measure_alone(trials: ProcessTrials, candidate: Candidate, bound: float | No
     """Throughput and memory of one candidate."""
     if reason := trials.check(candidate):
         raise CannotRun(reason)
-    try:
-        trials.predict_memory(candidate)
-        return trials.measure(candidate, bound, trials.start_seconds)
-    finally:
-        trials.close()
+    trials.predict_memory(candidate)
+    return trials.measure(candidate, bound, trials.start_seconds)
 
 
 @dataclass
@@ -235,11 +233,13 @@ def compare(name: str, limits: Limits, environment: dict[str, str], result: dict
     try:
         sweep.run(limits.rounds)
     finally:
+        trials.close()
         result |= {"sweep": _described(sweep.swept), "sweep_seconds": time.monotonic() - began}
     found = find_plan(graph_of, request, environment=environment, say=partial(print, flush=True))
     trials.start_seconds = limits.each
     if found.table.chosen and found.table.chosen.candidate not in sweep.medians:
-        sweep.add(found.table.chosen.candidate, measure_alone(trials, found.table.chosen.candidate))
+        with contextlib.closing(trials):
+            sweep.add(found.table.chosen.candidate, measure_alone(trials, found.table.chosen.candidate))
     reasons = [each.reason for each in sweep.swept.values()] + [row.reason for row in found.table.rows]
     result |= judged(found, sweep.medians)
     result |= {"out_of_memory": out_of_memory(reasons), "sweep": _described(sweep.swept)}

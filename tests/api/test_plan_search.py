@@ -13,6 +13,7 @@ import pytest
 
 import rollmill
 from rollmill.api.options import RunOptions
+from rollmill.api.plan_search import trials as trials_module
 from rollmill.api.plan_search.compiled_program import memory_in_use
 from rollmill.api.plan_search.finding import SearchRequest, list_candidates, this_machine, workload_of
 from rollmill.api.plan_search.process import CandidateProcess, MetricsPoint, SearchStopped, measured_between
@@ -155,6 +156,45 @@ def test_a_damaged_result_is_searched_for_again(tmp_path, change):
     assert read_stored(file, budget=10.0) is None
 
 
+class WaitingProcess:
+    """Stands in for a process of a candidate."""
+
+    started: list["WaitingProcess"]
+
+    def __init__(self, *, check_stop, environment):
+        self.words, self.closed = None, False
+        self.started.append(self)
+
+    def prepare(self, words):
+        self.words = words
+
+    def ask(self, command, name, *, seconds):
+        return {"process": 1, "bytes": 2, "peak": 0, "held": 0, "identity": str(self.words)}
+
+    def measure(self, **limits):
+        return Measurement(100.0, None)
+
+    def close(self):
+        assert not self.closed
+        self.closed = True
+
+
+@pytest.mark.parametrize("cores", [2, 8])
+def test_where_there_are_cores_the_next_process_starts_while_a_candidate_compiles(trials, monkeypatch, cores):
+    WaitingProcess.started = started = []
+    monkeypatch.setattr(trials_module, "CandidateProcess", WaitingProcess)
+    trials.machine = Machine(cores, memory=8 * 10**9)
+    ahead = 1 if cores == 8 else 0
+    for number, fusion in enumerate(("off", "full"), 1):
+        trials.predict_memory(Candidate(fusion=fusion))
+        assert len(started) == number + ahead and fusion in started[number - 1].words
+        trials.measure(Candidate(fusion=fusion), None, 10.0)
+        assert started[number - 1].closed and not any(each.closed for each in started[number:])
+    trials.close()
+    assert all(each.closed for each in started)
+    assert [each.words is None for each in started] == [False, False, *[True] * ahead]
+
+
 def test_results_are_kept_apart_by_all_that_they_depend_on(tmp_path, monkeypatch):
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
     one, other = file_for({"graph": "a", "machine": [1]}), file_for({"graph": "a", "machine": [2]})
@@ -168,7 +208,8 @@ def process():
 
     def start(*words, check_stop=lambda: None):
         environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-        opened.append(CandidateProcess(words, check_stop=check_stop, environment=environment))
+        opened.append(CandidateProcess(check_stop=check_stop, environment=environment))
+        opened[-1].prepare(words)
         return opened[-1]
 
     yield start

@@ -86,6 +86,16 @@ def test_a_reduction_for_workers_that_share_no_gpu_is_noted(two_gpus):
         assert found.reduction == "auto" and found.note.startswith("reduction=host has no effect")
 
 
+def test_a_one_shot_mean_needs_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for workers in (0, 2):
+        with (
+            pytest.raises(UsageError, match="reads the memory of other GPUs, and no worker has one"),
+            gpus_of_workers(workers, "auto", mesh=True, reduction="one-shot"),
+        ):
+            pass
+
+
 def test_a_one_shot_mean_needs_a_gpu_for_each_process(two_gpus):
     with gpus_of_workers(2, "auto", mesh=True, reduction="one-shot") as found:
         assert found.reduction == "one-shot" and found.note == ""

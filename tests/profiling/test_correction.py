@@ -43,7 +43,13 @@ def test_windows_are_compared_with_those_around_them_because_the_machine_is_not_
     assert held_out_ratio(pairs) == pytest.approx(1.0)
     dearer = [*pairs[:4], pair(3e6, 1000, 400.0)]
     assert held_out_ratio(dearer) == pytest.approx(1.0), "the median"
-    assert held_out_ratio([pair(1e6, 1000, 100.0), pair(1e6, 1000, 300.0)]) == pytest.approx(1.0)
+
+
+def test_what_the_first_windows_do_not_foretell_is_an_error():
+    earlier, later = [pair(1e6, 1000, 100.0)] * 3, [pair(1e6, 1000, 300.0)] * 3
+    assert held_out_ratio(earlier + later) == pytest.approx(1.2)
+    assert held_out_ratio(later + earlier) == pytest.approx(0.8)
+    assert held_out_ratio(later[:1]) == pytest.approx(1.0), "by its own costs"
 
 
 def test_a_window_that_was_faster_than_those_around_it_costs_nothing():

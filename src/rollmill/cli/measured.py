@@ -1,8 +1,8 @@
-"""The process of a candidate of a plan search: `python -m rollmill.cli.measured PARENT COMMANDS REPORTS WORDS`.
+"""The process of a candidate of a plan search: `python -m rollmill.cli.measured PARENT COMMANDS REPORTS`.
 
-It compiles a training, and does what the parent asks for by a line on the descriptor COMMANDS: `time` runs a few
-iterations, `stages` the first stage of one, and `begin` trains. Answers are lines of JSON on the descriptor
-REPORTS. It dies with its parent.
+It compiles the training whose words are a list in JSON, the first line on the descriptor COMMANDS, and does what
+the parent asks for by further lines: `time` runs a few iterations, `stages` the first stage of one, and `begin`
+trains. Answers are lines of JSON on the descriptor REPORTS. It dies with its parent.
 """
 
 import json
@@ -17,8 +17,8 @@ WATCH_SECONDS = 0.5
 """Time between two reports of the memory that devices use."""
 
 
-def run(parent: str, commands: str, reports: str, *words: str) -> int:
-    """Prepares `rollmill train WORDS`, reports what it compiled to, and obeys the parent's commands."""
+def run(parent: str, commands: str, reports: str) -> int:
+    """Prepares `rollmill train` with the words that come, reports what it compiled to, and obeys commands."""
     from rollmill.execution.processes.process_tree import die_with
 
     die_with(int(parent))
@@ -26,14 +26,14 @@ def run(parent: str, commands: str, reports: str, *words: str) -> int:
 
     with open(int(commands)) as commands_file, open(int(reports), "w", buffering=1) as reports_file:
         try:
-            return _obey(list(words), commands_file, reports_file)
+            return _obey(commands_file, reports_file)
         except RollmillError as error:
             depths = error.depths if isinstance(error, FusionError) else ()
             _report(reports_file, error=str(error), depths=depths)
             return error.exit_code
 
 
-def _obey(words: list[str], commands_file: TextIO, reports_file: TextIO) -> int:
+def _obey(commands_file: TextIO, reports_file: TextIO) -> int:
     from rollmill.api import begin_training
     from rollmill.api.plan_search.compiled_program import (
         describe_program,
@@ -44,7 +44,9 @@ def _obey(words: list[str], commands_file: TextIO, reports_file: TextIO) -> int:
     from rollmill.cli.train import prepare
     from rollmill.core.machine import return_freed_memory
 
-    prepared = prepare(words)
+    if not (words := commands_file.readline()):
+        return 0
+    prepared = prepare(json.loads(words))
     _report(reports_file, program=describe_program(prepared))
     peak = most_memory(prepared)
     for line in commands_file:

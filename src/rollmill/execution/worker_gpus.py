@@ -47,6 +47,10 @@ def gpus_of_workers(
         UsageError: the GPUs cannot be shared so, or means cannot be taken so.
     """
     names = visible_gpus()
+    if reduction == "one-shot" and not (workers and names):
+        raise UsageError(
+            "reduction=one-shot reads the memory of other GPUs, and no worker has one. hint: reduction=auto."
+        )
     if workers <= len(names) or not names:
         # A process that sees other GPUs, too, is slower on its own.
         own = () if len(names) < 2 else [{"CUDA_VISIBLE_DEVICES": name} for name in names]

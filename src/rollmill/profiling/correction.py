@@ -1,9 +1,9 @@
 """Takes the profiler's own cost out of what it measured (Gleeson et al., "RL-Scope", MLSys 2021, section 3.4).
 
 Recording an event costs time, part of it inside the event, the rest after it. In one training, windows with the
-profiler and without it take turns; their difference, divided by the number of events, is an event's cost. A window
-is corrected with the cost that the *other* windows give, so that the error that is reported is that of a
-prediction. The part that lies inside events is measured on a program of known duration (`measure_event`).
+profiler and without it take turns; their difference, divided by the number of events, is an event's cost. The
+error that is reported is that of a prediction: later windows are corrected by the cost that earlier ones gave. The
+part that lies inside events is measured on a program of known duration (`measure_event`).
 """
 
 import math
@@ -107,12 +107,14 @@ def held_out_durations(pairs: Sequence[PairedWindow]) -> list[float]:
 def held_out_ratio(pairs: Sequence[PairedWindow]) -> float:
     """The corrected duration of an iteration over that without the profiler: 1 if the correction is right.
 
-    The median of all windows, each compared with those around it, because a machine with other work is not equally
-    fast all the time.
+    Windows of the second half are corrected by the costs of the first half, so that this is the error of a
+    prediction: if each were corrected by all others, the differences would cancel out. Each is compared with those
+    around it, because a machine with other work is not equally fast all the time; the median counts. A single
+    window is corrected by its own costs.
     """
-    return statistics.median(
-        corrected / pair.unprofiled for corrected, pair in zip(held_out_durations(pairs), pairs, strict=True)
-    )
+    half = len(pairs) // 2
+    found = costs(pairs[:half] or pairs)
+    return statistics.median(corrected_duration(pair, found) / pair.unprofiled for pair in pairs[half:])
 
 
 def corrected_device(

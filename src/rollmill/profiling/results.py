@@ -57,7 +57,7 @@ class IterationTime:
     profiled: float
     """That of windows with it, each in proportion to those without it around it: the median."""
     corrected: float
-    """The same without the cost of the book-keeping events, which was measured in the other windows."""
+    """The same without the cost of the book-keeping events: by windows whose cost was measured in earlier ones."""
     iterations: int
     """Iterations in profiled windows."""
     windows: int

@@ -57,15 +57,14 @@ class MetricsPoint(NamedTuple):
 class CandidateProcess:
     """A process of `rollmill.cli.measured`, with a temporary run directory.
 
+    It starts with its imports, which take seconds, and waits until it is told what to `prepare`.
+
     Args:
-        words: arguments of `rollmill train`.
         check_stop: raises `SearchStopped` if a signal has come.
         environment: variables of the process.
     """
 
-    def __init__(
-        self, words: Sequence[str], *, check_stop: Callable[[], None], environment: dict[str, str]
-    ) -> None:
+    def __init__(self, *, check_stop: Callable[[], None], environment: dict[str, str]) -> None:
         self._check_stop = check_stop
         self._folder = Path(tempfile.mkdtemp(prefix="rollmill-plan-"))
         self._mark = f"plan-{os.getpid()}-{self._folder.name}"
@@ -74,10 +73,9 @@ class CandidateProcess:
         """Most bytes of a device that the process has reported."""
         commands, reports = os.pipe(), os.pipe()
         module = [sys.executable, "-m", "rollmill.cli.measured"]
-        own = ["--run-dir", str(self._folder / "run"), "--quiet", "--no-tensorboard"]
         with (self._folder / "output").open("wb") as output:
             self.process = subprocess.Popen(
-                [*module, str(os.getpid()), str(commands[0]), str(reports[1]), *words, *own],
+                [*module, str(os.getpid()), str(commands[0]), str(reports[1])],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -89,6 +87,15 @@ class CandidateProcess:
             os.close(end)
         self._commands, self._reports = commands[1], reports[0]
         os.set_blocking(self._reports, False)
+
+    def prepare(self, words: Sequence[str]) -> None:
+        """Lets the process compile a training, and report it as `program`.
+
+        Args:
+            words: arguments of `rollmill train`.
+        """
+        own = ["--run-dir", str(self._folder / "run"), "--quiet", "--no-tensorboard"]
+        self._send(json.dumps([*words, *own]))
 
     def close(self) -> None:
         """Kills the process and all that it has started, and removes its run."""

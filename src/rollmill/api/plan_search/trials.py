@@ -17,6 +17,10 @@ from rollmill.planning import Plan, PlanSettings
 from rollmill.planning.search import Candidate, Machine, Measurement, MemoryEstimate, Workload
 from rollmill.planning.search.model import StageTimes, placed_seconds
 
+CORES_FOR_THE_NEXT = 4
+"""Cores from which on the next candidate's process starts while a candidate compiles. It waits before that one is
+measured."""
+
 PLACED_BY_CANDIDATES = (
     "distribution",
     "place",
@@ -55,9 +59,18 @@ class ProcessTrials:
     """Longest time for a candidate to compile, and again to be measured."""
     _has_measured: bool = False
     _open: tuple[Candidate, CandidateProcess] | None = field(default=None, repr=False)
+    _next: CandidateProcess | None = field(default=None, repr=False)
+    """A process that imports what it needs while another candidate is tried."""
 
     def close(self) -> None:
-        """Ends the process, if one is open."""
+        """Ends all processes."""
+        self._end()
+        if self._next is not None:
+            self._next.close()
+            self._next = None
+
+    def _end(self) -> None:
+        """Ends the process of a candidate, if one is open."""
         if self._open is not None:
             self._open[1].close()
             self._open = None
@@ -155,7 +168,7 @@ class ProcessTrials:
             known = candidate.place == "program" or not self.machine.gpus
             return found if known else found._replace(memory=None)
         finally:
-            self.close()
+            self._end()
 
     @property
     def _seconds(self) -> float:
@@ -167,12 +180,16 @@ class ProcessTrials:
         """The process of a candidate; that of another one is ended."""
         if self._open is not None and self._open[0] == candidate:
             return self._open[1]
-        self.close()
-        process = CandidateProcess(
-            [*self.words, *candidate.words], check_stop=self.check_stop, environment=self.environment
-        )
+        self._end()
+        process, self._next = self._next or self._started(), None
         self._open = candidate, process
+        process.prepare([*self.words, *candidate.words])
+        if self.machine.cores >= CORES_FOR_THE_NEXT:
+            self._next = self._started()
         return process
+
+    def _started(self) -> CandidateProcess:
+        return CandidateProcess(check_stop=self.check_stop, environment=self.environment)
 
     def _options_of(self, candidate: Candidate) -> RunOptions:
         default = RunOptions()

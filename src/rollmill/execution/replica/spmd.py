@@ -120,7 +120,7 @@ def _choose_means(graph: Graph, spec: RunSpec, begin: Begin, instances: int, hos
             return _Means(instances, mean_by(way))
         except NoPeerMemory as reason:
             raise UsageError(f"reduction={way} is not possible: {reason}. hint: reduction=auto.") from reason
-    means = {each: mean_by(each) for each in ways_of(mesh, num_parameters)}
+    means: dict[AllReduce, MeshMean] = {each: mean_by(each) for each in ways_of(mesh, num_parameters)}
     seconds = time_reductions(mesh, num_parameters, means)
     chosen = fastest(seconds)
     times = ", ".join(f"{each} {1e6 * taken:.0f} us" for each, taken in seconds.items())

@@ -1,0 +1,117 @@
+"""The tables of docs/profiling.md, from the results of profiler.py.
+
+    python benchmarks/profiler_tables.py
+
+Reads results/profiler-PART-PLATFORM.json, as far as they are there; measures nothing.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from measure import RESULTS, table_of, write_table
+
+PAGE = Path(__file__).parent.parent / "docs" / "profiling.md"
+PLATFORMS = ("cpu", "gpu")
+
+
+def errors() -> str:
+    """How far the corrected duration of an iteration is from the unprofiled one, in each of several profiles."""
+    head = ["training", "on", "without the profiler", "with it", "corrected, from that without", "median"]
+    rows = [
+        [
+            name,
+            machine,
+            duration(row["iteration_seconds"]),
+            f"{row['slowdown']:.2f} x",
+            ", ".join(f"{error:+.1%}" for error in row["errors"]),
+            f"{row['median_error']:+.1%}",
+        ]
+        for machine, name, row in rows_of("errors")
+    ]
+    return table_of(head, rows, numbers=(2, 3, 4, 5))
+
+
+def planted() -> str:
+    """How much of the work that was added to an operation is found there, and how much in another one."""
+    head = [
+        "work added to",
+        "on",
+        "an iteration takes longer by",
+        "the operation",
+        "difference",
+        "another at most",
+    ]
+    rows = [
+        [
+            f"`{name}`",
+            machine,
+            duration(row["added_seconds"]),
+            duration(row["attributed_seconds"]),
+            f"{row['error']:+.1%}",
+            f"{row['largest_other']:+.1%} of the iteration (`{row['other']}`)",
+        ]
+        for machine, name, row in rows_of("planted")
+    ]
+    return table_of(head, rows, numbers=(2, 3, 4, 5))
+
+
+def advice() -> str:
+    """What following a piece of advice saved, beside what was predicted."""
+    head = ["training", "on", "advice", "predicted to save", "saved", "steps a second"]
+    rows = [
+        [
+            f"`{name}`",
+            machine,
+            f"`{row['options']}`",
+            duration(row["predicted_seconds"]),
+            duration(row["saved_seconds"]),
+            f"{row['steps_per_second'][1] / row['steps_per_second'][0]:.2f} x",
+        ]
+        for machine, name, row in rows_of("advice")
+    ]
+    return table_of(head, rows, numbers=(3, 4, 5))
+
+
+def survey() -> str:
+    """Shares of an iteration by kinds of operations, for all algorithms."""
+    kinds = ("simulation", "inference", "search", "backpropagation", "replay", "preparation", "rest")
+    rows = [
+        [name, *(f"{row['shares'][kind]:.0%}" if row["shares"][kind] >= 0.005 else "" for kind in kinds)]
+        for _, name, row in rows_of("survey")
+    ]
+    return table_of(["training", *kinds], rows)
+
+
+def rows_of(part: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Machine, name and figures of each row of a part's results."""
+    for platform in PLATFORMS:
+        file = RESULTS / f"profiler-{part}-{platform}.json"
+        if file.exists():
+            stored = json.loads(file.read_text())
+            for name, row in stored["result"]["rows"].items():
+                yield machine_of(stored["hardware"]), name, row
+
+
+def machine_of(hardware: Mapping[str, Any]) -> str:
+    """The cores or the GPU that a result was measured on."""
+    kind = hardware["devices"][0]["kind"]
+    return f"{hardware['cores']} cores" if kind == "cpu" else str(kind).removeprefix("NVIDIA ")
+
+
+def duration(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"
+
+
+TABLES = {"errors": errors, "planted": planted, "advice": advice, "survey": survey}
+
+
+def main() -> None:
+    for part, table in TABLES.items():
+        if any(rows_of(part)):
+            write_table(table(), PAGE, part=f" {part}")
+
+
+if __name__ == "__main__":
+    main()
