@@ -1,6 +1,6 @@
 """PPO on CartPole-v1 on one GPU and on several, in one process and in one for each: weak scaling.
 
-    python benchmarks/scaling.py --gpus 2 4 --sizes 4096x128 65536x64 [--fusion full]
+    python benchmarks/scaling.py --gpus 2 4 --sizes 4096x128 65536x64 [--fusion full] [--reductions flat one-shot]
 
 Every GPU has as many environments, so that two do twice the work of one. Figures are environment steps per
 second between a third of the training and its end, as its own metrics say; compilation and start-up are left
@@ -26,14 +26,16 @@ from rollmill.core.machine import visible_gpus
 ONE = "one GPU"
 
 
-def kinds(gpus: Sequence[int]) -> dict[str, tuple[int, list[str]]]:
+def kinds(gpus: Sequence[int], reductions: Sequence[str]) -> dict[str, tuple[int, list[str]]]:
     """Number of GPUs, and options of the command, by the name of a kind."""
-    several = {
-        f"{number} GPUs, {processes}": (number, ["--learners", str(number), "--place", place])
-        for number in gpus
-        for processes, place in (("one process", "program"), (f"{number} processes", "mesh"))
-    }
-    return {ONE: (1, []), **several}
+    found: dict[str, tuple[int, list[str]]] = {ONE: (1, [])}
+    for number in gpus:
+        several = ["--learners", str(number), "--place"]
+        found[f"{number} GPUs, one process"] = number, [*several, "program"]
+        for way in reductions:
+            name = f"{number} GPUs, {number} processes" + ("" if way == "auto" else f", means {way}")
+            found[name] = number, [*several, "mesh", "--reduction", way]
+    return found
 
 
 def steps_per_second(
@@ -70,12 +72,17 @@ def on_each_gpu(size: tuple[int, int], fusion: str, iterations: int) -> list[flo
 
 
 def compare(
-    size: tuple[int, int], *, gpus: Sequence[int], fusion: str, iterations: int, rounds: int
+    size: tuple[int, int],
+    compared: Mapping[str, tuple[int, list[str]]],
+    *,
+    fusion: str,
+    iterations: int,
+    rounds: int,
 ) -> Iterator[dict[str, Any]]:
     """The figures of one size, after each round."""
-    figures: dict[str, list[float]] = {kind: [] for kind in kinds(gpus)}
+    figures: dict[str, list[float]] = {kind: [] for kind in compared}
     for _ in range(rounds):
-        for kind, (number, options) in kinds(gpus).items():
+        for kind, (number, options) in compared.items():
             if kind == ONE:
                 found = on_each_gpu(size, fusion, iterations)
             else:
@@ -108,6 +115,7 @@ def main() -> None:
     sizes = parser.add_argument("--sizes", type=size_of, nargs="+", default=[(4096, 128), (16384, 128)])
     sizes.help = "environments of each GPU, and steps"
     parser.add_argument("--gpus", type=int, nargs="+", default=[2], help="numbers of GPUs beside one")
+    parser.add_argument("--reductions", nargs="+", default=["auto"], help="ways of a mesh to take means")
     parser.add_argument("--fusion", choices=("off", "rollout", "full", "auto"), default="off")
     parser.add_argument("--iterations", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
@@ -117,7 +125,7 @@ def main() -> None:
     how = {"fusion": chosen.fusion, "iterations": chosen.iterations, "rounds": chosen.rounds}
     results: dict[tuple[int, int], dict[str, Any]] = {}
     for size in chosen.sizes:
-        for result in compare(size, gpus=chosen.gpus, **how):
+        for result in compare(size, kinds(chosen.gpus, chosen.reductions), **how):
             results[size] = result
             write_result(name, {"weak_scaling": list(results.values())}, directory=chosen.output)
 

@@ -1,6 +1,7 @@
 """Advice: each rule applies where it should, nowhere else, and predicts what its fraction says."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -67,6 +68,16 @@ def test_unfused_gradients_of_many_small_kernels():
     assert fuse_gradients(profile(operations=small, training={"fusion": "full"})) is None
 
 
+def test_what_is_not_one_program_cannot_be_fused():
+    small = tuple(replace(one, path=("learn", "gradients")) for one in OPERATIONS)
+    stepped = process(host=(HostTime("environment step", "simulator", 0.001),))
+    for processes in ([process(), process("other")], [stepped]):
+        assert fuse_rollouts(profile(processes=processes)) is None
+        assert (
+            fuse_gradients(profile(operations=small, processes=processes, training={"fusion": "rollout"})) is None
+        )
+
+
 def test_environments_of_the_host_get_workers():
     made = host_only(0.02, ("environment step", "simulator", 0.018))
     found = add_workers(made)
@@ -117,6 +128,8 @@ def test_gradients_limited_by_memory():
     assert found.saves == pytest.approx(0.03 / 4) and "63 % of the time" in found.text
     full = reduce_traffic(busy(operations=moved, ceilings=ceilings, training={"fusion": "full"}))
     assert full is not None and (full.options, full.saves) == ("", 0.0)
+    apart = busy(operations=moved, ceilings=ceilings, processes=[process(overlap=BUSY), process(overlap=BUSY)])
+    assert (found := reduce_traffic(apart)) is not None and found.options == ""
     assert reduce_traffic(busy(operations=moved)) is None
     arithmetic = (replace(moved[0], flops=4e10),)
     assert reduce_traffic(busy(operations=arithmetic, ceilings=ceilings)) is None
@@ -146,19 +159,17 @@ def of_each_kind(share):
     overlap = Overlap(host_only=lost, device_only=0.1 - lost, both=0.0, neither=0.0)
     for category in ("simulator", "storage", "dispatch", "channel", "waiting"):
         one = process(overlap=overlap, host=(HostTime("all", category, 0.1),))
-        for launching in ("policy", "gradients"):
-            operations = (
-                OperationTime((launching,), 0.0, lost * 2, kernels=5000.0),
-                OperationTime(("learn", "gradients"), 0.03, 0.0, kernels=1.0, flops=1.0, bytes=200.0 * share),
+        for launching, fusion, count in product(("policy", "gradients"), ("off", "rollout", "full"), (1, 2)):
+            learn = OperationTime(
+                ("learn", "gradients"), 0.015 * count, 0.0, kernels=1.0, flops=1.0, bytes=100.0 * share * count
             )
-            for fusion in ("off", "rollout", "full"):
-                yield profile(
-                    processes=[one, replace(one, name="other")],
-                    operations=operations,
-                    ceilings=Ceilings(flops_per_second=1e9, bytes_per_second=1e3),
-                    devices=(DeviceActivity("GPU 0", share + 0.5, 0.5, 0.5),),
-                    training={"fusion": fusion},
-                )
+            yield profile(
+                processes=[one, replace(one, name="other")][:count],
+                operations=(OperationTime((launching,), 0.0, lost * count, kernels=5000.0), learn),
+                ceilings=Ceilings(flops_per_second=1e9, bytes_per_second=1e3),
+                devices=(DeviceActivity("GPU 0", share + 0.5, 0.5, 0.5),),
+                training={"fusion": fusion},
+            )
 
 
 @pytest.mark.parametrize("rule", RULES)

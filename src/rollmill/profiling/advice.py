@@ -53,14 +53,14 @@ def with_advice(profile: Profile) -> Profile:
 
 def fuse_rollouts(profile: Profile) -> Advice | None:
     """Many kernels of environment and policy with idle time between them, without fusion."""
-    if not _fusion_is(profile, "off"):
+    if not _fusion_is(profile, "off") or not _is_one_program(profile):
         return None
     return _fuse(profile, ROLLOUT, "environment and policy", "--fusion auto")
 
 
 def fuse_gradients(profile: Profile) -> Advice | None:
     """Many kernels of gradients and update with idle time between them, where only rollouts are fused."""
-    if not _fusion_is(profile, "rollout"):
+    if not _fusion_is(profile, "rollout") or not _is_one_program(profile):
         return None
     return _fuse(profile, LEARNING, "gradients and update", "--fusion full")
 
@@ -208,10 +208,10 @@ def reduce_traffic(profile: Profile) -> Advice | None:
     is_bound = MEMORY_BOUND * device <= traffic <= CACHED * device
     if share < LEAST_SHARE or not is_bound or products > traffic:
         return None
-    is_full = _fusion_is(profile, "full")
+    is_final = _fusion_is(profile, "full") or not _is_one_program(profile)
     change = (
-        "The kernels are fused already, so only a smaller network or batch moves less."
-        if is_full
+        "Only a smaller network or batch moves less: the kernels are fused already, or cannot be here."
+        if is_final
         else "Fused kernels keep intermediate results in registers. Predicted: "
         f"{about_percent(TRAFFIC_SAVED)} of that time."
     )
@@ -219,8 +219,8 @@ def reduce_traffic(profile: Profile) -> Advice | None:
         "Gradients are limited by memory, not by arithmetic",
         f"Gradients move {moved / 1e9:.3g} GB an iteration at {about_percent(min(traffic / device, 1.0))} of the "
         f"bandwidth that was measured on this machine, {about_percent(share)} of the time. {change}",
-        "" if is_full else "--fusion full",
-        saves=0.0 if is_full else _of_iteration(profile, min(traffic, device) * TRAFFIC_SAVED),
+        "" if is_final else "--fusion full",
+        saves=0.0 if is_final else _of_iteration(profile, min(traffic, device) * TRAFFIC_SAVED),
     )
 
 
@@ -269,6 +269,11 @@ RULES: tuple[Rule, ...] = (
 def _named(profile: Profile, names: frozenset[str]) -> list[OperationTime]:
     """Operations of these names, and those inside."""
     return [operation for operation in profile.operations if names & set(operation.path)]
+
+
+def _is_one_program(profile: Profile) -> bool:
+    """Whether all is computed in one program, environments included: nothing else can be fused."""
+    return len(profile.processes) == 1 and not any(map(stepping_seconds, profile.processes))
 
 
 def _fusion_is(profile: Profile, kind: str) -> bool:
