@@ -77,7 +77,10 @@ WORKLOADS: dict[str, list[str]] = {
 SURVEYED: dict[str, list[list[str]]] = {
     "ppo": [["CartPole-v1"], ["Acrobot-v1"], ["gymnasium:HalfCheetah-v5", "--num-envs", "8"]],
     "a3c": [["CartPole-v1"], ["Acrobot-v1"], ["gymnasium:CartPole-v1"]],
-    "mappo": [["TagContinuous-v0", "--num-envs", "4", "--num-steps", "16"], ["TagGridWorld-v0", "--num-envs", "32"]],
+    "mappo": [
+        ["TagContinuous-v0", "--num-envs", "4", "--num-steps", "16"],
+        ["TagGridWorld-v0", "--num-envs", "32"],
+    ],
     "dqn": [["CartPole-v1"], ["Acrobot-v1"], ["ConnectFour-v0"]],
     "sac": [["Pendulum-v1"], ["MountainCarContinuous-v0"]],
     "alphazero": [["TicTacToe-v0", "--num-envs", "64"], ["ConnectFour-v0", "--num-envs", "64"]],
