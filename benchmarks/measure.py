@@ -97,6 +97,12 @@ def timed_in_turns(
     return {name: times[1:] for name, times in seconds.items()}
 
 
+def machine_of(hardware: Mapping[str, Any]) -> str:
+    """The cores or GPUs that a result was measured on."""
+    kinds = [device["kind"] for device in hardware["devices"]]
+    return f"{hardware['cores']} cores" if kinds[0] == "cpu" else f"{len(kinds)} x {kinds[0]}"
+
+
 def table_of(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] | None = None) -> str:
     """A table in Markdown; columns of numbers, by default all but the first, are aligned to the right."""
     right = range(1, len(head)) if numbers is None else numbers

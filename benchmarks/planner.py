@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from measure import RESULTS, spread, table_of, write_result, write_table
+from measure import RESULTS, machine_of, spread, table_of, write_result, write_table
 
 from rollmill.api.plan_search.finding import (
     DEFAULT_BUDGET,
@@ -272,12 +272,6 @@ def _trials(given: GivenTraining, words: Sequence[str], environment: dict[str, s
         lambda: None,
         environment,
     )
-
-
-def machine_of(hardware: Mapping[str, Any]) -> str:
-    """The cores or GPUs that a result was measured on."""
-    kinds = [device["kind"] for device in hardware["devices"]]
-    return f"{hardware['cores']} cores" if kinds[0] == "cpu" else f"{len(kinds)} x {kinds[0]}"
 
 
 def judged_by_sweep(sweep: Mapping[str, Mapping[str, Any]]) -> int:

@@ -42,7 +42,7 @@ from rollmill.execution.program.compiled import lower, start_state
 from rollmill.execution.program.dispatch import dispatch_ahead
 from rollmill.profiling import summary
 from rollmill.profiling.calibration import Calibration, calibrated
-from rollmill.profiling.correction import EventCosts, PairedWindow, costs, held_out_durations
+from rollmill.profiling.correction import EventCosts, PairedWindow, corrected_duration, costs
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.results import UNNAMED, OperationTime, Profile, read_profile
 
@@ -330,10 +330,8 @@ class _Side:
             usual=calibration.event_nanoseconds,
         )
         return [
-            Round(plain, profiled, self._shares(window, found, 1e-9 * corrected))
-            for plain, corrected, (profiled, window) in zip(
-                rounds, held_out_durations(pairs), self._profiled, strict=True
-            )
+            Round(plain, profiled, self._shares(window, found, 1e-9 * corrected_duration(pair, found)))
+            for plain, pair, (profiled, window) in zip(rounds, pairs, self._profiled, strict=True)
         ]
 
     def _shares(self, window: RecordedWindow, found: EventCosts, iteration: float) -> Mapping[str, float]:

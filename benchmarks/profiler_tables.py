@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, table_of, write_table
+from measure import RESULTS, machine_of, table_of, write_table
 
 PAGE = Path(__file__).parent.parent / "docs" / "profiling.md"
 PLATFORMS = ("cpu", "gpu")
@@ -92,12 +92,6 @@ def rows_of(part: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
             stored = json.loads(file.read_text())
             for name, row in stored["result"]["rows"].items():
                 yield machine_of(stored["hardware"]), name, row
-
-
-def machine_of(hardware: Mapping[str, Any]) -> str:
-    """The cores or the GPU that a result was measured on."""
-    kind = hardware["devices"][0]["kind"]
-    return f"{hardware['cores']} cores" if kind == "cpu" else str(kind).removeprefix("NVIDIA ")
 
 
 def duration(seconds: float) -> str:

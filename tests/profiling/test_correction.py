@@ -9,7 +9,6 @@ from rollmill.profiling.correction import (
     corrected_device,
     corrected_duration,
     costs,
-    held_out_durations,
     held_out_ratio,
 )
 
@@ -30,12 +29,6 @@ def test_in_one_of_several_processes_an_event_costs_about_what_it_usually_does()
     assert sum(corrected_device(device, noisy).values()) == 0.0
     assert sum(corrected_device(device, noisy.within_process(4)).values()) == pytest.approx(4e6)
     assert noisy.within_process(1) == noisy
-
-
-def test_a_window_is_corrected_by_the_costs_of_the_others():
-    pairs = [pair(1e6, 1000, 400.0), pair(1e6, 1000, 400.0), pair(1e6, 1000, 600.0)]
-    assert held_out_durations(pairs) == pytest.approx([0.9e6, 0.9e6, 1.2e6])
-    assert held_out_durations(pairs[2:]) == pytest.approx([1e6]), "there is no other"
 
 
 def test_windows_are_compared_with_those_around_them_because_the_machine_is_not_always_equally_fast():

@@ -14,7 +14,8 @@ Place = Literal["program", "threads", "processes", "mesh", "ray"]
 PLACES: tuple[str, ...] = get_args(Place)
 
 AllReduce = Literal["flat", "hierarchical", "host", "one-shot"]
-"""How the devices of a mesh take means: over all at once, over the instances of each GPU first, or by the host."""
+"""How the devices of a mesh take means: over all at once, over the instances of each GPU first, by the host, or by
+a kernel that reads the memory of all other GPUs."""
 AllReduceOption = Literal["auto", AllReduce]
 """The same as an option: `auto` takes the fastest by timing."""
 

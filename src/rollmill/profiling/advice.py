@@ -210,7 +210,7 @@ def reduce_traffic(profile: Profile) -> Advice | None:
         return None
     is_final = _fusion_is(profile, "full") or not _is_one_program(profile)
     change = (
-        "Only a smaller network or batch moves less: the kernels are fused already, or cannot be here."
+        "Only a smaller network or batch moves less: the kernels are fused already, or cannot be fused here."
         if is_final
         else "Fused kernels keep intermediate results in registers. Predicted: "
         f"{about_percent(TRAFFIC_SAVED)} of that time."

@@ -96,14 +96,6 @@ def corrected_duration(pair: PairedWindow, found: EventCosts) -> float:
     return pair.profiled - pair.program_events * found.program - pair.span_events * found.span
 
 
-def held_out_durations(pairs: Sequence[PairedWindow]) -> list[float]:
-    """The corrected duration of each window, by the costs of the others; of a single one, by its own."""
-    return [
-        corrected_duration(pair, costs([other for other in pairs if other is not pair] or [pair]))
-        for pair in pairs
-    ]
-
-
 def held_out_ratio(pairs: Sequence[PairedWindow]) -> float:
     """The corrected duration of an iteration over that without the profiler: 1 if the correction is right.
 

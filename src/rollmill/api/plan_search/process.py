@@ -57,7 +57,7 @@ class MetricsPoint(NamedTuple):
 class CandidateProcess:
     """A process of `rollmill.cli.measured`, with a temporary run directory.
 
-    It starts with its imports, which take seconds, and waits until it is told what to `prepare`.
+    It imports what it needs, which takes seconds, and waits for `prepare`.
 
     Args:
         check_stop: raises `SearchStopped` if a signal has come.

@@ -18,8 +18,8 @@ from rollmill.planning.search import Candidate, Machine, Measurement, MemoryEsti
 from rollmill.planning.search.model import StageTimes, placed_seconds
 
 CORES_FOR_THE_NEXT = 4
-"""Cores from which on the next candidate's process starts while a candidate compiles. It waits before that one is
-measured."""
+"""Cores from which on the next candidate's process starts while a candidate compiles. Its imports end before that
+one is measured."""
 
 PLACED_BY_CANDIDATES = (
     "distribution",

@@ -23,7 +23,7 @@ from rollmill.execution.program.cuda_memory import (
 )
 
 PAGE_BYTES = 2 * 2**20
-"""What CUDA passes to other processes are whole pages, so memory is allocated in them."""
+"""Memory is allocated in multiples of this, because CUDA passes whole pages to other processes."""
 
 T = TypeVar("T")
 

@@ -4,7 +4,6 @@ A mesh has two axes, the instances that share a GPU and the GPUs, as in GMI-DRL 
 is the fastest depends on both counts and on the number of parameters, so it is chosen by timing.
 """
 
-import importlib.util
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,11 +18,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, PyTree, UInt32
 
 from rollmill.channels import Layout, Reduction, Wire
-from rollmill.core.installation import install_command
 from rollmill.dataflow import Reduce, identity
 from rollmill.execution.program.compiler_options import options_for
 from rollmill.execution.program.peer_memory import NoPeerMemory, open_peer_memory
-from rollmill.fusion import LANE_BYTES, MOST_RANKS, lanes_of, one_shot_mean
+from rollmill.fusion import LANE_BYTES, MOST_RANKS, backend_of, check_package, lanes_of, one_shot_mean
 from rollmill.planning import AllReduce
 
 AXES = ("instance", "gpu")
@@ -72,6 +70,7 @@ def mean_over(
 
     Raises:
         NoPeerMemory: the one-shot way is impossible, for example because GPUs cannot reach each other's memory.
+        UsageError: its kernel is not for these GPUs, or triton is missing.
     """
     if mesh.size == 1:
         return MeshMean(lambda: identity)
@@ -98,8 +97,9 @@ def _check_one_shot(mesh: Mesh) -> None:
         raise NoPeerMemory("processes that share a GPU would wait for each other on it")
     if mesh.size > MOST_RANKS:
         raise NoPeerMemory(f"{mesh.size} GPUs are more than the {MOST_RANKS} that it is for")
-    if importlib.util.find_spec("triton") is None:
-        raise NoPeerMemory(f"it needs triton, which is missing: {install_command('fusion')}")
+    backend = backend_of(mesh.devices.flat[0], "tf32")
+    backend.check(mesh.devices.flat[0])
+    check_package(backend)
 
 
 class _OneShotMeans:

@@ -18,6 +18,7 @@ from jaxtyping import Array, PyTree
 
 from rollmill.channels import Wire
 from rollmill.core.errors import UsageError
+from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import Graph, State
 from rollmill.execution.processes import Control
 from rollmill.execution.program.compile_clock import CompileClock
@@ -186,7 +187,7 @@ def _join(spec: RunSpec, begin: Begin, rank: int, processes: int) -> None:
         begin.meeting_address,
         num_processes=processes,
         process_id=rank,
-        local_device_ids=None if cpu else [0],  # the only GPU that it sees
+        local_device_ids=None if cpu else [0 if len(visible_gpus()) == 1 else rank],
     )
 
 

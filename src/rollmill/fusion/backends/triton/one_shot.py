@@ -1,7 +1,7 @@
 """The mean over the GPUs of a host by one kernel, in which each GPU reads the numbers of all others.
 
 A one-shot all-reduce: every number crosses between GPUs as often as there are others, and nothing waits for more
-than one exchange of messages. It is the fastest for few numbers, whose transport takes less time than a message.
+than one exchange of messages. It is meant for few numbers, whose transport takes less time than a message.
 
 A vector is divided into lanes, each with a part of the memory that the GPUs share (`rollmill.execution.program`).
 A program of the grid copies its lane there, tells all others by a flag in *their* memory, waits for the flags in
@@ -44,17 +44,18 @@ def one_shot_mean(
     rank = tl.load(addresses + 2 * RANKS).to(tl.int32)
     own = address_of(addresses, rank) + lane
     count = own.to(tl.pointer_type(tl.int32))
+    # The first number of a lane counts its exchanges; the flags of all ranks follow it.
     exchange = tl.load(count) + 1
     half = FLAG_BYTES + (exchange & 1) * (4 * LANE)
     mine = (own + half).to(tl.pointer_type(tl.float32)) + column
     tl.store(mine, tl.load(vector + place, mask=inside, other=0.0), mask=inside)
-    tl.debug_barrier()
+    tl.debug_barrier()  # all threads have stored before one of them releases
     for peer in tl.static_range(RANKS):
         flag = (address_of(addresses, peer) + lane).to(tl.pointer_type(tl.int32)) + 1 + rank
         tl.atomic_xchg(flag, exchange, sem="release", scope="sys")
     for peer in tl.static_range(RANKS):
         seen = tl.atomic_add(count + 1 + peer, 0, sem="acquire", scope="sys")
-        while seen - exchange < 0:
+        while seen - exchange < 0:  # also right once the count has wrapped around
             seen = tl.atomic_add(count + 1 + peer, 0, sem="acquire", scope="sys")
     tl.debug_barrier()
     total = tl.zeros([LANE], tl.float32)
