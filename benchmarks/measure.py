@@ -25,14 +25,11 @@ def spread(values: list[float]) -> dict[str, float | list[float]]:
 
 
 def write_result(name: str, result: dict, *, directory: Path = RESULTS) -> Path:
-    """Writes `result` with hardware, versions, commit and time; returns the file.
-
-    Where the sources were copied without their repository, `$ROLLMILL_COMMIT` says what was copied.
-    """
+    """Writes `result` with hardware, versions, commit and time; returns the file."""
     provenance = {
         "command": " ".join(["python", *_command()]),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": os.environ.get("ROLLMILL_COMMIT") or git_commit(),
+        "commit": this_commit(),
         "versions": versions(),
         "hardware": hardware() | {"gpu": _gpu()},
     }
@@ -41,6 +38,11 @@ def write_result(name: str, result: dict, *, directory: Path = RESULTS) -> Path:
     path.write_text(json.dumps({**provenance, "result": result}, indent=2) + "\n")
     print(f"wrote {path}")
     return path
+
+
+def this_commit() -> str | None:
+    """The commit of the sources; where they were copied without their repository, `$ROLLMILL_COMMIT` says it."""
+    return os.environ.get("ROLLMILL_COMMIT") or git_commit()
 
 
 def rejax_figures(python: str, algorithm: str, settings: Mapping[str, Any], *, repeats: int) -> list[float]:

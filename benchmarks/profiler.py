@@ -17,10 +17,11 @@
 - `advice`: follows what a profile advises, and compares the speed with the one that it predicts.
 
 All but the survey have other sizes with `--platform gpu`. Each row is written at once, to
-results/profiler-PART-PLATFORM.json.
+results/profiler-PART-PLATFORM.json; with `--add` beside the rows that are there, if they are of the same commit.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from statistics import median, quantiles
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-from measure import RESULTS, write_result
+from measure import RESULTS, this_commit, write_result
 
 import rollmill
 from rollmill.core import operations
@@ -501,13 +502,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--operation", action="append", choices=PLANTED)
     parser.add_argument("--workload", action="append", choices={**WORKLOADS, **ON_GPU})
+    parser.add_argument("--add", action="store_true", help="keep other rows of the same commit")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     os.environ.setdefault("ROLLMILL_TYPE_CHECKS", "0")
+    result = f"profiler-{options.part}-{options.platform}"
     rows: dict[str, dict[str, Any]] = {}
     for name, row in PARTS[options.part](options):
+        if options.add:  # read again each time: another process may add to the same result
+            rows = _rows_of_this_commit(options.output / f"{result}.json")
         rows[name] = row
-        write_result(f"profiler-{options.part}-{options.platform}", {"rows": rows}, directory=options.output)
+        write_result(result, {"rows": rows}, directory=options.output)
+
+
+def _rows_of_this_commit(file: Path) -> dict[str, dict[str, Any]]:
+    found = json.loads(file.read_text()) if file.exists() else {}
+    return found["result"]["rows"] if found.get("commit") == this_commit() else {}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from measure import RESULTS, spread, write_result
 
@@ -30,18 +30,25 @@ def kinds(gpus: Sequence[int], reductions: Sequence[str]) -> dict[str, tuple[int
     """Number of GPUs, and options of the command, by the name of a kind."""
     found: dict[str, tuple[int, list[str]]] = {ONE: (1, [])}
     for number in gpus:
-        several = ["--learners", str(number), "--place"]
-        found[f"{number} GPUs, one process"] = number, [*several, "program"]
-        for way in reductions:
-            name = f"{number} GPUs, {number} processes" + ("" if way == "auto" else f", means {way}")
-            found[name] = number, [*several, "mesh", "--reduction", way]
+        for processes, place in (("one process", "program"), (f"{number} processes", "mesh")):
+            for way in reductions:
+                name = f"{number} GPUs, {processes}" + ("" if way == "auto" else f", means {way}")
+                found[name] = number, ["--learners", str(number), "--place", place, "--reduction", way]
     return found
 
 
-def steps_per_second(
+class Training(NamedTuple):
+    """A training that was measured."""
+
+    steps_per_second: float
+    reduction: str
+    """How it took means; `auto` if there was nothing to choose."""
+
+
+def measured(
     gpus: int, options: Sequence[str], size: tuple[int, int], fusion: str, iterations: int, *, on: str = ""
-) -> float:
-    """Speed of one training, on the GPU of that name in CUDA_VISIBLE_DEVICES, or on the first ones."""
+) -> Training:
+    """One training, on the GPU of that name in CUDA_VISIBLE_DEVICES, or on the first ones."""
     envs, steps = size[0] * gpus, size[1]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -60,15 +67,16 @@ def steps_per_second(
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}: {done.stdout}{done.stderr}")
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        reduction = json.loads((run / "config.json").read_text())["options"]["reduction"]
     first, last = lines[len(lines) // 3], lines[-1]
-    return (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"])
+    return Training((last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"]), reduction)
 
 
-def on_each_gpu(size: tuple[int, int], fusion: str, iterations: int) -> list[float]:
-    """Steps per second of trainings on one GPU each, side by side."""
+def on_each_gpu(size: tuple[int, int], fusion: str, iterations: int) -> list[Training]:
+    """Trainings on one GPU each, side by side."""
     gpus = visible_gpus()
     with ThreadPoolExecutor(len(gpus)) as threads:
-        return list(threads.map(lambda on: steps_per_second(1, [], size, fusion, iterations, on=on), gpus))
+        return list(threads.map(lambda on: measured(1, [], size, fusion, iterations, on=on), gpus))
 
 
 def compare(
@@ -81,18 +89,21 @@ def compare(
 ) -> Iterator[dict[str, Any]]:
     """The figures of one size, after each round."""
     figures: dict[str, list[float]] = {kind: [] for kind in compared}
+    reductions: dict[str, list[str]] = {kind: [] for kind in compared}
     for _ in range(rounds):
         for kind, (number, options) in compared.items():
             if kind == ONE:
                 found = on_each_gpu(size, fusion, iterations)
             else:
-                found = [steps_per_second(number, options, size, fusion, iterations)]
-            figures[kind] += found
-            text = ", ".join(f"{each / 1e6:.1f}" for each in found)
+                found = [measured(number, options, size, fusion, iterations)]
+            figures[kind] += [each.steps_per_second for each in found]
+            reductions[kind] += [each.reduction for each in found]
+            text = ", ".join(f"{each.steps_per_second / 1e6:.1f} ({each.reduction})" for each in found)
             print(f"{size[0]} x {size[1]} each, {kind}: {text} M steps/s", flush=True)
         yield {
             **{"envs_per_gpu": size[0], "num_steps": size[1], "fusion": fusion},
             **described({kind: spread(values) for kind, values in figures.items()}),
+            "reductions": {kind: ways for kind, ways in reductions.items() if kind != ONE},
         }
 
 
@@ -115,7 +126,7 @@ def main() -> None:
     sizes = parser.add_argument("--sizes", type=size_of, nargs="+", default=[(4096, 128), (16384, 128)])
     sizes.help = "environments of each GPU, and steps"
     parser.add_argument("--gpus", type=int, nargs="+", default=[2], help="numbers of GPUs beside one")
-    parser.add_argument("--reductions", nargs="+", default=["auto"], help="ways of a mesh to take means")
+    parser.add_argument("--reductions", nargs="+", default=["auto"], help="ways to take means")
     parser.add_argument("--fusion", choices=("off", "rollout", "full", "auto"), default="off")
     parser.add_argument("--iterations", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)

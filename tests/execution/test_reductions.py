@@ -110,7 +110,15 @@ def test_a_program_passes_each_device_its_row_of_a_mean_s_operands():
     mesh = mesh_of(jax.devices()[:2])
     rows = jax.device_put(np.float32([[1], [3]]), jax.NamedSharding(mesh, PartitionSpec(AXES)))
     weighted = MeshMean(lambda row: lambda tree: jax.lax.psum(row[0, 0] * tree, AXES), (rows,))
-    assert means_in_a_row(mesh, weighted, np.float32([1, 2]))().tolist() == [4.0**20, 2 * 4.0**20]
+    numbers = np.float32([[1, 2], [0, 2]])
+    assert means_in_a_row(mesh, weighted, numbers)().tolist() == [4.0**19, 8 * 4.0**19]
+
+
+def test_a_way_whose_means_are_wrong_is_never_the_fastest():
+    mesh = mesh_of(jax.devices()[:2])
+    nothing = MeshMean(lambda: lambda tree: tree)
+    seconds = time_reductions(mesh, 100, {"flat": mean_over(mesh), "one-shot": nothing})
+    assert fastest(seconds) == "flat" and seconds["one-shot"] == float("inf")
 
 
 def test_one_shot_means_of_a_program_have_lanes_of_their_own_until_there_are_none(monkeypatch):

@@ -110,16 +110,24 @@ def refuse_unread(plan: Plan, options: RunOptions) -> None:
             f"gpu_sharing={options.gpu_sharing} has no effect with place={plan.place}: it is for workers that are "
             "processes of this host. hint: leave it out, or give place=processes or place=mesh."
         )
-    if options.reduction != default.reduction and plan.place != "mesh":
+    if options.reduction != default.reduction and not _takes_means_so(plan, options):
         raise UsageError(
-            f"reduction={options.reduction} has no effect with place={plan.place}: it is for processes "
-            "of a mesh. hint: leave it out, or give place=mesh."
+            f"reduction={options.reduction} has no effect here: with place=mesh each has one; flat and one-shot "
+            "also in one program of several GPUs with one seed. hint: leave it out, or give place=mesh."
         )
     if options.fusion == "off" and options.numerics != default.numerics:
         raise UsageError(
             f"numerics={options.numerics} has no effect with fusion=off: it is of kernels. hint: leave one of the "
             "two out."
         )
+
+
+def _takes_means_so(plan: Plan, options: RunOptions) -> bool:
+    """Whether the training takes means in the way that is asked for."""
+    if plan.place != "program":
+        return plan.place == "mesh"
+    several = options.devices != 1 or plan.partition.groups[0].replicas > 1
+    return several and options.num_seeds == 1 and options.reduction in ("flat", "one-shot")
 
 
 def _check(plan: Plan, graph: Graph, options: RunOptions) -> None:

@@ -95,6 +95,8 @@ def resume(
         if options.stop_at_return != before.stop_at_return:  # now that nothing can be refused any more
             note_option(run, "stop_at_return", options.stop_at_return)
         keeps = not elsewhere
+        if keeps and prepared.program and prepared.program.reduction:
+            note_option(run, "reduction", prepared.program.reduction)
         return _go_on(run, reopened.graph, prepared, options, checkpoints, restored, hooks, display, keeps)
 
 

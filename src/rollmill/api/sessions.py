@@ -22,9 +22,11 @@ from rollmill.execution import (
     Saved,
     Training,
     check_replay_size,
+    choose_mean,
     enable_compilation_cache,
     launch,
     lower,
+    mesh_of,
     replay_size,
     take_devices,
     telling_memory,
@@ -59,21 +61,23 @@ def compile_program(
     devices = take_devices(replicas if replicas > 1 else options.devices)
     display.note("compiling ...")
     with telling_memory(graph.loops):
+        means = choose_mean(graph, mesh_of(devices), "flat" if options.num_seeds > 1 else options.reduction)
         program = lower(
             graph,
             seeds=options.seeds,
             devices=devices,
+            mean=means.mean,
             unroll=options.unroll,
             fusion=options.fusion,
             numerics=options.numerics,
             launches=launches,
         )
     return_freed_memory()  # the compiler's is as much as many a training needs
-    for note in program.notes:
+    for note in (*program.notes, *filter(None, [means.note])):
         display.note(note)
     where = f"{len(devices)} x {devices[0].device_kind}"
     display.note(f"compiled in {program.compile_seconds:.1f} s for {where}")
-    return program
+    return program._replace(reduction=means.fastest)
 
 
 def tell_replay_size(graph: Graph, plan: Plan, options: RunOptions, display: Display) -> None:

@@ -110,6 +110,8 @@ def prepare_training(
     tell_replay_size(algorithm, plan, options, display)
     evaluation = prepare_evaluation(algorithm, described, options, display)
     program = compile_program(algorithm, plan, options, display) if plan.place == "program" else None
+    if program and program.reduction:
+        options = replace(options, reduction=program.reduction)
     config = run_config(described, options, imports, plan, program.launches if program else None, recipe)
     config |= {"started_from": given.source} if given else {}
     spec = run_spec(plan, options, described=described, imports=imports)

@@ -13,6 +13,8 @@ from rollmill.execution.program.compiled import CompiledProgram, lower, start_st
 from rollmill.execution.program.devices import take_devices, telling_memory
 from rollmill.execution.program.dispatch import Pauses, Window, dispatch_ahead
 from rollmill.execution.program.kernels import Fusion, Launches, backend_beside_training
+from rollmill.execution.program.mean_choice import choose_mean
+from rollmill.execution.program.reductions import mesh_of
 from rollmill.execution.program_training import ProgramTraining
 from rollmill.execution.replay_size import check_replay_size, replay_size
 from rollmill.execution.reports import Recorded, Report, Saved, Training
@@ -22,6 +24,8 @@ unroll_threefry()  # before anything that this package compiles
 
 __all__ = [
     "check_replay_size",
+    "choose_mean",
+    "mesh_of",
     "replay_size",
     "EvaluationEpisodes",
     "Evaluator",

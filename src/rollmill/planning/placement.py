@@ -43,9 +43,9 @@ class PlacementOptions:
     """How workers share a GPU, if there are fewer GPUs than workers: by `mps`, on slices of `mig`, or in `turns`;
     `auto` takes slices if there are some, then MPS if it can be had."""
     reduction: AllReduceOption = "auto"
-    """How processes of a mesh take means on GPUs: `flat`, by one all-reduce; `one-shot` (experimental), each GPU
-    reads the memory of all others; where they share GPUs, `hierarchical`, over those of each GPU first, or by the
-    `host`. `auto` times them where GPUs are shared, at the training's size, and takes the fastest."""
+    """How several GPUs take means: `flat`, by one all-reduce; `one-shot`, each GPU reads the memory of all others;
+    where processes share GPUs, `hierarchical`, over those of each GPU first, or by the `host`. `auto` times them
+    at the training's size, and takes the fastest."""
     plan: Path | None = None
     """File of a plan, instead of the options above."""
     cluster: str | None = None

@@ -24,6 +24,7 @@ from rollmill.execution.program.compiler_options import EXACT_PRECISION, Compile
 from rollmill.execution.program.kernels import Fusion, KernelChoice, Launches, choose_kernels, without_kernels
 from rollmill.execution.program.reductions import AXES, MeshMean, mean_over, mesh_of
 from rollmill.fusion import CannotFuse, Numerics
+from rollmill.planning import AllReduce
 
 UNROLL = {"gpu": 4}
 """On a GPU the launches of a small step cost more than its arithmetic; `benchmarks/training.py --unroll` tells."""
@@ -57,6 +58,8 @@ class CompiledProgram(NamedTuple):
     """Whether `step` computes in the memory of the given state, because that holds a replay memory."""
     operands: tuple[Array, ...] = ()
     """Arrays that `step` takes besides, the last of its arguments."""
+    reduction: AllReduce | None = None
+    """How it takes means over its devices, where that was chosen by timing."""
 
     @property
     def devices(self) -> Sequence[Any]:

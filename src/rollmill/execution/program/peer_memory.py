@@ -4,8 +4,10 @@ It is allocated by CUDA's driver, not by JAX: to other processes it is passed by
 at an address of its own ("CUDA C++ Programming Guide", Interprocess Communication).
 """
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -25,6 +27,9 @@ from rollmill.execution.program.cuda_memory import (
 PAGE_BYTES = 2 * 2**20
 """Memory is allocated in multiples of this, because CUDA passes whole pages to other processes."""
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Another one on each host, until it starts anew."""
+
 T = TypeVar("T")
 
 
@@ -40,14 +45,16 @@ def open_peer_memory(mesh: Mesh, num_bytes: int) -> UInt32[Array, "devices addre
         order of the mesh, and the GPU's own rank in it.
 
     Raises:
-        NoPeerMemory: it is impossible for one of the processes; all of them raise it.
+        NoPeerMemory: it is impossible for one of the processes, or they are on several hosts; all of them raise
+            it.
     """
     gpus = list(mesh.devices.flat)
+    _check_one_host()
     own = {rank: gpu for rank, gpu in enumerate(gpus) if gpu.process_index == jax.process_index()}
     num_bytes = -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
-    memory = _agreed(lambda: {rank: allocate(gpu.local_hardware_id, num_bytes) for rank, gpu in own.items()})
+    memory = agree(lambda: {rank: allocate(gpu.local_hardware_id, num_bytes) for rank, gpu in own.items()})
     handles = _handles(gpus, own, memory)
-    rows = _agreed(lambda: {rank: _row(rank, gpus, memory, handles) for rank in own})
+    rows = agree(lambda: {rank: _row(rank, gpus, memory, handles) for rank in own})
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     shape = (len(gpus), 2 * len(gpus) + 1)
 
@@ -57,12 +64,19 @@ def open_peer_memory(mesh: Mesh, num_bytes: int) -> UInt32[Array, "devices addre
     return jax.make_array_from_callback(shape, sharding, row)
 
 
+def _check_one_host() -> None:
+    """Whether all processes are on one host: a handle says nothing on others."""
+    mine = np.frombuffer(uuid.UUID(BOOT_ID.read_text().strip()).bytes, np.uint8)
+    if (np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, mine.size) != mine).any():
+        raise NoPeerMemory("its processes are on several hosts")
+
+
 def _handles(gpus: Sequence[Any], own: Mapping[int, Any], memory: Mapping[int, int]) -> UInt8[np.ndarray, "R B"]:
     """The handles of all GPUs' memory, by rank; zeros if there are no other processes."""
     handles = np.zeros((len(gpus), HANDLE_BYTES), np.uint8)
     if len(own) == len(gpus):
         return handles
-    mine = _agreed(lambda: {rank: handle_of(gpu.local_hardware_id, memory[rank]) for rank, gpu in own.items()})
+    mine = agree(lambda: {rank: handle_of(gpu.local_hardware_id, memory[rank]) for rank, gpu in own.items()})
     for rank, handle in mine.items():
         handles[rank] = np.frombuffer(handle, np.uint8)
     return np.asarray(multihost_utils.process_allgather(handles)).max(axis=0)
@@ -84,8 +98,8 @@ def _address(gpu: Any, peer: int, gpus: Sequence[Any], memory: Mapping[int, int]
     return memory[peer]
 
 
-def _agreed(do: Callable[[], T]) -> T:
-    """The result of a function that succeeds in all processes.
+def agree(do: Callable[[], T]) -> T:
+    """The result of a function that succeeds in all processes, each of which calls it.
 
     Raises:
         NoPeerMemory: it raised that in one of them.
@@ -98,5 +112,4 @@ def _agreed(do: Callable[[], T]) -> T:
     failed = np.asarray(multihost_utils.process_allgather(np.int32(bool(reason))))
     if failed.any():
         raise NoPeerMemory(reason or "another process cannot reach its peers' memory")
-    assert found is not None
-    return found
+    return cast(T, found)

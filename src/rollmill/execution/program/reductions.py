@@ -18,9 +18,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, PyTree, UInt32
 
 from rollmill.channels import Layout, Reduction, Wire
+from rollmill.core.errors import UsageError
 from rollmill.dataflow import Reduce, identity
 from rollmill.execution.program.compiler_options import options_for
-from rollmill.execution.program.peer_memory import NoPeerMemory, open_peer_memory
+from rollmill.execution.program.peer_memory import NoPeerMemory, agree, open_peer_memory
 from rollmill.fusion import LANE_BYTES, MOST_RANKS, backend_of, check_package, lanes_of, one_shot_mean
 from rollmill.planning import AllReduce
 
@@ -69,8 +70,8 @@ def mean_over(
         num_parameters: length of the longest vector that is reduced often; for the one-shot way alone.
 
     Raises:
-        NoPeerMemory: the one-shot way is impossible, for example because GPUs cannot reach each other's memory.
-        UsageError: its kernel is not for these GPUs, or triton is missing.
+        NoPeerMemory: the one-shot way is impossible, for example because GPUs cannot reach each other's memory,
+            or because triton is missing.
     """
     if mesh.size == 1:
         return MeshMean(lambda: identity)
@@ -97,9 +98,16 @@ def _check_one_shot(mesh: Mesh) -> None:
         raise NoPeerMemory("processes that share a GPU would wait for each other on it")
     if mesh.size > MOST_RANKS:
         raise NoPeerMemory(f"{mesh.size} GPUs are more than the {MOST_RANKS} that it is for")
-    backend = backend_of(mesh.devices.flat[0], "tf32")
-    backend.check(mesh.devices.flat[0])
-    check_package(backend)
+    agree(partial(_check_kernel, jax.local_devices()[0]))
+
+
+def _check_kernel(device: Any) -> None:
+    backend = backend_of(device, "tf32")
+    try:
+        backend.check(device)
+        check_package(backend)
+    except UsageError as error:
+        raise NoPeerMemory(str(error)) from error
 
 
 class _OneShotMeans:
@@ -181,23 +189,25 @@ class HostMean:
 
 
 def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshMean]) -> dict[AllReduce, float]:
-    """Seconds of an all-reduce in each way, the same numbers in all processes.
+    """Seconds of an all-reduce in each way, the same numbers in all processes; infinite where a mean is wrong.
 
     Args:
         mesh: the devices, all of which have to call this.
         elements: numbers that are reduced, of type float32.
         means: the mean in each way; `flat` is among them.
     """
-    zeros = np.zeros(elements, np.float32)
-    mine = [min(_timings(means_in_a_row(mesh, mean, zeros))) for mean in means.values()]
+    ranks = np.arange(mesh.size, dtype=np.float32)
+    numbers = np.broadcast_to(ranks[:, None], (mesh.size, elements))
+    mine = [_shortest(means_in_a_row(mesh, mean, numbers), right=ranks.mean()) for mean in means.values()]
     slowest = jax.jit(_on_each(mesh, partial(jax.lax.pmax, axis_name=AXES)))
-    of_all = np.asarray(slowest(_on_own_devices(mesh, np.asarray(mine, np.float32))).addressable_data(0))
+    rows = np.broadcast_to(np.asarray(mine, np.float32), (mesh.size, len(mine)))
+    of_all = np.asarray(slowest(_on_own_devices(mesh, rows)).addressable_data(0))
     return {way: float(time) for way, time in zip(means, of_all, strict=True)}
 
 
-def means_in_a_row(mesh: Mesh, mean: MeshMean, vector: Float[np.ndarray, " N"]) -> Callable[[], Array]:
-    """A compiled program of `TIMED_REDUCTIONS` means, each of the one before; the first is of this vector."""
-    operand = _on_own_devices(mesh, vector)
+def means_in_a_row(mesh: Mesh, mean: MeshMean, numbers: Float[np.ndarray, "devices N"]) -> Callable[[], Array]:
+    """A compiled program of `TIMED_REDUCTIONS` means, each of the one before; the first is of these rows."""
+    operand = _on_own_devices(mesh, numbers)
 
     def repeat(vector: Array, *operands: Array) -> Array:
         reduce = mean.reduce(*operands)
@@ -215,20 +225,28 @@ def _on_each(mesh: Mesh, function: Callable[..., Array], num_operands: int = 0) 
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
 
 
-def _timings(program: Callable[[], Array]) -> list[float]:
-    program().block_until_ready()  # opens channels and communicators
+def _shortest(program: Callable[[], Array], *, right: float) -> float:
+    """Seconds of one of the program's means; infinite if they are not what is right."""
+    found = program()  # opens channels and communicators
+    if not all(np.allclose(shard.data, right, rtol=1e-3) for shard in found.addressable_shards):
+        return float("inf")
     seconds = []
     for _ in range(TIMINGS):
         began = time.perf_counter()
         program().block_until_ready()
         seconds.append((time.perf_counter() - began) / TIMED_REDUCTIONS)
-    return seconds
+    return min(seconds)
 
 
-def _on_own_devices(mesh: Mesh, vector: np.ndarray) -> Array:
-    """This process's vector on its own devices, in an array that counts as replicated although others differ."""
+def _on_own_devices(mesh: Mesh, rows: Float[np.ndarray, "devices N"]) -> Array:
+    """A row on each of this process's devices, in an array that counts as replicated although rows differ."""
     everywhere = jax.sharding.NamedSharding(mesh, PartitionSpec())
-    return jax.make_array_from_callback(vector.shape, everywhere, lambda _: vector)
+    own = [
+        jax.device_put(row, device)
+        for row, device in zip(rows, mesh.devices.flat, strict=True)
+        if device.process_index == jax.process_index()
+    ]
+    return jax.make_array_from_single_device_arrays(rows.shape[1:], everywhere, own)
 
 
 def fastest(seconds: Mapping[AllReduce, float]) -> AllReduce:

@@ -9,11 +9,12 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from rollmill.channels import Wire
@@ -22,18 +23,10 @@ from rollmill.core.machine import visible_gpus
 from rollmill.dataflow import Graph, State
 from rollmill.execution.processes import Control
 from rollmill.execution.program.compile_clock import CompileClock
-from rollmill.execution.program.compiled import CompiledProgram, lower, state_shapes
+from rollmill.execution.program.compiled import CompiledProgram, lower
 from rollmill.execution.program.dispatch import Window, dispatch_ahead
-from rollmill.execution.program.peer_memory import NoPeerMemory
-from rollmill.execution.program.reductions import (
-    HostMean,
-    MeshMean,
-    fastest,
-    mean_over,
-    mesh_of,
-    time_reductions,
-    ways_of,
-)
+from rollmill.execution.program.mean_choice import MeanChoice, choose_mean
+from rollmill.execution.program.reductions import HostMean, mesh_of
 from rollmill.execution.protocol import (
     Begin,
     IterationMetrics,
@@ -48,7 +41,6 @@ from rollmill.execution.replica.snapshot_requests import SnapshotRequests
 from rollmill.execution.replica.stop import StopParticipant
 from rollmill.execution.run_spec import RunSpec
 from rollmill.fusion import backend_of
-from rollmill.planning import AllReduce
 from rollmill.record import from_host, to_host
 
 STRIDE = 8
@@ -84,67 +76,27 @@ def run_on_mesh(
     control.at("compiling", expect=3 * start_seconds)
     with CompileClock() as clock:
         built = graph()
+        mesh = mesh_of(_devices(), instances=instances)
         host = HostMean(open_wire(begin.restart), rank=rank, size=processes)
-        means = _choose_means(built, spec, begin, instances, host)
-        program = _compiled(built, spec, control, begin, rank, means)
+        means = choose_mean(built, mesh, begin.reduction or spec.reduction, host)
+        program = _compiled(built, spec, control, begin, rank, mesh, means)
         state = program.start() if not begin.arrays else _placed(program, begin)
     send(control, clock.report(time.monotonic()))
     control.at("training", expect=start_seconds)
     _train(rank, control, program, state, begin.first, built.loops.iterations)
 
 
-class _Means(NamedTuple):
-    """How the processes take means."""
-
-    instances: int
-    """Processes that share each GPU."""
-    mean: MeshMean
-    chosen: AllReduce | None = None
-    """The fastest way, where ways were timed."""
-    note: str = ""
-    """Their times, for the user."""
-
-
-def _choose_means(graph: Graph, spec: RunSpec, begin: Begin, instances: int, host: HostMean) -> _Means:
-    """The way that was asked for or chosen before; otherwise the fastest, where processes share GPUs.
-
-    Raises:
-        UsageError: the way that was asked for cannot be had.
-    """
-    mesh, num_parameters = mesh_of(_devices(), instances=instances), _num_parameters(graph)
-    mean_by = lambda way: mean_over(mesh, way, host, num_parameters=num_parameters)
-    way = begin.reduction or spec.reduction
-    if way == "auto" and instances == 1:
-        way = "flat"  # one-shot means are not chosen before they were measured on GPUs
-    if way != "auto":
-        try:
-            return _Means(instances, mean_by(way))
-        except NoPeerMemory as reason:
-            raise UsageError(f"reduction={way} is not possible: {reason}. hint: reduction=auto.") from reason
-    means: dict[AllReduce, MeshMean] = {each: mean_by(each) for each in ways_of(mesh, num_parameters)}
-    seconds = time_reductions(mesh, num_parameters, means)
-    chosen = fastest(seconds)
-    times = ", ".join(f"{each} {1e6 * taken:.0f} us" for each, taken in seconds.items())
-    note = f"a mean of {num_parameters:,} parameters takes {times}: {chosen}"
-    return _Means(instances, means[chosen], chosen, note)
-
-
-def _num_parameters(graph: Graph) -> int:
-    learner = state_shapes(graph).learner
-    return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(graph.weights, learner)))
-
-
 def _compiled(
-    graph: Graph, spec: RunSpec, control: Control, begin: Begin, rank: int, means: _Means
+    graph: Graph, spec: RunSpec, control: Control, begin: Begin, rank: int, mesh: Mesh, means: MeanChoice
 ) -> CompiledProgram:
     """The program of all processes. The first one chooses its kernels, by timing, and the others take the same."""
-    on_mesh = {"devices": _devices(), "instances": means.instances, "mean": means.mean}
+    on_mesh = {"devices": _devices(), "instances": mesh.shape["instance"], "mean": means.mean}
     compile_with = partial(lower, graph, seeds=(spec.seed,), unroll=spec.unroll, numerics=spec.numerics, **on_mesh)
     if rank == 0:
         announce = lambda kernels: send(control, KernelsChosen(kernels.launches))
         program = compile_with(fusion=spec.fusion, launches=begin.launches, announce=announce)
         notes = [*program.notes, means.note] if means.note else program.notes
-        send(control, MeshCompiled(program.launches, means.chosen, notes))
+        send(control, MeshCompiled(program.launches, means.fastest, notes))
         return program
     launches = wait(control, KernelsChosen).launches
     if launches is None:
