@@ -147,6 +147,28 @@ def test_one_shot_means_of_a_program_have_lanes_of_their_own_until_there_are_non
     assert lanes == [(0, 3000), (3, 10)]  # the rest is flat: integers, and what finds no lane any more
 
 
+def test_one_shot_means_of_several_vectors_are_one_mean(monkeypatch):
+    sizes = []
+
+    def recorded(vector, addresses, *, ranks, first_lane):
+        sizes.append(vector.size)
+        return jax.lax.pmean(vector, AXES)
+
+    monkeypatch.setattr(reductions, "one_shot_mean", recorded)
+    mesh = mesh_of(jax.devices()[:2])
+    means = partial(reductions._OneShotMeans, 2, 60)
+    rows = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+
+    def program(rows, addresses):
+        return jax.vmap(jax.vmap(means(addresses)))(rows)
+
+    spec = PartitionSpec(AXES)
+    on_each = jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False)
+    found = jax.jit(on_each)(rows.reshape(2, 3, 4), np.zeros((2, 5), np.uint32))
+    np.testing.assert_array_equal(found[0], rows.mean(axis=0))
+    assert sizes[-1] == 12  # all numbers of a device at once
+
+
 @pytest.mark.parametrize("way", ["flat", "hierarchical"])
 def test_programs_of_a_mesh_take_means_so(way):
     mesh = mesh_of(jax.devices()[:2], instances=2)

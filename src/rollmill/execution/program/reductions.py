@@ -124,10 +124,21 @@ class _OneShotMeans:
         return _over_vectors(self._mean, tree)
 
     def _mean(self, vector: Float[Array, " N"]) -> Float[Array, " N"]:
+        mean = jax.custom_batching.custom_vmap(self._mean_of_vector)
+        mean.def_vmap(self._mean_of_batch)
+        return mean(vector, self._addresses)
+
+    def _mean_of_batch(
+        self, size: int, in_batched: Sequence[bool], vectors: Float[Array, "B N"], addresses: Array
+    ) -> tuple[Float[Array, "B N"], bool]:
+        """The means of several vectors, as those of one: the rule by which JAX vectorises a mean."""
+        return self._mean(vectors.reshape(-1)).reshape(vectors.shape), True
+
+    def _mean_of_vector(self, vector: Float[Array, " N"], addresses: UInt32[Array, "1 A"]) -> Float[Array, " N"]:
         first, self._next = self._next, self._next + lanes_of(vector.size)
         if not vector.size or vector.dtype != jnp.float32 or self._next > self._lanes:
             return jax.lax.pmean(vector, AXES)
-        return one_shot_mean(vector, self._addresses.reshape(-1), ranks=self._ranks, first_lane=first)
+        return one_shot_mean(vector, addresses.reshape(-1), ranks=self._ranks, first_lane=first)
 
 
 def _over_vectors(mean: Reduce, tree: PyTree[Array]) -> PyTree[Array]:
