@@ -14,6 +14,7 @@ from typing import Any
 from measure import RESULTS, table_of, write_table
 
 PAGE = Path(__file__).parent.parent / "docs" / "instances.md"
+REDUCTIONS = ("reductions-one-shot", "reductions-gpu", "reductions-four-gpu")
 WAYS = {"turns": "in turns", "mps": "under MPS"}
 
 
@@ -94,14 +95,14 @@ def placements(result: Mapping[str, Any]) -> str:
 
 def reductions(rows: Sequence[Mapping[str, Any]]) -> str:
     """Times of means by the number of parameters, and the way that a training chooses."""
-    ways = ("flat", "hierarchical", "host")
-    rows = [
-        [f"{row['instances']}", f"{row['parameters']:,}"]
-        + [microseconds(row["seconds"][way]) for way in ways]
+    ways = ("flat", "one-shot", "hierarchical", "host")
+    cells = [
+        [f"{row['gpus']} x {row['instances']}", f"{row['parameters']:,}"]
+        + [microseconds(row["seconds"][way]) if way in row["seconds"] else "" for way in ways]
         + [row["chosen"]]
         for row in rows
     ]
-    return table_of(["processes on a GPU", "parameters", *ways, "chosen"], rows)
+    return table_of(["GPUs x processes on each", "parameters", *ways, "chosen"], cells)
 
 
 def microseconds(seconds: float) -> str:
@@ -112,7 +113,7 @@ def main() -> None:
     write_table(trainings(result_of("instances-ppo")), PAGE, part=" ppo")
     write_table(searches(result_of("instances-alphazero")), PAGE, part=" alphazero")
     write_table(sweeps(result_of("sweeps-gpu")), PAGE, part=" sweeps")
-    means = [*result_of("reductions-gpu")["rows"], *result_of("reductions-four-gpu")["rows"]]
+    means = [row for name in REDUCTIONS for row in result_of(name)["rows"]]
     write_table(reductions(means), PAGE, part=" reductions")
     write_table(placements(result_of("instance-training-weights-gpu")), PAGE, part=" placements")
 

@@ -1,4 +1,4 @@
-"""The tables of docs/serving.md, from results/serving-cpu.json and serving-gpu.json.
+"""The tables of docs/serving.md, from results/serving-cpu.json, serving-gpu.json and serving-workers-gpu.json.
 
 python benchmarks/serving_tables.py
 """
@@ -38,16 +38,21 @@ def table(platform: str) -> str:
     rows += [
         row(f"{one['rate']:,.0f} requests a second, open loop", "`--max-batch 64`", one) for one in result["rates"]
     ]
-    rows += [
+    return table_of(HEAD, rows + of_workers(result), numbers=(2, 3, 4))
+
+
+def of_workers(result: dict) -> list[list[str]]:
+    return [
         row("64 clients, closed loop", f"`--max-batch 64 --workers {one['workers']}`", one)
         for one in result["workers"]
     ]
-    return table_of(HEAD, rows, numbers=(2, 3, 4))
 
 
 def main() -> None:
     for platform in ("cpu", "gpu"):
         write_table(table(platform), PAGE, part=f" {platform}")
+    workers = json.loads((RESULTS / "serving-workers-gpu.json").read_text())["result"]
+    write_table(table_of(HEAD, of_workers(workers), numbers=(2, 3, 4)), PAGE, part=" workers")
 
 
 if __name__ == "__main__":

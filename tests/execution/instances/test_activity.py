@@ -1,6 +1,7 @@
 """The activity of GPUs, by a driver that counts: each sample is the time, and each metric a rate of it."""
 
 import contextlib
+import threading
 import time
 from types import SimpleNamespace
 
@@ -98,6 +99,40 @@ def test_a_driver_that_fails_while_it_is_asked_stops_nothing():
         assert gpus.total() == [{"gpu": 0, **Activity()._asdict()}]
         time.sleep(0.05)
         assert monitor._looking.is_alive()
+
+
+class ExclusiveNvml(CountingNvml):
+    """Its counters refuse a thread that asks while another one does."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.faults = threading.Lock(), 0
+
+    def nvmlGpmSampleGet(self, device, sample):
+        if not self.asked.acquire(blocking=False):
+            self.faults += 1
+            raise self.NVMLError("In use by another client")
+        time.sleep(0.001)
+        self.asked.release()
+        return super().nvmlGpmSampleGet(device, sample)
+
+
+def test_the_driver_s_counters_are_asked_by_one_thread_at_a_time():
+    nvml = ExclusiveNvml()
+    with ActivityMonitor(nvml, 0) as one, ActivityMonitor(nvml, 0) as other:
+        for _ in range(50):
+            one.restart()
+            assert one.read().sm_activity == other.read().sm_activity == 0.2
+    assert nvml.faults == nvml.open_samples == 0
+
+
+def test_a_sample_that_the_driver_refuses_is_freed():
+    nvml = CountingNvml()
+    nvml.nvmlGpmSampleGet = lambda device, sample: 1 / 0
+    with ActivityMonitor(nvml, 0) as monitor:
+        monitor.restart()
+        assert monitor.read().sm_activity is None
+    assert nvml.open_samples == 0
 
 
 def test_text_tells_small_shares_apart():

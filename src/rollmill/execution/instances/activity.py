@@ -15,6 +15,10 @@ from rollmill.execution.instances.gpus import find_gpus, open_nvml
 
 LOOK_SECONDS = 0.2
 """Time between two readings of utilisation, which NVML averages over a sixth of a second or more."""
+DRIVER = threading.Lock()
+"""Held while NVML is called: its counters are for one client, and a driver (580) that two threads of a process asked
+for them read memory that was no longer mapped, which ended the process."""
+
 READINGS = 5
 """Readings that make up the recent activity."""
 
@@ -108,7 +112,7 @@ class ActivityMonitor:
         before, readings = self._counters.sample(), []
         while not self._ended.wait(LOOK_SECONDS):
             with contextlib.suppress(Exception):
-                readings.append(self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu / 100)
+                readings.append(self._counters.utilisation())
                 with self._lock:
                     self._sum, self._number = self._sum + readings[-1], self._number + 1
             if len(readings) >= READINGS:
@@ -128,25 +132,34 @@ class _Counters:
     def __init__(self, nvml: Any, device: Any) -> None:
         self._nvml, self._device = nvml, device
 
+    def utilisation(self) -> float:
+        """Share of the last moments in which a kernel ran."""
+        with DRIVER:
+            return self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu / 100
+
     def sample(self) -> Any:
         nvml = self._nvml
-        try:
-            if not nvml.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice:
-                return None
-            return nvml.nvmlGpmSampleGet(self._device, nvml.nvmlGpmSampleAlloc())
-        except Exception:
-            return None
+        with DRIVER, contextlib.suppress(Exception):
+            if nvml.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice:
+                sample = nvml.nvmlGpmSampleAlloc()
+                try:
+                    return nvml.nvmlGpmSampleGet(self._device, sample)
+                except Exception:
+                    nvml.nvmlGpmSampleFree(sample)
+        return None
 
     def free(self, sample: Any) -> None:
         if sample is not None:
-            self._nvml.nvmlGpmSampleFree(sample)
+            with DRIVER:
+                self._nvml.nvmlGpmSampleFree(sample)
 
     def between(self, first: Any, last: Any) -> dict[str, float]:
         """Averages between two samples, those that the GPU counts."""
         if first is None or last is None:
             return {}
         try:
-            answers = self._nvml.nvmlGpmMetricsGet(nvml_request(self._nvml, first, last)).metrics
+            with DRIVER:
+                answers = self._nvml.nvmlGpmMetricsGet(nvml_request(self._nvml, first, last)).metrics
         except Exception:  # such as if no time has passed between the two
             return {}
         found = {name: answers[number] for number, name in enumerate(GPM_METRICS)}
