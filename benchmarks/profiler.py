@@ -364,6 +364,7 @@ def _compared(where: str, before: Sequence[Round], after: Sequence[Round]) -> di
         "other": other,
         "largest_other": grown[other] / longer,
         "grown": grown,
+        "shares": [[dict(each.shares) for each in side] for side in (before, after)],
         "iteration_seconds": longer,
         "turns": [_turns(side) for side in (before, after)],
     }

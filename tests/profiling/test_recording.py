@@ -58,6 +58,21 @@ def test_of_too_many_events_intervals_are_read_for_the_whole(monkeypatch):
     assert RecordedWindow.from_json(json.loads(json.dumps(window.to_json()))) == window
 
 
+def test_what_was_recorded_outside_of_a_window_is_not_read():
+    program = jax.jit(sorted_often)
+    program(NUMBERS).block_until_ready()
+    recorder = TraceRecorder(most_events=100)
+    recorder.start()
+    for _ in range(40):
+        program(NUMBERS).block_until_ready()
+    begin = time.monotonic_ns()
+    program(NUMBERS).block_until_ready()
+    end = time.monotonic_ns()
+    window = recorder.stop(begin, end)
+    assert window.every == 1
+    assert sum(times.work for times in window.times.device.values()) == pytest.approx(end - begin, rel=0.2)
+
+
 def test_the_clock_of_intervals_stands_in_those_that_are_not_read():
     sampled = trace.Sampling(every=3).time
     width = trace.INTERVAL

@@ -21,7 +21,7 @@ from rollmill.profiling.hlo import Instruction, module_name, program_key, progra
 from rollmill.profiling.results import MemoryUse, Overlap, TimelineSpan
 from rollmill.profiling.simulator_calls import SimulatorCalls
 from rollmill.profiling.timeline import timeline
-from rollmill.profiling.trace import CLOCK, MOST_EVENTS, Naming, Trace, read_trace
+from rollmill.profiling.trace import CLOCK, MOST_EVENTS, WHOLE, Naming, Trace, read_trace
 
 MOST_TEXT = 64 * 2**20
 """Characters of a compiled program beyond which it is not read."""
@@ -108,7 +108,7 @@ class TraceRecorder:
         self._end()
         self._programs.read_new()
         classify = Classifier(self._programs.instructions, accelerated=jax.default_backend() != "cpu")
-        trace = self._read(classify)
+        trace = self._read(classify, (begin, end))
         sampled = trace.sampling.time
         first, last = sampled(begin - trace.clock_offset), sampled(end - trace.clock_offset)
         longer = (end - begin) / max(1, last - first)
@@ -139,10 +139,10 @@ class TraceRecorder:
         set_recording(False)
         jax.profiler.stop_trace()
 
-    def _read(self, names: Naming) -> Trace:
+    def _read(self, names: Naming, window: tuple[float, float] = WHOLE) -> Trace:
         assert self._folder is not None, "a recording was started"
         try:
-            return read_trace(self._folder, names, most_events=self._most_events)
+            return read_trace(self._folder, names, window=window, most_events=self._most_events)
         finally:
             self._forget()
 

@@ -19,6 +19,9 @@ MOST_EVENTS = 500_000
 INTERVAL = 997_000
 """Nanoseconds of an interval: long beside instructions, and no multiple of what a training does in turns."""
 
+WHOLE = (-math.inf, math.inf)
+"""A window that has all events."""
+
 IGNORED = ("end: ", "ThreadpoolListener")
 """Beginnings of the names of events that say nothing of their own."""
 
@@ -81,13 +84,21 @@ class Naming(Protocol):
         ...
 
 
-def read_trace(folder: FilePath, names: Naming, *, most_events: int = MOST_EVENTS) -> Trace:
+def read_trace(
+    folder: FilePath,
+    names: Naming,
+    *,
+    window: tuple[float, float] = WHOLE,
+    most_events: int = MOST_EVENTS,
+) -> Trace:
     """Reads the trace that was written into a folder.
 
     Args:
         folder: given to `jax.profiler.start_trace`.
         names: of instructions. Of events with other names on a device, and of ambiguous ones, more is read.
-        most_events: number of events beyond which only some intervals of the trace are read.
+        window: the first nanosecond and the one after the last, on the host's monotonic clock: events outside are
+            left out.
+        most_events: number of events beyond which only some intervals of the window are read.
 
     Raises:
         FileNotFoundError: there is no trace in it.
@@ -95,35 +106,62 @@ def read_trace(folder: FilePath, names: Naming, *, most_events: int = MOST_EVENT
     files = sorted(folder.glob("plugins/profile/*/*.xplane.pb"))
     if not files:
         raise FileNotFoundError(f"no trace in {folder}")
-    lanes, data = [], jax.profiler.ProfileData.from_file(str(files[-1]))
-    count = sum(sum(1 for _ in line.events) for plane in data.planes for line in plane.lines)
+    data = jax.profiler.ProfileData.from_file(str(files[-1]))
+    offset = _clock_offset(data)
+    begin, end = (time - offset for time in window)
+    recorded = [_RecordedLane.within(begin, end, *each) for each in _lines(data)]
+    count = sum(len(each.starts) for each in recorded)
     sampling = Sampling(every=max(1, math.ceil(count / most_events)))
+    lanes = []
+    for each in recorded:
+        read = _events(each, names, sampling)
+        if events := sorted(read, key=lambda event: (event.start, -event.end)):
+            lanes.append(Lane(each.name, each.on_device, events))
+    return Trace(lanes, offset, sampling)
+
+
+class _RecordedLane(NamedTuple):
+    """The events of a lane that lie in the window, as they were recorded."""
+
+    name: str
+    on_device: bool
+    events: Sequence[Any]
+    starts: Sequence[float]
+
+    @classmethod
+    def within(cls, begin: float, end: float, name: str, on_device: bool, line: Any) -> "_RecordedLane":
+        events, starts = [], []
+        for event in line.events:
+            start = event.start_ns
+            if start < end and start + event.duration_ns > begin:
+                events.append(event)
+                starts.append(start)
+        return cls(name, on_device, events, starts)
+
+
+def _lines(data: Any) -> Iterator[tuple[str, bool, Any]]:
+    """The name of each lane, whether it is a stream of a device, and what was recorded of it."""
     for plane in data.planes:
         on_device = plane.name.startswith("/device:")
         for number, line in enumerate(plane.lines):
-            if on_device and not line.name.startswith("Stream"):
-                continue  # lines that are derived from the streams
-            read = _events(line, on_device, names, sampling)
-            if events := sorted(read, key=lambda event: (event.start, -event.end)):
-                lanes.append(Lane(_lane_name(plane.name, line.name, number), on_device, events))
-    return Trace(lanes, _clock_offset(data), sampling)
+            if not on_device or line.name.startswith("Stream"):  # others are derived from the streams
+                yield _lane_name(plane.name, line.name, number), on_device, line
 
 
-def _events(line: Any, on_device: bool, names: Naming, sampling: Sampling) -> Iterator[Event]:
-    for event in line.events:
-        start = round(event.start_ns)
+def _events(lane: _RecordedLane, names: Naming, sampling: Sampling) -> Iterator[Event]:
+    for event, start in zip(lane.events, map(round, lane.starts), strict=True):
         start, end = sampling.time(start), sampling.time(start + round(event.duration_ns))
         if end > start and not (name := event.name).startswith(IGNORED):
             if names.is_ambiguous(name):
                 yield Event(start, end, name, _program(event))
-            elif on_device and not names.is_instruction(name):
+            elif lane.on_device and not names.is_instruction(name):
                 yield Event(start, end, name, _program(event), _stat(event, "hlo_op"))
             else:
                 yield Event(start, end, name)
 
 
 def _clock_offset(data: Any) -> int:
-    for plane in data.planes:
+    for plane in sorted(data.planes, key=lambda plane: plane.name.startswith("/device:")):  # it is of the host
         for line in plane.lines:
             for event in line.events:
                 if event.name.startswith(f"{SPAN_MARK}:{CLOCK}:"):

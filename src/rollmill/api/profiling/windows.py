@@ -24,6 +24,11 @@ REHEARSAL_SECONDS = 0.05
 """Shortest duration of the first recording, which belongs to no window."""
 SETTLE_SECONDS = 0.3
 """Time after a recording begins or ends that belongs to no window."""
+RECORDED_SHORT_SECONDS, RECORDED_SHORT_WINDOWS = 0.1, 9
+"""Shortest duration, and most, of the windows by which it is seen that a training that is recorded has come to its
+speed: as short as possible, because all that is recorded is collected at the end."""
+SLOWED = 1.5
+"""A training that is recorded, and takes so many times as long as usual, may not have come to its speed yet."""
 REPLY_SECONDS = 120.0
 """How long workers may take to reduce a window."""
 THIS_PROCESS = "training"
@@ -174,6 +179,15 @@ class Windows:
         yield from self._profiled_window(REHEARSAL_SECONDS)
         yield from self._regain_speed()
 
+    def _come_to_recorded_speed(self) -> Steps:
+        """Goes on until CUDA graphs, which are made anew when a recording begins, are made."""
+        before = yield from self._window(RECORDED_SHORT_SECONDS)
+        for _ in range(RECORDED_SHORT_WINDOWS):
+            now = yield from self._window(RECORDED_SHORT_SECONDS)
+            if STEADY * before.per_iteration < now.per_iteration < SLOWED * self._usual:
+                return
+            before = now
+
     def _come_to_speed(self) -> Generator[None, ReportedProgress, float]:
         """Goes on until a short window is hardly faster than the last; returns an iteration's nanoseconds."""
         before = yield from self._window(SHORT_SECONDS)
@@ -219,13 +233,12 @@ class Windows:
         self._received.clear()
         self._awaited = set(self._workers.start_recording()) if self._workers is not None else set()
         self._recorder.start()
-        on_cpu = jax.default_backend() == "cpu"
-        if self._workers is not None or not on_cpu:
+        if self._workers is not None:
             yield from self._pause(SETTLE_SECONDS)  # workers hear of it later
         else:
             yield  # a report of iterations that were under way while the recording began
-        if not on_cpu:
-            yield from self._come_to_speed()  # CUDA graphs are made anew
+        if jax.default_backend() != "cpu":
+            yield from self._come_to_recorded_speed()
         span = yield from self._window(seconds)
         begin, end = span.begin.now, span.end.now
         if self._workers is not None:
