@@ -28,6 +28,7 @@ TRAINING = ProfiledSetup(
     num_envs=1024,
     num_steps=64,
     env_steps=65_536,
+    possible_fusion="full",
 )
 OPERATIONS = (
     OperationTime(("collect",), device=0.0005, host=0.0008, kernels=12.0),

@@ -13,6 +13,7 @@ from rollmill.profiling.advice import (
     distrust_utilisation,
     enlarge_batches,
     fuse_gradients,
+    fuse_on_cpu,
     fuse_rollouts,
     reduce_traffic,
     wait_less,
@@ -49,7 +50,7 @@ def test_a_busy_device_needs_no_advice():
 def test_unfused_rollouts_of_many_small_kernels():
     found = fuse_rollouts(profile())
     between = 0.0031 + 0.0042 + 0.0029 * 1920 / 3206
-    assert found is not None and found.options == "--fusion auto"
+    assert found is not None and found.options == "--fusion full"
     short = 0.0021  # of the environment, in kernels of less than 2 microseconds
     assert found.saves == pytest.approx(between / 2 + 0.8 * short)
     assert "1,920 kernels" in found.text and "23 %" in found.text
@@ -68,14 +69,32 @@ def test_unfused_gradients_of_many_small_kernels():
     assert fuse_gradients(profile(operations=small, training={"fusion": "full"})) is None
 
 
-def test_what_is_not_one_program_cannot_be_fused():
+def on_cpu(*operations, **training):
+    machine = replace(profile().machine, device="1 x cpu")
+    return replace(busy(operations=operations, training=training), machine=machine)
+
+
+def test_unfused_programs_of_a_cpu():
+    rollouts, gradients = OperationTime(("collect", "policy"), 0.008, 0.0), GRADIENTS[0]
+    found = fuse_on_cpu(on_cpu(rollouts, gradients))
+    assert found is not None and found.options == "--fusion full"
+    assert found.saves == pytest.approx(0.5 * 0.008 + 0.3 * 0.0479)
+    alone = fuse_on_cpu(on_cpu(rollouts, gradients, possible_fusion="rollout"))
+    assert alone is not None and alone.options == "--fusion rollout" and alone.saves == pytest.approx(0.004)
+    assert "gradients" not in alone.text
+    assert fuse_on_cpu(on_cpu(rollouts, gradients, fusion="full")) is None
+    assert fuse_on_cpu(busy(operations=(rollouts, gradients))) is None, "on a GPU"
+
+
+def test_what_has_no_kernels_is_not_to_be_fused():
     small = tuple(replace(one, path=("learn", "gradients")) for one in OPERATIONS)
-    stepped = process(host=(HostTime("environment step", "simulator", 0.001),))
-    for processes in ([process(), process("other")], [stepped]):
-        assert fuse_rollouts(profile(processes=processes)) is None
-        assert (
-            fuse_gradients(profile(operations=small, processes=processes, training={"fusion": "rollout"})) is None
-        )
+    assert fuse_rollouts(profile(training={"possible_fusion": "off"})) is None
+    for possible in ("off", "rollout"):
+        training = {"fusion": "rollout", "possible_fusion": possible}
+        assert fuse_gradients(profile(operations=small, training=training)) is None
+    assert fuse_on_cpu(on_cpu(*GRADIENTS, possible_fusion="off")) is None
+    rollouts = fuse_rollouts(profile(training={"possible_fusion": "rollout"}))
+    assert rollouts is not None and rollouts.options == "--fusion rollout"
 
 
 def test_environments_of_the_host_get_workers():
@@ -128,7 +147,7 @@ def test_gradients_limited_by_memory():
     assert found.saves == pytest.approx(0.03 / 4) and "63 % of the time" in found.text
     full = reduce_traffic(busy(operations=moved, ceilings=ceilings, training={"fusion": "full"}))
     assert full is not None and (full.options, full.saves) == ("", 0.0)
-    apart = busy(operations=moved, ceilings=ceilings, processes=[process(overlap=BUSY), process(overlap=BUSY)])
+    apart = busy(operations=moved, ceilings=ceilings, training={"possible_fusion": "off"})
     assert (found := reduce_traffic(apart)) is not None and found.options == ""
     assert reduce_traffic(busy(operations=moved)) is None
     arithmetic = (replace(moved[0], flops=4e10),)
@@ -170,6 +189,7 @@ def of_each_kind(share):
                 devices=(DeviceActivity("GPU 0", share + 0.5, 0.5, 0.5),),
                 training={"fusion": fusion},
             )
+    yield on_cpu(OperationTime(("gradients",), lost, 0.0), OperationTime(("other",), 0.1 - lost, 0.0))
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -40,7 +40,7 @@ def test_the_page_shows_the_figures():
     assert cells[start : start + 7] == ["gradients", "43.2 %", "20.7", "18.6", "1.20", "2.10", "900"]
     values = page.texts["div"]
     assert "27.7 ms · 57.8 %" in values and "2.90 ms · 6.1 %" in values and "3,206" in values
-    assert any("--fusion auto" in code for code in page.texts["code"])
+    assert any("--fusion full" in code for code in page.texts["code"])
     assert page.texts["b"][:3] == ["1.39 M", "47.2 ms", "63.5 %"]
     assert any("slowed the training by 3.10×" in text for text in page.texts["p"])
 

@@ -44,7 +44,7 @@ def test_the_tables_show_the_figures():
     assert lines["training"] == ["47.9", "19.4 %", "44.1 %", "30.5 %", "6.1 %"]
     assert lines["host to device"] == ["3,206"] and lines["GPU 0"] == ["97.0 %", "21.0 %", "63.0 %"]
     assert lines["kernel"] == ["3,206", "28,400", "91.1"]
-    assert "--fusion auto" in text and text.rstrip().endswith("Thunks of a fused loop are counted once.")
+    assert "--fusion full" in text and text.rstrip().endswith("Thunks of a fused loop are counted once.")
 
 
 def test_operations_follow_those_around_them_the_longest_first():

@@ -30,6 +30,8 @@ SHORT_KERNEL = 3e-6
 """Seconds of a kernel on a GPU below which most of it is beginning and ending."""
 SHORT_SAVED = 0.8
 """Fraction of the time of such kernels that fusing them is predicted to save."""
+ROLLOUTS_SAVED, GRADIENTS_SAVED = 0.5, 0.3
+"""Fractions of the time of rollouts and of gradients that kernels of a CPU are predicted to save."""
 SMALL_KERNELS = 20.0
 """Kernels of an iteration from which they are many."""
 MEMORY_BOUND = 0.5
@@ -37,6 +39,7 @@ MEMORY_BOUND = 0.5
 CACHED = 1.2
 """Share of the measured bandwidth above which bytes came from caches, which the compiler's count does not know."""
 ROLLOUT = frozenset({"environment", "policy"})
+GRADIENTS = frozenset({"gradients"})
 LEARNING = frozenset({"gradients", "update"})
 
 
@@ -53,14 +56,14 @@ def with_advice(profile: Profile) -> Profile:
 
 def fuse_rollouts(profile: Profile) -> Advice | None:
     """Many kernels of environment and policy with idle time between them, without fusion."""
-    if not _fusion_is(profile, "off") or not _is_one_program(profile):
+    if not _fusion_is(profile, "off") or not _can_be_fused(profile):
         return None
-    return _fuse(profile, ROLLOUT, "environment and policy", "--fusion auto")
+    return _fuse(profile, ROLLOUT, "environment and policy", f"--fusion {profile.training.possible_fusion}")
 
 
 def fuse_gradients(profile: Profile) -> Advice | None:
     """Many kernels of gradients and update with idle time between them, where only rollouts are fused."""
-    if not _fusion_is(profile, "rollout") or not _is_one_program(profile):
+    if not _fusion_is(profile, "rollout") or profile.training.possible_fusion != "full":
         return None
     return _fuse(profile, LEARNING, "gradients and update", "--fusion full")
 
@@ -92,8 +95,31 @@ def _fuse(profile: Profile, names: frozenset[str], title: str, options: str) -> 
 
 
 def _has_short_kernels(profile: Profile, operation: OperationTime) -> bool:
-    on_gpu = "cpu" not in profile.machine.device.lower()
-    return on_gpu and operation.kernels >= SMALL_KERNELS and operation.device <= SHORT_KERNEL * operation.kernels
+    many = operation.kernels >= SMALL_KERNELS
+    return many and not _on_cpu(profile) and operation.device <= SHORT_KERNEL * operation.kernels
+
+
+def fuse_on_cpu(profile: Profile) -> Advice | None:
+    """Rollouts, or rollouts and gradients, whose instructions a CPU computes one after the other."""
+    if not _on_cpu(profile) or not _fusion_is(profile, "off") or not _can_be_fused(profile):
+        return None
+    depth = profile.training.possible_fusion
+    rollouts = fsum(one.device for one in _named(profile, ROLLOUT))
+    gradients = fsum(one.device for one in _named(profile, GRADIENTS)) if depth == "full" else 0.0
+    share = whole_time(profile).share(rollouts + gradients)
+    if share < LEAST_SHARE:
+        return None
+    what = "Environment, policy and gradients" if gradients else "Environment and policy"
+    saved = f"{about_percent(ROLLOUTS_SAVED)} of the time of environment and policy"
+    saved += f", {about_percent(GRADIENTS_SAVED)} of that of gradients" if gradients else ""
+    return Advice(
+        "Fuse the instructions of a CPU",
+        f"{what} take {about_percent(share)} of the time, one instruction after another, each of which reads and "
+        "writes memory for all environments or samples. A kernel keeps intermediate results in registers. "
+        f"Predicted: {saved}.",
+        f"--fusion {depth}",
+        saves=_of_iteration(profile, rollouts * ROLLOUTS_SAVED + gradients * GRADIENTS_SAVED),
+    )
 
 
 def add_workers(profile: Profile) -> Advice | None:
@@ -199,7 +225,7 @@ def reduce_traffic(profile: Profile) -> Advice | None:
     """Gradients whose time is that of reading and writing memory."""
     if profile.ceilings is None or profile.ceilings.bytes_per_second <= 0:
         return None
-    operations = [one for one in _named(profile, frozenset({"gradients"})) if one.bytes > 0 and one.device > 0]
+    operations = [one for one in _named(profile, GRADIENTS) if one.bytes > 0 and one.device > 0]
     moved = fsum(one.bytes for one in operations)
     traffic = moved / profile.ceilings.bytes_per_second
     products = fsum(one.flops for one in operations) / max(profile.ceilings.flops_per_second, 1.0)
@@ -208,7 +234,7 @@ def reduce_traffic(profile: Profile) -> Advice | None:
     is_bound = MEMORY_BOUND * device <= traffic <= CACHED * device
     if share < LEAST_SHARE or not is_bound or products > traffic:
         return None
-    is_final = _fusion_is(profile, "full") or not _is_one_program(profile)
+    is_final = _fusion_is(profile, "full") or profile.training.possible_fusion != "full"
     change = (
         "Only a smaller network or batch moves less: the kernels are fused already, or cannot be fused here."
         if is_final
@@ -257,6 +283,7 @@ Rule = Callable[[Profile], Advice | None]
 RULES: tuple[Rule, ...] = (
     fuse_rollouts,
     fuse_gradients,
+    fuse_on_cpu,
     add_workers,
     wait_less,
     write_less,
@@ -271,9 +298,12 @@ def _named(profile: Profile, names: frozenset[str]) -> list[OperationTime]:
     return [operation for operation in profile.operations if names & set(operation.path)]
 
 
-def _is_one_program(profile: Profile) -> bool:
-    """Whether all is computed in one program, environments included: nothing else can be fused."""
-    return len(profile.processes) == 1 and not any(map(stepping_seconds, profile.processes))
+def _can_be_fused(profile: Profile) -> bool:
+    return profile.training.possible_fusion in ("rollout", "full")
+
+
+def _on_cpu(profile: Profile) -> bool:
+    return "cpu" in profile.machine.device.lower()
 
 
 def _fusion_is(profile: Profile, kind: str) -> bool:

@@ -36,6 +36,8 @@ class ProfiledSetup:
     num_steps: int
     env_steps: int
     """Environment steps of an iteration."""
+    possible_fusion: str = "off"
+    """The deepest fusion that there are kernels for, where all is one program; `off` otherwise."""
 
 
 @dataclass(frozen=True)

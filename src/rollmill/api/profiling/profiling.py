@@ -24,6 +24,7 @@ from rollmill.dataflow import Graph, State
 from rollmill.execution import CompiledProgram, ProgramTraining, Training
 from rollmill.execution.instances import GpuActivity, watched_gpus
 from rollmill.execution.program.kernel_parts import rollout_parts
+from rollmill.execution.program.kernels import possible_fusion
 from rollmill.fusion import CannotFuse, backend_of
 from rollmill.planning import Plan
 from rollmill.profiling import correction, results
@@ -216,7 +217,15 @@ def _training(prepared: PreparedTraining, command: str) -> results.ProfiledSetup
         num_envs=loops.num_envs,
         num_steps=loops.num_steps,
         env_steps=loops.batch_size,
+        possible_fusion=_possible_fusion(prepared),
     )
+
+
+def _possible_fusion(prepared: PreparedTraining) -> str:
+    graph, options = prepared.algorithm, prepared.options
+    if prepared.program is None or graph.host is not None or options.num_seeds > 1:
+        return "off"
+    return possible_fusion(graph, options.numerics)
 
 
 def _placement(plan: Plan) -> str:

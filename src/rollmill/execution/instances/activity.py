@@ -16,8 +16,8 @@ from rollmill.execution.instances.gpus import find_gpus, open_nvml
 LOOK_SECONDS = 0.2
 """Time between two readings of utilisation, which NVML averages over a sixth of a second or more."""
 DRIVER = threading.Lock()
-"""Held while NVML is called: its counters are for one client, and a driver (580) that two threads of a process asked
-for them read memory that was no longer mapped, which ended the process."""
+"""Held while NVML is called: its counters are for one client, and a driver (580) that two threads asked for them
+read memory that was no longer mapped, which ended the process."""
 
 READINGS = 5
 """Readings that make up the recent activity."""

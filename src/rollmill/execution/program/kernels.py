@@ -142,6 +142,29 @@ def choose_kernels(
         return _choose(_Chooser(graph, fusion, backend, unroll, devices, launches, tuner), plain, num_seeds)
 
 
+def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
+    """The deepest fusion that there are kernels for on the first device; nothing is compiled, nor timed.
+
+    Args:
+        graph: what is trained.
+        numerics: precision of matrix products.
+    """
+    device = jax.devices()[0]
+    try:
+        backend = backend_of(device, numerics)
+        backend.check(device)
+        check_package(backend)
+        if backend.hopeless(pressure_of(lower_rollout(graph).program)) is not None:
+            return "off"
+    except (UsageError, CannotFuse):
+        return "off"
+    try:
+        lower_gradients(graph)
+    except CannotFuse:
+        return "rollout"
+    return "full"
+
+
 def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) -> Backend | None:
     """The backend that makes kernels of what is computed beside a training; None where XLA computes it.
 
