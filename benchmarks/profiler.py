@@ -4,7 +4,7 @@
     python benchmarks/profiler.py planted [--repeats 5] [--operation NAME ...]
     python benchmarks/profiler.py off [--repeats 5]
     python benchmarks/profiler.py survey
-    python benchmarks/profiler.py advice
+    python benchmarks/profiler.py advice [--repeats 3]
 
 - `errors`: profiles each workload several times, each in a process of its own, and takes the relative difference
   of the corrected duration of an iteration from the unprofiled one (RL-Scope states +-16 %);
@@ -94,6 +94,7 @@ ADVISED = [
     ["ppo", "CartPole-v1", "--num-envs", "64", "--fusion", "off"],
     ["ppo", "Acrobot-v1", "--num-envs", "1024", "--fusion", "off"],
     ["ppo", "gymnasium:CartPole-v1", "--num-envs", "64"],
+    ["ppo", "gymnasium:HalfCheetah-v5", "--num-envs", "8", "--num-steps", "64"],
 ]
 ADVISED_ON_GPU = [
     ["ppo", "CartPole-v1", "--num-envs", "4096", "--num-steps", "128", "--fusion", "off"],
@@ -457,27 +458,40 @@ def _group(path: Sequence[str]) -> str:
 
 def advice(options: argparse.Namespace) -> Rows:
     for words in ADVISED_ON_GPU if options.platform == "gpu" else ADVISED:
-        before = profiled(words)
-        with_options = [each for each in before.advice if each.options and each.saves > 0]
+        first = profiled(words)
+        with_options = [each for each in first.advice if each.options and each.saves > 0]
         if not with_options:
             print(f"{' '.join(words)}: nothing is advised", flush=True)
             continue
         best = max(with_options, key=lambda each: each.saves)
-        after = profiled([*_without(words, best.options), *best.options.split()])
-        saved = before.iteration.unprofiled - after.iteration.unprofiled
+        followed = [*_without(words, best.options), *best.options.split()]
+        before, after = [first], [profiled(followed)]
+        for _ in range(options.repeats - 1):  # in turns, because the machine is not always equally fast
+            before.append(profiled(words))
+            after.append(profiled(followed))
+        predicted = median(_predicted(each, best.title) for each in before)
+        saved = median(each.iteration.unprofiled for each in before)
+        saved -= median(each.iteration.unprofiled for each in after)
+        speeds = [median(each.steps_per_second for each in side) for side in (before, after)]
         row = {
             "advice": best.title,
             "options": best.options,
-            "predicted_seconds": best.saves,
+            "predicted_seconds": predicted,
             "saved_seconds": saved,
-            "steps_per_second": [before.steps_per_second, after.steps_per_second],
+            "steps_per_second": speeds,
+            "runs": [[each.steps_per_second for each in side] for side in (before, after)],
         }
         print(
-            f"{' '.join(words)}: {best.options} saves {1e3 * saved:.1f} ms of {1e3 * best.saves:.1f} predicted, "
-            f"{after.steps_per_second / before.steps_per_second:.2f}x",
+            f"{' '.join(words)}: {best.options} saves {1e3 * saved:.1f} ms of {1e3 * predicted:.1f} predicted, "
+            f"{speeds[1] / speeds[0]:.2f}x",
             flush=True,
         )
         yield " ".join(words), row
+
+
+def _predicted(found: Profile, title: str) -> float:
+    """Seconds that a piece of advice is predicted to save; 0 where it is not given."""
+    return next((each.saves for each in found.advice if each.title == title), 0.0)
 
 
 def _without(words: Sequence[str], options: str) -> list[str]:

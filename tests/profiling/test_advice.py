@@ -8,7 +8,7 @@ import pytest
 from profiling.by_hand import OPERATIONS, process, profile
 from rollmill.profiling.advice import (
     RULES,
-    add_workers,
+    add_actors,
     advise,
     distrust_utilisation,
     enlarge_batches,
@@ -97,26 +97,28 @@ def test_what_has_no_kernels_is_not_to_be_fused():
     assert rollouts is not None and rollouts.options == "--fusion rollout"
 
 
-def test_environments_of_the_host_get_workers():
+def test_environments_of_the_host_get_actors():
     made = host_only(0.02, ("environment step", "simulator", 0.018))
-    found = add_workers(made)
-    assert found is not None and found.options == "--distribution multi-learner --workers 8"
+    found = add_actors(made)
+    assert found is not None and found.options == "--distribution single-learner-coarse --actors 8"
     assert found.saves == pytest.approx(0.018 * (1 - 1 / 8) / 2) and "45 % of the time" in found.text
-    assert add_workers(host_only(0.003, ("environment step", "simulator", 0.018))) is None
+    assert add_actors(host_only(0.003, ("environment step", "simulator", 0.018))) is None
     few_cores = replace(made, machine=replace(made.machine, cores=1))
-    assert add_workers(few_cores) is None
+    assert add_actors(few_cores) is None
     eight = host_only(0.02, ("environment step", "simulator", 0.018), count=8)
-    assert add_workers(eight) is None
+    assert add_actors(eight) is None
 
 
 def test_workers_that_wait_for_each_other():
     waiting = (("receive", "channel", 0.004), ("wait for weights", "waiting", 0.006))
-    found = wait_less(host_only(0.012, *waiting, count=4))
+    in_step = {"in_groups": True, "can_be_asynchronous": True}
+    found = wait_less(host_only(0.012, *waiting, count=4, training=in_step))
     assert found is not None and found.options == "--asynchronous" and "25 % of the time" in found.text
     assert found.saves == pytest.approx(0.010 * 0.3)
-    assert wait_less(host_only(0.012, *waiting, count=1)) is None
-    assert wait_less(host_only(0.003, *waiting, count=4)) is None
-    already = wait_less(host_only(0.012, *waiting, count=4, training={"placement": "actor x 4, asynchronous"}))
+    assert wait_less(host_only(0.012, *waiting, count=1, training=in_step)) is None
+    assert wait_less(host_only(0.003, *waiting, count=4, training=in_step)) is None
+    assert wait_less(host_only(0.012, *waiting, count=4)) is None, "a simulator's process and its program"
+    already = wait_less(host_only(0.012, *waiting, count=4, training={"in_groups": True}))
     assert already is not None and already.options == "" and "Fewer workers" in already.text
 
 
@@ -187,7 +189,7 @@ def of_each_kind(share):
                 operations=(OperationTime((launching,), 0.0, lost * count, kernels=5000.0), learn),
                 ceilings=Ceilings(flops_per_second=1e9, bytes_per_second=1e3),
                 devices=(DeviceActivity("GPU 0", share + 0.5, 0.5, 0.5),),
-                training={"fusion": fusion},
+                training={"fusion": fusion, "in_groups": True},
             )
     yield on_cpu(OperationTime(("gradients",), lost, 0.0), OperationTime(("other",), 0.1 - lost, 0.0))
 

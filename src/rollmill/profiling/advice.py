@@ -19,13 +19,13 @@ FUSED = 0.5
 TRAFFIC_SAVED = 0.25
 """Fraction of the time of memory traffic that kernels save by keeping intermediate results in registers."""
 PARALLEL = 0.5
-"""Fraction of a perfect division among more workers that is predicted."""
+"""Fraction of a perfect division among more actors that is predicted."""
 LESS_WAITING = 0.3
 """Fraction of the waiting between workers that fewer or asynchronous workers are predicted to save."""
 RARER = 10
 """Times more seldom that files are written."""
-MOST_WORKERS = 8
-"""Workers that are proposed at most."""
+MOST_ACTORS = 8
+"""Actors that are proposed at most."""
 SHORT_KERNEL = 3e-6
 """Seconds of a kernel on a GPU below which most of it is beginning and ending."""
 SHORT_SAVED = 0.8
@@ -122,22 +122,22 @@ def fuse_on_cpu(profile: Profile) -> Advice | None:
     )
 
 
-def add_workers(profile: Profile) -> Advice | None:
-    """The devices wait while environments of the host are stepped, and cores are free."""
-    workers = min(MOST_WORKERS, profile.machine.cores, profile.training.num_envs)
+def add_actors(profile: Profile) -> Advice | None:
+    """The devices wait while environments of the host are stepped, and there are more cores."""
+    actors = min(MOST_ACTORS, profile.machine.cores, profile.training.num_envs)
     stepping = over_processes(profile, _stepping_alone)
     share = whole_time(profile).share(stepping)
     simulating = sum(1 for process in profile.processes if stepping_seconds(process) > 0)
-    if share < LEAST_SHARE or simulating >= workers:
+    if share < LEAST_SHARE or simulating >= actors:
         return None
-    fewer = 1.0 - simulating / workers
+    fewer = 1.0 - simulating / actors
     return Advice(
-        "Step the environments in more worker processes",
+        "Step the environments in more processes",
         f"For {about_percent(share)} of the time environments are stepped on the host while the device waits, in "
         f"{counted(simulating, 'process', 'processes')} on {counted(profile.machine.cores, 'core', 'cores')}. "
-        f"{workers} workers would divide that. Predicted: {about_percent(PARALLEL)} of a perfect division, since "
-        "sending and the slowest worker take their part.",
-        f"--distribution multi-learner --workers {workers}",
+        f"{actors} actors, each with its own copy of the policy, would divide that. Predicted: "
+        f"{about_percent(PARALLEL)} of a perfect division, since sending and the slowest actor take their part.",
+        f"--distribution single-learner-coarse --actors {actors}",
         saves=_of_iteration(profile, stepping * fewer * PARALLEL),
     )
 
@@ -148,24 +148,24 @@ def _stepping_alone(process: ProcessTime) -> float:
 
 def wait_less(profile: Profile) -> Advice | None:
     """Workers wait for each other, or send and receive, for much of the time."""
-    if len(profile.processes) < 2:
+    if len(profile.processes) < 2 or not profile.training.in_groups:
         return None
     lost = over_processes(profile, _waiting_for_workers)
     share = whole_time(profile).share(lost)
     if share < LEAST_SHARE:
         return None
-    asynchronous = "asynchronous" in profile.training.placement
+    in_step = profile.training.can_be_asynchronous
     change = (
-        "Fewer workers wait less; they are divided better if all need the same time."
-        if asynchronous
-        else "Fewer workers wait less. Asynchronous ones go on with the newest weights there are; "
+        "Fewer workers wait less. Asynchronous ones go on with the newest weights there are; "
         "their weights are older then, which changes what is learned."
+        if in_step
+        else "Fewer workers wait less; they are divided better if all need the same time."
     )
     return Advice(
         "Let workers wait less for each other",
         f"{len(profile.processes)} processes send, receive and wait for each other with their devices idle for "
         f"{about_percent(share)} of the time. {change} Predicted: {about_percent(LESS_WAITING)} of it.",
-        "" if asynchronous else "--asynchronous",
+        "--asynchronous" if in_step else "",
         saves=_of_iteration(profile, lost * LESS_WAITING),
     )
 
@@ -284,7 +284,7 @@ RULES: tuple[Rule, ...] = (
     fuse_rollouts,
     fuse_gradients,
     fuse_on_cpu,
-    add_workers,
+    add_actors,
     wait_less,
     write_less,
     enlarge_batches,

@@ -38,6 +38,10 @@ class ProfiledSetup:
     """Environment steps of an iteration."""
     possible_fusion: str = "off"
     """The deepest fusion that there are kernels for, where all is one program; `off` otherwise."""
+    in_groups: bool = False
+    """Whether its fragments lie in groups of workers, which wait for each other."""
+    can_be_asynchronous: bool = False
+    """Whether actors wait for weights, and need not."""
 
 
 @dataclass(frozen=True)

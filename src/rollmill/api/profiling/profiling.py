@@ -208,6 +208,8 @@ def _book_keeping(pairs: Sequence[PairedWindow], costs: EventCosts) -> tuple[res
 
 def _training(prepared: PreparedTraining, command: str) -> results.ProfiledSetup:
     loops, described = prepared.algorithm.loops, prepared.config["graph"]
+    partition = prepared.spec.read_plan().partition
+    in_step = all(group.synchronous for group in partition.groups)
     return results.ProfiledSetup(
         algorithm=described["algorithm"],
         environment=described["environment"],
@@ -218,6 +220,8 @@ def _training(prepared: PreparedTraining, command: str) -> results.ProfiledSetup
         num_steps=loops.num_steps,
         env_steps=loops.batch_size,
         possible_fusion=_possible_fusion(prepared),
+        in_groups=len(partition.groups) > 1,
+        can_be_asynchronous=in_step and partition.apart("policy", "update"),
     )
 
 
