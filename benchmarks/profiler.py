@@ -458,6 +458,8 @@ def _group(path: Sequence[str]) -> str:
 
 def advice(options: argparse.Namespace) -> Rows:
     for words in ADVISED_ON_GPU if options.platform == "gpu" else ADVISED:
+        if options.workload and " ".join(words) not in options.workload:
+            continue
         first = profiled(words)
         with_options = [each for each in first.advice if each.options and each.saves > 0]
         if not with_options:
@@ -516,7 +518,7 @@ def main() -> None:
     parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--operation", action="append", choices=PLANTED)
-    parser.add_argument("--workload", action="append", choices={**WORKLOADS, **ON_GPU})
+    parser.add_argument("--workload", action="append", help="its name, or its words")
     parser.add_argument("--add", action="store_true", help="keep other rows of the same commit")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
