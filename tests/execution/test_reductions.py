@@ -111,7 +111,12 @@ def test_a_program_passes_each_device_its_row_of_a_mean_s_operands():
     rows = jax.device_put(np.float32([[1], [3]]), jax.NamedSharding(mesh, PartitionSpec(AXES)))
     weighted = MeshMean(lambda row: lambda tree: jax.lax.psum(row[0, 0] * tree, AXES), (rows,))
     numbers = np.float32([[1, 2], [0, 2]])
-    assert means_in_a_row(mesh, weighted, numbers)().tolist() == [4.0**19, 8 * 4.0**19]
+    found = means_in_a_row(mesh, weighted, numbers)()
+    carry = np.float64(numbers)
+    for _ in range(reductions.TIMED_REDUCTIONS):
+        # Weights are 1 and 3; to the rows their ranks are added, less the mean of ranks.
+        carry = np.broadcast_to(np.float64([1, 3]) @ (carry + np.float64([[-0.5], [0.5]])), (2, 2))
+    np.testing.assert_allclose(found, carry[0], rtol=1e-5)
 
 
 def test_a_way_whose_means_are_wrong_is_never_the_fastest():
@@ -167,6 +172,25 @@ def test_one_shot_means_of_several_vectors_are_one_mean(monkeypatch):
     found = jax.jit(on_each)(rows.reshape(2, 3, 4), np.zeros((2, 5), np.uint32))
     np.testing.assert_array_equal(found[0], rows.mean(axis=0))
     assert sizes[-1] == 12  # all numbers of a device at once
+
+
+def test_one_shot_means_in_a_loop_are_vectorised(monkeypatch):
+    monkeypatch.setattr(
+        reductions, "one_shot_mean", lambda vector, addresses, *, ranks, first_lane: jax.lax.pmean(vector, AXES)
+    )
+    mesh = mesh_of(jax.devices()[:2])
+    rows = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+
+    def program(rows, addresses):
+        mean = reductions._OneShotMeans(2, 60, addresses)
+        return jax.vmap(lambda row: jax.lax.scan(lambda carry, _: (mean(carry), None), row, None, length=3)[0])(
+            rows
+        )
+
+    spec = PartitionSpec(AXES)
+    on_each = jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=PartitionSpec(), check_vma=False)
+    found = jax.jit(on_each)(rows.reshape(6, 4), np.zeros((2, 5), np.uint32))
+    np.testing.assert_array_equal(found, rows.mean(axis=0))
 
 
 @pytest.mark.parametrize("way", ["flat", "hierarchical"])

@@ -81,6 +81,12 @@ def test_only_gpus_with_equally_many_workers_have_a_hierarchy(two_gpus):
         assert "only several GPUs with equally many processes each have a hierarchy" in found.note
 
 
+def test_ways_are_timed_only_where_no_gpu_has_more_processes_than_others(two_gpus):
+    for workers, reduction in ((2, "auto"), (3, "flat"), (4, "auto")):
+        with gpus_of_workers(workers, "auto", mesh=True) as found:
+            assert found.reduction == reduction
+
+
 def test_a_reduction_for_workers_that_share_no_gpu_is_noted(two_gpus):
     with gpus_of_workers(2, "auto", mesh=True, reduction="host") as found:
         assert found.reduction == "auto" and found.note.startswith("reduction=host has no effect")

@@ -103,6 +103,8 @@ def test_environments_of_the_host_get_actors():
     assert found is not None and found.options == "--distribution single-learner-coarse --actors 8"
     assert found.saves == pytest.approx(0.018 * (1 - 1 / 8) / 2) and "45 % of the time" in found.text
     assert add_actors(host_only(0.003, ("environment step", "simulator", 0.018))) is None
+    uneven = replace(made, training=replace(made.training, num_envs=12))
+    assert (found := add_actors(uneven)) is not None and found.options.endswith("--actors 6")
     few_cores = replace(made, machine=replace(made.machine, cores=1))
     assert add_actors(few_cores) is None
     eight = host_only(0.02, ("environment step", "simulator", 0.018), count=8)
@@ -111,14 +113,17 @@ def test_environments_of_the_host_get_actors():
 
 def test_workers_that_wait_for_each_other():
     waiting = (("receive", "channel", 0.004), ("wait for weights", "waiting", 0.006))
-    in_step = {"in_groups": True, "can_be_asynchronous": True}
+    in_step = {"replicas": 4, "can_be_asynchronous": True}
     found = wait_less(host_only(0.012, *waiting, count=4, training=in_step))
     assert found is not None and found.options == "--asynchronous" and "25 % of the time" in found.text
     assert found.saves == pytest.approx(0.010 * 0.3)
     assert wait_less(host_only(0.012, *waiting, count=1, training=in_step)) is None
     assert wait_less(host_only(0.003, *waiting, count=4, training=in_step)) is None
     assert wait_less(host_only(0.012, *waiting, count=4)) is None, "a simulator's process and its program"
-    already = wait_less(host_only(0.012, *waiting, count=4, training={"in_groups": True}))
+    with_coordinator = host_only(0.012, *waiting, count=2, training=in_step)
+    first, second = with_coordinator.processes
+    assert wait_less(replace(with_coordinator, processes=(replace(first, name="training"), second))) is None
+    already = wait_less(host_only(0.012, *waiting, count=4, training={"replicas": 4}))
     assert already is not None and already.options == "" and "Fewer workers" in already.text
 
 
@@ -179,7 +184,7 @@ def of_each_kind(share):
     lost = 0.1 * share
     overlap = Overlap(host_only=lost, device_only=0.1 - lost, both=0.0, neither=0.0)
     for category in ("simulator", "storage", "dispatch", "channel", "waiting"):
-        one = process(overlap=overlap, host=(HostTime("all", category, 0.1),))
+        one = replace(process(overlap=overlap, host=(HostTime("all", category, 0.1),)), name="actor/0")
         for launching, fusion, count in product(("policy", "gradients"), ("off", "rollout", "full"), (1, 2)):
             learn = OperationTime(
                 ("learn", "gradients"), 0.015 * count, 0.0, kernels=1.0, flops=1.0, bytes=100.0 * share * count
@@ -189,7 +194,7 @@ def of_each_kind(share):
                 operations=(OperationTime((launching,), 0.0, lost * count, kernels=5000.0), learn),
                 ceilings=Ceilings(flops_per_second=1e9, bytes_per_second=1e3),
                 devices=(DeviceActivity("GPU 0", share + 0.5, 0.5, 0.5),),
-                training={"fusion": fusion, "in_groups": True},
+                training={"fusion": fusion, "replicas": 2},
             )
     yield on_cpu(OperationTime(("gradients",), lost, 0.0), OperationTime(("other",), 0.1 - lost, 0.0))
 

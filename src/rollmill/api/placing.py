@@ -110,10 +110,10 @@ def refuse_unread(plan: Plan, options: RunOptions) -> None:
             f"gpu_sharing={options.gpu_sharing} has no effect with place={plan.place}: it is for workers that are "
             "processes of this host. hint: leave it out, or give place=processes or place=mesh."
         )
-    if options.reduction != default.reduction and not _takes_means_so(plan, options):
+    if options.reduction != default.reduction and not _reads_reduction(plan, options):
         raise UsageError(
-            f"reduction={options.reduction} has no effect here: with place=mesh each has one; flat and one-shot "
-            "also in one program of several GPUs with one seed. hint: leave it out, or give place=mesh."
+            f"reduction={options.reduction} has no effect here: place=mesh reads every reduction; one program "
+            "of several GPUs and one seed reads flat and one-shot. hint: leave it out, or give place=mesh."
         )
     if options.fusion == "off" and options.numerics != default.numerics:
         raise UsageError(
@@ -122,7 +122,7 @@ def refuse_unread(plan: Plan, options: RunOptions) -> None:
         )
 
 
-def _takes_means_so(plan: Plan, options: RunOptions) -> bool:
+def _reads_reduction(plan: Plan, options: RunOptions) -> bool:
     """Whether the training takes means in the way that is asked for."""
     if plan.place != "program":
         return plan.place == "mesh"

@@ -21,6 +21,7 @@ from rollmill.execution import (
     RunSpec,
     Saved,
     Training,
+    check_devices,
     check_replay_size,
     choose_mean,
     enable_compilation_cache,
@@ -61,6 +62,7 @@ def compile_program(
     devices = take_devices(replicas if replicas > 1 else options.devices)
     display.note("compiling ...")
     with telling_memory(graph.loops):
+        check_devices(graph.loops, len(devices))
         means = choose_mean(graph, mesh_of(devices), "flat" if options.num_seeds > 1 else options.reduction)
         program = lower(
             graph,
@@ -77,7 +79,7 @@ def compile_program(
         display.note(note)
     where = f"{len(devices)} x {devices[0].device_kind}"
     display.note(f"compiled in {program.compile_seconds:.1f} s for {where}")
-    return program._replace(reduction=means.fastest)
+    return program._replace(reduction=means.way)
 
 
 def tell_replay_size(graph: Graph, plan: Plan, options: RunOptions, display: Display) -> None:

@@ -9,7 +9,7 @@ from rollmill.execution.faults.replay import Replayed, has_fault, has_message, r
 from rollmill.execution.launch import launch
 from rollmill.execution.matches import Game, MatchResult, Player, play_match
 from rollmill.execution.program.cache import cache_directory, enable_compilation_cache
-from rollmill.execution.program.compiled import CompiledProgram, lower, start_state, state_shapes
+from rollmill.execution.program.compiled import CompiledProgram, check_devices, lower, start_state, state_shapes
 from rollmill.execution.program.devices import take_devices, telling_memory
 from rollmill.execution.program.dispatch import Pauses, Window, dispatch_ahead
 from rollmill.execution.program.kernels import Fusion, Launches, backend_beside_training
@@ -23,6 +23,7 @@ from rollmill.execution.run_spec import RunSpec
 unroll_threefry()  # before anything that this package compiles
 
 __all__ = [
+    "check_devices",
     "check_replay_size",
     "choose_mean",
     "mesh_of",

@@ -44,7 +44,7 @@ class RunSpec:
     gpu_sharing: GpuSharing = "auto"
     """How workers share a GPU, where there are fewer GPUs than workers."""
     reduction: AllReduceOption = "auto"
-    """How a mesh takes means on GPUs that its processes share."""
+    """How a mesh takes means on GPUs."""
     cluster: str | None = None
     """The Ray cluster, where Ray places the workers."""
     host: str | None = None

@@ -41,7 +41,7 @@ def gpus_of_workers(
         workers: that compute on GPUs.
         sharing: how several share one.
         mesh: they are one program.
-        reduction: how that takes means, where they share GPUs.
+        reduction: how that takes means.
 
     Raises:
         UsageError: the GPUs cannot be shared so, or means cannot be taken so.
@@ -110,6 +110,8 @@ def _reduction_of(workers: int, gpus: int, wanted: AllReduceOption) -> tuple[All
                 f"learners={gpus}."
             )
         return "host", "" if wanted == "host" else f"means are taken in the host's memory: {needed}"
+    if wanted == "auto" and workers % gpus:
+        return "flat", ""
     if wanted == "hierarchical" and (gpus == 1 or workers % gpus):
         return "flat", "means are flat: only several GPUs with equally many processes each have a hierarchy"
     return wanted, ""

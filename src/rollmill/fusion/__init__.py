@@ -9,7 +9,13 @@ from rollmill.fusion.backends import backend_of
 from rollmill.fusion.backends.base import Backend, check_package
 from rollmill.fusion.backends.cpu.launches import machine_code
 from rollmill.fusion.backends.triton.gradients import GradientLaunch, run_gradients_kernel
-from rollmill.fusion.backends.triton.one_shot import LANE_BYTES, MOST_RANKS, lanes_of, one_shot_mean
+from rollmill.fusion.backends.triton.one_shot import (
+    LANE_BYTES,
+    MOST_RANKS,
+    compile_one_shot_mean,
+    lanes_of,
+    one_shot_mean,
+)
 from rollmill.fusion.backends.triton.rollout import Launch, run_kernel
 from rollmill.fusion.errors import CannotFuse
 from rollmill.fusion.estimate.chips import CHIPS, Chip, find_chip
@@ -65,6 +71,7 @@ __all__ = [
     "backend_of",
     "check_package",
     "compile_candidates",
+    "compile_one_shot_mean",
     "evaluate",
     "explain",
     "fastest",

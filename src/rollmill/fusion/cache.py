@@ -1,4 +1,7 @@
-"""Files of the cache: `kernels/` holds the source of kernels, `launches/` the launches that were fastest."""
+"""Files of the cache.
+
+`kernels/` holds the source of kernels, `launches/` the fastest launches, `means/` the fastest ways to take means.
+"""
 
 import os
 import tempfile

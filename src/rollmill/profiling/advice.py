@@ -8,7 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import fsum
 
-from rollmill.profiling.breakdown import category_seconds, over_processes, stepping_seconds, whole_time
+from rollmill.profiling.breakdown import (
+    category_seconds,
+    duration_of,
+    over_processes,
+    stepping_seconds,
+    whole_time,
+)
 from rollmill.profiling.results import Advice, OperationTime, ProcessTime, Profile
 from rollmill.profiling.text import about_percent, counted, duration
 
@@ -38,6 +44,8 @@ MEMORY_BOUND = 0.5
 """Share of the measured memory bandwidth from which an operation counts as limited by it."""
 CACHED = 1.2
 """Share of the measured bandwidth above which bytes came from caches, which the compiler's count does not know."""
+COORDINATOR = "training"
+"""Process that drives the workers, where there are some: it waits for their reports most of the time."""
 ROLLOUT = frozenset({"environment", "policy"})
 GRADIENTS = frozenset({"gradients"})
 LEARNING = frozenset({"gradients", "update"})
@@ -56,14 +64,14 @@ def with_advice(profile: Profile) -> Profile:
 
 def fuse_rollouts(profile: Profile) -> Advice | None:
     """Many kernels of environment and policy with idle time between them, without fusion."""
-    if not _fusion_is(profile, "off") or not _can_be_fused(profile):
+    if _on_cpu(profile) or not _fusion_is(profile, "off") or not _can_be_fused(profile):
         return None
     return _fuse(profile, ROLLOUT, "environment and policy", f"--fusion {profile.training.possible_fusion}")
 
 
 def fuse_gradients(profile: Profile) -> Advice | None:
     """Many kernels of gradients and update with idle time between them, where only rollouts are fused."""
-    if not _fusion_is(profile, "rollout") or profile.training.possible_fusion != "full":
+    if _on_cpu(profile) or not _fusion_is(profile, "rollout") or profile.training.possible_fusion != "full":
         return None
     return _fuse(profile, LEARNING, "gradients and update", "--fusion full")
 
@@ -96,7 +104,7 @@ def _fuse(profile: Profile, names: frozenset[str], title: str, options: str) -> 
 
 def _has_short_kernels(profile: Profile, operation: OperationTime) -> bool:
     many = operation.kernels >= SMALL_KERNELS
-    return many and not _on_cpu(profile) and operation.device <= SHORT_KERNEL * operation.kernels
+    return many and operation.device <= SHORT_KERNEL * operation.kernels
 
 
 def fuse_on_cpu(profile: Profile) -> Advice | None:
@@ -124,7 +132,10 @@ def fuse_on_cpu(profile: Profile) -> Advice | None:
 
 def add_actors(profile: Profile) -> Advice | None:
     """The devices wait while environments of the host are stepped, and there are more cores."""
-    actors = min(MOST_ACTORS, profile.machine.cores, profile.training.num_envs)
+    envs = profile.training.num_envs
+    most = min(MOST_ACTORS, profile.machine.cores, envs)
+    shares = (number for number in range(1, most + 1) if envs % number == 0)
+    actors = max(shares, default=1)
     stepping = over_processes(profile, _stepping_alone)
     share = whole_time(profile).share(stepping)
     simulating = sum(1 for process in profile.processes if stepping_seconds(process) > 0)
@@ -148,10 +159,12 @@ def _stepping_alone(process: ProcessTime) -> float:
 
 def wait_less(profile: Profile) -> Advice | None:
     """Workers wait for each other, or send and receive, for much of the time."""
-    if len(profile.processes) < 2 or not profile.training.in_groups:
+    workers = [process for process in profile.processes if process.name != COORDINATOR]
+    if len(workers) < 2 or profile.training.replicas < 2:
         return None
-    lost = over_processes(profile, _waiting_for_workers)
-    share = whole_time(profile).share(lost)
+    lost = fsum(map(_waiting_for_workers, workers)) / len(workers)
+    lasted = fsum(duration_of(worker.overlap) for worker in workers) / len(workers)
+    share = lost / lasted if lasted > 0 else 0.0
     if share < LEAST_SHARE:
         return None
     in_step = profile.training.can_be_asynchronous
@@ -163,10 +176,10 @@ def wait_less(profile: Profile) -> Advice | None:
     )
     return Advice(
         "Let workers wait less for each other",
-        f"{len(profile.processes)} processes send, receive and wait for each other with their devices idle for "
+        f"{len(workers)} workers send, receive and wait for each other with their devices idle for "
         f"{about_percent(share)} of the time. {change} Predicted: {about_percent(LESS_WAITING)} of it.",
         "--asynchronous" if in_step else "",
-        saves=_of_iteration(profile, lost * LESS_WAITING),
+        saves=lost * LESS_WAITING,
     )
 
 

@@ -37,11 +37,11 @@ class ProfiledSetup:
     env_steps: int
     """Environment steps of an iteration."""
     possible_fusion: str = "off"
-    """The deepest fusion that there are kernels for, where all is one program; `off` otherwise."""
-    in_groups: bool = False
-    """Whether its fragments lie in groups of workers, which wait for each other."""
+    """The deepest fusion that is worth trying; `off` where there is none."""
+    replicas: int = 1
+    """Replicas of all groups of fragments, which wait for each other if there are several."""
     can_be_asynchronous: bool = False
-    """Whether actors wait for weights, and need not."""
+    """Whether actors wait for weights, and `--asynchronous` is possible."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ CLOCK = "clock"
 """Category of the span that carries the host's clock: `rollmill:clock:NANOSECONDS`."""
 
 MOST_EVENTS = 500_000
-"""Events of a trace beyond which only some intervals of it are read."""
+"""Events of a window beyond which only some intervals of it are read."""
 INTERVAL = 997_000
 """Nanoseconds of an interval: long beside instructions, and no multiple of what a training does in turns."""
 
@@ -39,7 +39,7 @@ class Event(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """The intervals that are read of a trace with too many events; the others are as if cut out."""
+    """The intervals that are read of a window with too many events; the others are as if cut out."""
 
     every: int = 1
     """One interval of so many is read; 1 if all are."""
@@ -109,34 +109,22 @@ def read_trace(
     data = jax.profiler.ProfileData.from_file(str(files[-1]))
     offset = _clock_offset(data)
     begin, end = (time - offset for time in window)
-    recorded = [_RecordedLane.within(begin, end, *each) for each in _lines(data)]
-    count = sum(len(each.starts) for each in recorded)
+    count = sum(sum(1 for _ in _within(line, begin, end)) for _, _, line in _lines(data))
     sampling = Sampling(every=max(1, math.ceil(count / most_events)))
     lanes = []
-    for each in recorded:
-        read = _events(each, names, sampling)
+    for name, on_device, line in _lines(data):
+        read = _events(_within(line, begin, end), on_device, names, sampling)
         if events := sorted(read, key=lambda event: (event.start, -event.end)):
-            lanes.append(Lane(each.name, each.on_device, events))
+            lanes.append(Lane(name, on_device, events))
     return Trace(lanes, offset, sampling)
 
 
-class _RecordedLane(NamedTuple):
-    """The events of a lane that lie in the window, as they were recorded."""
-
-    name: str
-    on_device: bool
-    events: Sequence[Any]
-    starts: Sequence[float]
-
-    @classmethod
-    def within(cls, begin: float, end: float, name: str, on_device: bool, line: Any) -> "_RecordedLane":
-        events, starts = [], []
-        for event in line.events:
-            start = event.start_ns
-            if start < end and start + event.duration_ns > begin:
-                events.append(event)
-                starts.append(start)
-        return cls(name, on_device, events, starts)
+def _within(line: Any, begin: float, end: float) -> Iterator[Any]:
+    """The events of a line that lie in the window, or reach into it."""
+    for event in line.events:
+        start = event.start_ns
+        if start < end and start + event.duration_ns > begin:
+            yield event
 
 
 def _lines(data: Any) -> Iterator[tuple[str, bool, Any]]:
@@ -148,13 +136,14 @@ def _lines(data: Any) -> Iterator[tuple[str, bool, Any]]:
                 yield _lane_name(plane.name, line.name, number), on_device, line
 
 
-def _events(lane: _RecordedLane, names: Naming, sampling: Sampling) -> Iterator[Event]:
-    for event, start in zip(lane.events, map(round, lane.starts), strict=True):
+def _events(recorded: Iterator[Any], on_device: bool, names: Naming, sampling: Sampling) -> Iterator[Event]:
+    for event in recorded:
+        start = round(event.start_ns)
         start, end = sampling.time(start), sampling.time(start + round(event.duration_ns))
         if end > start and not (name := event.name).startswith(IGNORED):
             if names.is_ambiguous(name):
                 yield Event(start, end, name, _program(event))
-            elif lane.on_device and not names.is_instruction(name):
+            elif on_device and not names.is_instruction(name):
                 yield Event(start, end, name, _program(event), _stat(event, "hlo_op"))
             else:
                 yield Event(start, end, name)

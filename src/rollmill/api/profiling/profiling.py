@@ -13,12 +13,13 @@ from typing import Annotated, cast
 import jax
 
 from rollmill.api.options import RunOptions
+from rollmill.api.placing import choose_plan
 from rollmill.api.profiling.library_kernels import measure_library_shares
 from rollmill.api.profiling.windows import ProfiledTraining, RecordsWorkers, Windows
 from rollmill.api.sessions import Session
 from rollmill.api.training import PreparedTraining, begin_training, prepare_training
 from rollmill.core.bounds import Count, Range, check_bounds
-from rollmill.core.errors import RollmillError
+from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.machine import hardware, versions
 from rollmill.dataflow import Graph, State
 from rollmill.execution import CompiledProgram, ProgramTraining, Training
@@ -208,28 +209,37 @@ def _book_keeping(pairs: Sequence[PairedWindow], costs: EventCosts) -> tuple[res
 
 def _training(prepared: PreparedTraining, command: str) -> results.ProfiledSetup:
     loops, described = prepared.algorithm.loops, prepared.config["graph"]
-    partition = prepared.spec.read_plan().partition
-    in_step = all(group.synchronous for group in partition.groups)
+    plan = prepared.spec.read_plan()
     return results.ProfiledSetup(
         algorithm=described["algorithm"],
         environment=described["environment"],
         command=command or shlex.join(sys.argv),
-        placement=_placement(prepared.spec.read_plan()),
+        placement=_placement(plan),
         fusion=prepared.options.fusion,
         num_envs=loops.num_envs,
         num_steps=loops.num_steps,
         env_steps=loops.batch_size,
-        possible_fusion=_possible_fusion(prepared),
-        in_groups=len(partition.groups) > 1,
-        can_be_asynchronous=in_step and partition.apart("policy", "update"),
+        possible_fusion=_possible_fusion(prepared, plan),
+        replicas=sum(group.replicas for group in plan.partition.groups),
+        can_be_asynchronous=_can_be_asynchronous(prepared),
     )
 
 
-def _possible_fusion(prepared: PreparedTraining) -> str:
+def _possible_fusion(prepared: PreparedTraining, plan: Plan) -> str:
     graph, options = prepared.algorithm, prepared.options
-    if prepared.program is None or graph.host is not None or options.num_seeds > 1:
+    if plan.place not in ("program", "mesh") or graph.host is not None or options.num_seeds > 1:
         return "off"
     return possible_fusion(graph, options.numerics)
+
+
+def _can_be_asynchronous(prepared: PreparedTraining) -> bool:
+    if prepared.options.asynchronous:
+        return False
+    try:
+        choose_plan(prepared.algorithm, replace(prepared.options, asynchronous=True))
+    except UsageError:
+        return False
+    return True
 
 
 def _placement(plan: Plan) -> str:

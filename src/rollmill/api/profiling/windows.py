@@ -9,6 +9,7 @@ import jax
 from rollmill.execution import Recorded, Report, Training
 from rollmill.execution.instances import GpuActivity
 from rollmill.execution.reports import MetricsRows
+from rollmill.profiling.advice import COORDINATOR
 from rollmill.profiling.correction import PairedWindow
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.summary import ProcessWindows
@@ -24,14 +25,15 @@ REHEARSAL_SECONDS = 0.05
 """Shortest duration of the first recording, which belongs to no window."""
 SETTLE_SECONDS = 0.3
 """Time after a recording begins or ends that belongs to no window."""
-RECORDED_SHORT_SECONDS, RECORDED_SHORT_WINDOWS = 0.1, 9
-"""Shortest duration, and most, of the windows by which it is seen that a training that is recorded has come to its
-speed: as short as possible, because all that is recorded is collected at the end."""
+RECORDED_SHORT_SECONDS = 0.1
+"""The same for a training that is being recorded: as short as possible, because all events are collected."""
 SLOWED = 1.5
 """A training that is recorded, and takes so many times as long as usual, may not have come to its speed yet."""
+LONGEST_SLOWED_SECONDS = 0.9
+"""Time after which such a training is taken to be so slow because it is recorded."""
 REPLY_SECONDS = 120.0
 """How long workers may take to reduce a window."""
-THIS_PROCESS = "training"
+THIS_PROCESS = COORDINATOR
 
 
 @runtime_checkable
@@ -179,12 +181,14 @@ class Windows:
         yield from self._profiled_window(REHEARSAL_SECONDS)
         yield from self._regain_speed()
 
-    def _come_to_recorded_speed(self) -> Steps:
+    def _settle_while_recording(self) -> Steps:
         """Goes on until CUDA graphs, which are made anew when a recording begins, are made."""
-        before = yield from self._window(RECORDED_SHORT_SECONDS)
-        for _ in range(RECORDED_SHORT_WINDOWS):
+        first = before = yield from self._window(RECORDED_SHORT_SECONDS)
+        for _ in range(MOST_SHORT_WINDOWS):
             now = yield from self._window(RECORDED_SHORT_SECONDS)
-            if STEADY * before.per_iteration < now.per_iteration < SLOWED * self._usual:
+            recorded = now.end.now - first.begin.now
+            may_be_slowed = now.per_iteration > SLOWED * self._usual and recorded < 1e9 * LONGEST_SLOWED_SECONDS
+            if STEADY * before.per_iteration < now.per_iteration and not may_be_slowed:
                 return
             before = now
 
@@ -238,7 +242,7 @@ class Windows:
         else:
             yield  # a report of iterations that were under way while the recording began
         if jax.default_backend() != "cpu":
-            yield from self._come_to_recorded_speed()
+            yield from self._settle_while_recording()
         span = yield from self._window(seconds)
         begin, end = span.begin.now, span.end.now
         if self._workers is not None:

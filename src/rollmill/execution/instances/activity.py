@@ -15,12 +15,12 @@ from rollmill.execution.instances.gpus import find_gpus, open_nvml
 
 LOOK_SECONDS = 0.2
 """Time between two readings of utilisation, which NVML averages over a sixth of a second or more."""
-DRIVER = threading.Lock()
-"""Held while NVML is called: its counters are for one client, and a driver (580) that two threads asked for them
-read memory that was no longer mapped, which ended the process."""
-
 READINGS = 5
 """Readings that make up the recent activity."""
+
+COUNTERS_LOCK = threading.Lock()
+"""Held while utilisation or counters are read: counters are for one client, and a driver (580) that two threads
+asked for them read memory that was no longer mapped, which ended the process."""
 
 GPM_METRICS = {
     "graphics_activity": "NVML_GPM_METRIC_GRAPHICS_UTIL",
@@ -70,9 +70,8 @@ class ActivityMonitor:
         self.index = index
         self.recent = Activity()
         """Averages over the last second or so."""
-        self._nvml, self._device = nvml, nvml.nvmlDeviceGetHandleByIndex(index)
         self._lock = threading.Lock()
-        self._counters = _Counters(nvml, self._device)
+        self._counters = _Counters(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
         self._first = self._counters.sample()
         self._sum, self._number = 0.0, 0
         self._ended = threading.Event()
@@ -134,12 +133,12 @@ class _Counters:
 
     def utilisation(self) -> float:
         """Share of the last moments in which a kernel ran."""
-        with DRIVER:
+        with COUNTERS_LOCK:
             return self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu / 100
 
     def sample(self) -> Any:
         nvml = self._nvml
-        with DRIVER, contextlib.suppress(Exception):
+        with COUNTERS_LOCK, contextlib.suppress(Exception):
             if nvml.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice:
                 sample = nvml.nvmlGpmSampleAlloc()
                 try:
@@ -150,7 +149,7 @@ class _Counters:
 
     def free(self, sample: Any) -> None:
         if sample is not None:
-            with DRIVER:
+            with COUNTERS_LOCK:
                 self._nvml.nvmlGpmSampleFree(sample)
 
     def between(self, first: Any, last: Any) -> dict[str, float]:
@@ -158,7 +157,7 @@ class _Counters:
         if first is None or last is None:
             return {}
         try:
-            with DRIVER:
+            with COUNTERS_LOCK:
                 answers = self._nvml.nvmlGpmMetricsGet(nvml_request(self._nvml, first, last)).metrics
         except Exception:  # such as if no time has passed between the two
             return {}

@@ -143,7 +143,7 @@ def choose_kernels(
 
 
 def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
-    """The deepest fusion that there are kernels for on the first device; nothing is compiled, nor timed.
+    """The deepest fusion that is worth trying on the first device; nothing is compiled, nor timed.
 
     Args:
         graph: what is trained.

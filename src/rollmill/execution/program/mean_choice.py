@@ -1,36 +1,49 @@
 """The way in which a training on a mesh takes its means: the one that is asked for, or the fastest."""
 
-from typing import NamedTuple
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple, get_args
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from rollmill.core.errors import UsageError
+from rollmill.core.installation import cache_root
 from rollmill.dataflow import Graph, Reduce
 from rollmill.execution.program.compiled import state_shapes
 from rollmill.execution.program.peer_memory import NoPeerMemory
 from rollmill.execution.program.reductions import MeshMean, fastest, mean_over, time_reductions, ways_of
+from rollmill.fusion.cache import write_once
 from rollmill.planning import AllReduce, AllReduceOption
+
+WAYS: tuple[AllReduce, ...] = get_args(AllReduce)
 
 
 class MeanChoice(NamedTuple):
     """How a mesh takes means."""
 
     mean: MeshMean
-    fastest: AllReduce | None = None
-    """The way that it is, where ways were timed."""
+    way: AllReduce | None = None
+    """The way that it is, where there was a choice."""
     note: str = ""
-    """Their times, for the user."""
+    """The times of all ways, for the user."""
 
 
 def choose_mean(graph: Graph, mesh: Mesh, wanted: AllReduceOption, host: Reduce | None = None) -> MeanChoice:
     """The mean that is wanted; for `auto` the fastest at the graph's number of parameters.
 
+    Ways are timed once for a mesh, a size and versions: so the same seed has the same sums, bit for bit.
+
     Args:
         graph: what is trained.
         mesh: where; all of its processes have to call this.
         wanted: the way.
-        host: the mean through the host's memory, where processes share GPUs.
+        host: the mean through the host's memory, where there are several processes.
 
     Raises:
         UsageError: the way that is wanted cannot be had.
@@ -39,21 +52,33 @@ def choose_mean(graph: Graph, mesh: Mesh, wanted: AllReduceOption, host: Reduce 
         return MeanChoice(mean_over(mesh))
     num_parameters = _num_parameters(graph)
     if wanted != "auto":
-        try:
-            return MeanChoice(mean_over(mesh, wanted, host, num_parameters=num_parameters))
-        except NoPeerMemory as reason:
-            raise UsageError(f"reduction={wanted} is not possible: {reason}. hint: reduction=auto.") from reason
-    means = _means_that_can_be_had(mesh, host, num_parameters)
+        return MeanChoice(_wanted(mesh, wanted, host, num_parameters))
+    means = _available_means(mesh, host, num_parameters)
     if len(means) == 1:
-        return MeanChoice(means["flat"])
+        on_gpus = mesh.devices.flat[0].platform == "gpu"  # where there might be others when the run is resumed
+        return MeanChoice(means["flat"], "flat" if on_gpus else None)
+    file = _file_of(mesh, num_parameters, means)
+    if (known := _stored(file)) is not None:
+        return MeanChoice(means[known], known, f"means are {known}, which was the fastest way before")
     seconds = time_reductions(mesh, num_parameters, means)
     chosen = fastest(seconds)
-    times = ", ".join(f"{each} {1e6 * taken:.0f} us" for each, taken in seconds.items())
-    note = f"a mean of {num_parameters:,} parameters takes {times}: {chosen}"
-    return MeanChoice(means[chosen], chosen, note)
+    write_once(file, json.dumps({"way": chosen, "seconds": seconds}))
+    return MeanChoice(means[chosen], chosen, _note(num_parameters, seconds, chosen))
 
 
-def _means_that_can_be_had(mesh: Mesh, host: Reduce | None, num_parameters: int) -> dict[AllReduce, MeshMean]:
+def _wanted(mesh: Mesh, way: AllReduce, host: Reduce | None, num_parameters: int) -> MeshMean:
+    if way == "host" and host is None:
+        raise UsageError("reduction=host is for several processes, and this is one. hint: reduction=auto.")
+    try:
+        return mean_over(mesh, way, host, num_parameters=num_parameters)
+    except NoPeerMemory as reason:
+        raise UsageError(
+            f"reduction={way}, which was asked for or chosen when the run began, is not possible here: {reason}. "
+            "hint: reduction=auto."
+        ) from reason
+
+
+def _available_means(mesh: Mesh, host: Reduce | None, num_parameters: int) -> dict[AllReduce, MeshMean]:
     means: dict[AllReduce, MeshMean] = {}
     for way in ways_of(mesh, num_parameters):
         try:
@@ -61,6 +86,27 @@ def _means_that_can_be_had(mesh: Mesh, host: Reduce | None, num_parameters: int)
         except NoPeerMemory:  # there are other ways
             continue
     return means
+
+
+def _file_of(mesh: Mesh, num_parameters: int, means: Mapping[AllReduce, MeshMean]) -> Path:
+    """The file that keeps the choice among these means, by all that their times depend on."""
+    kind, versions = mesh.devices.flat[0].device_kind, [version(name) for name in ("jax", "jaxlib")]
+    known = [kind, list(mesh.devices.shape), jax.process_count(), num_parameters, list(means), versions]
+    return cache_root() / "means" / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:24]}.json"
+
+
+def _stored(file: Path) -> AllReduce | None:
+    """The choice that all processes have stored; None if one has none, or they differ."""
+    own = WAYS.index(json.loads(file.read_text())["way"]) if file.exists() else -1
+    of_all = np.asarray(multihost_utils.process_allgather(np.int32(own)))
+    return WAYS[own] if own >= 0 and (of_all == own).all() else None
+
+
+def _note(num_parameters: int, seconds: Mapping[AllReduce, float], chosen: AllReduce) -> str:
+    times = ", ".join(
+        f"{way} {1e6 * taken:.0f} us" if taken < np.inf else f"{way} is wrong" for way, taken in seconds.items()
+    )
+    return f"a mean of {num_parameters:,} parameters takes {times}: {chosen}"
 
 
 def _num_parameters(graph: Graph) -> int:

@@ -22,7 +22,16 @@ from rollmill.core.errors import UsageError
 from rollmill.dataflow import Reduce, identity
 from rollmill.execution.program.compiler_options import options_for
 from rollmill.execution.program.peer_memory import NoPeerMemory, agree, open_peer_memory
-from rollmill.fusion import LANE_BYTES, MOST_RANKS, backend_of, check_package, lanes_of, one_shot_mean
+from rollmill.fusion import (
+    LANE_BYTES,
+    MOST_RANKS,
+    CannotFuse,
+    backend_of,
+    check_package,
+    compile_one_shot_mean,
+    lanes_of,
+    one_shot_mean,
+)
 from rollmill.planning import AllReduce
 
 AXES = ("instance", "gpu")
@@ -30,6 +39,9 @@ AXES = ("instance", "gpu")
 
 TIMED_REDUCTIONS, TIMINGS = 20, 5
 """All-reduces of one timing, and timings of which the shortest counts."""
+
+PERIOD = 7
+"""Places after which the numbers that are timed repeat themselves."""
 
 MOST_ONE_SHOT = 2**18
 """Parameters up to which the one-shot mean is tried: it sends all numbers to all GPUs."""
@@ -76,7 +88,7 @@ def mean_over(
     if mesh.size == 1:
         return MeshMean(lambda: identity)
     if way == "one-shot":
-        _check_one_shot(mesh)
+        _check_one_shot(mesh, num_parameters)
         lanes = ONE_SHOT_MEANS * lanes_of(num_parameters) + SPARE_LANES
         return MeshMean(partial(_OneShotMeans, mesh.size, lanes), (open_peer_memory(mesh, lanes * LANE_BYTES),))
     return MeshMean(lambda: _without_operands(mesh, way, host))
@@ -91,22 +103,25 @@ def _without_operands(mesh: Mesh, way: AllReduce, host: Reduce | None) -> Reduce
     return partial(jax.lax.pmean, axis_name=AXES)
 
 
-def _check_one_shot(mesh: Mesh) -> None:
+def _check_one_shot(mesh: Mesh, num_parameters: int) -> None:
     if mesh.devices.flat[0].platform != "gpu":
         raise NoPeerMemory("it is for GPUs")
     if mesh.shape["instance"] > 1:
         raise NoPeerMemory("processes that share a GPU would wait for each other on it")
     if mesh.size > MOST_RANKS:
         raise NoPeerMemory(f"{mesh.size} GPUs are more than the {MOST_RANKS} that it is for")
-    agree(partial(_check_kernel, jax.local_devices()[0]))
+    agree(partial(_check_kernel, mesh, num_parameters))
 
 
-def _check_kernel(device: Any) -> None:
-    backend = backend_of(device, "tf32")
+def _check_kernel(mesh: Mesh, num_parameters: int) -> None:
+    """Whether this process can make the kernel for its devices; a training would end where it cannot."""
     try:
-        backend.check(device)
-        check_package(backend)
-    except UsageError as error:
+        for device in mesh.local_devices:
+            backend = backend_of(device, "tf32")
+            backend.check(device)
+            check_package(backend)
+        compile_one_shot_mean(num_parameters, mesh.size)
+    except (UsageError, CannotFuse) as error:
         raise NoPeerMemory(str(error)) from error
 
 
@@ -121,18 +136,18 @@ class _OneShotMeans:
         self._ranks, self._lanes, self._addresses, self._next = ranks, lanes, addresses, 0
 
     def __call__(self, tree: PyTree[Array]) -> PyTree[Array]:
-        return _over_vectors(self._mean, tree)
+        return _over_vectors(partial(self._mean, self._addresses), tree)
 
-    def _mean(self, vector: Float[Array, " N"]) -> Float[Array, " N"]:
+    def _mean(self, addresses: UInt32[Array, "1 A"], vector: Float[Array, " N"]) -> Float[Array, " N"]:
         mean = jax.custom_batching.custom_vmap(self._mean_of_vector)
         mean.def_vmap(self._mean_of_batch)
-        return mean(vector, self._addresses)
+        return mean(vector, addresses)
 
     def _mean_of_batch(
-        self, size: int, in_batched: Sequence[bool], vectors: Float[Array, "B N"], addresses: Array
+        self, size: int, in_batched: Sequence[bool], vectors: Float[Array, "B N"], addresses: UInt32[Array, "1 A"]
     ) -> tuple[Float[Array, "B N"], bool]:
         """The means of several vectors, as those of one: the rule by which JAX vectorises a mean."""
-        return self._mean(vectors.reshape(-1)).reshape(vectors.shape), True
+        return self._mean(addresses, vectors.reshape(-1)).reshape(vectors.shape), True
 
     def _mean_of_vector(self, vector: Float[Array, " N"], addresses: UInt32[Array, "1 A"]) -> Float[Array, " N"]:
         first, self._next = self._next, self._next + lanes_of(vector.size)
@@ -207,9 +222,10 @@ def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshMea
         elements: numbers that are reduced, of type float32.
         means: the mean in each way; `flat` is among them.
     """
-    ranks = np.arange(mesh.size, dtype=np.float32)
-    numbers = np.broadcast_to(ranks[:, None], (mesh.size, elements))
-    mine = [_shortest(means_in_a_row(mesh, mean, numbers), right=ranks.mean()) for mean in means.values()]
+    ranks, places = np.arange(mesh.size, dtype=np.float32), np.arange(elements, dtype=np.float32) % PERIOD
+    numbers = ranks[:, None] + places
+    expected = numbers.mean(axis=0)
+    mine = [_shortest(means_in_a_row(mesh, mean, numbers), expected) for mean in means.values()]
     slowest = jax.jit(_on_each(mesh, partial(jax.lax.pmax, axis_name=AXES)))
     rows = np.broadcast_to(np.asarray(mine, np.float32), (mesh.size, len(mine)))
     of_all = np.asarray(slowest(_on_own_devices(mesh, rows)).addressable_data(0))
@@ -217,12 +233,17 @@ def time_reductions(mesh: Mesh, elements: int, means: Mapping[AllReduce, MeshMea
 
 
 def means_in_a_row(mesh: Mesh, mean: MeshMean, numbers: Float[np.ndarray, "devices N"]) -> Callable[[], Array]:
-    """A compiled program of `TIMED_REDUCTIONS` means, each of the one before; the first is of these rows."""
+    """A compiled program of `TIMED_REDUCTIONS` means, each of the one before; the first is of these rows.
+
+    Each device adds its rank before each mean, less the mean of all ranks: so no two devices have equal numbers in
+    any, and the result is the mean of the rows.
+    """
     operand = _on_own_devices(mesh, numbers)
 
     def repeat(vector: Array, *operands: Array) -> Array:
         reduce = mean.reduce(*operands)
-        return jax.lax.fori_loop(0, TIMED_REDUCTIONS, lambda _, carry: reduce(carry), vector)
+        own = jax.lax.axis_index(AXES).astype(jnp.float32) - (mesh.size - 1) / 2
+        return jax.lax.fori_loop(0, TIMED_REDUCTIONS, lambda _, carry: reduce(carry + own), vector)
 
     program = jax.jit(_on_each(mesh, repeat, len(mean.operands))).lower(operand, *mean.operands)
     compiled = program.compile(dict(options_for(mesh)))
@@ -236,17 +257,19 @@ def _on_each(mesh: Mesh, function: Callable[..., Array], num_operands: int = 0) 
     return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=whole, check_vma=False)
 
 
-def _shortest(program: Callable[[], Array], *, right: float) -> float:
-    """Seconds of one of the program's means; infinite if they are not what is right."""
+def _shortest(program: Callable[[], Array], expected: Float[np.ndarray, " N"]) -> float:
+    """Seconds of one of the program's means; infinite if they are not as expected.
+
+    They are timed all the same, because all processes have to take part in each mean.
+    """
     found = program()  # opens channels and communicators
-    if not all(np.allclose(shard.data, right, rtol=1e-3) for shard in found.addressable_shards):
-        return float("inf")
+    is_right = all(np.allclose(shard.data, expected, rtol=1e-3) for shard in found.addressable_shards)
     seconds = []
     for _ in range(TIMINGS):
         began = time.perf_counter()
         program().block_until_ready()
         seconds.append((time.perf_counter() - began) / TIMED_REDUCTIONS)
-    return min(seconds)
+    return min(seconds) if is_right else float("inf")
 
 
 def _on_own_devices(mesh: Mesh, rows: Float[np.ndarray, "devices N"]) -> Array:

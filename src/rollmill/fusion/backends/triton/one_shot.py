@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt32
 
-from rollmill.fusion.backends.triton.compile import Kernel, call, entry
+from rollmill.fusion.backends.triton.compile import Kernel, call, capability_here, compiled, entry
 
 LANE = 1024
 """Numbers of a lane."""
@@ -84,6 +84,16 @@ def one_shot_mean(
         first_lane: the first of the lanes that this mean uses, which no other may use at the same time.
     """
     return call(mean_kernel(vector.size, ranks, first_lane), [vector, addresses])[0]
+
+
+def compile_one_shot_mean(size: int, ranks: int) -> None:
+    """Compiles the kernel for the GPU that is here, to see whether it can be.
+
+    Raises:
+        CannotFuse: it cannot.
+    """
+    arrays = [jax.ShapeDtypeStruct((size,), jnp.float32), jax.ShapeDtypeStruct((2 * ranks + 1,), jnp.uint32)]
+    compiled(mean_kernel(size, ranks, 0), arrays, capability_here())
 
 
 def mean_kernel(size: int, ranks: int, first_lane: int) -> Kernel:
