@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple, TypeAlias
@@ -58,6 +59,16 @@ ON_GPU: dict[str, list[str]] = {
         "128",
         "--fusion",
         "full",
+    ],
+    "ppo, CartPole-v1, 64 x 64": [
+        "ppo",
+        "CartPole-v1",
+        "--num-envs",
+        "64",
+        "--num-steps",
+        "64",
+        "--fusion",
+        "off",
     ],
     "alphazero, ConnectFour-v0": ["alphazero", "ConnectFour-v0", "--num-envs", "256"],
 }
@@ -142,6 +153,7 @@ def errors(options: argparse.Namespace) -> Rows:
             "slowdown": median(each.iteration.profiled / each.iteration.unprofiled for each in profiles),
             "unnamed_share_of_device": median(_unnamed(each) for each in profiles),
             "iteration_seconds": median(each.iteration.unprofiled for each in profiles),
+            "devices": [[asdict(device) for device in each.devices] for each in profiles],
         }
         print(f"{name}: {', '.join(f'{error:+.1%}' for error in found)}; {row['slowdown']:.2f}x", flush=True)
         yield name, row

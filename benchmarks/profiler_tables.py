@@ -8,6 +8,7 @@ Reads results/profiler-PART-PLATFORM.json, as far as they are there; measures no
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from measure import RESULTS, machine_of, table_of, write_table
@@ -31,6 +32,21 @@ def errors() -> str:
         for machine, name, row in rows_of("errors")
     ]
     return table_of(head, rows, numbers=(2, 3, 4, 5))
+
+
+def devices() -> str:
+    """The driver's utilisation beside the time that kernels ran and the activity of the processors."""
+    head = ["training", "on", "utilisation (NVML)", "a kernel ran", "processors active"]
+    rows = []
+    for machine, name, row in rows_of("errors"):
+        if first := [each[0] for each in row["devices"] if each]:
+            kinds = ("utilisation", "occupied", "sm_activity")
+            rows.append([name, machine, *(percent(median(each[kind] or 0.0 for each in first)) for kind in kinds)])
+    return table_of(head, rows, numbers=(2, 3, 4)) if rows else ""
+
+
+def percent(share: float) -> str:
+    return f"{share:.0%}"
 
 
 def planted() -> str:
@@ -98,13 +114,15 @@ def duration(seconds: float) -> str:
     return f"{1e3 * seconds:.1f} ms"
 
 
-TABLES = {"errors": errors, "planted": planted, "advice": advice, "survey": survey}
+SOURCES = {"devices": "errors"}
+"""Parts whose tables others share."""
+TABLES = {"errors": errors, "devices": devices, "planted": planted, "advice": advice, "survey": survey}
 
 
 def main() -> None:
     for part, table in TABLES.items():
-        if any(rows_of(part)):
-            write_table(table(), PAGE, part=f" {part}")
+        if any(rows_of(SOURCES.get(part, part))) and (text := table()):
+            write_table(text, PAGE, part=f" {part}")
 
 
 if __name__ == "__main__":

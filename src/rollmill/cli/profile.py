@@ -81,6 +81,8 @@ def run(arguments: list[str]) -> int:
     _write(found, output, png=profiling.png)
     print(draw_profile(found, width=_width()))
     print(f"\nreport: {output / PAGE}\ntrace for ui.perfetto.dev: {output / TRACE}")
+    if profiling.png:
+        print(f"figure: {output / FIGURE}")
     return 0
 
 
