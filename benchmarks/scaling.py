@@ -43,6 +43,8 @@ class Training(NamedTuple):
     steps_per_second: float
     reduction: str
     """How it took means; `auto` if there was nothing to choose."""
+    launches: dict[str, Any] | None
+    """Launches of its kernels, which are chosen by timing and may differ between trainings of one size."""
 
 
 def measured(
@@ -67,9 +69,10 @@ def measured(
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}: {done.stdout}{done.stderr}")
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        reduction = json.loads((run / "config.json").read_text())["options"]["reduction"]
+        config = json.loads((run / "config.json").read_text())
     first, last = lines[len(lines) // 3], lines[-1]
-    return Training((last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"]), reduction)
+    speed = (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"])
+    return Training(speed, config["options"]["reduction"], config["launches"])
 
 
 def on_each_gpu(size: tuple[int, int], fusion: str, iterations: int) -> list[Training]:
@@ -88,22 +91,23 @@ def compare(
     rounds: int,
 ) -> Iterator[dict[str, Any]]:
     """The figures of one size, after each round."""
-    figures: dict[str, list[float]] = {kind: [] for kind in compared}
-    reductions: dict[str, list[str]] = {kind: [] for kind in compared}
+    trainings: dict[str, list[Training]] = {kind: [] for kind in compared}
     for _ in range(rounds):
         for kind, (number, options) in compared.items():
             if kind == ONE:
                 found = on_each_gpu(size, fusion, iterations)
             else:
                 found = [measured(number, options, size, fusion, iterations)]
-            figures[kind] += [each.steps_per_second for each in found]
-            reductions[kind] += [each.reduction for each in found]
+            trainings[kind] += found
             text = ", ".join(f"{each.steps_per_second / 1e6:.1f} ({each.reduction})" for each in found)
             print(f"{size[0]} x {size[1]} each, {kind}: {text} M steps/s", flush=True)
         yield {
             **{"envs_per_gpu": size[0], "num_steps": size[1], "fusion": fusion},
-            **described({kind: spread(values) for kind, values in figures.items()}),
-            "reductions": {kind: ways for kind, ways in reductions.items() if kind != ONE},
+            **described(
+                {kind: spread([each.steps_per_second for each in found]) for kind, found in trainings.items()}
+            ),
+            "reductions": {kind: [each.reduction for each in found] for kind, found in trainings.items()},
+            "launches": {kind: [each.launches for each in found] for kind, found in trainings.items()},
         }
 
 
