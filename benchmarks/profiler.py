@@ -91,10 +91,11 @@ SURVEYED: dict[str, list[list[str]]] = {
     "a3c": [["CartPole-v1"], ["Acrobot-v1"], ["gymnasium:CartPole-v1"]],
     "mappo": [
         ["TagContinuous-v0", "--num-envs", "4", "--num-steps", "16"],
+        ["TagContinuous-Small-v0", "--num-envs", "16"],
         ["TagGridWorld-v0", "--num-envs", "32"],
     ],
     "dqn": [["CartPole-v1"], ["Acrobot-v1"], ["ConnectFour-v0"]],
-    "sac": [["Pendulum-v1"], ["MountainCarContinuous-v0"]],
+    "sac": [["Pendulum-v1"], ["MountainCarContinuous-v0"], ["gymnasium:Pendulum-v1"]],
     "alphazero": [["TicTacToe-v0", "--num-envs", "64"], ["ConnectFour-v0", "--num-envs", "64"]],
 }
 PLACEMENTS: dict[str, list[str]] = {
