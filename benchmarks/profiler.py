@@ -94,7 +94,7 @@ SURVEYED: dict[str, list[list[str]]] = {
         ["TagContinuous-Small-v0", "--num-envs", "16"],
         ["TagGridWorld-v0", "--num-envs", "32"],
     ],
-    "dqn": [["CartPole-v1"], ["Acrobot-v1"], ["ConnectFour-v0"]],
+    "dqn": [["CartPole-v1"], ["Acrobot-v1"], ["MountainCar-v0"]],
     "sac": [["Pendulum-v1"], ["MountainCarContinuous-v0"], ["gymnasium:Pendulum-v1"]],
     "alphazero": [["TicTacToe-v0", "--num-envs", "64"], ["ConnectFour-v0", "--num-envs", "64"]],
 }
