@@ -97,7 +97,7 @@ def resumed() -> bool:
     sizes = {"num_envs": 1024, "num_steps": 64, "total_timesteps": 1024 * 64 * 20}
     graph = rollmill.ppo(rollmill.make("CartPole-v1"), **sizes)
     program = lower(graph, fusion="full", launches={"device": jax.devices()[0].device_kind, **LAUNCHES})
-    states = {w.last: w.after for w in dispatch_ahead(program, program.start(), first=0, until=20, stride=10)}
+    states = {w.last: w.after for w in dispatch_ahead(program, program.start(), first=0, until=20, strides=(10,))}
     again = lower(graph, fusion="full", launches=program.launches)
     host = jax.tree.map(np.asarray, jax.tree.map(readable, states[10]))
     wrapped = jax.tree.map(_restored, host, program.state)

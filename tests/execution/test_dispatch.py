@@ -68,6 +68,46 @@ def test_windows_do_not_grow_while_their_consumer_is_busy():
     assert set(counts) == {1}
 
 
+class Learning(Counting):
+    """Its iterations take long from one of them on."""
+
+    def __init__(self, slow_from, **options):
+        super().__init__(**options)
+        self.slow_from = slow_from
+
+    def advance(self, state, count=1):
+        slow = max(0, state + count - max(state, self.slow_from))
+        return super().advance(state, count)[0], Slow(0.001 * slow, count)
+
+
+class Slow:
+    """A metric that is there after some time."""
+
+    def __init__(self, seconds, count):
+        self.seconds, self.count = seconds, count
+
+    def __array__(self, dtype=None, copy=None):
+        time.sleep(self.seconds)
+        return np.float32([self.count])
+
+
+def lengths(program, until, **options):
+    return [sum(window.counts) for window in dispatch_ahead(program, 0, first=0, until=until, **options)]
+
+
+def test_windows_grow_anew_where_iterations_take_longer():
+    counts = lengths(Learning(300, reuses_state=True), 600, slower_from=300, window_seconds=0.005)
+    begun = next(number for number in range(len(counts)) if sum(counts[:number]) == 300)
+    assert counts[begun : begun + 2] == [1, 1] and max(counts[begun:]) <= 16
+    assert max(counts[:begun]) > 64
+
+
+@pytest.mark.parametrize("reuses_state", [True, False])
+def test_windows_that_are_waited_for_too_long_make_the_next_ones_smaller(reuses_state):
+    counts = lengths(Learning(300, reuses_state=reuses_state), 2000, window_seconds=0.005)
+    assert max(counts) > 64 and max(counts[-20:]) <= 32
+
+
 def test_windows_grow_until_they_take_long_enough():
     counts = [sum(window.counts) for window in dispatch_ahead(Counting(), 0, first=0, until=400)]
     assert counts[:4] == [1, 1, 2, 4]

@@ -13,6 +13,7 @@ import tyro
 
 from rollmill.api import RunOptions, prepare_devices
 from rollmill.api.profiling import ProfileOptions, profile
+from rollmill.api.recorder import default_log_every
 from rollmill.cli.parsing import given_options, parse
 from rollmill.cli.train import GivenTraining, parse_training
 from rollmill.core.errors import StorageError, UsageError
@@ -89,7 +90,7 @@ def run(arguments: list[str]) -> int:
 def _long_training(given: GivenTraining, arguments: list[str]) -> tuple[Graph, RunOptions]:
     """The training with enough steps for all windows, unless the arguments say how many it has.
 
-    Whether it is fused is decided as for the steps that it would have.
+    Whether it is fused, and how often it writes metrics, is decided as for the steps that it would have.
     """
     options = given.options
     if "total-timesteps" in given_options(arguments):
@@ -98,6 +99,9 @@ def _long_training(given: GivenTraining, arguments: list[str]) -> tuple[Graph, R
     batch = given.graph_of(None, total_timesteps=PLENTY).loops.batch_size
     if options.fusion == "auto" and max(batch, given.total_timesteps) < _least_steps_to_fuse():
         options = replace(options, fusion="off")
+    if options.log_every is None:
+        usual = given.graph_of(None, total_timesteps=max(batch, given.total_timesteps))
+        options = replace(options, log_every=default_log_every(usual))
     return given.graph_of(None, total_timesteps=batch * ITERATIONS), options
 
 

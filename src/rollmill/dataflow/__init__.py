@@ -94,6 +94,7 @@ from rollmill.dataflow.replay import (
     empty_rings,
     fill,
     first_learning,
+    first_learning_iteration,
     is_filled,
     with_errors,
 )
@@ -169,6 +170,7 @@ __all__ = [
     "fill",
     "fingerprint",
     "first_learning",
+    "first_learning_iteration",
     "flat_samples",
     "flow",
     "fragment_fingerprints",

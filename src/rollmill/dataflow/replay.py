@@ -172,6 +172,13 @@ def first_learning(replay: Replay, loops: Loops) -> int:
     return max(replay.learning_starts, replay.minibatch_size + loops.num_envs, 2 * loops.num_envs)
 
 
+def first_learning_iteration(graph: Graph) -> int:
+    """Number of iterations before the first that learns; 0 without a replay memory."""
+    if graph.replay is None:
+        return 0
+    return -(-first_learning(graph.replay, graph.loops) // graph.loops.batch_size) - 1
+
+
 def draw(graph: Graph, rings: ReplayRing, key: Key, index: Int[Array, " E"]) -> Drawn:
     """A minibatch of the transitions stored here.
 

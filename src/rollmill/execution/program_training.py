@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rollmill.dataflow import Graph, State
+from rollmill.dataflow import Graph, State, first_learning_iteration
 from rollmill.execution.faults.find import stop_at_fault
 from rollmill.execution.program.compiled import CompiledProgram
 from rollmill.execution.program.dispatch import TARGET_SECONDS, Pauses, dispatch_ahead
@@ -55,6 +55,7 @@ class ProgramTraining:
             strides=self._strides,
             pauses=self._pauses,
             span=self._span,
+            slower_from=first_learning_iteration(self._graph),
             window_seconds=self.report_seconds,
         )
         for window in windows:

@@ -19,6 +19,9 @@ from rollmill.execution.program.compiled import CompiledProgram
 TARGET_SECONDS = 0.1
 """Windows grow until one takes about so long."""
 
+FAR_TOO_LONG = 4.0
+"""Times that long from which on a window makes the next ones smaller."""
+
 MAX_WINDOW = 256
 
 
@@ -72,6 +75,7 @@ def dispatch_ahead(
     strides: Sequence[int] = (),
     pauses: Pauses | None = None,
     span: int = 1,
+    slower_from: int | None = None,
     admit: Callable[[int, int], int] = _all,
     window_seconds: float = TARGET_SECONDS,
 ) -> Iterator[Window]:
@@ -89,6 +93,7 @@ def dispatch_ahead(
         strides: see above.
         pauses: see above; unless the program `reuses_state`, the next window is dispatched right after one.
         span: iterations whose metrics are summed, where the program can; sums end at its multiples.
+        slower_from: number of iterations after which they take longer, if known: windows grow anew from there.
         admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
         window_seconds: windows grow until one takes about so long.
     """
@@ -102,20 +107,29 @@ def dispatch_ahead(
             pauses.run(window)
         if first < until and not (program.reuses_state and running is not None):
             to_end = min((every - first % every for every in ends), default=until)
+            if slower_from is not None and first < slower_from:
+                to_end = min(to_end, slower_from - first)
+            elif first == slower_from:
+                growing.restart()
             count = admit(first, min(growing.size * span, until - first, to_end))
             until = until if count else first
             ahead = _dispatch(program, state, first, count, span) if count else None
         if ahead is not None:
             state, first = ahead.after, first + sum(ahead.counts)
         if running is not None:
-            yield window or _read(program, running)
-            growing.note_window()
+            began = time.perf_counter()
+            window = window or _read(program, running)
+            waited = time.perf_counter() - began
+            yield window
+            growing.note_window(waited)
 
 
 class _GrowingSize:
     """The size of windows, which doubles until one takes about as long as it should.
 
-    A window after one that took longer proves nothing: it was computed while the consumer was busy.
+    A window after one that took longer proves nothing: it was computed while the consumer was busy. But one that
+    is waited for much longer makes the next ones smaller: iterations may become slower, as those of a training
+    that begins to learn once its replay memory is filled.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -124,11 +138,17 @@ class _GrowingSize:
         self._since = time.perf_counter()
         self._was_short = True
 
-    def note_window(self) -> None:
-        """Notes that the consumer is done with a window."""
+    def restart(self) -> None:
+        """Begins with windows of one iteration again."""
+        self.size, self._was_short = 1, False
+
+    def note_window(self, waited: float) -> None:
+        """Notes that the consumer is done with a window, whose metrics were waited for for so many seconds."""
         now = time.perf_counter()
         is_short = now - self._since < self._seconds
-        if is_short and self._was_short:
+        if waited > FAR_TOO_LONG * self._seconds:
+            self.size = max(1, int(self.size * self._seconds / waited))
+        elif is_short and self._was_short:
             self.size = min(2 * self.size, MAX_WINDOW)
         self._since, self._was_short = now, is_short
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, PyTree
 from rollmill.channels import Wire
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import visible_gpus
-from rollmill.dataflow import Graph, State
+from rollmill.dataflow import Graph, State, first_learning_iteration
 from rollmill.execution.processes import Control
 from rollmill.execution.program.compile_clock import CompileClock
 from rollmill.execution.program.compiled import CompiledProgram, lower
@@ -83,7 +83,7 @@ def run_on_mesh(
         state = program.start() if not begin.arrays else _placed(program, begin)
     send(control, clock.report(time.monotonic()))
     control.at("training", expect=start_seconds)
-    _train(rank, control, program, state, begin.first, built.loops.iterations)
+    _train(rank, control, program, state, begin.first, built)
 
 
 def _compiled(
@@ -119,9 +119,11 @@ def _check_device(first: str, spec: RunSpec) -> None:
         )
 
 
-def _train(rank: int, control: Control, program: CompiledProgram, state: State, first: int, last: int) -> None:
+def _train(rank: int, control: Control, program: CompiledProgram, state: State, first: int, graph: Graph) -> None:
+    last, slower_from = graph.loops.iterations, first_learning_iteration(graph)
     requests, stop = SnapshotRequests(control), StopParticipant(control, begun=first, planned=last)
-    for window in dispatch_ahead(program, state, first=first, until=last, strides=(STRIDE,), admit=stop.admit):
+    steps = {"first": first, "until": last, "strides": (STRIDE,), "slower_from": slower_from, "admit": stop.admit}
+    for window in dispatch_ahead(program, state, **steps):
         control.at("training")
         _send_metrics(rank, control, window)
         first, state = window.last, window.after
