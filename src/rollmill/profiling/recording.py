@@ -139,7 +139,7 @@ class TraceRecorder:
         set_recording(False)
         jax.profiler.stop_trace()
 
-    def _read(self, names: Naming, window: tuple[float, float] = WHOLE) -> Trace:
+    def _read(self, names: Naming, window: tuple[int | float, int | float] = WHOLE) -> Trace:
         assert self._folder is not None, "a recording was started"
         try:
             return read_trace(self._folder, names, window=window, most_events=self._most_events)

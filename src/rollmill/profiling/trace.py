@@ -88,7 +88,7 @@ def read_trace(
     folder: FilePath,
     names: Naming,
     *,
-    window: tuple[float, float] = WHOLE,
+    window: tuple[int | float, int | float] = WHOLE,
     most_events: int = MOST_EVENTS,
 ) -> Trace:
     """Reads the trace that was written into a folder.
@@ -119,7 +119,7 @@ def read_trace(
     return Trace(lanes, offset, sampling)
 
 
-def _within(line: Any, begin: float, end: float) -> Iterator[Any]:
+def _within(line: Any, begin: int | float, end: int | float) -> Iterator[Any]:
     """The events of a line that lie in the window, or reach into it."""
     for event in line.events:
         start = event.start_ns
