@@ -31,16 +31,18 @@ def times(monkeypatch, tmp_path):
 def test_one_device_and_devices_of_a_cpu_have_no_choice():
     for mesh in (mesh_of(jax.devices()[:1]), TWO):
         chosen = choose_mean(GRAPH, mesh, "auto")
-        assert chosen.way is None and chosen.note == ""
+        assert chosen.way is None and not chosen.notes
 
 
 def test_the_fastest_way_is_found_once(times):
     chosen = choose_mean(GRAPH, TWO, "auto")
     parameters = f"{times[0]:,}"
     assert chosen.way == "hierarchical"
-    assert chosen.note == f"a mean of {parameters} parameters takes flat 20 us, hierarchical 10 us: hierarchical"
+    assert chosen.notes == [
+        f"a mean of {parameters} parameters takes flat 20 us, hierarchical 10 us: hierarchical"
+    ]
     again = choose_mean(GRAPH, TWO, "auto")
-    assert again.way == "hierarchical" and again.note.endswith("was the fastest way before")
+    assert again.way == "hierarchical" and again.notes[0].endswith("was the fastest way before")
     assert len(times) == 1
     larger = rollmill.ppo("CartPole-v1", num_envs=4, num_steps=4, num_minibatches=2, network="mlp")
     choose_mean(larger, mesh_of(jax.devices()[:2], instances=2), "auto")
@@ -51,7 +53,7 @@ def test_a_way_whose_means_are_wrong_is_named(times, monkeypatch):
     wrong = {"flat": 2e-5, "hierarchical": float("inf")}
     monkeypatch.setattr(mean_choice, "time_reductions", lambda *given: wrong)
     chosen = choose_mean(GRAPH, TWO, "auto")
-    assert chosen.way == "flat" and chosen.note.endswith("flat 20 us, hierarchical is wrong: flat")
+    assert chosen.way == "flat" and chosen.notes[0].endswith("flat 20 us, hierarchical is wrong: flat")
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def compile_program(
             launches=launches,
         )
     return_freed_memory()  # the compiler's is as much as many a training needs
-    for note in (*program.notes, *filter(None, [means.note])):
+    for note in (*program.notes, *means.notes):
         display.note(note)
     where = f"{len(devices)} x {devices[0].device_kind}"
     display.note(f"compiled in {program.compile_seconds:.1f} s for {where}")

@@ -15,7 +15,7 @@ from rollmill.profiling.breakdown import (
     stepping_seconds,
     whole_time,
 )
-from rollmill.profiling.results import Advice, OperationTime, ProcessTime, Profile
+from rollmill.profiling.results import THIS_PROCESS, Advice, OperationTime, ProcessTime, Profile
 from rollmill.profiling.text import about_percent, counted, duration
 
 LEAST_SHARE = 0.1
@@ -44,8 +44,6 @@ MEMORY_BOUND = 0.5
 """Share of the measured memory bandwidth from which an operation counts as limited by it."""
 CACHED = 1.2
 """Share of the measured bandwidth above which bytes came from caches, which the compiler's count does not know."""
-COORDINATOR = "training"
-"""Process that drives the workers, where there are some: it waits for their reports most of the time."""
 ROLLOUT = frozenset({"environment", "policy"})
 GRADIENTS = frozenset({"gradients"})
 LEARNING = frozenset({"gradients", "update"})
@@ -64,7 +62,7 @@ def with_advice(profile: Profile) -> Profile:
 
 def fuse_rollouts(profile: Profile) -> Advice | None:
     """Many kernels of environment and policy with idle time between them, without fusion."""
-    if _on_cpu(profile) or not _fusion_is(profile, "off") or not _can_be_fused(profile):
+    if _on_cpu(profile) or not _fusion_is(profile, "off") or profile.training.possible_fusion == "off":
         return None
     return _fuse(profile, ROLLOUT, "environment and policy", f"--fusion {profile.training.possible_fusion}")
 
@@ -86,7 +84,7 @@ def _fuse(profile: Profile, names: frozenset[str], title: str, options: str) -> 
     between = fsum(operation.host for operation in operations) + neither * kernels / all_kernels
     computing = fsum(operation.device for operation in operations) / kernels
     between = between if between / kernels >= computing / 2 else 0.0
-    short = fsum(operation.device for operation in operations if _has_short_kernels(profile, operation))
+    short = fsum(operation.device for operation in operations if _has_short_kernels(operation))
     share = whole_time(profile).share(between + short)
     if share < LEAST_SHARE:
         return None
@@ -102,14 +100,14 @@ def _fuse(profile: Profile, names: frozenset[str], title: str, options: str) -> 
     )
 
 
-def _has_short_kernels(profile: Profile, operation: OperationTime) -> bool:
+def _has_short_kernels(operation: OperationTime) -> bool:
     many = operation.kernels >= SMALL_KERNELS
     return many and operation.device <= SHORT_KERNEL * operation.kernels
 
 
 def fuse_on_cpu(profile: Profile) -> Advice | None:
     """Rollouts, or rollouts and gradients, whose instructions a CPU computes one after the other."""
-    if not _on_cpu(profile) or not _fusion_is(profile, "off") or not _can_be_fused(profile):
+    if not _on_cpu(profile) or not _fusion_is(profile, "off") or profile.training.possible_fusion == "off":
         return None
     depth = profile.training.possible_fusion
     rollouts = fsum(one.device for one in _named(profile, ROLLOUT))
@@ -159,7 +157,7 @@ def _stepping_alone(process: ProcessTime) -> float:
 
 def wait_less(profile: Profile) -> Advice | None:
     """Workers wait for each other, or send and receive, for much of the time."""
-    workers = [process for process in profile.processes if process.name != COORDINATOR]
+    workers = [process for process in profile.processes if process.name != THIS_PROCESS]  # it waits for reports
     if len(workers) < 2 or profile.training.replicas < 2:
         return None
     lost = fsum(map(_waiting_for_workers, workers)) / len(workers)
@@ -309,10 +307,6 @@ RULES: tuple[Rule, ...] = (
 def _named(profile: Profile, names: frozenset[str]) -> list[OperationTime]:
     """Operations of these names, and those inside."""
     return [operation for operation in profile.operations if names & set(operation.path)]
-
-
-def _can_be_fused(profile: Profile) -> bool:
-    return profile.training.possible_fusion in ("rollout", "full")
 
 
 def _on_cpu(profile: Profile) -> bool:

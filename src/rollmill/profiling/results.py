@@ -21,6 +21,10 @@ UNNAMED = "other"
 """Name of the operation that holds all that belongs to none."""
 
 
+THIS_PROCESS = "training"
+"""Name of the process that is profiled: it computes, or drives the workers and waits for their reports."""
+
+
 @dataclass(frozen=True)
 class ProfiledSetup:
     """The training that was profiled."""

@@ -9,9 +9,9 @@ import jax
 from rollmill.execution import Recorded, Report, Training
 from rollmill.execution.instances import GpuActivity
 from rollmill.execution.reports import MetricsRows
-from rollmill.profiling.advice import COORDINATOR
 from rollmill.profiling.correction import PairedWindow
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
+from rollmill.profiling.results import THIS_PROCESS
 from rollmill.profiling.summary import ProcessWindows
 
 WARM_SECONDS = 2.0
@@ -26,14 +26,14 @@ REHEARSAL_SECONDS = 0.05
 SETTLE_SECONDS = 0.3
 """Time after a recording begins or ends that belongs to no window."""
 RECORDED_SHORT_SECONDS = 0.1
-"""The same for a training that is being recorded: as short as possible, because all events are collected."""
+"""Shortest duration of the windows by which it is seen that a training has come to its speed while it is recorded:
+short, because all of its events are collected."""
 SLOWED = 1.5
 """A training that is recorded, and takes so many times as long as usual, may not have come to its speed yet."""
 LONGEST_SLOWED_SECONDS = 0.9
 """Time after which such a training is taken to be so slow because it is recorded."""
 REPLY_SECONDS = 120.0
 """How long workers may take to reduce a window."""
-THIS_PROCESS = COORDINATOR
 
 
 @runtime_checkable

@@ -75,7 +75,7 @@ def dispatch_ahead(
     strides: Sequence[int] = (),
     pauses: Pauses | None = None,
     span: int = 1,
-    slower_from: int | None = None,
+    slower_from: int = 0,
     admit: Callable[[int, int], int] = _all,
     window_seconds: float = TARGET_SECONDS,
 ) -> Iterator[Window]:
@@ -93,7 +93,7 @@ def dispatch_ahead(
         strides: see above.
         pauses: see above; unless the program `reuses_state`, the next window is dispatched right after one.
         span: iterations whose metrics are summed, where the program can; sums end at its multiples.
-        slower_from: number of iterations after which they take longer, if known: windows grow anew from there.
+        slower_from: number of iterations after which they take longer, 0 for none: windows grow anew from there.
         admit: how many iterations may be dispatched, of so many after the first ones; with none it ends there.
         window_seconds: windows grow until one takes about so long.
     """
@@ -107,9 +107,9 @@ def dispatch_ahead(
             pauses.run(window)
         if first < until and not (program.reuses_state and running is not None):
             to_end = min((every - first % every for every in ends), default=until)
-            if slower_from is not None and first < slower_from:
+            if first < slower_from:
                 to_end = min(to_end, slower_from - first)
-            elif first == slower_from:
+            elif first == slower_from > 0:
                 growing.restart()
             count = admit(first, min(growing.size * span, until - first, to_end))
             until = until if count else first

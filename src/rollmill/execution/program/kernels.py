@@ -149,14 +149,11 @@ def possible_fusion(graph: Graph, numerics: Numerics) -> Fusion:
         graph: what is trained.
         numerics: precision of matrix products.
     """
-    device = jax.devices()[0]
+    backend = _usable_backend(jax.devices()[0], numerics)
     try:
-        backend = backend_of(device, numerics)
-        backend.check(device)
-        check_package(backend)
-        if backend.hopeless(pressure_of(lower_rollout(graph).program)) is not None:
+        if backend is None or backend.hopeless(pressure_of(lower_rollout(graph).program)) is not None:
             return "off"
-    except (UsageError, CannotFuse):
+    except CannotFuse:
         return "off"
     try:
         lower_gradients(graph)
@@ -178,11 +175,16 @@ def backend_beside_training(graph: Graph, fusion: Fusion, numerics: Numerics) ->
     device, steps = jax.devices()[0], graph.loops.iterations * graph.loops.batch_size
     if device.platform != "gpu" or fusion == "off" or (fusion == "auto" and steps < MIN_STEPS_TO_TUNE["gpu"]):
         return None
-    backend = backend_of(device, numerics)
+    return _usable_backend(device, numerics)
+
+
+def _usable_backend(device: Any, numerics: Numerics) -> Backend | None:
+    """The backend of a device; None where it cannot make kernels, of which a training that asks for them tells."""
     try:
+        backend = backend_of(device, numerics)
         backend.check(device)
         check_package(backend)
-    except UsageError:  # whoever asks for fusion is told by the training itself
+    except UsageError:
         return None
     return backend
 

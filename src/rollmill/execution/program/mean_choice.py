@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -30,7 +30,7 @@ class MeanChoice(NamedTuple):
     mean: MeshMean
     way: AllReduce | None = None
     """The way that it is, where there was a choice."""
-    note: str = ""
+    notes: Sequence[str] = ()
     """The times of all ways, for the user."""
 
 
@@ -59,11 +59,11 @@ def choose_mean(graph: Graph, mesh: Mesh, wanted: AllReduceOption, host: Reduce 
         return MeanChoice(means["flat"], "flat" if on_gpus else None)
     file = _file_of(mesh, num_parameters, means)
     if (known := _stored(file)) is not None:
-        return MeanChoice(means[known], known, f"means are {known}, which was the fastest way before")
+        return MeanChoice(means[known], known, [f"means are {known}, which was the fastest way before"])
     seconds = time_reductions(mesh, num_parameters, means)
     chosen = fastest(seconds)
     write_once(file, json.dumps({"way": chosen, "seconds": seconds}))
-    return MeanChoice(means[chosen], chosen, _note(num_parameters, seconds, chosen))
+    return MeanChoice(means[chosen], chosen, [_note(num_parameters, seconds, chosen)])
 
 
 def _wanted(mesh: Mesh, way: AllReduce, host: Reduce | None, num_parameters: int) -> MeshMean:

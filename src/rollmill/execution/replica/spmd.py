@@ -95,8 +95,7 @@ def _compiled(
     if rank == 0:
         announce = lambda kernels: send(control, KernelsChosen(kernels.launches))
         program = compile_with(fusion=spec.fusion, launches=begin.launches, announce=announce)
-        notes = [*program.notes, means.note] if means.note else program.notes
-        send(control, MeshCompiled(program.launches, means.way, notes))
+        send(control, MeshCompiled(program.launches, means.way, [*program.notes, *means.notes]))
         return program
     launches = wait(control, KernelsChosen).launches
     if launches is None:
