@@ -43,6 +43,7 @@ from rollmill.dataflow import Graph
 from rollmill.execution.program.compiled import lower, start_state
 from rollmill.execution.program.dispatch import dispatch_ahead
 from rollmill.profiling import summary
+from rollmill.profiling.breakdown import whole_time
 from rollmill.profiling.calibration import Calibration, calibrated
 from rollmill.profiling.correction import EventCosts, PairedWindow, corrected_duration, costs
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
@@ -87,7 +88,7 @@ WORKLOADS: dict[str, list[str]] = {
     "alphazero, TicTacToe-v0": ["alphazero", "TicTacToe-v0", "--num-envs", "64"],
 }
 SURVEYED: dict[str, list[list[str]]] = {
-    "ppo": [["CartPole-v1"], ["Acrobot-v1"], ["gymnasium:HalfCheetah-v5", "--num-envs", "8"]],
+    "ppo": [["CartPole-v1"], ["Pendulum-v1"], ["gymnasium:HalfCheetah-v5", "--num-envs", "8"]],
     "a3c": [["CartPole-v1"], ["Acrobot-v1"], ["gymnasium:CartPole-v1"]],
     "mappo": [
         ["TagContinuous-v0", "--num-envs", "4", "--num-steps", "16"],
@@ -95,9 +96,10 @@ SURVEYED: dict[str, list[list[str]]] = {
         ["TagGridWorld-v0", "--num-envs", "32"],
     ],
     "dqn": [["CartPole-v1"], ["Acrobot-v1"], ["MountainCar-v0"]],
-    "sac": [["Pendulum-v1"], ["MountainCarContinuous-v0"], ["gymnasium:Pendulum-v1"]],
+    "sac": [["Pendulum-v1"], ["MountainCarContinuous-v0"], ["gymnasium:HalfCheetah-v5", "--num-envs", "8"]],
     "alphazero": [["TicTacToe-v0", "--num-envs", "64"], ["ConnectFour-v0", "--num-envs", "64"]],
 }
+"""Environments of each algorithm: some are those of an on-policy and of an off-policy one, to compare them."""
 PLACEMENTS: dict[str, list[str]] = {
     "one program": [],
     "actors and a learner": ["--distribution", "single-learner-coarse", "--actors", "2"],
@@ -122,7 +124,8 @@ GROUPS = {
     "replay": ("store", "draw"),
     "preparation": ("prepare", "shuffle", "metrics"),
 }
-"""Operations by what they are; the innermost of a path counts."""
+"""Operations by what they are; the innermost of a path counts. Others are the host's work around programs, such as
+dispatch, messages and logs, or the rest of the device's."""
 
 
 def profiled(words: Sequence[str]) -> Profile:
@@ -443,30 +446,37 @@ def survey(_: argparse.Namespace) -> Rows:
                 except SystemExit as failed:
                     print(f"{algorithm} {environment[0]}, {placement}: {failed}", flush=True)
                     continue
-                shares = _shares(found.operations)
+                shares, whole = _shares(found.operations), whole_time(found)
                 row = {
                     "shares": shares,
+                    "idle": whole.share(whole.idle),
                     "error": found.iteration.error,
                     "steps_per_second": found.steps_per_second,
                 }
                 text = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+                text += f"; idle {row['idle']:.0%}"
                 print(f"{algorithm} {environment[0]}, {placement}: {text}", flush=True)
                 yield f"{algorithm}, {environment[0]}, {placement}", row
 
 
 def _shares(operations: Sequence[OperationTime]) -> dict[str, float]:
+    """Shares of the time in which host or device are at work."""
     total = sum(operation.seconds for operation in operations)
-    shares = dict.fromkeys((*GROUPS, "rest"), 0.0)
+    shares = dict.fromkeys((*GROUPS, "host", "rest"), 0.0)
     for operation in operations:
-        shares[_group(operation.path)] += operation.seconds / total
+        if (group := _group(operation.path)) is not None:
+            shares[group] += operation.seconds / total
+        else:
+            shares["host"] += operation.host / total
+            shares["rest"] += operation.device / total
     return shares
 
 
-def _group(path: Sequence[str]) -> str:
+def _group(path: Sequence[str]) -> str | None:
     """Work inside a search belongs to the search: its simulation is that of copies."""
     if "search" in path:
         return "search"
-    return next((name for part in reversed(path) for name, parts in GROUPS.items() if part in parts), "rest")
+    return next((name for part in reversed(path) for name, parts in GROUPS.items() if part in parts), None)
 
 
 def advice(options: argparse.Namespace) -> Rows:

@@ -91,13 +91,14 @@ def advice() -> str:
 
 
 def survey() -> str:
-    """Shares of an iteration by kinds of operations, for all algorithms."""
-    kinds = ("simulation", "inference", "search", "backpropagation", "replay", "preparation", "rest")
+    """Shares of the working time by kinds of operations, and the idle share of all processes' time."""
+    kinds = ("simulation", "inference", "search", "backpropagation", "replay", "preparation", "host", "rest")
     rows = [
-        [name, *(f"{row['shares'][kind]:.0%}" if row["shares"][kind] >= 0.005 else "" for kind in kinds)]
+        [name, *(percent(row["shares"][kind]) if row["shares"][kind] >= 0.005 else "" for kind in kinds)]
+        + [percent(row["idle"])]
         for _, name, row in rows_of("survey")
     ]
-    return table_of(["training", *kinds], rows)
+    return table_of(["training", *kinds, "idle"], rows, numbers=range(1, len(kinds) + 2))
 
 
 def rows_of(part: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

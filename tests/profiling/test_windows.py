@@ -52,7 +52,7 @@ class Recorder:
         return
 
 
-def trained(monkeypatch: pytest.MonkeyPatch, *, begun: float, ended: float) -> Windows:
+def trained(monkeypatch: pytest.MonkeyPatch, *, begun: float, ended: float, learns_from: int = 0) -> Windows:
     """Windows of a training that is slow for some seconds after a recording has begun or ended."""
     clock = Clock({True: begun, False: ended})
     monkeypatch.setattr(windows_module, "time", clock)
@@ -63,6 +63,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, *, begun: float, ended: float) -> W
         profiled_seconds=0.2,
         workers=None,
         activity=GpuActivity(),
+        learns_from=learns_from,
         show=lambda line: None,
     )
     for iteration in range(5000):
@@ -83,3 +84,8 @@ def test_windows_on_a_gpu_wait_until_cuda_graphs_are_made(monkeypatch: pytest.Mo
 def test_windows_on_a_cpu_wait_for_no_more_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     found = trained(monkeypatch, begun=0.0, ended=0.2)
     assert [span.per_iteration for span in found.plain] == pytest.approx([USUAL] * 3, rel=0.01)
+
+
+def test_no_window_begins_before_the_training_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trained(monkeypatch, begun=0.0, ended=0.2, learns_from=1000)
+    assert found.plain[0].begin.iteration > 1000

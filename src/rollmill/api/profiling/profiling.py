@@ -21,7 +21,7 @@ from rollmill.api.training import PreparedTraining, begin_training, prepare_trai
 from rollmill.core.bounds import Count, Range, check_bounds
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.machine import hardware, versions
-from rollmill.dataflow import Graph, State
+from rollmill.dataflow import Graph, State, first_learning_iteration
 from rollmill.execution import CompiledProgram, ProgramTraining, Training
 from rollmill.execution.instances import GpuActivity, watched_gpus
 from rollmill.execution.program.kernel_parts import rollout_parts
@@ -153,6 +153,7 @@ def _windows_of(
         profiled_seconds=how.profiled_seconds,
         workers=cast(RecordsWorkers, training) if has_processes else None,
         activity=activity,
+        learns_from=first_learning_iteration(prepared.algorithm),
         show=show,
     )
 

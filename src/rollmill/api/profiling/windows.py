@@ -93,6 +93,8 @@ class Windows:
         profiled_seconds: shortest duration of a window with it.
         workers: records the workers, where they are processes.
         activity: the driver's figures of GPUs.
+        learns_from: iterations before which nothing is learned, because a replay memory is filled first; no window
+            begins before.
         show: shows a line to the user.
     """
 
@@ -104,9 +106,10 @@ class Windows:
         profiled_seconds: float,
         workers: RecordsWorkers | None,
         activity: GpuActivity,
+        learns_from: int,
         show: Callable[[str], None],
     ) -> None:
-        self._activity = activity
+        self._activity, self._learns_from = activity, learns_from
         self._count, self._seconds, self._profiled_seconds = count, seconds, profiled_seconds
         self._workers, self._show = workers, show
         self._recorder = TraceRecorder()
@@ -172,7 +175,11 @@ class Windows:
         yield from self._plain_window()
 
     def _warm_up(self) -> Steps:
-        """Lets the training come to its speed after it began."""
+        """Lets the training come to its speed after it began to learn."""
+        if self._learns_from:
+            self._show(f"waiting for iteration {self._learns_from}, from which on it learns")
+        while (yield).iteration < self._learns_from:
+            pass
         yield from self._pause(WARM_SECONDS)
         self._usual = yield from self._come_to_speed()
 
