@@ -29,7 +29,10 @@ def permutation(key: Key, size: int) -> UInt32[Array, " size"]:
         return jnp.where(swap == 1, partner, x), None
 
     x = jnp.arange(size, dtype=jnp.uint32)
-    return jax.lax.scan(swap_or_not, x, (offsets % n, salts), unroll=True)[0]
+    shuffled, _ = jax.lax.scan(swap_or_not, x, (offsets % n, salts), unroll=True)
+    # Without the barrier XLA computes all rounds again inside of gathers, which LLVM (jaxlib 0.11 and 0.12) takes
+    # exponential time to vectorise.
+    return jax.lax.optimization_barrier(shuffled)
 
 
 def _mix(x: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:

@@ -4,12 +4,9 @@ A trace of a second may have a million events; what is kept of it, and sent to t
 """
 
 import contextlib
-import shutil
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +15,11 @@ from rollmill.core.operations import SPAN_MARK, set_recording
 from rollmill.profiling.attribution import DeviceTime, WindowTimes, attribute
 from rollmill.profiling.classes import Classifier, HostActivity
 from rollmill.profiling.hlo import Instruction, module_name, program_key, program_number, read_instructions
+from rollmill.profiling.jax_trace import JaxTrace
 from rollmill.profiling.results import MemoryUse, Overlap, TimelineSpan
 from rollmill.profiling.simulator_calls import SimulatorCalls
 from rollmill.profiling.timeline import timeline
-from rollmill.profiling.trace import CLOCK, MOST_EVENTS, WHOLE, Naming, Trace, read_trace
+from rollmill.profiling.trace import CLOCK, MOST_EVENTS, Naming, Trace, read_trace
 
 MOST_TEXT = 64 * 2**20
 """Characters of a compiled program beyond which it is not read."""
@@ -82,17 +80,13 @@ class TraceRecorder:
 
     def __init__(self, *, most_events: int = MOST_EVENTS) -> None:
         self._most_events = most_events
-        self._folder: FilePath | None = None
+        self._running: JaxTrace | None = None
         self._programs = _Programs()
         self._simulators = SimulatorCalls()
 
     def start(self) -> None:
         """Begins to record events."""
-        self._folder = FilePath(tempfile.mkdtemp(prefix="rollmill-trace-"))
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0
-        options.enable_hlo_proto = False
-        jax.profiler.start_trace(self._folder, profiler_options=options)
+        self._running = JaxTrace()
         set_recording(True)
         self._simulators.start()
         with jax.profiler.TraceAnnotation(f"{SPAN_MARK}:{CLOCK}:{time.monotonic_ns()}"):
@@ -105,10 +99,10 @@ class TraceRecorder:
             begin: the window's first nanosecond on the clock `time.monotonic_ns`.
             end: the nanosecond after its last.
         """
-        self._end()
+        recorded = self._end()
         self._programs.read_new()
         classify = Classifier(self._programs.instructions, accelerated=jax.default_backend() != "cpu")
-        trace = self._read(classify, (begin, end))
+        trace = read_trace(recorded, classify, window=(begin, end), most_events=self._most_events)
         sampled = trace.sampling.time
         first, last = sampled(begin - trace.clock_offset), sampled(end - trace.clock_offset)
         longer = (end - begin) / max(1, last - first)
@@ -125,31 +119,19 @@ class TraceRecorder:
         Args:
             names: names of the instructions of programs.
         """
-        self._end()
-        return self._read(names)
+        return read_trace(self._end(), names)
 
     def abandon(self) -> None:
         """Ends a recording, if one is going on, and forgets it."""
-        if self._folder is not None:
+        if self._running is not None:
             self._end()
-            self._forget()
 
-    def _end(self) -> None:
+    def _end(self) -> Any:
+        assert self._running is not None, "a recording was started"
         self._simulators.stop()
         set_recording(False)
-        jax.profiler.stop_trace()
-
-    def _read(self, names: Naming, window: tuple[int | float, int | float] = WHOLE) -> Trace:
-        assert self._folder is not None, "a recording was started"
-        try:
-            return read_trace(self._folder, names, window=window, most_events=self._most_events)
-        finally:
-            self._forget()
-
-    def _forget(self) -> None:
-        assert self._folder is not None, "a recording was started"
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder = None
+        running, self._running = self._running, None
+        return running.stop()
 
 
 class _Programs:

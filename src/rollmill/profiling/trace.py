@@ -3,10 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path as FilePath
 from typing import Any, NamedTuple, Protocol, runtime_checkable
-
-import jax
 
 from rollmill.core.operations import SPAN_MARK
 from rollmill.profiling.hlo import program_key
@@ -85,28 +82,21 @@ class Naming(Protocol):
 
 
 def read_trace(
-    folder: FilePath,
+    data: Any,
     names: Naming,
     *,
     window: tuple[int | float, int | float] = WHOLE,
     most_events: int = MOST_EVENTS,
 ) -> Trace:
-    """Reads the trace that was written into a folder.
+    """Reads what JAX's profiler recorded.
 
     Args:
-        folder: given to `jax.profiler.start_trace`.
+        data: a `jax.profiler.ProfileData`.
         names: of instructions. Of events with other names on a device, and of ambiguous ones, more is read.
         window: the first nanosecond and the one after the last, on the host's monotonic clock: events outside are
             left out.
         most_events: number of events beyond which only some intervals of the window are read.
-
-    Raises:
-        FileNotFoundError: there is no trace in it.
     """
-    files = sorted(folder.glob("plugins/profile/*/*.xplane.pb"))
-    if not files:
-        raise FileNotFoundError(f"no trace in {folder}")
-    data = jax.profiler.ProfileData.from_file(str(files[-1]))
     offset = _clock_offset(data)
     begin, end = (time - offset for time in window)
     count = sum(sum(1 for _ in _within(line, begin, end)) for _, _, line in _lines(data))
