@@ -3,7 +3,7 @@
     python benchmarks/profiler.py errors [--platform cpu] [--repeats 5] [--workload NAME ...]
     python benchmarks/profiler.py planted [--repeats 5] [--operation NAME ...]
     python benchmarks/profiler.py off [--repeats 5]
-    python benchmarks/profiler.py survey
+    python benchmarks/profiler.py survey [--workload ALGORITHM ...]
     python benchmarks/profiler.py advice [--repeats 3]
 
 - `errors`: profiles each workload several times, each in a process of its own, and takes the relative difference
@@ -139,18 +139,23 @@ def profiled(words: Sequence[str]) -> Profile:
         return read_profile(file.read_bytes(), where=str(file))
 
 
-LONGER = ("--windows", "16", "--window-seconds", "0.5")
-"""Options of profiles whose errors are measured: on a machine with other work single windows differ by a tenth."""
+MANY = ("--unread-windows", "33", "--window-seconds", "0.25", "--profiled-seconds", "0.25")
+"""Options of profiles whose errors are measured. A machine with other work is slower for seconds at a time, by up
+to a half: windows shorter than that see the same machine as those around them, and many have a sharp median."""
+FEW = ("--windows", "8", "--unread-windows", "0", "--window-seconds", "0.5")
+"""Options where all windows are read, because it takes long to collect events."""
+WINDOWS = {"alphazero, TicTacToe-v0": FEW, "alphazero, ConnectFour-v0": FEW}
 
 
 def errors(options: argparse.Namespace) -> Rows:
     for name, words in (ON_GPU if options.platform == "gpu" else WORKLOADS).items():
         if options.workload and name not in options.workload:
             continue
-        profiles = [profiled([*words, *LONGER]) for _ in range(options.repeats)]
+        command = [*words, *WINDOWS.get(name, MANY)]
+        profiles = [profiled(command) for _ in range(options.repeats)]
         found = [each.iteration.error for each in profiles]
         row = {
-            "command": [*words, *LONGER],
+            "command": command,
             "errors": found,
             "median_error": median(found),
             "largest_error": max(found, key=abs),
@@ -437,12 +442,14 @@ def off(options: argparse.Namespace) -> Rows:
 # --- a survey, and advice ---------------------------------------------------------------------------------
 
 
-def survey(_: argparse.Namespace) -> Rows:
+def survey(options: argparse.Namespace) -> Rows:
     for algorithm, environments in SURVEYED.items():
+        if options.workload and algorithm not in options.workload:
+            continue
         for environment in environments:
             for placement, words in PLACEMENTS.items():
                 try:
-                    found = profiled([algorithm, *environment, *words, "--fusion", "off", "--windows", "2"])
+                    found = profiled([algorithm, *environment, *words, "--fusion", "off", "--unread-windows", "2"])
                 except SystemExit as failed:
                     print(f"{algorithm} {environment[0]}, {placement}: {failed}", flush=True)
                     continue
@@ -541,7 +548,7 @@ def main() -> None:
     parser.add_argument("--platform", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--operation", action="append", choices=PLANTED)
-    parser.add_argument("--workload", action="append", help="its name, or its words")
+    parser.add_argument("--workload", action="append", help="its name, or its words; an algorithm of the survey")
     parser.add_argument("--add", action="store_true", help="keep other rows of the same commit")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()

@@ -12,7 +12,10 @@ from rollmill.cli import profile as profile_command
 from rollmill.cli.main import main
 from rollmill.profiling.results import read_profile
 
-SHORT = ("--windows", "1", "--window-seconds", "0.1", "--profiled-seconds", "0.02", "--no-tensorboard")
+SHORT = (
+    *("--windows", "1", "--unread-windows", "1"),
+    *("--window-seconds", "0.1", "--profiled-seconds", "0.02", "--no-tensorboard"),
+)
 SMALL = ("--num-envs", "8", "--num-steps", "16", "--fusion", "off")
 
 

@@ -8,6 +8,9 @@ import pytest
 from rollmill.api.profiling import windows as windows_module
 from rollmill.api.profiling.windows import Windows
 from rollmill.execution.instances import GpuActivity
+from rollmill.profiling.attribution import WindowTimes
+from rollmill.profiling.recording import RecordedWindow
+from rollmill.profiling.results import Overlap
 
 USUAL, RECORDED, SLOW = 10_000_000, 11_000_000, 30_000_000
 """Nanoseconds of an iteration: usually, while it is recorded, and for a while after a recording began or ended."""
@@ -45,20 +48,27 @@ class Recorder:
     def start(self) -> None:
         self._clock.change(recording=True)
 
-    def stop(self, begin: int, end: int) -> None:
+    def stop(self, begin: int, end: int) -> RecordedWindow:
         self._clock.change(recording=False)
+        iterations = (end - begin) // RECORDED
+        nothing = Overlap(host_only=0.0, device_only=0.0, both=0.0, neither=0.0)
+        times = WindowTimes(end - begin, {}, 0.0, {}, {}, nothing, 100 * iterations, 10 * iterations, {})
+        return RecordedWindow(times, (), ())
 
     def abandon(self) -> None:
-        return
+        self._clock.change(recording=False)
 
 
-def trained(monkeypatch: pytest.MonkeyPatch, *, begun: float, ended: float, learns_from: int = 0) -> Windows:
+def trained(
+    monkeypatch: pytest.MonkeyPatch, *, begun: float, ended: float, learns_from: int = 0, unread: int = 0
+) -> Windows:
     """Windows of a training that is slow for some seconds after a recording has begun or ended."""
     clock = Clock({True: begun, False: ended})
     monkeypatch.setattr(windows_module, "time", clock)
     monkeypatch.setattr(windows_module, "TraceRecorder", lambda: Recorder(clock))
     found = Windows(
         count=2,
+        unread=unread,
         seconds=0.5,
         profiled_seconds=0.2,
         workers=None,
@@ -89,3 +99,12 @@ def test_windows_on_a_cpu_wait_for_no_more_than_a_moment(monkeypatch: pytest.Mon
 def test_no_window_begins_before_the_training_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     found = trained(monkeypatch, begun=0.0, ended=0.2, learns_from=1000)
     assert found.plain[0].begin.iteration > 1000
+
+
+def test_windows_that_are_not_read_tell_the_cost_of_events_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trained(monkeypatch, begun=0.0, ended=0.2, unread=3)
+    assert (len(found.profiled), len(found.recorded), len(found.plain)) == (2, 8, 9)
+    assert [bool(window.processes) for window in found.recorded] == [True, False, False, False] * 2
+    for pair in found.pairs():
+        assert (pair.program_events, pair.span_events) == pytest.approx((100, 10), rel=0.1)
+        assert pair.profiled / pair.unprofiled == pytest.approx(RECORDED / USUAL, rel=0.02)

@@ -70,6 +70,10 @@ class StartRecording(NamedTuple):
     """Record this process's events from now on, for the profiler."""
 
 
+class AbandonRecording(NamedTuple):
+    """Stop recording, and forget the events."""
+
+
 class StopRecording(NamedTuple):
     """Stop recording, and send the sums of a window."""
 
@@ -146,7 +150,7 @@ class WindowRecorded(NamedTuple):
 MESSAGES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        *(Begin, SnapshotRequest, Hold, End, StartRecording, StopRecording),
+        *(Begin, SnapshotRequest, Hold, End, StartRecording, AbandonRecording, StopRecording),
         *(Process, KernelsChosen, MeshCompiled, CompileTimes, IterationMetrics, SnapshotPart, MissedSnapshot),
         *(EnvFailures, WindowRecorded),
     )

@@ -48,8 +48,11 @@ class ProfileOptions:
     """How a training is profiled."""
 
     windows: Count = 3
-    """Windows of time with the profiler; there is one more without it."""
-    window_seconds: Annotated[float, Range(0.05, 600)] = 1.0
+    """Windows of time with the profiler; before and after each there is one without it."""
+    unread_windows: Annotated[int, Range(0, 1000)] = 4
+    """Windows with the profiler after each of these whose events are not read: many windows tell how much
+    longer the profiler makes an iteration."""
+    window_seconds: Annotated[float, Range(0.05, 600)] = 0.5
     """Shortest duration of a window without the profiler."""
     profiled_seconds: Annotated[float, Range(0.01, 60)] = 0.3
     """Shortest duration of a window with it; a window has at least one iteration."""
@@ -149,6 +152,7 @@ def _windows_of(
     has_processes = prepared.spec.read_plan().place in ("processes", "mesh", "ray")
     return Windows(
         count=how.windows,
+        unread=how.unread_windows,
         seconds=how.window_seconds,
         profiled_seconds=how.profiled_seconds,
         workers=cast(RecordsWorkers, training) if has_processes else None,
@@ -195,7 +199,7 @@ def _iteration_time(windows: Windows, pairs: Sequence[PairedWindow]) -> results.
         profiled=unprofiled * statistics.median(pair.profiled / pair.unprofiled for pair in pairs),
         corrected=unprofiled * correction.held_out_ratio(pairs),
         iterations=windows.iterations,
-        windows=len(pairs),
+        windows=len(windows.profiled),
     )
 
 

@@ -1,5 +1,6 @@
 """The windows of a profiled training: without the profiler, with it, and again, until there are enough."""
 
+import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -32,6 +33,8 @@ SLOWED = 1.5
 """A training that is recorded, and takes so many times as long as usual, may not have come to its speed yet."""
 LONGEST_SLOWED_SECONDS = 0.9
 """Time after which such a training is taken to be so slow because it is recorded."""
+LONGEST_TO_READ = 5.0
+"""Seconds of reading a recording from which on all windows are read: others would take as long to be collected."""
 REPLY_SECONDS = 120.0
 """How long workers may take to reduce a window."""
 
@@ -46,6 +49,10 @@ class RecordsWorkers(Protocol):
 
     def stop_recording(self, begin: int, end: int) -> None:
         """Requests a `Recorded` of each."""
+        ...
+
+    def abandon_recording(self) -> None:
+        """Ends in all workers, whose events are forgotten."""
         ...
 
 
@@ -79,6 +86,17 @@ class ProfiledWindow(NamedTuple):
 
     span: WindowSpan
     processes: dict[str, RecordedWindow]
+    """Empty if its events were not read."""
+
+    @property
+    def program_events(self) -> float:
+        """Events of compiled programs in an iteration, in all processes."""
+        return sum(each.times.program_events for each in self.processes.values()) / self.span.iterations
+
+    @property
+    def span_events(self) -> float:
+        """Events of the host in an iteration, in all processes."""
+        return sum(each.times.span_events for each in self.processes.values()) / self.span.iterations
 
 
 Steps = Generator[None, ReportedProgress, None]
@@ -88,7 +106,9 @@ class Windows:
     """The windows of a training, which its reports move on.
 
     Args:
-        count: number of windows with the profiler.
+        count: number of windows with the profiler whose events are read.
+        unread: number of windows with it after each of them whose events are not: they tell how much longer an
+            iteration takes. There are none where collecting events takes long.
         seconds: shortest duration of a window without it.
         profiled_seconds: shortest duration of a window with it.
         workers: records the workers, where they are processes.
@@ -102,6 +122,7 @@ class Windows:
         self,
         *,
         count: int,
+        unread: int,
         seconds: float,
         profiled_seconds: float,
         workers: RecordsWorkers | None,
@@ -110,15 +131,16 @@ class Windows:
         show: Callable[[str], None],
     ) -> None:
         self._activity, self._learns_from = activity, learns_from
-        self._count, self._seconds, self._profiled_seconds = count, seconds, profiled_seconds
+        self._count, self._unread = count, unread
+        self._seconds, self._profiled_seconds = seconds, profiled_seconds
         self._workers, self._show = workers, show
         self._recorder = TraceRecorder()
-        self._awaited: set[str] = set()
         self._received: dict[str, RecordedWindow] = {}
         self.plain: list[WindowSpan] = []
         self.activities: list[list[dict[str, Any]]] = []
         """The driver's figures of each GPU, in each window without the profiler."""
-        self.profiled: list[ProfiledWindow] = []
+        self.recorded: list[ProfiledWindow] = []
+        """All windows with the profiler."""
         self.done = False
         self._usual = 0.0
         """Nanoseconds of an iteration without the profiler, once the training has come to its speed."""
@@ -137,21 +159,23 @@ class Windows:
         """Notes a worker's window."""
         self._received[worker] = window
 
+    @property
+    def profiled(self) -> list[ProfiledWindow]:
+        """The windows with the profiler whose events were read."""
+        return [window for window in self.recorded if window.processes]
+
     def pairs(self) -> list[PairedWindow]:
-        """Each window with the profiler beside those without it before and after."""
+        """Each window with the profiler beside those without it before and after.
+
+        A window that was not read has as many events an iteration as those that were, on average.
+        """
+        programs = statistics.fmean(window.program_events for window in self.profiled)
+        spans = statistics.fmean(window.span_events for window in self.profiled)
         pairs = []
-        for number, window in enumerate(self.profiled):
-            around = [span.per_iteration for span in self.plain[number : number + 2]]
-            times = [process.times for process in window.processes.values()]
-            iterations = window.span.iterations
-            pairs.append(
-                PairedWindow(
-                    window.span.per_iteration,
-                    sum(around) / len(around),
-                    sum(each.program_events for each in times) / iterations,
-                    sum(each.span_events for each in times) / iterations,
-                )
-            )
+        for number, window in enumerate(self.recorded):
+            unprofiled = statistics.fmean(span.per_iteration for span in self.plain[number : number + 2])
+            events = (window.program_events, window.span_events) if window.processes else (programs, spans)
+            pairs.append(PairedWindow(window.span.per_iteration, unprofiled, *events))
         return pairs
 
     def by_process(self) -> list[ProcessWindows]:
@@ -166,12 +190,14 @@ class Windows:
 
     def _all_steps(self) -> Steps:
         yield from self._warm_up()
-        yield from self._rehearse()
+        seconds_to_read = yield from self._rehearse()
+        unread = self._unread if seconds_to_read < LONGEST_TO_READ else 0
         for number in range(self._count):
-            yield from self._plain_window()
             self._show(f"window {number + 1} of {self._count}")
-            self.profiled.append((yield from self._profiled_window(self._profiled_seconds)))
-            yield from self._regain_speed()
+            for read in (True, *(False for _ in range(unread))):
+                yield from self._plain_window()
+                self.recorded.append((yield from self._profiled_window(self._profiled_seconds, read=read)))
+                yield from self._regain_speed()
         yield from self._plain_window()
 
     def _warm_up(self) -> Steps:
@@ -183,10 +209,16 @@ class Windows:
         yield from self._pause(WARM_SECONDS)
         self._usual = yield from self._come_to_speed()
 
-    def _rehearse(self) -> Steps:
-        """Records once for nothing: the first recording of a process takes longer, above all on a GPU."""
-        yield from self._profiled_window(REHEARSAL_SECONDS)
+    def _rehearse(self) -> Generator[None, ReportedProgress, float]:
+        """Records once for nothing: the first recording of a process takes longer, above all on a GPU.
+
+        Returns:
+            the seconds that it took to read what was recorded.
+        """
+        window = yield from self._profiled_window(REHEARSAL_SECONDS)
+        seconds = time.monotonic() - 1e-9 * window.span.end.now
         yield from self._regain_speed()
+        return seconds
 
     def _settle_while_recording(self) -> Steps:
         """Goes on until CUDA graphs, which are made anew when a recording begins, are made."""
@@ -240,9 +272,10 @@ class Windows:
             if end.now - begin.now >= 1e9 * seconds and end.iteration > begin.iteration:
                 return WindowSpan(begin, end)
 
-    def _profiled_window(self, seconds: float) -> Generator[None, ReportedProgress, ProfiledWindow]:
-        self._received.clear()
-        self._awaited = set(self._workers.start_recording()) if self._workers is not None else set()
+    def _profiled_window(
+        self, seconds: float, *, read: bool = True
+    ) -> Generator[None, ReportedProgress, ProfiledWindow]:
+        awaited = set(self._workers.start_recording()) if self._workers is not None else set()
         self._recorder.start()
         if self._workers is not None:
             yield from self._pause(SETTLE_SECONDS)  # workers hear of it later
@@ -251,14 +284,26 @@ class Windows:
         if jax.default_backend() != "cpu":
             yield from self._settle_while_recording()
         span = yield from self._window(seconds)
+        if read:
+            return ProfiledWindow(span, (yield from self._read(span, awaited)))
+        if self._workers is not None:
+            self._workers.abandon_recording()
+        self._recorder.abandon()
+        return ProfiledWindow(span, {})
+
+    def _read(
+        self, span: WindowSpan, awaited: set[str]
+    ) -> Generator[None, ReportedProgress, dict[str, RecordedWindow]]:
+        """Ends a recording, and waits for what these workers recorded in the window."""
+        self._received.clear()
         begin, end = span.begin.now, span.end.now
         if self._workers is not None:
             self._workers.stop_recording(begin, end)
         own = self._recorder.stop(begin, end)
         deadline = time.monotonic() + REPLY_SECONDS
-        while self._awaited - self._received.keys() and time.monotonic() < deadline:
+        while awaited - self._received.keys() and time.monotonic() < deadline:
             yield
-        return ProfiledWindow(span, {THIS_PROCESS: own, **self._received})
+        return {THIS_PROCESS: own, **self._received}
 
     def close(self) -> None:
         """Ends a recording that is going on, without a window."""

@@ -45,6 +45,7 @@ from rollmill.execution.processes import (
 )
 from rollmill.execution.program.compile_clock import CompileTimes
 from rollmill.execution.protocol import (
+    AbandonRecording,
     Begin,
     EnvFailures,
     Hold,
@@ -196,6 +197,10 @@ class Coordinator:
     def stop_recording(self, begin: int, end: int) -> None:
         """Requests a `Recorded` of each worker; arguments are nanoseconds of this host's monotonic clock."""
         send_to(self._workers, ALL, StopRecording(begin, end, socket.gethostname()))
+
+    def abandon_recording(self) -> None:
+        """Has all workers stop recording, and forget the events."""
+        send_to(self._workers, ALL, AbandonRecording())
 
     def stop(self) -> None:
         """Ends the training after an iteration that all replicas can come to, with its state."""
