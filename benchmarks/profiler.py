@@ -142,16 +142,17 @@ def profiled(words: Sequence[str]) -> Profile:
 MANY = ("--unread-windows", "33", "--window-seconds", "0.25", "--profiled-seconds", "0.25")
 """Options of profiles whose errors are measured. A machine with other work is slower for seconds at a time, by up
 to a half: windows shorter than that see the same machine as those around them, and many have a sharp median."""
+SOME = ("--unread-windows", "5", "--window-seconds", "0.5")
 FEW = ("--windows", "8", "--unread-windows", "0", "--window-seconds", "0.5")
-"""Options where all windows are read, because it takes long to collect events."""
-WINDOWS = {"alphazero, TicTacToe-v0": FEW, "alphazero, ConnectFour-v0": FEW}
+"""Options where machines differ less, and where all windows are read, because it takes long to collect events."""
+WINDOWS = {"alphazero, TicTacToe-v0": FEW}
 
 
 def errors(options: argparse.Namespace) -> Rows:
     for name, words in (ON_GPU if options.platform == "gpu" else WORKLOADS).items():
         if options.workload and name not in options.workload:
             continue
-        command = [*words, *WINDOWS.get(name, MANY)]
+        command = [*words, *(SOME if options.platform == "gpu" else WINDOWS.get(name, MANY))]
         profiles = [profiled(command) for _ in range(options.repeats)]
         found = [each.iteration.error for each in profiles]
         row = {
