@@ -153,20 +153,25 @@ def errors(options: argparse.Namespace) -> Rows:
         if options.workload and name not in options.workload:
             continue
         command = [*words, *(SOME if options.platform == "gpu" else WINDOWS.get(name, MANY))]
-        profiles = [profiled(command) for _ in range(options.repeats)]
-        found = [each.iteration.error for each in profiles]
-        row = {
-            "command": command,
-            "errors": found,
-            "median_error": median(found),
-            "largest_error": max(found, key=abs),
-            "slowdown": median(each.iteration.profiled / each.iteration.unprofiled for each in profiles),
-            "unnamed_share_of_device": median(_unnamed(each) for each in profiles),
-            "iteration_seconds": median(each.iteration.unprofiled for each in profiles),
-            "devices": [[asdict(device) for device in each.devices] for each in profiles],
-        }
-        print(f"{name}: {', '.join(f'{error:+.1%}' for error in found)}; {row['slowdown']:.2f}x", flush=True)
-        yield name, row
+        profiles: list[Profile] = []
+        for _ in range(options.repeats):
+            profiles.append(profiled(command))
+            yield name, _errors_of(command, profiles)
+        print(f"{name}: {', '.join(f'{each.iteration.error:+.1%}' for each in profiles)}", flush=True)
+
+
+def _errors_of(command: Sequence[str], profiles: Sequence[Profile]) -> dict[str, Any]:
+    found = [each.iteration.error for each in profiles]
+    return {
+        "command": command,
+        "errors": found,
+        "median_error": median(found),
+        "largest_error": max(found, key=abs),
+        "slowdown": median(each.iteration.profiled / each.iteration.unprofiled for each in profiles),
+        "unnamed_share_of_device": median(_unnamed(each) for each in profiles),
+        "iteration_seconds": median(each.iteration.unprofiled for each in profiles),
+        "devices": [[asdict(device) for device in each.devices] for each in profiles],
+    }
 
 
 def _unnamed(found: Profile) -> float:
@@ -185,6 +190,8 @@ PROFILED_SECONDS = 0.12
 """Shortest duration of a turn with the profiler, whose trace takes much longer to read."""
 SETTLE_TURNS = 6
 """Turns after the beginning of a recording that do not count, on a GPU."""
+ROUNDS = 4
+"""Rounds of turns of one of the `--repeats`, after each of which the row is written anew."""
 PLAIN_TURNS = 6
 """Turns without the profiler for each with it: the truth is the difference between them, and they are short."""
 
@@ -276,20 +283,21 @@ def planted(options: argparse.Namespace) -> Rows:
         many = (PRODUCTS_ON_GPU if options.platform == "gpu" else PRODUCTS)[where]
         # Both have the same instructions, so that all else is compiled alike.
         sides = tuple(_Side(plant(graph, where, each)) for each in (many._replace(number=FEWEST), many))
-        for _ in range(4 * options.repeats):
-            for _ in range(PLAIN_TURNS):
-                for side in sides:
-                    side.run_plain()
-            for side in reversed(sides):
-                side.run_profiled()
-        row = _compared(where, *(side.rounds(calibration) for side in sides))
-        print(
-            f"{where}: an iteration {1e3 * row['added_seconds']:+.2f} ms, the operation "
-            f"{1e3 * row['attributed_seconds']:+.2f} ms ({row['error']:+.1%}); another at most "
-            f"{row['largest_other']:+.1%} of the iteration ({row['other']})",
-            flush=True,
-        )
-        yield where, row
+        for _ in range(options.repeats):
+            for _ in range(ROUNDS):
+                for _ in range(PLAIN_TURNS):
+                    for side in sides:
+                        side.run_plain()
+                for side in reversed(sides):
+                    side.run_profiled()
+            row = _compared(where, *(side.rounds(calibration) for side in sides))
+            print(
+                f"{where}: an iteration {1e3 * row['added_seconds']:+.2f} ms, the operation "
+                f"{1e3 * row['attributed_seconds']:+.2f} ms ({row['error']:+.1%}); another at most "
+                f"{row['largest_other']:+.1%} of the iteration ({row['other']})",
+                flush=True,
+            )
+            yield where, row
 
 
 class Round(NamedTuple):

@@ -169,7 +169,7 @@ class WaitingProcess:
         self.words = words
 
     def ask(self, command, name, *, seconds):
-        return {"process": 1, "bytes": 2, "peak": 0, "held": 0, "identity": str(self.words)}
+        return {"process": 1, "bytes": 2, "held": 0, "identity": str(self.words)}
 
     def measure(self, **limits):
         return Measurement(100.0, None)
@@ -285,9 +285,8 @@ def on_a_gpu(trials):
 
 def test_memory_of_a_gpu_is_what_is_held_before_and_what_the_program_needs(trials):
     single = on_a_gpu(trials)
-    compiled = {"bytes": 500, "held": 100, "peak": 700, "process": 9, "identity": ""}
-    assert single._memory_of(compiled, Candidate()) == 700
-    assert single._memory_of({**compiled, "peak": 300}, Candidate()) == 600
+    compiled = {"bytes": 500, "held": 100, "process": 9, "identity": ""}
+    assert single._memory_of(compiled, Candidate()) == 600
 
 
 def test_workers_that_share_a_gpu_need_as_much_as_the_program(trials):
@@ -320,24 +319,23 @@ def test_freed_memory_goes_back_to_the_system():
 @pytest.mark.parametrize("answer", [None, {"bytes_in_use": 3, "peak_bytes_in_use": 5}])
 def test_memory_of_devices_counts_where_they_have_their_own(answer):
     device = SimpleNamespace(memory_stats=lambda: answer)
-    assert memory_in_use([device]) == ((3, 5) if answer else (0, 0))
+    assert memory_in_use([device]) == (3 if answer else 0)
 
 
-@pytest.mark.parametrize(("trains_with", "reported"), [(40, 60), (70, 70), (95, 95)])
-def test_memory_of_what_only_the_search_timed_is_not_the_training_s(monkeypatch, trains_with, reported):
-    """The training's own iterations took 60 bytes before, and the timing of a stage 90."""
+@pytest.mark.parametrize(("trained", "reported"), [(0, [40, 70]), (60, [60, 70]), (80, [80])])
+def test_memory_that_only_compiling_took_is_not_the_training_s(monkeypatch, trained, reported):
+    """Compiling took 90 bytes, and the training's iterations take up to 70."""
     stats, written = {"bytes_in_use": 5, "peak_bytes_in_use": 90}, io.StringIO()
     monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(memory_stats=lambda: stats)])
-    steps = iter([{"bytes_in_use": trains_with, "peak_bytes_in_use": max(90, trains_with)}, None])
+    steps = iter([40, 30, 70, 90])
 
     def train(seconds):
-        if (now := next(steps)) is None:
+        stats["bytes_in_use"] = next(steps)
+        if stats["bytes_in_use"] == 90:
             written.close()
-        else:
-            stats.update(now)
 
     monkeypatch.setattr(measured.time, "sleep", train)
     lines = []
     monkeypatch.setattr(measured, "_report", lambda file, **report: lines.append(report) or file.write("."))
-    measured._watch_memory(written, trained=60)
-    assert lines[0] == {"peak": reported}
+    measured._watch_memory(written, trained=trained)
+    assert [line["peak"] for line in lines[:-1]] == reported

@@ -13,8 +13,8 @@ import time
 from functools import partial
 from typing import Any, TextIO
 
-WATCH_SECONDS = 0.5
-"""Time between two reports of the memory that devices use."""
+WATCH_SECONDS = 0.01
+"""Time between two looks at the memory that devices use."""
 
 
 def run(parent: str, commands: str, reports: str) -> int:
@@ -48,17 +48,18 @@ def _obey(commands_file: TextIO, reports_file: TextIO) -> int:
         return 0
     prepared = prepare(json.loads(words))
     _report(reports_file, program=describe_program(prepared))
-    peak = most_memory(prepared)
+    compiled, trained = most_memory(prepared), 0
     for line in commands_file:
         match line.strip():
             case "time":
                 _report(reports_file, seconds=iteration_seconds(prepared))
-                peak = most_memory(prepared)  # of the training's own iterations
+                if (most := most_memory(prepared)) > compiled:
+                    trained = most
             case "stages":
                 _report(reports_file, collect=stage_seconds(prepared))
             case "begin":
                 return_freed_memory()  # what timing took is not the training's
-                watch = partial(_watch_memory, reports_file, trained=peak)
+                watch = partial(_watch_memory, reports_file, trained=trained)
                 threading.Thread(target=watch, daemon=True).start()
                 return begin_training(prepared).exit_code
     return 0
@@ -69,29 +70,30 @@ def _report(reports_file: TextIO, **report: Any) -> None:
 
 
 def _watch_memory(reports_file: TextIO, *, trained: int) -> None:
-    """Reports the most memory of a device that compiling and training take, where devices have their own.
+    """Reports the most memory of a device that training takes, where devices have their own.
+
+    It is looked at again and again: the allocator's own maximum has what compiling took, too. XLA tries algorithms
+    on arrays that the training never has, which may be far larger than its own.
 
     Args:
         reports_file: gets the reports.
-        trained: the most bytes of a device by the training's own iterations so far. What other programs took
-            since, such as choosing algorithms for a stage that the training does not run, is not the training's.
+        trained: bytes of a device that the training's iterations have taken before; 0 if that is unknown.
     """
     import jax
 
     from rollmill.api.plan_search.compiled_program import memory_in_use
 
     devices = [device for device in jax.local_devices() if device.memory_stats()]
-    if not devices:
-        return
-    _, timed = memory_in_use(devices)
-    while True:
+    reported, most = 0, trained
+    while devices:
         time.sleep(WATCH_SECONDS)
-        now, peak = memory_in_use(devices)
-        trained = max(trained, now)
-        try:
-            _report(reports_file, peak=peak if peak > timed else trained)
-        except (OSError, ValueError):  # the parent or the training has ended
-            return
+        most = max(most, memory_in_use(devices))
+        if most > reported:
+            try:
+                _report(reports_file, peak=most)
+            except (OSError, ValueError):  # the parent or the training has ended
+                return
+            reported = most
 
 
 if __name__ == "__main__":

@@ -24,9 +24,8 @@ def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
 
     Returns:
         `bytes` of one device: arguments, temporary arrays, and two results, since an iteration may begin before
-        the state after the last one is saved; `process`, bytes that this process holds already; `held` and `peak`,
-        bytes of a device with its own memory that are in use already, and that were at most; `identity`, equal for
-        equal programs.
+        the state after the last one is saved; `process`, bytes that this process holds already; `held`, bytes of a
+        device with its own memory that are in use already; `identity`, equal for equal programs.
     """
     program = prepared.program
     if program is None:
@@ -36,9 +35,8 @@ def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
     if memory is not None:
         results = 2 * (memory.output_size_in_bytes - memory.alias_size_in_bytes)
         needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes + results
-    held, peak = memory_in_use(program.devices)
-    identity = _identity(prepared, program)
-    return {"bytes": needed, "process": _own_memory(), "held": held, "peak": peak, "identity": identity}
+    held, identity = memory_in_use(program.devices), _identity(prepared, program)
+    return {"bytes": needed, "process": _own_memory(), "held": held, "identity": identity}
 
 
 class MemoryNeed(NamedTuple):
@@ -125,14 +123,16 @@ def _identity(prepared: PreparedTraining, program: CompiledProgram) -> str:
 
 def most_memory(prepared: PreparedTraining) -> int:
     """Most bytes of one of the program's devices in use so far; 0 if they have no memory of their own."""
-    return 0 if prepared.program is None else memory_in_use(prepared.program.devices)[1]
+    return 0 if prepared.program is None else _of_fullest(prepared.program.devices, "peak_bytes_in_use")
 
 
-def memory_in_use(devices: Sequence[Any]) -> tuple[int, int]:
-    """Bytes in use of the fullest device, now and at most so far; 0 where devices have no memory of their own."""
-    stats = [device.memory_stats() or {} for device in devices]
-    now, most = ([each.get(name, 0) for each in stats] for name in ("bytes_in_use", "peak_bytes_in_use"))
-    return max(now), max(most)
+def memory_in_use(devices: Sequence[Any]) -> int:
+    """Bytes in use of the fullest device; 0 where devices have no memory of their own."""
+    return _of_fullest(devices, "bytes_in_use")
+
+
+def _of_fullest(devices: Sequence[Any], name: str) -> int:
+    return max((device.memory_stats() or {}).get(name, 0) for device in devices)
 
 
 def _own_memory() -> int | None:

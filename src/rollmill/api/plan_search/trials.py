@@ -212,5 +212,5 @@ class ProcessTrials:
         if compiled["bytes"] is None:
             return None
         if self.machine.gpus:
-            return float(max(compiled["peak"], compiled["held"] + compiled["bytes"]))
+            return float(compiled["held"] + compiled["bytes"])
         return (compiled["process"] or 0) + float(compiled["bytes"]) * candidate.devices
