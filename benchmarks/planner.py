@@ -25,7 +25,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
@@ -79,11 +79,28 @@ class Swept(NamedTuple):
     """True if it was measured for a second only, because it was far behind."""
 
 
-def measure_alone(trials: ProcessTrials, candidate: Candidate, bound: float | None = None) -> Measurement:
-    """Throughput and memory of one candidate."""
+def measure_alone(
+    trials: ProcessTrials,
+    candidate: Candidate,
+    bound: float | None = None,
+    programs: dict[str, Candidate] | None = None,
+) -> Measurement:
+    """Throughput and memory of one candidate.
+
+    Args:
+        trials: measures it.
+        candidate: to be measured.
+        bound: see `Trials.measure`.
+        programs: candidates by what they are compiled to; one that is compiled to the same is not measured again.
+
+    Raises:
+        CannotRun: it cannot, or is the same as another one.
+    """
     if reason := trials.check(candidate):
         raise CannotRun(reason)
-    trials.predict_memory(candidate)
+    identity = trials.predict_memory(candidate).program
+    if programs is not None and identity and programs.setdefault(identity, candidate) != candidate:
+        raise CannotRun(f"the same program as {programs[identity]}")
     return trials.measure(candidate, bound, trials.start_seconds)
 
 
@@ -99,6 +116,8 @@ class Sweep:
     """End of the sweep by `time.monotonic`."""
     each: float
     """Seconds of a candidate to compile, and again to be measured."""
+    programs: dict[str, Candidate] = field(default_factory=dict)
+    """See `measure_alone`."""
 
     @property
     def medians(self) -> dict[Candidate, float]:
@@ -125,7 +144,8 @@ class Sweep:
         try:
             self._leave_out(candidate)
             self.trials.start_seconds = min(self.each, self.ends_at - time.monotonic())
-            self.add(candidate, measure_alone(self.trials, candidate, self.best if self.brief else None))
+            bound = self.best if self.brief else None
+            self.add(candidate, measure_alone(self.trials, candidate, bound, self.programs))
         except (CannotRun, OutOfTime) as error:
             self._explain(candidate, str(error) or f"did not start within {self.trials.start_seconds:g} s")
 

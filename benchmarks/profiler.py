@@ -462,6 +462,9 @@ def survey(options: argparse.Namespace) -> Rows:
                 except SystemExit as failed:
                     print(f"{algorithm} {environment[0]}, {placement}: {failed}", flush=True)
                     continue
+                if missing := [note for note in found.notes if "left out" in note]:
+                    print(f"{algorithm} {environment[0]}, {placement}: {missing}", flush=True)
+                    continue
                 shares, whole = _shares(found.operations), whole_time(found)
                 row = {
                     "shares": shares,

@@ -3,9 +3,22 @@
 `kernels/` holds the source of kernels, `launches/` the fastest launches, `means/` the fastest ways to take means.
 """
 
+import hashlib
+import json
 import os
 import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
+
+from rollmill.core.installation import cache_root
+
+
+def cached_file(folder: str, known: Sequence[object], *, packages: Sequence[str] = ()) -> Path:
+    """The file of a result that depends on these values, on JAX and on packages, by their versions."""
+    versions = [version(name) for name in ("jax", "jaxlib", *packages)]
+    name = hashlib.sha256(json.dumps([*known, versions]).encode()).hexdigest()[:24]
+    return cache_root() / folder / f"{name}.json"
 
 
 def write_once(file: Path, text: str) -> None:

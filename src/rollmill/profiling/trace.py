@@ -11,7 +11,7 @@ from rollmill.profiling.hlo import program_key
 CLOCK = "clock"
 """Category of the span that carries the host's clock: `rollmill:clock:NANOSECONDS`."""
 
-MOST_EVENTS = 500_000
+MOST_EVENTS = 250_000
 """Events of a window beyond which only some intervals of it are read."""
 INTERVAL = 997_000
 """Nanoseconds of an interval: long beside instructions, and no multiple of what a training does in turns."""

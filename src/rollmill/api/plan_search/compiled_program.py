@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import jax
 
 from rollmill.api.training import PreparedTraining
-from rollmill.core.machine import device_memory, memory_bytes
+from rollmill.core.machine import device_memory, memory_bytes, return_freed_memory
 from rollmill.dataflow import State, collect
 from rollmill.execution import CompiledProgram
 from rollmill.execution.processes.process_tree import descendants_of, resident_memory
 
+RUN_BYTES = 15_000_000
+"""Memory of a run beside its arrays: files, logs, and threads."""
 TIMED_SECONDS = 0.3
 """Time that iterations are repeated for to be timed; at least one is."""
 
@@ -24,7 +26,7 @@ def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
 
     Returns:
         `bytes` of one device: arguments, temporary arrays, and two results, since an iteration may begin before
-        the state after the last one is saved; `process`, bytes that this process holds already; `held`, bytes of a
+        the state after the last one is saved; `process`, bytes of this process beside them; `held`, bytes of a
         device with its own memory that are in use already; `identity`, equal for equal programs.
     """
     program = prepared.program
@@ -34,7 +36,9 @@ def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
     needed = None
     if memory is not None:
         results = 2 * (memory.output_size_in_bytes - memory.alias_size_in_bytes)
-        needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes + results
+        # Threads of a CPU take turns with iterations, and each keeps the temporary arrays that it has freed.
+        temporary = memory.temp_size_in_bytes * (2 if program.devices[0].platform == "cpu" else 1)
+        needed = memory.argument_size_in_bytes + temporary + results
     held, identity = memory_in_use(program.devices), _identity(prepared, program)
     return {"bytes": needed, "process": _own_memory(), "held": held, "identity": identity}
 
@@ -136,5 +140,7 @@ def _of_fullest(devices: Sequence[Any], name: str) -> int:
 
 
 def _own_memory() -> int | None:
-    """Bytes that this process holds; None where the system does not tell."""
-    return resident_memory(descendants_of(os.getpid())) or None
+    """Bytes that this process will hold beside its arrays; None where the system does not tell."""
+    return_freed_memory()  # by the compiler
+    held = resident_memory(descendants_of(os.getpid()))
+    return held + RUN_BYTES if held else None

@@ -20,6 +20,9 @@ from rollmill.planning.search.model import StageTimes, placed_seconds
 CORES_FOR_THE_NEXT = 4
 """Cores from which on the next candidate's process starts while a candidate compiles. Its imports end before that
 one is measured."""
+FURTHER_PROCESS = 0.9
+"""Memory of each further process of a training, by that of one that trains alone: they share libraries,
+and compile parts of the training."""
 
 PLACED_BY_CANDIDATES = (
     "distribution",
@@ -205,7 +208,9 @@ class ProcessTrials:
         if self.machine.gpus:
             together = self.program_bytes.get(self._num_envs(candidate))
             return None if together is None else together / max(candidate.gpus, 1)
-        return None if self.process_bytes is None else float(self.process_bytes * candidate.processes)
+        if self.process_bytes is None:
+            return None
+        return self.process_bytes * (1 + FURTHER_PROCESS * (candidate.processes - 1))
 
     def _memory_of(self, compiled: Mapping[str, Any], candidate: Candidate) -> float | None:
         """Bytes of a GPU, or of the process and its arrays on all CPU devices."""

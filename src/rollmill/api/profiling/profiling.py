@@ -272,7 +272,7 @@ def _notes(prepared: PreparedTraining, windows: Windows, how: ProfileOptions) ->
     if len(windows.profiled) < how.windows:
         yield f"Only {len(windows.profiled)} of {how.windows} windows were profiled before the training ended."
     names = {name for window in windows.profiled for name in window.processes}
-    missing = {name for window in windows.profiled for name in names - window.processes.keys()}
+    missing = windows.silent.union(*(names - window.processes.keys() for window in windows.profiled))
     if missing:
         yield f"Not in all windows, and so left out: {', '.join(sorted(missing))}."
     if (every := max(each.every for window in windows.profiled for each in window.processes.values())) > 1:

@@ -35,7 +35,7 @@ LONGEST_SLOWED_SECONDS = 0.9
 """Time after which such a training is taken to be so slow because it is recorded."""
 LONGEST_TO_READ = 5.0
 """Seconds of reading a recording from which on all windows are read: others would take as long to be collected."""
-REPLY_SECONDS = 120.0
+REPLY_SECONDS = 300.0
 """How long workers may take to reduce a window."""
 
 
@@ -141,6 +141,8 @@ class Windows:
         """The driver's figures of each GPU, in each window without the profiler."""
         self.recorded: list[ProfiledWindow] = []
         """All windows with the profiler."""
+        self.silent: set[str] = set()
+        """Workers that did not send in time what they recorded in a window."""
         self.done = False
         self._usual = 0.0
         """Nanoseconds of an iteration without the profiler, once the training has come to its speed."""
@@ -303,6 +305,7 @@ class Windows:
         deadline = time.monotonic() + REPLY_SECONDS
         while awaited - self._received.keys() and time.monotonic() < deadline:
             yield
+        self.silent |= awaited - self._received.keys()
         return {THIS_PROCESS: own, **self._received}
 
     def close(self) -> None:

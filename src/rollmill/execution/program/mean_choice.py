@@ -1,9 +1,7 @@
 """The way in which a training on a mesh takes its means: the one that is asked for, or the fastest."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -13,12 +11,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from rollmill.core.errors import UsageError
-from rollmill.core.installation import cache_root
 from rollmill.dataflow import Graph, Reduce
 from rollmill.execution.program.compiled import state_shapes
 from rollmill.execution.program.peer_memory import NoPeerMemory
 from rollmill.execution.program.reductions import MeshMean, fastest, mean_over, time_reductions, ways_of
-from rollmill.fusion.cache import write_once
+from rollmill.fusion.cache import cached_file, write_once
 from rollmill.planning import AllReduce, AllReduceOption
 
 WAYS: tuple[AllReduce, ...] = get_args(AllReduce)
@@ -90,9 +87,8 @@ def _available_means(mesh: Mesh, host: Reduce | None, num_parameters: int) -> di
 
 def _file_of(mesh: Mesh, num_parameters: int, means: Mapping[AllReduce, MeshMean]) -> Path:
     """The file that keeps the choice among these means, by all that their times depend on."""
-    kind, versions = mesh.devices.flat[0].device_kind, [version(name) for name in ("jax", "jaxlib")]
-    known = [kind, list(mesh.devices.shape), jax.process_count(), num_parameters, list(means), versions]
-    return cache_root() / "means" / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:24]}.json"
+    kind, shape = mesh.devices.flat[0].device_kind, list(mesh.devices.shape)
+    return cached_file("means", [kind, shape, jax.process_count(), num_parameters, list(means)])
 
 
 def _stored(file: Path) -> AllReduce | None:

@@ -1,22 +1,19 @@
 """Finds the fastest launch of a kernel by timing, once for a device, a size and these versions."""
 
 import contextlib
-import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import jax
 
-from rollmill.core.installation import cache_root
 from rollmill.fusion.backends.base import CompilingAhead
-from rollmill.fusion.cache import write_once
+from rollmill.fusion.cache import cached_file, write_once
 from rollmill.fusion.errors import CannotFuse
 
 REPEATS, CALLS = 5, 10
@@ -72,7 +69,7 @@ def file_of(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: s
         launches: to be tried.
         package: whose version the kernels depend on.
     """
-    return cache_root() / "launches" / f"{_identity(what, launches, package)}.json"
+    return cached_file("launches", [*what, list(map(str, launches))], packages=[package])
 
 
 def compile_candidates(search: Search) -> Sequence[Callable[[], Callable[..., Any]]]:
@@ -134,10 +131,3 @@ def _seconds_of(calls: int, function: Callable[..., Any], arguments: Sequence[An
         results = function(*arguments)
     jax.block_until_ready(results)
     return (time.perf_counter() - began) / calls
-
-
-def _identity(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: str) -> str:
-    """The hash of everything that the times depend on."""
-    versions = [version(name) for name in ("jax", "jaxlib", package)]
-    known = [*what, list(map(str, launches)), versions]
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:24]
