@@ -4,10 +4,11 @@
     python benchmarks/planner.py cartpole-gpu tag-gpu alphazero-gpu --name planner-gpu --seconds 780 --each 60
     python benchmarks/planner.py        # writes the table of docs/planning.md from the results
 
-Every candidate is measured as the search measures it, but without predictions or a budget: once in the first
-round, those within a fifth of the best in the others, too, all in turns. Then the search itself runs, as
-`rollmill plan --search-plan --fresh` does. Its choice is judged by the sweep's medians: what the search itself
-has measured does not count. Predicted memory is compared with measured.
+Every candidate is measured as the search measures it, but without predictions or a budget, and of those that
+are compiled to the same program one: once in the first round, those within a fifth of the best in the others,
+too, all in turns. Then the search itself runs, as `rollmill plan --search-plan --fresh` does. Its choice is
+judged by the sweep's medians: what the search itself has measured does not count. Predicted memory is compared
+with measured.
 
 With `--seconds` or `--brief`, a candidate is measured for one second instead of three if it is slower than the
 best so far by a fifth. It is left out, with the reason in the result, if twice the throughput of a narrower one

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from rollmill.core.operations import operation
-from rollmill.profiling import trace
+from rollmill.profiling import jax_trace, trace
 from rollmill.profiling.correction import EventCosts
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.summary import ProcessWindows, operations
@@ -104,3 +104,9 @@ def test_programs_with_equal_names_keep_their_own_operations():
     for name, program in (("first", first), ("second", second)):
         times = record(program).times.device
         assert max(times, key=lambda path: times[path].work) == (name,)
+
+
+def test_a_trace_that_cannot_stay_in_memory_is_read_from_its_file(monkeypatch):
+    monkeypatch.setattr(jax_trace, "_stop_in_memory", lambda: None)
+    window = record(jax.jit(sorted_often))
+    assert window.times.program_events > 0

@@ -53,7 +53,7 @@ def _obey(commands_file: TextIO, reports_file: TextIO) -> int:
         match line.strip():
             case "time":
                 _report(reports_file, seconds=iteration_seconds(prepared))
-                if (most := most_memory(prepared)) > compiled:
+                if (most := most_memory(prepared)) > compiled:  # what compiling took is not the training's
                     trained = most
             case "stages":
                 _report(reports_file, collect=stage_seconds(prepared))

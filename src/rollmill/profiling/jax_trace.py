@@ -25,7 +25,8 @@ class JaxTrace:
     def stop(self) -> Any:
         """Ends it; returns the `jax.profiler.ProfileData`."""
         try:
-            return _stop_in_memory() or self._stop_to_file()
+            data = _stop_in_memory()
+            return self._stop_to_file() if data is None else data
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -19,8 +19,6 @@ LARGEST = 1e18
 """Largest number of a profile, so that reports can multiply any two of them."""
 UNNAMED = "other"
 """Name of the operation that holds all that belongs to none."""
-
-
 THIS_PROCESS = "training"
 """Name of the process that is profiled: it computes, or drives the workers and waits for their reports."""
 

@@ -50,8 +50,8 @@ class ProfileOptions:
     windows: Count = 3
     """Windows of time with the profiler; before and after each there is one without it."""
     unread_windows: Annotated[int, Range(0, 1000)] = 4
-    """Windows with the profiler after each of these whose events are not read: many windows tell how much
-    longer the profiler makes an iteration."""
+    """Further windows with the profiler after each of these, of which only durations count: many of them tell how
+    much longer it makes an iteration."""
     window_seconds: Annotated[float, Range(0.05, 600)] = 0.5
     """Shortest duration of a window without the profiler."""
     profiled_seconds: Annotated[float, Range(0.01, 60)] = 0.3

@@ -34,7 +34,8 @@ SLOWED = 1.5
 LONGEST_SLOWED_SECONDS = 0.9
 """Time after which such a training is taken to be so slow because it is recorded."""
 LONGEST_TO_READ = 5.0
-"""Seconds of reading a recording from which on all windows are read: others would take as long to be collected."""
+"""Seconds of reading the first recording from which on there are no windows that are not read: so many events also
+make a recording take long to end."""
 REPLY_SECONDS = 300.0
 """How long workers may take to reduce a window."""
 
@@ -196,7 +197,7 @@ class Windows:
         unread = self._unread if seconds_to_read < LONGEST_TO_READ else 0
         for number in range(self._count):
             self._show(f"window {number + 1} of {self._count}")
-            for read in (True, *(False for _ in range(unread))):
+            for read in [True] + [False] * unread:
                 yield from self._plain_window()
                 self.recorded.append((yield from self._profiled_window(self._profiled_seconds, read=read)))
                 yield from self._regain_speed()

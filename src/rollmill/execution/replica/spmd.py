@@ -119,10 +119,18 @@ def _check_device(first: str, spec: RunSpec) -> None:
 
 
 def _train(rank: int, control: Control, program: CompiledProgram, state: State, first: int, graph: Graph) -> None:
-    last, slower_from = graph.loops.iterations, first_learning_iteration(graph)
+    last = graph.loops.iterations
     requests, stop = SnapshotRequests(control), StopParticipant(control, begun=first, planned=last)
-    steps = {"first": first, "until": last, "strides": (STRIDE,), "slower_from": slower_from, "admit": stop.admit}
-    for window in dispatch_ahead(program, state, **steps):
+    windows = dispatch_ahead(
+        program,
+        state,
+        first=first,
+        until=last,
+        strides=(STRIDE,),
+        slower_from=first_learning_iteration(graph),
+        admit=stop.admit,
+    )
+    for window in windows:
         control.at("training")
         _send_metrics(rank, control, window)
         first, state = window.last, window.after
