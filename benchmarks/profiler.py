@@ -17,10 +17,12 @@
 - `advice`: follows what a profile advises, and compares the speed with the one that it predicts.
 
 All but the survey have other sizes with `--platform gpu`. Each row is written at once, to
-results/profiler-PART-PLATFORM.json; with `--add` beside the rows that are there, if they are of the same commit.
+results/profiler-PART-PLATFORM.json. With `--add`, what is there and of the same commit is kept: other rows, and
+the profiles of `errors`.
 """
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
@@ -28,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
@@ -97,7 +99,11 @@ SURVEYED: dict[str, list[list[str]]] = {
     ],
     "dqn": [["CartPole-v1"], ["Acrobot-v1"], ["MountainCar-v0"]],
     "sac": [["Pendulum-v1"], ["MountainCarContinuous-v0"], ["gymnasium:HalfCheetah-v5", "--num-envs", "8"]],
-    "alphazero": [["TicTacToe-v0", "--num-envs", "64"], ["ConnectFour-v0", "--num-envs", "64"]],
+    "alphazero": [
+        ["TicTacToe-v0", "--num-envs", "64"],
+        ["ConnectFour-v0", "--num-envs", "64"],
+        ["pgx:animal_shogi", "--num-envs", "16"],
+    ],
 }
 """Environments of each algorithm: some are those of an on-policy and of an off-policy one, to compare them."""
 PLACEMENTS: dict[str, list[str]] = {
@@ -149,28 +155,24 @@ WINDOWS = {"alphazero, TicTacToe-v0": FEW}
 
 
 def errors(options: argparse.Namespace) -> Rows:
+    """A row for each profile: `joined` puts those of a training together."""
     for name, words in (ON_GPU if options.platform == "gpu" else WORKLOADS).items():
         if options.workload and name not in options.workload:
             continue
         command = [*words, *(SOME if options.platform == "gpu" else WINDOWS.get(name, MANY))]
-        profiles: list[Profile] = []
         for _ in range(options.repeats):
-            profiles.append(profiled(command))
-            yield name, _errors_of(command, profiles)
-        print(f"{name}: {', '.join(f'{each.iteration.error:+.1%}' for each in profiles)}", flush=True)
+            found = profiled(command)
+            print(f"{name}: {found.iteration.error:+.1%}", flush=True)
+            yield name, {"command": command, "profiles": [_figures(found)]}
 
 
-def _errors_of(command: Sequence[str], profiles: Sequence[Profile]) -> dict[str, Any]:
-    found = [each.iteration.error for each in profiles]
+def _figures(found: Profile) -> dict[str, Any]:
     return {
-        "command": command,
-        "errors": found,
-        "median_error": median(found),
-        "largest_error": max(found, key=abs),
-        "slowdown": median(each.iteration.profiled / each.iteration.unprofiled for each in profiles),
-        "unnamed_share_of_device": median(_unnamed(each) for each in profiles),
-        "iteration_seconds": median(each.iteration.unprofiled for each in profiles),
-        "devices": [[asdict(device) for device in each.devices] for each in profiles],
+        "error": found.iteration.error,
+        "slowdown": found.iteration.profiled / found.iteration.unprofiled,
+        "unnamed_share_of_device": _unnamed(found),
+        "iteration_seconds": found.iteration.unprofiled,
+        "devices": [asdict(device) for device in found.devices],
     }
 
 
@@ -561,17 +563,37 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--operation", action="append", choices=PLANTED)
     parser.add_argument("--workload", action="append", help="its name, or its words; an algorithm of the survey")
-    parser.add_argument("--add", action="store_true", help="keep other rows of the same commit")
+    parser.add_argument("--add", action="store_true", help="keep what is there, if it is of the same commit")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     os.environ.setdefault("ROLLMILL_TYPE_CHECKS", "0")
-    result = f"profiler-{options.part}-{options.platform}"
+    file = options.output / f"profiler-{options.part}-{options.platform}.json"
     rows: dict[str, dict[str, Any]] = {}
     for name, row in PARTS[options.part](options):
-        if options.add:  # read again each time: another process may add to the same result
-            rows = _rows_of_this_commit(options.output / f"{result}.json")
-        rows[name] = row
-        write_result(result, {"rows": rows}, directory=options.output)
+        with _alone_in(options.output):
+            if options.add:
+                rows = _rows_of_this_commit(file)
+            rows[name] = joined(rows.get(name, {}), row)
+            write_result(file.stem, {"rows": rows}, directory=options.output)
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Waits for other processes that add to a result there."""
+    directory.mkdir(parents=True, exist_ok=True)
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def joined(before: Mapping[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the profiles that were there before; a row without profiles takes the place of the one before."""
+    if "profiles" not in row:
+        return row
+    return {**row, "profiles": [*before.get("profiles", []), *row["profiles"]]}
 
 
 def _rows_of_this_commit(file: Path) -> dict[str, dict[str, Any]]:

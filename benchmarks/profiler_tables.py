@@ -20,29 +20,39 @@ PLATFORMS = ("cpu", "gpu")
 def errors() -> str:
     """How far the corrected duration of an iteration is from the unprofiled one, in each of several profiles."""
     head = ["training", "on", "without the profiler", "with it", "corrected, from that without", "median"]
-    rows = [
-        [
-            name,
-            machine,
-            duration(row["iteration_seconds"]),
-            f"{row['slowdown']:.2f} x",
-            ", ".join(f"{error:+.1%}" for error in row["errors"]),
-            f"{row['median_error']:+.1%}",
-        ]
-        for machine, name, row in rows_of("errors")
-    ]
+    rows = []
+    for machine, name, row in rows_of("errors"):
+        middle = {
+            key: median(each[key] for each in row["profiles"])
+            for key in ("iteration_seconds", "slowdown", "error")
+        }
+        rows.append(
+            [
+                name,
+                machine,
+                duration(middle["iteration_seconds"]),
+                f"{middle['slowdown']:.2f} x",
+                ", ".join(f"{each['error']:+.1%}" for each in row["profiles"]),
+                f"{middle['error']:+.1%}",
+            ]
+        )
     return table_of(head, rows, numbers=(2, 3, 4, 5))
 
 
 def devices() -> str:
-    """The driver's utilisation beside the time that kernels ran and the activity of the processors."""
-    head = ["training", "on", "utilisation (NVML)", "a kernel ran", "processors active"]
+    """The driver's utilisation beside the time that kernels ran and the activity of the processors.
+
+    Beside it the share of kernels' time that belongs to an operation.
+    """
+    kinds = ("utilisation", "occupied", "sm_activity")
+    head = ["training", "on", "utilisation (NVML)", "a kernel ran", "processors active", "of an operation"]
     rows = []
     for machine, name, row in rows_of("errors"):
-        if first := [each[0] for each in row["devices"] if each]:
-            kinds = ("utilisation", "occupied", "sm_activity")
-            rows.append([name, machine, *(percent(median(each[kind] or 0.0 for each in first)) for kind in kinds)])
-    return table_of(head, rows, numbers=(2, 3, 4)) if rows else ""
+        if first := [each["devices"][0] for each in row["profiles"] if each["devices"]]:
+            named = 1.0 - median(each["unnamed_share_of_device"] for each in row["profiles"])
+            shares = [median(each[kind] or 0.0 for each in first) for kind in kinds]
+            rows.append([name, machine, *map(percent, shares), f"{named:.1%}"])
+    return table_of(head, rows, numbers=(2, 3, 4, 5)) if rows else ""
 
 
 def percent(share: float) -> str:
