@@ -148,10 +148,10 @@ def profiled(words: Sequence[str]) -> Profile:
 MANY = ("--unread-windows", "33", "--window-seconds", "0.25", "--profiled-seconds", "0.25")
 """Options of profiles whose errors are measured. A machine with other work is slower for seconds at a time, by up
 to a half: windows shorter than that see the same machine as those around them, and many have a sharp median."""
-SOME = ("--unread-windows", "5", "--window-seconds", "0.5")
-FEW = ("--windows", "8", "--unread-windows", "0", "--window-seconds", "0.5")
-"""Options where machines differ less, and where all windows are read, because it takes long to collect events."""
-WINDOWS = {"alphazero, TicTacToe-v0": FEW}
+SOME = ("--unread-windows", "12", "--window-seconds", "0.5")
+LONG = ("--unread-windows", "16", "--window-seconds", "0.5", "--profiled-seconds", "0.6")
+"""Options where machines differ less, and where an iteration takes long with the profiler."""
+WINDOWS = {"alphazero, TicTacToe-v0": LONG}
 
 
 def errors(options: argparse.Namespace) -> Rows:
@@ -173,6 +173,7 @@ def _figures(found: Profile) -> dict[str, Any]:
         "unnamed_share_of_device": _unnamed(found),
         "iteration_seconds": found.iteration.unprofiled,
         "devices": [asdict(device) for device in found.devices],
+        "windows": [[each.profiled, each.unprofiled, each.events] for each in found.windows],
     }
 
 

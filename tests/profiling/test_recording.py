@@ -107,6 +107,16 @@ def test_programs_with_equal_names_keep_their_own_operations():
 
 
 def test_a_trace_that_cannot_stay_in_memory_is_read_from_its_file(monkeypatch):
-    monkeypatch.setattr(jax_trace, "_stop_in_memory", lambda: None)
+    monkeypatch.setattr(jax_trace, "_session", lambda options: None)
     window = record(jax.jit(sorted_often))
     assert window.times.program_events > 0
+
+
+def test_a_recording_after_an_abandoned_one_is_whole():
+    sort = jax.jit(sorted_often)
+    alone = record(sort).times.program_events
+    recorder = TraceRecorder()
+    recorder.start()
+    sort(NUMBERS).block_until_ready()
+    recorder.abandon()
+    assert record(sort).times.program_events == alone

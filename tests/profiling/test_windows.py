@@ -1,6 +1,6 @@
 """When windows of a profiled training begin and end, by a training that reports on a clock of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import pytest
@@ -14,6 +14,7 @@ from rollmill.profiling.results import Overlap
 
 USUAL, RECORDED, SLOW = 10_000_000, 11_000_000, 30_000_000
 """Nanoseconds of an iteration: usually, while it is recorded, and for a while after a recording began or ended."""
+SECOND = 1_000_000_000
 
 
 class Clock:
@@ -50,20 +51,59 @@ class Recorder:
 
     def stop(self, begin: int, end: int) -> RecordedWindow:
         self._clock.change(recording=False)
-        iterations = (end - begin) // RECORDED
-        nothing = Overlap(host_only=0.0, device_only=0.0, both=0.0, neither=0.0)
-        times = WindowTimes(end - begin, {}, 0.0, {}, {}, nothing, 100 * iterations, 10 * iterations, {})
-        return RecordedWindow(times, (), ())
+        return recorded(begin, end)
 
     def abandon(self) -> None:
         self._clock.change(recording=False)
 
 
+class Worker:
+    """A worker that takes a second to end a recording, in which the training is slow."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ends_at: int | None = None
+        self._window: RecordedWindow | None = None
+
+    def start_recording(self) -> Sequence[str]:
+        return ["actor/0"]
+
+    def stop_recording(self, begin: int, end: int) -> None:
+        self._end(recorded(begin, end))
+
+    def abandon_recording(self) -> None:
+        self._end(None)
+
+    def _end(self, window: RecordedWindow | None) -> None:
+        self._window = window
+        self._ends_at = self._clock.slow_until = self._clock.now + SECOND
+
+    def answer(self, windows: Windows) -> None:
+        """Tells that it has ended a recording, once it has."""
+        if self._ends_at is not None and self._clock.now >= self._ends_at:
+            self._ends_at = None
+            windows.receive("actor/0", self._window)
+
+
+def recorded(begin: int, end: int) -> RecordedWindow:
+    iterations = (end - begin) // RECORDED
+    nothing = Overlap(host_only=0.0, device_only=0.0, both=0.0, neither=0.0)
+    times = WindowTimes(end - begin, {}, 0.0, {}, {}, nothing, 100 * iterations, 10 * iterations, {})
+    return RecordedWindow(times, (), ())
+
+
 def trained(
-    monkeypatch: pytest.MonkeyPatch, *, begun: float, ended: float, learns_from: int = 0, unread: int = 0
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    begun: float,
+    ended: float,
+    learns_from: int = 0,
+    unread: int = 0,
+    has_worker: bool = False,
 ) -> Windows:
     """Windows of a training that is slow for some seconds after a recording has begun or ended."""
     clock = Clock({True: begun, False: ended})
+    worker = Worker(clock) if has_worker else None
     monkeypatch.setattr(windows_module, "time", clock)
     monkeypatch.setattr(windows_module, "TraceRecorder", lambda: Recorder(clock))
     found = Windows(
@@ -71,13 +111,15 @@ def trained(
         unread=unread,
         seconds=0.5,
         profiled_seconds=0.2,
-        workers=None,
+        workers=worker,
         activity=GpuActivity(),
         learns_from=learns_from,
         show=lambda line: None,
     )
     for iteration in range(5000):
         clock.iterate()
+        if worker is not None:
+            worker.answer(found)
         found.advance(iteration)
         if found.done:
             return found
@@ -91,8 +133,8 @@ def test_windows_on_a_gpu_wait_until_cuda_graphs_are_made(monkeypatch: pytest.Mo
     assert [window.span.per_iteration for window in found.profiled] == pytest.approx([RECORDED] * 2, rel=0.01)
 
 
-def test_windows_on_a_cpu_wait_for_no_more_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = trained(monkeypatch, begun=0.0, ended=0.2)
+def test_windows_on_a_cpu_wait_for_what_was_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trained(monkeypatch, begun=0.0, ended=0.02)
     assert [span.per_iteration for span in found.plain] == pytest.approx([USUAL] * 3, rel=0.01)
 
 
@@ -102,9 +144,19 @@ def test_no_window_begins_before_the_training_learns(monkeypatch: pytest.MonkeyP
 
 
 def test_windows_that_are_not_read_tell_the_cost_of_events_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = trained(monkeypatch, begun=0.0, ended=0.2, unread=3)
+    found = trained(monkeypatch, begun=0.0, ended=0.02, unread=3)
     assert (len(found.profiled), len(found.recorded), len(found.plain)) == (2, 8, 9)
     assert [bool(window.processes) for window in found.recorded] == [True, False, False, False] * 2
     for pair in found.pairs():
         assert (pair.program_events, pair.span_events) == pytest.approx((100, 10), rel=0.1)
         assert pair.profiled / pair.unprofiled == pytest.approx(RECORDED / USUAL, rel=0.02)
+
+
+@pytest.mark.parametrize("unread", [0, 2])
+def test_windows_begin_after_all_workers_have_ended_their_recordings(
+    monkeypatch: pytest.MonkeyPatch, unread: int
+) -> None:
+    found = trained(monkeypatch, begun=0.0, ended=0.0, unread=unread, has_worker=True)
+    assert [span.per_iteration for span in found.plain] == pytest.approx([USUAL] * len(found.plain), rel=0.01)
+    assert all("actor/0" in window.processes for window in found.profiled)
+    assert not found.silent

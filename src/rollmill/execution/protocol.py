@@ -71,7 +71,7 @@ class StartRecording(NamedTuple):
 
 
 class AbandonRecording(NamedTuple):
-    """Stop recording, and forget the events."""
+    """Stop recording, forget the events, and answer once that is done."""
 
 
 class StopRecording(NamedTuple):
@@ -141,10 +141,10 @@ class EnvFailures(NamedTuple):
 
 
 class WindowRecorded(NamedTuple):
-    """The sums of a recorded window."""
+    """The end of a recording, and the sums of its window."""
 
-    window: Mapping[str, Any]
-    """From `rollmill.profiling.recording.RecordedWindow.to_json`."""
+    window: Mapping[str, Any] | None
+    """From `rollmill.profiling.recording.RecordedWindow.to_json`; None if the events were forgotten."""
 
 
 MESSAGES: dict[str, Any] = {

@@ -40,8 +40,12 @@ def answer_recordings(control: Control) -> None:
         return request._asdict()
 
     def abandon(_: WorkerMessage) -> dict[str, Any]:
-        in_background(recorder.abandon)
+        in_background(forget)
         return {}
+
+    def forget() -> None:
+        recorder.abandon()
+        send(control, WindowRecorded(None))
 
     def in_background(end_recording: Callable[[], None]) -> None:
         """A trace takes seconds to collect and to read, in which other messages have to be read."""

@@ -72,10 +72,11 @@ class ReductionChosen(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A window of a worker, recorded for the profiler."""
+    """A worker has ended a recording for the profiler."""
 
     worker: str
-    window: Mapping[str, Any]
+    window: Mapping[str, Any] | None
+    """The sums of its window; None if its events were forgotten."""
 
 
 Report: TypeAlias = (

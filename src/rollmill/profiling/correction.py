@@ -2,8 +2,8 @@
 
 Recording an event costs time, part of it inside the event, the rest after it. In one training, windows with the
 profiler and without it take turns; their difference, divided by the number of events, is an event's cost. The
-error that is reported is that of a prediction: later windows are corrected by the cost that earlier ones gave. The
-part that lies inside events is measured on a program of known duration (`measure_event`).
+error that is reported is that of a prediction: every second window is corrected by the cost that the others gave.
+The part that lies inside events is measured on a program of known duration (`measure_event`).
 """
 
 import math
@@ -99,14 +99,13 @@ def corrected_duration(pair: PairedWindow, found: EventCosts) -> float:
 def held_out_ratio(pairs: Sequence[PairedWindow]) -> float:
     """The corrected duration of an iteration over that without the profiler: 1 if the correction is right.
 
-    Windows of the second half are corrected by the costs of the first half, so that this is the error of a
-    prediction: if each were corrected by all others, the differences would cancel out. Each is compared with those
-    around it, because a machine with other work is not equally fast all the time; the median counts. A single
-    window is corrected by its own costs.
+    Every second window is corrected by the costs of the others, so that this is the error of a prediction: if each
+    were corrected by all others, the differences would cancel out. Each is compared with those around it, because
+    a machine with other work is not equally fast all the time; the median counts. A single window is corrected by
+    its own costs.
     """
-    half = len(pairs) // 2
-    found = costs(pairs[:half] or pairs)
-    return statistics.median(corrected_duration(pair, found) / pair.unprofiled for pair in pairs[half:])
+    found = costs(pairs[::2])
+    return statistics.median(corrected_duration(pair, found) / pair.unprofiled for pair in pairs[1::2] or pairs)
 
 
 def corrected_device(

@@ -1,6 +1,6 @@
 """Starts and stops JAX's profiler, whose events stay in memory.
 
-JAX's own way writes them to files, as JSON too, which takes longer than to read them.
+JAX's own way, before version 0.12, writes them to files, as JSON too, which takes longer than to read them.
 """
 
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import profiler as jax_profiler
+from jax._src import lib as jax_library
 
 
 class JaxTrace:
@@ -19,30 +19,42 @@ class JaxTrace:
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0
         options.enable_hlo_proto = False
-        self._folder = Path(tempfile.mkdtemp(prefix="rollmill-trace-"))
-        jax.profiler.start_trace(self._folder, profiler_options=options)
+        self._session = _session(options)
+        self._folder: Path | None = None
+        if self._session is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="rollmill-trace-"))
+            jax.profiler.start_trace(self._folder, profiler_options=options)
 
     def stop(self) -> Any:
         """Ends it; returns the `jax.profiler.ProfileData`."""
-        try:
-            data = _stop_in_memory()
-            return self._stop_to_file() if data is None else data
-        finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            return _stopped_to_file(self._folder)
+        session, self._session = self._session, None
+        return session.stop_and_get_profile_data()
 
-    def _stop_to_file(self) -> Any:
-        jax.profiler.stop_trace()
-        (file,) = self._folder.glob("plugins/profile/*/*.xplane.pb")
-        return jax.profiler.ProfileData.from_file(str(file))
+    def abandon(self) -> None:
+        """Ends it without its events, which takes a small part of the time that it takes to collect them."""
+        if self._folder is not None:
+            _stopped_to_file(self._folder)
+        self._session = None
 
 
-def _stop_in_memory() -> Any:
-    """None if this version of JAX keeps its session elsewhere: there is no public call for it."""
-    state: Any = getattr(jax_profiler, "_profile_state", None)
-    stop = getattr(getattr(state, "profile_session", None), "stop_and_get_profile_data", None)
-    if stop is None:
+def _session(options: jax.profiler.ProfileOptions) -> Any:
+    """A session whose events stay in memory, begun; None if this version of JAX has none.
+
+    There is no public call that ends a session without its events.
+    """
+    kind = getattr(getattr(jax_library, "_profiler", None), "ProfilerSession", None)
+    if kind is None or not hasattr(kind, "stop_and_get_profile_data"):
         return None
-    with state.lock:
-        data = stop()
-        state.reset()
-    return data
+    jax.devices()  # a session records the devices that are there when it begins
+    return kind(options)
+
+
+def _stopped_to_file(folder: Path) -> Any:
+    try:
+        jax.profiler.stop_trace()
+        (file,) = folder.glob("plugins/profile/*/*.xplane.pb")
+        return jax.profiler.ProfileData.from_file(str(file))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -99,7 +99,7 @@ class TraceRecorder:
             begin: the window's first nanosecond on the clock `time.monotonic_ns`.
             end: the nanosecond after its last.
         """
-        recorded = self._end()
+        recorded = self._ended().stop()
         self._programs.read_new()
         classify = Classifier(self._programs.instructions, accelerated=jax.default_backend() != "cpu")
         trace = read_trace(recorded, classify, window=(begin, end), most_events=self._most_events)
@@ -119,19 +119,20 @@ class TraceRecorder:
         Args:
             names: names of the instructions of programs.
         """
-        return read_trace(self._end(), names)
+        return read_trace(self._ended().stop(), names)
 
     def abandon(self) -> None:
         """Ends a recording, if one is going on, and forgets it."""
         if self._running is not None:
-            self._end()
+            self._ended().abandon()
 
-    def _end(self) -> Any:
+    def _ended(self) -> JaxTrace:
+        """The trace that was going on, to which nothing of Rollmill's own adds events any more."""
         assert self._running is not None, "a recording was started"
         self._simulators.stop()
         set_recording(False)
         running, self._running = self._running, None
-        return running.stop()
+        return running
 
 
 class _Programs:

@@ -78,6 +78,16 @@ class IterationTime:
 
 
 @dataclass(frozen=True)
+class ProfiledWindow:
+    """Seconds of an iteration in one window with the profiler, and in those around it without."""
+
+    profiled: float
+    unprofiled: float
+    events: float
+    """Events of compiled programs in an iteration; the mean of windows that were read, where they were not."""
+
+
+@dataclass(frozen=True)
 class BookKeeping:
     """The cost of one kind of events that the profiler records."""
 
@@ -236,6 +246,8 @@ class Profile:
     memory: tuple[MemoryUse, ...] = ()
     devices: tuple[DeviceActivity, ...] = ()
     advice: tuple[Advice, ...] = ()
+    windows: tuple[ProfiledWindow, ...] = ()
+    """All windows with the profiler, in their order."""
     notes: tuple[str, ...] = ()
     """Sentences about results that are missing, or coarser than they could be."""
     version: int = VERSION

@@ -187,6 +187,10 @@ def _result(
         ceilings=calibration.ceilings,
         memory=memory(processes),
         devices=device_activities(windows.activities, process_times),
+        windows=tuple(
+            results.ProfiledWindow(1e-9 * pair.profiled, 1e-9 * pair.unprofiled, pair.program_events)
+            for pair in pairs
+        ),
         notes=tuple(notes),
     )
     return replace(found, advice=tuple(advise(found)))

@@ -25,7 +25,7 @@ MOST_SHORT_WINDOWS = 30
 REHEARSAL_SECONDS = 0.05
 """Shortest duration of the first recording, which belongs to no window."""
 SETTLE_SECONDS = 0.3
-"""Time after a recording begins or ends that belongs to no window."""
+"""Time after a recording begins or ends that belongs to no window, where there are workers or accelerators."""
 RECORDED_SHORT_SECONDS = 0.1
 """Shortest duration of the windows by which it is seen that a training has come to its speed while it is recorded:
 short, because all of its events are collected."""
@@ -33,9 +33,6 @@ SLOWED = 1.5
 """A training that is recorded, and takes so many times as long as usual, may not have come to its speed yet."""
 LONGEST_SLOWED_SECONDS = 0.9
 """Time after which such a training is taken to be so slow because it is recorded."""
-LONGEST_TO_READ = 5.0
-"""Seconds of reading the first recording from which on there are no windows that are not read: so many events also
-make a recording take long to end."""
 REPLY_SECONDS = 300.0
 """How long workers may take to reduce a window."""
 
@@ -53,7 +50,7 @@ class RecordsWorkers(Protocol):
         ...
 
     def abandon_recording(self) -> None:
-        """Ends in all workers, whose events are forgotten."""
+        """Ends in all workers, whose events are forgotten; requests a `Recorded` of each."""
         ...
 
 
@@ -109,7 +106,7 @@ class Windows:
     Args:
         count: number of windows with the profiler whose events are read.
         unread: number of windows with it after each of them whose events are not: they tell how much longer an
-            iteration takes. There are none where collecting events takes long.
+            iteration takes.
         seconds: shortest duration of a window without it.
         profiled_seconds: shortest duration of a window with it.
         workers: records the workers, where they are processes.
@@ -136,7 +133,7 @@ class Windows:
         self._seconds, self._profiled_seconds = seconds, profiled_seconds
         self._workers, self._show = workers, show
         self._recorder = TraceRecorder()
-        self._received: dict[str, RecordedWindow] = {}
+        self._received: dict[str, RecordedWindow | None] = {}
         self.plain: list[WindowSpan] = []
         self.activities: list[list[dict[str, Any]]] = []
         """The driver's figures of each GPU, in each window without the profiler."""
@@ -158,8 +155,8 @@ class Windows:
             except StopIteration:
                 self.done = True
 
-    def receive(self, worker: str, window: RecordedWindow) -> None:
-        """Notes a worker's window."""
+    def receive(self, worker: str, window: RecordedWindow | None) -> None:
+        """Notes that a worker has ended a recording, and its window if its events were read."""
         self._received[worker] = window
 
     @property
@@ -193,11 +190,10 @@ class Windows:
 
     def _all_steps(self) -> Steps:
         yield from self._warm_up()
-        seconds_to_read = yield from self._rehearse()
-        unread = self._unread if seconds_to_read < LONGEST_TO_READ else 0
+        yield from self._rehearse()
         for number in range(self._count):
             self._show(f"window {number + 1} of {self._count}")
-            for read in [True] + [False] * unread:
+            for read in [True] + [False] * self._unread:
                 yield from self._plain_window()
                 self.recorded.append((yield from self._profiled_window(self._profiled_seconds, read=read)))
                 yield from self._regain_speed()
@@ -212,16 +208,10 @@ class Windows:
         yield from self._pause(WARM_SECONDS)
         self._usual = yield from self._come_to_speed()
 
-    def _rehearse(self) -> Generator[None, ReportedProgress, float]:
-        """Records once for nothing: the first recording of a process takes longer, above all on a GPU.
-
-        Returns:
-            the seconds that it took to read what was recorded.
-        """
-        window = yield from self._profiled_window(REHEARSAL_SECONDS)
-        seconds = time.monotonic() - 1e-9 * window.span.end.now
+    def _rehearse(self) -> Steps:
+        """Records once for nothing: the first recording of a process takes longer, above all on a GPU."""
+        yield from self._profiled_window(REHEARSAL_SECONDS)
         yield from self._regain_speed()
-        return seconds
 
     def _settle_while_recording(self) -> Steps:
         """Goes on until CUDA graphs, which are made anew when a recording begins, are made."""
@@ -246,9 +236,10 @@ class Windows:
 
     def _regain_speed(self) -> Steps:
         """Lets the training come back to its usual speed after a recording: CUDA graphs are made anew then."""
-        yield from self._pause(SETTLE_SECONDS)
         if jax.default_backend() == "cpu":
+            yield from self._pause(SETTLE_SECONDS if self._workers is not None else 0.0)
             return
+        yield from self._pause(SETTLE_SECONDS)
         for _ in range(MOST_SHORT_WINDOWS):
             now = yield from self._window(SHORT_SECONDS)
             if STEADY * now.per_iteration < self._usual:
@@ -287,27 +278,30 @@ class Windows:
         if jax.default_backend() != "cpu":
             yield from self._settle_while_recording()
         span = yield from self._window(seconds)
+        self._received.clear()
+        own = self._end_recordings(span, read=read)
+        yield from self._replies(awaited)
+        read_there = {name: window for name, window in self._received.items() if window is not None}
+        return ProfiledWindow(span, {THIS_PROCESS: own, **read_there} if own is not None else {})
+
+    def _end_recordings(self, span: WindowSpan, *, read: bool) -> RecordedWindow | None:
+        """Ends them in all processes; returns this one's window if events are read."""
+        begin, end = span.begin.now, span.end.now
         if read:
-            return ProfiledWindow(span, (yield from self._read(span, awaited)))
+            if self._workers is not None:
+                self._workers.stop_recording(begin, end)
+            return self._recorder.stop(begin, end)
         if self._workers is not None:
             self._workers.abandon_recording()
         self._recorder.abandon()
-        return ProfiledWindow(span, {})
+        return None
 
-    def _read(
-        self, span: WindowSpan, awaited: set[str]
-    ) -> Generator[None, ReportedProgress, dict[str, RecordedWindow]]:
-        """Ends a recording, and waits for what these workers recorded in the window."""
-        self._received.clear()
-        begin, end = span.begin.now, span.end.now
-        if self._workers is not None:
-            self._workers.stop_recording(begin, end)
-        own = self._recorder.stop(begin, end)
+    def _replies(self, awaited: set[str]) -> Steps:
+        """Waits until these workers have ended their recordings, which slows the training down."""
         deadline = time.monotonic() + REPLY_SECONDS
         while awaited - self._received.keys() and time.monotonic() < deadline:
             yield
         self.silent |= awaited - self._received.keys()
-        return {THIS_PROCESS: own, **self._received}
 
     def close(self) -> None:
         """Ends a recording that is going on, without a window."""
@@ -335,7 +329,7 @@ class ProfiledTraining:
                 case MetricsRows(first, rows, counts):
                     self._windows.advance(first + (sum(counts) if counts is not None else len(rows)))
                 case Recorded(worker, window):
-                    self._windows.receive(worker, RecordedWindow.from_json(window))
+                    self._windows.receive(worker, RecordedWindow.from_json(window) if window is not None else None)
 
     @property
     def waited_for(self) -> str:

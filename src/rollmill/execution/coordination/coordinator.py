@@ -199,7 +199,7 @@ class Coordinator:
         send_to(self._workers, ALL, StopRecording(begin, end, socket.gethostname()))
 
     def abandon_recording(self) -> None:
-        """Has all workers stop recording, and forget the events."""
+        """Has all workers stop recording, and forget the events; requests a `Recorded` of each when it has."""
         send_to(self._workers, ALL, AbandonRecording())
 
     def stop(self) -> None:
