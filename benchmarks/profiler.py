@@ -47,7 +47,7 @@ from rollmill.execution.program.dispatch import dispatch_ahead
 from rollmill.profiling import summary
 from rollmill.profiling.breakdown import whole_time
 from rollmill.profiling.calibration import Calibration, calibrated
-from rollmill.profiling.correction import EventCosts, PairedWindow, corrected_duration, costs
+from rollmill.profiling.correction import EventCosts, PairedWindow, costs
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.results import UNNAMED, OperationTime, Profile, read_profile
 
@@ -145,13 +145,14 @@ def profiled(words: Sequence[str]) -> Profile:
         return read_profile(file.read_bytes(), where=str(file))
 
 
-MANY = ("--unread-windows", "33", "--window-seconds", "0.25", "--profiled-seconds", "0.25")
+MANY = ("--unread-windows", "39", "--window-seconds", "0.4", "--profiled-seconds", "0.4")
 """Options of profiles whose errors are measured. A machine with other work is slower for seconds at a time, by up
-to a half: windows shorter than that see the same machine as those around them, and many have a sharp median."""
+to a half: windows shorter than that see the same machine as those around them, and many have a sharp mean."""
 SOME = ("--unread-windows", "12", "--window-seconds", "0.5")
 LONG = ("--unread-windows", "16", "--window-seconds", "0.5", "--profiled-seconds", "0.6")
 """Options where machines differ less, and where an iteration takes long with the profiler."""
-WINDOWS = {"alphazero, TicTacToe-v0": LONG}
+FEWER = ("--unread-windows", "19", "--window-seconds", "0.4", "--profiled-seconds", "0.4")
+WINDOWS = {"alphazero, TicTacToe-v0": LONG, "mappo, TagContinuous": FEWER}
 
 
 def errors(options: argparse.Namespace) -> Rows:
@@ -311,7 +312,7 @@ class Round(NamedTuple):
     profiled: float
     """Seconds of an iteration with it."""
     shares: Mapping[str, float]
-    """Shares of operations in the corrected duration of an iteration."""
+    """Shares of operations in an iteration."""
 
 
 class _Side:
@@ -365,7 +366,7 @@ class _Side:
             usual=calibration.event_nanoseconds,
         )
         return [
-            Round(plain, profiled, self._shares(window, found, 1e-9 * corrected_duration(pair, found)))
+            Round(plain, profiled, self._shares(window, found, 1e-9 * pair.unprofiled))
             for plain, pair, (profiled, window) in zip(rounds, pairs, self._profiled, strict=True)
         ]
 

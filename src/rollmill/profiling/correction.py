@@ -38,16 +38,9 @@ class PairedWindow(NamedTuple):
     span_events: float
 
     @property
-    def program_cost(self) -> float:
-        """Nanoseconds for each event of a program, given those of the host's spans."""
-        extra = self.profiled - self.unprofiled - self.span_events * self.span_cost
-        return max(0.0, extra) / self.program_events if self.program_events else 0.0
-
-    @property
-    def span_cost(self) -> float:
-        """Nanoseconds for each span of the host."""
-        extra = max(0.0, self.profiled - self.unprofiled)
-        return min(SPAN_NANOSECONDS, extra / self.span_events) if self.span_events else 0.0
+    def extra(self) -> float:
+        """Nanoseconds that an iteration takes longer with the profiler."""
+        return self.profiled - self.unprofiled
 
 
 class EventCosts(NamedTuple):
@@ -83,12 +76,27 @@ class EventCosts(NamedTuple):
 def costs(
     pairs: Sequence[PairedWindow], *, inside: float = 0.0, in_idle_time: bool = False, usual: float = 0.0
 ) -> EventCosts:
-    """The costs by all of these windows: medians."""
-    if not pairs:
-        return EventCosts(0.0, 0.0, inside, in_idle_time, usual)
-    program = statistics.median(pair.program_cost for pair in pairs)
-    span = statistics.median(pair.span_cost for pair in pairs)
-    return EventCosts(program, span, inside, in_idle_time, usual)
+    """The costs by all of these windows.
+
+    Spans of the host cost what an iteration takes longer, but not more than they can; events of programs the rest.
+    """
+    spans = [pair.extra / pair.span_events for pair in pairs if pair.span_events]
+    span = min(SPAN_NANOSECONDS, _cost(spans))
+    programs = [
+        (pair.extra - pair.span_events * span) / pair.program_events for pair in pairs if pair.program_events
+    ]
+    return EventCosts(_cost(programs), span, inside, in_idle_time, usual)
+
+
+def _cost(by_window: Sequence[float]) -> float:
+    """Nanoseconds of an event, by those in each window: some are negative where the machine has other work."""
+    return max(0.0, middle_mean(by_window)) if by_window else 0.0
+
+
+def middle_mean(values: Sequence[float]) -> float:
+    """The interquartile mean: outliers do not count, as in a median, and it varies less."""
+    outer = (len(values) + 1) // 4
+    return statistics.fmean(sorted(values)[outer : len(values) - outer])
 
 
 def corrected_duration(pair: PairedWindow, found: EventCosts) -> float:
@@ -101,11 +109,10 @@ def held_out_ratio(pairs: Sequence[PairedWindow]) -> float:
 
     Every second window is corrected by the costs of the others, so that this is the error of a prediction: if each
     were corrected by all others, the differences would cancel out. Each is compared with those around it, because
-    a machine with other work is not equally fast all the time; the median counts. A single window is corrected by
-    its own costs.
+    a machine with other work is not equally fast all the time. A single window is corrected by its own costs.
     """
     found = costs(pairs[::2])
-    return statistics.median(corrected_duration(pair, found) / pair.unprofiled for pair in pairs[1::2] or pairs)
+    return middle_mean([corrected_duration(pair, found) / pair.unprofiled for pair in pairs[1::2] or pairs])
 
 
 def corrected_device(

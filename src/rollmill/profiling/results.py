@@ -63,9 +63,9 @@ class IterationTime:
     unprofiled: float
     """The median of windows without it."""
     profiled: float
-    """That of windows with it, each in proportion to those without it around it: the median."""
+    """That of windows with it, each in proportion to those without it around it: the interquartile mean."""
     corrected: float
-    """The same without the cost of the book-keeping events: by windows whose cost was measured in earlier ones."""
+    """The same without the cost of the book-keeping events, which was measured in other windows."""
     iterations: int
     """Iterations in profiled windows."""
     windows: int

@@ -176,13 +176,13 @@ def _result(
     )
     time = _iteration_time(windows, pairs)
     own_costs = costs.within_process(len(processes))
-    process_times = tuple(process_time(process, iterations, own_costs, time.corrected) for process in processes)
+    process_times = tuple(process_time(process, iterations, own_costs, time.unprofiled) for process in processes)
     found = results.Profile(
         training=_training(prepared, command),
         machine=_machine(),
         iteration=time,
         book_keeping=_book_keeping(pairs, costs),
-        operations=tuple(_operations(prepared, windows, own_costs, time.corrected, notes)),
+        operations=tuple(_operations(prepared, windows, own_costs, time.unprofiled, notes)),
         processes=process_times,
         ceilings=calibration.ceilings,
         memory=memory(processes),
@@ -200,7 +200,7 @@ def _iteration_time(windows: Windows, pairs: Sequence[PairedWindow]) -> results.
     unprofiled = statistics.median(span.per_iteration for span in windows.plain) * 1e-9
     return results.IterationTime(
         unprofiled=unprofiled,
-        profiled=unprofiled * statistics.median(pair.profiled / pair.unprofiled for pair in pairs),
+        profiled=unprofiled * correction.middle_mean([pair.profiled / pair.unprofiled for pair in pairs]),
         corrected=unprofiled * correction.held_out_ratio(pairs),
         iterations=windows.iterations,
         windows=len(windows.profiled),

@@ -98,6 +98,8 @@ class ProfiledWindow(NamedTuple):
 
 
 Steps = Generator[None, ReportedProgress, None]
+StepsUntil = Generator[None, ReportedProgress, ReportedProgress]
+"""Steps that return the last report, with which a window can begin."""
 
 
 class Windows:
@@ -190,14 +192,14 @@ class Windows:
 
     def _all_steps(self) -> Steps:
         yield from self._warm_up()
-        yield from self._rehearse()
+        begin = yield from self._rehearse()
         for number in range(self._count):
             self._show(f"window {number + 1} of {self._count}")
             for read in [True] + [False] * self._unread:
-                yield from self._plain_window()
+                yield from self._plain_window(begin)
                 self.recorded.append((yield from self._profiled_window(self._profiled_seconds, read=read)))
-                yield from self._regain_speed()
-        yield from self._plain_window()
+                begin = yield from self._regain_speed()
+        yield from self._plain_window(begin)
 
     def _warm_up(self) -> Steps:
         """Lets the training come to its speed after it began to learn."""
@@ -205,62 +207,63 @@ class Windows:
             self._show(f"waiting for iteration {self._learns_from}, from which on it learns")
         while (yield).iteration < self._learns_from:
             pass
-        yield from self._pause(WARM_SECONDS)
-        self._usual = yield from self._come_to_speed()
+        begin = yield from self._pause(WARM_SECONDS)
+        self._usual = yield from self._come_to_speed(begin)
 
-    def _rehearse(self) -> Steps:
+    def _rehearse(self) -> StepsUntil:
         """Records once for nothing: the first recording of a process takes longer, above all on a GPU."""
         yield from self._profiled_window(REHEARSAL_SECONDS)
-        yield from self._regain_speed()
+        return (yield from self._regain_speed())
 
-    def _settle_while_recording(self) -> Steps:
+    def _settle_while_recording(self, begin: ReportedProgress) -> StepsUntil:
         """Goes on until CUDA graphs, which are made anew when a recording begins, are made."""
-        first = before = yield from self._window(RECORDED_SHORT_SECONDS)
+        before = yield from self._window(begin, RECORDED_SHORT_SECONDS)
         for _ in range(MOST_SHORT_WINDOWS):
-            now = yield from self._window(RECORDED_SHORT_SECONDS)
-            recorded = now.end.now - first.begin.now
+            now = yield from self._window(before.end, RECORDED_SHORT_SECONDS)
+            recorded = now.end.now - begin.now
             may_be_slowed = now.per_iteration > SLOWED * self._usual and recorded < 1e9 * LONGEST_SLOWED_SECONDS
             if STEADY * before.per_iteration < now.per_iteration and not may_be_slowed:
-                return
+                return now.end
             before = now
+        return before.end
 
-    def _come_to_speed(self) -> Generator[None, ReportedProgress, float]:
+    def _come_to_speed(self, begin: ReportedProgress) -> Generator[None, ReportedProgress, float]:
         """Goes on until a short window is hardly faster than the last; returns an iteration's nanoseconds."""
-        before = yield from self._window(SHORT_SECONDS)
+        before = yield from self._window(begin, SHORT_SECONDS)
         for _ in range(MOST_SHORT_WINDOWS):
-            now = yield from self._window(SHORT_SECONDS)
+            now = yield from self._window(before.end, SHORT_SECONDS)
             if now.per_iteration > STEADY * before.per_iteration:
                 return now.per_iteration
             before = now
         return before.per_iteration
 
-    def _regain_speed(self) -> Steps:
+    def _regain_speed(self) -> StepsUntil:
         """Lets the training come back to its usual speed after a recording: CUDA graphs are made anew then."""
         if jax.default_backend() == "cpu":
-            yield from self._pause(SETTLE_SECONDS if self._workers is not None else 0.0)
-            return
-        yield from self._pause(SETTLE_SECONDS)
+            return (yield from self._pause(SETTLE_SECONDS if self._workers is not None else 0.0))
+        begin = yield from self._pause(SETTLE_SECONDS)
         for _ in range(MOST_SHORT_WINDOWS):
-            now = yield from self._window(SHORT_SECONDS)
+            now = yield from self._window(begin, SHORT_SECONDS)
+            begin = now.end
             if STEADY * now.per_iteration < self._usual:
-                return
+                break
+        return begin
 
-    def _pause(self, seconds: float) -> Generator[None, ReportedProgress, ReportedProgress]:
-        """Lets this many seconds pass, and one report; returns the last."""
+    def _pause(self, seconds: float) -> StepsUntil:
+        """Lets this many seconds pass, and a report of what was under way."""
         begin = yield
         while True:
             now = yield
             if now.now - begin.now >= 1e9 * seconds:
                 return now
 
-    def _plain_window(self) -> Steps:
+    def _plain_window(self, begin: ReportedProgress) -> Steps:
         self._activity.restart()
-        self.plain.append((yield from self._window(self._seconds)))
+        self.plain.append((yield from self._window(begin, self._seconds)))
         self.activities.append(self._activity.total())
 
-    def _window(self, seconds: float) -> Generator[None, ReportedProgress, WindowSpan]:
-        """A window from the next report to the first one after this many seconds."""
-        begin = yield
+    def _window(self, begin: ReportedProgress, seconds: float) -> Generator[None, ReportedProgress, WindowSpan]:
+        """A window from a report to the first one after this many seconds."""
         while True:
             end = yield
             if end.now - begin.now >= 1e9 * seconds and end.iteration > begin.iteration:
@@ -272,12 +275,12 @@ class Windows:
         awaited = set(self._workers.start_recording()) if self._workers is not None else set()
         self._recorder.start()
         if self._workers is not None:
-            yield from self._pause(SETTLE_SECONDS)  # workers hear of it later
+            begin = yield from self._pause(SETTLE_SECONDS)  # workers hear of it later
         else:
-            yield  # a report of iterations that were under way while the recording began
+            begin = yield  # a report of iterations that were under way while the recording began
         if jax.default_backend() != "cpu":
-            yield from self._settle_while_recording()
-        span = yield from self._window(seconds)
+            begin = yield from self._settle_while_recording(begin)
+        span = yield from self._window(begin, seconds)
         self._received.clear()
         own = self._end_recordings(span, read=read)
         yield from self._replies(awaited)
