@@ -48,7 +48,7 @@ def operations(
         processes: with their windows.
         iterations: in all windows together.
         costs: of events.
-        iteration: duration of an iteration without the profiler, in seconds.
+        iteration: duration of an iteration without the profiler's cost, in seconds.
     """
     device: dict[Path, float] = defaultdict(float)
     host: dict[Path, float] = defaultdict(float)
@@ -114,7 +114,7 @@ def process_time(process: ProcessWindows, iterations: float, costs: EventCosts, 
         process: with its windows.
         iterations: in all windows together.
         costs: of events.
-        iteration: duration of an iteration without the profiler, in seconds.
+        iteration: duration of an iteration without the profiler's cost, in seconds.
     """
     scale = 1.0 / (SECOND * iterations)
     host: dict[tuple[str, str], float] = defaultdict(float)

@@ -176,13 +176,16 @@ def _result(
     )
     time = _iteration_time(windows, pairs)
     own_costs = costs.within_process(len(processes))
-    process_times = tuple(process_time(process, iterations, own_costs, time.unprofiled) for process in processes)
+    # Kernels of an accelerator take as long with the profiler; what else there is of an iteration, is known best
+    # without it. A CPU is faster in some windows than in others: there the parts of the same windows belong together.
+    iteration = time.unprofiled if accelerated else time.corrected
+    process_times = tuple(process_time(process, iterations, own_costs, iteration) for process in processes)
     found = results.Profile(
         training=_training(prepared, command),
         machine=_machine(),
         iteration=time,
         book_keeping=_book_keeping(pairs, costs),
-        operations=tuple(_operations(prepared, windows, own_costs, time.unprofiled, notes)),
+        operations=tuple(_operations(prepared, windows, own_costs, iteration, notes)),
         processes=process_times,
         ceilings=calibration.ceilings,
         memory=memory(processes),
