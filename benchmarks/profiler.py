@@ -152,7 +152,7 @@ SOME = ("--unread-windows", "12", "--window-seconds", "0.5")
 LONG = ("--unread-windows", "16", "--window-seconds", "0.5", "--profiled-seconds", "0.6")
 """Options where machines differ less, and where an iteration takes long with the profiler."""
 FEWER = ("--unread-windows", "19", "--window-seconds", "0.4", "--profiled-seconds", "0.4")
-WINDOWS = {"alphazero, TicTacToe-v0": LONG, "mappo, TagContinuous": FEWER}
+WINDOWS = {"alphazero, TicTacToe-v0": LONG, "mappo, TagContinuous": FEWER, "ppo, CartPole-v1": FEWER}
 
 
 def errors(options: argparse.Namespace) -> Rows:

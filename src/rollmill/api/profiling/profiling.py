@@ -176,8 +176,8 @@ def _result(
     )
     time = _iteration_time(windows, pairs)
     own_costs = costs.within_process(len(processes))
-    # Kernels of an accelerator take as long with the profiler; what else there is of an iteration, is known best
-    # without it. A CPU is faster in some windows than in others: there the parts of the same windows belong together.
+    # Kernels of an accelerator take as long with the profiler, and the rest of an iteration is known best without
+    # it. A CPU is faster in some windows than in others: only parts of the same windows belong together.
     iteration = time.unprofiled if accelerated else time.corrected
     process_times = tuple(process_time(process, iterations, own_costs, iteration) for process in processes)
     found = results.Profile(
