@@ -9,12 +9,25 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rollmill.profiling.classes import ROOT, RUNNING, Classifier, DeviceWork, EventClass, HostActivity, is_span
+from rollmill.profiling.classes import (
+    ROOT,
+    RUNNING,
+    Classifier,
+    DeviceWork,
+    EventClass,
+    HostActivity,
+    KernelStart,
+    LaneState,
+    is_span,
+)
 from rollmill.profiling.hlo import Instruction, Path
 from rollmill.profiling.results import Overlap
 from rollmill.profiling.trace import Lane, Trace
 
 IDLE_CATEGORY = "waiting"
+LONGEST_START = 20_000
+"""Nanoseconds between two kernels of a stream up to which the second one is being started; CUDA graphs, and the
+profiler, take some microseconds for each kernel. In a longer time the host is late."""
 
 
 class StateSegment(NamedTuple):
@@ -22,7 +35,7 @@ class StateSegment(NamedTuple):
 
     start: int
     end: int
-    state: EventClass
+    state: LaneState
 
 
 class DeviceTime(NamedTuple):
@@ -62,7 +75,8 @@ class WindowTimes(NamedTuple):
     host: Mapping[HostActivity, float]
     """Time of all threads by activity."""
     host_only: Mapping[Path, float]
-    """Time in which no device computes, by operation, divided among the threads that are at work."""
+    """Time in which no device computes, by operation: that of kernels that are being started, otherwise divided
+    among the threads that are at work."""
     overlap: Overlap
     program_events: int
     """Events that the profiler recorded of compiled programs."""
@@ -108,12 +122,13 @@ def segments(lane: Lane, classify: Classifier, begin: int, end: int) -> Iterator
     for event in lane.events:
         if event.end <= begin or event.start >= end:
             continue
+        work = classify(event, on_device=lane.on_device)
         for time in (*open_events.ends_until(event.start), event.start):
             if min(time, end) > now:
-                yield StateSegment(now, min(time, end), open_events.state)
+                yield StateSegment(now, min(time, end), open_events.state_before(work, event.start - now))
                 now = min(time, end)
             open_events.close_until(time)
-        open_events.push(event.end, classify(event, on_device=lane.on_device))
+        open_events.push(event.end, work)
     for time in (*open_events.ends_until(end), end):
         if min(time, end) > now:
             yield StateSegment(now, min(time, end), open_events.state)
@@ -125,6 +140,7 @@ class _OpenEvents:
     """The events of a lane around one time, and the state that follows from them."""
 
     def __init__(self, lane: Lane) -> None:
+        self._on_device = lane.on_device
         self._runs_python = any(is_span(event) for event in lane.events)
         self._base: EventClass = HostActivity("python", "python") if self._runs_python else None
         self._open: list[tuple[int, EventClass]] = []
@@ -134,6 +150,13 @@ class _OpenEvents:
     def state(self) -> EventClass:
         """The class of the innermost event."""
         return self._open[-1][1] if self._open else self._base
+
+    def state_before(self, work: EventClass, nanoseconds: int) -> LaneState:
+        """The state so long before a lane's next event."""
+        follows = self._on_device and not self._open and self._last_work is not None
+        if follows and nanoseconds <= LONGEST_START and isinstance(work, DeviceWork):
+            return KernelStart(work.instruction)
+        return self.state
 
     def ends_until(self, time: int) -> list[int]:
         """The ends of the events that end until then, the innermost first."""
@@ -179,7 +202,7 @@ def attribute(trace: Trace, classify: Classifier, begin: int, end: int) -> Windo
         begin: the window's first nanosecond, on the trace's clock.
         end: the nanosecond after its last.
     """
-    changes: list[tuple[int, int, EventClass]] = []
+    changes: list[tuple[int, int, LaneState]] = []
     host: dict[HostActivity, float] = defaultdict(float)
     kernel_time = 0.0
     for number, lane in enumerate(trace.lanes):
@@ -187,7 +210,7 @@ def attribute(trace: Trace, classify: Classifier, begin: int, end: int) -> Windo
             changes.append((segment.start, number, segment.state))
             if isinstance(segment.state, HostActivity):
                 host[segment.state] += segment.end - segment.start
-            elif segment.state is not None and segment.state.instruction.kind != "container":
+            elif isinstance(segment.state, DeviceWork) and segment.state.instruction.kind != "container":
                 kernel_time += segment.end - segment.start
     changes.sort(key=lambda change: change[0])
     divided = _Division()
@@ -221,21 +244,25 @@ class _Division:
         self._working: dict[int, DeviceWork] = {}
         self._between: dict[int, DeviceWork] = {}
         self._running: set[int] = set()
+        self._starting: dict[int, KernelStart] = {}
         self._host: dict[int, HostActivity] = {}
         self._parallel = _ParallelWork()
         self.device: dict[Path, list[float]] = defaultdict(lambda: [0.0] * len(DeviceTime._fields))
         self.host_only: dict[Path, float] = defaultdict(float)
         self.overlap = [0.0, 0.0, 0.0, 0.0]
 
-    def become(self, lane: int, state: EventClass) -> None:
+    def become(self, lane: int, state: LaneState) -> None:
         """Changes the state of a lane."""
         if (done := self._working.pop(lane, None)) is not None:
             self._parallel.end(lane, done)
         self._between.pop(lane, None)
+        self._starting.pop(lane, None)
         self._host.pop(lane, None)
         self._running.discard(lane)
         if isinstance(state, DeviceWork):
             self._become_device_work(lane, state)
+        elif isinstance(state, KernelStart):
+            self._starting[lane] = state
         elif state is not None and state.category != IDLE_CATEGORY:
             self._host[lane] = state
 
@@ -275,8 +302,14 @@ class _Division:
                 if field == WORK and len(shares) > 1:
                     times[MIXED] += part
         if not computes:
-            for activity in hosts.values():
-                self.host_only[activity.path] += nanoseconds / len(hosts)
+            self._divide_idle_time(nanoseconds)
+
+    def _divide_idle_time(self, nanoseconds: int) -> None:
+        for start in self._starting.values():
+            for path, share in start.instruction.shares.items():
+                self.host_only[path] += nanoseconds * share / len(self._starting)
+        for activity in self._host.values() if not self._starting else ():
+            self.host_only[activity.path] += nanoseconds / len(self._host)
 
 
 class _ParallelWork:

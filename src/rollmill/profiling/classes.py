@@ -52,6 +52,12 @@ class DeviceWork(NamedTuple):
     instruction: Instruction
 
 
+class KernelStart(NamedTuple):
+    """A device's time before a kernel that follows another one at once: it takes as long to start."""
+
+    instruction: Instruction
+
+
 class HostActivity(NamedTuple):
     """An activity of the host."""
 
@@ -78,6 +84,8 @@ def is_span(event: Event) -> bool:
 
 EventClass: TypeAlias = DeviceWork | HostActivity | None
 """The work or activity that an event stands for; None if the event around it counts."""
+LaneState: TypeAlias = EventClass | KernelStart
+"""The state of a lane at one time; None if nothing is done."""
 
 
 class Classifier:

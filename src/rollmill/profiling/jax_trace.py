@@ -19,7 +19,7 @@ class JaxTrace:
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0
         options.enable_hlo_proto = False
-        self._session = _session(options)
+        self._session: Any = _session(options)
         self._folder: Path | None = None
         if self._session is None:
             self._folder = Path(tempfile.mkdtemp(prefix="rollmill-trace-"))

@@ -112,7 +112,7 @@ class OperationTime:
     device: float
     """While the device computes, without operations inside; each instant is divided among what runs in it."""
     host: float
-    """While only the host is at work, without operations inside."""
+    """While no device computes, but the host is at work or a kernel is being started; likewise."""
     kernels: float = 0.0
     """Operations of the compiled program (thunks, kernels) of an iteration."""
     mixed: float = 0.0

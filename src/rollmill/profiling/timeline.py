@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from rollmill.profiling.attribution import segments
-from rollmill.profiling.classes import RUNNING, Classifier, DeviceWork, EventClass
+from rollmill.profiling.classes import RUNNING, Classifier, DeviceWork, KernelStart, LaneState
 from rollmill.profiling.results import UNNAMED, TimelineSpan
 from rollmill.profiling.trace import Lane, Trace
 
@@ -48,8 +48,8 @@ def _labels(states: Sequence, begin: int, end: int) -> list[str]:
     return [max(total, key=lambda label: total[label]) if total else "" for total in totals]
 
 
-def _label(state: EventClass) -> str:
-    if state is None:
+def _label(state: LaneState) -> str:
+    if state is None or isinstance(state, KernelStart):
         return ""
     if isinstance(state, DeviceWork):
         if state.instruction is RUNNING:
