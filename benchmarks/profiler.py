@@ -47,7 +47,7 @@ from rollmill.execution.program.dispatch import dispatch_ahead
 from rollmill.profiling import summary
 from rollmill.profiling.breakdown import whole_time
 from rollmill.profiling.calibration import Calibration, calibrated
-from rollmill.profiling.correction import EventCosts, PairedWindow, corrected_duration, costs
+from rollmill.profiling.correction import EventCosts, PairedWindow, costs
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.results import UNNAMED, OperationTime, Profile, read_profile
 
@@ -366,7 +366,7 @@ class _Side:
             usual=calibration.event_nanoseconds,
         )
         return [
-            Round(plain, profiled, self._shares(window, found, 1e-9 * _duration(pair, found)))
+            Round(plain, profiled, self._shares(window, found, 1e-9 * pair.unprofiled))
             for plain, pair, (profiled, window) in zip(rounds, pairs, self._profiled, strict=True)
         ]
 
@@ -379,11 +379,6 @@ class _Side:
             name = next((part for part in reversed(operation.path) if part in PLANTED), operation.path[-1])
             sums[name] = sums.get(name, 0.0) + operation.seconds / iteration
         return sums
-
-
-def _duration(pair: PairedWindow, found: EventCosts) -> float:
-    """Nanoseconds of an iteration, as `rollmill profile` takes them."""
-    return pair.unprofiled if found.in_idle_time else corrected_duration(pair, found)
 
 
 def _compared(where: str, before: Sequence[Round], after: Sequence[Round]) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from rollmill.profiling.attribution import DeviceTime
 from rollmill.profiling.correction import (
     EventCosts,
     PairedWindow,
-    corrected_device,
     corrected_duration,
     costs,
     held_out_ratio,
     middle_mean,
+    without_cost,
 )
 
 
@@ -22,14 +22,6 @@ def test_an_event_s_cost_is_the_difference_divided_by_the_events():
     found = costs([pair(1e6, 1000, 500.0), pair(2e6, 3000, 500.0), pair(1e6, 1000, 9000.0)])
     assert found.program == pytest.approx(500.0), "an outlier does not count"
     assert corrected_duration(pair(1e6, 1000, 500.0), found) == pytest.approx(1e6)
-
-
-def test_in_one_of_several_processes_an_event_costs_about_what_it_usually_does():
-    noisy = EventCosts(program=5000.0, span=900.0, usual=1000.0)  # windows that other work made longer
-    device = {("learn",): DeviceTime(work=8e6, events=2000, kernels=2000, work_events=2000)}
-    assert sum(corrected_device(device, noisy).values()) == 0.0
-    assert sum(corrected_device(device, noisy.within_process(4)).values()) == pytest.approx(4e6)
-    assert noisy.within_process(1) == noisy
 
 
 def test_windows_are_compared_with_those_around_them_because_the_machine_is_not_always_equally_fast():
@@ -71,34 +63,54 @@ FEW = DeviceTime(work=1000.0, events=1, kernels=1, work_events=1)
 LOOP = DeviceTime(between=500.0, events=1, between_events=12)
 
 
+def of_device(device, found, *, target, host_only=0.0, neither=0.0):
+    return without_cost(device, found, host_only=host_only, neither=neither, target=float(target))
+
+
 def test_operations_lose_the_cost_of_their_events_and_loops_that_between_them():
     device = {("many",): MANY, ("few",): FEW, ("loop",): LOOP}
-    corrected = corrected_device(device, EventCosts(program=50.0, span=0.0, inside=0.2))
     many, few, loop = 600 - 10 * 10, 1000 - 10, 500 - 12 * 40
-    assert corrected["few",] / corrected["many",] == pytest.approx(few / many)
-    assert corrected["few",] / corrected["loop",] == pytest.approx(few / loop)
-    assert sum(corrected.values()) == pytest.approx(600 + 1000 + 500 - 12 * 50)
+    costs_known = EventCosts(program=50.0, span=0.0, inside=0.2)
+    found = of_device(device, costs_known, target=many + few + loop)
+    assert found.device == pytest.approx({("many",): many, ("few",): few, ("loop",): loop}) and found.host == 1.0
+
+
+def test_windows_in_which_the_machine_was_slower_or_faster_are_divided_in_proportion():
+    device = {("many",): MANY, ("few",): FEW}
+    free = EventCosts(program=0.0, span=0.0)
+    for target in (800.0, 2400.0):
+        found = of_device(device, free, host_only=800.0, target=target)
+        assert found.device == pytest.approx({("many",): target / 4, ("few",): target / 2.4})
+        assert found.host == pytest.approx(target / 2400)
+
+
+def test_waiting_takes_up_what_is_left():
+    device, free = {("few",): FEW}, EventCosts(program=0.0, span=0.0)
+    for neither, target, kept in ((500.0, 1200.0, 1.0), (500.0, 900.0, 0.9), (100.0, 2200.0, 2.0)):
+        found = of_device(device, free, neither=neither, target=target)
+        assert (found.device["few",], found.host) == pytest.approx((1000.0 * kept, kept))
 
 
 def test_a_cost_far_from_the_usual_one_is_taken_from_all_in_proportion():
     found = EventCosts(program=50.0, span=0.0, inside=1.0, usual=10.0)
     assert found.dividing == 20.0 and found._replace(program=1.0).dividing == 5.0
-    corrected = corrected_device({("many",): MANY, ("few",): FEW}, found)
+    corrected = of_device({("many",): MANY, ("few",): FEW}, found, target=1050.0).device
     assert corrected["few",] / corrected["many",] == pytest.approx((1000 - 20) / (600 - 10 * 20))
-    assert sum(corrected.values()) == pytest.approx(1600 - 11 * 50)
+    assert sum(corrected.values()) == pytest.approx(1050.0)
+
+
+ON_ACCELERATOR = EventCosts(program=50.0, span=0.0, inside=0.4, in_idle_time=True)
 
 
 def test_on_an_accelerator_only_the_cost_inside_kernels_is_the_operations():
-    device = {
-        ("a",): DeviceTime(work=600.0, events=10, kernels=10),
-        ("b",): DeviceTime(work=400.0, events=2, kernels=2),
-    }
-    corrected = corrected_device(device, EventCosts(program=50.0, span=0.0, inside=0.4, in_idle_time=True))
-    assert corrected == pytest.approx({("a",): 600 - 10 * 20, ("b",): 400 - 2 * 20})
+    device = {("a",): DeviceTime(work=600.0, kernels=10), ("b",): DeviceTime(work=400.0, kernels=2)}
+    found = of_device(device, ON_ACCELERATOR, host_only=300.0, neither=200.0, target=1010.0)
+    assert found.device == pytest.approx({("a",): 600 - 10 * 20, ("b",): 400 - 2 * 20})
+    assert found.host == pytest.approx((1010 - 760) / 500)
+    shorter = of_device(device, ON_ACCELERATOR, host_only=300.0, target=380.0)
+    assert shorter.device == pytest.approx({("a",): 200, ("b",): 180}) and shorter.host == 0.0
 
 
 def test_nothing_is_left_of_what_was_cost_alone():
-    corrected = corrected_device(
-        {("a",): DeviceTime(work=10.0, events=100, kernels=100)}, EventCosts(50.0, 0.0, 1.0)
-    )
-    assert corrected == {("a",): 0.0}
+    found = of_device({("a",): DeviceTime(work=10.0, work_events=100)}, EventCosts(50.0, 0.0, 1.0), target=100.0)
+    assert found.device == {("a",): 0.0}

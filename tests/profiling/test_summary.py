@@ -32,8 +32,10 @@ def window(device, host=(), *, duration=1000, overlap=(0.0, 1000.0, 0.0, 0.0)):
 
 
 def test_windows_of_all_processes_are_summed_and_divided_by_iterations():
-    actor = ProcessWindows("actor/0", [window({POLICY: DeviceTime(work=600.0, kernels=8, flops=80)})] * 2)
-    learner = ProcessWindows("learner/0", [window({UPDATE: DeviceTime(work=300.0, between=100.0)})] * 2)
+    acting = {POLICY: DeviceTime(work=600.0, kernels=8, flops=80)}
+    actor = ProcessWindows("actor/0", [window(acting, overlap=(0.0, 600.0, 0.0, 1400.0))] * 2)
+    learning = {UPDATE: DeviceTime(work=300.0, between=100.0)}
+    learner = ProcessWindows("learner/0", [window(learning, overlap=(0.0, 400.0, 0.0, 1600.0))] * 2)
     found = {each.path: each for each in operations([actor, learner], 4.0, FREE, 1e-6)}
     assert found[POLICY].device == pytest.approx(300e-9) and found[POLICY].kernels == 4
     assert found[POLICY].flops == 40
@@ -50,7 +52,7 @@ def test_waiting_is_shortened_by_what_the_profiler_made_longer():
 
 
 def test_the_overlap_is_that_of_an_iteration_without_the_profiler():
-    device = {POLICY: DeviceTime(work=800.0, events=4, kernels=4)}
+    device = {POLICY: DeviceTime(work=800.0, events=4, kernels=4, work_events=4)}
     process = ProcessWindows("training", [window(device, overlap=(100.0, 600.0, 200.0, 100.0))])
     overlap = process_time(process, 1.0, EventCosts(100.0, 0.0, 1.0), iteration=600e-9).overlap
     assert astuple(overlap) == pytest.approx((100e-9, 300e-9, 100e-9, 100e-9))

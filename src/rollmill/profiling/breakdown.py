@@ -119,7 +119,7 @@ def whole_time(profile: Profile) -> WholeTime:
     """The time that shares of a profile are of: an iteration of each process."""
     named = fsum(operation.seconds for operation in profile.operations)
     measured = fsum(duration_of(process.overlap) for process in profile.processes)
-    whole = max(named, measured or profile.iteration.corrected)
+    whole = max(named, measured or profile.iteration.unprofiled)
     idle = min(whole - named, fsum(process.overlap.neither for process in profile.processes))
     return WholeTime(whole, idle=idle, unnamed=whole - named - idle)
 

@@ -57,20 +57,13 @@ class EventCosts(NamedTuple):
 
     @property
     def dividing(self) -> float:
-        """The cost of a program's event by which operations are told apart: within a factor of the usual one.
+        """The cost of a program's event that is taken from its operation: within a factor of the usual one.
 
-        Windows differ by more than the profiler's cost where the machine has other work. That belongs to no
-        events: it is taken from all operations in proportion.
+        Windows differ by more than the profiler's cost where the machine has other work, and that belongs to no
+        events. Nor does the difference of iterations of several processes, which disturb each other, tell what an
+        event costs in one of them.
         """
         return min(max(self.program, self.usual / FARTHEST), self.usual * FARTHEST) if self.usual else self.program
-
-    def within_process(self, processes: int) -> "EventCosts":
-        """The costs by which the times of one of so many processes are corrected.
-
-        An iteration of several processes does not become longer by the sum of what it costs each of them, and they
-        disturb each other: so the difference of iterations does not tell what an event costs in one of them.
-        """
-        return self if processes == 1 else self._replace(program=self.dividing)
 
 
 def costs(
@@ -115,38 +108,56 @@ def held_out_ratio(pairs: Sequence[PairedWindow]) -> float:
     return middle_mean([corrected_duration(pair, found) / pair.unprofiled for pair in pairs[1::2] or pairs])
 
 
-def corrected_device(
-    device: Mapping[Path, DeviceTime], found: EventCosts, *, longest: float = math.inf
-) -> dict[Path, float]:
-    """Nanoseconds of each operation on the device without the cost of its events.
+class WithoutCost(NamedTuple):
+    """The times of a process without the profiler's cost, in nanoseconds of its windows."""
 
-    Where more would be taken than there is, the rest is taken from the other operations in proportion, so that the
-    sum is right.
+    device: Mapping[Path, float]
+    """Of each operation on the device."""
+    host: float
+    """The share that is left of the time of the host alone."""
+
+
+def without_cost(
+    device: Mapping[Path, DeviceTime], found: EventCosts, *, host_only: float, neither: float, target: float
+) -> WithoutCost:
+    """The times of a process in windows that would have taken `target` without the profiler.
+
+    On an accelerator most of the cost lies in the calls that start kernels, while the device is idle: kernels take
+    as long as they do, and what is left of the target is the host's. On a CPU the cost is taken from the
+    operations that its events belong to. What then differs from the target, because the machine has other work or
+    an event's cost is not known well, is waiting time; where there is too little or too much of it, all times are
+    longer or shorter in proportion.
 
     Args:
         device: times of operations.
         found: costs of events.
-        longest: nanoseconds that all operations together take at most: those that the training would have taken.
+        host_only: nanoseconds in which only the host is at work.
+        neither: nanoseconds in which neither is.
+        target: nanoseconds of the windows' iterations without the profiler.
     """
-    whole = sum(times.work + times.between for times in device.values())
-    cost = found.program * sum(_costly_events(times, found) for times in device.values())
-    target = max(0.0, min(whole - cost, longest))
-    reduced = {path: _corrected(times, found) for path, times in device.items()}
-    total = sum(reduced.values())
-    return {path: value * target / total for path, value in reduced.items()} if total else dict(reduced)
-
-
-def _costly_events(times: DeviceTime, found: EventCosts) -> float:
-    """The number of events whose whole cost would be what lies in the operation's time."""
-    return float(found.inside * times.kernels if found.in_idle_time else times.events)
+    corrected = {path: _corrected(times, found) for path, times in device.items()}
+    busy, idle = math.fsum(corrected.values()), host_only + neither
+    if found.in_idle_time:
+        scale = _ratio(target, max(busy, target))
+        return WithoutCost(_scaled(corrected, scale), min(1.0, _ratio(max(0.0, target - busy), idle)))
+    scale = min(max(1.0, _ratio(target, busy + idle)), _ratio(target, busy + host_only))
+    return WithoutCost(_scaled(corrected, scale), scale)
 
 
 def _corrected(times: DeviceTime, found: EventCosts) -> float:
     if found.in_idle_time:
-        return max(0.0, times.work - times.kernels * found.program * found.inside) + times.between
+        return max(0.0, times.work - times.kernels * found.dividing * found.inside)
     inside, outside = found.dividing * found.inside, found.dividing * (1.0 - found.inside)
     work = max(0.0, times.work - times.work_events * inside)
     return work + max(0.0, times.between - times.between_events * outside)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 1.0
+
+
+def _scaled(times: Mapping[Path, float], factor: float) -> dict[Path, float]:
+    return {path: nanoseconds * factor for path, nanoseconds in times.items()}
 
 
 class MeasuredEvent(NamedTuple):

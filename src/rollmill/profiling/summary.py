@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from rollmill.profiling.attribution import DeviceTime
-from rollmill.profiling.correction import EventCosts, corrected_device
+from rollmill.profiling.correction import EventCosts, WithoutCost, without_cost
 from rollmill.profiling.hlo import Path
 from rollmill.profiling.recording import RecordedWindow
 from rollmill.profiling.results import (
@@ -48,7 +48,7 @@ def operations(
         processes: with their windows.
         iterations: in all windows together.
         costs: of events.
-        iteration: duration of an iteration without the profiler's cost, in seconds.
+        iteration: duration of an iteration without the profiler, in seconds.
     """
     device: dict[Path, float] = defaultdict(float)
     host: dict[Path, float] = defaultdict(float)
@@ -57,14 +57,12 @@ def operations(
         summed = _device_times(process)
         for path, times in summed.items():
             counts[path] = counts[path] + times
-        longest = SECOND * iterations * iteration
-        corrected = corrected_device(summed, costs, longest=longest)
-        kept = _kept_of_host(process, costs, longest - sum(corrected.values()))
-        for path, nanoseconds in corrected.items():
+        corrected = _without_cost(process, costs, SECOND * iterations * iteration)
+        for path, nanoseconds in corrected.device.items():
             device[path] += nanoseconds
         for window in process.windows:
             for path, nanoseconds in window.times.host_only.items():
-                host[path] += nanoseconds * kept
+                host[path] += nanoseconds * corrected.host
     scale = 1.0 / (SECOND * iterations)
     return [
         OperationTime(
@@ -114,7 +112,7 @@ def process_time(process: ProcessWindows, iterations: float, costs: EventCosts, 
         process: with its windows.
         iterations: in all windows together.
         costs: of events.
-        iteration: duration of an iteration without the profiler's cost, in seconds.
+        iteration: duration of an iteration without the profiler, in seconds.
     """
     scale = 1.0 / (SECOND * iterations)
     host: dict[tuple[str, str], float] = defaultdict(float)
@@ -125,13 +123,11 @@ def process_time(process: ProcessWindows, iterations: float, costs: EventCosts, 
         for category, count in window.times.calls.items():
             calls[TRANSITIONS.get(category, category)] += count / iterations
     profiled = sum(window.times.duration for window in process.windows) * scale
-    longest = SECOND * iterations * iteration
-    device = sum(corrected_device(_device_times(process), costs, longest=longest).values())
-    kept = _kept_of_host(process, costs, longest - device)
+    corrected = _without_cost(process, costs, SECOND * iterations * iteration)
     return ProcessTime(
         name=process.name,
         host=tuple(_host_times(host, profiled, iteration)),
-        overlap=_overlap(process, scale, device * scale, kept, iteration),
+        overlap=_overlap(process, scale, corrected, iteration),
         transitions=dict(calls),
         timeline=process.windows[-1].spans,
     )
@@ -202,28 +198,25 @@ def _host_times(host: Mapping[tuple[str, str], float], profiled: float, iteratio
     return sorted(times, key=lambda time: -time.seconds)
 
 
-def _kept_of_host(process: ProcessWindows, costs: EventCosts, idle: float) -> float:
-    """The share of the time of the host alone that is left without the profiler.
-
-    On an accelerator, most of the profiler's cost lies in the calls that start kernels, while the device is idle.
-
-    Args:
-        process: with its windows.
-        costs: of events.
-        idle: nanoseconds in which the device would be idle without the profiler.
-    """
+def _without_cost(process: ProcessWindows, costs: EventCosts, target: float) -> WithoutCost:
     overlaps = [window.times.overlap for window in process.windows]
-    measured = sum(overlap.host_only + overlap.neither for overlap in overlaps)
-    return min(1.0, max(0.0, idle) / measured) if costs.in_idle_time and measured else 1.0
+    return without_cost(
+        _device_times(process),
+        costs,
+        host_only=sum(overlap.host_only for overlap in overlaps),
+        neither=sum(overlap.neither for overlap in overlaps),
+        target=target,
+    )
 
 
-def _overlap(process: ProcessWindows, scale: float, device: float, kept: float, iteration: float) -> Overlap:
+def _overlap(process: ProcessWindows, scale: float, corrected: WithoutCost, iteration: float) -> Overlap:
     """The overlap of an iteration without the profiler, in which the device's part is shorter."""
     measured = [window.times.overlap for window in process.windows]
     host_only, device_only, both = (
         sum(getattr(overlap, name) for overlap in measured) * scale
         for name in ("host_only", "device_only", "both")
     )
+    device = scale * sum(corrected.device.values())
     ratio = device / (device_only + both) if device_only + both else 0.0
-    host_only, device_only, both = host_only * kept, device_only * ratio, both * ratio
+    host_only, device_only, both = host_only * corrected.host, device_only * ratio, both * ratio
     return Overlap(host_only, device_only, both, max(0.0, iteration - host_only - device_only - both))

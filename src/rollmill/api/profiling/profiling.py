@@ -175,17 +175,13 @@ def _result(
         pairs, inside=calibration.inside, in_idle_time=accelerated, usual=calibration.event_nanoseconds
     )
     time = _iteration_time(windows, pairs)
-    own_costs = costs.within_process(len(processes))
-    # Kernels of an accelerator take as long with the profiler, and the rest of an iteration is known best without
-    # it. A CPU is faster in some windows than in others: only parts of the same windows belong together.
-    iteration = time.unprofiled if accelerated else time.corrected
-    process_times = tuple(process_time(process, iterations, own_costs, iteration) for process in processes)
+    process_times = tuple(process_time(process, iterations, costs, time.unprofiled) for process in processes)
     found = results.Profile(
         training=_training(prepared, command),
         machine=_machine(),
         iteration=time,
         book_keeping=_book_keeping(pairs, costs),
-        operations=tuple(_operations(prepared, windows, own_costs, iteration, notes)),
+        operations=tuple(_operations(prepared, windows, costs, time.unprofiled, notes)),
         processes=process_times,
         ceilings=calibration.ceilings,
         memory=memory(processes),
