@@ -173,6 +173,7 @@ def _figures(found: Profile) -> dict[str, Any]:
         "slowdown": found.iteration.profiled / found.iteration.unprofiled,
         "unnamed_share_of_device": _unnamed(found),
         "iteration_seconds": found.iteration.unprofiled,
+        "cores": found.machine.cores,
         "devices": [asdict(device) for device in found.devices],
         "windows": [[each.profiled, each.unprofiled, each.events] for each in found.windows],
     }

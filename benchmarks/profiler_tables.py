@@ -6,7 +6,7 @@ Reads results/profiler-PART-PLATFORM.json, as far as they are there; measures no
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +29,7 @@ def errors() -> str:
         rows.append(
             [
                 name,
-                machine,
+                _machine(machine, row["profiles"]),
                 duration(middle["iteration_seconds"]),
                 f"{middle['slowdown']:.2f} x",
                 ", ".join(f"{each['error']:+.1%}" for each in row["profiles"]),
@@ -37,6 +37,13 @@ def errors() -> str:
             ]
         )
     return table_of(head, rows, numbers=(2, 3, 4, 5))
+
+
+def _machine(machine: str, profiles: Sequence[Mapping[str, Any]]) -> str:
+    """The machine of a row's profiles, which may have had fewer or more cores than those of the last row."""
+    on_cpu = not any(each["devices"] for each in profiles)
+    cores = {each["cores"] for each in profiles if "cores" in each}
+    return f"{min(cores)} cores" if on_cpu and cores else machine
 
 
 def devices() -> str:
