@@ -148,11 +148,20 @@ def profiled(words: Sequence[str]) -> Profile:
 MANY = ("--unread-windows", "39", "--window-seconds", "0.4", "--profiled-seconds", "0.4")
 """Options of profiles whose errors are measured. A machine with other work is slower for seconds at a time, by up
 to a half: windows shorter than that see the same machine as those around them, and many have a sharp mean."""
-SOME = ("--unread-windows", "12", "--window-seconds", "0.5")
+FEWER = ("--unread-windows", "19", *MANY[2:])
+"""Where iterations differ less."""
+MORE = ("--unread-windows", "79", *MANY[2:])
+"""Where processes wait for each other in every step, so that the noise of each is that of all."""
 LONG = ("--unread-windows", "16", "--window-seconds", "0.5", "--profiled-seconds", "0.6")
-"""Options where machines differ less, and where an iteration takes long with the profiler."""
-FEWER = ("--unread-windows", "19", "--window-seconds", "0.4", "--profiled-seconds", "0.4")
-WINDOWS = {"alphazero, TicTacToe-v0": LONG, "mappo, TagContinuous": FEWER, "ppo, CartPole-v1": FEWER}
+"""Where an iteration takes long with the profiler."""
+ONE_READ = ("--windows", "1", "--unread-windows", "39", "--window-seconds", "0.4", "--profiled-seconds", "0.8")
+"""On a GPU, where iterations differ with the profiler alone, and where it takes long to read a window."""
+WINDOWS = {
+    "ppo, CartPole-v1": FEWER,
+    "mappo, TagContinuous": FEWER,
+    "ppo, HalfCheetah of Gymnasium, two environment servers": MORE,
+    "alphazero, TicTacToe-v0": LONG,
+}
 
 
 def errors(options: argparse.Namespace) -> Rows:
@@ -160,7 +169,7 @@ def errors(options: argparse.Namespace) -> Rows:
     for name, words in (ON_GPU if options.platform == "gpu" else WORKLOADS).items():
         if options.workload and name not in options.workload:
             continue
-        command = [*words, *(SOME if options.platform == "gpu" else WINDOWS.get(name, MANY))]
+        command = [*words, *(ONE_READ if options.platform == "gpu" else WINDOWS.get(name, MANY))]
         for _ in range(options.repeats):
             found = profiled(command)
             print(f"{name}: {found.iteration.error:+.1%}", flush=True)
@@ -175,7 +184,7 @@ def _figures(found: Profile) -> dict[str, Any]:
         "iteration_seconds": found.iteration.unprofiled,
         "cores": found.machine.cores,
         "devices": [asdict(device) for device in found.devices],
-        "windows": [[each.profiled, each.unprofiled, each.events] for each in found.windows],
+        "slowdowns": " ".join(f"{each.profiled / each.unprofiled:.3f}" for each in found.windows),
     }
 
 
