@@ -145,23 +145,16 @@ def profiled(words: Sequence[str]) -> Profile:
         return read_profile(file.read_bytes(), where=str(file))
 
 
-MANY = ("--unread-windows", "39", "--window-seconds", "0.4", "--profiled-seconds", "0.4")
+MANY = ("--unread-windows", "42", "--window-seconds", "0.4", "--profiled-seconds", "0.4")
 """Options of profiles whose errors are measured. A machine with other work is slower for seconds at a time, by up
-to a half: windows shorter than that see the same machine as those around them, and many have a sharp mean."""
-FEWER = ("--unread-windows", "19", *MANY[2:])
-"""Where iterations differ less."""
-MORE = ("--unread-windows", "79", *MANY[2:])
+to a half: windows shorter than that see the same machine as those before them, and many have a sharp mean."""
+MORE = ("--unread-windows", "80", *MANY[2:])
 """Where processes wait for each other in every step, so that the noise of each is that of all."""
 LONG = ("--unread-windows", "16", "--window-seconds", "0.5", "--profiled-seconds", "0.6")
 """Where an iteration takes long with the profiler."""
 ONE_READ = ("--windows", "1", "--unread-windows", "39", "--window-seconds", "0.4", "--profiled-seconds", "0.8")
 """On a GPU, where iterations differ with the profiler alone, and where it takes long to read a window."""
-WINDOWS = {
-    "ppo, CartPole-v1": FEWER,
-    "mappo, TagContinuous": FEWER,
-    "ppo, HalfCheetah of Gymnasium, two environment servers": MORE,
-    "alphazero, TicTacToe-v0": LONG,
-}
+WINDOWS = {"ppo, HalfCheetah of Gymnasium, two environment servers": MORE, "alphazero, TicTacToe-v0": LONG}
 
 
 def errors(options: argparse.Namespace) -> Rows:

@@ -58,9 +58,9 @@ def test_programs_of_few_events_are_corrected_by_the_host_s_spans():
     assert corrected_duration(PairedWindow(1.2e6, 1e6, 10, 1000), found) == pytest.approx(1e6)
 
 
-MANY = DeviceTime(work=600.0, events=10, kernels=10, work_events=10)
-FEW = DeviceTime(work=1000.0, events=1, kernels=1, work_events=1)
-LOOP = DeviceTime(between=500.0, events=1, between_events=12)
+MANY = DeviceTime(work=600.0, kernels=10, work_events=10)
+FEW = DeviceTime(work=1000.0, kernels=1, work_events=1)
+LOOP = DeviceTime(between=500.0, between_events=12)
 
 
 def of_device(device, found, *, target, host_only=0.0, neither=0.0):
@@ -109,6 +109,11 @@ def test_on_an_accelerator_only_the_cost_inside_kernels_is_the_operations():
     assert found.host == pytest.approx((1010 - 760) / 500)
     shorter = of_device(device, ON_ACCELERATOR, host_only=300.0, target=380.0)
     assert shorter.device == pytest.approx({("a",): 200, ("b",): 180}) and shorter.host == 0.0
+
+
+def test_copies_that_a_loop_of_an_accelerator_needs_stay_the_loop_s():
+    loop = {("collect",): DeviceTime(between=300.0, kernels=3)}
+    assert of_device(loop, ON_ACCELERATOR, host_only=100.0, target=350.0).device == {("collect",): 300.0}
 
 
 def test_nothing_is_left_of_what_was_cost_alone():

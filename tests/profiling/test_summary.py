@@ -52,7 +52,7 @@ def test_waiting_is_shortened_by_what_the_profiler_made_longer():
 
 
 def test_the_overlap_is_that_of_an_iteration_without_the_profiler():
-    device = {POLICY: DeviceTime(work=800.0, events=4, kernels=4, work_events=4)}
+    device = {POLICY: DeviceTime(work=800.0, kernels=4, work_events=4)}
     process = ProcessWindows("training", [window(device, overlap=(100.0, 600.0, 200.0, 100.0))])
     overlap = process_time(process, 1.0, EventCosts(100.0, 0.0, 1.0), iteration=600e-9).overlap
     assert astuple(overlap) == pytest.approx((100e-9, 300e-9, 100e-9, 100e-9))
@@ -69,7 +69,7 @@ def test_a_kernel_is_divided_among_operations_as_an_estimate():
 
 
 def test_on_an_accelerator_the_host_alone_has_the_time_in_which_the_device_would_be_idle():
-    device = {POLICY: DeviceTime(work=400.0, events=4, kernels=4)}
+    device = {POLICY: DeviceTime(work=400.0, kernels=4)}
     processes = [ProcessWindows("training", [window(device, overlap=(500.0, 300.0, 100.0, 100.0))])]
     costs = EventCosts(100.0, 0.0, 0.25, in_idle_time=True)
     overlap = process_time(processes[0], 1.0, costs, iteration=600e-9).overlap

@@ -60,8 +60,9 @@ class Recorder:
 class Worker:
     """A worker that takes a second to end a recording, in which the training is slow."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, forgets: bool) -> None:
         self._clock = clock
+        self._forgets = forgets
         self._ends_at: int | None = None
         self._window: RecordedWindow | None = None
 
@@ -72,7 +73,8 @@ class Worker:
         self._end(recorded(begin, end))
 
     def abandon_recording(self) -> None:
-        self._end(None)
+        if self._forgets:
+            self._end(None)
 
     def _end(self, window: RecordedWindow | None) -> None:
         self._window = window
@@ -100,10 +102,11 @@ def trained(
     learns_from: int = 0,
     unread: int = 0,
     has_worker: bool = False,
+    forgets: bool = True,
 ) -> Windows:
     """Windows of a training that is slow for some seconds after a recording has begun or ended."""
     clock = Clock({True: begun, False: ended})
-    worker = Worker(clock) if has_worker else None
+    worker = Worker(clock, forgets=forgets) if has_worker else None
     monkeypatch.setattr(windows_module, "time", clock)
     monkeypatch.setattr(windows_module, "TraceRecorder", lambda: Recorder(clock))
     found = Windows(
@@ -160,3 +163,13 @@ def test_windows_begin_after_all_workers_have_ended_their_recordings(
     assert [span.per_iteration for span in found.plain] == pytest.approx([USUAL] * len(found.plain), rel=0.01)
     assert all("actor/0" in window.processes for window in found.profiled)
     assert not found.silent
+
+
+def test_a_worker_that_does_not_say_that_it_forgot_is_waited_for_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(windows_module, "FORGET_SECONDS", 2.0)
+    found = trained(monkeypatch, begun=0.0, ended=0.0, unread=2, has_worker=True, forgets=False)
+    assert len(found.recorded) == 6 and len(found.profiled) == 2
+    assert all("actor/0" in window.processes for window in found.profiled)
+    assert not found.silent, "what it recorded in the windows that were read is there"

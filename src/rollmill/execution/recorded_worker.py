@@ -20,39 +20,52 @@ from rollmill.profiling.recording import TraceRecorder
 
 def answer_recordings(control: Control) -> None:
     """Answers requests to record this process, from the thread that reads the coordinator's messages."""
-    recorder, started_at = TraceRecorder(), 0
-    ending: threading.Thread | None = None
+    recordings = _Recordings(control)
+    control.answer(StartRecording.__name__, recordings.start)
+    control.answer(StopRecording.__name__, recordings.stop)
+    control.answer(AbandonRecording.__name__, recordings.abandon)
 
-    def start(_: WorkerMessage) -> dict[str, Any]:
-        nonlocal started_at
-        if ending is not None:
-            ending.join()
-        recorder.start()
-        started_at = time.monotonic_ns()
+
+class _Recordings:
+    """The recordings of this process, one at a time."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._recorder, self._started_at = TraceRecorder(), 0
+        self._ending: threading.Thread | None = None
+
+    def start(self, _: WorkerMessage) -> dict[str, Any]:
+        """Begins a recording, when the one before has ended."""
+        if self._ending is not None:
+            self._ending.join()
+        self._recorder.start()
+        self._started_at = time.monotonic_ns()
         return {}
 
-    def stop(message: WorkerMessage) -> dict[str, Any]:
+    def stop(self, message: WorkerMessage) -> dict[str, Any]:
+        """Ends the recording, and sends the sums of its window."""
         request: StopRecording = parse(message)
         begin, end = request.begin, request.end
         if request.host != socket.gethostname():  # whose clock says nothing about this one's
-            begin, end = started_at, time.monotonic_ns()
-        in_background(lambda: send(control, WindowRecorded(recorder.stop(begin, end).to_json())))
+            begin, end = self._started_at, time.monotonic_ns()
+        self._in_background(lambda: self._send_window(begin, end))
         return request._asdict()
 
-    def abandon(_: WorkerMessage) -> dict[str, Any]:
-        in_background(forget)
+    def abandon(self, _: WorkerMessage) -> dict[str, Any]:
+        """Ends the recording, forgets its events, and tells that it has."""
+        self._in_background(self._forget)
         return {}
 
-    def forget() -> None:
-        recorder.abandon()
-        send(control, WindowRecorded(None))
-
-    def in_background(end_recording: Callable[[], None]) -> None:
+    def _in_background(self, end_recording: Callable[[], None]) -> None:
         """A trace takes seconds to collect and to read, in which other messages have to be read."""
-        nonlocal ending
-        ending = threading.Thread(target=end_recording, name="rollmill-recording", daemon=True)
-        ending.start()
+        self._ending = threading.Thread(target=end_recording, name="rollmill-recording", daemon=True)
+        self._ending.start()
 
-    control.answer(StartRecording.__name__, start)
-    control.answer(StopRecording.__name__, stop)
-    control.answer(AbandonRecording.__name__, abandon)
+    def _send_window(self, begin: int, end: int) -> None:
+        # A worker that was started anew after the recording began has nothing to tell.
+        window = self._recorder.stop(begin, end).to_json() if self._recorder.is_recording else None
+        send(self._control, WindowRecorded(window))
+
+    def _forget(self) -> None:
+        self._recorder.abandon()
+        send(self._control, WindowRecorded(None))

@@ -80,8 +80,8 @@ def _fuse(profile: Profile, names: frozenset[str], title: str, options: str) -> 
     all_kernels = fsum(operation.kernels for operation in profile.operations)
     if kernels < SMALL_KERNELS:
         return None
-    neither = over_processes(profile, lambda process: process.overlap.neither)
-    between = fsum(operation.host for operation in operations) + neither * kernels / all_kernels
+    idle = whole_time(profile).idle * kernels / all_kernels
+    between = fsum(operation.host for operation in operations) + idle
     computing = fsum(operation.device for operation in operations) / kernels
     between = between if between / kernels >= computing / 2 else 0.0
     short = fsum(operation.device for operation in operations if _has_short_kernels(operation))

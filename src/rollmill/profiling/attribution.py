@@ -45,8 +45,6 @@ class DeviceTime(NamedTuple):
     """Time in kernels."""
     between: float = 0.0
     """Time between kernels of a running program, while no other thread is in one."""
-    events: float = 0.0
-    """Number of the program's events: kernels, and the loops around them."""
     kernels: float = 0.0
     mixed: float = 0.0
     """The part of `work` in fusions of several operations."""
@@ -61,7 +59,7 @@ class DeviceTime(NamedTuple):
         return DeviceTime(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
-WORK, BETWEEN, EVENTS, KERNELS, MIXED, FLOPS, BYTES, WORK_EVENTS, BETWEEN_EVENTS = range(len(DeviceTime._fields))
+WORK, BETWEEN, KERNELS, MIXED, FLOPS, BYTES, WORK_EVENTS, BETWEEN_EVENTS = range(len(DeviceTime._fields))
 """Positions of a `DeviceTime`'s fields in lists of running sums, which are faster than tuples made anew."""
 
 
@@ -362,7 +360,6 @@ def _count(lanes: Sequence[Lane], classify: Classifier, begin: int, end: int) ->
                 instruction = state.instruction
                 for path, share in instruction.shares.items():
                     counts = device[path]
-                    counts[EVENTS] += share
                     counts[KERNELS] += share * (instruction.kind != "container")
                     counts[FLOPS] += share * instruction.flops
                     counts[BYTES] += share * instruction.bytes

@@ -53,7 +53,7 @@ class DeviceWork(NamedTuple):
 
 
 class KernelStart(NamedTuple):
-    """A device's time before a kernel that follows another one at once: it takes as long to start."""
+    """The short time before a kernel that follows another one of its stream: it is being started."""
 
     instruction: Instruction
 

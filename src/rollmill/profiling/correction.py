@@ -28,7 +28,7 @@ TURNS, REPEATS = 400, 9
 
 
 class PairedWindow(NamedTuple):
-    """A window with the profiler, and the windows without it around it."""
+    """A window with the profiler, and the one without it before."""
 
     profiled: float
     """Nanoseconds of an iteration."""
@@ -100,9 +100,9 @@ def corrected_duration(pair: PairedWindow, found: EventCosts) -> float:
 def held_out_ratio(pairs: Sequence[PairedWindow]) -> float:
     """The corrected duration of an iteration over that without the profiler: 1 if the correction is right.
 
-    Every second window is corrected by the costs of the others, so that this is the error of a prediction: if each
-    were corrected by all others, the differences would cancel out. Each is compared with those around it, because
-    a machine with other work is not equally fast all the time. A single window is corrected by its own costs.
+    Every second pair is corrected by the costs of the others, with which it has no window in common, so that this
+    is the error of a prediction. Each window is compared with the one before it, because a machine with other work
+    is not equally fast all the time. A single pair is corrected by its own costs.
     """
     found = costs(pairs[::2])
     return middle_mean([corrected_duration(pair, found) / pair.unprofiled for pair in pairs[1::2] or pairs])
@@ -122,11 +122,11 @@ def without_cost(
 ) -> WithoutCost:
     """The times of a process in windows that would have taken `target` without the profiler.
 
-    On an accelerator most of the cost lies in the calls that start kernels, while the device is idle: kernels take
-    as long as they do, and what is left of the target is the host's. On a CPU the cost is taken from the
-    operations that its events belong to. What then differs from the target, because the machine has other work or
-    an event's cost is not known well, is waiting time; where there is too little or too much of it, all times are
-    longer or shorter in proportion.
+    On an accelerator most of the cost lies between kernels, while the device is idle: only the part inside them is
+    taken from them, and what is left of the target is the host's. On a CPU the cost is taken from the operations
+    that its events belong to. What then differs from the target, such as the cost of the host's spans, or because
+    the machine has other work, is waiting time; where there is too little or too much of it, all times are longer
+    or shorter in proportion.
 
     Args:
         device: times of operations.
@@ -146,7 +146,7 @@ def without_cost(
 
 def _corrected(times: DeviceTime, found: EventCosts) -> float:
     if found.in_idle_time:
-        return max(0.0, times.work - times.kernels * found.dividing * found.inside)
+        return max(0.0, times.work - times.kernels * found.dividing * found.inside) + times.between
     inside, outside = found.dividing * found.inside, found.dividing * (1.0 - found.inside)
     work = max(0.0, times.work - times.work_events * inside)
     return work + max(0.0, times.between - times.between_events * outside)

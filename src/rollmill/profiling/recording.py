@@ -84,6 +84,11 @@ class TraceRecorder:
         self._programs = _Programs()
         self._simulators = SimulatorCalls()
 
+    @property
+    def is_recording(self) -> bool:
+        """True between `start` and `stop`."""
+        return self._running is not None
+
     def start(self) -> None:
         """Begins to record events."""
         self._running = JaxTrace()

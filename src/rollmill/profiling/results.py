@@ -63,13 +63,13 @@ class IterationTime:
     unprofiled: float
     """The median of windows without it."""
     profiled: float
-    """That of windows with it, each in proportion to those without it around it: the interquartile mean."""
+    """That of windows with it, each in proportion to the one without it before: the interquartile mean."""
     corrected: float
     """The same without the cost of the book-keeping events, which was measured in other windows."""
     iterations: int
-    """Iterations in profiled windows."""
+    """Iterations in the windows that were read."""
     windows: int
-    """Number of profiled windows."""
+    """Number of windows that were read."""
 
     @property
     def error(self) -> float:
@@ -78,13 +78,14 @@ class IterationTime:
 
 
 @dataclass(frozen=True)
-class ProfiledWindow:
-    """Seconds of an iteration in one window with the profiler, and in those around it without."""
+class WindowDuration:
+    """Seconds of an iteration in a window with the profiler, and in the one without it before."""
 
     profiled: float
     unprofiled: float
     events: float
     """Events of compiled programs in an iteration; the mean of windows that were read, where they were not."""
+    read: bool = True
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ class Profile:
     memory: tuple[MemoryUse, ...] = ()
     devices: tuple[DeviceActivity, ...] = ()
     advice: tuple[Advice, ...] = ()
-    windows: tuple[ProfiledWindow, ...] = ()
+    windows: tuple[WindowDuration, ...] = ()
     """All windows with the profiler, in their order."""
     notes: tuple[str, ...] = ()
     """Sentences about results that are missing, or coarser than they could be."""

@@ -187,8 +187,10 @@ def _result(
         memory=memory(processes),
         devices=device_activities(windows.activities, process_times),
         windows=tuple(
-            results.ProfiledWindow(1e-9 * pair.profiled, 1e-9 * pair.unprofiled, pair.program_events)
-            for pair in pairs
+            results.WindowDuration(
+                1e-9 * pair.profiled, 1e-9 * pair.unprofiled, pair.program_events, read=bool(window.processes)
+            )
+            for pair, window in zip(pairs, windows.recorded, strict=True)
         ),
         notes=tuple(notes),
     )
@@ -274,6 +276,10 @@ def _notes(prepared: PreparedTraining, windows: Windows, how: ProfileOptions) ->
     """Sentences about what is missing, or coarser than it could be."""
     if len(windows.profiled) < how.windows:
         yield f"Only {len(windows.profiled)} of {how.windows} windows were profiled before the training ended."
+    if len(windows.recorded) < 2:
+        yield "The correction was not tested: that takes two windows with the profiler."
+    elif len(windows.recorded) < how.windows * (1 + how.unread_windows):
+        yield f"The training ended after {len(windows.recorded)} windows with the profiler; more test it better."
     names = {name for window in windows.profiled for name in window.processes}
     missing = windows.silent.union(*(names - window.processes.keys() for window in windows.profiled))
     if missing:

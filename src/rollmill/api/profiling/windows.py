@@ -25,7 +25,8 @@ MOST_SHORT_WINDOWS = 30
 REHEARSAL_SECONDS = 0.05
 """Shortest duration of the first recording, which belongs to no window."""
 SETTLE_SECONDS = 0.3
-"""Time after a recording begins or ends that belongs to no window, where there are workers or accelerators."""
+"""Time that belongs to no window after a recording begins in workers, and after it ends in workers or on
+accelerators."""
 RECORDED_SHORT_SECONDS = 0.1
 """Shortest duration of the windows by which it is seen that a training has come to its speed while it is recorded:
 short, because all of its events are collected."""
@@ -35,6 +36,8 @@ LONGEST_SLOWED_SECONDS = 0.9
 """Time after which such a training is taken to be so slow because it is recorded."""
 REPLY_SECONDS = 300.0
 """How long workers may take to reduce a window."""
+FORGET_SECONDS = 30.0
+"""How long they may take to forget the events of one that is not read."""
 
 
 @runtime_checkable
@@ -167,15 +170,16 @@ class Windows:
         return [window for window in self.recorded if window.processes]
 
     def pairs(self) -> list[PairedWindow]:
-        """Each window with the profiler beside those without it before and after.
+        """Each window with the profiler beside the one without it before.
 
-        A window that was not read has as many events an iteration as those that were, on average.
+        No two have a window in common: what some of them tell of the profiler's cost can be tested with others. A
+        window that was not read has as many events an iteration as those that were, on average.
         """
         programs = statistics.fmean(window.program_events for window in self.profiled)
         spans = statistics.fmean(window.span_events for window in self.profiled)
         pairs = []
         for number, window in enumerate(self.recorded):
-            unprofiled = statistics.fmean(span.per_iteration for span in self.plain[number : number + 2])
+            unprofiled = self.plain[number].per_iteration
             events = (window.program_events, window.span_events) if window.processes else (programs, spans)
             pairs.append(PairedWindow(window.span.per_iteration, unprofiled, *events))
         return pairs
@@ -187,7 +191,7 @@ class Windows:
 
     @property
     def iterations(self) -> int:
-        """Iterations in all windows with the profiler."""
+        """Iterations in all windows that were read."""
         return sum(window.span.iterations for window in self.profiled)
 
     def _all_steps(self) -> Steps:
@@ -283,7 +287,8 @@ class Windows:
         span = yield from self._window(begin, seconds)
         self._received.clear()
         own = self._end_recordings(span, read=read)
-        yield from self._replies(awaited)
+        unheard = yield from self._unheard(awaited, REPLY_SECONDS if read else FORGET_SECONDS)
+        self.silent |= unheard if read else set()
         read_there = {name: window for name, window in self._received.items() if window is not None}
         return ProfiledWindow(span, {THIS_PROCESS: own, **read_there} if own is not None else {})
 
@@ -299,12 +304,16 @@ class Windows:
         self._recorder.abandon()
         return None
 
-    def _replies(self, awaited: set[str]) -> Steps:
-        """Waits until these workers have ended their recordings, which slows the training down."""
-        deadline = time.monotonic() + REPLY_SECONDS
+    def _unheard(self, awaited: set[str], seconds: float) -> Generator[None, ReportedProgress, set[str]]:
+        """Waits until these workers have ended their recordings, which slows the training down.
+
+        Returns:
+            those of which nothing was heard for so long: one may have ended itself, or begun anew.
+        """
+        deadline = time.monotonic() + seconds
         while awaited - self._received.keys() and time.monotonic() < deadline:
             yield
-        self.silent |= awaited - self._received.keys()
+        return awaited - self._received.keys()
 
     def close(self) -> None:
         """Ends a recording that is going on, without a window."""

@@ -149,13 +149,12 @@ def _operations(profile: Profile) -> str:
             part = BarPart(ratio(seconds, longest), "idle", f"{name}: {duration(seconds)}")
             rows.append(bar_row(name, [part], _value(seconds, whole), is_outer=True))
     several = f", summed over {len(profile.processes)} processes" if len(profile.processes) > 1 else ""
-    colours = {"device computes": "device", "only the host is at work": "host", "idle": "idle"}
+    colours = {"device computes": "device", "a start, or the host": "host", "idle": "idle"}
     return section(
         "Where the time of an iteration goes",
         f"Each bar is the time of one operation of the algorithm{several}, with those inside it, which follow it "
         "indented. The longer the bar, the more there is to gain. Blue: the device computes for it; orange: "
-        "only the "
-        "host does, for example starting kernels, while the device waits.",
+        "the device does not, while a kernel is being started or only the host is at work.",
         [
             legend(colours, hatched="device, estimated" if any(node.mixed for node in shown) else ""),
             *rows,
