@@ -17,6 +17,9 @@ from rollmill.execution.processes.process_tree import descendants_of, resident_m
 
 RUN_BYTES = 15_000_000
 """Memory of a run beside its arrays: files, logs, and threads."""
+HELD_STATES = 5
+"""States that a training holds beside the one that an iteration begins with: those around windows of iterations
+whose metrics are not written yet, the result of the next iteration, and the one to which it would go back."""
 TIMED_SECONDS = 0.3
 """Time that iterations are repeated for to be timed; at least one is."""
 
@@ -25,9 +28,9 @@ def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
     """The memory of a training in one program, and what it is compiled to; None where workers train.
 
     Returns:
-        `bytes` of one device: arguments, temporary arrays, and two results, since an iteration may begin before
-        the state after the last one is saved; `process`, bytes of this process beside them; `held`, bytes of a
-        device with its own memory that are in use already; `identity`, equal for equal programs.
+        `bytes` of one device: arguments, temporary arrays, and the states that are held beside them; `process`,
+        bytes of this process beside them; `held`, bytes of a device with its own memory that are in use already;
+        `identity`, equal for equal programs.
     """
     program = prepared.program
     if program is None:
@@ -35,7 +38,7 @@ def describe_program(prepared: PreparedTraining) -> dict[str, Any] | None:
     memory: Any = program.step.memory_analysis()
     needed = None
     if memory is not None:
-        results = 2 * (memory.output_size_in_bytes - memory.alias_size_in_bytes)
+        results = HELD_STATES * (memory.output_size_in_bytes - memory.alias_size_in_bytes)
         # Threads of a CPU take turns with iterations, and each keeps the temporary arrays that it has freed.
         temporary = memory.temp_size_in_bytes * (2 if program.devices[0].platform == "cpu" else 1)
         needed = memory.argument_size_in_bytes + temporary + results
