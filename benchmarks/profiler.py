@@ -145,10 +145,13 @@ def profiled(words: Sequence[str]) -> Profile:
         return read_profile(file.read_bytes(), where=str(file))
 
 
-MANY = ("--unread-windows", "42", "--window-seconds", "0.4", "--profiled-seconds", "0.4")
-"""Options of profiles whose errors are measured. A machine with other work is slower for seconds at a time, by up
-to a half: windows shorter than that see the same machine as those before them, and many have a sharp mean."""
-MORE = ("--unread-windows", "80", *MANY[2:])
+SHORT = ("--window-seconds", "0.4", "--profiled-seconds", "0.4")
+"""Durations of windows. A machine with other work is slower for seconds at a time, by up to a half: windows
+shorter than that see the same machine as those before them."""
+MANY = ("--unread-windows", "42", *SHORT)
+"""Options of profiles whose errors are measured: the mean of many windows is sharp. Even numbers, so that windows
+that are read are among those that give the cost, and among those that test it."""
+MORE = ("--unread-windows", "80", *SHORT)
 """Where processes wait for each other in every step, so that the noise of each is that of all."""
 LONG = ("--unread-windows", "16", "--window-seconds", "0.5", "--profiled-seconds", "0.6")
 """Where an iteration takes long with the profiler."""

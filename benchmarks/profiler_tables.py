@@ -41,9 +41,8 @@ def errors() -> str:
 
 def _machine(machine: str, profiles: Sequence[Mapping[str, Any]]) -> str:
     """The machine of a row's profiles, which may have had fewer or more cores than those of the last row."""
-    on_cpu = not any(each["devices"] for each in profiles)
-    cores = {each["cores"] for each in profiles if "cores" in each}
-    return f"{min(cores)} cores" if on_cpu and cores else machine
+    on_gpu = any(each["devices"] for each in profiles)
+    return machine if on_gpu else f"{min(each['cores'] for each in profiles)} cores"
 
 
 def devices() -> str:

@@ -24,7 +24,7 @@ def test_an_event_s_cost_is_the_difference_divided_by_the_events():
     assert corrected_duration(pair(1e6, 1000, 500.0), found) == pytest.approx(1e6)
 
 
-def test_windows_are_compared_with_those_around_them_because_the_machine_is_not_always_equally_fast():
+def test_windows_are_compared_with_the_one_before_because_the_machine_is_not_always_equally_fast():
     pairs = [pair(unprofiled, 1000, 100.0) for unprofiled in (1e6, 1e6, 2e6, 3e6, 3e6)]
     assert held_out_ratio(pairs) == pytest.approx(1.0)
     dearer = [*pairs[:4], pair(3e6, 1000, 400.0)]
@@ -38,7 +38,7 @@ def test_what_every_second_window_does_not_foretell_is_an_error():
     assert held_out_ratio([dear]) == pytest.approx(1.0), "by its own costs"
 
 
-def test_windows_faster_than_those_around_them_balance_slower_ones():
+def test_windows_faster_than_the_one_before_balance_slower_ones():
     noisy = [PairedWindow(1e6 + noise, 1e6, 10, 0) for noise in (-2e5, -1e5, 0.0, 1e5, 2e5)]
     assert costs(noisy).program == 0.0
 
@@ -48,7 +48,7 @@ def test_the_mean_of_the_middle_half():
     assert middle_mean([100.0, 1.0, 2.0, 3.0, 4.0, 5.0, -100.0]) == 3.0
 
 
-def test_a_window_that_was_faster_than_those_around_it_costs_nothing():
+def test_a_window_that_was_faster_than_the_one_before_costs_nothing():
     assert costs([PairedWindow(0.9e6, 1e6, 1000, 0)]).program == 0.0
 
 
@@ -93,7 +93,7 @@ def test_waiting_takes_up_what_is_left():
 
 def test_a_cost_far_from_the_usual_one_is_taken_from_all_in_proportion():
     found = EventCosts(program=50.0, span=0.0, inside=1.0, usual=10.0)
-    assert found.dividing == 20.0 and found._replace(program=1.0).dividing == 5.0
+    assert found.bounded == 20.0 and found._replace(program=1.0).bounded == 5.0
     corrected = of_device({("many",): MANY, ("few",): FEW}, found, target=1050.0).device
     assert corrected["few",] / corrected["many",] == pytest.approx((1000 - 20) / (600 - 10 * 20))
     assert sum(corrected.values()) == pytest.approx(1050.0)

@@ -120,13 +120,13 @@ def segments(lane: Lane, classify: Classifier, begin: int, end: int) -> Iterator
     for event in lane.events:
         if event.end <= begin or event.start >= end:
             continue
-        work = classify(event, on_device=lane.on_device)
+        state = classify(event, on_device=lane.on_device)
         for time in (*open_events.ends_until(event.start), event.start):
             if min(time, end) > now:
-                yield StateSegment(now, min(time, end), open_events.state_before(work, event.start - now))
+                yield StateSegment(now, min(time, end), open_events.state_before(state, event.start - now))
                 now = min(time, end)
             open_events.close_until(time)
-        open_events.push(event.end, work)
+        open_events.push(event.end, state)
     for time in (*open_events.ends_until(end), end):
         if min(time, end) > now:
             yield StateSegment(now, min(time, end), open_events.state)
@@ -149,11 +149,11 @@ class _OpenEvents:
         """The class of the innermost event."""
         return self._open[-1][1] if self._open else self._base
 
-    def state_before(self, work: EventClass, nanoseconds: int) -> LaneState:
-        """The state so long before a lane's next event."""
-        follows = self._on_device and not self._open and self._last_work is not None
-        if follows and nanoseconds <= LONGEST_START and isinstance(work, DeviceWork):
-            return KernelStart(work.instruction)
+    def state_before(self, following: EventClass, nanoseconds: int) -> LaneState:
+        """The state until the lane's next event, of this class, which begins after so many nanoseconds."""
+        is_gap = self._on_device and not self._open and self._last_work is not None
+        if is_gap and nanoseconds <= LONGEST_START and isinstance(following, DeviceWork):
+            return KernelStart(following.instruction)
         return self.state
 
     def ends_until(self, time: int) -> list[int]:

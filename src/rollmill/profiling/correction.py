@@ -56,7 +56,7 @@ class EventCosts(NamedTuple):
     """The cost of a program's event in a program of known duration; 0 if it is not known."""
 
     @property
-    def dividing(self) -> float:
+    def bounded(self) -> float:
         """The cost of a program's event that is taken from its operation: within a factor of the usual one.
 
         Windows differ by more than the profiler's cost where the machine has other work, and that belongs to no
@@ -112,7 +112,7 @@ class WithoutCost(NamedTuple):
     """The times of a process without the profiler's cost, in nanoseconds of its windows."""
 
     device: Mapping[Path, float]
-    """Of each operation on the device."""
+    """Time of each operation on the device."""
     host: float
     """The share that is left of the time of the host alone."""
 
@@ -138,7 +138,7 @@ def without_cost(
     corrected = {path: _corrected(times, found) for path, times in device.items()}
     busy, idle = math.fsum(corrected.values()), host_only + neither
     if found.in_idle_time:
-        scale = _ratio(target, max(busy, target))
+        scale = min(1.0, _ratio(target, busy))
         return WithoutCost(_scaled(corrected, scale), min(1.0, _ratio(max(0.0, target - busy), idle)))
     scale = min(max(1.0, _ratio(target, busy + idle)), _ratio(target, busy + host_only))
     return WithoutCost(_scaled(corrected, scale), scale)
@@ -146,8 +146,8 @@ def without_cost(
 
 def _corrected(times: DeviceTime, found: EventCosts) -> float:
     if found.in_idle_time:
-        return max(0.0, times.work - times.kernels * found.dividing * found.inside) + times.between
-    inside, outside = found.dividing * found.inside, found.dividing * (1.0 - found.inside)
+        return max(0.0, times.work - times.kernels * found.bounded * found.inside) + times.between
+    inside, outside = found.bounded * found.inside, found.bounded * (1.0 - found.inside)
     work = max(0.0, times.work - times.work_events * inside)
     return work + max(0.0, times.between - times.between_events * outside)
 

@@ -128,7 +128,7 @@ class TraceRecorder:
 
     def abandon(self) -> None:
         """Ends a recording, if one is going on, and forgets it."""
-        if self._running is not None:
+        if self.is_recording:
             self._ended().abandon()
 
     def _ended(self) -> JaxTrace:

@@ -278,8 +278,8 @@ def _notes(prepared: PreparedTraining, windows: Windows, how: ProfileOptions) ->
         yield f"Only {len(windows.profiled)} of {how.windows} windows were profiled before the training ended."
     if len(windows.recorded) < 2:
         yield "The correction was not tested: that takes two windows with the profiler."
-    elif len(windows.recorded) < how.windows * (1 + how.unread_windows):
-        yield f"The training ended after {len(windows.recorded)} windows with the profiler; more test it better."
+    elif len(windows.recorded) < (planned := how.windows * (1 + how.unread_windows)):
+        yield f"The training ended when {len(windows.recorded)} of {planned} windows had tested the correction."
     names = {name for window in windows.profiled for name in window.processes}
     missing = windows.silent.union(*(names - window.processes.keys() for window in windows.profiled))
     if missing:

@@ -288,7 +288,8 @@ class Windows:
         self._received.clear()
         own = self._end_recordings(span, read=read)
         unheard = yield from self._unheard(awaited, REPLY_SECONDS if read else FORGET_SECONDS)
-        self.silent |= unheard if read else set()
+        if read:
+            self.silent |= unheard
         read_there = {name: window for name, window in self._received.items() if window is not None}
         return ProfiledWindow(span, {THIS_PROCESS: own, **read_there} if own is not None else {})
 

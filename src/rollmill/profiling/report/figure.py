@@ -54,7 +54,7 @@ def _draw_operations(axes: Any, nodes: Sequence[OperationNode], profile: Profile
     axes.barh(places, sure, color=device, label="device computes")
     axes.barh(places, mixed, left=sure, color=device, alpha=0.55, hatch="////", label="device, estimated")
     starts = [a + b for a, b in zip(sure, mixed, strict=True)]
-    axes.barh(places, host, left=starts, color=COLOURS["host"], label="a start, or the host")
+    axes.barh(places, host, left=starts, color=COLOURS["host"], label="the host, or a kernel's start")
     axes.set_yticks(places, names, fontsize=8)
     axes.set_xlabel(f"milliseconds of an iteration of {sizes_text(profile)}", fontsize=8)
     _finish(axes)

@@ -149,7 +149,7 @@ def _operations(profile: Profile) -> str:
             part = BarPart(ratio(seconds, longest), "idle", f"{name}: {duration(seconds)}")
             rows.append(bar_row(name, [part], _value(seconds, whole), is_outer=True))
     several = f", summed over {len(profile.processes)} processes" if len(profile.processes) > 1 else ""
-    colours = {"device computes": "device", "a start, or the host": "host", "idle": "idle"}
+    colours = {"device computes": "device", "the host, or a kernel's start": "host", "idle": "idle"}
     return section(
         "Where the time of an iteration goes",
         f"Each bar is the time of one operation of the algorithm{several}, with those inside it, which follow it "
