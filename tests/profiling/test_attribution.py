@@ -119,6 +119,16 @@ def test_kernels_of_libraries_belong_to_the_instruction_that_the_device_names():
     }
 
 
+def test_a_kernel_that_equal_instructions_share_belongs_to_the_one_that_the_device_names():
+    events = [
+        Event(0, 10, "fusion_1", "jit_f", "dot.1"),
+        Event(10, 14, "dot_1", "jit_f", "command_buffer_1"),
+        Event(14, 16, "dot_1", "jit_f", "while.1"),
+    ]
+    times = attribute(Trace([Lane("GPU 0 stream 7", True, events)], 0), ON_GPU, 0, 100)
+    assert {path: each.work for path, each in times.device.items()} == {POLICY: 16}
+
+
 def test_shares_of_libraries_kernels_are_those_of_the_program_that_names_them():
     events = [
         Event(0, 10, "gemm<1>", "jit_f", "dot.1"),

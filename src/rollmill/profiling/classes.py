@@ -144,9 +144,17 @@ class Classifier:
         return None
 
     def device_instruction(self, event: Event) -> Instruction:
-        """The instruction of an event on a device: by its kernel's name, else by what the device says."""
-        named = self._instruction(event.name, event.module) or OWN_KERNELS.get(event.name)
-        return named or self._instruction(event.instruction, event.module) or _unnamed(event.name)
+        """The instruction of an event on a device: the one that the device says, else that of its kernel's name.
+
+        Of equal instructions XLA compiles one kernel, with the name of one of them, so the name alone may be that
+        of another operation's. In a CUDA graph nothing else is known.
+        """
+        if (own := OWN_KERNELS.get(event.name)) is not None:
+            return own
+        said = self._instruction(event.instruction, event.module)
+        if said is not None and said.kind != "container":
+            return said
+        return self._instruction(event.name, event.module) or said or _unnamed(event.name)
 
     def _instruction(self, name: str, module: str) -> Instruction | None:
         name = name if name in self._by_name else self._by_kernel.get(name, name)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from rollmill.core.operations import SPAN_MARK
@@ -32,7 +32,7 @@ class Event(NamedTuple):
     module: str = ""
     """The compiled program it belongs to, with its number, where its name alone does not say so; else empty."""
     instruction: str = ""
-    """The instruction that a device says it belongs to, where its name is not that of one; else empty."""
+    """The instruction that a device says it belongs to; empty if it says none."""
 
 
 class Sampling(NamedTuple):
@@ -70,11 +70,7 @@ class Trace(NamedTuple):
 
 @runtime_checkable
 class Naming(Protocol):
-    """Knows which names say enough, because reading more of an event takes longer."""
-
-    def is_instruction(self, name: str) -> bool:
-        """True if a program has an instruction of that name."""
-        ...
+    """Knows of which of the host's events more has to be read than the name, which takes longer."""
 
     def is_ambiguous(self, name: str) -> bool:
         """True if several programs have an instruction of that name."""
@@ -92,7 +88,7 @@ def read_trace(
 
     Args:
         data: a `jax.profiler.ProfileData`.
-        names: of instructions. Of events with other names on a device, and of ambiguous ones, more is read.
+        names: of instructions. Of events with ambiguous ones, and of those on a device, more than the name is read.
         window: the first nanosecond and the one after the last, on the host's monotonic clock: events outside are
             left out.
         most_events: number of events beyond which only some intervals of the window are read.
@@ -131,10 +127,11 @@ def _events(recorded: Iterator[Any], on_device: bool, names: Naming, sampling: S
         start = round(event.start_ns)
         start, end = sampling.time(start), sampling.time(start + round(event.duration_ns))
         if end > start and not (name := event.name).startswith(IGNORED):
-            if names.is_ambiguous(name):
-                yield Event(start, end, name, _program(event))
-            elif on_device and not names.is_instruction(name):
-                yield Event(start, end, name, _program(event), _stat(event, "hlo_op"))
+            if on_device:
+                stats = _stats(event)
+                yield Event(start, end, name, _program(stats), str(stats.get("hlo_op", "")))
+            elif names.is_ambiguous(name):
+                yield Event(start, end, name, _program(_stats(event)))
             else:
                 yield Event(start, end, name)
 
@@ -148,12 +145,12 @@ def _clock_offset(data: Any) -> int:
     return 0
 
 
-def _program(event: Any) -> str:
-    return program_key(_stat(event, "hlo_module"), int(_stat(event, "program_id") or 0))
+def _stats(event: Any) -> dict[str, Any]:
+    return dict(event.stats)
 
 
-def _stat(event: Any, name: str) -> str:
-    return next((str(value) for key, value in event.stats if key == name), "")
+def _program(stats: Mapping[str, Any]) -> str:
+    return program_key(str(stats.get("hlo_module", "")), int(stats.get("program_id") or 0))
 
 
 def _lane_name(plane: str, line: str, number: int) -> str:
