@@ -13,6 +13,7 @@ import pytest
 
 import rollmill
 from rollmill.api.options import RunOptions
+from rollmill.api.plan_search import process as process_module
 from rollmill.api.plan_search import trials as trials_module
 from rollmill.api.plan_search.compiled_program import memory_in_use
 from rollmill.api.plan_search.finding import SearchRequest, list_candidates, this_machine, workload_of
@@ -230,6 +231,18 @@ def test_what_a_training_says_before_it_ends_is_the_reason(process):
 def test_a_process_that_does_not_answer_is_given_up(process):
     with pytest.raises(OutOfTime):
         process(*WORDS).ask(None, "program", seconds=0.01)
+
+
+def test_what_timing_a_stage_left_in_the_process_is_not_the_training_s_memory(process, monkeypatch):
+    training = process(*WORDS)
+    training._reports, reports = os.pipe()
+    os.set_blocking(training._reports, False)
+    os.write(reports, b'{"collect": 0.1, "left": 30}\n')
+    assert training.ask(None, "collect", seconds=10.0) == 0.1
+    monkeypatch.setattr(process_module, "_PeakMemory", lambda pid: SimpleNamespace(look=lambda: None, peak=100))
+    monkeypatch.setattr(process_module, "measured_between", lambda points, **how: Measurement(5.0))
+    assert training.measure(bound=None, seconds=10.0, seeds=2, learns_from=0) == Measurement(10.0, memory=70.0)
+    os.close(reports)
 
 
 def test_a_signal_ends_the_wait(process):

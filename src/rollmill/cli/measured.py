@@ -39,6 +39,7 @@ def _obey(commands_file: TextIO, reports_file: TextIO) -> int:
         describe_program,
         iteration_seconds,
         most_memory,
+        process_memory,
         stage_seconds,
     )
     from rollmill.cli.train import prepare
@@ -56,7 +57,9 @@ def _obey(commands_file: TextIO, reports_file: TextIO) -> int:
                 if (most := most_memory(prepared)) > compiled:  # what compiling took is not the training's
                     trained = most
             case "stages":
-                _report(reports_file, collect=stage_seconds(prepared))
+                before = process_memory()
+                collect = stage_seconds(prepared)
+                _report(reports_file, collect=collect, left=max(0, process_memory() - before))
             case "begin":
                 return_freed_memory()  # what timing took is not the training's
                 watch = partial(_watch_memory, reports_file, trained=trained)

@@ -88,7 +88,7 @@ def read_trace(
 
     Args:
         data: a `jax.profiler.ProfileData`.
-        names: of instructions. Of events with ambiguous ones, and of those on a device, more than the name is read.
+        names: of instructions. Of events with ambiguous names, and of those on a device, more is read.
         window: the first nanosecond and the one after the last, on the host's monotonic clock: events outside are
             left out.
         most_events: number of events beyond which only some intervals of the window are read.

@@ -142,8 +142,13 @@ def _of_fullest(devices: Sequence[Any], name: str) -> int:
     return max((device.memory_stats() or {}).get(name, 0) for device in devices)
 
 
+def process_memory() -> int:
+    """Bytes that this process and those that it has started hold; 0 where the system does not tell."""
+    return_freed_memory()  # by the compiler
+    return resident_memory(descendants_of(os.getpid()))
+
+
 def _own_memory() -> int | None:
     """Bytes that this process will hold beside its arrays; None where the system does not tell."""
-    return_freed_memory()  # by the compiler
-    held = resident_memory(descendants_of(os.getpid()))
+    held = process_memory()
     return held + RUN_BYTES if held else None

@@ -71,6 +71,8 @@ class CandidateProcess:
         self._unread = b""
         self.device_peak = 0
         """Most bytes of a device that the process has reported."""
+        self._left = 0
+        """Bytes of the process that timing a stage left behind: compilers do not return all that they use."""
         commands, reports = os.pipe(), os.pipe()
         module = [sys.executable, "-m", "rollmill.cli.measured"]
         with (self._folder / "output").open("wb") as output:
@@ -146,7 +148,7 @@ class CandidateProcess:
             return None if found is None else (found,)
 
         found = self._wait(result, seconds=min(seconds, START_SECONDS))[0]
-        peak = self.device_peak or memory.peak
+        peak = self.device_peak or max(0, memory.peak - self._left)
         return found._replace(
             steps_per_second=found.steps_per_second * seeds, memory=float(peak) if peak else None
         )
@@ -177,7 +179,7 @@ class CandidateProcess:
         return None
 
     def _read_reports(self) -> list[dict[str, Any]]:
-        """Reports that have come; keeps the device's memory and raises the error of one that tells of it."""
+        """Reports that have come; keeps what they say of memory, and raises the error of one that tells of it."""
         with contextlib.suppress(BlockingIOError):
             while part := os.read(self._reports, 65536):
                 self._unread += part
@@ -185,6 +187,7 @@ class CandidateProcess:
         reports = [json.loads(line) for line in lines]
         for report in reports:
             self.device_peak = max(self.device_peak, report.get("peak", 0))
+            self._left = report.get("left", self._left)
             if "error" in report:
                 reason = " ".join(report["error"].split())
                 raise CannotBeFused(reason, report["depths"]) if report["depths"] else CannotRun(reason)
