@@ -155,8 +155,9 @@ MORE = ("--unread-windows", "80", *SHORT)
 """Where processes wait for each other in every step, so that the noise of each is that of all."""
 LONG = ("--unread-windows", "16", "--window-seconds", "0.5", "--profiled-seconds", "0.6")
 """Where an iteration takes long with the profiler."""
-ONE_READ = ("--windows", "1", "--unread-windows", "39", "--window-seconds", "0.4", "--profiled-seconds", "0.8")
-"""On a GPU, where iterations differ with the profiler alone, and where it takes long to read a window."""
+ONE_READ = ("--windows", "1", "--unread-windows", "89", *SHORT)
+"""On a GPU, where it takes long to read a window, and where the profiler's cost differs by a tenth of an iteration from
+one recording to the next, however long they are."""
 WINDOWS = {"ppo, HalfCheetah of Gymnasium, two environment servers": MORE, "alphazero, TicTacToe-v0": LONG}
 
 
@@ -226,12 +227,15 @@ PRODUCTS = {
 """Products that are added to an operation: each takes much longer than it takes to record it, as most of what
 trainings compute does. Those before or after gradients are large enough for all threads: while one worked, others
 would sleep, and the gradients would take longer until they are awake."""
-PRODUCTS_ON_GPU = PRODUCTS | {
-    "prepare": Products(800, 256, rows=16),
-    "gradients": Products(40, 64),
-    "update": Products(400, 128, rows=1024),
+PRODUCTS_ON_GPU = {
+    "environment": Products(6, 1024),
+    "policy": Products(6, 1024),
+    "prepare": Products(400, 256, rows=256),
+    "gradients": Products(100, 64),
+    "update": Products(50, 1024, rows=8192),
 }
-"""Products that a GPU takes about as long for as for an operation."""
+"""Products that a GPU takes about twice as long for as for the rest of an iteration. Each takes longer than it takes to
+start a kernel, so that the host does not hold them up, whose speed varies."""
 FEWEST = 2
 """Products in the training that is compared with it."""
 

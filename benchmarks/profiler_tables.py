@@ -118,12 +118,12 @@ def survey() -> str:
 
 
 def rows_of(part: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Machine, name and figures of each row of a part's results."""
+    """Machine, name and figures of each row of a part's results, those of each platform by name."""
     for platform in PLATFORMS:
         file = RESULTS / f"profiler-{part}-{platform}.json"
         if file.exists():
             stored = json.loads(file.read_text())
-            for name, row in stored["result"]["rows"].items():
+            for name, row in sorted(stored["result"]["rows"].items()):
                 yield machine_of(stored["hardware"]), name, row
 
 
