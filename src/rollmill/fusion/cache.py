@@ -7,11 +7,14 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rollmill.core.installation import cache_root
+
+T = TypeVar("T")
 
 
 def cached_file(folder: str, known: Sequence[object], *, packages: Sequence[str] = ()) -> Path:
@@ -19,6 +22,17 @@ def cached_file(folder: str, known: Sequence[object], *, packages: Sequence[str]
     versions = [version(name) for name in ("jax", "jaxlib", *packages)]
     name = hashlib.sha256(json.dumps([*known, versions]).encode()).hexdigest()[:24]
     return cache_root() / folder / f"{name}.json"
+
+
+def read_cached(file: Path, read: Callable[[Any], T]) -> T | None:
+    """The value that `read` makes of a file's JSON; None if there is none, or a damaged one, which is removed."""
+    if not file.exists():
+        return None
+    try:
+        return read(json.loads(file.read_text()))
+    except (ValueError, KeyError, TypeError):
+        file.unlink(missing_ok=True)
+        return None
 
 
 def write_once(file: Path, text: str) -> None:

@@ -15,7 +15,7 @@ from rollmill.dataflow import Graph, Reduce
 from rollmill.execution.program.compiled import state_shapes
 from rollmill.execution.program.peer_memory import NoPeerMemory
 from rollmill.execution.program.reductions import MeshMean, fastest, mean_over, time_reductions, ways_of
-from rollmill.fusion.cache import cached_file, write_once
+from rollmill.fusion.cache import cached_file, read_cached, write_once
 from rollmill.planning import AllReduce, AllReduceOption
 
 WAYS: tuple[AllReduce, ...] = get_args(AllReduce)
@@ -93,9 +93,10 @@ def _file_of(mesh: Mesh, num_parameters: int, means: Mapping[AllReduce, MeshMean
 
 def _stored(file: Path) -> AllReduce | None:
     """The choice that all processes have stored; None if one has none, or they differ."""
-    own = WAYS.index(json.loads(file.read_text())["way"]) if file.exists() else -1
-    of_all = np.asarray(multihost_utils.process_allgather(np.int32(own)))
-    return WAYS[own] if own >= 0 and (of_all == own).all() else None
+    own = read_cached(file, lambda it: WAYS.index(it["way"]))
+    number = -1 if own is None else own
+    of_all = np.asarray(multihost_utils.process_allgather(np.int32(number)))
+    return WAYS[number] if number >= 0 and (of_all == number).all() else None
 
 
 def _note(num_parameters: int, seconds: Mapping[AllReduce, float], chosen: AllReduce) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from rollmill.fusion.backends.base import CompilingAhead
-from rollmill.fusion.cache import cached_file, write_once
+from rollmill.fusion.cache import cached_file, read_cached, write_once
 from rollmill.fusion.errors import CannotFuse
 
 REPEATS, CALLS = 5, 10
@@ -55,10 +55,7 @@ class Search(NamedTuple):
 
     def stored(self) -> Tuned | None:
         """The result of an earlier search; None where there was none."""
-        if not self.file.exists():
-            return None
-        stored = json.loads(self.file.read_text())
-        return Tuned(tuple(stored["launch"]), stored["seconds"], stored["unfused_seconds"])
+        return read_cached(self.file, lambda it: Tuned(tuple(it["launch"]), it["seconds"], it["unfused_seconds"]))
 
 
 def file_of(what: Sequence[str], launches: Sequence[tuple[int, ...]], package: str) -> Path:
