@@ -158,7 +158,13 @@ LONG = ("--unread-windows", "16", "--window-seconds", "0.5", "--profiled-seconds
 ONE_READ = ("--windows", "1", "--unread-windows", "89", *SHORT)
 """On a GPU, where it takes long to read a window, and where the profiler's cost differs by a tenth of an iteration from
 one recording to the next, however long they are."""
-WINDOWS = {"ppo, HalfCheetah of Gymnasium, two environment servers": MORE, "alphazero, TicTacToe-v0": LONG}
+ONE_READ_LONG = ("--windows", "1", "--unread-windows", "59", "--window-seconds", "0.8", "--profiled-seconds", "2")
+"""On a GPU, where an iteration takes a tenth of a second, and iterations with the profiler differ by as much."""
+WINDOWS = {
+    "ppo, HalfCheetah of Gymnasium, two environment servers": MORE,
+    "alphazero, TicTacToe-v0": LONG,
+    "alphazero, ConnectFour-v0": ONE_READ_LONG,
+}
 
 
 def errors(options: argparse.Namespace) -> Rows:
@@ -166,7 +172,7 @@ def errors(options: argparse.Namespace) -> Rows:
     for name, words in (ON_GPU if options.platform == "gpu" else WORKLOADS).items():
         if options.workload and name not in options.workload:
             continue
-        command = [*words, *(ONE_READ if options.platform == "gpu" else WINDOWS.get(name, MANY))]
+        command = [*words, *WINDOWS.get(name, ONE_READ if options.platform == "gpu" else MANY)]
         for _ in range(options.repeats):
             found = profiled(command)
             print(f"{name}: {found.iteration.error:+.1%}", flush=True)
