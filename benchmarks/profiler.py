@@ -156,8 +156,8 @@ MORE = ("--unread-windows", "80", *SHORT)
 LONG = ("--unread-windows", "16", "--window-seconds", "0.5", "--profiled-seconds", "0.6")
 """Where an iteration takes long with the profiler."""
 ONE_READ = ("--windows", "1", "--unread-windows", "89", *SHORT)
-"""On a GPU, where it takes long to read a window, and where the profiler's cost differs by a tenth of an iteration from
-one recording to the next, however long they are."""
+"""On a GPU, where it takes long to read a window, and where the profiler's cost differs by a tenth of an iteration
+from one recording to the next, however long they are."""
 ONE_READ_LONG = ("--windows", "1", "--unread-windows", "59", "--window-seconds", "0.8", "--profiled-seconds", "2")
 """On a GPU, where an iteration takes a tenth of a second, and iterations with the profiler differ by as much."""
 WINDOWS = {
@@ -240,8 +240,8 @@ PRODUCTS_ON_GPU = {
     "gradients": Products(100, 64),
     "update": Products(50, 1024, rows=8192),
 }
-"""Products that a GPU takes about twice as long for as for the rest of an iteration. Each takes longer than it takes to
-start a kernel, so that the host does not hold them up, whose speed varies."""
+"""Products that a GPU takes about twice as long for as for the rest of an iteration. Each takes longer than it takes
+to start a kernel, so that the host does not hold them up, whose speed varies."""
 FEWEST = 2
 """Products in the training that is compared with it."""
 
