@@ -240,8 +240,8 @@ PRODUCTS_ON_GPU = {
     "gradients": Products(100, 64),
     "update": Products(50, 1024, rows=8192),
 }
-"""Products that a GPU takes about twice as long for as for the rest of an iteration. Each takes longer than it takes
-to start a kernel, so that the host does not hold them up, whose speed varies."""
+"""Products that a GPU takes about twice as long for as for the rest of an iteration. One takes longer to compute
+than to start, so that the host, whose speed varies, does not hold them up."""
 FEWEST = 2
 """Products in the training that is compared with it."""
 
@@ -379,7 +379,7 @@ class _Side:
             pairs,
             inside=calibration.inside,
             in_idle_time=jax.default_backend() != "cpu",
-            usual=calibration.event_nanoseconds,
+            calibrated=calibration.event_nanoseconds,
         )
         return [
             Round(plain, profiled, self._shares(window, found, 1e-9 * pair.unprofiled))

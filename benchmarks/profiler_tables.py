@@ -8,7 +8,7 @@ Reads results/profiler-PART-PLATFORM.json, as far as they are there; measures no
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 from typing import Any
 
 from measure import RESULTS, machine_of, table_of, write_table
@@ -18,22 +18,23 @@ PLATFORMS = ("cpu", "gpu")
 
 
 def errors() -> str:
-    """How far the corrected duration of an iteration is from the unprofiled one, in each of several profiles."""
-    head = ["training", "on", "without the profiler", "with it", "corrected, from that without", "median"]
+    """How far the corrected duration of an iteration is from the unprofiled one, in each of several profiles.
+
+    `windows` is the smallest number of windows of a profile. `with it` has the standard deviation among windows.
+    """
+    head = ["training", "on", "windows", "without the profiler", "with it", "error of each profile"]
     rows = []
     for machine, name, row in rows_of("errors"):
-        middle = {
-            key: median(each[key] for each in row["profiles"])
-            for key in ("iteration_seconds", "slowdown", "error")
-        }
+        profiles = row["profiles"]
+        slowdowns = [[float(each) for each in one["slowdowns"].split()] for one in profiles]
         rows.append(
             [
                 name,
-                _machine(machine, row["profiles"]),
-                duration(middle["iteration_seconds"]),
-                f"{middle['slowdown']:.2f} x",
-                ", ".join(f"{each['error']:+.1%}" for each in row["profiles"]),
-                f"{middle['error']:+.1%}",
+                _machine(machine, profiles),
+                str(min(map(len, slowdowns))),
+                duration(median(each["iteration_seconds"] for each in profiles)),
+                f"{median(each['slowdown'] for each in profiles):.2f} ± {median(map(stdev, slowdowns)):.2f} x",
+                ", ".join(f"{each['error']:+.1%}" for each in profiles),
             ]
         )
     return table_of(head, rows, numbers=(2, 3, 4, 5))
@@ -51,7 +52,7 @@ def devices() -> str:
     Beside it the share of kernels' time that belongs to an operation.
     """
     kinds = ("utilisation", "occupied", "sm_activity")
-    head = ["training", "on", "utilisation (NVML)", "a kernel ran", "processors active", "of an operation"]
+    head = ["training", "on", "utilisation (NVML)", "a kernel ran", "SMs active", "kernels of a named operation"]
     rows = []
     for machine, name, row in rows_of("errors"):
         if first := [each["devices"][0] for each in row["profiles"] if each["devices"]]:
@@ -73,7 +74,7 @@ def planted() -> str:
         "an iteration takes longer by",
         "the operation",
         "difference",
-        "another at most",
+        "largest change of another operation",
     ]
     rows = [
         [
@@ -90,7 +91,7 @@ def planted() -> str:
 
 
 def advice() -> str:
-    """What following a piece of advice saved, beside what was predicted."""
+    """The time that following a piece of advice saved, beside the predicted one."""
     head = ["training", "on", "advice", "predicted to save", "saved", "steps a second"]
     rows = [
         [
@@ -107,14 +108,14 @@ def advice() -> str:
 
 
 def survey() -> str:
-    """Shares of the working time by kinds of operations, and the idle share of all processes' time."""
+    """Shares of the working time by kinds of operations, the idle share of all processes' time, and the error."""
     kinds = ("simulation", "inference", "search", "backpropagation", "replay", "preparation", "host", "rest")
     rows = [
         [name, *(percent(row["shares"][kind]) if row["shares"][kind] >= 0.005 else "" for kind in kinds)]
-        + [percent(row["idle"])]
+        + [percent(row["idle"]), f"{row['error']:+.0%}"]
         for _, name, row in rows_of("survey")
     ]
-    return table_of(["training", *kinds, "idle"], rows, numbers=range(1, len(kinds) + 2))
+    return table_of(["training", *kinds, "idle", "error"], rows, numbers=range(1, len(kinds) + 3))
 
 
 def rows_of(part: str) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

@@ -92,7 +92,7 @@ def test_waiting_takes_up_what_is_left():
 
 
 def test_a_cost_far_from_the_usual_one_is_taken_from_all_in_proportion():
-    found = EventCosts(program=50.0, span=0.0, inside=1.0, usual=10.0)
+    found = EventCosts(program=50.0, span=0.0, inside=1.0, calibrated=10.0)
     assert found.bounded == 20.0 and found._replace(program=1.0).bounded == 5.0
     corrected = of_device({("many",): MANY, ("few",): FEW}, found, target=1050.0).device
     assert corrected["few",] / corrected["many",] == pytest.approx((1000 - 20) / (600 - 10 * 20))

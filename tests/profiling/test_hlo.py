@@ -1,5 +1,7 @@
 """Instructions of compiled programs, and the operations that they belong to."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -108,3 +110,32 @@ def test_compiled_programs_have_different_numbers():
     compiled = [jax.jit(lambda x: x + 1).lower(jnp.ones(size)).compile() for size in (3, 4)]
     modules = [each.runtime_executable().hlo_modules()[0] for each in compiled]
     assert len({program_number(module.as_serialized_hlo_module_proto()) for module in modules}) == 2
+
+
+LIBRARY_CALLS = """HloModule jit_f, is_scheduled=true
+
+ENTRY %main (a: f32[64,32], b: f32[32,16], x: f32[8,16,16,3], k: f32[5,5,3,32]) -> f32[64,16] {
+  %a = f32[64,32]{1,0} parameter(0)
+  %b = f32[32,16]{1,0} parameter(1)
+  %x = f32[8,16,16,3]{3,2,1,0} parameter(2)
+  %k = f32[5,5,3,32]{3,2,1,0} parameter(3)
+  %gemm = (f32[64,16]{1,0}, s8[4096]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm", \
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
+  %cudnn = (f32[8,16,16,32]{3,2,1,0}, u8[0]{0}) custom-call(%x, %k), window={size=5x5 pad=2_2x2_2}, \
+dim_labels=b01f_01io->b01f, custom_call_target="__cudnn$convForward"
+  ROOT %sort = f32[64,16]{1,0} custom-call(%a), custom_call_target="sort"
+}
+"""
+
+
+def test_calls_of_libraries_count_the_products_that_they_sum():
+    flops = {name: each.flops for name, each in read_instructions(LIBRARY_CALLS).items()}
+    assert flops == {"gemm": 2.0 * 64 * 16 * 32, "cudnn": 2.0 * 8 * 16 * 16 * 32 * (5 * 5 * 3), "sort": 0.0}
+
+
+def test_a_convolution_counts_its_kernel_for_each_element():
+    images, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 4))
+    convolve = partial(jax.lax.conv_general_dilated, window_strides=(1, 1), padding="SAME")
+    layouts = ("NHWC", "HWIO", "NHWC")
+    program = jax.jit(partial(convolve, dimension_numbers=layouts)).lower(images, kernel).compile()
+    assert sum(each.flops for each in read_instructions(program.as_text()).values()) == 2.0 * 2 * 8 * 8 * 4 * 27

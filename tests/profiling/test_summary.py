@@ -16,7 +16,7 @@ POLICY, UPDATE = ("collect", "policy"), ("learn", "update")
 FREE = EventCosts(program=0.0, span=0.0)
 
 
-def window(device, host=(), *, duration=1000, overlap=(0.0, 1000.0, 0.0, 0.0)):
+def window(device, host=(), *, duration=1000, overlap=(0.0, 1000.0, 0.0, 0.0), accelerators=0):
     times = WindowTimes(
         duration=duration,
         device=device,
@@ -28,7 +28,7 @@ def window(device, host=(), *, duration=1000, overlap=(0.0, 1000.0, 0.0, 0.0)):
         span_events=1,
         calls={"dispatch": 4},
     )
-    return RecordedWindow(times, (), (MemoryUse("jit_f", 1, 2, 3),))
+    return RecordedWindow(times, (), (MemoryUse("jit_f", 1, 2, 3),), accelerators=accelerators)
 
 
 def test_windows_of_all_processes_are_summed_and_divided_by_iterations():
@@ -70,7 +70,9 @@ def test_a_kernel_is_divided_among_operations_as_an_estimate():
 
 def test_on_an_accelerator_the_host_alone_has_the_time_in_which_the_device_would_be_idle():
     device = {POLICY: DeviceTime(work=400.0, kernels=4)}
-    processes = [ProcessWindows("training", [window(device, overlap=(500.0, 300.0, 100.0, 100.0))])]
+    processes = [
+        ProcessWindows("training", [window(device, overlap=(500.0, 300.0, 100.0, 100.0), accelerators=1)])
+    ]
     costs = EventCosts(100.0, 0.0, 0.25, in_idle_time=True)
     overlap = process_time(processes[0], 1.0, costs, iteration=600e-9).overlap
     assert astuple(overlap) == pytest.approx((250e-9, 225e-9, 75e-9, 50e-9))
@@ -81,15 +83,30 @@ def test_on_an_accelerator_the_host_alone_has_the_time_in_which_the_device_would
 
 
 def test_figures_of_gpus_stand_beside_the_time_in_which_kernels_ran():
-    process = process_time(
-        ProcessWindows("training", [window({}, overlap=(0.0, 300.0, 0.0, 700.0))]), 1.0, FREE, 1e-6
-    )
+    recorded = window({}, overlap=(0.0, 300.0, 0.0, 700.0), accelerators=1)
+    process = process_time(ProcessWindows("training", [recorded]), 1.0, FREE, 1e-6)
     process = replace(process, overlap=Overlap(0.0, 3e-7, 0.0, 7e-7))
     first = {"gpu": 2, "utilisation": 0.9, "sm_activity": 0.1}
     second = {"gpu": 2, "utilisation": None, "sm_activity": 0.3}
     found = device_activities([[first], [second]], [process, process])
     assert found == (DeviceActivity("GPU 2", utilisation=0.9, sm_activity=0.2, occupied=0.6),)
     assert device_activities([], [process]) == ()
+
+
+def test_only_gpus_that_a_training_uses_are_occupied_by_it():
+    busy = Overlap(0.0, 3e-7, 0.0, 7e-7)
+    gpu = process_time(ProcessWindows("learner/0", [window({}, accelerators=1)]), 1.0, FREE, 1e-6)
+    cpu = process_time(ProcessWindows("actor/0", [window({})]), 1.0, FREE, 1e-6)
+    figures = [{"gpu": n, "utilisation": 0.5 * (n == 1), "sm_activity": None} for n in range(4)]
+    found = device_activities([figures], [replace(gpu, overlap=busy), replace(cpu, overlap=busy)])
+    assert [each.occupied for each in found] == pytest.approx([0.0, 0.3, 0.0, 0.0])
+
+
+def test_a_process_on_a_cpu_is_not_corrected_as_one_on_a_gpu():
+    costs = EventCosts(100.0, 0.0, 0.25, in_idle_time=True, calibrated=10.0)
+    assert costs.on(accelerated=True) is costs and costs.bounded == 20
+    on_cpu = costs.on(accelerated=False)
+    assert (on_cpu.bounded, on_cpu.inside, on_cpu.in_idle_time) == (100.0, 0.0, False)
 
 
 def test_a_program_of_several_processes_is_listed_once():

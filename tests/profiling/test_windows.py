@@ -64,27 +64,28 @@ class Worker:
         self._clock = clock
         self._forgets = forgets
         self._ends_at: int | None = None
-        self._window: RecordedWindow | None = None
+        self._number, self._window = 0, None
 
     def start_recording(self) -> Sequence[str]:
         return ["actor/0"]
 
-    def stop_recording(self, begin: int, end: int) -> None:
-        self._end(recorded(begin, end))
+    def stop_recording(self, number: int, begin: int, end: int) -> None:
+        self._end(number, recorded(begin, end))
 
-    def abandon_recording(self) -> None:
+    def abandon_recording(self, number: int) -> None:
         if self._forgets:
-            self._end(None)
+            self._end(number, None)
 
-    def _end(self, window: RecordedWindow | None) -> None:
-        self._window = window
+    def _end(self, number: int, window: RecordedWindow | None) -> None:
+        self._number, self._window = number, window
         self._ends_at = self._clock.slow_until = self._clock.now + SECOND
 
     def answer(self, windows: Windows) -> None:
         """Tells that it has ended a recording, once it has."""
         if self._ends_at is not None and self._clock.now >= self._ends_at:
             self._ends_at = None
-            windows.receive("actor/0", self._window)
+            windows.receive("actor/0", self._number - 1, None)  # comes too late
+            windows.receive("actor/0", self._number, self._window)
 
 
 def recorded(begin: int, end: int) -> RecordedWindow:

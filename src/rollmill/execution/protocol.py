@@ -73,10 +73,15 @@ class StartRecording(NamedTuple):
 class AbandonRecording(NamedTuple):
     """Stop recording, forget the events, and answer once that is done."""
 
+    number: int
+    """See `WindowRecorded`."""
+
 
 class StopRecording(NamedTuple):
     """Stop recording, and send the sums of a window."""
 
+    number: int
+    """See `WindowRecorded`."""
     begin: int
     """The window's first nanosecond on the monotonic clock of `host`."""
     end: int
@@ -143,6 +148,8 @@ class EnvFailures(NamedTuple):
 class WindowRecorded(NamedTuple):
     """The end of a recording, and the sums of its window."""
 
+    number: int
+    """That of the request that it answers, so that a late answer is not taken for that of a later window."""
     window: Mapping[str, Any] | None
     """From `rollmill.profiling.recording.RecordedWindow.to_json`; None if the events were forgotten."""
 

@@ -48,24 +48,25 @@ class _Recordings:
         begin, end = request.begin, request.end
         if request.host != socket.gethostname():  # whose clock says nothing about this one's
             begin, end = self._started_at, time.monotonic_ns()
-        self._in_background(lambda: self._send_window(begin, end))
+        self._in_background(lambda: self._send_window(request.number, begin, end))
         return request._asdict()
 
-    def abandon(self, _: WorkerMessage) -> dict[str, Any]:
+    def abandon(self, message: WorkerMessage) -> dict[str, Any]:
         """Ends the recording, forgets its events, and tells that it has."""
-        self._in_background(self._forget)
-        return {}
+        request: AbandonRecording = parse(message)
+        self._in_background(lambda: self._forget(request.number))
+        return request._asdict()
 
     def _in_background(self, end_recording: Callable[[], None]) -> None:
         """A trace takes seconds to collect and to read, in which other messages have to be read."""
         self._ending = threading.Thread(target=end_recording, name="rollmill-recording", daemon=True)
         self._ending.start()
 
-    def _send_window(self, begin: int, end: int) -> None:
+    def _send_window(self, number: int, begin: int, end: int) -> None:
         # A worker that was started anew after the recording began has nothing to tell.
         window = self._recorder.stop(begin, end).to_json() if self._recorder.is_recording else None
-        send(self._control, WindowRecorded(window))
+        send(self._control, WindowRecorded(number, window))
 
-    def _forget(self) -> None:
+    def _forget(self, number: int) -> None:
         self._recorder.abandon()
-        send(self._control, WindowRecorded(None))
+        send(self._control, WindowRecorded(number, None))

@@ -75,6 +75,8 @@ class Recorded(NamedTuple):
     """A worker has ended a recording for the profiler."""
 
     worker: str
+    number: int
+    """That of the request that it answers."""
     window: Mapping[str, Any] | None
     """The sums of its window; None if its events were forgotten."""
 

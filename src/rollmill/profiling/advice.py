@@ -29,7 +29,7 @@ PARALLEL = 0.5
 LESS_WAITING = 0.3
 """Fraction of the waiting between workers that fewer or asynchronous workers are predicted to save."""
 RARER = 10
-"""Times more seldom that files are written."""
+"""Factor by which fewer files are written."""
 MOST_ACTORS = 8
 """Actors that are proposed at most."""
 SHORT_KERNEL = 3e-6
@@ -83,20 +83,22 @@ def _fuse(profile: Profile, names: frozenset[str], title: str, options: str) -> 
     idle = whole_time(profile).idle * kernels / all_kernels
     between = fsum(operation.host for operation in operations) + idle
     computing = fsum(operation.device for operation in operations) / kernels
-    between = between if between / kernels >= computing / 2 else 0.0
+    counted_between = between if between / kernels >= computing / 2 else 0.0
     short = fsum(operation.device for operation in operations if _has_short_kernels(operation))
-    share = whole_time(profile).share(between + short)
+    share = whole_time(profile).share(counted_between + short)
     if share < LEAST_SHARE:
         return None
+    gaps = f", and {duration(between / kernels)} pass before the next one, in which the device is idle"
+    costly = "The time between kernels, and that of kernels" if counted_between else "The time of kernels"
     return Advice(
         f"Fuse the kernels of {title}",
-        f"An iteration starts {kernels:,.0f} kernels of {title}. One takes {duration(computing)}, and "
-        f"{duration(between / kernels)} pass between two, in which the device is idle. This, and kernels that do "
-        f"hardly more than begin and end, take {about_percent(share)} of the time. A fused kernel is started "
-        f"once. Predicted: {about_percent(FUSED)} of the time between kernels, and {about_percent(SHORT_SAVED)} "
-        "of short ones.",
+        f"An iteration starts {kernels:,.0f} kernels of {title}. One takes {duration(computing)}"
+        f"{gaps if counted_between else ''}. {costly} that do hardly more than begin and end, is "
+        f"{about_percent(share)} of an iteration. A fused kernel is started once. Predicted to be saved: "
+        f"{about_percent(FUSED)} of the time between kernels, and {about_percent(SHORT_SAVED)} of that of short "
+        "ones.",
         options,
-        saves=_of_iteration(profile, between * FUSED + short * SHORT_SAVED),
+        saves=_of_iteration(profile, counted_between * FUSED + short * SHORT_SAVED),
     )
 
 
@@ -201,7 +203,7 @@ def write_less(profile: Profile) -> Advice | None:
     return Advice(
         f"Write {kind} less often",
         f"For {about_percent(share)} of the time files are written while the device waits, most of it {kind}. "
-        f"Written {RARER} times more seldom, they would cost a tenth.",
+        f"Written a tenth as often, they would cost a tenth.",
         options,
         saves=_of_iteration(profile, writing * (1.0 - 1.0 / RARER)),
     )
@@ -219,9 +221,8 @@ def enlarge_batches(profile: Profile) -> Advice | None:
         "Compute larger batches",
         f"The device is idle for {about_percent(share)} of the time while the host starts programs; it computes "
         f"{about_percent(whole_time(profile).share(computing))}. With {twice:,} environments each start is for "
-        "twice as "
-        "many steps, so that half of them is saved for as many steps. That is another learning problem: larger "
-        "batches and fewer updates; learning rate and minibatches may have to follow.",
+        "twice as many steps, so that half of them is saved for as many steps. That is another learning problem: "
+        "larger batches and fewer updates; learning rate and minibatches may have to follow.",
         f"--num-envs {twice}",
         saves=_of_iteration(profile, dispatching / 2),
     )
@@ -277,10 +278,8 @@ def distrust_utilisation(profile: Profile) -> Advice | None:
     return Advice(
         "The driver's utilisation promises more than there is",
         f"nvidia-smi would show {device.device} at {about_percent(device.utilisation)}: the share of sampled "
-        "periods in "
-        f"which any kernel ran at all. A kernel ran for {about_percent(device.occupied)} of the time{active}. "
-        "Judge by "
-        "these: there is room on the device.",
+        f"periods in which any kernel ran at all. A kernel ran for {about_percent(device.occupied)} of the time"
+        f"{active}. Judge by these: there is room on the device.",
         "",
         saves=0.0,
     )

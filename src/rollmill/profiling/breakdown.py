@@ -80,7 +80,7 @@ def in_order(nodes: Iterable[OperationNode]) -> Iterator[OperationNode]:
 class ShownOperations(NamedTuple):
     """The operations that a report has room for."""
 
-    nodes: Sequence["OperationNode"]
+    nodes: Sequence[OperationNode]
     """Each before those inside."""
     left_out: int
     """Number of shorter ones."""

@@ -39,8 +39,10 @@ HOST_CALLS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
 CALLS = frozenset(activity for _, activity, _ in HOST_CALLS)
 """Activities that are calls, and no operations."""
 
+ROLLOUT_KERNEL_PATH: Path = ("collect", "rollout kernel")
+"""The operation that a rollout kernel is, whose inside no trace shows."""
 OWN_KERNELS = {
-    ROLLOUT_KERNEL: Instruction("kernel", {("collect", "rollout kernel"): 1.0}, 0.0, 0.0),
+    ROLLOUT_KERNEL: Instruction("kernel", {ROLLOUT_KERNEL_PATH: 1.0}, 0.0, 0.0),
     GRADIENTS_KERNEL: Instruction("kernel", {("learn", "gradients"): 1.0}, 0.0, 0.0),
 }
 """Kernels of Rollmill's backends for GPUs, by their names."""

@@ -21,8 +21,8 @@ from rollmill.profiling.recording import TraceRecorder
 
 SPAN_NANOSECONDS = 900.0
 """Highest cost of a span of the host, which cannot be told apart from the cost of a program's events."""
-FARTHEST = 2.0
-"""Factor by which an event's cost in a training may differ from the usual one."""
+MOST_FACTOR = 2.0
+"""Factor by which an event's cost in a training may differ from the calibrated one."""
 TURNS, REPEATS = 400, 9
 """Turns of the loop of short instructions, and measurements of it."""
 
@@ -51,23 +51,31 @@ class EventCosts(NamedTuple):
     inside: float = 0.0
     """The share of a program event's cost that lies inside the event."""
     in_idle_time: bool = False
-    """The other share lies in the device's idle time: on an accelerator, whose events have none around them."""
-    usual: float = 0.0
+    """The other share lies in the device's idle time: on an accelerator, whose events lie in no loop's."""
+    calibrated: float = 0.0
     """The cost of a program's event in a program of known duration; 0 if it is not known."""
 
     @property
     def bounded(self) -> float:
-        """The cost of a program's event that is taken from its operation: within a factor of the usual one.
+        """The cost of a program's event that is taken from its operation: within a factor of the calibrated one.
 
         Windows differ by more than the profiler's cost where the machine has other work, and that belongs to no
         events. Nor does the difference of iterations of several processes, which disturb each other, tell what an
         event costs in one of them.
         """
-        return min(max(self.program, self.usual / FARTHEST), self.usual * FARTHEST) if self.usual else self.program
+        if not self.calibrated:
+            return self.program
+        return min(max(self.program, self.calibrated / MOST_FACTOR), self.calibrated * MOST_FACTOR)
+
+    def on(self, *, accelerated: bool) -> "EventCosts":
+        """The costs in a process that computes on an accelerator, or on a CPU; a calibration is of one of them."""
+        if accelerated == self.in_idle_time:
+            return self
+        return self._replace(in_idle_time=accelerated, inside=0.0, calibrated=0.0)
 
 
 def costs(
-    pairs: Sequence[PairedWindow], *, inside: float = 0.0, in_idle_time: bool = False, usual: float = 0.0
+    pairs: Sequence[PairedWindow], *, inside: float = 0.0, in_idle_time: bool = False, calibrated: float = 0.0
 ) -> EventCosts:
     """The costs by all of these windows.
 
@@ -78,7 +86,7 @@ def costs(
     programs = [
         (pair.extra - pair.span_events * span) / pair.program_events for pair in pairs if pair.program_events
     ]
-    return EventCosts(_cost(programs), span, inside, in_idle_time, usual)
+    return EventCosts(_cost(programs), span, inside, in_idle_time, calibrated)
 
 
 def _cost(by_window: Sequence[float]) -> float:

@@ -35,7 +35,8 @@ _OPERAND = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
-_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)[}\]]')
+_KERNEL_AXES = re.compile(r"dim_labels=[\w?]+_([\w?]+)->")
 _OPERATION = re.compile(re.escape(SCOPE_MARK) + r'([^/()":]+)')
 
 
@@ -58,6 +59,14 @@ class _Line(NamedTuple):
     called: tuple[str, ...]
     path: Path
     contracted: tuple[int, ...]
+    """Axes of the first operand that a product of matrices sums over."""
+    kernel_axes: str = ""
+    """Axes of a convolution's kernel, such as `01io`: spatial ones, input features and output features."""
+
+    @property
+    def result_elements(self) -> int:
+        """Elements of the first result; others of a library's call are its workspace."""
+        return math.prod(self.shapes[0][1]) if self.shapes else 0
 
     @property
     def elements(self) -> int:
@@ -174,14 +183,36 @@ def _kind(line: _Line, parts: Sequence[_Line]) -> Kind:
 
 
 def _flops(line: _Line, shapes: Mapping[str, _Line]) -> float:
-    """Floating-point operations; an element of an element-wise instruction counts as one."""
-    if line.opcode in ("dot", "convolution") and line.operands and line.operands[0] in shapes:
-        left = shapes[line.operands[0]].shapes
-        depth = math.prod(left[0][1][axis] for axis in line.contracted) if left else 1
-        return 2.0 * line.elements * depth
+    """Floating-point operations; an element of an element-wise instruction counts as one.
+
+    Calls of libraries say in their attributes what they compute; of those that do not, the operations are unknown.
+    """
+    if line.opcode in ("dot", "convolution", "custom-call"):
+        return 2.0 * line.result_elements * _products_of_an_element(line, shapes)
     if line.opcode.startswith("reduce") and line.operands and line.operands[0] in shapes:
         return float(shapes[line.operands[0]].elements)
     return 0.0 if line.opcode in COPIES or not _is_float(line) else float(line.elements)
+
+
+def _products_of_an_element(line: _Line, shapes: Mapping[str, _Line]) -> int:
+    """Products that are summed for an element of a result: of a dot, a convolution, or a library's call of one.
+
+    The second operand of a convolution is its kernel, of which each element of the result uses all but the axis of
+    output features.
+    """
+    if line.kernel_axes:
+        kernel = _dims_of(line, 1, shapes)
+        return math.prod(size for size, axis in zip(kernel, line.kernel_axes, strict=False) if axis != "o")
+    left = _dims_of(line, 0, shapes)
+    if not left or (line.opcode == "custom-call" and not line.contracted):
+        return 0
+    return math.prod(left[axis] for axis in line.contracted)
+
+
+def _dims_of(line: _Line, operand: int, shapes: Mapping[str, _Line]) -> tuple[int, ...]:
+    """The shape of an operand; empty if it is unknown."""
+    known = shapes.get(line.operands[operand]) if operand < len(line.operands) else None
+    return known.shapes[0][1] if known is not None and known.shapes else ()
 
 
 def _is_float(line: _Line) -> bool:
@@ -223,11 +254,12 @@ def _read_line(name: str, rest: str) -> _Line:
         tuple(called),
         operations_in(op_name[1]) if op_name else (),
         _numbers(contracted[1]) if contracted else (),
+        kernel_axes[1] if (kernel_axes := _KERNEL_AXES.search(attributes)) else "",
     )
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in text.split(",") if number)
+    return tuple(int(number) for number in text.replace('"', "").split(",") if number)
 
 
 def _split_type(text: str) -> tuple[str, str]:

@@ -34,6 +34,8 @@ class RecordedWindow(NamedTuple):
     """Memory of the programs that have operations."""
     every: int = 1
     """One interval of so many was read, because the window had too many events; the sums are of all."""
+    accelerators: int = 0
+    """Accelerators that computed for the process; 0 if its programs ran on a CPU."""
 
     def to_json(self) -> dict[str, Any]:
         """Values that JSON can hold."""
@@ -51,6 +53,7 @@ class RecordedWindow(NamedTuple):
             "spans": [list(asdict(span).values()) for span in self.spans],
             "memory": [list(asdict(use).values()) for use in self.memory],
             "every": self.every,
+            "accelerators": self.accelerators,
         }
 
     @classmethod
@@ -68,7 +71,8 @@ class RecordedWindow(NamedTuple):
             calls=values["calls"],
         )
         spans = tuple(TimelineSpan(*span) for span in values["spans"])
-        return cls(times, spans, tuple(MemoryUse(*use) for use in values["memory"]), values["every"])
+        memory = tuple(MemoryUse(*use) for use in values["memory"])
+        return cls(times, spans, memory, values["every"], values["accelerators"])
 
 
 class TraceRecorder:
@@ -116,7 +120,8 @@ class TraceRecorder:
             replace(span, start=span.start * longer, end=span.end * longer)
             for span in timeline(trace, classify, first, last)
         ]
-        return RecordedWindow(times, tuple(spans), tuple(self._programs.memory), trace.sampling.every)
+        memory = tuple(self._programs.memory)
+        return RecordedWindow(times, tuple(spans), memory, trace.sampling.every, trace.accelerators)
 
     def stop_and_read(self, names: Naming) -> Trace:
         """Ends the recording.

@@ -119,7 +119,7 @@ class OperationTime:
     mixed: float = 0.0
     """The part of `device` that is an estimate: fused operations that span several operations, divided by cost."""
     flops: float = 0.0
-    """Floating-point operations of an iteration, by the compiler's count; 0 where unknown."""
+    """Floating-point operations of an iteration, counted in the text of the compiled program; 0 where unknown."""
     bytes: float = 0.0
     """Bytes of memory that are read and written, likewise."""
 
@@ -164,7 +164,7 @@ class TimelineSpan:
     """A span on one lane of a process's timeline, in seconds from the window's beginning; not per iteration."""
 
     lane: str
-    """Such as `host`, `device 0`, `XLA thread 1`."""
+    """Such as `thread python3 2` or `GPU 0 stream 13`."""
     name: str
     """The operation or activity."""
     start: float
@@ -183,6 +183,8 @@ class ProcessTime:
     """Calls from one part of the stack into another, such as `host to device`, of an iteration."""
     timeline: tuple[TimelineSpan, ...] = ()
     """The beginning of one window, merged so that it stays small."""
+    accelerators: int = 0
+    """Accelerators that computed for it; 0 if its programs ran on a CPU."""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,11 @@ class ProcessWindows(NamedTuple):
     name: str
     windows: Sequence[RecordedWindow]
 
+    @property
+    def accelerators(self) -> int:
+        """Accelerators that computed for it."""
+        return max(window.accelerators for window in self.windows)
+
 
 def operations(
     processes: Sequence[ProcessWindows], iterations: float, costs: EventCosts, iteration: float
@@ -129,6 +134,7 @@ def process_time(process: ProcessWindows, iterations: float, costs: EventCosts, 
         host=tuple(_host_times(host, profiled, iteration)),
         overlap=_overlap(process, scale, corrected, iteration),
         transitions=dict(calls),
+        accelerators=process.accelerators,
         timeline=process.windows[-1].spans,
     )
 
@@ -144,21 +150,25 @@ def device_activities(
 ) -> tuple[DeviceActivity, ...]:
     """The driver's figures of each GPU, beside the time in which kernels of these processes ran.
 
+    Processes tell how many GPUs they use, but not which: those with the highest utilisation, in equal shares.
+
     Args:
         windows: figures of each GPU in each window; see `rollmill.execution.GpuActivity.total`.
-        processes: which have equal shares of the GPUs.
+        processes: those of the training.
     """
-    gpus = len(windows[0]) if windows else 0
-    shares = [_device_share(process.overlap) for process in processes]
-    occupied = min(1.0, sum(shares) / gpus) if gpus else 0.0
+    gpus = range(len(windows[0]) if windows else 0)
+    utilisations = [_mean(window[gpu]["utilisation"] for window in windows) or 0.0 for gpu in gpus]
+    used = min(len(gpus), sum(process.accelerators for process in processes))
+    busiest = sorted(gpus, key=lambda gpu: -utilisations[gpu])[:used]
+    busy = sum(process.accelerators * _device_share(process.overlap) for process in processes)
     return tuple(
         DeviceActivity(
             f"GPU {windows[0][gpu]['gpu']}",
-            utilisation=_mean(window[gpu]["utilisation"] for window in windows) or 0.0,
+            utilisation=utilisations[gpu],
             sm_activity=_mean(window[gpu]["sm_activity"] for window in windows),
-            occupied=occupied,
+            occupied=min(1.0, busy / used) if gpu in busiest else 0.0,
         )
-        for gpu in range(gpus)
+        for gpu in gpus
     )
 
 
@@ -202,7 +212,7 @@ def _without_cost(process: ProcessWindows, costs: EventCosts, target: float) -> 
     overlaps = [window.times.overlap for window in process.windows]
     return without_cost(
         _device_times(process),
-        costs,
+        costs.on(accelerated=process.accelerators > 0),
         host_only=sum(overlap.host_only for overlap in overlaps),
         neither=sum(overlap.neither for overlap in overlaps),
         target=target,

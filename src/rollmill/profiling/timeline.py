@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from rollmill.profiling.attribution import segments
+from rollmill.profiling.attribution import StateSegment, segments
 from rollmill.profiling.classes import RUNNING, Classifier, DeviceWork, KernelStart, LaneState
 from rollmill.profiling.results import UNNAMED, TimelineSpan
 from rollmill.profiling.trace import Lane, Trace
@@ -34,7 +34,7 @@ def _spans(lane: Lane, labels: Sequence[str], seconds: float) -> Iterator[Timeli
         first = last
 
 
-def _labels(states: Sequence, begin: int, end: int) -> list[str]:
+def _labels(states: Sequence[StateSegment], begin: int, end: int) -> list[str]:
     """The label of each interval: that of the longest time in it, empty where nothing is done."""
     width = (end - begin) / INTERVALS
     totals: list[dict[str, float]] = [{} for _ in range(INTERVALS)]

@@ -67,6 +67,11 @@ class Trace(NamedTuple):
     sampling: Sampling = Sampling()
     """The intervals that were read; times of events are on its clock."""
 
+    @property
+    def accelerators(self) -> int:
+        """Number of accelerators that computed something."""
+        return len({lane.name.partition(" stream ")[0] for lane in self.lanes if lane.on_device})
+
 
 @runtime_checkable
 class Naming(Protocol):

@@ -101,7 +101,18 @@ def test_a_candidate_is_carried_out_by_the_ordinary_command(candidate, words, pr
 
 def test_values_that_the_user_has_chosen_narrow_the_list():
     found = restricted(candidates(TWO_CORES, WORK), {"distribution": "gpu-only", "fusion": "off"})
-    assert [each.devices for each in found] == [1, 2]
+    assert [(each.place, each.devices, each.learners) for each in found] == [
+        ("program", 1, None),
+        ("program", 2, None),
+        ("processes", 1, 2),
+    ]
+
+
+def test_processes_fuse_nothing_and_a_mesh_chooses_its_own_depth():
+    found = candidates(TWO_CORES, WORK)
+    places = {fusion: {each.place for each in restricted(found, {"fusion": fusion})} for fusion in ("off", "full")}
+    assert places == {"off": {"program", "processes"}, "full": {"program"}}
+    assert {each.place for each in restricted(found, {"fusion": "auto"})} == {"program", "processes", "mesh"}
 
 
 def test_a_branch_holds_all_but_its_width():

@@ -132,7 +132,7 @@ def test_predictions_that_cannot_win_are_skipped():
     assert numbers.measured == [A]
     for each in (B, C):
         assert rows[each].status == "skipped"
-        assert rows[each].reason == "predicted 190 steps/s, 1.6 x less than the best so far"
+        assert rows[each].reason == "predicted 190 steps/s; the best so far is 1.6 x as fast"
     numbers = Numbers({A: 300.0, B: 50.0}, predicted={B: 210.0})  # as much as it may be too low
     numbers.find(A, B)
     assert numbers.measured == [A, B]

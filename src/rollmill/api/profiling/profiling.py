@@ -31,14 +31,12 @@ from rollmill.planning import Plan
 from rollmill.profiling import correction, results
 from rollmill.profiling.advice import advise
 from rollmill.profiling.calibration import Calibration, calibrated
+from rollmill.profiling.classes import ROLLOUT_KERNEL_PATH
 from rollmill.profiling.correction import EventCosts, PairedWindow
 from rollmill.profiling.summary import device_activities, divide, memory, operations, process_time
 
 MOST_UNNAMED = 0.01
 """Share of the device's time that kernels of libraries may have without being divided among operations."""
-ROLLOUT_KERNEL_PATH = ("collect", "rollout kernel")
-"""The operation that a rollout kernel is, whose inside no trace shows."""
-
 REPORT_SECONDS = 0.02
 """Time between two reports of a training in one program; windows begin and end with reports."""
 
@@ -172,7 +170,7 @@ def _result(
     pairs, processes, iterations, notes = windows.pairs(), windows.by_process(), windows.iterations, list(notes)
     accelerated = jax.default_backend() != "cpu"
     costs = correction.costs(
-        pairs, inside=calibration.inside, in_idle_time=accelerated, usual=calibration.event_nanoseconds
+        pairs, inside=calibration.inside, in_idle_time=accelerated, calibrated=calibration.event_nanoseconds
     )
     time = _iteration_time(windows, pairs)
     process_times = tuple(process_time(process, iterations, costs, time.unprofiled) for process in processes)
@@ -279,7 +277,7 @@ def _notes(prepared: PreparedTraining, windows: Windows, how: ProfileOptions) ->
     if len(windows.recorded) < 2:
         yield "The correction was not tested: that takes two windows with the profiler."
     elif len(windows.recorded) < (planned := how.windows * (1 + how.unread_windows)):
-        yield f"The training ended when {len(windows.recorded)} of {planned} windows had tested the correction."
+        yield f"The training ended after {len(windows.recorded)} of {planned} windows: the error is less certain."
     names = {name for window in windows.profiled for name in window.processes}
     missing = windows.silent.union(*(names - window.processes.keys() for window in windows.profiled))
     if missing:

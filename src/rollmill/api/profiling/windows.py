@@ -48,12 +48,12 @@ class RecordsWorkers(Protocol):
         """Begins in all workers; returns their names."""
         ...
 
-    def stop_recording(self, begin: int, end: int) -> None:
-        """Requests a `Recorded` of each."""
+    def stop_recording(self, number: int, begin: int, end: int) -> None:
+        """Requests a `Recorded` with this number of each."""
         ...
 
-    def abandon_recording(self) -> None:
-        """Ends in all workers, whose events are forgotten; requests a `Recorded` of each."""
+    def abandon_recording(self, number: int) -> None:
+        """Ends in all workers, whose events are forgotten; requests a `Recorded` with this number of each."""
         ...
 
 
@@ -139,6 +139,8 @@ class Windows:
         self._workers, self._show = workers, show
         self._recorder = TraceRecorder()
         self._received: dict[str, RecordedWindow | None] = {}
+        self._number = 0
+        """Number of the last request to end recordings."""
         self.plain: list[WindowSpan] = []
         self.activities: list[list[dict[str, Any]]] = []
         """The driver's figures of each GPU, in each window without the profiler."""
@@ -160,9 +162,16 @@ class Windows:
             except StopIteration:
                 self.done = True
 
-    def receive(self, worker: str, window: RecordedWindow | None) -> None:
-        """Notes that a worker has ended a recording, and its window if its events were read."""
-        self._received[worker] = window
+    def receive(self, worker: str, number: int, window: RecordedWindow | None) -> None:
+        """Notes that a worker has ended a recording, and its window if its events were read.
+
+        Args:
+            worker: its name.
+            number: that of the request that it answers; an answer to an earlier one has come too late.
+            window: None if the events were forgotten.
+        """
+        if number == self._number:
+            self._received[worker] = window
 
     @property
     def profiled(self) -> list[ProfiledWindow]:
@@ -286,6 +295,7 @@ class Windows:
             begin = yield from self._settle_while_recording(begin)
         span = yield from self._window(begin, seconds)
         self._received.clear()
+        self._number += 1
         own = self._end_recordings(span, read=read)
         unheard = yield from self._unheard(awaited, REPLY_SECONDS if read else FORGET_SECONDS)
         if read:
@@ -298,10 +308,10 @@ class Windows:
         begin, end = span.begin.now, span.end.now
         if read:
             if self._workers is not None:
-                self._workers.stop_recording(begin, end)
+                self._workers.stop_recording(self._number, begin, end)
             return self._recorder.stop(begin, end)
         if self._workers is not None:
-            self._workers.abandon_recording()
+            self._workers.abandon_recording(self._number)
         self._recorder.abandon()
         return None
 
@@ -341,8 +351,9 @@ class ProfiledTraining:
             match report:
                 case MetricsRows(first, rows, counts):
                     self._windows.advance(first + (sum(counts) if counts is not None else len(rows)))
-                case Recorded(worker, window):
-                    self._windows.receive(worker, RecordedWindow.from_json(window) if window is not None else None)
+                case Recorded(worker, number, window):
+                    read = RecordedWindow.from_json(window) if window is not None else None
+                    self._windows.receive(worker, number, read)
 
     @property
     def waited_for(self) -> str:

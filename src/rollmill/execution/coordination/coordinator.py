@@ -194,13 +194,13 @@ class Coordinator:
         send_to(self._workers, ALL, StartRecording())
         return [job.name for job in self._workers.jobs if job.name not in self._finished]
 
-    def stop_recording(self, begin: int, end: int) -> None:
-        """Requests a `Recorded` of each worker; arguments are nanoseconds of this host's monotonic clock."""
-        send_to(self._workers, ALL, StopRecording(begin, end, socket.gethostname()))
+    def stop_recording(self, number: int, begin: int, end: int) -> None:
+        """Requests a `Recorded` with this number of each worker; of nanoseconds of this host's monotonic clock."""
+        send_to(self._workers, ALL, StopRecording(number, begin, end, socket.gethostname()))
 
-    def abandon_recording(self) -> None:
+    def abandon_recording(self, number: int) -> None:
         """Has all workers stop recording, and forget the events; requests a `Recorded` of each when it has."""
-        send_to(self._workers, ALL, AbandonRecording())
+        send_to(self._workers, ALL, AbandonRecording(number))
 
     def stop(self) -> None:
         """Ends the training after an iteration that all replicas can come to, with its state."""
@@ -296,8 +296,8 @@ class Coordinator:
                         send_to(self._workers, other, message)
             case MeshCompiled():
                 yield from self._keep_choices(message)
-            case WindowRecorded(window):
-                yield Recorded(job.name, window)
+            case WindowRecorded(number, window):
+                yield Recorded(job.name, number, window)
 
     def _keep_choices(self, compiled: MeshCompiled) -> Iterator[Report]:
         """Reports what the processes of a mesh have chosen by timing, and keeps it for when they begin again."""

@@ -97,4 +97,12 @@ def width_of(candidate: Candidate, width: str) -> int:
 
 def restricted(found: list[Candidate], fixed: Mapping[str, Any]) -> list[Candidate]:
     """The candidates that have these values."""
-    return [each for each in found if all(getattr(each, name) == value for name, value in fixed.items())]
+    return [each for each in found if all(_has(each, name, value) for name, value in fixed.items())]
+
+
+def _has(candidate: Candidate, name: str, value: Any) -> bool:
+    """True if it has the value; without a depth of fusion, processes fuse nothing, and a mesh chooses its own."""
+    own = getattr(candidate, name)
+    if name == "fusion" and own is None:
+        return value == "auto" or (value == "off" and candidate.place == "processes")
+    return bool(own == value)

@@ -197,7 +197,7 @@ class _SearchState:
         margin = CHECKED_MARGIN if candidate.kind in self.speed_factors else UNCHECKED_MARGIN
         if speed * margin >= self.best:
             return None
-        return f"predicted {speed_text(speed)} steps/s, {self.best / speed:.1f} x less than the best so far"
+        return f"predicted {speed_text(speed)} steps/s; the best so far is {self.best / speed:.1f} x as fast"
 
     def _not_worth_trying(self, candidate: Candidate) -> str | None:
         """Why a candidate is not tried, by others of its kind or branches."""

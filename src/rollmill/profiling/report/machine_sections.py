@@ -13,7 +13,6 @@ from rollmill.profiling.text import (
     milliseconds,
     percent,
     size_of,
-    times,
 )
 
 MOST_DEVICES, MOST_LINES = 16, 30
@@ -69,8 +68,7 @@ def memory_section(memory: Sequence[MemoryUse]) -> str:
     return section(
         "Memory of compiled programs",
         "Each bar is one program: what it is given, what it returns, and what it needs only while it runs. "
-        "Arguments and "
-        "outputs may share memory, so the sum is an upper bound.",
+        "Arguments and outputs may share memory, so the sum is an upper bound.",
         [
             legend({"arguments": "device", "outputs": "both", "temporary": "host"}),
             *rows,
@@ -100,20 +98,18 @@ def profiler_section(profile: Profile) -> str:
     ]
     events = sorted(profile.book_keeping, key=lambda one: -one.seconds)[:MOST_LINES]
     rows = [(one.kind, count(one.events), number(one.nanoseconds), milliseconds(one.seconds)) for one in events]
-    slower = iteration.profiled / iteration.unprofiled if iteration.unprofiled > 0 else 0.0
-    slowed = f" It was {times(slower)} as slow with the profiler." if slower else ""
     counts = (
         f"{counted(iteration.iterations, 'iteration', 'iterations')} in "
         f"{counted(iteration.windows, 'profiled window', 'profiled windows')}."
     )
     return section(
         "What the profiler itself cost",
-        "The duration of an iteration without the profiler, with it, and with its cost taken out again. If the "
-        "first and "
-        "the last are equal, the figures of this page can be trusted; their difference is the error above.",
+        "The duration of an iteration without the profiler, with it, and with its cost taken out again. The "
+        "difference between the first and the last is the error of the correction. It tests the total, not how it "
+        "is divided among operations: do not trust differences between them that are smaller.",
         [
             *bars,
-            f"<p>{escaped(correction_text(profile) if slower else slowed)} {escaped(counts)}</p>",
+            f"<p>{escaped(correction_text(profile))} {escaped(counts)}</p>",
             table(("event", "an iteration", "ns each", "ms"), rows) if rows else "",
         ],
     )
