@@ -55,7 +55,7 @@ class ProfileOptions:
     profiled_seconds: Annotated[float, Range(0.01, 60)] = 0.3
     """Shortest duration of a window with it; a window has at least one iteration."""
     calibrate: bool = False
-    """Measure this machine's peaks and the profiler's cost inside events again, instead of taking them from the
+    """Measure this machine's peaks and the profiler's cost of an event again, instead of taking them from the
     cache; on an idle machine."""
 
     def __post_init__(self) -> None:
