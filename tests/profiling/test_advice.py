@@ -128,11 +128,18 @@ def test_workers_that_wait_for_each_other():
 
 
 @pytest.mark.parametrize(
-    ("activity", "options"),
-    [("metrics.jsonl", "--log-every 10"), ("write checkpoint", "--checkpoint-seconds 300")],
+    ("activity", "training", "options"),
+    [
+        ("metrics.jsonl", {}, "--log-every 10"),
+        ("metrics.jsonl", {"log_every": 5}, "--log-every 50"),
+        ("write checkpoint", {}, "--checkpoint-seconds 300"),
+        ("write checkpoint", {"checkpoint_seconds": 60.0}, "--checkpoint-seconds 600"),
+        ("write checkpoint", {"checkpoint_seconds": 0.0}, "--checkpoint-seconds 10"),
+        ("write checkpoint", {"checkpoint_iterations": 3}, "--checkpoint-iterations 30"),
+    ],
 )
-def test_files_that_are_written_often(activity, options):
-    found = write_less(host_only(0.01, (activity, "storage", 0.008)))
+def test_files_that_are_written_often(activity, training, options):
+    found = write_less(host_only(0.01, (activity, "storage", 0.008), training=training))
     assert found is not None and found.options == options
     assert found.saves == pytest.approx(0.008 * 0.9) and "20 %" in found.text
     assert write_less(host_only(0.003, (activity, "storage", 0.008))) is None

@@ -199,14 +199,21 @@ def write_less(profile: Profile) -> Advice | None:
     activities = [one for process in profile.processes for one in process.host if one.category == "storage"]
     checkpoints = fsum(one.seconds for one in activities if "checkpoint" in one.activity)
     rarely = checkpoints > fsum(one.seconds for one in activities) / 2
-    kind, options = ("checkpoints", "--checkpoint-seconds 300") if rarely else ("metrics", f"--log-every {RARER}")
+    kind = "checkpoints" if rarely else "metrics"
     return Advice(
         f"Write {kind} less often",
         f"For {about_percent(share)} of the time files are written while the device waits, most of it {kind}. "
-        f"Written a tenth as often, they would cost a tenth.",
-        options,
+        "Written a tenth as often, they would cost a tenth.",
+        _checkpoints_more_rarely(profile) if rarely else f"--log-every {RARER * profile.training.log_every}",
         saves=_of_iteration(profile, writing * (1.0 - 1.0 / RARER)),
     )
+
+
+def _checkpoints_more_rarely(profile: Profile) -> str:
+    training = profile.training
+    if training.checkpoint_iterations is not None:
+        return f"--checkpoint-iterations {RARER * training.checkpoint_iterations}"
+    return f"--checkpoint-seconds {RARER * max(training.checkpoint_seconds or 0.0, 1.0):g}"
 
 
 def enlarge_batches(profile: Profile) -> Advice | None:

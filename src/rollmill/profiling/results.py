@@ -44,6 +44,12 @@ class ProfiledSetup:
     """Replicas of all groups of fragments, which wait for each other if there are several."""
     can_be_asynchronous: bool = False
     """Whether actors wait for weights, and `--asynchronous` is possible."""
+    log_every: int = 1
+    """Iterations of a line of metrics."""
+    checkpoint_seconds: float | None = 30.0
+    """Seconds between checkpoints, where they are not written by iterations; None if time does not count."""
+    checkpoint_iterations: int | None = None
+    """Iterations between checkpoints."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Profiles a training for a bounded time."""
 
 import contextlib
+import math
 import shlex
 import statistics
 import sys
@@ -16,6 +17,7 @@ from rollmill.api.options import RunOptions
 from rollmill.api.placing import choose_plan
 from rollmill.api.profiling.library_kernels import measure_library_shares
 from rollmill.api.profiling.windows import ProfiledTraining, RecordsWorkers, Windows
+from rollmill.api.recorder import default_log_every
 from rollmill.api.sessions import Session
 from rollmill.api.training import PreparedTraining, begin_training, prepare_training
 from rollmill.core.bounds import Count, Range, check_bounds
@@ -216,20 +218,23 @@ def _book_keeping(pairs: Sequence[PairedWindow], costs: EventCosts) -> tuple[res
 
 
 def _training(prepared: PreparedTraining, command: str) -> results.ProfiledSetup:
-    loops, described = prepared.algorithm.loops, prepared.config["graph"]
+    loops, described, options = prepared.algorithm.loops, prepared.config["graph"], prepared.options
     plan = prepared.spec.read_plan()
     return results.ProfiledSetup(
         algorithm=described["algorithm"],
         environment=described["environment"],
         command=command or shlex.join(sys.argv),
         placement=_placement(plan),
-        fusion=prepared.options.fusion,
+        fusion=options.fusion,
         num_envs=loops.num_envs,
         num_steps=loops.num_steps,
         env_steps=loops.batch_size,
         possible_fusion=_possible_fusion(prepared, plan),
         replicas=sum(group.replicas for group in plan.partition.groups),
         can_be_asynchronous=_can_be_asynchronous(prepared),
+        log_every=options.log_every or default_log_every(prepared.algorithm),
+        checkpoint_seconds=options.checkpoint_seconds if math.isfinite(options.checkpoint_seconds) else None,
+        checkpoint_iterations=options.checkpoint_iterations,
     )
 
 
