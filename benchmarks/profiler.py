@@ -303,6 +303,10 @@ def planted(options: argparse.Namespace) -> Rows:
         many = (PRODUCTS_ON_GPU if options.platform == "gpu" else PRODUCTS)[where]
         # Both have the same instructions, so that all else is compiled alike.
         sides = tuple(_Side(plant(graph, where, each)) for each in (many._replace(number=FEWEST), many))
+        # As many iterations in a turn of both: it begins while the device is idle, which takes time once.
+        shortest = min(side.shortest for side in sides)
+        for side in sides:
+            side.take_turns(shortest)
         for _ in range(options.repeats):
             for _ in range(ROUNDS):
                 for _ in range(PLAIN_TURNS):
@@ -340,7 +344,12 @@ class _Side:
         self._recorder = TraceRecorder()
         self._plain: list[float] = []
         self._profiled: list[tuple[float, RecordedWindow]] = []
-        shortest = min(self._seconds(1) for _ in range(3))
+        self.shortest = min(self._seconds(1) for _ in range(3))
+        """Seconds of an iteration."""
+        self.take_turns(self.shortest)
+
+    def take_turns(self, shortest: float) -> None:
+        """Lets turns have as many iterations as those of a training whose iteration takes so many seconds."""
         self._count, self._profiled_count = (
             max(2, round(seconds / shortest)) for seconds in (TURN_SECONDS, PROFILED_SECONDS)
         )
