@@ -314,7 +314,8 @@ def planted(options: argparse.Namespace) -> Rows:
                         side.run_plain()
                 for side in reversed(sides):
                     side.run_profiled()
-            row = _compared(where, *(side.rounds(calibration) for side in sides))
+            row = _compared(where, *(side.quiet_time(calibration) for side in sides))
+            row["turns"] = [side.turns for side in sides]
             print(
                 f"{where}: an iteration {1e3 * row['added_seconds']:+.2f} ms, the operation "
                 f"{1e3 * row['attributed_seconds']:+.2f} ms ({row['error']:+.1%}); another at most "
@@ -324,15 +325,13 @@ def planted(options: argparse.Namespace) -> Rows:
             yield where, row
 
 
-class Round(NamedTuple):
-    """Turns of a training without the profiler, and one with it."""
+class QuietTime(NamedTuple):
+    """The durations of a training while the machine has little other work."""
 
-    unprofiled: Sequence[float]
-    """Seconds of an iteration in each turn without it."""
-    profiled: float
-    """Seconds of an iteration with it."""
-    shares: Mapping[str, float]
-    """Shares of operations in an iteration."""
+    iteration: float
+    """Seconds of an iteration without the profiler."""
+    operations: Mapping[str, float]
+    """Seconds of each operation in it."""
 
 
 class _Side:
@@ -373,16 +372,26 @@ class _Side:
         seconds = self._seconds(self._profiled_count)
         self._profiled.append((seconds, self._recorder.stop(begin, time.monotonic_ns())))
 
-    def rounds(self, calibration: Calibration) -> list[Round]:
-        rounds = [self._plain[n : n + PLAIN_TURNS] for n in range(0, len(self._plain), PLAIN_TURNS)]
+    @property
+    def turns(self) -> list[float]:
+        """Seconds of an iteration in each turn without the profiler."""
+        return self._plain
+
+    def quiet_time(self, calibration: Calibration) -> QuietTime:
+        """The lower quartile of turns without the profiler, beside the faster half of those with it.
+
+        The machine's other work makes turns longer, and what several threads compute more than what one does.
+        """
+        iteration = quantiles(self._plain, n=4)[0]
+        faster = sorted(self._profiled, key=lambda turn: turn[0])[: (len(self._profiled) + 1) // 2]
         pairs = [
             PairedWindow(
                 1e9 * profiled,
-                1e9 * median(plain),
+                1e9 * iteration,
                 window.times.program_events / self._profiled_count,
                 window.times.span_events / self._profiled_count,
             )
-            for plain, (profiled, window) in zip(rounds, self._profiled, strict=True)
+            for profiled, window in faster
         ]
         found = costs(
             pairs,
@@ -390,10 +399,10 @@ class _Side:
             in_idle_time=jax.default_backend() != "cpu",
             calibrated=calibration.event_nanoseconds,
         )
-        return [
-            Round(plain, profiled, self._shares(window, found, 1e-9 * pair.unprofiled))
-            for plain, pair, (profiled, window) in zip(rounds, pairs, self._profiled, strict=True)
-        ]
+        shares = [self._shares(window, found, iteration) for _, window in faster]
+        names = {name for each in shares for name in each}
+        times = {name: iteration * median(each.get(name, 0.0) for each in shares) for name in names}
+        return QuietTime(iteration, times)
 
     def _shares(self, window: RecordedWindow, found: EventCosts, iteration: float) -> Mapping[str, float]:
         """Shares of an iteration by the innermost of the operations that a path has."""
@@ -406,41 +415,22 @@ class _Side:
         return sums
 
 
-def _compared(where: str, before: Sequence[Round], after: Sequence[Round]) -> dict[str, Any]:
-    """The differences between the two trainings.
-
-    The machine's other work makes turns longer, and what several threads compute more than what one does. So an
-    iteration's duration is the lower quartile of its turns, and a share of it is that in the quieter half of them.
-    """
-    shortest, longer = _seconds(before), _seconds(after)
-    names = {name for each in (*before, *after) for name in each.shares}
-    grown = {name: longer * _share(after, name) - shortest * _share(before, name) for name in names}
-    added, attributed = longer - shortest, grown.pop(where)
+def _compared(where: str, before: QuietTime, after: QuietTime) -> dict[str, Any]:
+    """The differences between the two trainings."""
+    names = {*before.operations, *after.operations}
+    grown = {name: after.operations.get(name, 0.0) - before.operations.get(name, 0.0) for name in names}
+    added, attributed = after.iteration - before.iteration, grown.pop(where)
     other = max(grown, key=lambda name: abs(grown[name]))
     return {
         "added_seconds": added,
         "attributed_seconds": attributed,
         "error": attributed / added - 1.0,
         "other": other,
-        "largest_other": grown[other] / longer,
+        "largest_other": grown[other] / after.iteration,
         "grown": grown,
-        "shares": [[dict(each.shares) for each in side] for side in (before, after)],
-        "iteration_seconds": longer,
-        "turns": [_turns(side) for side in (before, after)],
+        "operations": [dict(each.operations) for each in (before, after)],
+        "iteration_seconds": after.iteration,
     }
-
-
-def _turns(rounds: Sequence[Round]) -> list[float]:
-    return [seconds for each in rounds for seconds in each.unprofiled]
-
-
-def _seconds(rounds: Sequence[Round]) -> float:
-    return quantiles(_turns(rounds), n=4)[0]
-
-
-def _share(rounds: Sequence[Round], name: str) -> float:
-    quieter = sorted(rounds, key=lambda each: each.profiled)[: (len(rounds) + 1) // 2]
-    return median(each.shares.get(name, 0.0) for each in quieter)
 
 
 # --- the cost while nothing is recorded -------------------------------------------------------------------
