@@ -205,6 +205,8 @@ TURN_SECONDS = 0.3
 """Shortest duration of a turn of one of two trainings that are compared."""
 PROFILED_SECONDS = 0.12
 """Shortest duration of a turn with the profiler, whose trace takes much longer to read."""
+SETTLE_SECONDS = 0.1
+"""Time before a turn that does not count: a machine that had a rest is faster for a while."""
 SETTLE_TURNS = 6
 """Turns after the beginning of a recording that do not count, on a GPU."""
 ROUNDS = 4
@@ -303,10 +305,6 @@ def planted(options: argparse.Namespace) -> Rows:
         many = (PRODUCTS_ON_GPU if options.platform == "gpu" else PRODUCTS)[where]
         # Both have the same instructions, so that all else is compiled alike.
         sides = tuple(_Side(plant(graph, where, each)) for each in (many._replace(number=FEWEST), many))
-        # As many iterations in a turn of both: it begins while the device is idle, which takes time once.
-        shortest = min(side.shortest for side in sides)
-        for side in sides:
-            side.take_turns(shortest)
         for _ in range(options.repeats):
             for _ in range(ROUNDS):
                 for _ in range(PLAIN_TURNS):
@@ -343,14 +341,9 @@ class _Side:
         self._recorder = TraceRecorder()
         self._plain: list[float] = []
         self._profiled: list[tuple[float, RecordedWindow]] = []
-        self.shortest = min(self._seconds(1) for _ in range(3))
-        """Seconds of an iteration."""
-        self.take_turns(self.shortest)
-
-    def take_turns(self, shortest: float) -> None:
-        """Lets turns have as many iterations as those of a training whose iteration takes so many seconds."""
-        self._count, self._profiled_count = (
-            max(2, round(seconds / shortest)) for seconds in (TURN_SECONDS, PROFILED_SECONDS)
+        shortest = min(self._seconds(1) for _ in range(3))
+        self._before, self._count, self._profiled_count = (
+            max(2, round(seconds / shortest)) for seconds in (SETTLE_SECONDS, TURN_SECONDS, PROFILED_SECONDS)
         )
 
     def _seconds(self, count: int) -> float:
@@ -362,12 +355,13 @@ class _Side:
         return (time.perf_counter() - begin) / count
 
     def run_plain(self) -> None:
+        self._seconds(self._before)
         self._plain.append(self._seconds(self._count))
 
     def run_profiled(self) -> None:
         self._recorder.start()
-        if jax.default_backend() != "cpu":
-            self._seconds(SETTLE_TURNS * self._profiled_count)  # CUDA graphs are made anew
+        on_cpu = jax.default_backend() == "cpu"
+        self._seconds(self._before if on_cpu else SETTLE_TURNS * self._profiled_count)  # CUDA graphs are made anew
         begin = time.monotonic_ns()
         seconds = self._seconds(self._profiled_count)
         self._profiled.append((seconds, self._recorder.stop(begin, time.monotonic_ns())))
