@@ -339,7 +339,8 @@ class _Side:
         self._program = lower(graph)
         self._state = self._program.place(start_state(graph))
         self._recorder = TraceRecorder()
-        self._plain: list[float] = []
+        self.turns: list[float] = []
+        """Seconds of an iteration in each turn without the profiler."""
         self._profiled: list[tuple[float, RecordedWindow]] = []
         shortest = min(self._seconds(1) for _ in range(3))
         self._before, self._count, self._profiled_count = (
@@ -356,7 +357,7 @@ class _Side:
 
     def run_plain(self) -> None:
         self._seconds(self._before)
-        self._plain.append(self._seconds(self._count))
+        self.turns.append(self._seconds(self._count))
 
     def run_profiled(self) -> None:
         self._recorder.start()
@@ -366,17 +367,12 @@ class _Side:
         seconds = self._seconds(self._profiled_count)
         self._profiled.append((seconds, self._recorder.stop(begin, time.monotonic_ns())))
 
-    @property
-    def turns(self) -> list[float]:
-        """Seconds of an iteration in each turn without the profiler."""
-        return self._plain
-
     def quiet_time(self, calibration: Calibration) -> QuietTime:
         """The lower quartile of turns without the profiler, beside the faster half of those with it.
 
         The machine's other work makes turns longer, and what several threads compute more than what one does.
         """
-        iteration = quantiles(self._plain, n=4)[0]
+        iteration = quantiles(self.turns, n=4)[0]
         faster = sorted(self._profiled, key=lambda turn: turn[0])[: (len(self._profiled) + 1) // 2]
         pairs = [
             PairedWindow(

@@ -237,7 +237,7 @@ def test_what_timing_a_stage_left_in_the_process_is_not_the_training_s_memory(pr
     training = process(*WORDS)
     training._reports, reports = os.pipe()
     os.set_blocking(training._reports, False)
-    os.write(reports, b'{"collect": 0.1, "left": 30}\n')
+    os.write(reports, b'{"collect": 0.1, "leftover": 30}\n')
     assert training.ask(None, "collect", seconds=10.0) == 0.1
     monkeypatch.setattr(process_module, "_PeakMemory", lambda pid: SimpleNamespace(look=lambda: None, peak=100))
     monkeypatch.setattr(process_module, "measured_between", lambda points, **how: Measurement(5.0))

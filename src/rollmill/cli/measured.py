@@ -59,7 +59,7 @@ def _obey(commands_file: TextIO, reports_file: TextIO) -> int:
             case "stages":
                 before = process_memory()
                 collect = stage_seconds(prepared)
-                _report(reports_file, collect=collect, left=max(0, process_memory() - before))
+                _report(reports_file, collect=collect, leftover=max(0, process_memory() - before))
             case "begin":
                 return_freed_memory()  # what timing took is not the training's
                 watch = partial(_watch_memory, reports_file, trained=trained)

@@ -74,14 +74,14 @@ class AbandonRecording(NamedTuple):
     """Stop recording, forget the events, and answer once that is done."""
 
     number: int
-    """See `WindowRecorded`."""
+    """Number of this request, which the answer repeats."""
 
 
 class StopRecording(NamedTuple):
     """Stop recording, and send the sums of a window."""
 
     number: int
-    """See `WindowRecorded`."""
+    """Number of this request, which the answer repeats."""
     begin: int
     """The window's first nanosecond on the monotonic clock of `host`."""
     end: int
@@ -149,7 +149,7 @@ class WindowRecorded(NamedTuple):
     """The end of a recording, and the sums of its window."""
 
     number: int
-    """That of the request that it answers, so that a late answer is not taken for that of a later window."""
+    """Number of the request that it answers, so that a late answer is not taken for that of a later window."""
     window: Mapping[str, Any] | None
     """From `rollmill.profiling.recording.RecordedWindow.to_json`; None if the events were forgotten."""
 

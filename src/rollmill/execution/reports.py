@@ -76,7 +76,7 @@ class Recorded(NamedTuple):
 
     worker: str
     number: int
-    """That of the request that it answers."""
+    """Number of the request that it answers."""
     window: Mapping[str, Any] | None
     """The sums of its window; None if its events were forgotten."""
 

@@ -94,7 +94,7 @@ def _fuse(profile: Profile, names: frozenset[str], title: str, options: str) -> 
         f"Fuse the kernels of {title}",
         f"An iteration starts {kernels:,.0f} kernels of {title}. One takes {duration(computing)}"
         f"{gaps if counted_between else ''}. {costly} that do hardly more than begin and end, is "
-        f"{about_percent(share)} of an iteration. A fused kernel is started once. Predicted to be saved: "
+        f"{about_percent(share)} of the time. A fused kernel is started once. Predicted to be saved: "
         f"{about_percent(FUSED)} of the time between kernels, and {about_percent(SHORT_SAVED)} of that of short "
         "ones.",
         options,
@@ -198,18 +198,18 @@ def write_less(profile: Profile) -> Advice | None:
         return None
     activities = [one for process in profile.processes for one in process.host if one.category == "storage"]
     checkpoints = fsum(one.seconds for one in activities if "checkpoint" in one.activity)
-    rarely = checkpoints > fsum(one.seconds for one in activities) / 2
-    kind = "checkpoints" if rarely else "metrics"
+    mostly_checkpoints = checkpoints > fsum(one.seconds for one in activities) / 2
+    kind = "checkpoints" if mostly_checkpoints else "metrics"
     return Advice(
         f"Write {kind} less often",
         f"For {about_percent(share)} of the time files are written while the device waits, most of it {kind}. "
         "Written a tenth as often, they would cost a tenth.",
-        _checkpoints_more_rarely(profile) if rarely else f"--log-every {RARER * profile.training.log_every}",
+        _rarer_checkpoints(profile) if mostly_checkpoints else f"--log-every {RARER * profile.training.log_every}",
         saves=_of_iteration(profile, writing * (1.0 - 1.0 / RARER)),
     )
 
 
-def _checkpoints_more_rarely(profile: Profile) -> str:
+def _rarer_checkpoints(profile: Profile) -> str:
     training = profile.training
     if training.checkpoint_iterations is not None:
         return f"--checkpoint-iterations {RARER * training.checkpoint_iterations}"

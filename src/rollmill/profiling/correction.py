@@ -51,7 +51,7 @@ class EventCosts(NamedTuple):
     inside: float = 0.0
     """The share of a program event's cost that lies inside the event."""
     in_idle_time: bool = False
-    """The other share lies in the device's idle time: on an accelerator, whose events lie in no loop's."""
+    """The other share lies in the device's idle time: on an accelerator, where no event of a loop is around it."""
     calibrated: float = 0.0
     """The cost of a program's event in a program of known duration; 0 if it is not known."""
 

@@ -37,6 +37,8 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)[}\]]')
 _KERNEL_AXES = re.compile(r"dim_labels=[\w?]+_([\w?]+)->")
+_BACKWARD = "$convBackward"
+"""In calls of cuDNN whose operands are not those that the axes are of; their operations are not counted."""
 _OPERATION = re.compile(re.escape(SCOPE_MARK) + r'([^/()":]+)')
 
 
@@ -246,6 +248,7 @@ def _read_line(name: str, rest: str) -> _Line:
     for branches in _BRANCHES.findall(attributes):
         called += [branch.strip().lstrip("%") for branch in branches.split(",")]
     op_name, contracted = _OP_NAME.search(attributes), _CONTRACTED.search(attributes)
+    kernel_axes = _KERNEL_AXES.search(attributes)
     return _Line(
         name,
         opcode[1],
@@ -254,7 +257,7 @@ def _read_line(name: str, rest: str) -> _Line:
         tuple(called),
         operations_in(op_name[1]) if op_name else (),
         _numbers(contracted[1]) if contracted else (),
-        kernel_axes[1] if (kernel_axes := _KERNEL_AXES.search(attributes)) else "",
+        "" if _BACKWARD in attributes or kernel_axes is None else kernel_axes[1],
     )
 
 

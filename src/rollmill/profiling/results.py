@@ -92,6 +92,7 @@ class WindowDuration:
     events: float
     """Events of compiled programs in an iteration; the mean of windows that were read, where they were not."""
     read: bool = True
+    """Whether its events were read."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Event(NamedTuple):
     end: int
     name: str
     module: str = ""
-    """The compiled program it belongs to, with its number, where its name alone does not say so; else empty."""
+    """The compiled program it belongs to, with its number; empty for events of the host whose name says enough."""
     instruction: str = ""
     """The instruction that a device says it belongs to; empty if it says none."""
 
@@ -75,7 +75,7 @@ class Trace(NamedTuple):
 
 @runtime_checkable
 class Naming(Protocol):
-    """Knows of which of the host's events more has to be read than the name, which takes longer."""
+    """Knows names that do not say which program an event of the host belongs to; to read more takes longer."""
 
     def is_ambiguous(self, name: str) -> bool:
         """True if several programs have an instruction of that name."""
@@ -133,10 +133,10 @@ def _events(recorded: Iterator[Any], on_device: bool, names: Naming, sampling: S
         start, end = sampling.time(start), sampling.time(start + round(event.duration_ns))
         if end > start and not (name := event.name).startswith(IGNORED):
             if on_device:
-                stats = _stats(event)
+                stats = dict(event.stats)
                 yield Event(start, end, name, _program(stats), str(stats.get("hlo_op", "")))
             elif names.is_ambiguous(name):
-                yield Event(start, end, name, _program(_stats(event)))
+                yield Event(start, end, name, _program(dict(event.stats)))
             else:
                 yield Event(start, end, name)
 
@@ -148,10 +148,6 @@ def _clock_offset(data: Any) -> int:
                 if event.name.startswith(f"{SPAN_MARK}:{CLOCK}:"):
                     return int(event.name.rpartition(":")[2]) - round(event.start_ns)
     return 0
-
-
-def _stats(event: Any) -> dict[str, Any]:
-    return dict(event.stats)
 
 
 def _program(stats: Mapping[str, Any]) -> str:

@@ -71,8 +71,8 @@ class CandidateProcess:
         self._unread = b""
         self.device_peak = 0
         """Most bytes of a device that the process has reported."""
-        self._left = 0
-        """Bytes of the process that timing a stage left behind: compilers do not return all that they use."""
+        self._leftover = 0
+        """Bytes of the process that timing a stage has left: compilers do not return all that they use."""
         commands, reports = os.pipe(), os.pipe()
         module = [sys.executable, "-m", "rollmill.cli.measured"]
         with (self._folder / "output").open("wb") as output:
@@ -148,7 +148,7 @@ class CandidateProcess:
             return None if found is None else (found,)
 
         found = self._wait(result, seconds=min(seconds, START_SECONDS))[0]
-        peak = self.device_peak or max(0, memory.peak - self._left)
+        peak = self.device_peak or max(0, memory.peak - self._leftover)
         return found._replace(
             steps_per_second=found.steps_per_second * seeds, memory=float(peak) if peak else None
         )
@@ -187,7 +187,7 @@ class CandidateProcess:
         reports = [json.loads(line) for line in lines]
         for report in reports:
             self.device_peak = max(self.device_peak, report.get("peak", 0))
-            self._left = report.get("left", self._left)
+            self._leftover = report.get("leftover", self._leftover)
             if "error" in report:
                 reason = " ".join(report["error"].split())
                 raise CannotBeFused(reason, report["depths"]) if report["depths"] else CannotRun(reason)

@@ -167,7 +167,7 @@ class Windows:
 
         Args:
             worker: its name.
-            number: that of the request that it answers; an answer to an earlier one has come too late.
+            number: of the request that it answers; an answer to an earlier one has come too late.
             window: None if the events were forgotten.
         """
         if number == self._number:

@@ -195,11 +195,21 @@ class Coordinator:
         return [job.name for job in self._workers.jobs if job.name not in self._finished]
 
     def stop_recording(self, number: int, begin: int, end: int) -> None:
-        """Requests a `Recorded` with this number of each worker; of nanoseconds of this host's monotonic clock."""
+        """Has all workers stop recording; requests a `Recorded` of each.
+
+        Args:
+            number: of this request; answers repeat it.
+            begin: the window's first nanosecond on this host's monotonic clock.
+            end: the nanosecond after its last.
+        """
         send_to(self._workers, ALL, StopRecording(number, begin, end, socket.gethostname()))
 
     def abandon_recording(self, number: int) -> None:
-        """Has all workers stop recording, and forget the events; requests a `Recorded` of each when it has."""
+        """Has all workers stop recording, and forget the events; requests a `Recorded` of each when it has.
+
+        Args:
+            number: of this request; answers repeat it.
+        """
         send_to(self._workers, ALL, AbandonRecording(number))
 
     def stop(self) -> None:
