@@ -101,7 +101,7 @@ def restricted(found: list[Candidate], fixed: Mapping[str, Any]) -> list[Candida
 
 
 def _has(candidate: Candidate, name: str, value: Any) -> bool:
-    """True if it has the value. Where its fusion is left open, processes fuse nothing, and a mesh chooses itself."""
+    """True if it has the value; where fusion is left open, processes fuse nothing, and a mesh chooses."""
     own = getattr(candidate, name)
     if name == "fusion" and own is None:
         return value == "auto" or (value == "off" and candidate.place == "processes")
