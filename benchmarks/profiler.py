@@ -226,15 +226,15 @@ class Products(NamedTuple):
 
 
 PRODUCTS = {
-    "environment": Products(14, 64),
-    "policy": Products(16, 64),
+    "environment": Products(6, 256),
+    "policy": Products(6, 256),
     "prepare": Products(36, 256, rows=16),
     "gradients": Products(28, 64),
     "update": Products(34, 128, rows=1024),
 }
 """Products that are added to an operation: each takes much longer than it takes to record it, as most of what
-trainings compute does. Those before or after gradients are large enough for all threads: while one worked, others
-would sleep, and the gradients would take longer until they are awake."""
+trainings compute does, and is large enough for all threads. While one worked, others would sleep, and what
+follows, such as gradients, would take longer until they are awake, with the profiler or without."""
 PRODUCTS_ON_GPU = {
     "environment": Products(6, 1024),
     "policy": Products(6, 1024),
