@@ -1,5 +1,6 @@
 """When windows of a profiled training begin and end, by a training that reports on a clock of its own."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -20,10 +21,12 @@ SECOND = 1_000_000_000
 class Clock:
     """Time passes by iterations, which are slow for a while after each change of the recording."""
 
-    def __init__(self, slow_seconds: Mapping[bool, float]) -> None:
+    def __init__(self, slow_seconds: Mapping[bool, float], *, later: float = 1.0) -> None:
         self.now = 0
         self.slow_until = 0
-        self.recording = False
+        self.recording = self.has_recorded = False
+        self.later = later
+        """Factor by which iterations are longer from the first recording on."""
         self._slow_seconds = slow_seconds
 
     def monotonic_ns(self) -> int:
@@ -33,11 +36,12 @@ class Clock:
         return 1e-9 * self.now
 
     def change(self, *, recording: bool) -> None:
-        self.recording = recording
+        self.recording, self.has_recorded = recording, True
         self.slow_until = self.now + round(1e9 * self._slow_seconds[recording])
 
     def iterate(self) -> None:
-        self.now += SLOW if self.now < self.slow_until else RECORDED if self.recording else USUAL
+        usual = SLOW if self.now < self.slow_until else RECORDED if self.recording else USUAL
+        self.now += round(usual * (self.later if self.has_recorded else 1.0))
 
 
 class Recorder:
@@ -104,9 +108,10 @@ def trained(
     unread: int = 0,
     has_worker: bool = False,
     forgets: bool = True,
+    later: float = 1.0,
 ) -> Windows:
     """Windows of a training that is slow for some seconds after a recording has begun or ended."""
-    clock = Clock({True: begun, False: ended})
+    clock = Clock({True: begun, False: ended}, later=later)
     worker = Worker(clock, forgets=forgets) if has_worker else None
     monkeypatch.setattr(windows_module, "time", clock)
     monkeypatch.setattr(windows_module, "TraceRecorder", lambda: Recorder(clock))
@@ -135,6 +140,14 @@ def test_windows_on_a_gpu_wait_until_cuda_graphs_are_made(monkeypatch: pytest.Mo
     found = trained(monkeypatch, begun=0.5, ended=1.2)
     assert [span.per_iteration for span in found.plain] == pytest.approx([USUAL] * 3, rel=0.01)
     assert [window.span.per_iteration for window in found.profiled] == pytest.approx([RECORDED] * 2, rel=0.01)
+
+
+def test_a_machine_that_has_become_slower_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    found = trained(monkeypatch, begun=0.5, ended=1.2, later=1.2)
+    assert [span.per_iteration for span in found.plain] == pytest.approx([1.2 * USUAL] * 3, rel=0.01)
+    between = [after.begin.now - before.end.now for before, after in itertools.pairwise(found.plain)]
+    assert all(nanoseconds < 6 * SECOND for nanoseconds in between)
 
 
 def test_windows_on_a_cpu_wait_for_what_was_under_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ RECORDED_SHORT_SECONDS = 0.1
 """Shortest duration of the windows by which it is seen that a training has come to its speed while it is recorded:
 short, because all of its events are collected."""
 SLOWED = 1.5
-"""A training that is recorded, and takes so many times as long as usual, may not have come to its speed yet."""
+"""A training that takes so many times as long as usual may not have come to its speed yet."""
 LONGEST_SLOWED_SECONDS = 0.9
 """Time after which such a training is taken to be so slow because it is recorded."""
 REPLY_SECONDS = 300.0
@@ -251,16 +251,22 @@ class Windows:
         return before.per_iteration
 
     def _regain_speed(self) -> StepsUntil:
-        """Lets the training come back to its usual speed after a recording: CUDA graphs are made anew then."""
+        """Lets the training come back to its speed after a recording: CUDA graphs are made anew then.
+
+        That is its usual speed, or a steady one that is not much lower, because the machine has other work now.
+        """
         if jax.default_backend() == "cpu":
             return (yield from self._pause(SETTLE_SECONDS if self._workers is not None else 0.0))
-        begin = yield from self._pause(SETTLE_SECONDS)
+        before = yield from self._window((yield from self._pause(SETTLE_SECONDS)), SHORT_SECONDS)
         for _ in range(MOST_SHORT_WINDOWS):
-            now = yield from self._window(begin, SHORT_SECONDS)
-            begin = now.end
-            if STEADY * now.per_iteration < self._usual:
+            if STEADY * before.per_iteration < self._usual:
                 break
-        return begin
+            now = yield from self._window(before.end, SHORT_SECONDS)
+            is_steady = STEADY * before.per_iteration < now.per_iteration < SLOWED * self._usual
+            before = now
+            if is_steady:
+                break
+        return before.end
 
     def _pause(self, seconds: float) -> StepsUntil:
         """Lets this many seconds pass, and a report of what was under way."""
