@@ -150,6 +150,7 @@ def is_alive(process):
         (["--max-wait-ms", "-1"], "--max-wait-ms -1 has to lie between 0 and 60000"),
         (["--port", "65536"], "--port 65536 has to lie between 0 and 65,535"),
         (["--workers", "0"], "--workers 0 has to lie between 1 and 256"),
+        (["--seed", "-1"], "--seed -1 has to lie between 0 and 4294967295"),
         (["--session-seconds", "inf"], "--session-seconds inf has to be positive and finite"),
         (["--host", "0.0.0.0"], "--host 0.0.0.0 can be reached from other machines"),
         (["--host", "192.0.2.1"], "--host 192.0.2.1 can be reached from other machines"),
@@ -185,6 +186,13 @@ def test_tokens_that_protect_nothing_are_refused(tmp_path):
     file.write_text("0123456789abcdef\n")
     file.chmod(0o600)
     assert read_token(file, Address("0.0.0.0")) == b"0123456789abcdef"
+
+
+def test_an_address_file_of_another_server_stays(rollmill, tmp_path):
+    file = tmp_path / "address"
+    file.write_text("http://127.0.0.1:1\n")
+    done = rollmill("serve", tmp_path / "no-run", "--address-file", file)
+    assert done.returncode == 2 and file.read_text() == "http://127.0.0.1:1\n"
 
 
 def test_a_port_in_use_and_a_socket_in_use_are_refused(tmp_path):

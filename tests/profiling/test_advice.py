@@ -21,7 +21,7 @@ from rollmill.profiling.advice import (
     write_less,
 )
 from rollmill.profiling.report.terminal import draw_profile
-from rollmill.profiling.results import Ceilings, DeviceActivity, HostTime, OperationTime, Overlap
+from rollmill.profiling.results import THIS_PROCESS, Ceilings, DeviceActivity, HostTime, OperationTime, Overlap
 
 BUSY = Overlap(host_only=0.0, device_only=0.04, both=0.0079, neither=0.0)
 GRADIENTS = (OperationTime(("learn", "gradients"), 0.0479, 0.0, kernels=4.0, flops=1e9, bytes=1e9),)
@@ -111,6 +111,15 @@ def test_environments_of_the_host_get_actors():
     assert add_actors(eight) is None
 
 
+def test_the_process_that_waits_for_workers_does_not_count():
+    one = host_only(0.02, ("environment step", "simulator", 0.018))
+    (worker,) = one.processes
+    coordinator = replace(worker, name=THIS_PROCESS, host=(HostTime("wait", "waiting", 0.04),))
+    both = replace(one, processes=(coordinator, replace(worker, name="actor/0")))
+    assert advise(both) == advise(one)
+    assert add_actors(one) in advise(one)
+
+
 def test_workers_that_wait_for_each_other():
     waiting = (("receive", "channel", 0.004), ("wait for weights", "waiting", 0.006))
     in_step = {"replicas": 4, "can_be_asynchronous": True}
@@ -120,9 +129,6 @@ def test_workers_that_wait_for_each_other():
     assert wait_less(host_only(0.012, *waiting, count=1, training=in_step)) is None
     assert wait_less(host_only(0.003, *waiting, count=4, training=in_step)) is None
     assert wait_less(host_only(0.012, *waiting, count=4)) is None, "a simulator's process and its program"
-    with_coordinator = host_only(0.012, *waiting, count=2, training=in_step)
-    first, second = with_coordinator.processes
-    assert wait_less(replace(with_coordinator, processes=(replace(first, name="training"), second))) is None
     already = wait_less(host_only(0.012, *waiting, count=4, training={"replicas": 4}))
     assert already is not None and already.options == "" and "Fewer workers" in already.text
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rollmill.profiling.attribution import attribute
-from rollmill.profiling.classes import Classifier, HostActivity
+from rollmill.profiling.classes import Classifier, DeviceWork, HostActivity
 from rollmill.profiling.hlo import Instruction
 from rollmill.profiling.library_kernels import library_shares
 from rollmill.profiling.results import Overlap
@@ -189,6 +189,13 @@ def test_on_a_device_everything_is_work_and_kernels_are_named_as_c_allows():
     assert times.device[POLICY].work == 10
     assert times.device["other", "copies"].work == 10
     assert times.device["other", "ncclDevKernel_AllReduce"].work == 30
+
+
+def test_the_start_of_an_instruction_is_told_apart_from_its_work():
+    classify = Classifier({"jit_f": {"fusion": Instruction("kernel", {POLICY: 1.0}, 0.0, 0.0)}}, accelerated=True)
+    event = Event(0, 10, "fusion")
+    assert isinstance(classify(event), HostActivity)
+    assert isinstance(classify(event, on_device=True), DeviceWork)
 
 
 def test_programs_with_equal_names_are_told_apart():

@@ -9,7 +9,8 @@ import pytest
 
 from profiling.by_hand import OVERLAP, process, profile
 from rollmill.core.errors import DataError
-from rollmill.pages.text import compact, cut, number
+from rollmill.core.text import compact
+from rollmill.pages.text import cut, number
 from rollmill.profiling.advice import with_advice
 from rollmill.profiling.breakdown import first_of_each_kind, in_order, operation_tree, whole_time
 from rollmill.profiling.report.comparison import compare, comparison_page, draw_comparison
@@ -151,7 +152,9 @@ def test_numbers_as_text():
     assert [duration(value) for value in (2.5, 0.0472, 3.1e-6, 4e-8, 0.0)] == [
         *("2.50 s", "47.2 ms", "3.10 µs", "40.0 ns", "0 ms"),
     ]
-    assert [compact(value) for value in (950.0, 1.39e6, 4.9e13)] == ["950", "1.39 M", "49 T"]
+    assert [compact(value) for value in (950.0, 1.39e6, 4.9e13, 999_600.0, 999.4)] == [
+        *("950", "1.39 M", "49 T", "1 M", "999"),
+    ]
     assert [size_of(value) for value in (10, 2048, 3 << 20)] == ["10 B", "2.00 KiB", "3.00 MiB"]
     assert milliseconds(1e-8) == "0" and percent(0.1234) == "12.3 %" and cut("abcdef", 4) == "abc…"
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -106,6 +107,15 @@ def test_pipelined_requests_are_answered_in_their_order(cartpole):
     assert [told["action"] for status, told in found if status == 200] == actions
 
 
+def test_very_many_pipelined_requests_that_are_answered_at_once(cartpole):
+    with serving(cartpole) as server, server.connect() as client:
+        client.sendall(b"GET /health HTTP/1.1\r\n\r\n" * 2000)
+        found = answers(client, 2000)
+        metrics = server.ask("/metrics")[1]
+    assert [status for status, _ in found] == [200] * 2000
+    assert metrics["answers"]["200"] >= 2000 and "500" not in metrics["answers"]
+
+
 def test_a_request_may_come_byte_by_byte_or_in_chunks(cartpole):
     body = GOOD.encode()
     chunked = b"POST /act HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n" % (
@@ -203,6 +213,34 @@ def test_a_failing_device_is_an_error_of_its_requests_and_then_the_end(cartpole)
             assert server.ask("/act", {"observation": ZEROS})[0] == 500
         server.thread.join(30)
     assert server.codes == [False]
+
+
+def test_a_device_that_cannot_even_forget_ends_the_server_after_its_answers(cartpole, capfd):
+    policy = Held(cartpole, max_batch=2, sessions=1)
+    with serving(cartpole, max_batch=2, policy=policy) as server:
+        policy.broken = True
+        policy.forget = Mock(side_effect=RuntimeError("an illegal access"))
+        assert server.ask("/act", {"observation": ZEROS})[0] == 500
+        server.thread.join(30)
+    assert server.codes == [False] and "an illegal access" in capfd.readouterr().err
+
+
+def test_requests_that_wait_do_not_outlive_the_memories_of_their_sessions(t_maze):
+    policy = Held(t_maze, max_batch=1, sessions=4)
+    observation = policy.observation_space.sample().tolist()
+    with serving(t_maze, max_batch=1, policy=policy) as server, server.connect() as client:
+        name = server.ask("/act", {"observation": observation})[1]["session"]
+        policy.go.clear()
+        client.sendall(post(json.dumps({"observation": observation})))
+        while server.ask("/metrics")[1]["queued"]:
+            time.sleep(0.01)
+        client.sendall(post(json.dumps({"observation": observation, "session": name})))
+        while not server.ask("/metrics")[1]["queued"]:
+            time.sleep(0.01)
+        policy.broken = True
+        policy.go.set()
+        found = answers(client, 2)
+    assert [status for status, _ in found] == [500, 500]
 
 
 def test_actions_that_are_not_finite_are_an_error_of_their_request_alone(tmp_path):

@@ -1,5 +1,6 @@
 """`rollmill gpu`: the GPUs of this machine, and how they can be shared."""
 
+import contextlib
 import shlex
 import subprocess
 import time
@@ -54,13 +55,14 @@ def _list(seconds: float) -> int:
         raise UsageError(f"--seconds {seconds:g} has to be above 0 and at most 3600.")
     with open_nvml() as nvml:
         gpus = find_gpus(nvml)
-        monitors = [ActivityMonitor(nvml, gpu.index) for gpu in gpus]
-        time.sleep(seconds)
-        for gpu, monitor in zip(gpus, monitors, strict=True):
-            print(f"GPU {gpu.index}: {gpu.name}, {_gib(gpu.used_bytes)} of {_gib(gpu.memory_bytes)} GiB in use")
-            print(f"  activity: {monitor.read() or 'unknown'}")
-            monitor.close()
-            _print_slices(gpu)
+        with contextlib.ExitStack() as stack:
+            monitors = [stack.enter_context(ActivityMonitor(nvml, gpu.index)) for gpu in gpus]
+            time.sleep(seconds)
+            activities = [monitor.read() for monitor in monitors]
+    for gpu, activity in zip(gpus, activities, strict=True):
+        print(f"GPU {gpu.index}: {gpu.name}, {_gib(gpu.used_bytes)} of {_gib(gpu.memory_bytes)} GiB in use")
+        print(f"  activity: {str(activity) or 'unknown'}")
+        _print_slices(gpu)
     way, reason = choose_sharing(gpus, "auto")
     print(f"several processes would share them by {way}: {reason}")
     return 0

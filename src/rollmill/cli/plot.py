@@ -9,7 +9,8 @@ import tyro
 
 from rollmill.api.plotting import METRIC, Curves, plot
 from rollmill.cli.parsing import parse
-from rollmill.pages.text import compact, number
+from rollmill.core.text import compact
+from rollmill.pages.text import number
 
 MOST_LINES = 20
 

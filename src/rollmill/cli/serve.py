@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -107,6 +107,8 @@ class Serve:
             if not least <= (value := getattr(self, name)) <= most:
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} {value} has to lie between {least} and {most:,}.")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"--seed {self.seed} has to lie between 0 and {2**32 - 1}.")
         if not 0 < self.session_seconds < float("inf"):
             raise UsageError(f"--session-seconds {self.session_seconds:g} has to be positive and finite.")
 
@@ -146,23 +148,29 @@ def run(arguments: list[str]) -> int:
         listener = stack.enter_context(listen(options.address))
         if options.socket is not None:
             stack.callback(options.socket.unlink, missing_ok=True)
-        if options.address_file is not None:
-            stack.callback(options.address_file.unlink, missing_ok=True)
+
+        def ready() -> None:
+            announce(options, listener)
+            if options.address_file is not None:  # only now is it this server's own
+                stack.callback(options.address_file.unlink, missing_ok=True)
+
         if options.workers > 1:
-            return _serve_by_workers(options, arguments, listener)
-        return _serve_here(options, listener, token)
+            return _serve_by_workers(options, arguments, listener, ready)
+        return _serve_here(options, listener, token, ready)
 
 
-def _serve_here(options: Serve, listener: socket.socket, token: bytes | None) -> int:
+def _serve_here(options: Serve, listener: socket.socket, token: bytes | None, ready: Callable[[], None]) -> int:
     policy = options.policy()
     server = Server(policy, options.rule, options.limits(policy), ServerStatistics(), token=token)
     with stop_on_signals() as stop:
-        fine = server.run(listener, lambda: stop.requested, ready=lambda: announce(options, listener))
+        fine = server.run(listener, lambda: stop.requested, ready=ready)
     print(f"stopped by {stop.signal_name}" if fine else GAVE_UP_SENTENCE, file=sys.stderr)
     return stop.exit_code if fine else GAVE_UP
 
 
-def _serve_by_workers(options: Serve, arguments: Sequence[str], listener: socket.socket) -> int:
+def _serve_by_workers(
+    options: Serve, arguments: Sequence[str], listener: socket.socket, ready: Callable[[], None]
+) -> int:
     with tempfile.TemporaryFile() as counts, stop_on_signals() as stop:
         counts.truncate(bytes_of(options.workers))
         descriptors = listener.fileno(), counts.fileno()
@@ -170,13 +178,13 @@ def _serve_by_workers(options: Serve, arguments: Sequence[str], listener: socket
             *(sys.executable, "-m", "rollmill.cli.serve_worker"),
             *(json.dumps(list(arguments)), str(os.getpid()), *map(str, descriptors)),
         ]
-        with divide_machine(options.workers, options.workers, options.gpu_sharing) as slots:
+        with divide_machine(options.workers, options.workers, options.gpu_sharing) as parts:
             code = run_workers(
                 command,
-                slots.each,
+                parts.each,
                 descriptors=descriptors,
                 stop=stop,
-                ready=lambda: announce(options, listener),
+                ready=ready,
                 patience=ServerLimits(1).drain_seconds + 5,
             )
     if code:

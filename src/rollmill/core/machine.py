@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -127,10 +128,14 @@ def return_freed_memory() -> None:
 
 
 def visible_gpus() -> list[str]:
-    """Names of the NVIDIA GPUs visible to child processes, as in CUDA_VISIBLE_DEVICES; asks no driver."""
+    """Names of the NVIDIA GPUs visible to child processes, as in CUDA_VISIBLE_DEVICES; asks no driver.
+
+    As for CUDA, the list ends at the first name of none, such as `-1`.
+    """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return [name.strip() for name in chosen.split(",") if name.strip()]
+        names = (name.strip() for name in chosen.split(","))
+        return list(takewhile(lambda name: name and not name.startswith("-"), names))
     return [str(number) for number in range(len(list(Path("/proc/driver/nvidia/gpus").glob("*"))))]
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing, visible_gpus
-from rollmill.execution.instances import find_gpus, open_nvml, shared_gpus
+from rollmill.execution.instances import find_computing_gpus, open_nvml, shared_gpus
 from rollmill.planning import AllReduceOption
 
 LEAST_NCCL = (2, 30)
@@ -60,7 +60,7 @@ def gpus_of_workers(
         return
     chosen, reason = _reduction_of(workers, len(names), reduction) if mesh else (reduction, "")
     with open_nvml() as nvml:
-        gpus = find_gpus(nvml)
+        gpus = find_computing_gpus(nvml)
     with shared_gpus(gpus, sharing) as shared:
         joined = _nccl_variables(-(-workers // len(gpus))) if mesh else {}
         environments = [instance.environment() | joined for instance in shared.divide(workers)]

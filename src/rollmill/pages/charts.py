@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
+from rollmill.core.text import compact
 from rollmill.pages.page import escaped_name
 from rollmill.pages.scales import ticks
-from rollmill.pages.text import compact
 
 UNITS = 1000.0
 """Width and height of the drawing in its own units; the browser stretches it."""

@@ -25,11 +25,3 @@ def number(value: float) -> str:
     if size < 0.0005:
         return "0" if size == 0 else f"{value:.1e}"
     return f"{value:.{max(0, 2 - math.floor(math.log10(size)))}f}"
-
-
-def compact(value: float) -> str:
-    """Three digits and the letter of a power of a thousand: `1.39 M`."""
-    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g} {letter}"
-    return f"{value:.3g}"

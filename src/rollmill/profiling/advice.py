@@ -51,6 +51,7 @@ LEARNING = frozenset({"gradients", "update"})
 
 def advise(profile: Profile) -> tuple[Advice, ...]:
     """All advice for a profile, the largest predicted saving first; none if no rule applies."""
+    profile = _of_workers(profile)
     found = [advice for rule in RULES if (advice := rule(profile)) is not None]
     return tuple(sorted(found, key=lambda advice: -advice.saves))
 
@@ -58,6 +59,12 @@ def advise(profile: Profile) -> tuple[Advice, ...]:
 def with_advice(profile: Profile) -> Profile:
     """The profile with the advice that follows from it."""
     return replace(profile, advice=advise(profile))
+
+
+def _of_workers(profile: Profile) -> Profile:
+    """The profile of the processes that train: where there are workers, this process only waits for them."""
+    workers = tuple(process for process in profile.processes if process.name != THIS_PROCESS)
+    return replace(profile, processes=workers or profile.processes)
 
 
 def fuse_rollouts(profile: Profile) -> Advice | None:
@@ -159,7 +166,7 @@ def _stepping_alone(process: ProcessTime) -> float:
 
 def wait_less(profile: Profile) -> Advice | None:
     """Workers wait for each other, or send and receive, for much of the time."""
-    workers = [process for process in profile.processes if process.name != THIS_PROCESS]  # it waits for reports
+    workers = profile.processes
     if len(workers) < 2 or profile.training.replicas < 2:
         return None
     lost = fsum(map(_waiting_for_workers, workers)) / len(workers)

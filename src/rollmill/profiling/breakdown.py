@@ -8,6 +8,8 @@ from typing import NamedTuple
 from rollmill.core.operations import STEPPING
 from rollmill.profiling.results import OperationTime, Overlap, ProcessTime, Profile, TimelineSpan
 
+LEAST_SHOWN = 0.0005
+"""Share of the whole time below which reports leave an operation out."""
 DEEPEST = 16
 """Names of a path that a tree tells apart."""
 

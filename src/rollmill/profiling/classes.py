@@ -107,7 +107,7 @@ class Classifier:
                 self._by_name.setdefault(name, []).append(module)
         # Kernels of a GPU are named after instructions, with characters that C allows.
         self._by_kernel = {re.sub(r"[.\-]", "_", name): name for name in self._by_name}
-        self._known: dict[tuple[str, str, str], EventClass] = {}
+        self._known: dict[tuple[str, str, str, bool], EventClass] = {}
 
     def is_instruction(self, name: str) -> bool:
         """True if a program has an instruction of that name."""
@@ -122,7 +122,7 @@ class Classifier:
 
     def __call__(self, event: Event, *, on_device: bool = False) -> EventClass:
         """The class of an event; on a device everything is work."""
-        key = event.name, event.module, event.instruction
+        key = event.name, event.module, event.instruction, on_device
         if key not in self._known:
             self._known[key] = self._classified(event, on_device)
         return self._known[key]

@@ -57,7 +57,7 @@ class ProfiledMachine:
     """The hardware and software."""
 
     device: str
-    """Name and number of devices, such as `1 NVIDIA H200`, or `CPU`."""
+    """Name and number of devices, such as `1 x NVIDIA H200`, or `2 x cpu`."""
     cores: int
     versions: dict[str, str]
 

@@ -1,6 +1,7 @@
 """Numbers, durations and names as text of reports."""
 
-from rollmill.pages.text import compact, number, printable
+from rollmill.core.text import compact
+from rollmill.pages.text import number, printable
 from rollmill.profiling.results import Profile
 
 NOTHING_TO_ADVISE = (

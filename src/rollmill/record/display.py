@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 from rich.text import Text
 
+from rollmill.core.text import compact
+
 LINE_SECONDS = 5.0
 """Seconds between two plain lines."""
 
@@ -29,7 +31,7 @@ class Status(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.env_steps:>12,} / {self.total_steps:,} steps  {_compact(self.steps_per_second)} steps/s  "
+            f"{self.env_steps:>12,} / {self.total_steps:,} steps  {compact(self.steps_per_second)} steps/s  "
             f"{_clock(self.seconds_left)} left  return {_number(self.episode_return)}  "
             f"length {_number(self.episode_length)}"
         )
@@ -148,13 +150,6 @@ class Bar:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _compact(value: float) -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g} {letter}"
-    return f"{value:.3g}"
 
 
 def _clock(seconds: float) -> str:

@@ -79,6 +79,13 @@ class Batcher(Generic[T]):
         self.rows -= self.rule.max_batch - room
         return taken
 
+    def take_all(self) -> list[T]:
+        """Removes and returns all requests."""
+        taken = [waiting.request for waiting in self._waiting]
+        self._waiting.clear()
+        self.rows = 0
+        return taken
+
 
 def check_rule(rule: BatchingRule) -> BatchingRule:
     """The rule itself.

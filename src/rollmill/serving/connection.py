@@ -93,6 +93,7 @@ class HttpConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._unanswered: deque[_Exchange] = deque()
         self._unstarted: deque[_Exchange] = deque()
+        self._starting = False
         self._receiving: _Exchange | None = None
         self._began = self._loop.time()
         self._blocked: float | None = None
@@ -277,6 +278,16 @@ class HttpConnection(asyncio.Protocol):
 
     def _start(self) -> None:
         """Has as many requests answered as may be computed at a time."""
+        if self._starting:  # some are answered at once, inside of the loop below, which goes on by itself
+            return
+        self._starting = True
+        try:
+            self._start_all()
+        finally:
+            self._starting = False
+        self._pause()
+
+    def _start_all(self) -> None:
         while self._unstarted and len(self._unanswered) - len(self._unstarted) < self._limits.pipelined:
             exchange = self._unstarted.popleft()
             self._around.statistics.add("requests")
@@ -293,7 +304,6 @@ class HttpConnection(asyncio.Protocol):
             except Exception:  # a fault of this program ends no other request
                 traceback.print_exc()
                 self._respond(exchange, error_response(Refusal(500, "the server failed at this request.")))
-        self._pause()
 
     def _answered(self, exchange: _Exchange, response: Response) -> None:
         self._respond(exchange, response)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -111,12 +112,12 @@ class Engine:
     def _finish(self, jobs: Sequence[QueuedRequest], found: list[Answer] | Exception) -> None:
         self._computing = False
         if isinstance(found, Exception):
-            self.failures += 1
             self._statistics.add("failed_batches")
-            self._policy.forget()
-            self._lost_memories()
+            if self._policy.recurrent:  # those that wait belong to sessions whose memories are lost
+                jobs = [*jobs, *self._batcher.take_all()]
             message = f"the batch could not be computed: {type(found).__name__}: {str(found)[:300]}"
             answers: Sequence[Answer] = [Refusal(500, message)] * len(jobs)
+            self._count_failure()
         else:
             self.failures, answers = 0, found
         if self._batcher.rows:
@@ -124,6 +125,15 @@ class Engine:
         self.unanswered -= len(jobs)
         for job, answer in zip(jobs, answers, strict=True):
             job.done(answer)
+
+    def _count_failure(self) -> None:
+        self.failures += 1
+        self._lost_memories()
+        try:
+            self._policy.forget()
+        except Exception:  # the device cannot be used any more: the server gives up
+            traceback.print_exc()
+            self.failures = MOST_FAILURES
 
 
 def _divided(actions: PyTree[np.ndarray], counts: Sequence[int]) -> list[Answer]:

@@ -40,7 +40,7 @@ class _ServingWorker:
 
 
 @dataclass
-class _Group:
+class _Workers:
     """All workers of a server."""
 
     launch: Callable[[int, int], subprocess.Popen]
@@ -59,12 +59,18 @@ class _Group:
         return worker
 
     def wait_until_ready(self) -> int | None:
-        """Waits for all workers; the exit code of one that ended instead, or None."""
+        """Waits for all workers; the exit code of one that ended instead, or None.
+
+        Raises:
+            WorkersLost: a signal ended one, which could not say why.
+        """
         while not all(worker.ready_at is not None for worker in self.workers):
             self._read_pipes()
             for worker in self.workers:
-                if worker.process.poll() is not None:
-                    return worker.process.returncode
+                if (code := worker.process.poll()) is not None:
+                    if code < 0 and not self.stop.requested:
+                        raise WorkersLost(f"worker {worker.index} {_ending(code)} before it served.")
+                    return code
             if self.stop.requested:
                 return 0
         return None
@@ -79,8 +85,7 @@ class _Group:
         for worker in [worker for worker in self.workers if worker.process.poll() is not None]:
             served = time.monotonic() - worker.ready_at if worker.ready_at is not None else 0.0
             self.losses = 1 if served > SETTLED_SECONDS else self.losses + 1
-            code = worker.process.returncode
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+            how = _ending(worker.process.returncode)
             if self.losses > MOST_LOSSES:
                 raise WorkersLost(f"worker {worker.index} {how}, and {MOST_LOSSES} others before it.")
             print(f"rollmill: worker {worker.index} {how}; it is replaced", file=sys.stderr)
@@ -120,9 +125,13 @@ class _Group:
         self.workers.remove(worker)
 
 
+def _ending(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+
 def run_workers(
     command: Sequence[str],
-    slots: Sequence[MachinePart],
+    parts: Sequence[MachinePart],
     *,
     descriptors: Sequence[int],
     stop: StopRequest,
@@ -135,7 +144,7 @@ def run_workers(
 
     Args:
         command: command of a worker; its index, its cores and the descriptor of its pipe are appended.
-        slots: the part of the machine that each has.
+        parts: the part of the machine that each has.
         descriptors: that workers inherit.
         stop: asked ten times a second.
         ready: called once all workers serve.
@@ -145,33 +154,33 @@ def run_workers(
         The exit code: of a worker that could not start, or 0.
 
     Raises:
-        WorkersLost: workers ended again and again.
+        WorkersLost: workers ended again and again, or one before it served.
     """
 
     def launch(index: int, pipe: int) -> subprocess.Popen:
-        slot = slots[index]
-        words = [*command, str(index), ",".join(map(str, slot.cores)), str(pipe)]
+        part = parts[index]
+        words = [*command, str(index), ",".join(map(str, part.cores)), str(pipe)]
         return subprocess.Popen(
             words,
-            env=os.environ | slot.environment,
-            pass_fds=(*descriptors, *slot.descriptors, pipe),
+            env=os.environ | part.environment,
+            pass_fds=(*descriptors, *part.descriptors, pipe),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
 
-    group = _Group(launch, len(slots), stop)
+    workers = _Workers(launch, len(parts), stop)
     try:
-        group.start(0)
-        code = group.wait_until_ready()
+        workers.start(0)
+        code = workers.wait_until_ready()
         if code is None:
-            for index in range(1, len(slots)):
-                group.start(index)
-            code = group.wait_until_ready()
+            for index in range(1, len(parts)):
+                workers.start(index)
+            code = workers.wait_until_ready()
         if code is not None:
             return code if code >= 0 else 1
         ready()
         while not stop.requested:
-            group.look()
+            workers.look()
         return 0
     finally:
-        group.end(patience=patience)
+        workers.end(patience=patience)

@@ -1,22 +1,27 @@
 """GPUs, their slices and their division into instances, by recorded answers of a driver."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 from recording import Recorded
 
 from rollmill.core.errors import UsageError
+from rollmill.core.machine import visible_gpus
 from rollmill.execution.instances import (
     Gpu,
     MpsDaemon,
     Slice,
     choose_sharing,
     divide_gpus,
+    divide_machine,
+    find_computing_gpus,
     find_gpus,
     mig_commands,
     mig_layout,
     read_gpus,
 )
+from rollmill.execution.instances import machine_parts as parts_module
 from rollmill.execution.instances import sharing as sharing_module
 
 GIBIBYTE = 2**30
@@ -70,6 +75,24 @@ def test_visible_gpus_are_chosen_as_cuda_does(monkeypatch):
     assert [gpu.index for gpu in find_gpus(None)] == [1]
     with pytest.raises(UsageError, match="no GPU to share in CUDA_VISIBLE_DEVICES=7"):
         find_gpus(None, visible="7")
+
+
+def test_only_slices_that_are_visible_are_used(monkeypatch):
+    slices = tuple(Slice(f"MIG-{letter}", 1, 1) for letter in "abc")
+    monkeypatch.setattr("rollmill.execution.instances.gpus.read_gpus", lambda nvml: (gpu_of(0, slices=slices),))
+    visible = lambda words: [part.uuid for gpu in find_gpus(None, visible=words) for part in gpu.slices]
+    assert visible("MIG-b") == ["MIG-b"] and visible("MIG-c,MIG-a") == ["MIG-c", "MIG-a"]
+    assert visible("0") == visible("GPU-0") == ["MIG-a", "MIG-b", "MIG-c"]
+
+
+def test_gpus_without_slices_run_no_programs_where_mig_is_on(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpus = [gpu_of(0, mig=True), gpu_of(1)]
+    monkeypatch.setattr("rollmill.execution.instances.gpus.read_gpus", lambda nvml: tuple(gpus))
+    assert [gpu.index for gpu in find_computing_gpus(None)] == [1]
+    gpus.pop()
+    with pytest.raises(UsageError, match="GPU 0 has MIG on and no slices.*rollmill gpu partition"):
+        find_computing_gpus(None)
 
 
 @pytest.mark.parametrize(("slices", "profile", "memory"), [(7, 19, 16), (3, 14, 32.5), (2, 9, None), (1, 0, None)])
@@ -141,6 +164,73 @@ def test_instances_divide_memory_and_gpus_in_turns(monkeypatch):
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in first.environment()  # the user's share stays
     with pytest.raises(UsageError, match="200 processes on 2 GPUs are more than"):
         divide_gpus(gpus, 200, way="mps", daemons=daemons)
+
+
+def test_a_gpu_whose_memory_is_in_use_gets_fewer_instances():
+    gpus = [gpu_of(0), gpu_of(1)]
+    limits = {"GPU-0": 3, "GPU-1": 1}
+    instances = divide_gpus(gpus, 4, way="turns", daemons={}, limits=limits)
+    assert [instance.gpu.index for instance in instances] == [0, 1, 0, 0]
+
+
+@pytest.fixture
+def driver(monkeypatch, tmp_path):
+    """A machine with GPUs, JAX's plugin for them, and a driver that answers; its GPUs, to be changed."""
+    gpus = [gpu_of(0), gpu_of(1, used_bytes=137 * GIBIBYTE)]
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(parts_module, "Path", lambda name: tmp_path)
+    monkeypatch.setattr(parts_module, "_jax_has_cuda", lambda: True)
+    monkeypatch.setattr(parts_module, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(parts_module, "open_nvml", lambda: contextlib.nullcontext(None))
+    monkeypatch.setattr(parts_module, "usable_cores", lambda: 64)
+    monkeypatch.setattr("rollmill.execution.instances.gpus.read_gpus", lambda nvml: tuple(gpus))
+    monkeypatch.setattr(sharing_module, "find_mps", lambda: None)
+    daemon = lambda uuid: contextlib.nullcontext(MpsDaemon({}, True, lock=None))
+    monkeypatch.setattr(sharing_module, "shared_mps", daemon)
+    return gpus
+
+
+def devices_of(sharing="auto", wanted=None):
+    with divide_machine(wanted, 1000, sharing) as parts:
+        return [part.environment.get("CUDA_VISIBLE_DEVICES") for part in parts.each], parts.least
+
+
+def test_a_machine_is_divided_by_the_memory_of_its_gpus(driver):
+    devices, least = devices_of()
+    assert (devices.count("GPU-0"), devices.count("GPU-1"), least) == (35, 1, 2)
+    driver[:] = [gpu_of(0, memory_bytes=300 * GIBIBYTE)]
+    assert devices_of()[0].count("GPU-0") == 48, "the limit of MPS"
+    assert len(devices_of(wanted=40)[0]) == 40
+    driver[:] = [gpu_of(0, mig=True, slices=tuple(Slice(f"MIG-{n}", GIBIBYTE, 16) for n in range(7)))]
+    assert devices_of() == ([f"MIG-{n}" for n in range(7)], 7)
+
+
+@pytest.mark.parametrize("platforms", ["cpu", "cpu,cuda", "tpu"])
+def test_gpus_that_jax_does_not_use_are_not_divided(driver, monkeypatch, platforms):
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    assert set(devices_of(wanted=3)[0]) == {None}
+
+
+@pytest.mark.parametrize("platforms", ["", "cuda", "gpu", "cuda,cpu", " cuda"])
+def test_gpus_that_jax_uses_are_divided(driver, monkeypatch, platforms):
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    assert set(devices_of(wanted=3)[0]) == {"GPU-0", "GPU-1"}
+
+
+@pytest.mark.parametrize("missing", ["_jax_has_cuda", "visible_gpus"])
+def test_without_gpus_that_jax_could_use_there_are_cores(driver, monkeypatch, missing):
+    monkeypatch.setattr(parts_module, missing, lambda: False)
+    assert set(devices_of(wanted=3)[0]) == {None}
+    assert set(devices_of("turns", wanted=2)[0]) == {"GPU-0", "GPU-1"}, "the user says that GPUs are shared"
+
+
+def test_hidden_gpus_are_not_visible(monkeypatch):
+    for hidden in ("", "-1", " -1,0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert visible_gpus() == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1, 0,-1,2")
+    assert visible_gpus() == ["1", "0"]
 
 
 def test_instances_take_slices_in_turns():

@@ -97,6 +97,20 @@ def test_what_takes_more_than_was_predicted_is_no_choice():
     assert table.chosen == rows[A]
 
 
+def test_what_took_too_much_is_not_tried_with_more():
+    small, large = one(num_envs=4096), one(num_envs=8192)
+    numbers = Numbers({A: 1.0, small: 3.0, large: 5.0}, taken={small: 60 * MB})
+    rows, _ = numbers.find(A, small, large, memory_limit=50 * MB)
+    assert rows[large].reason.startswith("the same with 4,096 environments was rejected: took 60 MB")
+    assert large not in numbers.measured
+
+
+@pytest.mark.parametrize("failure", [CannotRun("it crashed"), OutOfTime()])
+def test_what_failed_keeps_what_was_predicted(failure):
+    rows, _ = Numbers({A: 1.0, B: failure}, memory={B: 6 * MB}, predicted={B: 7.0}).find(A, B)
+    assert (rows[B].predicted_memory, rows[B].predicted_speed) == (6 * MB, 7.0)
+
+
 def test_what_cannot_run_keeps_its_reason():
     numbers = Numbers({A: CannotRun("no such kernel"), B: 3.0}, refused={C: "3 actors do not divide 8"})
     rows, table = numbers.find(A, B, C)

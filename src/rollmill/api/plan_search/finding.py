@@ -206,5 +206,9 @@ def _identity(graph: Graph, request: SearchRequest, machine: Machine) -> dict[st
         "versions": [versions(), own_commit()],
         "objective": request.objective,
         "fixed": dict(request.fixed),
-        "options": [options.num_seeds, options.unroll, options.numerics, options.asynchronous, options.checksums],
+        "options": [
+            *(options.num_seeds, options.unroll, options.numerics, options.asynchronous, options.checksums),
+            *(options.gpu_sharing, options.reduction, options.log_every),
+            *(options.checkpoint_seconds, options.checkpoint_iterations),
+        ],
     }

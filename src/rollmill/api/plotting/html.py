@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from rollmill.api.plotting.groups import CurveGroup, Curves
 from rollmill.api.plotting.words import AXIS_TITLES, COLOURED, LONGEST_LABEL, explanation, label, metric_title
+from rollmill.core.text import compact
 from rollmill.pages import charts
 from rollmill.pages.charts import ChartLine, chart
 from rollmill.pages.page import asset, escaped, folded, legend, page, section, table
-from rollmill.pages.text import compact, number
+from rollmill.pages.text import number
 
 GREY = "idle"
 MOST_FAINT = 200

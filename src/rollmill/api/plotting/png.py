@@ -6,7 +6,7 @@ from typing import Any
 
 from rollmill.api.plotting.groups import Curves
 from rollmill.api.plotting.words import AXIS_TITLES, COLOURED, label, metric_title
-from rollmill.pages.text import compact
+from rollmill.core.text import compact
 from rollmill.pictures import GREY, new_figure, tidy
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c7a00", "#5b3f95")

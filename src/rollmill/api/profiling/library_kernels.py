@@ -37,5 +37,8 @@ def measure_library_shares(prepared: PreparedTraining, program: CompiledProgram)
     names = Classifier({module_name(text): read_instructions(text)}, accelerated=True)
     recorder = TraceRecorder()
     recorder.start()
-    jax.block_until_ready(separate.advance(state))
-    return library_shares(recorder.stop_and_read(names), names)
+    try:
+        jax.block_until_ready(separate.advance(state))
+        return library_shares(recorder.stop_and_read(names), names)
+    finally:
+        recorder.abandon()

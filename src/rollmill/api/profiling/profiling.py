@@ -31,7 +31,7 @@ from rollmill.execution.program.kernels import possible_fusion
 from rollmill.fusion import CannotFuse, backend_of
 from rollmill.planning import Plan
 from rollmill.profiling import correction, results
-from rollmill.profiling.advice import advise
+from rollmill.profiling.advice import with_advice
 from rollmill.profiling.calibration import Calibration, calibrated
 from rollmill.profiling.classes import ROLLOUT_KERNEL_PATH
 from rollmill.profiling.correction import EventCosts, PairedWindow
@@ -194,7 +194,7 @@ def _result(
         ),
         notes=tuple(notes),
     )
-    return replace(found, advice=tuple(advise(found)))
+    return with_advice(found)
 
 
 def _iteration_time(windows: Windows, pairs: Sequence[PairedWindow]) -> results.IterationTime:

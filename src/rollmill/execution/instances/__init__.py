@@ -1,7 +1,14 @@
 """Instances: the parts of a GPU that several processes have, by MPS, as slices of MIG, or in turns."""
 
 from rollmill.execution.instances.activity import Activity, ActivityMonitor, GpuActivity, watched_gpus
-from rollmill.execution.instances.gpus import Gpu, Slice, find_gpus, open_nvml, read_gpus
+from rollmill.execution.instances.gpus import (
+    Gpu,
+    Slice,
+    find_computing_gpus,
+    find_gpus,
+    open_nvml,
+    read_gpus,
+)
 from rollmill.execution.instances.machine_parts import (
     MachinePart,
     MachineParts,
@@ -37,6 +44,7 @@ __all__ = [
     "daemon_answers",
     "divide_gpus",
     "divide_machine",
+    "find_computing_gpus",
     "find_gpus",
     "find_mps",
     "mig_commands",

@@ -88,19 +88,41 @@ def find_gpus(nvml: Any, *, visible: str | None = None) -> tuple[Gpu, ...]:
     return gpus
 
 
+def find_computing_gpus(nvml: Any) -> tuple[Gpu, ...]:
+    """The GPUs that this process may use, without those that run no programs because MIG left them without slices.
+
+    Raises:
+        UsageError: there is none.
+    """
+    gpus = find_gpus(nvml)
+    computing = tuple(gpu for gpu in gpus if gpu.slices or not gpu.mig)
+    if not computing:
+        raise UsageError(
+            f"GPU {gpus[0].index} has MIG on and no slices, so that no program runs on it. hint: `rollmill gpu "
+            "partition --slices 7` prints the commands that make some; `nvidia-smi -mig 0` turns MIG off."
+        )
+    return computing
+
+
 def _chosen(gpus: Sequence[Gpu], words: Sequence[str]) -> tuple[Gpu, ...]:
-    found = []
+    """The GPUs that the words name, each with those of its slices that they name."""
+    found: dict[str, Gpu] = {}
     for word in words:
-        named = [gpu for gpu in gpus if word and (str(gpu.index) == word or _names(word, gpu))]
+        named = [part for gpu in gpus if (part := _named(word, gpu)) is not None]
         if not named:
             break
-        found += [gpu for gpu in named if gpu not in found]
-    return tuple(found)
+        for gpu in named:
+            before = found[gpu.uuid].slices if gpu.uuid in found else ()
+            found[gpu.uuid] = gpu._replace(slices=tuple(dict.fromkeys((*before, *gpu.slices))))
+    return tuple(found.values())
 
 
-def _names(word: str, gpu: Gpu) -> bool:
-    """True if a word is the beginning of a GPU's UUID, or of one of its slices'."""
-    return any(uuid.startswith(word) for uuid in (gpu.uuid, *(part.uuid for part in gpu.slices)))
+def _named(word: str, gpu: Gpu) -> Gpu | None:
+    """The GPU if a word is its index or the beginning of its UUID; with some slices if it is that of theirs."""
+    if word and (str(gpu.index) == word or gpu.uuid.startswith(word)):
+        return gpu
+    slices = tuple(part for part in gpu.slices if word and part.uuid.startswith(word))
+    return gpu._replace(slices=slices) if slices else None
 
 
 def _read_gpu(nvml: Any, index: int) -> Gpu:

@@ -1,14 +1,16 @@
 """Divides the machine among independent processes: each has some of its cores, and a part of one of its GPUs."""
 
 import contextlib
+import importlib.util
 import os
+import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollmill.core.machine import GpuSharing, usable_cores
-from rollmill.execution.instances.gpus import Gpu, find_gpus, open_nvml
-from rollmill.execution.instances.sharing import Instance, shared_gpus
+from rollmill.core.machine import GpuSharing, usable_cores, visible_gpus
+from rollmill.execution.instances.gpus import Gpu, find_computing_gpus, open_nvml
+from rollmill.execution.instances.sharing import MOST_CLIENTS, Instance, Way, shared_gpus
 
 GIBIBYTE = 2**30
 LEAST_GPU_MEMORY = 4 * GIBIBYTE
@@ -35,7 +37,7 @@ class MachineParts:
     note: str
     """How the machine is divided, for the user."""
     least: int = 1
-    """Fewest parts that use the whole machine: one on each GPU."""
+    """Fewest parts that use the whole machine: one on each GPU, or on each slice of one."""
 
     def __len__(self) -> int:
         return len(self.each)
@@ -54,16 +56,18 @@ def divide_machine(wanted: int | None, most: int, sharing: GpuSharing) -> Iterat
     Raises:
         UsageError: the GPUs cannot be shared so.
     """
-    gpus = _gpus()
+    gpus = _gpus(required=sharing != "auto")
     if not gpus:
         yield parts_on_cores(min(wanted or usable_cores(), most))
         return
     with shared_gpus(gpus, sharing) as shared:
-        instances = shared.divide(min(wanted or _default_count(gpus, shared.way), most))
+        limits = _most_on_each(gpus, shared.way) if wanted is None else None
+        count = _default_count(gpus, shared.way) if wanted is None else wanted
+        instances = shared.divide(min(count, most), limits=limits)
         note = f"{_gpu_count(gpus)} shared by {shared.way} ({shared.reason})"
         if shared.start_seconds:
             note += f", daemon started in {shared.start_seconds:.1f} s"
-        yield MachineParts(_parts_on(instances), note, least=len(gpus))
+        yield MachineParts(_parts_on(instances), note, least=len(_devices(gpus, shared.way)))
 
 
 def parts_on_cores(count: int) -> MachineParts:
@@ -93,21 +97,50 @@ def _parts_on(instances: Sequence[Instance]) -> list[MachinePart]:
     ]
 
 
-def _gpus() -> tuple[Gpu, ...]:
-    """The GPUs that processes will use; none where JAX is told to use others, or the driver is not there."""
-    if os.environ.get("JAX_PLATFORMS", "cuda") not in ("cuda", "gpu") or not Path("/dev/nvidiactl").exists():
+def _gpus(*, required: bool) -> tuple[Gpu, ...]:
+    """The GPUs that processes will use; none where JAX uses others, or has no GPU that it could use.
+
+    Args:
+        required: ask the driver wherever there is one, because the user says how GPUs are shared.
+
+    Raises:
+        UsageError: the driver cannot be asked.
+    """
+    first = os.environ.get("JAX_PLATFORMS", "").split(",")[0].strip() or "cuda"
+    if first not in ("cuda", "gpu") or not Path("/dev/nvidiactl").exists():
+        return ()
+    if not required and not (_jax_has_cuda() and visible_gpus()):
         return ()
     with open_nvml() as nvml:
-        return find_gpus(nvml)
+        return find_computing_gpus(nvml)
 
 
-def _default_count(gpus: Sequence[Gpu], way: str) -> int:
-    if way == "turns":
-        return len(gpus)
-    if way == "mig":
-        return sum(len(gpu.slices) or 1 for gpu in gpus)
-    held = sum(max(1, (gpu.memory_bytes - gpu.used_bytes) // LEAST_GPU_MEMORY) for gpu in gpus)
-    return max(len(gpus), min(usable_cores(), held))
+def _jax_has_cuda() -> bool:
+    """Whether JAX's plugin for NVIDIA GPUs is installed."""
+    plugins = importlib.util.find_spec("jax_plugins")
+    folders = (plugins and plugins.submodule_search_locations) or ()
+    return any(module.name.startswith("xla_cuda") for module in pkgutil.iter_modules(folders))
+
+
+def _default_count(gpus: Sequence[Gpu], way: Way) -> int:
+    """The number of parts, if it is not given."""
+    if way == "mps":
+        return max(len(gpus), min(usable_cores(), sum(_most_on_each(gpus, way).values())))
+    return len(_devices(gpus, way))
+
+
+def _devices(gpus: Sequence[Gpu], way: Way) -> list[str]:
+    """UUIDs of what processes have one after the other: GPUs, or slices."""
+    sliced = way == "mig"
+    return [uuid for gpu in gpus for uuid in ([part.uuid for part in gpu.slices] if sliced else []) or [gpu.uuid]]
+
+
+def _most_on_each(gpus: Sequence[Gpu], way: Way) -> dict[str, int]:
+    """Most processes of each device: those that its memory holds, or one if it has no other than its own."""
+    if way != "mps":
+        return dict.fromkeys(_devices(gpus, way), 1)
+    held = {gpu.uuid: (gpu.memory_bytes - gpu.used_bytes) // LEAST_GPU_MEMORY for gpu in gpus}
+    return {uuid: min(max(1, number), MOST_CLIENTS) for uuid, number in held.items()}
 
 
 def _gpu_count(gpus: Sequence[Gpu]) -> str:

@@ -4,6 +4,8 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from math import fsum
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from rollmill.core.errors import UsageError
@@ -64,19 +66,22 @@ class SharedGpus(NamedTuple):
     @property
     def start_seconds(self) -> float:
         """Time that starting daemons took."""
-        return sum(daemon.seconds for daemon in self.daemons.values())
+        return fsum(daemon.seconds for daemon in self.daemons.values())
 
-    def divide(self, instances: int, *, share: float | None = None) -> list[Instance]:
+    def divide(
+        self, instances: int, *, share: float | None = None, limits: Mapping[str, int] | None = None
+    ) -> list[Instance]:
         """Instances, of every GPU in turns, each with an equal part of its GPU's free memory.
 
         Args:
             instances: number of them in all.
             share: share of the multiprocessors that each may use at most.
+            limits: most instances of each GPU or slice, by UUID, in all at least so many; None: any number.
 
         Raises:
             UsageError: more than MPS can serve.
         """
-        return divide_gpus(self.gpus, instances, way=self.way, daemons=self.daemons, share=share)
+        return divide_gpus(self.gpus, instances, way=self.way, daemons=self.daemons, share=share, limits=limits)
 
 
 def choose_sharing(gpus: Sequence[Gpu], wanted: GpuSharing) -> tuple[Way, str]:
@@ -131,6 +136,7 @@ def divide_gpus(
     way: Way,
     daemons: Mapping[str, MpsDaemon],
     share: float | None = None,
+    limits: Mapping[str, int] | None = None,
 ) -> list[Instance]:
     """Instances, of every GPU in turns, each with an equal part of its GPU's free memory.
 
@@ -140,12 +146,15 @@ def divide_gpus(
         way: how processes share each.
         daemons: daemons of the GPUs, by UUID.
         share: share of the multiprocessors that each may use at most.
+        limits: most instances of each GPU or slice, by UUID, in all at least so many; None: any number.
 
     Raises:
         UsageError: more than MPS can serve.
     """
     devices = [(gpu, *device) for gpu in gpus for device in _devices(gpu, way)]
-    ordered = [devices[number % len(devices)] for number in range(instances)]
+    most = dict.fromkeys((device for _, device, *_ in devices), instances) if limits is None else limits
+    in_turns = (each for turn in range(instances) for each in devices if turn < most[each[1]])
+    ordered = list(islice(in_turns, instances))
     counts = {device: sum(other[1] == device for other in ordered) for _, device, *_ in devices}
     if way == "mps" and max(counts.values()) > MOST_CLIENTS:
         raise UsageError(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from rollmill.core.text import compact
 from rollmill.planning.search.candidate import Candidate
 
 Status: TypeAlias = Literal["chosen", "slower", "rejected", "skipped", "not reached"]
@@ -72,12 +73,7 @@ def draw_table(table: PlanTable) -> str:
 
 def speed_text(steps_per_second: float | None) -> str:
     """Steps a second with three digits."""
-    if steps_per_second is None:
-        return "-"
-    for factor, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if steps_per_second >= factor:
-            return f"{steps_per_second / factor:.3g}{unit}"
-    return f"{steps_per_second:.3g}"
+    return "-" if steps_per_second is None else compact(steps_per_second)
 
 
 def memory_text(count: int | float | None) -> str:

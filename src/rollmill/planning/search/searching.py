@@ -1,7 +1,7 @@
 """The search: goes through candidates, rejects and skips what it can, and measures the rest within a budget."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import NamedTuple
@@ -110,7 +110,7 @@ class _SearchState:
     """Seconds left of the budget."""
     rows: list[CandidateRow] = field(default_factory=list)
     programs: dict[str, Candidate] = field(default_factory=dict)
-    twins: dict[tuple[str, ...], Candidate] = field(default_factory=dict)
+    same_program: dict[tuple[str, ...], Candidate] = field(default_factory=dict)
     """Kinds of candidates that turned out to compile to another's program, and that one."""
     impossible_depths: dict[str, Candidate] = field(default_factory=dict)
     """Depths of fusion that turned out to be impossible, and with which candidate."""
@@ -140,31 +140,42 @@ class _SearchState:
             return replace(row, status="skipped", reason=reason)
         if self.best is not None and self.left() <= 0:
             return replace(row, status="not reached", reason="the budget was spent")
+        return self._tried(row)
+
+    def _tried(self, row: CandidateRow) -> CandidateRow:
+        """The row of a candidate that is tried; if that fails, with what was known of it until then."""
+        latest = row
         try:
-            return self._try(row)
+            for known in self._try(row):
+                latest = known
         except CannotRun as error:
             if isinstance(error, CannotBeFused):
-                self.impossible_depths |= dict.fromkeys(error.depths, candidate)
-            return replace(row, reason=str(error))
+                self.impossible_depths |= dict.fromkeys(error.depths, row.candidate)
+            return replace(latest, reason=str(error))
         except OutOfTime:
-            return replace(row, status="not reached", reason="the budget ended before its first iterations")
+            return replace(latest, status="not reached", reason="the budget ended before its first iterations")
+        return latest
 
-    def _try(self, row: CandidateRow) -> CandidateRow:
+    def _try(self, row: CandidateRow) -> Iterator[CandidateRow]:
+        """The row of a candidate as more and more of it is known; the last one is whole."""
         candidate = row.candidate
         memory, program = self.trials.predict_memory(candidate)
         memory = memory and memory * self.memory_factors.get(candidate.kind, 1.0)
-        row = replace(row, predicted_memory=memory)
+        yield (row := replace(row, predicted_memory=memory))
         if memory is not None and self.memory_limit is not None and memory > self.memory_limit:
             need, limit = memory_text(memory), memory_text(self.memory_limit)
-            return replace(row, reason=f"needs {need}, more than the {limit} there are")
+            yield replace(row, reason=f"needs {need}, more than the {limit} there are")
+            return
         if program is not None and program in self.programs:
-            self.twins[candidate.kind] = self.programs[program]
-            return replace(row, status="skipped", reason=f"the same program as {self.programs[program]}")
+            self.same_program[candidate.kind] = self.programs[program]
+            yield replace(row, status="skipped", reason=f"the same program as {self.programs[program]}")
+            return
         speed = self._corrected(candidate, self.trials.predict_speed(candidate))
-        row = replace(row, predicted_speed=speed or row.predicted_speed)
+        yield (row := replace(row, predicted_speed=speed or row.predicted_speed))
         if reason := self._hopeless(candidate, row.predicted_speed):
-            return replace(row, status="skipped", reason=reason)
-        return self._measured(row, program)
+            yield replace(row, status="skipped", reason=reason)
+            return
+        yield self._measured(row, program)
 
     def _corrected(self, candidate: Candidate, speed: float | None) -> float | None:
         return speed and speed * self.speed_factors.get(candidate.kind, 1.0)
@@ -201,8 +212,8 @@ class _SearchState:
 
     def _not_worth_trying(self, candidate: Candidate) -> str | None:
         """Why a candidate is not tried, by others of its kind or branches."""
-        if twin := self.twins.get(candidate.kind):
-            return f"others of its kind are the same programs as those of {twin}"
+        if same := self.same_program.get(candidate.kind):
+            return f"others of its kind are the same programs as those of {same}"
         if refused := self.impossible_depths.get(candidate.fusion or ""):
             return f"cannot be fused, as {refused}"
         if reason := self._failed_narrower(candidate):
@@ -222,11 +233,13 @@ class _SearchState:
         if candidate.num_envs is None:
             return None
         fewer = self._fewer_envs(candidate)
-        if fewer is None or fewer.measured_speed is not None or self.trials.check(fewer.candidate):
+        if fewer is None or self.trials.check(fewer.candidate):
             return None
         number = fewer.candidate.num_envs or 1
         if fewer.status == "rejected":
             return f"the same with {number:,} environments was rejected: {fewer.reason}"
+        if fewer.measured_speed is not None:
+            return None
         most = (fewer.predicted_speed or 0.0) * candidate.num_envs / number
         if self.best is None or not most or most * UNCHECKED_MARGIN >= self.best:
             return None

@@ -7,9 +7,11 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from rollmill.core.text import compact
 from rollmill.pages.page import BarPart, bar_row, escaped, folded, legend, page, section, table, tiles
-from rollmill.pages.text import compact, printable
+from rollmill.pages.text import printable
 from rollmill.profiling.breakdown import (
+    LEAST_SHOWN,
     OperationNode,
     WholeTime,
     category_seconds,
@@ -34,8 +36,6 @@ from rollmill.profiling.text import (
     titled,
 )
 
-LEAST_SHOWN = 0.0005
-"""Share of the time in either profile below which an operation is left out."""
 MOST_OPERATIONS = 100
 """Operations that a page shows, the longest ones."""
 
@@ -69,11 +69,6 @@ class ProfileComparison(NamedTuple):
     """Durations by which of host and device were at work."""
     categories: tuple[ComparedTime, ...]
     """Durations of the hosts' activities by category."""
-
-    @property
-    def steps_ratio(self) -> float:
-        """Environment steps of an iteration of `after` by those of `before`."""
-        return self.after.training.env_steps / max(self.before.training.env_steps, 1)
 
     @property
     def speedup(self) -> float | None:

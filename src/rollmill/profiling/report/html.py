@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import fsum
 
+from rollmill.core.text import compact
 from rollmill.pages.page import (
     BarPart,
     asset,
@@ -17,8 +18,8 @@ from rollmill.pages.page import (
     table,
     tiles,
 )
-from rollmill.pages.text import compact
 from rollmill.profiling.breakdown import (
+    LEAST_SHOWN,
     OVERLAPS,
     OperationNode,
     WholeTime,
@@ -55,8 +56,6 @@ from rollmill.profiling.text import (
     titled,
 )
 
-LEAST_SHOWN = 0.0005
-"""Share of the time below which an operation is left out."""
 MOST_OPERATIONS = 40
 """Operations that figures and tables show, the longest ones."""
 MOST_PROCESSES = 48

@@ -8,8 +8,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from rollmill.core.text import compact
 from rollmill.pages.page import escaped, section, table
-from rollmill.pages.text import compact, number
+from rollmill.pages.text import number
 from rollmill.profiling.breakdown import WholeTime, whole_time
 from rollmill.profiling.results import Ceilings, OperationTime, Profile
 from rollmill.profiling.text import path_text, percent

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rollmill.pages.text import number, printable
 from rollmill.profiling.breakdown import (
+    LEAST_SHOWN,
     OperationNode,
     WholeTime,
     category_seconds,
@@ -38,8 +39,6 @@ from rollmill.profiling.text import (
 
 MOST_PROCESSES = 16
 """Processes that tables list; more are summed up."""
-LEAST_SHOWN = 0.0005
-"""Share of the time below which an operation is left out."""
 
 
 def draw_profile(profile: Profile, *, width: int = 80) -> str:
