@@ -40,10 +40,10 @@ MARK = "ROLLMILL_CHAOS"
 """The variable by whose value the processes of one training are known."""
 
 MAX_FAILURES = 50
-"""Of a worker in a row: kills come sooner one after the other than an environment that is well fails."""
+"""Failures of a worker in a row: kills come sooner one after the other than an environment that is well fails."""
 
 BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(10**6))"
-"""What keeps a core busy for as long as its parent lives."""
+"""A program that keeps a core busy for as long as its parent lives."""
 
 POLICIES = {
     "multi-learner": ["--learners", "2"],
@@ -120,7 +120,7 @@ def lines_of(run: Path) -> int:
 
 
 def iterations_of(run: Path) -> list[int]:
-    """What its metrics have."""
+    """The iterations that its metrics have a row of."""
     file = run / "metrics.jsonl"
     return [json.loads(line)["iteration"] for line in file.read_text().splitlines()] if file.exists() else []
 

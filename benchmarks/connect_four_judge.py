@@ -101,7 +101,7 @@ class Played(NamedTuple):
 
     moves: Game
     result: int
-    """Of the policy."""
+    """Result of the policy."""
     decisions: tuple[Decision, ...]
 
 
@@ -375,7 +375,7 @@ def answers(player: Chooser, moves: Sequence[Game], indices: Sequence[int]) -> d
 
 
 def decision_of(solver: Solver, game: Game, column: int) -> list[Decision]:
-    """What a move says about its player: nothing where the position is not contested."""
+    """The judgement of a move: none where the position is not contested."""
     board = board_after(game)
     kept = solver.keeps(board, column)
     return [Decision(len(game), kept)] if not kept or solver.is_contested(board) else []

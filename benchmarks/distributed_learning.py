@@ -1,4 +1,4 @@
-"""What algorithms learn with workers: returns, policy lag and wall time, three seeds each.
+"""Algorithms that learn with workers: returns, policy lag and wall time, three seeds each.
 
     python benchmarks/distributed_learning.py [half-cheetah a3c-cartpole impala-cartpole]
 

@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Work:
-    """What is learned and how, under the names that both sides' scripts take."""
+    """Task and hyperparameters, under the names that both sides' scripts take."""
 
     algorithm: str
     environment: str
@@ -125,7 +125,7 @@ class Times:
     warm_up: float = 3.0
     """Seconds after the first iteration that are not counted, of a training of a given time."""
     seconds: float = 10.0
-    """That are counted then."""
+    """Seconds that are counted then."""
     warm_up_batches: int = 10
     """Iterations that are not counted, of a training to the end."""
     rounds: int = 3
@@ -309,7 +309,7 @@ class RLlib:
         self._layouts = {str(layout): layout for layout in LAYOUTS_OF_RLLIB[work.algorithm]}
         self.chosen = ""
         self.details: list[dict[str, Any]] = []
-        """Of each training to the end, all that its script printed."""
+        """All that the script of each training to the end printed."""
 
     def choose(self) -> dict[str, float | None]:
         """See `Contestant`."""

@@ -1,4 +1,4 @@
-"""What vectorisation and fusion of a simulator's steps give, one without the other and both, on one GPU.
+"""Gains of vectorisation and fusion of a simulator's steps, one without the other and both, on one GPU.
 
     python benchmarks/fusion.py run [--quick] [--device cpu] [--budget 330] [--sweeps complexity]
     python benchmarks/fusion.py draw

@@ -87,7 +87,7 @@ def along(cases: list[dict[str, Any]], wide: int) -> list[list[dict[str, Any]]]:
 
 
 def bars(panel: Any, rows: list[dict[str, Any]]) -> None:
-    """What vectorisation gives, fusion, and both, for each number of environments."""
+    """Gains of vectorisation, of fusion, and of both, for each number of environments."""
     parts = {"vectorised": "#64b5f6", "fused": "#a5d6a7", "product": "#bdbdbd", "both": "#2e7d32"}
     rows = [row for row in rows if row["simulator"] == "CartPole-v1" and row["num_envs"] > 16]
     rows.sort(key=lambda row: (row["sides"], row["num_envs"]))

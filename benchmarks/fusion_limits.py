@@ -134,12 +134,12 @@ def graph_of(name: str) -> Graph:
 
 
 def model_of(graph: Graph) -> dict[str, int]:
-    """What is known of a step before it is compiled."""
+    """Properties of a step that are known before it is compiled."""
     return pressure_of_rollout(graph)._asdict()
 
 
 def kernel_of(graph: Graph, launch: Launch) -> dict[str, Any]:
-    """What a compiled kernel holds; it is compiled here, for an H200."""
+    """Registers and memory of a compiled kernel; it is compiled here, for an H200."""
     began = time.perf_counter()
     resources = explain(graph, CHIPS["H200"], "tf32", launch).resources
     assert resources is not None, "Triton is not installed"

@@ -31,7 +31,7 @@ LAUNCHES = {
 }
 """Environments of a block, warps, and the most registers of a thread, by the number of environments."""
 EXACT = [(16, 2), (32, 4)]
-"""Of the exact kernel, which is there to be compared number by number."""
+"""Launches of the exact kernel, which is there to be compared number by number."""
 NETWORK = rollmill.NetworkConfig(shared_torso=True)
 
 
@@ -59,7 +59,7 @@ def sides(environment: str, num_envs: int, numerics: list[str], only: list[int] 
 
 
 def differences(one, other) -> dict[str, float]:
-    """Of two rollouts the share of numbers, leaf by leaf, that are not equal, to a relative 1e-4.
+    """The share of numbers of two rollouts, leaf by leaf, that are not equal, to a relative 1e-4.
 
     Leaves that one of them lacks are not compared: the kernel adds values, and keeps no final observations then.
     """

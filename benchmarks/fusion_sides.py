@@ -38,7 +38,7 @@ class Way(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What is collected."""
+    """Rollouts that are collected: their simulator and sizes."""
 
     simulator: Simulator
     num_envs: int
@@ -55,7 +55,7 @@ class Running(NamedTuple):
     wait: Callable[[Any], Any]
     """Until a rollout has ended."""
     env_steps: int
-    """Of a rollout, in all environments."""
+    """Environment steps of a rollout, in all environments."""
     ended: Callable[[Any], float]
     """The share of a rollout's steps that ended an episode: alike on all sides, if they do the same."""
     details: dict[str, Any]

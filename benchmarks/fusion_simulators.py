@@ -37,11 +37,11 @@ class TorchSimulator(NamedTuple):
     """Functions of tensors that hold all environments; a state is a tuple of tensors, `[E]` or `[E, n]`."""
 
     start: Callable[[int], tuple]
-    """Of so many environments, random states at the begin of an episode."""
+    """Random states of so many environments at the begin of an episode."""
     advance: Callable[[tuple, Any], tuple]
     """`(state, action [E]) -> (state, reward [E], terminated [E])`, without reset."""
     observe: Callable[[tuple], tuple]
-    """What is stored of a state: tensors `[E]` or `[E, m]`."""
+    """The parts of a state that are stored: tensors `[E]` or `[E, m]`."""
     max_steps: int
 
 
@@ -59,7 +59,7 @@ class Simulator(NamedTuple):
     """From a tensor `[E, state]`."""
     set_gymnasium_state: Callable[[gymnasium.Env, np.ndarray], None]
     scale: np.ndarray
-    """Of each number of a state: how large it is; `[state]`."""
+    """How large each number of a state is; `[state]`."""
     complexity: Complexity | None
 
 

@@ -78,7 +78,7 @@ class Study:
         write_result(self.options.name, result, directory=self.options.output)
 
     def check(self, simulator: Simulator) -> None:
-        """That all versions of a simulator compute the same.
+        """Checks that all versions of a simulator compute the same.
 
         Raises:
             SystemExit: they do not.

@@ -23,7 +23,7 @@ class Now(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a step adds to the trajectory."""
+    """Tensors that a step adds to the trajectory."""
 
     observation: tuple
     """Before the step."""
@@ -139,7 +139,7 @@ def replayed(chunk: Chunk, now: Now, chunks: int) -> Callable[[], list[Row]]:
 
 @contextlib.contextmanager
 def _captured(pool: Any) -> Iterator[torch.cuda.CUDAGraph]:
-    """What `torch.cuda.graph` does, without the garbage collection and the emptied caches, once a graph."""
+    """The work of `torch.cuda.graph`, without the garbage collection and the emptied caches, once a graph."""
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:

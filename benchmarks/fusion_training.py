@@ -32,7 +32,7 @@ from rollmill.fusion import GradientLaunch, first_batch, fused_gradients, run_gr
 REPEATS = 9
 LAUNCHES = ((132, 128, 8), (264, 64, 4), (528, 64, 4))
 EXACT = (264, 64, 4)
-"""Of the exact kernel, which is there to be compared number by number."""
+"""Launch of the exact kernel, which is there to be compared number by number."""
 
 
 def graph_of(num_envs: int, num_steps: int, *, shared: bool, num_minibatches: int = 4, iterations: int = 1):

@@ -54,7 +54,7 @@ class Measured(NamedTuple):
     """Evaluations included."""
     weights_sha256: str
     evaluation_seconds: list[float]
-    """Of each evaluation alone."""
+    """Seconds of each evaluation alone."""
 
 
 def train(platform: str, total_timesteps: int, options: dict[str, Any]) -> Measured:

@@ -62,7 +62,7 @@ STUDIES = {
 }
 ONLY = "only"
 ITERATIONS = 2**24
-"""Of a training that does not end while it is measured."""
+"""Iterations of a training that does not end while it is measured."""
 
 
 # --- a process --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What PPO learns on small environments: Rollmill beside Rejax at Rejax's hyperparameters, and a memory probe.
+"""PPO on small environments: Rollmill beside Rejax at Rejax's hyperparameters, and a memory probe.
 
     python benchmarks/learning.py --rejax .rejax/bin/python     # make benchmark-learning
 
@@ -33,7 +33,7 @@ class Curves(NamedTuple):
 
     @property
     def final(self) -> list[float]:
-        """Of each seed, after the whole training."""
+        """Return of each seed, after the whole training."""
         return [of_seed[-1] for of_seed in self.returns]
 
 

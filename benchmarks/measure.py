@@ -1,4 +1,4 @@
-"""What every benchmark shares: where it ran, and a JSON file that says so beside the figures."""
+"""Parts that all benchmarks share: where one ran, and a JSON file that says so beside the figures."""
 
 import json
 import os

@@ -33,7 +33,7 @@ LIMIT, RESET_BOUND = 1.0, 0.5
 
 
 class Complexity(NamedTuple):
-    """What a step of one environment takes."""
+    """The work of a step of one environment."""
 
     oscillators: int = 8
     substeps: int = 4
@@ -51,12 +51,12 @@ class Complexity(NamedTuple):
 
     @property
     def stiffness(self) -> np.ndarray:
-        """Of each oscillator; `[oscillators]`."""
+        """Stiffness of each oscillator; `[oscillators]`."""
         return np.linspace(1.0, 4.0, self.oscillators, dtype=np.float32)
 
     @property
     def shape_at_start(self) -> np.ndarray:
-        """What a random amplitude is multiplied with in each oscillator; `[oscillators]`."""
+        """Factors of a random amplitude in each oscillator; `[oscillators]`."""
         return np.linspace(1.0, -1.0, self.oscillators, dtype=np.float32)
 
     @property
@@ -114,7 +114,7 @@ def oscillators(complexity: Complexity) -> Environment:
 
 
 def force_on(position: Any, push: Any, mean: Callable[[Any], Any]) -> Any:
-    """What drives all oscillators of one environment in a step; `mean` is over its oscillators."""
+    """The force on all oscillators of one environment in a step; `mean` is over its oscillators."""
     return push + COUPLING * mean(position)
 
 

@@ -70,7 +70,7 @@ PAGE = Path(__file__).parents[1] / "docs/planning.md"
 
 
 class Swept(NamedTuple):
-    """What the rounds of the sweep have measured of a candidate."""
+    """Measurements of a candidate in the rounds of the sweep."""
 
     speeds: list[float]
     memory: list[float]

@@ -63,7 +63,7 @@ def train_brax(name: str, settings: Any, options: argparse.Namespace) -> Curve:
 
 
 def _replicated(tree: Any, devices: Sequence[jax.Device]) -> Any:
-    """What `jax.device_put_replicated` returned on one device: leaves with one more axis."""
+    """The result of `jax.device_put_replicated` on one device: leaves with one more axis."""
     return jax.device_put(jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], tree), devices[0])
 
 

@@ -1,4 +1,4 @@
-"""What DQN, SAC and TD3 learn at published hyperparameters, five seeds each, beside the published returns.
+"""Returns of DQN, SAC and TD3 at published hyperparameters, five seeds each, beside the published returns.
 
     python benchmarks/replay_learning.py dqn-cartpole sac-pendulum td3-pendulum
     python benchmarks/replay_learning.py td3-half-cheetah --at-once 5 --runs runs/replay --seconds 560

@@ -31,7 +31,7 @@ class Study(NamedTuple):
     environment: str
     config: dict[str, Any]
     settings: dict[str, Any]
-    """Of Rejax."""
+    """Settings of Rejax."""
 
 
 STUDIES = {

@@ -227,7 +227,7 @@ def join_all(holders: list[Running]) -> None:
 
 
 def count(folder: Path, in_flight: Counter) -> dict:
-    """What the logs say."""
+    """Figures of the logs."""
     sent: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
     for file in folder.glob("sent-*"):
         _, process, source, target = file.name.split("-")

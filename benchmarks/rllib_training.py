@@ -29,7 +29,7 @@ from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig  # noqa: E402
 
 SECONDS_EACH = 1.0
-"""Of training between two results, so that making results costs RLlib little."""
+"""Seconds of training between two results, so that making results costs RLlib little."""
 
 
 def main() -> None:

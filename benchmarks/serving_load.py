@@ -31,7 +31,7 @@ class Shot(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a request; status 0 if it was not answered."""
+    """The outcome of a request; status 0 if it was not answered."""
 
     shot: Shot
     status: int

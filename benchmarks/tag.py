@@ -71,12 +71,12 @@ class Stopwatch:
         return time.perf_counter() - self.clock
 
     def speed(self, steps: int) -> Speed:
-        """Of so many steps until now."""
+        """The speed of so many steps until now."""
         return Speed(steps / self.seconds, steps / (time.process_time() - self.cpu))
 
 
 def own(game: Game, num_envs: int) -> Callable[[float], Speed]:
-    """What runs for so many seconds."""
+    """A function that runs it for so many seconds."""
     made = rollmill.make(game.environment, num_taggers=game.num_taggers, num_runners=game.num_runners)
     env = rollmill.vectorise(rollmill.auto_reset(made), num_envs)
     draw = jax.vmap(lambda key: sample(key, env.action_space))
@@ -107,7 +107,7 @@ def own(game: Game, num_envs: int) -> Callable[[float], Speed]:
 
 
 def warp_drive(game: Game) -> Callable[[float], Speed]:
-    """What runs for so many seconds, and for at least two steps."""
+    """A function that runs it for so many seconds, and for at least two steps."""
     # Of gym, these environments take the spaces alone.
     sys.modules.setdefault("gym", types.ModuleType("gym")).__dict__["spaces"] = gymnasium.spaces
     env = _grid(game) if game.environment == GRID else _field(game)

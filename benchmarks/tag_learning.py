@@ -1,4 +1,4 @@
-"""What MAPPO learns on Tag: taggers' returns while both kinds learn, and each side against untrained ones.
+"""MAPPO on Tag: taggers' returns while both kinds learn, and each side against untrained ones.
 
     python benchmarks/tag_learning.py     # make benchmark-tag
 

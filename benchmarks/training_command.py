@@ -26,9 +26,9 @@ class Steady(NamedTuple):
     startup_seconds: float
     """From the command to the metrics of the first iteration."""
     seconds: float
-    """That were counted."""
+    """Seconds that were counted."""
     env_steps: int
-    """Of the whole training."""
+    """Environment steps of the whole training."""
     final_return: float | None
     """Mean over the last 100 episodes."""
 

@@ -18,7 +18,7 @@ from rollmill.cli.main import COMMANDS  # type: ignore[attr-defined]
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SUBJECTS = {"train": ["ppo"], "plan": ["ppo"], "profile": ["ppo"], "sweep": ["ppo"], "explain": ["fusion"]}
-"""What follows a command before `--help`, where the options depend on it."""
+"""Words that follow a command before `--help`, where the options depend on them."""
 
 LIKE_TRAIN = ("plan", "profile", "explain")
 ELSEWHERE = ("algorithm", "network")
@@ -47,7 +47,7 @@ class Option(NamedTuple):
 
 
 def help_of(words: list[str]) -> str:
-    """What `rollmill ... --help` prints."""
+    """The text that `rollmill ... --help` prints."""
     printed = io.StringIO()
     os.environ["COLUMNS"] = "110"
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):

@@ -89,7 +89,7 @@ class Tally:
             yield frame
 
     def sentence(self, output: str, fps: float) -> str:
-        """What was written, and how the episodes went."""
+        """A sentence on the file that was written, and on how the episodes went."""
         height, width = self._last[0].picture.shape[:2]
         returns = ", ".join(f"{frame.episode_return:.5g} in {frame.step} steps" for frame in self._last.values())
         frames = f"{self._count} frames of {width} x {height} pixels at {fps:g} a second"

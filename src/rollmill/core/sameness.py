@@ -16,7 +16,7 @@ class _Taken(NamedTuple):
     """A value taken apart."""
 
     label: Any
-    """What it is besides its parts; compared by `==`."""
+    """All of it but its parts; compared by `==`."""
     parts: tuple[Any, ...] = ()
 
 

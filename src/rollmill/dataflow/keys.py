@@ -6,7 +6,7 @@ from jaxtyping import Array, Int
 from rollmill.core.types import Key
 
 START, COLLECT, LEARN = 0, 1, 2
-"""What a key derived from the training's root key is used for."""
+"""Uses of keys that are derived from the training's root key."""
 
 
 def iteration_key(key: Key, iteration: Int[Array, ""] | int, use: int) -> Key:

@@ -116,7 +116,7 @@ def _whole_parts(line: ChartLine) -> list[list[int]]:
 
 
 def _data(lines: Sequence[ChartLine], x: _Side, y: _Side, across: str) -> str:
-    """What a script needs to show values, as JSON in an attribute."""
+    """The numbers that a script shows, as JSON in an attribute."""
     shown = [line for line in lines if not line.is_faint]
     data = {
         "x": [x.low, x.high],

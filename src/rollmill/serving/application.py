@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from rollmill.core.spaces import struct
+from rollmill.serving.act_requests import ActRequest, ActRequestReader, RequestSchema
 from rollmill.serving.batching import Batcher, BatchingRule
 from rollmill.serving.connection import Request
 from rollmill.serving.decisions import BatchedPolicy, PolicyRows
 from rollmill.serving.engine import Answer, Engine, QueuedRequest
 from rollmill.serving.limits import ServerLimits
-from rollmill.serving.questions import Question, QuestionReader, RequestSchema
 from rollmill.serving.refusal import Refusal
 from rollmill.serving.responses import Response, error_response, json_response
 from rollmill.serving.sessions import Session, Sessions
@@ -47,7 +47,7 @@ class PolicyApplication:
     ) -> None:
         self._policy, self._limits, self._statistics, self._clock = policy, limits, statistics, clock
         self._authorization = None if token is None else b"bearer " + token
-        self._read = QuestionReader(schema_of(policy))
+        self._read = ActRequestReader(schema_of(policy))
         self._sessions = Sessions(limits)
         self._batcher: Batcher[QueuedRequest] = Batcher(rule)
         self._engine = Engine(policy, self._batcher, statistics, lost_memories=self._sessions.clear)
@@ -106,15 +106,15 @@ class PolicyApplication:
     def _act(self, body: bytes, respond: Callable[[Response], None]) -> None:
         began = self._clock()
         self._refuse_when_stopping()
-        question = self._read(body)
-        if self._batcher.rows + question.rows > self._limits.queued:
+        wanted = self._read(body)
+        if self._batcher.rows + wanted.rows > self._limits.queued:
             raise Refusal(
                 503,
                 f"{self._batcher.rows} observations wait already, and at most {self._limits.queued} may.",
                 retry_after=1,
             )
-        sessions = self._sessions_of(question, began)
-        rows = self._rows(question, sessions)
+        sessions = self._sessions_of(wanted, began)
+        rows = self._rows(wanted, sessions)
 
         def done(answer: Answer) -> None:
             for session in sessions:
@@ -123,7 +123,7 @@ class PolicyApplication:
                 respond(error_response(answer))
                 return
             self._statistics.took(self._clock() - began)
-            respond(_answered(question, answer, sessions))
+            respond(_answered(wanted, answer, sessions))
 
         self._engine.submit(QueuedRequest(rows, done))
 
@@ -131,11 +131,11 @@ class PolicyApplication:
         if self.stopping:
             raise Refusal(503, "the server is stopping.", retry_after=1)
 
-    def _sessions_of(self, question: Question, now: float) -> Sequence[Session]:
-        """The sessions of a question; new ones are ended again if not all can be had."""
+    def _sessions_of(self, wanted: ActRequest, now: float) -> Sequence[Session]:
+        """The sessions of a request; new ones are ended again if not all can be had."""
         if not self._policy.recurrent:
             return ()
-        found = [None if name is None else self._sessions.find(name, now) for name in question.sessions]
+        found = [None if name is None else self._sessions.find(name, now) for name in wanted.sessions]
         sessions = self._opened(found, now)
         for session in sessions:
             session.in_flight += 1
@@ -154,17 +154,17 @@ class PolicyApplication:
         fresh = iter(new)
         return [next(fresh) if session is None else session for session in found]
 
-    def _rows(self, question: Question, sessions: Sequence[Session]) -> PolicyRows:
-        slot = np.full(question.rows, self._policy.sessions, np.int32)
-        fresh = np.ones(question.rows, bool)
+    def _rows(self, wanted: ActRequest, sessions: Sequence[Session]) -> PolicyRows:
+        slot = np.full(wanted.rows, self._policy.sessions, np.int32)
+        fresh = np.ones(wanted.rows, bool)
         for index, session in enumerate(sessions):
-            slot[index], fresh[index] = session.slot, session.fresh or question.restart
+            slot[index], fresh[index] = session.slot, session.fresh or wanted.restart
             session.fresh = False
-        return PolicyRows(question.observation, question.mask, slot, fresh)
+        return PolicyRows(wanted.observation, wanted.mask, slot, fresh)
 
 
-def _answered(question: Question, actions: list[Any], sessions: Sequence[Session]) -> Response:
-    if question.single:
+def _answered(wanted: ActRequest, actions: list[Any], sessions: Sequence[Session]) -> Response:
+    if wanted.single:
         return json_response({"action": actions[0]} | ({"session": sessions[0].name} if sessions else {}))
     names = {"sessions": [session.name for session in sessions]} if sessions else {}
     return json_response({"actions": actions} | names)

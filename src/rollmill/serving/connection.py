@@ -49,7 +49,7 @@ class Application(Protocol):
         ...
 
 
-class Surroundings:
+class ConnectionContext:
     """The parts of a server that its connections share.
 
     Args:
@@ -82,12 +82,12 @@ class HttpConnection(asyncio.Protocol):
     """A client's connection; all limits hold for each one.
 
     Args:
-        surroundings: shared by all connections.
+        context: shared by all connections.
         refusal: answered at once, instead of reading a request.
     """
 
-    def __init__(self, surroundings: Surroundings, refusal: Refusal | None = None) -> None:
-        self._around, self._limits = surroundings, surroundings.limits
+    def __init__(self, context: ConnectionContext, refusal: Refusal | None = None) -> None:
+        self._context, self._limits = context, context.limits
         self._refusal = refusal
         self._parser = httptools.HttpRequestParser(self)
         self._loop = asyncio.get_running_loop()
@@ -111,14 +111,14 @@ class HttpConnection(asyncio.Protocol):
         """Begins to read."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._around.connections.add(self)
+        self._context.connections.add(self)
         if self._refusal is not None:
             self._end_with(self._refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forgets the connection; answers that are still computed go nowhere."""
         self._ended = True
-        self._around.connections.discard(self)
+        self._context.connections.discard(self)
         self._drop_unanswered()
         if self._receiving is not None:
             self._release(self._receiving)
@@ -193,7 +193,7 @@ class HttpConnection(asyncio.Protocol):
         exchange.old, exchange.without_body = self._parser.get_http_version() == "1.0", method == "HEAD"
         exchange.request = Request(method, path, b"")
         try:
-            self._around.application.admit(method, path, self._authorization)
+            self._context.application.admit(method, path, self._authorization)
             if self._expect and self._expect != b"100-continue":
                 raise Refusal(417, f"Expect: {self._expect[:60].decode('ascii', 'replace')} is not known.")
         except Refusal as refusal:
@@ -204,14 +204,14 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Keeps a part of the body, within the limits."""
-        exchange, around = self._receiving, self._around
+        exchange, context = self._receiving, self._context
         assert exchange is not None
         self._owes_continue = False
         exchange.held += len(body)
-        around.held_bytes += len(body)
+        context.held_bytes += len(body)
         if exchange.held > self._limits.body_bytes:
             raise self._too_long(exchange.held)
-        if around.held_bytes > self._limits.held_bytes:
+        if context.held_bytes > self._limits.held_bytes:
             raise Refusal(
                 503,
                 f"bodies of requests that are not answered yet have more than {self._limits.held_bytes:,} bytes.",
@@ -290,13 +290,13 @@ class HttpConnection(asyncio.Protocol):
     def _start_all(self) -> None:
         while self._unstarted and len(self._unanswered) - len(self._unstarted) < self._limits.pipelined:
             exchange = self._unstarted.popleft()
-            self._around.statistics.add("requests")
+            self._context.statistics.add("requests")
             if isinstance(exchange.request, Refusal):
                 self._respond(exchange, error_response(exchange.request))
                 continue
             assert exchange.request is not None
             try:
-                self._around.application.answer(
+                self._context.application.answer(
                     exchange.request, lambda response, exchange=exchange: self._answered(exchange, response)
                 )
             except Refusal as refusal:
@@ -313,12 +313,12 @@ class HttpConnection(asyncio.Protocol):
     def _respond(self, exchange: _Exchange, response: Response) -> None:
         """Keeps an answer until those before it are sent, then sends all that are ready."""
         exchange.answer = response
-        self._around.statistics.answered(response.status)
+        self._context.statistics.answered(response.status)
         self._release(exchange)
         ready = []
         while self._unanswered and (answer := self._unanswered[0].answer) is not None:
             first = self._unanswered.popleft()
-            keep = first.keep_alive and not (self._around.stopping and not self._unanswered)
+            keep = first.keep_alive and not (self._context.stopping and not self._unanswered)
             ready.append(encode(answer, keep_alive=keep, old=first.old, without_body=first.without_body))
             if not keep:
                 self._drop_unanswered()
@@ -344,7 +344,7 @@ class HttpConnection(asyncio.Protocol):
         exchange = self._receiving or _Exchange()
         exchange.keep_alive, exchange.request = False, refusal
         self._receiving, self._in_head, self._ended = None, False, True
-        self._around.statistics.add("requests")
+        self._context.statistics.add("requests")
         self._unanswered.append(exchange)
         self._respond(exchange, error_response(refusal))
 
@@ -367,7 +367,7 @@ class HttpConnection(asyncio.Protocol):
             (self._transport.pause_reading if pause else self._transport.resume_reading)()
 
     def _release(self, exchange: _Exchange) -> None:
-        self._around.held_bytes -= exchange.held
+        self._context.held_bytes -= exchange.held
         exchange.held = 0
 
     def _drop_unanswered(self) -> None:

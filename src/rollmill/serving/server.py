@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rollmill.record.signals import StopRequest
 from rollmill.serving.application import PolicyApplication
 from rollmill.serving.batching import BatchingRule
-from rollmill.serving.connection import HttpConnection, Surroundings
+from rollmill.serving.connection import ConnectionContext, HttpConnection
 from rollmill.serving.decisions import BatchedPolicy
 from rollmill.serving.engine import MOST_FAILURES
 from rollmill.serving.limits import ServerLimits
@@ -69,7 +69,7 @@ class Server:
         self._application = PolicyApplication(
             self._policy, self._rule, self._limits, self._statistics, token=self._token, clock=loop.time
         )
-        self._around = Surroundings(self._application, self._limits, self._statistics)
+        self._context = ConnectionContext(self._application, self._limits, self._statistics)
         gc.collect()
         gc.freeze()  # collections would go through all objects of JAX, and take a tenth of a second
         loop.add_reader(listener, self._accept, listener)
@@ -87,28 +87,28 @@ class Server:
     async def _tick(self) -> None:
         await asyncio.sleep(TICK)
         now = asyncio.get_running_loop().time()
-        for connection in list(self._around.connections):
+        for connection in list(self._context.connections):
             connection.check_time(now)
-        self._statistics.set("open_connections", len(self._around.connections))
+        self._statistics.set("open_connections", len(self._context.connections))
         self._application.count()
 
     async def _drain(self) -> None:
         """Answers the requests in flight; new ones, of new connections too, are refused."""
-        self._application.stopping = self._around.stopping = True
+        self._application.stopping = self._context.stopping = True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.drain_seconds
         while self._application.unanswered and loop.time() < deadline:
             await self._tick()
-        for connection in list(self._around.connections):
+        for connection in list(self._context.connections):
             connection.close()
-        while self._around.connections and loop.time() < deadline:
+        while self._context.connections and loop.time() < deadline:
             await self._tick()
         if left := self._application.unanswered:
             print(f"rollmill: {left} requests were not answered within the time to stop", file=sys.stderr)
 
     def _accept(self, listener: socket.socket) -> None:
         """Accepts one connection at a time, so that workers that share the listener share the connections."""
-        beyond = len(self._around.connections) + len(self._accepting) - self._limits.connections
+        beyond = len(self._context.connections) + len(self._accepting) - self._limits.connections
         if beyond >= REFUSED_AT_ONCE:
             self._pause(listener)
             return
@@ -136,7 +136,7 @@ class Server:
             refusal = Refusal(503, f"{limit} connections are open, and no more may be.", retry_after=1)
         with contextlib.suppress(OSError):
             loop = asyncio.get_running_loop()
-            await loop.connect_accepted_socket(lambda: HttpConnection(self._around, refusal), client)
+            await loop.connect_accepted_socket(lambda: HttpConnection(self._context, refusal), client)
 
     def _pause(self, listener: socket.socket) -> None:
         """Accepts nothing for a moment; connections wait in the listener."""

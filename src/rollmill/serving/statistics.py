@@ -100,12 +100,12 @@ class ServerStatistics:
         counts = {name: int(sums[index]) for name, index in _COUNT.items()}
         largest = int(self._rows[:, _COUNT["largest_batch"]].max())
         batches = counts["batches"]
-        milliseconds = [quantile(sums[_FIRST_BUCKET:], share) for share in SHARES.values()]
+        latencies = [quantile(sums[_FIRST_BUCKET:], share) for share in SHARES.values()]
         return counts | {
             "largest_batch": largest,
             "mean_batch": counts["decisions"] / batches if batches else None,
             "answers": {str(status): int(sums[i]) for status, i in _STATUS.items() if sums[i]},
-            "latency_ms": dict(zip(SHARES, map(_as_milliseconds, milliseconds), strict=True)),
+            "latency_ms": dict(zip(SHARES, map(_as_milliseconds, latencies), strict=True)),
             "workers": len(self._rows),
         }
 

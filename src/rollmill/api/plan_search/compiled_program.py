@@ -50,10 +50,10 @@ class MemoryNeed(NamedTuple):
     """Memory of a training in one program, in bytes."""
 
     device: int
-    """Of the training, on each device."""
+    """Bytes of the training on each device."""
     devices: int
     process: int | None
-    """Of the process beside it; None where the devices have memories of their own, or the system does not tell."""
+    """Bytes of the process beside it; None if devices have memories of their own, or the system does not tell."""
     limit: int | None
     """Memory of one GPU that JAX may allocate, or of the machine; None where it is unknown."""
 

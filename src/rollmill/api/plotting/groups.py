@@ -34,7 +34,7 @@ class SeedCurve(NamedTuple):
 
     run: str
     settings: Mapping[str, Any]
-    """What tells groups apart, flat: from dotted names to values of JSON."""
+    """The settings that tell groups apart, flat: from dotted names to values of JSON."""
     points: Sequence[MetricAt]
 
 
@@ -51,7 +51,7 @@ class CurveGroup(NamedTuple):
     """Trainings of the same configuration."""
 
     label: str
-    """What differs from other groups."""
+    """The settings in which it differs from other groups."""
     runs: tuple[str, ...]
     """Names of the runs, one for each curve."""
     steps: Band
@@ -74,7 +74,7 @@ class Curves(NamedTuple):
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells a run from runs of other groups, from its recorded configuration."""
+    """The settings that tell a run from runs of other groups, from its recorded configuration."""
     graph, options = config.get("graph", {}), config.get("options", {})
     settings: dict[str, Any] = {name: graph.get(name) for name in NAMES_FIRST}
     settings |= _flat(graph.get("environment_options") or {}, "")

@@ -48,7 +48,7 @@ class HeldLearner:
         return row
 
     def part(self) -> dict[str, np.ndarray]:
-        """What this replica contributes to a snapshot."""
+        """The arrays that this replica contributes to a snapshot."""
         return learner_part(self._context, self.tree) | rings_part(self._context, self._rings)
 
     def _program(self) -> CompiledLearner | CutLearner:

@@ -18,7 +18,7 @@ from rollmill.serving.refusal import Refusal
 UNSET: Any = msgspec.UNSET
 
 
-class Question(NamedTuple):
+class ActRequest(NamedTuple):
     """A request for actions."""
 
     observation: PyTree[np.ndarray]
@@ -51,7 +51,7 @@ class RequestSchema(NamedTuple):
     """Most observations of a request."""
 
 
-class QuestionReader:
+class ActRequestReader:
     """Reads the bodies of `POST /act`.
 
     Args:
@@ -75,8 +75,8 @@ class QuestionReader:
             fields += [("restart", bool, False)]
         self._body = msgspec.json.Decoder(msgspec.defstruct("ActBody", fields, forbid_unknown_fields=True))
 
-    def __call__(self, body: bytes) -> Question:
-        """The question in a body.
+    def __call__(self, body: bytes) -> ActRequest:
+        """The request in a body.
 
         Raises:
             Refusal: it is not JSON, has other fields or shapes, or values that the policy cannot be asked about.
@@ -95,7 +95,7 @@ class QuestionReader:
         observation = _array(self._schema.observation_space, given, name)
         sessions = _sessions(document, single, len(given)) if self._schema.recurrent else [None] * len(given)
         restart = document.restart if self._schema.recurrent else False
-        return Question(observation, self._mask(document, single, len(given)), sessions, restart, single)
+        return ActRequest(observation, self._mask(document, single, len(given)), sessions, restart, single)
 
     def _parsed(self, body: bytes) -> Any:
         try:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rollmill.serving.questions import QuestionReader, RequestSchema
+from rollmill.serving.act_requests import ActRequestReader, RequestSchema
 from rollmill.serving.refusal import Refusal
 
 BOX = spaces.Box(-1, 1, (4,), np.float32)
@@ -17,7 +17,7 @@ NESTED = spaces.Dict({"a b": spaces.Discrete(3, start=1), "c": spaces.Tuple([IMA
 
 def reader(space=BOX, *, mask=(), action_space=None, recurrent=False):
     action_space = action_space or spaces.Discrete(3)
-    read = QuestionReader(RequestSchema(space, action_space, mask, recurrent, max_batch=4))
+    read = ActRequestReader(RequestSchema(space, action_space, mask, recurrent, max_batch=4))
     return lambda document: read(document if isinstance(document, bytes) else json.dumps(document).encode())
 
 
