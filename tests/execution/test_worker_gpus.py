@@ -17,7 +17,7 @@ def two_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
     monkeypatch.setattr(module, "open_nvml", lambda: contextlib.nullcontext(None))
-    monkeypatch.setattr(module, "find_gpus", lambda nvml: gpus)
+    monkeypatch.setattr(module, "find_computing_gpus", lambda nvml: gpus)
     shared = lambda gpus, wanted: contextlib.nullcontext(SharedGpus(gpus, "turns", f"{wanted} was asked for", {}))
     monkeypatch.setattr(module, "shared_gpus", shared)
     monkeypatch.setattr(module, "nccl_version", lambda: (2, 31))
