@@ -37,7 +37,7 @@ def lone(env, central=None):
 
 
 class Shown(eqx.Module):
-    """What each kind sees, and which actions of the last are legal."""
+    """The observation of each kind, and the legal actions of the last."""
 
     shown: dict[str, Array]
     legal: Array
@@ -142,7 +142,7 @@ def unseen_clock():
 
 
 class Crowd(eqx.Module):
-    """What all see and who takes part."""
+    """The numbers that all see, and who takes part."""
 
     numbers: Array
     active: Array

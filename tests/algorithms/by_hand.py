@@ -1,4 +1,4 @@
-"""What fragments compute, in straightforward code; and weights and comparisons to try it with.
+"""The computations of fragments in straightforward code, with weights and comparisons to try them.
 
 Shape letters: `T` steps, `E` environments.
 """
@@ -12,8 +12,8 @@ import numpy as np
 LOOSE = {"rtol": 2e-4, "atol": 1e-5}
 
 
-class Said(NamedTuple):
-    """What a network says of each step `[T, E]`."""
+class NetworkOutputs(NamedTuple):
+    """The outputs of a network for each step `[T, E]`."""
 
     log_prob: jax.Array
     entropy: jax.Array
@@ -23,15 +23,17 @@ class Said(NamedTuple):
 
 def unroll_by_hand(policy, weights, observation, action, final_observation, done, memory):
     """Step by step in Python, the memory set back after each end of an episode; ONE environment."""
-    said = []
+    outputs = []
     for t in range(len(done)):
         output = policy.forward(weights, memory, observation[t], ())
         distribution, memory = output.distribution, output.memory
         final_value = policy.forward(weights, memory, final_observation[t], ()).value
-        said.append(Said(distribution.log_prob(action[t]), distribution.entropy(), output.value, final_value))
+        outputs.append(
+            NetworkOutputs(distribution.log_prob(action[t]), distribution.entropy(), output.value, final_value)
+        )
         memory = jax.tree.map(lambda m, d=done[t]: jnp.where(d, jnp.zeros_like(m), m), memory)
     last_memory = memory
-    return jax.tree.map(lambda *x: jnp.stack(x), *said), last_memory
+    return jax.tree.map(lambda *x: jnp.stack(x), *outputs), last_memory
 
 
 def normalise_by_hand(statistics, x):

@@ -93,7 +93,7 @@ def test_targets_are_the_returns_up_to_the_end_of_the_rollout(rollout):
 
 
 def test_gradients_are_those_of_a_loss_written_out(rollout):
-    """Of the mean over samples; nothing of it goes through the advantages or the returns."""
+    """The loss is the mean over samples; no gradient goes through the advantages or the returns."""
     config, learner = rollout.config, rollout.learner
     returns, value = returns_by_hand(rollout)
     returns, advantage = (jnp.asarray(x, jnp.float32) for x in (returns, returns - value))

@@ -319,7 +319,7 @@ def worst_result(moves, symbol):
 
 @pytest.mark.slow
 def test_tic_tac_toe_is_learned_so_that_no_perfect_player_wins():
-    """Of all games against all perfect opponents, as the first player and as the second."""
+    """It loses none of all games against all perfect opponents, as the first player and as the second."""
     network = rollmill.NetworkConfig(hidden_sizes=(64, 64), activation="relu", shared_torso=True)
     sizes = {"num_envs": 64, "num_steps": 16, "num_minibatches": 4, "learning_rate": 2e-3, "network": network}
     env = rollmill.make("TicTacToe-v0", random_plies=5, fewest_random_plies=0)

@@ -105,7 +105,7 @@ def vtrace_by_hand(rollout):
 
 
 def test_gradients_are_those_of_a_loss_written_out(rollout):
-    """Of the mean over steps; nothing of it goes through targets, advantages or bootstraps."""
+    """The loss is the mean over steps; no gradient goes through targets, advantages or bootstraps."""
     config, learner = rollout.config, rollout.learner
     targets, advantages, ratio = vtrace_by_hand(rollout)
     assert (ratio > config.clip_rho).mean() > 0.1 and (ratio < config.clip_c).mean() > 0.1

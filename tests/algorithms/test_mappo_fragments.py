@@ -119,7 +119,7 @@ def values_by_hand(rollout, view, *, axes):
 
 
 def advantages_by_hand(rollout, name):
-    """Of the active samples, `[T, E, A]`; zeros elsewhere."""
+    """Advantages of the active samples, `[T, E, A]`; zeros elsewhere."""
     steps = jax.device_get(rollout.trajectory.steps)
     value = values_by_hand(rollout, rollout.trajectory.steps.observation, axes=2)[name]
     final = values_by_hand(rollout, rollout.trajectory.steps.final_observation, axes=2)[name]

@@ -71,7 +71,7 @@ def test_agents_of_one_kind_may_have_parameters_of_their_own():
 
 
 def values(graph, learner, env, *, step):
-    """Of the two agents of `unseen_clock` after so many steps, in the unit of rewards."""
+    """Values of the two agents of `unseen_clock` after so many steps, in the unit of rewards."""
     viewed = view_agents(env, critic="central" if graph.settings["algorithm"] == "mappo" else "own")
     key = jax.random.key(0)
     view, state = viewed.reset(key, ())

@@ -1,4 +1,4 @@
-"""What MAPPO and IPPO accept, what they refuse, and in which words; runs with them, from start to evaluation."""
+"""Settings that MAPPO and IPPO accept and refuse, with the words; runs with them, from start to evaluation."""
 
 import json
 import shutil

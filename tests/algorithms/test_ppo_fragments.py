@@ -77,7 +77,7 @@ def rollout(request):
 
 
 def said_of(rollout, weights=None):
-    """Of the rollout's observations, normalised by the statistics from before it."""
+    """Outputs for the rollout's observations, normalised by the statistics from before it."""
     policy, (steps, start_memory, *_) = rollout.policy, rollout.trajectory
     old = rollout.before.learner.weights
     seen, final = (
@@ -94,7 +94,7 @@ def said_of(rollout, weights=None):
 
 @pytest.mark.slow_beyond(1)
 def test_learning_starts_from_a_ratio_of_one(rollout):
-    """What was stored while collecting is what the learner computes: across ends, and from the last rollout."""
+    """The learner computes the probabilities stored while collecting: across ends, from the last rollout too."""
     if rollout.policy.recurrent:
         moved = [np.any(np.asarray(m) != 0, axis=1) for m in jax.tree.leaves(rollout.trajectory.start_memory)]
         assert np.any(moved[0]) and not np.all(moved[0])  # some episodes go on from the rollout before

@@ -1,4 +1,4 @@
-"""What PPO accepts, what it refuses, and in which words."""
+"""Settings that PPO accepts, those that it refuses, and the words of the refusal."""
 
 import json
 

@@ -52,7 +52,7 @@ def learn(env, *, algorithm="ppo", make_network=None, iterations=150, **override
 
 
 def values(policy, weights, observations):
-    """Of a list of observations."""
+    """Values of a list of observations."""
     value = lambda observation: policy.value(weights, policy.start_memory(), observation)
     return np.asarray(eqx.filter_jit(jax.vmap(value))(jnp.asarray(observations, jnp.float32)))
 

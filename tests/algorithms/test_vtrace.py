@@ -129,7 +129,7 @@ def test_on_policy_it_is_generalised_advantages(trace_decay):
 
 
 def test_a_trace_does_not_cross_the_end_of_an_episode():
-    """What comes after an end changes nothing before it, of whichever kind the end is."""
+    """Steps after an end change nothing before it, whichever kind of end it is."""
     case = Case(0)
     before = case(0.9, 1.0, 1.0, 1.0)
     case.reward[11:] += 100

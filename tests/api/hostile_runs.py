@@ -583,7 +583,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def faults(case: Case, source: Path, root: Path) -> list[str]:
-    """What is not as it should be when the case's commands are called; empty where all is well."""
+    """The faults found when the case's commands are called; empty where all is well."""
     run, found = prepare(case, source, root), []
     outside, folder = content(root / "outside"), set(os.listdir(root))
     for words in case.commands:

@@ -1,4 +1,4 @@
-"""What a run survives: fewer devices, infinite settings, other hyperparameters, crowded names."""
+"""A run survives fewer devices, infinite settings, other hyperparameters, crowded names."""
 
 import json
 

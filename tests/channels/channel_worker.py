@@ -13,7 +13,7 @@ LAYOUT = Layout.of({"data": np.zeros(SHAPE, np.float32), "mark": np.zeros((), np
 
 
 def package(source, index):
-    """What producer `source` sends as number `index`: every element says both."""
+    """Message number `index` of producer `source`: every element says both."""
     return {"data": np.full(SHAPE, 1000 * source + index, np.float32), "mark": np.int64(index)}
 
 

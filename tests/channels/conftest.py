@@ -127,7 +127,7 @@ def workers(spare_workers):
 
 @pytest.fixture(params=["memory", "tcp"])
 def wire_of_workers(request, coordinator):
-    """What a worker needs to open a wire."""
+    """The arguments with which a worker opens a wire."""
     server = coordinator.server
     address = server.address if request.param == "memory" else server.tcp_address
     return [request.param, address, coordinator.token]

@@ -44,7 +44,7 @@ def package(sender, number):
 
 
 class Deliveries:
-    """What was sent and delivered; a message is the incarnation of its sender and its number there."""
+    """Messages that were sent and delivered; one is the incarnation of its sender and its number there."""
 
     def __init__(self):
         self.sent = set()
@@ -224,7 +224,7 @@ TestStoppedInstructions.settings = settings(max_examples=40, stateful_step_count
 
 
 class Gate:
-    """What a stopped process does to its connections: nothing is sent and nothing read until it goes on."""
+    """Stands for a stopped process: nothing is sent on its connections and nothing read until it goes on."""
 
     def __init__(self):
         self.is_dead = False

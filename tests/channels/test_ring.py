@@ -67,7 +67,7 @@ def value_of(message):
 
 
 class Model:
-    """What a ring should do, beside one that does it."""
+    """A model of a ring, beside a real one that does the same."""
 
     def __init__(self, capacity):
         self.ends = Ends(capacity)

@@ -1,4 +1,4 @@
-"""What only connections can do wrong: get lost, bring too much, bring nonsense."""
+"""Faults that only connections have: they get lost, bring too much, bring nonsense."""
 
 import itertools
 import threading

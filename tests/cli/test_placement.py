@@ -1,4 +1,4 @@
-"""What the command line says of placements that cannot be: one message, exit code 2, and nothing was written."""
+"""Placements that cannot be: the command line has one message, exit code 2, and writes nothing."""
 
 import json
 import re

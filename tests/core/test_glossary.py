@@ -1,4 +1,4 @@
-"""What the glossary points at is there, and no word or class is there twice."""
+"""The names that the glossary points at exist, and no word or class is there twice."""
 
 import ast
 import re

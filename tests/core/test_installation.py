@@ -1,4 +1,4 @@
-"""What is missing is installed from where Rollmill is, and what can be made again is kept where the user says."""
+"""Missing packages are installed from where Rollmill is, and caches lie where the user says."""
 
 from pathlib import Path
 

@@ -51,7 +51,7 @@ class WithMore(Sized):
 
 
 class Opaque:
-    """Of a kind that is not known."""
+    """An object of a kind that is not known."""
 
 
 SAME = {

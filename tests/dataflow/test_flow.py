@@ -1,4 +1,4 @@
-"""What flows through a graph, derived from its functions: who writes what of the learner, and shapes."""
+"""The flow of data through a graph, derived from its functions: who writes what of the learner, and shapes."""
 
 import jax
 import jax.numpy as jnp

@@ -114,7 +114,7 @@ def test_random_numbers_belong_to_the_global_index():
 
 
 def test_no_two_random_numbers_are_alike():
-    """Of environments, steps, policy and environment, starts, and iterations."""
+    """Holds across environments, steps, policy and environment, starts, and iterations."""
     graph = GRAPH
     state = begin(graph)
     drawn = [numbers(state.collector.environment["start"])[0], numbers(state.learner["weight"])[0]]

@@ -84,7 +84,7 @@ def test_all_games_of_one_and_two_players_keep_the_contract(name):
 @pytest.mark.parametrize("name", ["connect_four", "hex", "leduc_holdem", "othello"])
 @pytest.mark.slow_beyond(1)
 def test_player_0_moves_first_and_rewards_are_those_of_the_mover(name):
-    """Of Pgx's players either may begin; the adapter's numbers begin with 0."""
+    """Either of Pgx's players may begin; the adapter's numbers begin with 0."""
     source, env = pgx.make(name), envs.make(f"pgx:{name}")
     moves = play(envs.record_episodes(envs.auto_reset(env)), num_games=64, num_steps=130)
     over = moves.timestep.terminated

@@ -1,4 +1,4 @@
-"""What of Tag WarpDrive has no counterpart for: several runners, random starts, parameters, sizes, errors."""
+"""Features of Tag that WarpDrive does not have: several runners, random starts, parameters, sizes, errors."""
 
 import dataclasses
 import math

@@ -140,7 +140,7 @@ def first_state(reference):
 
 
 class CloseCalls:
-    """What in a reference's own history hangs on rounding: `tags` of `[T]` steps, `edges` of agents, `[T, A]`."""
+    """Events of a reference that hang on rounding: `tags` of `[T]` steps, `edges` of agents, `[T, A]`."""
 
     def __init__(self, reference, num_taggers, params):
         states = {name: np.asarray(values, np.float64) for name, values in reference.states.items()}

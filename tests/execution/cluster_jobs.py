@@ -1,4 +1,4 @@
-"""What workers of tests do that Ray places, and a coordinator of such workers to be killed."""
+"""Jobs of test workers that Ray places, and a coordinator of such workers to be killed."""
 
 import contextlib
 import os

@@ -88,7 +88,7 @@ class Scripted:
         raise AssertionError
 
     def take(self, kind=None):
-        """What was sent since the last time, or of one kind: to whom, its fields, the names of its arrays."""
+        """Messages sent since the last time, or those of one kind: to whom, fields, names of arrays."""
         sent, self.sent = self.sent, []
         if kind is None:
             return sent

@@ -58,7 +58,7 @@ POLICIES = {
 
 
 def short_cartpole():
-    """Of which some episodes terminate and others are truncated."""
+    """CartPole with episodes some of which terminate, while others are truncated."""
     return rollmill.time_limit(rollmill.make("CartPole-v1"), 15)
 
 
@@ -364,7 +364,7 @@ ENDED = [("IterationMetrics", ITERATIONS - 2), ("IterationMetrics", ITERATIONS -
 
 
 def context_of(group, **fields):
-    """What a replica of asynchronous A3C with a parameter server gets."""
+    """The context of a replica of asynchronous A3C with a parameter server."""
     graph = graph_of("a3c")
     partition = find_distribution("central")(Counts(actors=2, asynchronous=True))
     settings = {"wire": None, "control": None, "key": jax.random.key(0), "seed": 0, "first": 0, "restored": {}}

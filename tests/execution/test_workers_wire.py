@@ -1,4 +1,4 @@
-"""What comes in from sockets and pipes is checked: frames, the handshake, and lines."""
+"""Input from sockets and pipes is checked: frames, the handshake, and lines."""
 
 import json
 import socket
@@ -24,7 +24,7 @@ from rollmill.execution.processes.mailbox import MOST_UNTAKEN, Mailbox
 
 
 def received(data):
-    """What a peer makes of these bytes, after which the connection ends."""
+    """The message that a peer reads from these bytes, after which the connection ends."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         writer = threading.Thread(target=lambda: (ours.sendall(data), ours.shutdown(socket.SHUT_WR)))

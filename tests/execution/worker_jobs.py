@@ -1,4 +1,4 @@
-"""What the workers of these tests do, and what the tests ask of processes."""
+"""Jobs of the workers of these tests, and requests of the tests to processes."""
 
 import ctypes
 import os

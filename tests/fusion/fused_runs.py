@@ -52,7 +52,7 @@ def by_program(
     carried: bool = False,
     evaluate: Callable = evaluate,
 ) -> Any:
-    """What the program of a function gives for arguments [E, ...]; call it under `jax.jit`."""
+    """The results of a function's program for arguments [E, ...]; call it under `jax.jit`."""
     block = jax.tree.leaves(each)[0].shape[0]
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), tuple(each))
     lowered = lower_function(function, one, uniform, carried=carried)

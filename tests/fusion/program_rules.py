@@ -1,4 +1,4 @@
-"""What holds of every program, and what a kernel's source may rely on."""
+"""Rules that hold for every program, on which a kernel's source may rely."""
 
 from rollmill.fusion import Program
 from rollmill.fusion.ir import OPERATIONS, ROWS, STRUCTURAL, TYPED, Node

@@ -598,7 +598,7 @@ def positive(m):
 
 
 def linear_systems(m, b):
-    """Of matrices that need pivoting: `m` is `[4, 4]`, `b` is `[4]`."""
+    """Solutions of systems whose matrices need pivoting: `m` is `[4, 4]`, `b` is `[4]`."""
     well = m + 4.0 * jnp.eye(4)[jnp.array([2, 0, 3, 1])]
     definite, factors = positive(m), linalg.lu_factor(well)
     sides = [(lower, turned, unit) for lower in (True, False) for turned in (0, 1) for unit in (True, False)]
@@ -680,7 +680,7 @@ FILTER = np.linspace(-1.0, 1.0, 72, dtype=np.float32).reshape(3, 3, 2, 4)
 
 
 def convolutions(weights, x, y, h):
-    """Of images `[1, 4, 5, 2]` with weights that are known, shared, and the environment's own."""
+    """Convolutions of images `[1, 4, 5, 2]` with weights that are known, shared, and the environment's own."""
     image, own = x.reshape(1, 4, 5, 2), y.reshape(2, 2, 2, 1)
     return {
         "of vectors": [

@@ -1,4 +1,4 @@
-"""What is said of an environment's kernel before anything is run."""
+"""The description of an environment's kernel, before anything is run."""
 
 import importlib.util
 

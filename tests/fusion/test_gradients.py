@@ -91,7 +91,7 @@ def test_they_are_the_gradients_of_the_mean(name):
 
 @pytest.mark.slow
 def test_a_minibatch_is_of_any_size():
-    """Of 61 samples, 29 do not fill a block."""
+    """29 of 61 samples do not fill a block."""
     graph = graph_of(CASES["no-hidden-layer"])
     learner, batch, rows = learned_a_little(graph)
     assert_the_gradients_of_the_mean(graph, learner, batch, rows[:61])

@@ -1,4 +1,4 @@
-"""What a rollout need not carry from step to step, and what is known of an observation."""
+"""Values that a rollout need not carry from step to step, and facts that are known of an observation."""
 
 from functools import partial
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What programs look like: how much there is of them, how they lie, and what is left out of them."""
+"""Programs as they are written: their size, their layout, and the operations that are left out of them."""
 
 from collections import Counter
 from functools import partial

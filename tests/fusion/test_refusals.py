@@ -1,4 +1,4 @@
-"""What no kernel can compute is refused, with the primitive, the line it stands on, and what would help."""
+"""A function that no kernel can compute is refused, with the primitive, its line, and a way out."""
 
 import jax
 import jax.numpy as jnp

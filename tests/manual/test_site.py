@@ -87,7 +87,7 @@ def address(site):
 
 
 def browse(address, profile, *options):
-    """What the page became, as HTML, and its lines on the console; hosts other than this one cannot be found."""
+    """The page as the browser made it, as HTML, and its lines on the console; no other host can be found."""
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--no-first-run"]
     command += ["--disable-background-networking", "--disable-component-update", "--hide-scrollbars"]

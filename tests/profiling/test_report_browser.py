@@ -50,7 +50,7 @@ FRAMES = "".join(
 
 
 def browse(path, *options):
-    """What the page became, as HTML, and its lines on the console."""
+    """The page as the browser made it, as HTML, and its lines on the console."""
     command = [
         BROWSER,
         "--headless",

@@ -1,4 +1,4 @@
-"""What is said of recent episodes while a training goes on, and of the best it ever was."""
+"""Figures of recent episodes while a training goes on, and of the best ones so far."""
 
 import pytest
 
