@@ -22,7 +22,7 @@ SHORT_SECONDS = 0.3
 STEADY = 0.9
 """It has if a window takes at least this share of the time of the one before."""
 MOST_SHORT_WINDOWS = 30
-REHEARSAL_SECONDS = 0.05
+FIRST_RECORDING_SECONDS = 0.05
 """Shortest duration of the first recording, which belongs to no window."""
 SETTLE_SECONDS = 0.3
 """Time that belongs to no window after a recording begins in workers, and after it ends in workers or on
@@ -205,7 +205,7 @@ class Windows:
 
     def _all_steps(self) -> Steps:
         yield from self._warm_up()
-        begin = yield from self._rehearse()
+        begin = yield from self._discard_first_recording()
         for number in range(self._count):
             self._show(f"window {number + 1} of {self._count}")
             for read in [True] + [False] * self._unread:
@@ -223,9 +223,9 @@ class Windows:
         begin = yield from self._pause(WARM_SECONDS)
         self._usual = yield from self._come_to_speed(begin)
 
-    def _rehearse(self) -> StepsUntil:
+    def _discard_first_recording(self) -> StepsUntil:
         """Records once for nothing: the first recording of a process takes longer, above all on a GPU."""
-        yield from self._profiled_window(REHEARSAL_SECONDS)
+        yield from self._profiled_window(FIRST_RECORDING_SECONDS)
         return (yield from self._regain_speed())
 
     def _settle_while_recording(self, begin: ReportedProgress) -> StepsUntil:
@@ -303,9 +303,9 @@ class Windows:
         self._received.clear()
         self._number += 1
         own = self._end_recordings(span, read=read)
-        unheard = yield from self._unheard(awaited, REPLY_SECONDS if read else FORGET_SECONDS)
+        unanswered = yield from self._unanswered(awaited, REPLY_SECONDS if read else FORGET_SECONDS)
         if read:
-            self.silent |= unheard
+            self.silent |= unanswered
         read_there = {name: window for name, window in self._received.items() if window is not None}
         return ProfiledWindow(span, {THIS_PROCESS: own, **read_there} if own is not None else {})
 
@@ -321,7 +321,7 @@ class Windows:
         self._recorder.abandon()
         return None
 
-    def _unheard(self, awaited: set[str], seconds: float) -> Generator[None, ReportedProgress, set[str]]:
+    def _unanswered(self, awaited: set[str], seconds: float) -> Generator[None, ReportedProgress, set[str]]:
         """Waits until these workers have ended their recordings, which slows the training down.
 
         Returns:
