@@ -308,7 +308,7 @@ def table_of_results(folder: Path) -> str:
         "On",
         "Choice of the search",
         "Share of the best",
-        "Sweep",
+        "All",
         "Search",
         "Seconds",
         "Memory, predicted / measured",

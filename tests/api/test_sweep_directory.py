@@ -96,9 +96,9 @@ def test_trials_that_are_worse_at_a_rung_are_stopped(tmp_path):
     assert [trial.name for trial in sweep.unfinished()] == ["0", "2"]
     end(sweep, bad, "stopped", 20.0)
     assert {row["trial"]: row["status"] for row in sweep.rows("final_return")} == {
-        "0": "open",
+        "0": "unfinished",
         "1": "stopped early",
-        "2": "open",
+        "2": "unfinished",
     }
 
 

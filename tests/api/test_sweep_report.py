@@ -92,7 +92,7 @@ def test_a_sweep_without_any_result(tmp_path):
     write_report(sweep, sweep.rows("final_return"), "final_return")
     text = (sweep.root / "report.html").read_text()
     assert "No episode has ended yet." in text and 'class="best"' not in text
-    assert Page(text).cells.count("open") == 2
+    assert Page(text).cells.count("unfinished") == 2
 
 
 def test_a_curve_lies_where_its_numbers_are():

@@ -141,4 +141,4 @@ def test_resume_takes_every_option_of_placement_as_train_does(capsys):
 def test_a_plan_is_drawn_for_some_rate(refused, rate):
     assert "must be greater than 0" in refused("plan", "ppo", "CartPole-v1", "--rate", rate)
     said = refused("plan", "ppo", "CartPole-v1", "--output", "nowhere/plan.json")
-    assert "rollmill: the plan nowhere/plan.json cannot be written: No such file or directory." in said
+    assert "rollmill: nowhere/plan.json cannot be written: there is no folder nowhere." in said

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from rollmill.api import MemoryNeed
+from rollmill.cli import plan as plan_command
 from rollmill.cli.main import main
 from rollmill.cli.plan import described
 from rollmill.cli.searching import training_words, without_options
@@ -37,7 +38,10 @@ def refused(tmp_path, monkeypatch, capsys):
         (["--search-plan", "--budget", "0"], "rollmill: budget=0 seconds must be greater than 0 and finite."),
         (["--search-plan", "--budget", "-3"], "rollmill: budget=-3 seconds must be greater than 0 and finite."),
         (["--search-plan", "--budget", "nan"], "rollmill: budget=nan seconds must be greater than 0 and finite."),
-        (["--search-plan", "--objective", "fast"], "invalid choice 'fast' for argument '--objective'"),
+        (
+            ["--search-plan", "--objective", "fast"],
+            "rollmill: unknown --objective 'fast'. Known: grow-batch, keep-batch.",
+        ),
         (["--search-plan", "--plan", "x.json"], "rollmill: --plan has no effect beside --search-plan"),
         (["--search-plan", "--cluster", "ray"], "rollmill: --cluster has no effect beside --search-plan"),
         (["--budget", "3"], "rollmill: --budget has no effect without --search-plan"),
@@ -56,6 +60,27 @@ def refused(tmp_path, monkeypatch, capsys):
 )
 def test_a_search_that_cannot_be_made(refused, options, message):
     assert message in refused("plan", *PPO, *options)
+
+
+@pytest.mark.parametrize("options", [[], ["--search-plan"]])
+def test_where_a_plan_cannot_be_written_none_is_searched_for(refused, monkeypatch, tmp_path, options):
+    monkeypatch.setattr(plan_command, "find_plan", None)
+    monkeypatch.setattr(plan_command, "choose_plan", None)
+    said = refused("plan", *PPO, *options, "--output", "nowhere/plan.json")
+    assert "rollmill: nowhere/plan.json cannot be written: there is no folder nowhere." in said
+
+
+def test_an_existing_file_is_replaced_by_a_plan_only_if_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "plan.json"
+    file.write_text("{}")
+    for options, code in (([], 2), (["--force"], 0)):
+        assert file.read_text() == "{}"
+        with pytest.raises(SystemExit) as exit_code:
+            main(["plan", *PPO, "--no-show", "--output", "plan.json", *options])
+        assert exit_code.value.code == code
+    assert "plan.json exists already. hint: --force" in capsys.readouterr().err
+    assert json.loads(file.read_text())["place"] == "program"
 
 
 @pytest.mark.slow
@@ -134,7 +159,7 @@ def test_a_plan_is_searched_for_kept_and_trained_with(rollmill, tmp_path):
         r"gpu-only \(program\) fusion=off +[\d.]+ k? +[\d.]+ k? +\d+ MB +\d+ MB +chosen +the only one", first
     )
     assert sum("the budget was spent" in line for line in rest) >= 1
-    assert sum("1,280 steps are too few to time kernels" in line for line in rest) >= 1
+    assert sum("1,280 steps are fewer than the" in line for line in rest) >= 1
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert plan["version"] == 2
     assert plan["settings"] == {"devices": 1, "fusion": "off", "num_envs": 8}

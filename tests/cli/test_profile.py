@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 
@@ -133,6 +134,27 @@ def test_a_training_that_is_too_short_leaves_no_report(rollmill, tmp_path):
     )
     assert done.returncode != 0 and "ended before a window was profiled" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow_beyond(1)
+@pytest.mark.parametrize("windows", [0, 1])
+def test_a_signal_ends_it_with_what_was_seen(rollmill, tmp_path, windows):
+    process = rollmill.start(
+        *("profile", "ppo", "CartPole-v1", *SMALL, "--unread-windows", "0", "--windows", "50"),
+        *("--window-seconds", "1", "--output", tmp_path / "out"),
+    )
+    for line in process.stderr:
+        if line.startswith(f"window {windows + 1} " if windows else "compiled"):
+            break
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=100)
+    assert process.returncode == 130 and "Traceback" not in errors
+    if windows:
+        assert "rollmill: stopped by SIGINT after 1 window." in errors and "gradients" in output
+        assert profile_of(tmp_path / "out").iteration.windows == 1
+    else:
+        assert "rollmill: stopped by SIGINT before a window was profiled." in errors or "interrupted" in errors
+        assert not (tmp_path / "out").exists()
 
 
 CRASHING = """

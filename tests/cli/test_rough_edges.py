@@ -137,14 +137,14 @@ def test_no_color_is_heeded_on_a_terminal(rollmill, env, coloured):
     terminal, theirs = pty.openpty()
     with os.fdopen(terminal, "rb", buffering=0) as screen:
         both = {"stdout": theirs, "stderr": theirs, "env": {"TERM": "xterm-256color", **env}}
-        process = rollmill.start("plan", "ppo", "CartPole-v1", "--rate", "many", **both)
+        process = rollmill.start("plan", "ppo", "CartPole-v1", "--network.convolutions", "1", **both)
         os.close(theirs)
         shown = b""
         with contextlib.suppress(OSError):  # the terminal is gone with its last writer
             while text := screen.read(4096):
                 shown += text
     process.communicate()
-    assert process.returncode == 2 and b"many" in shown
+    assert process.returncode == 2 and b"convolutions" in shown
     assert (b"\x1b[" in shown) == coloured
 
 

@@ -115,7 +115,7 @@ def test_a_failed_trial_does_not_stop_the_others(tmp_path):
     )
     first, second = table(tmp_path / "sweep")
     assert (first["trial"], first["status"], first["env_steps"]) == ("0", "finished", "128")
-    assert (second["trial"], second["status"], second["final_return"]) == ("1", "open", "")
+    assert (second["trial"], second["status"], second["final_return"]) == ("1", "unfinished", "")
     summary = json.loads((tmp_path / "sweep/trials/0/summary.json").read_text())
     assert summary["status"] == "finished"
     again = subprocess.run(sweep(*words, "--sweep-dir", tmp_path / "sweep"), capture_output=True, text=True)
@@ -141,7 +141,7 @@ def test_what_a_sampler_could_propose_is_checked_before_anything_starts(tmp_path
     monkeypatch.chdir(tmp_path)
     for axes, message in [
         (["gamma=0.9..1.1"], "gamma=1.1"),
-        (["gamma=0.9..0.99", "network.torso=mlp,gru,xyz"], "options cannot be parsed"),
+        (["gamma=0.9..0.99", "network.torso=mlp,gru,xyz"], "unknown --network.torso 'xyz'"),
         (["seed=0..1"], "--trials 3: these axes have 2 combinations only"),
     ]:
         words = [word for axis in axes for word in ("--over", axis)]

@@ -87,9 +87,11 @@ def _installation() -> int:
     )
     print(f"compilation cache: {cache_directory()}")
     print(f"computes: {_computes()}")
-    missing = [name for name in EXTRAS if find_spec(name) is None]
-    for name in missing:
-        what, command = EXTRAS[name]
+    installed = [name for name in EXTRAS if find_spec(name) is not None]
+    print(f"optional packages: {', '.join(installed) or 'none'}")
+    for name, (what, command) in EXTRAS.items():
+        if name in installed:
+            continue
         print(f"missing: {name}, for {what}: {command}")
     if _has_idle_gpu(machine):
         print(f"missing: JAX's CUDA plugin, though there is an NVIDIA GPU: {install_command('cuda')}")

@@ -10,6 +10,7 @@ from rollmill.core.errors import UsageError
 from rollmill.execution.instances import (
     ActivityMonitor,
     Gpu,
+    check_slices,
     choose_sharing,
     find_gpus,
     mig_commands,
@@ -76,6 +77,7 @@ def _print_slices(gpu: Gpu) -> None:
 
 
 def _partition(index: int, slices: int, *, confirmed: bool) -> int:
+    check_slices(slices)
     with open_nvml() as nvml:
         gpus = {gpu.index: gpu for gpu in find_gpus(nvml)}
         if index not in gpus:

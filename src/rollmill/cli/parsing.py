@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn, get_type_hints
 
 import tyro
 
+from rollmill.cli.values import Option, check_values
 from rollmill.core.bounds import Range, bounds_of
 from rollmill.core.errors import UsageError
 from rollmill.core.fields import named_like
@@ -61,8 +62,9 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
     """Parses the options of a command to an instance of `kind`; `--help` lists them and exits.
 
     Raises:
-        UsageError: an option is unknown; suggests the nearest ones, or the one for another library's name.
-        SystemExit: after help, or if the values of options cannot be parsed.
+        UsageError: an option is unknown; suggests the nearest ones, or the one for another library's name. Or an
+            argument is missing or one too many, or a value is none that its option takes.
+        SystemExit: after help.
     """
     parser = _parser(kind, prog)
     known = {option.lstrip("-") for action in parser._actions for option in action.option_strings}
@@ -75,7 +77,26 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
     if any(word in ("-h", "--help") for word in arguments):
         print(_help(parser, prog, kind))
         raise SystemExit(0)
-    return tyro.cli(kind, prog=prog, args=list(arguments))
+    return tyro.cli(kind, prog=prog, args=_checked(kind, parser, arguments, prog))
+
+
+def _checked(kind: Any, parser: Any, arguments: Sequence[str], prog: str) -> list[str]:
+    """The arguments as tyro takes them, whose own errors are boxes of several lines."""
+    types = option_types(kind)
+    options = {
+        name: Option(types[name].hint, takes_many=action.nargs == "*")
+        for action in parser._actions
+        for name in (option.lstrip("-") for option in action.option_strings)
+        if action.nargs != 0 and name in types
+    }
+    words, given = check_values(arguments, options)
+    positional = [action for action in parser._actions if not action.option_strings]
+    if all(action.nargs in (None, 1) and action.required for action in positional):
+        if missing := [str(action.metavar) for action in positional[len(given) :]]:
+            raise UsageError(f"{prog} needs {' and '.join(missing)}. `{prog} --help` describes it.")
+        if more := given[len(positional) :]:
+            raise UsageError(f"{prog} has no use for {more[0]!r}. hint: options begin with --.")
+    return words
 
 
 def options_like(name: str, known: Iterable[str]) -> list[str]:

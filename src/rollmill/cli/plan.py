@@ -12,6 +12,7 @@ from rollmill.cli.parsing import given_options
 from rollmill.cli.searching import DECIDED, training_words, without_options
 from rollmill.cli.train import GivenTraining, parse_training, prepare
 from rollmill.core.errors import UsageError
+from rollmill.core.new_files import check_new_file
 from rollmill.planning import Plan, draw, list_distributions, write_plan
 from rollmill.planning.search import PlanTable, draw_table, memory_text, speed_text
 
@@ -28,6 +29,23 @@ class Showing:
     """Compile the training as well, and print the memory that it will need. Nothing is trained."""
     output: Path | None = None
     """File to write the plan to, for `rollmill train --plan FILE`."""
+    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Replace an existing file."""
+
+    def check(self, given: GivenTraining) -> None:
+        """Checks these options, before anything is searched for or compiled.
+
+        Raises:
+            UsageError: one is out of bounds, has no effect, or the file cannot be written.
+        """
+        if self.rate <= 0:
+            raise UsageError(f"rate={self.rate} steps a second must be greater than 0.")
+        if self.memory and given.searching.search_plan:
+            raise UsageError(
+                "--memory has no effect beside --search-plan, whose table shows it. hint: leave it out."
+            )
+        if self.output is not None:
+            check_new_file(self.output, force=self.force)
 
 
 def run(arguments: list[str]) -> int:
@@ -39,10 +57,7 @@ def run(arguments: list[str]) -> int:
     environment = leave_devices() if looks_only else {}
     merged = Annotated[Showing, tyro.conf.arg(name="")]
     given, showing = parse_training(arguments, command="plan", more=("showing", merged, Showing()))
-    if showing.rate <= 0:
-        raise UsageError(f"rate={showing.rate} steps a second must be greater than 0.")
-    if showing.memory and given.searching.search_plan:
-        raise UsageError("--memory has no effect beside --search-plan, whose table shows it. hint: leave it out.")
+    showing.check(given)
     if given.searching.search_plan:
         plan, rate = _searched(given, arguments, environment), None
     else:
@@ -60,7 +75,7 @@ def run(arguments: list[str]) -> int:
 
 def _searched(given: GivenTraining, arguments: list[str], environment: dict[str, str]) -> Plan:
     """The plan that a search finds; prints its table."""
-    words = training_words(without_options(arguments, ("rate", "output", "run-dir"), ("show",)))
+    words = training_words(without_options(arguments, ("rate", "output", "run-dir"), ("show", "force")))
     options, quiet = given.options, given.options.quiet
     request = SearchRequest(
         words=without_options(words, (), ("quiet", "tensorboard")),
@@ -83,7 +98,7 @@ def _memory_text(given: GivenTraining, arguments: list[str]) -> str:
     Raises:
         UsageError: it is not one program that trains.
     """
-    prepared = prepare(without_options(arguments, ("rate", "output"), ("show", "memory")))
+    prepared = prepare(without_options(arguments, ("rate", "output"), ("show", "memory", "force")))
     need = memory_need(prepared)
     if need is None:
         where = (

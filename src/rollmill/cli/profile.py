@@ -1,8 +1,10 @@
 """`rollmill profile ALGORITHM ENVIRONMENT [OPTIONS]`, and `rollmill profile compare A B`."""
 
+import contextlib
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -12,11 +14,12 @@ import jax
 import tyro
 
 from rollmill.api import RunOptions, prepare_devices
-from rollmill.api.profiling import ProfileOptions, profile
+from rollmill.api.profiling import ProfileOptions, ProfilingStopped, profile
 from rollmill.api.recorder import default_log_every
 from rollmill.cli.parsing import given_options, parse
 from rollmill.cli.train import GivenTraining, parse_training
 from rollmill.core.errors import StorageError, UsageError
+from rollmill.core.new_files import check_new_file
 from rollmill.dataflow import Graph
 from rollmill.execution.program.kernels import MIN_STEPS_TO_TUNE
 from rollmill.pictures import require_matplotlib
@@ -44,14 +47,20 @@ class Profiling(ProfileOptions):
     """Also writes profile.png, a figure for papers; drawn by matplotlib, which the extra `plot` installs."""
 
 
+_BEFORE = tyro.conf.arg(metavar="BEFORE", help="A directory of `rollmill profile`.")
+_AFTER = tyro.conf.arg(metavar="AFTER", help="Another one.")
+
+
 @dataclass(frozen=True)
 class Compare:
     """Show two profiles side by side."""
 
-    before: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="A directory of `rollmill profile`.")]
-    after: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="Another one.")]
+    before: Annotated[tyro.conf.Positional[Path], _BEFORE]
+    after: Annotated[tyro.conf.Positional[Path], _AFTER]
     output: Path | None = None
     """File to write the comparison to as a web page."""
+    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Replace an existing file."""
 
 
 def run(arguments: list[str]) -> int:
@@ -67,10 +76,21 @@ def run(arguments: list[str]) -> int:
         raise UsageError("--search-plan: search first with `rollmill plan`, and profile with --plan FILE.")
     if profiling.png:
         require_matplotlib()
-    output = _output(given, profiling)
+    with _removed_if_empty(_output(given, profiling)) as output:
+        try:
+            _show(_profiled(given, profiling, arguments), output, png=profiling.png)
+        except ProfilingStopped as stopped:
+            if stopped.profile is not None:
+                _show(stopped.profile, output, png=profiling.png)
+            raise
+    return 0
+
+
+def _profiled(given: GivenTraining, profiling: Profiling, arguments: list[str]) -> Profile:
+    """The profile of the training that was asked for."""
     prepare_devices(given.options, environment=given.chosen.environment)
     graph, options = _long_training(given, arguments)
-    found = profile(
+    return profile(
         graph,
         options,
         how=ProfileOptions(**{field.name: getattr(profiling, field.name) for field in fields(ProfileOptions)}),
@@ -79,12 +99,15 @@ def run(arguments: list[str]) -> int:
         command=shlex.join(["rollmill", "profile", *arguments]),
         show=lambda line: print(line, file=sys.stderr, flush=True),
     )
-    _write(found, output, png=profiling.png)
+
+
+def _show(found: Profile, output: Path, *, png: bool) -> None:
+    """Writes a profile, and shows it in the terminal."""
+    _write(found, output, png=png)
     print(draw_profile(found, width=_width()))
     print(f"\nreport: {output / PAGE}\ntrace for ui.perfetto.dev: {output / TRACE}")
-    if profiling.png:
+    if png:
         print(f"figure: {output / FIGURE}")
-    return 0
 
 
 def _long_training(given: GivenTraining, arguments: list[str]) -> tuple[Graph, RunOptions]:
@@ -118,7 +141,9 @@ def _output(given: GivenTraining, profiling: Profiling) -> Path:
     environment = given.chosen.environment.replace("/", "-").replace(":", "-")
     name = f"{given.algorithm}-{environment}-{datetime.now():%Y%m%d-%H%M%S}"
     output = profiling.output or Path("profiles") / name
-    if output.exists() and any(output.iterdir() if output.is_dir() else [output]):
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"output={output} is a file; name a directory.")
+    if output.exists() and any(output.iterdir()):
         raise UsageError(f"output={output} exists and is not empty; name another directory.")
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -127,6 +152,16 @@ def _output(given: GivenTraining, profiling: Profiling) -> Path:
     except OSError as error:
         raise UsageError(f"output={output} cannot be written: {error.strerror or error}.") from error
     return output
+
+
+@contextlib.contextmanager
+def _removed_if_empty(directory: Path) -> Iterator[Path]:
+    """Removes a directory at the end if nothing was written to it."""
+    try:
+        yield directory
+    finally:
+        with contextlib.suppress(OSError):
+            directory.rmdir()
 
 
 def _write(found: Profile, output: Path, *, png: bool) -> None:
@@ -147,6 +182,8 @@ def _write(found: Profile, output: Path, *, png: bool) -> None:
 
 
 def _compare(options: Compare) -> int:
+    if options.output is not None:
+        check_new_file(options.output, force=options.force)
     compared = compare(_read(options.before), _read(options.after))
     print(draw_comparison(compared, width=_width()))
     if options.output is not None:

@@ -14,6 +14,7 @@ from rollmill.cli.sweep_creation import (
     named_modules_of,
 )
 from rollmill.core.errors import UsageError
+from rollmill.core.shell import command
 from rollmill.execution.instances import SHARINGS
 from rollmill.planning import SAMPLERS, check_sampler, parse_axis
 from rollmill.record import RunDirectory
@@ -70,6 +71,9 @@ def run(arguments: list[str]) -> int:
         also_stopped=own.all,
     )
     _print_table(sweep, metric)
+    if code > 128 and (sweep.unfinished() or sweep.remaining):
+        imports = sorted(named_modules_of(sweep.spec, sweep.trials()))
+        print(f"stopped; go on with\n  {command('sweep', '--resume', sweep.root, imports=imports)}")
     return code
 
 

@@ -69,6 +69,8 @@ class RunDirectory:
     def refuse_occupied(root: Path) -> None:
         """Raises a UsageError if `root` is a run, a file, or a directory with other files."""
         if (root / CONFIG).exists():
+            if RunDirectory(root).is_locked():
+                raise UsageError(f"{_being_written(root)} Choose another --run-dir.")
             resume = RunDirectory(root).command("resume")
             raise UsageError(f"{root} already holds a run: `{resume}`, or choose another --run-dir.")
         if root.is_dir() and any(root.iterdir()):
@@ -88,7 +90,9 @@ class RunDirectory:
             with tempfile.TemporaryDirectory(prefix=".rollmill-", dir=parent):
                 pass
         except OSError as error:
-            raise UsageError(f"{root} cannot be created: {error}. hint: choose another --run-dir.") from error
+            raise UsageError(
+                f"{root} cannot be created: {_reason(error)}. hint: choose another --run-dir."
+            ) from error
 
     @classmethod
     def create(cls, root: Path, *, config: Mapping[str, Any], versions: Mapping[str, Any]) -> "RunDirectory":
@@ -114,7 +118,7 @@ class RunDirectory:
             cls.refuse_occupied(root)  # another process may have created it meanwhile
             if disk_is_full(error):
                 raise write_failure(root, error) from error
-            raise UsageError(f"{root} cannot be created: {error}. Choose another --run-dir.") from error
+            raise UsageError(f"{root} cannot be created: {_reason(error)}. Choose another --run-dir.") from error
         return cls(root)
 
     @classmethod
@@ -257,8 +261,18 @@ def _lock_or_refuse(root: Path, descriptor: int) -> None:
         # A record lock: unlike flock's, it is not inherited by environment workers forked from here.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
-        owner = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip()
-        owner = owner if owner.isdecimal() else "unknown"
-        raise UsageError(
-            f"{root} is being written by process {owner}. Wait for it, stop it, or choose another --run-dir."
-        ) from error
+        raise UsageError(f"{_being_written(root)} hint: wait for that process, or stop it first.") from error
+
+
+def _being_written(root: Path) -> str:
+    """A sentence on the process that holds the lock of a run."""
+    try:
+        owner = (root / LOCK).read_text(encoding="ascii", errors="replace")[:32].strip()
+    except OSError:
+        owner = ""
+    return f"{root} is being written by {f'process {owner}' if owner.isdecimal() else 'another process'}."
+
+
+def _reason(error: Exception) -> str:
+    """The reason of an error, without the temporary name that it is about."""
+    return getattr(error, "strerror", None) or str(error)

@@ -55,6 +55,19 @@ def listen(address: Address) -> socket.socket:
     return listener
 
 
+def _check_host(address: Address) -> None:
+    """Checks that the host is an address, or a name that has one.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    try:
+        socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"--host {address.host} is no address: {reason}. hint: 127.0.0.1, or 0.0.0.0.") from error
+
+
 def _listen_at_path(path: Path) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
@@ -105,6 +118,7 @@ def read_token(path: Path | None, address: Address) -> bytes | None:
     if path is None:
         if address.local:
             return None
+        _check_host(address)
         raise UsageError(
             f"--host {address.host} can be reached from other machines, so clients have to send a token. hint: "
             "(umask 077; openssl rand -hex 32 > token), then --token-file token."

@@ -99,6 +99,8 @@ class PolicyApplication:
             case "/metrics":
                 self.count()
                 respond(json_response(self._statistics.report()))
+            case _ if not self._policy.recurrent:
+                raise Refusal(404, "this policy has no memory, and so no sessions.")
             case path:
                 self._sessions.end(path.removeprefix(SESSION_PATH), self._clock())
                 respond(json_response({}))

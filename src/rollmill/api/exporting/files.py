@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from rollmill.core.errors import UsageError
+from rollmill.core.new_files import check_new_file
 
 
 def check_place(paths: list[Path], *, force: bool) -> None:
@@ -14,14 +15,7 @@ def check_place(paths: list[Path], *, force: bool) -> None:
         UsageError: there is a file already, or no folder to write in.
     """
     for path in paths:
-        if path.is_dir():
-            raise UsageError(f"{path} is a folder. hint: give the name of a file in it.")
-        if not path.parent.is_dir():
-            raise UsageError(f"{path} cannot be written: there is no folder {path.parent}.")
-        if path.exists() and not force:
-            raise UsageError(
-                f"{path} exists already. hint: --force (force=True) replaces it, --output names another."
-            )
+        check_new_file(path, force=force)
 
 
 def write_files(contents: dict[Path, bytes]) -> None:

@@ -112,7 +112,9 @@ class ProcessTrials:
         steps, least = loops.iterations * loops.batch_size, MIN_STEPS_TO_TUNE[platform]
         if steps >= least:
             return None
-        return f"the same as fusion=off: {steps:,} steps are too few to time kernels first ({least:,})"
+        return (
+            f"the same as fusion=off: {steps:,} steps are fewer than the {least:,} from which on kernels are timed"
+        )
 
     def predict_memory(self, candidate: Candidate) -> MemoryEstimate:
         """See `Trials`."""

@@ -11,6 +11,7 @@ from rollmill.api.plotting.png import write_png
 from rollmill.api.sweeps import SweepDirectory
 from rollmill.core.errors import StorageError, UsageError
 from rollmill.core.fields import fit
+from rollmill.core.new_files import check_new_file
 from rollmill.pictures import require_matplotlib
 from rollmill.record import RETURN, RunDirectory, metric_curve, metric_names
 
@@ -46,6 +47,7 @@ def plot(
         StorageError: the file cannot be written.
     """
     axes = axes_of(x)
+    _opened(runs)  # a run that is none is the first thing to say
     if output is not None:
         check_output(Path(output), force=force)
     curves = read_curves(runs, metric=metric, smoothing=smoothing)
@@ -143,14 +145,7 @@ def check_output(path: Path, *, force: bool) -> None:
     """
     if path.suffix not in SUFFIXES:
         raise UsageError(f"{path} has to end in .html or .png.")
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder. hint: give the name of a file in it.")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}.")
-    if path.exists() and not force:
-        raise UsageError(
-            f"{path} exists already. hint: --force (force=True) replaces it, --output (output=) names another."
-        )
+    check_new_file(path, force=force)
     if path.suffix == ".png":
         require_matplotlib()
 

@@ -3,13 +3,14 @@
 import contextlib
 import math
 import shlex
+import signal
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, NamedTuple, cast
 
 import jax
 
@@ -68,6 +69,22 @@ class NothingProfiled(RollmillError):
     """The training ended before the first window with the profiler did."""
 
 
+class ProfilingStopped(RollmillError):
+    """A signal stopped the training before all windows were done.
+
+    Args:
+        code: the exit code of the training, 128 plus the number of the signal.
+        found: the profile by the windows that were done; None if none was.
+    """
+
+    def __init__(self, code: int, found: results.Profile | None) -> None:
+        seen = 0 if found is None else found.iteration.windows
+        when = f"after {seen} window{'s' if seen > 1 else ''}" if seen else "before a window was profiled"
+        super().__init__(f"stopped by {signal.Signals(code - 128).name} {when}.")
+        self.exit_code = code
+        self.profile = found
+
+
 def profile(
     algorithm: Graph,
     options: RunOptions | None = None,
@@ -95,25 +112,38 @@ def profile(
     Raises:
         UsageError: for options that cannot be used.
         NothingProfiled: the training ended before anything was measured.
+        ProfilingStopped: a signal stopped the training; it has the profile of what was measured.
     """
     how = how or ProfileOptions()
     with tempfile.TemporaryDirectory(prefix="rollmill-profile-", ignore_cleanup_errors=True) as folder:
         quiet = replace(options or RunOptions(), run_dir=Path(folder) / "run", quiet=True)
         prepared = prepare_training(algorithm, quiet, imports=imports, recipe=recipe)
         show("compiled; training")
-        windows, error = _trained(prepared, how, show)
+        windows, error, code = _trained(prepared, how, show)
+        is_stopped = code > 128 and not windows.done
         if not windows.profiled:
+            if is_stopped:
+                raise ProfilingStopped(code, None)
             reason = f": {error}" if error else "; it needs more environment steps than these"
             raise NothingProfiled(f"the training ended before a window was profiled{reason}") from error
         notes = [f"The training ended with an error: {error}"] if error else []
         calibration = calibrated(fresh=how.calibrate)
-        return _result(prepared, windows, calibration, command, [*notes, *_notes(prepared, windows, how)])
+        found = _result(prepared, windows, calibration, command, [*notes, *_notes(prepared, windows, how)])
+        if is_stopped:
+            raise ProfilingStopped(code, found)
+        return found
 
 
-def _trained(
-    prepared: PreparedTraining, how: ProfileOptions, show: Callable[[str], None]
-) -> tuple[Windows, RollmillError | None]:
-    """Trains until all windows are done; returns them, and the error that ended the training before."""
+class _Trained(NamedTuple):
+    windows: Windows
+    error: RollmillError | None
+    """The error that ended the training before all windows were done."""
+    code: int
+    """The exit code of the training, if no error ended it."""
+
+
+def _trained(prepared: PreparedTraining, how: ProfileOptions, show: Callable[[str], None]) -> _Trained:
+    """Trains until all windows are done."""
     windows: Windows | None = None
 
     @contextlib.contextmanager
@@ -125,14 +155,15 @@ def _trained(
                 yield ProfiledTraining(training, windows), state
 
     error: RollmillError | None = None
+    code = 0
     try:
-        begin_training(prepared, watch=watched)
-    except RollmillError as stopped_by:
+        code = begin_training(prepared, watch=watched).exit_code
+    except RollmillError as ended_by:
         if windows is None:
             raise
-        error = stopped_by
+        error = ended_by
     assert windows is not None, "a session that opens makes windows"
-    return windows, error
+    return _Trained(windows, error, code)
 
 
 def _activity() -> contextlib.AbstractContextManager[GpuActivity]:

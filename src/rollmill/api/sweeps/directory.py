@@ -24,7 +24,7 @@ SPECIFICATION, PROPOSALS, STOPPING = "sweep.json", "proposals.json", "early_stop
 TRIALS, TABLE = "trials", "table.csv"
 TRIAL_RESULTS = ("final_return", "best_return", "env_steps", "steps_per_second", "seconds")
 """Columns of the table, from the summaries of the runs."""
-STOPPED_EARLY = "stopped early"
+STOPPED_EARLY, UNFINISHED = "stopped early", "unfinished"
 MAX_BYTES = 64 * 2**20
 """Size limit for a file of a sweep; one of 100,000 trials with five options has 13 million bytes."""
 
@@ -58,12 +58,16 @@ class SweepDirectory:
         """
         if (root / SPECIFICATION).exists():
             raise UsageError(f"{root} already holds a sweep: `rollmill sweep --resume {root}`.")
-        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        if root.exists() and not root.is_dir():
+            raise UsageError(f"{root} is a file. Choose another --sweep-dir.")
+        if root.exists() and any(root.iterdir()):
             raise UsageError(f"{root} is not empty and holds no sweep. Choose another --sweep-dir.")
         try:
             (root / TRIALS).mkdir(parents=True)
         except OSError as error:
-            raise UsageError(f"{root} cannot be created: {error}. Choose another --sweep-dir.") from error
+            raise UsageError(
+                f"{root} cannot be created: {error.strerror or error}. Choose another --sweep-dir."
+            ) from error
         write_json(Folder(root), SPECIFICATION, asdict(spec))
         return cls(root, spec)
 
@@ -177,7 +181,7 @@ class SweepDirectory:
         rows, stopped = [], self.stopping().stopped
         for trial in self.trials():
             summary = self.summary(trial)
-            status = summary.get("status", "open")
+            status = summary.get("status", UNFINISHED)
             status = STOPPED_EARLY if trial.name in stopped and not _has_ended(summary) else status
             for point, results in _of_each_seed(trial, summary):
                 numbers = {name: _number(results.get(name)) for name in TRIAL_RESULTS}

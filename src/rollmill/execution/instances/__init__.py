@@ -16,7 +16,7 @@ from rollmill.execution.instances.machine_parts import (
     parts_on_cores,
     share_of_cores,
 )
-from rollmill.execution.instances.mig import MigLayout, mig_commands, mig_layout
+from rollmill.execution.instances.mig import MigLayout, check_slices, mig_commands, mig_layout
 from rollmill.execution.instances.mps import MpsDaemon, daemon_answers, find_mps, shared_mps
 from rollmill.execution.instances.sharing import (
     SHARINGS,
@@ -40,6 +40,7 @@ __all__ = [
     "MpsDaemon",
     "SharedGpus",
     "Slice",
+    "check_slices",
     "choose_sharing",
     "daemon_answers",
     "divide_gpus",

@@ -56,7 +56,10 @@ def open_nvml() -> Iterator[Any]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise UsageError(f"there is no NVIDIA GPU that this process can use: {error}.") from error
+        raise UsageError(
+            f"there is no NVIDIA GPU that this process can use: {error}. hint: it takes NVIDIA's driver, and a "
+            "GPU that is visible here; `nvidia-smi` lists those."
+        ) from error
     try:
         yield pynvml
     finally:

@@ -29,16 +29,25 @@ class MigLayout(NamedTuple):
         )
 
 
+def check_slices(slices: int) -> None:
+    """Checks a number of slices.
+
+    Raises:
+        UsageError: MIG divides no GPU into so many.
+    """
+    if not 1 <= slices <= MOST_SLICES:
+        raise UsageError(
+            f"--slices {slices} has to be from 1 to {MOST_SLICES}, which is what MIG divides a GPU into."
+        )
+
+
 def mig_layout(nvml: Any, gpu: Gpu, slices: int) -> MigLayout:
     """The largest slices of which a GPU holds so many.
 
     Raises:
         UsageError: the GPU has no MIG, or holds fewer.
     """
-    if not 1 <= slices <= MOST_SLICES:
-        raise UsageError(
-            f"--slices {slices} has to be from 1 to {MOST_SLICES}, which is what MIG divides a GPU into."
-        )
+    check_slices(slices)
     layouts = list(_layouts(nvml, gpu, slices))
     if not layouts:
         raise UsageError(

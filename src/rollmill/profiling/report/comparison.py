@@ -194,7 +194,7 @@ def _terminal_table(title: str, unit: str, first: str, compared: Sequence[Compar
     return Group(heading(title, unit), table_of((first, *COLUMNS), rows))
 
 
-COLUMNS = ("before", "after", "share", "share", "ratio")
+COLUMNS = ("before", "after", "share before", "share after", "ratio")
 
 
 def _cells(one: ComparedTime) -> tuple[str, ...]:
