@@ -41,8 +41,17 @@ def write_result(name: str, result: dict, *, directory: Path = RESULTS) -> Path:
 
 
 def this_commit() -> str | None:
-    """The commit of the sources; where they were copied without their repository, `$ROLLMILL_COMMIT` says it."""
-    return os.environ.get("ROLLMILL_COMMIT") or git_commit()
+    """The commit of the sources, with `-dirty` if tracked files differ that are no results.
+
+    Where the sources were copied without their repository, `$ROLLMILL_COMMIT` says it.
+    """
+    if given := os.environ.get("ROLLMILL_COMMIT"):
+        return given
+    commit = git_commit(RESULTS.parent)
+    others = ["git", "diff", "--quiet", "HEAD", "--", ":(top)", ":(top,exclude)benchmarks/results"]
+    if commit is None or subprocess.run(others, cwd=RESULTS.parent, check=False).returncode:
+        return commit
+    return commit.removesuffix("-dirty")
 
 
 def rejax_figures(python: str, algorithm: str, settings: Mapping[str, Any], *, repeats: int) -> list[float]:

@@ -82,12 +82,12 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
 
 def _checked(kind: Any, parser: Any, arguments: Sequence[str], prog: str) -> list[str]:
     """The arguments as tyro takes them, whose own errors are boxes of several lines."""
-    types = option_types(kind)
+    hints = {name: found.hint for name, found in option_types(kind).items()}
     options = {
-        name: Option(types[name].hint, takes_many=action.nargs == "*")
+        name: Option(hints.get(name, Any), takes_many=action.nargs == "*")
         for action in parser._actions
         for name in (option.lstrip("-") for option in action.option_strings)
-        if action.nargs != 0 and name in types
+        if action.nargs != 0
     }
     words, given = check_values(arguments, options)
     positional = [action for action in parser._actions if not action.option_strings]
