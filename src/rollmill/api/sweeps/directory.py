@@ -7,6 +7,7 @@ read from its run alone, so a sweep that was killed goes on where its runs stand
 """
 
 import csv
+import io
 import math
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.api.sweeps.spec import SweepSpec, Trial
-from rollmill.core.errors import CheckpointError, UsageError
+from rollmill.core.errors import CheckpointError, StorageError, UsageError
 from rollmill.core.json_data import read_as
 from rollmill.planning import SAMPLERS, HalvingState, Judgement, PastTrial, propose
 from rollmill.record import Folder, RunDirectory, read_json, write_json
@@ -189,14 +190,20 @@ class SweepDirectory:
         return sorted(rows, key=lambda row: (row[metric] is None, -(row[metric] or 0.0)))
 
     def write_table(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Writes rows as CSV."""
-        columns = ["trial", *self.spec.options_varied, "status", *TRIAL_RESULTS]
-        partial = self.root / f".{TABLE}.tmp"
-        with partial.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(rows)
-        partial.replace(self.root / TABLE)
+        """Writes rows as CSV.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, ["trial", *self.spec.options_varied, "status", *TRIAL_RESULTS])
+        writer.writeheader()
+        writer.writerows(rows)
+        try:
+            with Folder(self.root).replacing(TABLE) as file:
+                file.write(text.getvalue().encode())
+        except OSError as error:
+            raise StorageError(f"{self.root / TABLE} cannot be written: {error.strerror or error}.") from error
 
     def _proposed(self) -> tuple[tuple[str, ...], ...]:
         return _read(self.root, PROPOSALS, _Proposals).points if Folder(self.root).has(PROPOSALS) else ()

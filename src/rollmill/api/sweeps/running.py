@@ -7,7 +7,7 @@ from typing import Any
 
 from rollmill.api.sweeps.directory import SweepDirectory
 from rollmill.api.sweeps.early_stopping import EarlyStopping, described, goes_on
-from rollmill.api.sweeps.report import write_report
+from rollmill.api.sweeps.results import SweepResults
 from rollmill.api.sweeps.spec import Trial
 from rollmill.api.sweeps.trial_processes import RunningTrial, how_lost, start_trial, stop_all
 from rollmill.core.errors import DeviceMemoryError
@@ -65,11 +65,12 @@ def run_sweep(
 
     Raises:
         UsageError: another process runs the sweep, or the GPUs cannot be shared as asked.
+        StorageError: the table or the report cannot be written at the end.
     """
     with RunDirectory(sweep.root).lock(), stop_on_signals() as stop:
         if also_stopped:
             goes_on(sweep)
-        schedule = _Schedule(sweep.unfinished())
+        schedule, results = _Schedule(sweep.unfinished()), SweepResults(sweep, metric)
         rule = sweep.spec.early_stopping
         early = EarlyStopping(sweep, rule) if rule else None
         try:
@@ -78,14 +79,12 @@ def run_sweep(
                     total = sweep.spec.num_trials
                     ended = f"{total - open_trials} of them {'ended' if rule else 'finished'}"
                     say(f"{total} trials, {ended}; {len(parts)} at a time, {parts.note}")
-                    _run_all(sweep, schedule, parts, early, stop, say)
+                    _run_all(sweep, schedule, parts, early, stop, say, results)
                 at_once = max(parts.least, len(parts) // 2)
                 schedule.waiting, schedule.too_large = schedule.too_large, []
         finally:
             stop_all(schedule.running)
-            rows = sweep.rows(metric)
-            sweep.write_table(rows)
-            write_report(sweep, rows, metric)
+            results.write()
         return stop.exit_code or int(bool(schedule.failed))
 
 
@@ -96,6 +95,7 @@ def _run_all(
     early: EarlyStopping | None,
     stop: StopRequest,
     say: Callable[[str], None],
+    results: SweepResults,
 ) -> None:
     while (schedule.waiting or schedule.running or sweep.remaining) and not stop.requested:
         free = sorted(set(range(len(parts))) - {running.part for running in schedule.running})
@@ -108,6 +108,7 @@ def _run_all(
         for running in ended:
             schedule.running.remove(running)
             say(_outcome(sweep, schedule, running, alone=len(parts) <= parts.least))
+        results.write_if_due()
         if not ended:
             time.sleep(LOOK_SECONDS)
 

@@ -1,0 +1,45 @@
+"""The table and the report of a sweep, which are brought up to date while its trials run."""
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+from rollmill.api.sweeps.directory import SweepDirectory
+from rollmill.api.sweeps.report import write_report
+from rollmill.core.errors import RollmillError
+
+SHORTEST_SECONDS = 30.0
+"""Shortest time between two writings while trials run."""
+HIGHEST_SHARE = 0.01
+"""Highest share of the time that goes into writing: of thousands of trials it takes seconds."""
+
+
+@dataclass
+class SweepResults:
+    """The results of a sweep as files."""
+
+    sweep: SweepDirectory
+    metric: str
+    """Column of the table by which trials are compared."""
+    due: float = field(default_factory=lambda: time.monotonic() + SHORTEST_SECONDS)
+    """`time.monotonic()` from which on the files are out of date."""
+
+    def write(self) -> None:
+        """Brings the files up to date.
+
+        Raises:
+            StorageError: one cannot be written.
+            CheckpointError: the result of a trial is damaged.
+        """
+        rows = self.sweep.rows(self.metric)
+        self.sweep.write_table(rows)
+        write_report(self.sweep, rows, self.metric)
+
+    def write_if_due(self) -> None:
+        """Brings the files up to date if they are out of date; an error is left to `write`, at the end."""
+        if (began := time.monotonic()) < self.due:
+            return
+        with contextlib.suppress(RollmillError):
+            self.write()
+        now = time.monotonic()
+        self.due = now + max(SHORTEST_SECONDS, (now - began) / HIGHEST_SHARE)

@@ -1,0 +1,64 @@
+"""The table and the report of a sweep while its trials run: when they are written, and what stops them."""
+
+import pytest
+
+from api.test_sweep_directory import end, made
+from rollmill.api.sweeps import results
+from rollmill.api.sweeps.results import SweepResults
+from rollmill.core.errors import StorageError
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 1000.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(results, "time", clock)
+    return clock
+
+
+def test_results_are_written_twice_a_minute(tmp_path, clock):
+    sweep = made(tmp_path / "sweep")
+    found = SweepResults(sweep, "final_return")
+    clock.now += 29
+    found.write_if_due()
+    assert not (sweep.root / "table.csv").exists()
+    clock.now += 1
+    end(sweep, sweep.trials()[1], "finished", 7.0)
+    found.write_if_due()
+    first, second, *_ = (sweep.root / "table.csv").read_text().splitlines()[1:]
+    assert first.startswith("1,") and ",finished,7.0," in first and ",unfinished," in second
+    assert (sweep.root / "report.html").exists()
+    end(sweep, sweep.trials()[0], "finished", 9.0)
+    clock.now += 29
+    found.write_if_due()
+    assert ",9.0," not in (sweep.root / "table.csv").read_text()
+    clock.now += 1
+    found.write_if_due()
+    assert ",9.0," in (sweep.root / "table.csv").read_text()
+
+
+def test_results_that_take_long_are_written_rarely(tmp_path, clock, monkeypatch):
+    found = SweepResults(made(tmp_path / "sweep"), "final_return")
+    clock.now += 30
+
+    def write_for_two_seconds(*_):
+        clock.now += 2
+
+    monkeypatch.setattr(results, "write_report", write_for_two_seconds)
+    found.write_if_due()
+    assert found.due == clock.now + 200
+
+
+def test_results_that_cannot_be_written_are_told_at_the_end_alone(tmp_path, clock):
+    found = SweepResults(made(tmp_path / "sweep"), "final_return")
+    (found.sweep.root / "table.csv").mkdir()
+    clock.now += 30
+    found.write_if_due()
+    assert not (found.sweep.root / "report.html").exists()
+    with pytest.raises(StorageError, match=r"table\.csv cannot be written"):
+        found.write()
