@@ -45,11 +45,11 @@ from rollmill.dataflow import Graph
 from rollmill.execution.program.compiled import lower, start_state
 from rollmill.execution.program.dispatch import dispatch_ahead
 from rollmill.profiling import summary
-from rollmill.profiling.breakdown import whole_time
+from rollmill.profiling.breakdown import duration_of, total_overlap
 from rollmill.profiling.calibration import Calibration, calibrated
 from rollmill.profiling.correction import EventCosts, PairedWindow, costs
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
-from rollmill.profiling.results import UNNAMED, OperationTime, Profile, read_profile
+from rollmill.profiling.results import THIS_PROCESS, UNNAMED, OperationTime, Profile, read_profile
 
 ON_GPU: dict[str, list[str]] = {
     "ppo, CartPole-v1": ["ppo", "CartPole-v1", "--num-envs", "4096", "--num-steps", "128", "--fusion", "off"],
@@ -467,17 +467,17 @@ def survey(options: argparse.Namespace) -> Rows:
         for environment in environments:
             for placement, words in PLACEMENTS.items():
                 try:
-                    found = profiled([algorithm, *environment, *words, "--fusion", "off", "--unread-windows", "2"])
+                    found = profiled([algorithm, *environment, *words, "--fusion", "off"])
                 except SystemExit as failed:
                     print(f"{algorithm} {environment[0]}, {placement}: {failed}", flush=True)
                     continue
                 if missing := [note for note in found.notes if "left out" in note]:
                     print(f"{algorithm} {environment[0]}, {placement}: {missing}", flush=True)
                     continue
-                shares, whole = _shares(found.operations), whole_time(found)
+                shares = _shares(found.operations)
                 row = {
                     "shares": shares,
-                    "idle": whole.share(whole.idle),
+                    "idle": _idle_share(found),
                     "error": found.iteration.error,
                     "steps_per_second": found.steps_per_second,
                 }
@@ -485,6 +485,13 @@ def survey(options: argparse.Namespace) -> Rows:
                 text += f"; idle {row['idle']:.0%}"
                 print(f"{algorithm} {environment[0]}, {placement}: {text}", flush=True)
                 yield f"{algorithm}, {environment[0]}, {placement}", row
+
+
+def _idle_share(found: Profile) -> float:
+    """The share of the time in which neither host nor device works; a coordinator of workers does not count."""
+    workers = [process for process in found.processes if process.name != THIS_PROCESS]
+    overlap = total_overlap(workers or found.processes)
+    return overlap.neither / duration_of(overlap)
 
 
 def _shares(operations: Sequence[OperationTime]) -> dict[str, float]:
