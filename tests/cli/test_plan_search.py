@@ -166,7 +166,7 @@ def test_a_plan_is_searched_for_kept_and_trained_with(rollmill, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
     began = time.monotonic()
-    again = rollmill(*search)
+    again = rollmill(*search, "--force")
     assert again.returncode == 0, again.stderr
     assert "by an earlier search" in again.stdout
     assert again.stdout.splitlines()[:2] == [head, first]

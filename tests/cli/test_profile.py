@@ -208,6 +208,16 @@ def test_bad_input_is_refused_before_anything_runs(words, message, tmp_path, mon
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("given", "left"), [("mine", {"mine"}), ("new/inner/profile", set())])
+def test_a_directory_that_was_made_for_nothing_is_removed(given, left, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if left:
+        (tmp_path / given).mkdir()
+    assert exit_code("profile", "ppo", "NoSuch-v0", "--output", given) == 2
+    assert "NoSuch-v0" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == left
+
+
 def test_a_full_disk_is_an_error_after_the_report_was_printed(tmp_path, monkeypatch, capsys):
     output = tmp_path / "out"
 

@@ -1,6 +1,6 @@
 """Values of options on the command line: written out, or refused in one sentence."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -9,14 +9,21 @@ from rollmill.cli.values import Option, check_values
 from rollmill.core.errors import UsageError
 
 OPTIONS = {
-    "steps": Option(int, takes_many=False),
-    "most-steps": Option(int | None, takes_many=False),
-    "rate": Option(float, takes_many=False),
-    "schedule": Option(float | str, takes_many=False),
-    "sizes": Option(tuple[int, ...], takes_many=True),
-    "shapes": Option(tuple[tuple[int, int], ...], takes_many=True),
-    "place": Option(Literal["here", "there"] | None, takes_many=False),
-    "name": Option(str, takes_many=False),
+    "--steps": Option(int),
+    "--most-steps": Option(int | None),
+    "--rate": Option(float),
+    "--schedule": Option(float | str),
+    "--sizes": Option(tuple[int, ...], None),
+    "--list": Option(list[int], None),
+    "--shapes": Option(tuple[tuple[int, int], ...], None),
+    "--pair": Option(tuple[int, int], 2),
+    "--place": Option(Literal["here", "there"] | None),
+    "--level": Option(Literal[1, 2]),
+    "--until": Option(float | Literal["never"] | None),
+    "--at-most": Option(int | Literal["all"]),
+    "--name": Option(str),
+    "--other": Option(Any),
+    "-s": Option(int),
 }
 
 
@@ -38,6 +45,16 @@ OPTIONS = {
         ("--place here", "--place here"),
         ("--place None", "--place None"),
         ("--name 1e6", "--name 1e6"),
+        ("--other 1e6", "--other 1e6"),
+        ("--list 1e2 3", "--list 100 3"),
+        ("--pair 1e2 3", "--pair 100 3"),
+        ("--level 2", "--level 2"),
+        ("--until never", "--until never"),
+        ("--until 3", "--until 3"),
+        ("--at-most all", "--at-most all"),
+        ("--at-most 1e3", "--at-most 1000"),
+        ("-s 1e3", "-s 1000"),
+        ("--steps 9007199254740993.0", "--steps 9007199254740993"),
     ],
 )
 def test_integers_are_written_out_and_all_else_is_left(words, checked):
@@ -45,7 +62,8 @@ def test_integers_are_written_out_and_all_else_is_left(words, checked):
 
 
 def test_words_that_belong_to_no_option_are_positional():
-    found = check_values(["ppo", "--steps", "3", "--quiet", "env", "--sizes", "1", "2"], OPTIONS)
+    words = ["ppo", "--steps", "3", "--quiet", "-v", "env", "--pair", "1", "2", "-s", "4", "--sizes", "1", "2"]
+    found = check_values(words, OPTIONS)
     assert found.positional == ["ppo", "env"]
 
 
@@ -59,12 +77,21 @@ def test_words_that_belong_to_no_option_are_positional():
         ("--steps 500k", r"--steps 500k has to be an integer\. hint: 500000\.$"),
         ("--steps=1.5M", r"--steps 1\.5M has to be an integer\. hint: 1500000\.$"),
         ("--steps k", r"--steps k has to be an integer\.$"),
+        ("--steps 1.0005k", r"--steps 1\.0005k has to be an integer\.$"),
+        ("--steps 1e99", r"--steps 1e99 has to be an integer\.$"),
+        ("--steps=", r"--steps needs a value: an integer\.$"),
+        ("--pair 1", r"--pair needs a value: an integer\.$"),
+        ("-s many", r"-s many has to be an integer\.$"),
+        ("--level 3", r"unknown --level '3'\. Known: 1, 2\.$"),
+        ("--until later", r"--until later has to be a number or never\.$"),
+        ("--until", r"--until needs a value: a number or never\.$"),
+        ("--at-most 1.5", r"--at-most 1\.5 has to be an integer or all\.$"),
         ("--rate fast", r"--rate fast has to be a number\.$"),
         ("--sizes 64 wide", r"--sizes wide has to be an integer\.$"),
         ("--place her", r"unknown --place 'her'\. Did you mean here"),
-        ("--steps", r"--steps needs a value\.$"),
+        ("--steps", r"--steps needs a value: an integer\.$"),
         ("--place", r"--place needs a value: here, there\.$"),
-        ("--steps --rate 1", r"--steps needs a value\.$"),
+        ("--steps --rate 1", r"--steps needs a value: an integer\.$"),
     ],
 )
 def test_a_value_that_is_none_is_refused(words, message):
@@ -81,6 +108,9 @@ def test_a_value_that_is_none_is_refused(words, message):
         ("evaluate", "rollmill evaluate needs RUN."),
         ("profile compare a b c", "rollmill profile compare has no use for 'c'."),
         ("profile compare a", "rollmill profile compare needs AFTER."),
+        ("doctor a b", "rollmill doctor has no use for 'b'."),
+        ("train ppo CartPole-v1 --network.convolutions 1", "Error parsing --network.convolutions: "),
+        ("train ppo CartPole-v1 --quiet=true", "Unrecognized options: true. `rollmill train ppo --help`"),
     ],
 )
 def test_an_error_is_one_sentence_of_the_command(words, message, capsys):

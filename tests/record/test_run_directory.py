@@ -127,6 +127,14 @@ with RunDirectory(Path(sys.argv[1])).lock():
 """
 
 
+LOOK = """
+import sys
+from pathlib import Path
+from rollmill.record import RunDirectory
+print(RunDirectory(Path(sys.argv[1])).is_locked())
+"""
+
+
 def test_two_processes_cannot_write_one_run(tmp_path):
     run = create(tmp_path / "run")
     child = subprocess.Popen(
@@ -139,6 +147,32 @@ def test_two_processes_cannot_write_one_run(tmp_path):
     child.communicate()
     with run.lock():  # freed with the process that held it
         assert (run.root / ".lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_process_that_writes_a_run_keeps_its_lock_when_it_is_asked_for_another_in_its_place(tmp_path):
+    run = create(tmp_path / "run")
+    is_locked = lambda: (
+        subprocess.run(
+            [sys.executable, "-c", LOOK, str(run.root)], capture_output=True, text=True, check=True
+        ).stdout
+    )
+    with run.lock():
+        with pytest.raises(UsageError, match="already holds a run"):
+            RunDirectory.refuse_occupied(run.root)
+        assert not run.is_locked() and is_locked() == "True\n"
+    assert is_locked() == "False\n"
+
+
+def test_a_run_that_is_being_written_is_not_offered_to_be_resumed(tmp_path):
+    run = create(tmp_path / "run")
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(run.root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout.readline() == "held\n"
+    with pytest.raises(UsageError, match=rf"written by process {child.pid}\. Choose another --run-dir\.$"):
+        RunDirectory.refuse_occupied(run.root)
+    child.kill()
+    child.communicate()
 
 
 def test_names_are_fit_for_files():

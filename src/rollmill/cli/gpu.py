@@ -6,6 +6,7 @@ import subprocess
 import time
 
 from rollmill.cli.parsing import RefusingParser
+from rollmill.cli.values import integer
 from rollmill.core.errors import UsageError
 from rollmill.execution.instances import (
     ActivityMonitor,
@@ -42,8 +43,8 @@ def run(arguments: list[str]) -> int:
     partitions = arguments[:1] == ["partition"]
     parser = RefusingParser("rollmill gpu")
     if partitions:
-        parser.add_argument("--slices", type=int, required=True)
-        parser.add_argument("--gpu", type=int, default=0)
+        parser.add_argument("--slices", type=integer, required=True)
+        parser.add_argument("--gpu", type=integer, default=0)
         parser.add_argument("--yes", action="store_true")
     else:
         parser.add_argument("--seconds", type=float, default=1.0)

@@ -1,11 +1,14 @@
 """Command-line options: parsed by tyro, listed in groups by `--help`, with suggestions for unknown ones."""
 
 import argparse
+import contextlib
 import copy
 import dataclasses
 import difflib
+import io
+import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from shutil import get_terminal_size
 from typing import Any, NamedTuple, NoReturn, get_type_hints
 
@@ -42,6 +45,11 @@ GROUPS = (
 """Groups of options, in the order of `--help`."""
 
 
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+SIDES, RULES = " │|", " ─-╭╮╰╯+"
+"""Characters at the sides of a box, and those of its lines without text."""
+
+
 class RefusingParser(argparse.ArgumentParser):
     """Parses the few options of a command whose help is written by hand; raises a `UsageError` for wrong ones.
 
@@ -63,7 +71,7 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
 
     Raises:
         UsageError: an option is unknown; suggests the nearest ones, or the one for another library's name. Or an
-            argument is missing or one too many, or a value is none that its option takes.
+            argument is missing or one too many, or an option does not take a value.
         SystemExit: after help.
     """
     parser = _parser(kind, prog)
@@ -77,26 +85,57 @@ def parse(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
     if any(word in ("-h", "--help") for word in arguments):
         print(_help(parser, prog, kind))
         raise SystemExit(0)
-    return tyro.cli(kind, prog=prog, args=_checked(kind, parser, arguments, prog))
+    words, given = check_values(arguments, _options(kind, parser))
+    _check_positional(given, [action for action in parser._actions if not action.option_strings], prog)
+    with _errors_in_a_sentence(prog):
+        return tyro.cli(kind, prog=prog, args=words)
 
 
-def _checked(kind: Any, parser: Any, arguments: Sequence[str], prog: str) -> list[str]:
-    """The arguments as tyro takes them, whose own errors are boxes of several lines."""
-    hints = {name: found.hint for name, found in option_types(kind).items()}
-    options = {
-        name: Option(hints.get(name, Any), takes_many=action.nargs == "*")
+def parse_known(kind: Any, arguments: Sequence[str], *, prog: str) -> Any:
+    """Parses those of the arguments that are options of `kind`, and leaves all others.
+
+    Raises:
+        UsageError: one of them does not take a value.
+    """
+    words, _ = check_values(arguments, _options(kind, _parser(kind, prog)))
+    with _errors_in_a_sentence(prog):
+        return tyro.cli(kind, prog=prog, args=words, return_unknown_args=True, add_help=False)[0]
+
+
+def _options(kind: Any, parser: Any) -> dict[str, Option]:
+    """The options of a command that take values."""
+    hints = {f"--{name}": found.hint for name, found in option_types(kind).items()}
+    return {
+        name: Option(hints.get(name, Any), None if action.nargs in ("*", "+") else action.nargs or 1)
         for action in parser._actions
-        for name in (option.lstrip("-") for option in action.option_strings)
+        for name in action.option_strings
         if action.nargs != 0
     }
-    words, given = check_values(arguments, options)
-    positional = [action for action in parser._actions if not action.option_strings]
-    if all(action.nargs in (None, 1) and action.required for action in positional):
-        if missing := [str(action.metavar) for action in positional[len(given) :]]:
-            raise UsageError(f"{prog} needs {' and '.join(missing)}. `{prog} --help` describes it.")
-        if more := given[len(positional) :]:
-            raise UsageError(f"{prog} has no use for {more[0]!r}. hint: options begin with --.")
-    return words
+
+
+def _check_positional(given: Sequence[str], positional: Sequence[Any], prog: str) -> None:
+    if any(action.nargs in ("*", "+") for action in positional):
+        return
+    if missing := [str(action.metavar) for action in positional[len(given) :] if action.required]:
+        raise UsageError(f"{prog} needs {' and '.join(missing)}. `{prog} --help` describes it.")
+    if more := given[len(positional) :]:
+        raise UsageError(f"{prog} has no use for {more[0]!r}. hint: options begin with --.")
+
+
+@contextlib.contextmanager
+def _errors_in_a_sentence(prog: str) -> Iterator[None]:
+    """Turns the box that tyro prints for arguments that it cannot parse into an error."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            yield
+    except SystemExit as ended:
+        if not ended.code:
+            raise
+        _title, *lines = ANSI.sub("", printed.getvalue()).splitlines()
+        texts = (text for line in lines if (text := line.strip(SIDES)).strip(RULES))
+        text = " ".join(texts).partition("For full helptext")[0].strip()
+        raise UsageError(f"{text}. `{prog} --help` lists the options.") from ended
 
 
 def options_like(name: str, known: Iterable[str]) -> list[str]:

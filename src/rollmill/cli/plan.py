@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> int:
 
 def _searched(given: GivenTraining, arguments: list[str], environment: dict[str, str]) -> Plan:
     """The plan that a search finds; prints its table."""
-    words = training_words(without_options(arguments, ("rate", "output", "run-dir"), ("show", "force")))
+    words = training_words(without_options(arguments, ("rate", "output", "run-dir"), ("show", "memory", "force")))
     options, quiet = given.options, given.options.quiet
     request = SearchRequest(
         words=without_options(words, (), ("quiet", "tensorboard")),

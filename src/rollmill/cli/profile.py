@@ -76,7 +76,8 @@ def run(arguments: list[str]) -> int:
         raise UsageError("--search-plan: search first with `rollmill plan`, and profile with --plan FILE.")
     if profiling.png:
         require_matplotlib()
-    with _removed_if_empty(_output(given, profiling)) as output:
+    output = _output(given, profiling)
+    with _made_for_the_result(output):
         try:
             _show(_profiled(given, profiling, arguments), output, png=profiling.png)
         except ProfilingStopped as stopped:
@@ -133,10 +134,10 @@ def _least_steps_to_fuse() -> int:
 
 
 def _output(given: GivenTraining, profiling: Profiling) -> Path:
-    """The directory of the result, which is made here, so that nothing is measured in vain.
+    """The directory of the result.
 
     Raises:
-        UsageError: it exists, or cannot be made.
+        UsageError: there is something in it, or it is a file.
     """
     environment = given.chosen.environment.replace("/", "-").replace(":", "-")
     name = f"{given.algorithm}-{environment}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -145,23 +146,29 @@ def _output(given: GivenTraining, profiling: Profiling) -> Path:
         raise UsageError(f"output={output} is a file; name a directory.")
     if output.exists() and any(output.iterdir()):
         raise UsageError(f"output={output} exists and is not empty; name another directory.")
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / PROFILE).touch()
-        (output / PROFILE).unlink()
-    except OSError as error:
-        raise UsageError(f"output={output} cannot be written: {error.strerror or error}.") from error
     return output
 
 
 @contextlib.contextmanager
-def _removed_if_empty(directory: Path) -> Iterator[Path]:
-    """Removes a directory at the end if nothing was written to it."""
+def _made_for_the_result(output: Path) -> Iterator[None]:
+    """Makes a directory before anything is measured; removes it at the end if nothing was written to it.
+
+    Raises:
+        UsageError: it cannot be made, or not be written.
+    """
+    made = [folder for folder in (output, *output.parents) if not folder.exists()]
     try:
-        yield directory
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            (output / PROFILE).touch()
+            (output / PROFILE).unlink()
+        except OSError as error:
+            raise UsageError(f"output={output} cannot be written: {error.strerror or error}.") from error
+        yield
     finally:
         with contextlib.suppress(OSError):
-            directory.rmdir()
+            for folder in made:
+                folder.rmdir()
 
 
 def _write(found: Profile, output: Path, *, png: bool) -> None:

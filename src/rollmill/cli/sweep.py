@@ -13,6 +13,7 @@ from rollmill.cli.sweep_creation import (
     create_sweep,
     named_modules_of,
 )
+from rollmill.cli.values import integer
 from rollmill.core.errors import UsageError
 from rollmill.core.shell import command
 from rollmill.execution.instances import SHARINGS
@@ -73,22 +74,29 @@ def run(arguments: list[str]) -> int:
     _print_table(sweep, metric)
     if code > 128 and (sweep.unfinished() or sweep.remaining):
         imports = sorted(named_modules_of(sweep.spec, sweep.trials()))
-        print(f"stopped; go on with\n  {command('sweep', '--resume', sweep.root, imports=imports)}")
+        print(f"stopped; go on with\n  {command('sweep', '--resume', sweep.root, *_how(own), imports=imports)}")
     return code
+
+
+def _how(own: argparse.Namespace) -> list[str]:
+    """The options that say how trials run, which a sweep does not keep."""
+    at_once = [] if own.at_once is None else ["--at-once", str(own.at_once)]
+    sharing = [] if own.gpu_sharing == "auto" else ["--gpu-sharing", own.gpu_sharing]
+    return [*at_once, *sharing]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = RefusingParser("rollmill sweep")
     parser.add_argument("--over", action="append", default=[])
     parser.add_argument("--sampler", choices=ALL_SAMPLERS)
-    parser.add_argument("--trials", type=int)
-    parser.add_argument("--random", type=int)
-    parser.add_argument("--sweep-seed", type=int)
+    parser.add_argument("--trials", type=integer)
+    parser.add_argument("--random", type=integer)
+    parser.add_argument("--sweep-seed", type=integer)
     parser.add_argument("--stop-early", choices=EARLY_STOPPING)
-    parser.add_argument("--reduction-factor", type=int)
-    parser.add_argument("--grace-steps", type=int)
+    parser.add_argument("--reduction-factor", type=integer)
+    parser.add_argument("--grace-steps", type=integer)
     parser.add_argument("--group-seeds", action="store_true")
-    parser.add_argument("--at-once", type=int)
+    parser.add_argument("--at-once", type=integer)
     parser.add_argument("--gpu-sharing", choices=SHARINGS, default="auto")
     parser.add_argument("--metric", choices=TRIAL_RESULTS)
     parser.add_argument("--sweep-dir", type=Path)

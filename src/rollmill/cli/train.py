@@ -22,7 +22,15 @@ from rollmill.api import (
 from rollmill.api import train as train_run
 from rollmill.cli.config_file import with_config_file
 from rollmill.cli.environment_options import EnvOptions, Transforms, chosen_environment_options
-from rollmill.cli.parsing import OptionType, flags_and_lists, given_options, option_types, parse, values_of
+from rollmill.cli.parsing import (
+    OptionType,
+    flags_and_lists,
+    given_options,
+    option_types,
+    parse,
+    parse_known,
+    values_of,
+)
 from rollmill.cli.searching import SearchOptions, planned
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.plugins import plugins, plugins_named
@@ -217,8 +225,6 @@ def check_arguments(name: str, rest: list[str], *, who: str) -> Any:
         return chosen
     except UsageError as error:
         raise UsageError(f"{who}: {error}") from error
-    except SystemExit as ended:  # the parser has printed the reason
-        raise UsageError(f"{who}: its options cannot be parsed, see above.") from ended
 
 
 def find_own_algorithm(name: str, rest: list[str]) -> None:
@@ -232,7 +238,7 @@ def find_own_algorithm(name: str, rest: list[str]) -> None:
     modules = values_of("--import", rest)
     if name not in ALGORITHMS and (modules or plugins_named("algorithm", name)):
         if not {"-h", "--help"} & set(rest):
-            options = tyro.cli(RunOptions, args=rest, return_unknown_args=True, add_help=False)[0]
+            options = parse_known(RunOptions, rest, prog=f"rollmill train {name}")
             prepare_devices(options, environment=next((text for text in rest if is_on_host(text)), ""))
         import_modules(modules)
     find_algorithm(name)

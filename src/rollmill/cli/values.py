@@ -4,13 +4,16 @@ Each error is a sentence that names the option, the value, and the values that i
 """
 
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from rollmill.core.errors import UsageError, unknown_name
 
 UNITS = {"k": 10**3, "m": 10**6, "b": 10**9}
 """Letters that are sometimes written for thousands, millions and billions."""
+MOST_DIGITS = 30
+"""Digits of an integer that is written as 1e6 is, beyond which it is a mistake."""
 
 
 class Option(NamedTuple):
@@ -18,8 +21,8 @@ class Option(NamedTuple):
 
     hint: Any
     """Its type, without annotations."""
-    takes_many: bool
-    """True if any number of words follow it."""
+    count: int | None = 1
+    """Number of words that follow it; None: any number."""
 
 
 class Checked(NamedTuple):
@@ -36,7 +39,7 @@ def check_values(arguments: Sequence[str], options: Mapping[str, Option]) -> Che
 
     Args:
         arguments: of a command.
-        options: all of its options that take values, by their names without dashes in front.
+        options: all of its options that take values, by their names with the dashes in front.
 
     Raises:
         UsageError: a value is missing, no number, or none of the names that its option takes.
@@ -46,42 +49,20 @@ def check_values(arguments: Sequence[str], options: Mapping[str, Option]) -> Che
     words = list(arguments)
     while words:
         word = words.pop(0)
-        name, equals, value = word[2:].partition("=")
-        option = options.get(name.replace("_", "-")) if word.startswith("--") else None
+        name, equals, value = word.partition("=")
+        option = options.get(name.replace("_", "-")) if word.startswith("-") else None
         if option is None:
             checked.append(word)
-            positional += [] if word.startswith("--") else [word]
+            positional += [] if word.startswith("-") else [word]
         elif equals:
-            checked.append(f"--{name}={_checked(name, value, option.hint)}")
+            checked.append(f"{name}={_checked(name, value, option.hint)}")
         else:
-            count = _count(words, takes_many=option.takes_many)
-            if not count and not option.takes_many:
-                raise UsageError(f"--{name} needs a value{_kind(option.hint)}.")
+            count = _count(words, option.count)
+            if count < (option.count or 0):
+                raise _without_value(name, option.hint)
             checked += [word, *(_checked(name, value, option.hint) for value in words[:count])]
             del words[:count]
     return Checked(checked, positional)
-
-
-def _count(words: Sequence[str], *, takes_many: bool) -> int:
-    """The number of words that are an option's values."""
-    ends = (index for index, word in enumerate(words) if word.startswith("--"))
-    return min(next(ends, len(words)), len(words) if takes_many else 1)
-
-
-def _checked(name: str, value: str, hint: Any) -> str:
-    kinds = set(_members(hint))
-    if value == "None" and type(None) in kinds:
-        return value
-    kinds.discard(type(None))
-    names = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    if names and all(get_origin(kind) is Literal for kind in kinds):
-        if value not in map(str, names):
-            raise unknown_name(f"--{name}", value, map(str, names))
-    elif kinds == {int}:
-        return str(_number(name, value, integer, "an integer"))
-    elif kinds <= {int, float} and kinds:
-        _number(name, value, float, "a number")
-    return value
 
 
 def integer(text: str) -> int:
@@ -93,38 +74,77 @@ def integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        number = float(text)
-        if not number.is_integer():
-            raise ValueError from None
-        return int(number)
+        return _whole(text)
 
 
-def _number(name: str, value: str, read: Callable[[str], Any], kind: str) -> Any:
+def _whole(text: str, factor: int = 1) -> int:
     try:
-        return read(value)
-    except (ValueError, OverflowError):
-        raise UsageError(f"--{name} {value} has to be {kind}.{_written_out(value)}") from None
+        number = Decimal(text) * factor
+        if number.is_finite() and number.adjusted() < MOST_DIGITS and number == number.to_integral_value():
+            return int(number)
+    except InvalidOperation:
+        pass
+    raise ValueError(f"{text} is no integer")
+
+
+def _count(words: Sequence[str], most: int | None) -> int:
+    """The number of words that are an option's values."""
+    ends = (index for index, word in enumerate(words) if word.startswith("--"))
+    return min(next(ends, len(words)), len(words) if most is None else most)
+
+
+def _checked(name: str, value: str, hint: Any) -> str:
+    members, names = set(_members(hint)), _names(hint)
+    if not value:
+        raise _without_value(name, hint)
+    if value in names or (value == "None" and type(None) in members):
+        return value
+    numbers = members & {int, float}
+    if any(member not in (int, float, type(None)) and not _is_literal(member) for member in members):
+        return value  # a text, a path, or what only the parser knows
+    if not numbers:
+        raise unknown_name(name, value, names) if names else UsageError(f"{name} takes no {value!r}.")
+    try:
+        if numbers == {int}:
+            return str(integer(value))
+        float(value)
+    except ValueError:
+        raise UsageError(f"{name} {value} has to be {_kind(hint)}.{_written_out(value)}") from None
+    return value
+
+
+def _without_value(name: str, hint: Any) -> UsageError:
+    kind = _kind(hint)
+    return UsageError(f"{name} needs a value{f': {kind}' if kind else ''}.")
+
+
+def _kind(hint: Any) -> str:
+    """The values that an option takes: numbers or names."""
+    members, names = set(_members(hint)), _names(hint)
+    numbers = ["a number" if float in members else "an integer"] if members & {int, float} else []
+    is_text = any(member not in (int, float, type(None)) and not _is_literal(member) for member in members)
+    return "" if is_text else " or ".join([*numbers, *([", ".join(names)] if names else [])])
 
 
 def _written_out(value: str) -> str:
     """A hint for a number with a unit, such as 500k."""
-    factor = UNITS.get(value[-1:].lower())
     try:
-        return f" hint: {round(float(value[:-1]) * factor)}." if factor else ""
-    except (ValueError, OverflowError):
+        return f" hint: {_whole(value[:-1], UNITS[value[-1:].lower()])}."
+    except (KeyError, ValueError):
         return ""
 
 
-def _kind(hint: Any) -> str:
-    """The values that an option takes, where they have names."""
-    names = [str(choice) for kind in _members(hint) if get_origin(kind) is Literal for choice in get_args(kind)]
-    return f": {', '.join(names)}" if names else ""
+def _names(hint: Any) -> list[str]:
+    return [str(choice) for member in _members(hint) if _is_literal(member) for choice in get_args(member)]
+
+
+def _is_literal(member: Any) -> bool:
+    """Whether a type is one of names and numbers that are given as they are."""
+    return get_origin(member) is Literal and all(type(choice) in (str, int) for choice in get_args(member))
 
 
 def _members(hint: Any) -> Iterable[Any]:
     """The types that a hint allows; of a list, those of its elements."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return [member for part in get_args(hint) for member in _members(part)]
-    if get_origin(hint) is tuple:
+    if get_origin(hint) in (Union, types.UnionType, tuple, list, set, frozenset, Sequence):
         return [member for part in get_args(hint) if part is not Ellipsis for member in _members(part)]
     return [hint]

@@ -23,6 +23,9 @@ from rollmill.record.storage import disk_is_full, write_failure
 CONFIG, SUMMARY, VERSIONS, METRICS = "config.json", "summary.json", "versions.json", "metrics.jsonl"
 LOCK, EVALUATIONS = ".lock", "evaluations.jsonl"
 
+_HELD: set[Path] = set()
+"""Directories whose lock this process holds."""
+
 
 @dataclass(frozen=True)
 class RunDirectory:
@@ -212,8 +215,10 @@ class RunDirectory:
             descriptor = self.folder.open_to_append(LOCK)
         except OSError as error:
             raise write_failure(self.root / LOCK, error) from error
+        held = self.root.resolve()
         try:
             _lock_or_refuse(self.root, descriptor)
+            _HELD.add(held)
             try:
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f"{os.getpid()}\n".encode())
@@ -222,9 +227,12 @@ class RunDirectory:
             yield
         finally:
             os.close(descriptor)
+            _HELD.discard(held)
 
     def is_locked(self) -> bool:
-        """True if another process trains the run; False in the process that does, whose lock it would end."""
+        """True if another process trains the run; False in the process that does."""
+        if self.root.resolve() in _HELD:  # to open the file, and close it again, would end the lock
+            return False
         try:
             with self.folder.reading(LOCK) as file:
                 fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

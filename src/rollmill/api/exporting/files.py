@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from rollmill.core.errors import UsageError
-from rollmill.core.new_files import check_new_file
+from rollmill.core.new_files import ALSO_IN_PYTHON, check_new_file
 
 
 def check_place(paths: list[Path], *, force: bool) -> None:
@@ -15,7 +15,7 @@ def check_place(paths: list[Path], *, force: bool) -> None:
         UsageError: there is a file already, or no folder to write in.
     """
     for path in paths:
-        check_new_file(path, force=force)
+        check_new_file(path, force=force, way_out=ALSO_IN_PYTHON)
 
 
 def write_files(contents: dict[Path, bytes]) -> None:

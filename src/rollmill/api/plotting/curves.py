@@ -11,7 +11,7 @@ from rollmill.api.plotting.png import write_png
 from rollmill.api.sweeps import SweepDirectory
 from rollmill.core.errors import StorageError, UsageError
 from rollmill.core.fields import fit
-from rollmill.core.new_files import check_new_file
+from rollmill.core.new_files import ALSO_IN_PYTHON, check_new_file
 from rollmill.pictures import require_matplotlib
 from rollmill.record import RETURN, RunDirectory, metric_curve, metric_names
 
@@ -145,7 +145,7 @@ def check_output(path: Path, *, force: bool) -> None:
     """
     if path.suffix not in SUFFIXES:
         raise UsageError(f"{path} has to end in .html or .png.")
-    check_new_file(path, force=force)
+    check_new_file(path, force=force, way_out=ALSO_IN_PYTHON)
     if path.suffix == ".png":
         require_matplotlib()
 

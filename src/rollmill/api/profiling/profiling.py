@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple, cast
 
 import jax
 
+from rollmill.api.driver import StopOverdue
 from rollmill.api.options import RunOptions
 from rollmill.api.placing import choose_plan
 from rollmill.api.profiling.library_kernels import measure_library_shares
@@ -139,7 +140,7 @@ class _Trained(NamedTuple):
     error: RollmillError | None
     """The error that ended the training before all windows were done."""
     code: int
-    """The exit code of the training, if no error ended it."""
+    """The exit code of the training if it ended by itself or by a signal; 0 if an error ended it."""
 
 
 def _trained(prepared: PreparedTraining, how: ProfileOptions, show: Callable[[str], None]) -> _Trained:
@@ -161,7 +162,7 @@ def _trained(prepared: PreparedTraining, how: ProfileOptions, show: Callable[[st
     except RollmillError as ended_by:
         if windows is None:
             raise
-        error = ended_by
+        error, code = ended_by, ended_by.exit_code if isinstance(ended_by, StopOverdue) else 0
     assert windows is not None, "a session that opens makes windows"
     return _Trained(windows, error, code)
 

@@ -25,7 +25,8 @@ SPECIFICATION, PROPOSALS, STOPPING = "sweep.json", "proposals.json", "early_stop
 TRIALS, TABLE = "trials", "table.csv"
 TRIAL_RESULTS = ("final_return", "best_return", "env_steps", "steps_per_second", "seconds")
 """Columns of the table, from the summaries of the runs."""
-STOPPED_EARLY, UNFINISHED = "stopped early", "unfinished"
+FINISHED, STOPPED_EARLY, UNFINISHED, RUNNING = "finished", "stopped early", "unfinished", "running"
+"""Values of the column `status`; others are those of a run's summary."""
 MAX_BYTES = 64 * 2**20
 """Size limit for a file of a sweep; one of 100,000 trials with five options has 13 million bytes."""
 
@@ -174,16 +175,24 @@ class SweepDirectory:
         shutil.rmtree(run.root, ignore_errors=True)  # killed before its first checkpoint
         return ["train", *trial.words, "--run-dir", str(run.root)]
 
-    def rows(self, metric: str) -> list[dict[str, Any]]:
+    def rows(self, metric: str, *, running: Collection[str] = ()) -> list[dict[str, Any]]:
         """A row for each trial: its values and results, the largest `metric` first, trials without one last.
 
         Of trials that train several seeds in one program there is a row for each seed.
+
+        Args:
+            metric: a column.
+            running: names of trials that run now, whose summary is that of an earlier stop.
         """
         rows, stopped = [], self.stopping().stopped
         for trial in self.trials():
-            summary = self.summary(trial)
-            status = summary.get("status", UNFINISHED)
-            status = STOPPED_EARLY if trial.name in stopped and not _has_ended(summary) else status
+            summary = {} if trial.name in running else self.summary(trial)
+            if _has_ended(summary):
+                status = FINISHED
+            elif trial.name in running:
+                status = RUNNING
+            else:
+                status = STOPPED_EARLY if trial.name in stopped else summary.get("status", UNFINISHED)
             for point, results in _of_each_seed(trial, summary):
                 numbers = {name: _number(results.get(name)) for name in TRIAL_RESULTS}
                 rows.append({"trial": trial.name, **point, "status": status, **numbers})
@@ -221,7 +230,7 @@ class SweepDirectory:
 
 
 def _has_ended(summary: Mapping[str, Any]) -> bool:
-    return summary.get("status") == "finished" or "stop_reason" in summary
+    return summary.get("status") == FINISHED or "stop_reason" in summary
 
 
 def _read(root: Path, name: str, kind: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from rollmill.api.sweeps.directory import SweepDirectory
@@ -24,22 +25,25 @@ class SweepResults:
     due: float = field(default_factory=lambda: time.monotonic() + SHORTEST_SECONDS)
     """`time.monotonic()` from which on the files are out of date."""
 
-    def write(self) -> None:
+    def write(self, running: Collection[str] = ()) -> None:
         """Brings the files up to date.
+
+        Args:
+            running: names of trials that run now.
 
         Raises:
             StorageError: one cannot be written.
             CheckpointError: the result of a trial is damaged.
         """
-        rows = self.sweep.rows(self.metric)
+        rows = self.sweep.rows(self.metric, running=running)
         self.sweep.write_table(rows)
         write_report(self.sweep, rows, self.metric)
 
-    def write_if_due(self) -> None:
+    def write_if_due(self, running: Collection[str]) -> None:
         """Brings the files up to date if they are out of date; an error is left to `write`, at the end."""
         if (began := time.monotonic()) < self.due:
             return
         with contextlib.suppress(RollmillError):
-            self.write()
+            self.write(running)
         now = time.monotonic()
         self.due = now + max(SHORTEST_SECONDS, (now - began) / HIGHEST_SHARE)

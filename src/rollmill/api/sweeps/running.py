@@ -108,7 +108,7 @@ def _run_all(
         for running in ended:
             schedule.running.remove(running)
             say(_outcome(sweep, schedule, running, alone=len(parts) <= parts.least))
-        results.write_if_due()
+        results.write_if_due([running.trial.name for running in schedule.running])
         if not ended:
             time.sleep(LOOK_SECONDS)
 
