@@ -45,11 +45,11 @@ from rollmill.dataflow import Graph
 from rollmill.execution.program.compiled import lower, start_state
 from rollmill.execution.program.dispatch import dispatch_ahead
 from rollmill.profiling import summary
-from rollmill.profiling.breakdown import duration_of, total_overlap
+from rollmill.profiling.breakdown import duration_of, total_overlap, working_processes
 from rollmill.profiling.calibration import Calibration, calibrated
 from rollmill.profiling.correction import EventCosts, PairedWindow, costs
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
-from rollmill.profiling.results import THIS_PROCESS, UNNAMED, OperationTime, Profile, read_profile
+from rollmill.profiling.results import UNNAMED, OperationTime, Profile, read_profile
 
 ON_GPU: dict[str, list[str]] = {
     "ppo, CartPole-v1": ["ppo", "CartPole-v1", "--num-envs", "4096", "--num-steps", "128", "--fusion", "off"],
@@ -489,8 +489,7 @@ def survey(options: argparse.Namespace) -> Rows:
 
 def _idle_share(found: Profile) -> float:
     """The share of the time in which neither host nor device works; a coordinator of workers does not count."""
-    workers = [process for process in found.processes if process.name != THIS_PROCESS]
-    overlap = total_overlap(workers or found.processes)
+    overlap = total_overlap(working_processes(found))
     return overlap.neither / duration_of(overlap)
 
 

@@ -89,9 +89,8 @@ def _installation() -> int:
     print(f"computes: {_computes()}")
     installed = [name for name in EXTRAS if find_spec(name) is not None]
     print(f"optional packages: {', '.join(installed) or 'none'}")
-    for name, (what, command) in EXTRAS.items():
-        if name in installed:
-            continue
+    for name in [name for name in EXTRAS if name not in installed]:
+        what, command = EXTRAS[name]
         print(f"missing: {name}, for {what}: {command}")
     if _has_idle_gpu(machine):
         print(f"missing: JAX's CUDA plugin, though there is an NVIDIA GPU: {install_command('cuda')}")

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import io
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from shutil import get_terminal_size
@@ -132,10 +133,15 @@ def _errors_in_a_sentence(prog: str) -> Iterator[None]:
     except SystemExit as ended:
         if not ended.code:
             raise
-        _title, *lines = ANSI.sub("", printed.getvalue()).splitlines()
-        texts = (text for line in lines if (text := line.strip(SIDES)).strip(RULES))
-        text = " ".join(texts).partition("For full helptext")[0].strip()
-        raise UsageError(f"{text}. `{prog} --help` lists the options.") from ended
+        raise UsageError(f"{_text_of(printed.getvalue())}. `{prog} --help` lists the options.") from ended
+    sys.stderr.write(printed.getvalue())  # warnings, of an option's type perhaps
+
+
+def _text_of(box: str) -> str:
+    """The text in a box, without the box, its title and its hint at --help."""
+    _, *lines = ANSI.sub("", box).splitlines() or [""]
+    texts = (text for line in lines if (text := line.strip(SIDES)).strip(RULES))
+    return " ".join(texts).partition("For full helptext")[0].strip() or "the arguments cannot be parsed"
 
 
 def options_like(name: str, known: Iterable[str]) -> list[str]:

@@ -94,36 +94,25 @@ def _count(words: Sequence[str], most: int | None) -> int:
 
 
 def _checked(name: str, value: str, hint: Any) -> str:
-    members, names = set(_members(hint)), _names(hint)
+    accepted = _accepted_by(hint)
     if not value:
         raise _without_value(name, hint)
-    if value in names or (value == "None" and type(None) in members):
+    if accepted.others or value in accepted.names or (value == "None" and accepted.none):
         return value
-    numbers = members & {int, float}
-    if any(member not in (int, float, type(None)) and not _is_literal(member) for member in members):
-        return value  # a text, a path, or what only the parser knows
-    if not numbers:
-        raise unknown_name(name, value, names) if names else UsageError(f"{name} takes no {value!r}.")
+    if accepted.number is None:
+        raise unknown_name(name, value, accepted.names)
     try:
-        if numbers == {int}:
+        if accepted.number is int:
             return str(integer(value))
         float(value)
     except ValueError:
-        raise UsageError(f"{name} {value} has to be {_kind(hint)}.{_written_out(value)}") from None
+        raise UsageError(f"{name} {value} has to be {accepted}.{_written_out(value)}") from None
     return value
 
 
 def _without_value(name: str, hint: Any) -> UsageError:
-    kind = _kind(hint)
+    kind = str(_accepted_by(hint))
     return UsageError(f"{name} needs a value{f': {kind}' if kind else ''}.")
-
-
-def _kind(hint: Any) -> str:
-    """The values that an option takes: numbers or names."""
-    members, names = set(_members(hint)), _names(hint)
-    numbers = ["a number" if float in members else "an integer"] if members & {int, float} else []
-    is_text = any(member not in (int, float, type(None)) and not _is_literal(member) for member in members)
-    return "" if is_text else " or ".join([*numbers, *([", ".join(names)] if names else [])])
 
 
 def _written_out(value: str) -> str:
@@ -134,8 +123,33 @@ def _written_out(value: str) -> str:
         return ""
 
 
-def _names(hint: Any) -> list[str]:
-    return [str(choice) for member in _members(hint) if _is_literal(member) for choice in get_args(member)]
+class _Accepted(NamedTuple):
+    """The values that an option takes."""
+
+    number: type | None
+    """`int`, or `float` for any number."""
+    names: list[str]
+    none: bool
+    """Whether it takes None."""
+    others: bool
+    """Whether it takes others, such as a path, of which only the parser knows what they are."""
+
+    def __str__(self) -> str:
+        """Numbers and names in words; empty if there are other values, too."""
+        numbers = [] if self.number is None else ["an integer" if self.number is int else "a number"]
+        return "" if self.others else " or ".join([*numbers, *([", ".join(self.names)] if self.names else [])])
+
+
+def _accepted_by(hint: Any) -> _Accepted:
+    members = list(_members(hint))
+    literals = [member for member in members if _is_literal(member)]
+    known = {int, float, type(None), *literals}
+    return _Accepted(
+        number=next((kind for kind in (float, int) if kind in members), None),
+        names=[str(choice) for literal in literals for choice in get_args(literal)],
+        none=type(None) in members,
+        others=any(member not in known for member in members),
+    )
 
 
 def _is_literal(member: Any) -> bool:

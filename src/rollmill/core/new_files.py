@@ -15,7 +15,7 @@ def check_new_file(path: Path, *, force: bool, way_out: str = ON_THE_COMMAND_LIN
     Args:
         path: the file.
         force: whether one that exists is replaced.
-        way_out: of the error for one that exists.
+        way_out: the hint of the error for one that exists and is not replaced.
 
     Raises:
         UsageError: it is a folder, there is no folder for it that can be written, or it exists already.

@@ -14,8 +14,9 @@ from rollmill.profiling.breakdown import (
     over_processes,
     stepping_seconds,
     whole_time,
+    working_processes,
 )
-from rollmill.profiling.results import THIS_PROCESS, Advice, OperationTime, ProcessTime, Profile
+from rollmill.profiling.results import Advice, OperationTime, ProcessTime, Profile
 from rollmill.profiling.text import about_percent, counted, duration
 
 LEAST_SHARE = 0.1
@@ -51,7 +52,7 @@ LEARNING = frozenset({"gradients", "update"})
 
 def advise(profile: Profile) -> tuple[Advice, ...]:
     """All advice for a profile, the largest predicted saving first; none if no rule applies."""
-    profile = _of_workers(profile)
+    profile = replace(profile, processes=working_processes(profile))
     found = [advice for rule in RULES if (advice := rule(profile)) is not None]
     return tuple(sorted(found, key=lambda advice: -advice.saves))
 
@@ -59,12 +60,6 @@ def advise(profile: Profile) -> tuple[Advice, ...]:
 def with_advice(profile: Profile) -> Profile:
     """The profile with the advice that follows from it."""
     return replace(profile, advice=advise(profile))
-
-
-def _of_workers(profile: Profile) -> Profile:
-    """The profile of the processes that train: where there are workers, this process only waits for them."""
-    workers = tuple(process for process in profile.processes if process.name != THIS_PROCESS)
-    return replace(profile, processes=workers or profile.processes)
 
 
 def fuse_rollouts(profile: Profile) -> Advice | None:

@@ -6,7 +6,7 @@ from math import fsum, inf
 from typing import NamedTuple
 
 from rollmill.core.operations import STEPPING
-from rollmill.profiling.results import OperationTime, Overlap, ProcessTime, Profile, TimelineSpan
+from rollmill.profiling.results import THIS_PROCESS, OperationTime, Overlap, ProcessTime, Profile, TimelineSpan
 
 LEAST_SHOWN = 0.0005
 """Share of the whole time below which reports leave an operation out."""
@@ -115,6 +115,11 @@ class WholeTime(NamedTuple):
     def share(self, seconds: float) -> float:
         """The part of the whole, from 0 to 1."""
         return seconds / self.seconds if self.seconds > 0 else 0.0
+
+
+def working_processes(profile: Profile) -> tuple[ProcessTime, ...]:
+    """The processes that train: where there are workers, the one that coordinates them only waits for them."""
+    return tuple(process for process in profile.processes if process.name != THIS_PROCESS) or profile.processes
 
 
 def whole_time(profile: Profile) -> WholeTime:

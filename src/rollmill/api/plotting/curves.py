@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollmill.api.plotting.groups import AXES, Curves, SeedCurve, grouped, settings_of
 from rollmill.api.plotting.html import curves_page
@@ -47,10 +47,10 @@ def plot(
         StorageError: the file cannot be written.
     """
     axes = axes_of(x)
-    _opened(runs)  # a run that is none is the first thing to say
+    opened = _opened(runs)  # what is no run is told before what is wrong with the output
     if output is not None:
         check_output(Path(output), force=force)
-    curves = read_curves(runs, metric=metric, smoothing=smoothing)
+    curves = _read_curves(opened, metric=metric, smoothing=smoothing)
     if output is not None:
         write_curves(Path(output), curves, axes)
     return curves
@@ -69,14 +69,25 @@ def axes_of(x: str) -> tuple[str, ...]:
 
 def read_curves(runs: Sequence[str | Path], *, metric: str = METRIC, smoothing: float = 0.0) -> Curves:
     """The curves of a metric; arguments and errors are those of `plot`."""
+    return _read_curves(_opened(runs), metric=metric, smoothing=smoothing)
+
+
+class _Opened(NamedTuple):
+    """The runs that were named, or whose sweeps were."""
+
+    runs: list[tuple[RunDirectory, bool]]
+    """Each once, with True for a trial of a sweep; at least one."""
+    waiting: list[str]
+    """Names of trials that have not begun."""
+
+
+def _read_curves(opened: _Opened, *, metric: str, smoothing: float) -> Curves:
     smoothing = fit("smoothing", float, smoothing)
     if not 0 <= smoothing < 1:
         raise UsageError(f"smoothing={smoothing} has to be from 0, which changes nothing, to below 1; try 0.6.")
-    if not runs:
-        raise UsageError("name at least one directory of a run or of a sweep.")
     curves: list[SeedCurve] = []
-    opened, left_out = _opened(runs)
-    for run, is_trial in opened:
+    left_out = list(opened.waiting)
+    for run, is_trial in opened.runs:
         found = _curves_of(run, metric)
         curves += found
         if not found and not is_trial:
@@ -84,12 +95,13 @@ def read_curves(runs: Sequence[str | Path], *, metric: str = METRIC, smoothing: 
         if not found:
             left_out.append(_name(run))
     if not curves:
-        raise _without(opened[0][0], metric) if opened else UsageError(f"no trial of {runs[0]} has begun yet.")
+        raise _without(opened.runs[0][0], metric)
     return Curves(metric, smoothing, grouped(curves, smoothing=smoothing), tuple(left_out))
 
 
-def _opened(runs: Sequence[str | Path]) -> tuple[list[tuple[RunDirectory, bool]], list[str]]:
-    """The runs, each once, with True for a trial of a sweep; and names of trials that have not begun."""
+def _opened(runs: Sequence[str | Path]) -> _Opened:
+    if not runs:
+        raise UsageError("name at least one directory of a run or of a sweep.")
     found: dict[Path, tuple[RunDirectory, bool]] = {}
     waiting: list[str] = []
     for root in map(Path, runs):
@@ -103,7 +115,9 @@ def _opened(runs: Sequence[str | Path]) -> tuple[list[tuple[RunDirectory, bool]]
                 found.setdefault(directory.resolve(), (RunDirectory.open(directory), True))
             else:
                 waiting.append(str(directory))
-    return list(found.values()), waiting
+    if not found:
+        raise UsageError(f"no trial of {runs[0]} has begun yet.")
+    return _Opened(list(found.values()), waiting)
 
 
 def _curves_of(run: RunDirectory, metric: str) -> list[SeedCurve]:

@@ -140,7 +140,7 @@ class _Trained(NamedTuple):
     error: RollmillError | None
     """The error that ended the training before all windows were done."""
     code: int
-    """The exit code of the training if it ended by itself or by a signal; 0 if an error ended it."""
+    """The exit code of the training if it ended by itself or by a signal; 0 if another error ended it."""
 
 
 def _trained(prepared: PreparedTraining, how: ProfileOptions, show: Callable[[str], None]) -> _Trained:
@@ -162,7 +162,8 @@ def _trained(prepared: PreparedTraining, how: ProfileOptions, show: Callable[[st
     except RollmillError as ended_by:
         if windows is None:
             raise
-        error, code = ended_by, ended_by.exit_code if isinstance(ended_by, StopOverdue) else 0
+        error = ended_by
+        code = error.exit_code if isinstance(error, StopOverdue) else 0
     assert windows is not None, "a session that opens makes windows"
     return _Trained(windows, error, code)
 

@@ -186,13 +186,9 @@ class SweepDirectory:
         """
         rows, stopped = [], self.stopping().stopped
         for trial in self.trials():
-            summary = {} if trial.name in running else self.summary(trial)
-            if _has_ended(summary):
-                status = FINISHED
-            elif trial.name in running:
-                status = RUNNING
-            else:
-                status = STOPPED_EARLY if trial.name in stopped else summary.get("status", UNFINISHED)
+            runs = trial.name in running
+            summary = {} if runs else self.summary(trial)
+            status = RUNNING if runs else _status(summary, is_stopped_early=trial.name in stopped)
             for point, results in _of_each_seed(trial, summary):
                 numbers = {name: _number(results.get(name)) for name in TRIAL_RESULTS}
                 rows.append({"trial": trial.name, **point, "status": status, **numbers})
@@ -227,6 +223,12 @@ class SweepDirectory:
                 result, steps = judgement.result, judgement.steps
             return PastTrial(trial.point, "stopped", result, steps)
         return PastTrial(trial.point, "failed" if trial.name in failed else "running")
+
+
+def _status(summary: Mapping[str, Any], *, is_stopped_early: bool) -> str:
+    if _has_ended(summary):  # before it was stopped early
+        return FINISHED
+    return STOPPED_EARLY if is_stopped_early else summary.get("status", UNFINISHED)
 
 
 def _has_ended(summary: Mapping[str, Any]) -> bool:
