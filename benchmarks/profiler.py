@@ -155,15 +155,9 @@ MORE = ("--unread-windows", "80", *SHORT)
 """Where processes wait for each other in every step, so that the noise of each is that of all."""
 LONG = ("--unread-windows", "16", "--window-seconds", "0.5", "--profiled-seconds", "0.6")
 """Where an iteration takes long with the profiler."""
-ONE_READ = ("--windows", "1", "--unread-windows", "89", *SHORT)
-"""On a GPU, where it takes long to read a window, and where the profiler's cost differs by a tenth of an iteration
-from one recording to the next, however long they are."""
-ONE_READ_LONG = ("--windows", "1", "--unread-windows", "59", "--window-seconds", "0.8", "--profiled-seconds", "2")
-"""On a GPU, where an iteration takes a tenth of a second, and iterations with the profiler differ by as much."""
 WINDOWS = {
     "ppo, HalfCheetah of Gymnasium, two environment servers": MORE,
     "alphazero, TicTacToe-v0": LONG,
-    "alphazero, ConnectFour-v0": ONE_READ_LONG,
 }
 
 
@@ -172,7 +166,7 @@ def errors(options: argparse.Namespace) -> Rows:
     for name, words in (ON_GPU if options.platform == "gpu" else WORKLOADS).items():
         if options.workload and name not in options.workload:
             continue
-        command = [*words, *WINDOWS.get(name, ONE_READ if options.platform == "gpu" else MANY)]
+        command = [*words, *WINDOWS.get(name, () if options.platform == "gpu" else MANY)]
         for _ in range(options.repeats):
             found = profiled(command)
             print(f"{name}: {found.iteration.error:+.1%}", flush=True)
@@ -188,6 +182,7 @@ def _figures(found: Profile) -> dict[str, Any]:
         "cores": found.machine.cores,
         "devices": [asdict(device) for device in found.devices],
         "slowdowns": " ".join(f"{each.profiled / each.unprofiled:.3f}" for each in found.windows),
+        "waiting": " ".join(f"{each.waiting / each.unprofiled:.3f}" for each in found.windows),
     }
 
 
@@ -380,6 +375,7 @@ class _Side:
                 1e9 * iteration,
                 window.times.program_events / self._profiled_count,
                 window.times.span_events / self._profiled_count,
+                1e9 * profiled - window.use.working / self._profiled_count if window.use else 0.0,
             )
             for profiled, window in faster
         ]

@@ -58,6 +58,43 @@ def test_programs_of_few_events_are_corrected_by_the_host_s_spans():
     assert corrected_duration(PairedWindow(1.2e6, 1e6, 10, 1000), found) == pytest.approx(1e6)
 
 
+def beside_waiting(*, waiting: float, cost: float = 200.0, kept: float = 0.0) -> PairedWindow:
+    """A window of 1000 kernels in which an accelerator waits, for `kept` of the time without the profiler, too."""
+    unprofiled = 1e6 + kept * waiting
+    return PairedWindow(1e6 + 1000 * cost + waiting, unprofiled, 1000, 0, waiting)
+
+
+ERRATIC = (0.1e6, 0.6e6, 1.9e6, 0.2e6, 0.1e6, 0.9e6)
+
+
+def test_waiting_that_differs_from_recording_to_recording_is_no_error():
+    pairs = [beside_waiting(waiting=waiting) for waiting in ERRATIC]
+    assert held_out_ratio(pairs) == pytest.approx(1.0)
+    found = costs(pairs)
+    assert (found.program, found.waiting_kept) == (pytest.approx(200.0), 0.0)
+    unknown = [pair._replace(waiting=0.0) for pair in pairs]
+    assert abs(held_out_ratio(unknown) - 1.0) > 0.3
+
+
+def test_waiting_that_is_there_without_the_profiler_is_kept():
+    pairs = [beside_waiting(waiting=1e6, kept=0.8)] * 4
+    found = costs(pairs)
+    assert found.waiting_kept == pytest.approx(0.6), "as much as kernels that take longer leave time for"
+    assert corrected_duration(pairs[0], found) == pytest.approx(1.8e6)
+    assert held_out_ratio(pairs) == pytest.approx(1.0)
+
+
+def test_all_waiting_is_kept_where_the_profiler_makes_nothing_longer():
+    pairs = [beside_waiting(waiting=1e6, cost=0.0, kept=1.0)] * 3
+    assert costs(pairs) == EventCosts(program=0.0, span=0.0, waiting_kept=1.0)
+
+
+def test_kernels_that_cost_more_in_some_windows_than_in_others_are_an_error():
+    cheap, dear = beside_waiting(waiting=1e5, cost=100.0), beside_waiting(waiting=9e5, cost=300.0)
+    assert held_out_ratio([cheap, dear] * 3) == pytest.approx(1.2)
+    assert held_out_ratio([dear, cheap] * 3) == pytest.approx(0.8)
+
+
 MANY = DeviceTime(work=600.0, kernels=10, work_events=10)
 FEW = DeviceTime(work=1000.0, kernels=1, work_events=1)
 LOOP = DeviceTime(between=500.0, between_events=12)

@@ -10,11 +10,14 @@ from rollmill.api.profiling import windows as windows_module
 from rollmill.api.profiling.windows import Windows
 from rollmill.execution.instances import GpuActivity
 from rollmill.profiling.attribution import WindowTimes
+from rollmill.profiling.device_use import DeviceUse
 from rollmill.profiling.recording import RecordedWindow
 from rollmill.profiling.results import Overlap
 
 USUAL, RECORDED, SLOW = 10_000_000, 11_000_000, 30_000_000
 """Nanoseconds of an iteration: usually, while it is recorded, and for a while after a recording began or ended."""
+WORKING = 7_000_000
+"""Nanoseconds in which an accelerator is at work in an iteration that is recorded."""
 SECOND = 1_000_000_000
 
 
@@ -60,6 +63,9 @@ class Recorder:
     def abandon(self) -> None:
         self._clock.change(recording=False)
 
+    def stop_and_measure_use(self, begin: int, end: int) -> DeviceUse:
+        return self.stop(begin, end).use
+
 
 class Worker:
     """A worker that takes a second to end a recording, in which the training is slow."""
@@ -96,7 +102,8 @@ def recorded(begin: int, end: int) -> RecordedWindow:
     iterations = (end - begin) // RECORDED
     nothing = Overlap(host_only=0.0, device_only=0.0, both=0.0, neither=0.0)
     times = WindowTimes(end - begin, {}, 0.0, {}, {}, nothing, 100 * iterations, 10 * iterations, {})
-    return RecordedWindow(times, (), ())
+    working = iterations * WORKING
+    return RecordedWindow(times, (), (), use=DeviceUse(0.9 * working, 0.1 * working, 200 * iterations))
 
 
 def trained(
@@ -140,6 +147,19 @@ def test_windows_on_a_gpu_wait_until_cuda_graphs_are_made(monkeypatch: pytest.Mo
     found = trained(monkeypatch, begun=0.5, ended=1.2)
     assert [span.per_iteration for span in found.plain] == pytest.approx([USUAL] * 3, rel=0.01)
     assert [window.span.per_iteration for window in found.profiled] == pytest.approx([RECORDED] * 2, rel=0.01)
+
+
+def test_the_waiting_of_a_gpu_is_known_in_all_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    found = trained(monkeypatch, begun=0.5, ended=1.2, unread=2)
+    assert [bool(window.processes) for window in found.recorded] == [True, False, False] * 2
+    assert [pair.waiting for pair in found.pairs()] == pytest.approx([RECORDED - WORKING] * 6, rel=0.01)
+
+
+def test_the_waiting_of_a_gpu_is_not_known_where_workers_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    found = trained(monkeypatch, begun=0.5, ended=1.2, unread=2, has_worker=True)
+    assert [pair.waiting for pair in found.pairs()] == [0.0] * 6
 
 
 def test_a_machine_that_has_become_slower_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,11 @@ Recording an event costs time, part of it inside the event, the rest after it. I
 profiler and without it take turns; their difference, divided by the number of events, is an event's cost. The
 error that is reported is that of a prediction: every second window is corrected by the cost that the others gave.
 The part that lies inside events is measured on a program of known duration (`measure_event`).
+
+On an accelerator there are two costs. A kernel, and the start of the next one, take longer by about as much in
+every recording. The host, too, takes longer to start kernels; where that makes it late, the device waits, in some
+recordings for a hundredth of an iteration and in others for more than an iteration. So this waiting is measured in
+each window, and only the share of it is kept that the windows without the profiler have time for.
 """
 
 import math
@@ -36,6 +41,8 @@ class PairedWindow(NamedTuple):
     program_events: float
     """Events of an iteration, in all processes."""
     span_events: float
+    waiting: float = 0.0
+    """Nanoseconds of the profiled one in which an accelerator waits for the host; 0 where that is not known."""
 
     @property
     def extra(self) -> float:
@@ -54,6 +61,8 @@ class EventCosts(NamedTuple):
     """The other share lies in the device's idle time: on an accelerator, where no event of a loop is around it."""
     calibrated: float = 0.0
     """The cost of a program's event in a program of known duration; 0 if it is not known."""
+    waiting_kept: float = 1.0
+    """The share of the time in which an accelerator waits for the host that it also waits without the profiler."""
 
     @property
     def bounded(self) -> float:
@@ -80,13 +89,43 @@ def costs(
     """The costs by all of these windows.
 
     Spans of the host cost what an iteration takes longer, but not more than they can; events of programs the rest.
+    Where the waiting of an accelerator is known, spans are a part of what makes it wait.
+
+    Args:
+        pairs: the windows.
+        inside: as in `EventCosts`.
+        in_idle_time: likewise.
+        calibrated: likewise.
     """
+    if any(pair.waiting for pair in pairs):
+        found = _costs_beside_waiting(pairs)
+        return found._replace(inside=inside, in_idle_time=in_idle_time, calibrated=calibrated)
     spans = [pair.extra / pair.span_events for pair in pairs if pair.span_events]
     span = min(SPAN_NANOSECONDS, _cost(spans))
     programs = [
         (pair.extra - pair.span_events * span) / pair.program_events for pair in pairs if pair.program_events
     ]
     return EventCosts(_cost(programs), span, inside, in_idle_time, calibrated)
+
+
+def _costs_beside_waiting(pairs: Sequence[PairedWindow]) -> EventCosts:
+    """The costs where an accelerator's waiting for the host is known.
+
+    Windows tell only the sum of two effects. As the waiting differs more from window to window, no more of it is
+    kept than has to be: where the device works for as long as an iteration takes without the profiler, none is,
+    and what it works longer is the cost of events.
+    """
+    waiting, working, events = (
+        middle_mean([part / pair.unprofiled for part, pair in zip(parts, pairs, strict=True)])
+        for parts in (
+            [pair.waiting for pair in pairs],
+            [pair.profiled - pair.waiting for pair in pairs],
+            [pair.program_events for pair in pairs],
+        )
+    )
+    kept = min(1.0, max(0.0, 1.0 - working) / waiting) if waiting else 0.0
+    cost = max(0.0, working + kept * waiting - 1.0) / events if events else 0.0
+    return EventCosts(cost, 0.0, waiting_kept=kept)
 
 
 def _cost(by_window: Sequence[float]) -> float:
@@ -102,7 +141,8 @@ def middle_mean(values: Sequence[float]) -> float:
 
 def corrected_duration(pair: PairedWindow, found: EventCosts) -> float:
     """Nanoseconds of an iteration without the profiler, predicted for a window with it."""
-    return pair.profiled - pair.program_events * found.program - pair.span_events * found.span
+    without_waiting = pair.profiled - (1.0 - found.waiting_kept) * pair.waiting
+    return without_waiting - pair.program_events * found.program - pair.span_events * found.span
 
 
 def held_out_ratio(pairs: Sequence[PairedWindow]) -> float:
@@ -180,37 +220,48 @@ def measure_event(recorder: TraceRecorder) -> MeasuredEvent:
     """Measures what recording an event costs, and which share of it lies inside the event.
 
     A program of many short instructions in a row is run with and without the profiler: kernels that take longer in
-    all than the program without it have that much of the cost inside.
+    all than the program without it have that much of the cost inside. Time in which an accelerator waits for the
+    host is no event's.
     """
     on_cpu = jax.default_backend() == "cpu"
-    argument = jnp.zeros(512) if on_cpu else jnp.zeros((64, 64))
-    program = jax.jit(_very_short_instructions if on_cpu else _short_instructions).lower(argument).compile()
+    argument = jnp.zeros(512) if on_cpu else jnp.zeros((512, 512))
+    program = jax.jit(_short_instructions).lower(argument).compile()
     run = lambda: program(argument).block_until_ready()
-    measured = [_measure_event_once(recorder, run) for _ in range(REPEATS)]
+    measure = _measure_event_on_cpu if on_cpu else _measure_event_on_accelerator
+    measured = [measure(recorder, run) for _ in range(REPEATS)]
     return MeasuredEvent(
         statistics.median(each.nanoseconds for each in measured),
         statistics.median(each.inside for each in measured),
     )
 
 
-def _measure_event_once(recorder: TraceRecorder, run: Callable[[], object]) -> MeasuredEvent:
+def _measure_event_on_cpu(recorder: TraceRecorder, run: Callable[[], object]) -> MeasuredEvent:
     plain = min(_nanoseconds(run) for _ in range(3))
     recorder.start()
     begin = time.monotonic_ns()
     run()
     end = time.monotonic_ns()
     window = recorder.stop(begin, end).times
-    cost = max(1.0, end - begin - plain)
-    inside = max(0.0, window.kernel_time - plain)
-    return MeasuredEvent(cost / max(1, window.program_events), min(1.0, inside / cost))
+    return _measured(end - begin - plain, window.kernel_time - plain, window.program_events)
+
+
+def _measure_event_on_accelerator(recorder: TraceRecorder, run: Callable[[], object]) -> MeasuredEvent:
+    plain = min(_nanoseconds(run) for _ in range(3))
+    recorder.start()
+    run()  # CUDA graphs are made anew
+    begin = time.monotonic_ns()
+    run()
+    use = recorder.stop_and_measure_use(begin, time.monotonic_ns())
+    return _measured(use.working - plain, use.computing - plain, use.kernels)
+
+
+def _measured(extra: float, extra_inside: float, events: int) -> MeasuredEvent:
+    cost = max(1.0, extra)
+    return MeasuredEvent(cost / max(1, events), min(1.0, max(0.0, extra_inside) / cost))
 
 
 def _short_instructions(x: jax.Array) -> jax.Array:
-    return jax.lax.fori_loop(0, TURNS, lambda _, x: jnp.sort(jnp.flip(x, 0) + 1.0, axis=1)[:, ::-1], x)
-
-
-def _very_short_instructions(x: jax.Array) -> jax.Array:
-    """Instructions of a CPU that take less time than it takes to record them."""
+    """On a CPU they take less time than it takes to record them; on a GPU, longer than it takes to start them."""
 
     def turn(number: jax.Array, x: jax.Array) -> jax.Array:
         for _ in range(8):

@@ -14,6 +14,7 @@ import jax
 from rollmill.core.operations import SPAN_MARK, set_recording
 from rollmill.profiling.attribution import DeviceTime, WindowTimes, attribute
 from rollmill.profiling.classes import Classifier, HostActivity
+from rollmill.profiling.device_use import DeviceUse, device_use
 from rollmill.profiling.hlo import Instruction, module_name, program_key, program_number, read_instructions
 from rollmill.profiling.jax_trace import JaxTrace
 from rollmill.profiling.results import MemoryUse, Overlap, TimelineSpan
@@ -36,6 +37,8 @@ class RecordedWindow(NamedTuple):
     """One interval of so many was read, because the window had too many events; the sums are of all."""
     accelerators: int = 0
     """Accelerators that computed for the process; 0 if its programs ran on a CPU."""
+    use: DeviceUse | None = None
+    """How long they were at work; None if its programs ran on a CPU."""
 
     def to_json(self) -> dict[str, Any]:
         """Values that JSON can hold."""
@@ -54,6 +57,7 @@ class RecordedWindow(NamedTuple):
             "memory": [list(asdict(use).values()) for use in self.memory],
             "every": self.every,
             "accelerators": self.accelerators,
+            "use": None if self.use is None else list(self.use),
         }
 
     @classmethod
@@ -72,7 +76,8 @@ class RecordedWindow(NamedTuple):
         )
         spans = tuple(TimelineSpan(*span) for span in values["spans"])
         memory = tuple(MemoryUse(*use) for use in values["memory"])
-        return cls(times, spans, memory, values["every"], values["accelerators"])
+        use = DeviceUse(*values["use"]) if values["use"] is not None else None
+        return cls(times, spans, memory, values["every"], values["accelerators"], use)
 
 
 class TraceRecorder:
@@ -121,7 +126,17 @@ class TraceRecorder:
             for span in timeline(trace, classify, first, last)
         ]
         memory = tuple(self._programs.memory)
-        return RecordedWindow(times, tuple(spans), memory, trace.sampling.every, trace.accelerators)
+        use = device_use(recorded, begin, end) if trace.accelerators else None
+        return RecordedWindow(times, tuple(spans), memory, trace.sampling.every, trace.accelerators, use)
+
+    def stop_and_measure_use(self, begin: int, end: int) -> DeviceUse:
+        """Ends the recording of a process that computes on accelerators; only how long they worked is read.
+
+        Args:
+            begin: as for `stop`.
+            end: likewise.
+        """
+        return device_use(self._ended().stop(), begin, end)
 
     def stop_and_read(self, names: Naming) -> Trace:
         """Ends the recording.

@@ -71,7 +71,7 @@ class IterationTime:
     profiled: float
     """That of windows with it, each in proportion to the one without it before: the interquartile mean."""
     corrected: float
-    """The same without the cost of the book-keeping events, which was measured in other windows."""
+    """The same without the profiler's cost, which was measured in other windows."""
     iterations: int
     """Iterations in the windows that were read."""
     windows: int
@@ -93,6 +93,8 @@ class WindowDuration:
     """Events of compiled programs in an iteration; the mean of windows that were read, where they were not."""
     read: bool = True
     """Whether its events were read."""
+    waiting: float = 0.0
+    """Seconds of the profiled one in which an accelerator waits for the host; 0 where that is not known."""
 
 
 @dataclass(frozen=True)

@@ -98,12 +98,12 @@ def read_trace(
             left out.
         most_events: number of events beyond which only some intervals of the window are read.
     """
-    offset = _clock_offset(data)
+    offset = clock_offset(data)
     begin, end = (time - offset for time in window)
-    count = sum(sum(1 for _ in _within(line, begin, end)) for _, _, line in _lines(data))
+    count = sum(sum(1 for _ in _within(line, begin, end)) for _, _, line in lanes_of(data))
     sampling = Sampling(every=max(1, math.ceil(count / most_events)))
     lanes = []
-    for name, on_device, line in _lines(data):
+    for name, on_device, line in lanes_of(data):
         read = _events(_within(line, begin, end), on_device, names, sampling)
         if events := sorted(read, key=lambda event: (event.start, -event.end)):
             lanes.append(Lane(name, on_device, events))
@@ -118,7 +118,7 @@ def _within(line: Any, begin: int | float, end: int | float) -> Iterator[Any]:
             yield event
 
 
-def _lines(data: Any) -> Iterator[tuple[str, bool, Any]]:
+def lanes_of(data: Any) -> Iterator[tuple[str, bool, Any]]:
     """The name of each lane, whether it is a stream of a device, and what was recorded of it."""
     for plane in data.planes:
         on_device = plane.name.startswith("/device:")
@@ -141,7 +141,8 @@ def _events(recorded: Iterator[Any], on_device: bool, names: Naming, sampling: S
                 yield Event(start, end, name)
 
 
-def _clock_offset(data: Any) -> int:
+def clock_offset(data: Any) -> int:
+    """Nanoseconds to add to a time of a trace for the host's monotonic clock; 0 if the trace does not say."""
     for plane in sorted(data.planes, key=lambda plane: plane.name.startswith("/device:")):  # it is of the host
         for line in plane.lines:
             for event in line.events:

@@ -221,7 +221,11 @@ def _result(
         devices=device_activities(windows.activities, process_times),
         windows=tuple(
             results.WindowDuration(
-                1e-9 * pair.profiled, 1e-9 * pair.unprofiled, pair.program_events, read=bool(window.processes)
+                1e-9 * pair.profiled,
+                1e-9 * pair.unprofiled,
+                pair.program_events,
+                read=bool(window.processes),
+                waiting=1e-9 * pair.waiting,
             )
             for pair, window in zip(pairs, windows.recorded, strict=True)
         ),
@@ -244,10 +248,13 @@ def _iteration_time(windows: Windows, pairs: Sequence[PairedWindow]) -> results.
 def _book_keeping(pairs: Sequence[PairedWindow], costs: EventCosts) -> tuple[results.BookKeeping, ...]:
     programs = statistics.fmean(pair.program_events for pair in pairs)
     spans = statistics.fmean(pair.span_events for pair in pairs)
-    return (
+    waiting = (1.0 - costs.waiting_kept) * correction.middle_mean([pair.waiting for pair in pairs])
+    found = (
         results.BookKeeping("events of compiled programs", programs, costs.program),
         results.BookKeeping("spans of the host", spans, costs.span),
     )
+    late = results.BookKeeping("waiting for the slower host", 1.0, waiting)
+    return (*found, late) if waiting else found
 
 
 def _training(prepared: PreparedTraining, command: str) -> results.ProfiledSetup:

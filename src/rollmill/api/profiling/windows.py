@@ -11,6 +11,7 @@ from rollmill.execution import Recorded, Report, Training
 from rollmill.execution.instances import GpuActivity
 from rollmill.execution.reports import MetricsRows
 from rollmill.profiling.correction import PairedWindow
+from rollmill.profiling.device_use import DeviceUse
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.results import THIS_PROCESS
 from rollmill.profiling.summary import ProcessWindows
@@ -88,11 +89,18 @@ class ProfiledWindow(NamedTuple):
     span: WindowSpan
     processes: dict[str, RecordedWindow]
     """Empty if its events were not read."""
+    use: DeviceUse | None = None
+    """Of accelerators, if this process alone computes, on some."""
 
     @property
     def program_events(self) -> float:
         """Events of compiled programs in an iteration, in all processes."""
         return sum(each.times.program_events for each in self.processes.values()) / self.span.iterations
+
+    @property
+    def waiting(self) -> float:
+        """Nanoseconds of an iteration in which accelerators wait for the host; 0 where that is not known."""
+        return self.span.per_iteration - self.use.working / self.span.iterations if self.use else 0.0
 
     @property
     def span_events(self) -> float:
@@ -190,7 +198,7 @@ class Windows:
         for number, window in enumerate(self.recorded):
             unprofiled = self.plain[number].per_iteration
             events = (window.program_events, window.span_events) if window.processes else (programs, spans)
-            pairs.append(PairedWindow(window.span.per_iteration, unprofiled, *events))
+            pairs.append(PairedWindow(window.span.per_iteration, unprofiled, *events, window.waiting))
         return pairs
 
     def by_process(self) -> list[ProcessWindows]:
@@ -302,24 +310,31 @@ class Windows:
         span = yield from self._window(begin, seconds)
         self._received.clear()
         self._number += 1
-        own = self._end_recordings(span, read=read)
+        own, use = self._end_recordings(span, read=read)
         unanswered = yield from self._unanswered(awaited, REPLY_SECONDS if read else FORGET_SECONDS)
         if read:
             self.silent |= unanswered
         read_there = {name: window for name, window in self._received.items() if window is not None}
-        return ProfiledWindow(span, {THIS_PROCESS: own, **read_there} if own is not None else {})
+        return ProfiledWindow(span, {THIS_PROCESS: own, **read_there} if own is not None else {}, use)
 
-    def _end_recordings(self, span: WindowSpan, *, read: bool) -> RecordedWindow | None:
-        """Ends them in all processes; returns this one's window if events are read."""
+    def _end_recordings(self, span: WindowSpan, *, read: bool) -> tuple[RecordedWindow | None, DeviceUse | None]:
+        """Ends them in all processes.
+
+        Returns:
+            this process's window if events are read, and the use of its accelerators, if there are no workers.
+        """
         begin, end = span.begin.now, span.end.now
         if read:
             if self._workers is not None:
                 self._workers.stop_recording(self._number, begin, end)
-            return self._recorder.stop(begin, end)
+            own = self._recorder.stop(begin, end)
+            return own, own.use if self._workers is None else None
         if self._workers is not None:
             self._workers.abandon_recording(self._number)
+        elif jax.default_backend() != "cpu":
+            return None, self._recorder.stop_and_measure_use(begin, end)
         self._recorder.abandon()
-        return None
+        return None, None
 
     def _unanswered(self, awaited: set[str], seconds: float) -> Generator[None, ReportedProgress, set[str]]:
         """Waits until these workers have ended their recordings, which slows the training down.
