@@ -1,17 +1,22 @@
 """The profiler's own cost, and durations without it."""
 
+import time
+
 import pytest
 
 from rollmill.profiling.attribution import DeviceTime
 from rollmill.profiling.correction import (
     EventCosts,
     PairedWindow,
+    _measure_event_on_accelerator,
     corrected_duration,
     costs,
     held_out_ratio,
     middle_mean,
     without_cost,
 )
+from rollmill.profiling.device_use import DeviceUse
+from rollmill.profiling.recording import TraceRecorder
 
 
 def pair(unprofiled: float, events: float, cost: float) -> PairedWindow:
@@ -156,3 +161,22 @@ def test_copies_that_a_loop_of_an_accelerator_needs_stay_the_loop_s():
 def test_nothing_is_left_of_what_was_cost_alone():
     found = of_device({("a",): DeviceTime(work=10.0, work_events=100)}, EventCosts(50.0, 0.0, 1.0), target=100.0)
     assert found.device == {("a",): 0.0}
+
+
+class UsedDevice(TraceRecorder):
+    """Stands for a recorder on an accelerator whose 100 kernels take 20 ms in all, and their starts another 10."""
+
+    def start(self):
+        pass
+
+    def stop_and_measure_use(self, begin, end):
+        assert end - begin >= 10e6, "a whole run, after the one in which CUDA graphs are made anew"
+        return DeviceUse(computing=20e6, starting=10e6, kernels=100)
+
+
+def test_a_kernel_s_cost_is_what_it_and_its_start_take_longer():
+    found = _measure_event_on_accelerator(UsedDevice(), lambda: time.sleep(0.01))
+    assert found.nanoseconds == pytest.approx(20e6 / 100, rel=0.1)
+    assert found.inside == pytest.approx(0.5, rel=0.1)
+    slow = _measure_event_on_accelerator(UsedDevice(), lambda: time.sleep(0.05))
+    assert slow.nanoseconds < 1.0 and slow.inside == 0.0, "the host, not the device, bounds the program"
