@@ -47,7 +47,7 @@ from rollmill.execution.program.dispatch import dispatch_ahead
 from rollmill.profiling import summary
 from rollmill.profiling.breakdown import duration_of, total_overlap, working_processes
 from rollmill.profiling.calibration import Calibration, calibrated
-from rollmill.profiling.correction import EventCosts, PairedWindow, costs
+from rollmill.profiling.correction import EventCosts, PairedWindow, costs, middle_mean
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
 from rollmill.profiling.results import UNNAMED, OperationTime, Profile, read_profile
 
@@ -182,8 +182,29 @@ def _figures(found: Profile) -> dict[str, Any]:
         "cores": found.machine.cores,
         "devices": [asdict(device) for device in found.devices],
         "slowdowns": " ".join(f"{each.profiled / each.unprofiled:.3f}" for each in found.windows),
-        "waiting": " ".join(f"{each.waiting / each.unprofiled:.3f}" for each in found.windows),
+        "waiting": " ".join(
+            f"{each.waiting / each.unprofiled:.3f}" for each in found.windows if each.waiting is not None
+        ),
+        "events": found.book_keeping[0].events,
+        "event_nanoseconds": found.book_keeping[0].nanoseconds,
+        "calibrated_event_nanoseconds": found.book_keeping[0].calibrated,
+        "error_by_calibration": _error_by_calibration(found),
     }
+
+
+def _error_by_calibration(found: Profile) -> float | None:
+    """The error of a correction that knows nothing of this training without the profiler.
+
+    Events cost as much as in the calibration's program, and an accelerator does not wait. None where it is not
+    known how long it waits.
+    """
+    cost = 1e-9 * found.book_keeping[0].calibrated
+    corrected = [
+        (each.profiled - each.waiting - each.events * cost) / each.unprofiled
+        for each in found.windows
+        if each.waiting is not None
+    ]
+    return middle_mean(corrected) - 1.0 if corrected else None
 
 
 def _unnamed(found: Profile) -> float:
@@ -327,6 +348,16 @@ class QuietTime(NamedTuple):
     """Seconds of each operation in it."""
 
 
+class ProfiledTurn(NamedTuple):
+    """A turn of a training with the profiler."""
+
+    seconds: float
+    """Of an iteration."""
+    window: RecordedWindow
+    waiting: float | None
+    """Nanoseconds of an iteration in which an accelerator waits for the host; None on a CPU."""
+
+
 class _Side:
     """One of two trainings that are compared, and its turns."""
 
@@ -336,7 +367,7 @@ class _Side:
         self._recorder = TraceRecorder()
         self.turns: list[float] = []
         """Seconds of an iteration in each turn without the profiler."""
-        self._profiled: list[tuple[float, RecordedWindow]] = []
+        self._profiled: list[ProfiledTurn] = []
         shortest = min(self._seconds(1) for _ in range(3))
         self._before, self._count, self._profiled_count = (
             max(2, round(seconds / shortest)) for seconds in (SETTLE_SECONDS, TURN_SECONDS, PROFILED_SECONDS)
@@ -360,7 +391,13 @@ class _Side:
         self._seconds(self._before if on_cpu else SETTLE_TURNS * self._profiled_count)  # CUDA graphs are made anew
         begin = time.monotonic_ns()
         seconds = self._seconds(self._profiled_count)
-        self._profiled.append((seconds, self._recorder.stop(begin, time.monotonic_ns())))
+        end = time.monotonic_ns()
+        if on_cpu:
+            self._profiled.append(ProfiledTurn(seconds, self._recorder.stop(begin, end), None))
+            return
+        window, use = self._recorder.stop_with_use(begin, end, read=True)
+        assert window is not None, "it was to be read"
+        self._profiled.append(ProfiledTurn(seconds, window, (end - begin - use.working) / self._profiled_count))
 
     def quiet_time(self, calibration: Calibration) -> QuietTime:
         """The lower quartile of turns without the profiler, beside the faster half of those with it.
@@ -368,16 +405,16 @@ class _Side:
         The machine's other work makes turns longer, and what several threads compute more than what one does.
         """
         iteration = quantiles(self.turns, n=4)[0]
-        faster = sorted(self._profiled, key=lambda turn: turn[0])[: (len(self._profiled) + 1) // 2]
+        faster = sorted(self._profiled, key=lambda turn: turn.seconds)[: (len(self._profiled) + 1) // 2]
         pairs = [
             PairedWindow(
-                1e9 * profiled,
+                1e9 * turn.seconds,
                 1e9 * iteration,
-                window.times.program_events / self._profiled_count,
-                window.times.span_events / self._profiled_count,
-                1e9 * profiled - window.use.working / self._profiled_count if window.use else 0.0,
+                turn.window.times.program_events / self._profiled_count,
+                turn.window.times.span_events / self._profiled_count,
+                turn.waiting,
             )
-            for profiled, window in faster
+            for turn in faster
         ]
         found = costs(
             pairs,
@@ -385,7 +422,7 @@ class _Side:
             in_idle_time=jax.default_backend() != "cpu",
             calibrated=calibration.event_nanoseconds,
         )
-        shares = [self._shares(window, found, iteration) for _, window in faster]
+        shares = [self._shares(turn.window, found, iteration) for turn in faster]
         names = {name for each in shares for name in each}
         times = {name: iteration * median(each.get(name, 0.0) for each in shares) for name in names}
         return QuietTime(iteration, times)

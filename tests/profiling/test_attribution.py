@@ -97,11 +97,17 @@ def test_the_time_in_which_a_kernel_is_started_is_its_operation_s():
     gpu = lane((0, 9_000, "dot_1"), (11_000, 20_000, "fusion_1"), (90_000, 100_000, "dot_1"), on_device=True)
     times = attribute(Trace([host, gpu], 0), ON_GPU, 0, 100_000)
     assert times.device[POLICY].work == 19_000 + 0.25 * 9_000
-    assert times.host_only == {POLICY: 500, ENVIRONMENT: 1_500, ("dispatch",): 70_000}, "the host was late"
+    assert times.starts == {POLICY: 500, ENVIRONMENT: 1_500} and times.starts_beside_host == 2_000
+    assert times.host_only == {("dispatch",): 70_000}, "the host was late"
     assert times.overlap == Overlap(host_only=72_000.0, device_only=0.0, both=28_000.0, neither=0.0)
     assert times.kernel_time == 28_000
     busy = lane((0, 40_000, "dot_1"), name="GPU 0 stream 8", on_device=True)
-    assert attribute(Trace([gpu, busy], 0), ON_GPU, 0, 40_000).host_only == {}, "another stream computes"
+    beside = attribute(Trace([gpu, busy], 0), ON_GPU, 0, 40_000)
+    assert beside.starts == beside.host_only == {}, "another stream computes"
+    alone = attribute(Trace([gpu], 0), ON_GPU, 0, 20_000)
+    assert sum(alone.starts.values()) == 2_000 and alone.starts_beside_host == 0.0
+    twice = alone.longer(2.0)
+    assert sum(twice.starts.values()) == 4_000 == twice.overlap.neither
 
 
 def test_kernels_of_libraries_belong_to_the_instruction_that_the_device_names():

@@ -2,12 +2,8 @@
 
 from types import SimpleNamespace
 
-import pytest
-
-from rollmill.profiling.attribution import LONGEST_START, WindowTimes
+from rollmill.profiling.attribution import LONGEST_START
 from rollmill.profiling.device_use import DeviceUse, device_use
-from rollmill.profiling.recording import RecordedWindow
-from rollmill.profiling.results import Overlap
 
 CLOCK_AHEAD = 1_000_000
 """Nanoseconds by which the host's clock is ahead of the trace's."""
@@ -45,32 +41,41 @@ def use_of(*streams, begin=0, end=10 * LONGEST_START):
 def test_short_times_between_kernels_of_a_stream_are_starts_and_long_ones_waiting():
     second = 300 + LONGEST_START
     found = use_of([(100, 300), (second, second + 50), (second + 51 + LONGEST_START, second + 61 + LONGEST_START)])
-    assert found == DeviceUse(computing=200 + 50 + 10, starting=LONGEST_START, kernels=3)
+    assert found == DeviceUse(computing=200 + 50 + 10, starting=LONGEST_START, kernels=3, waits=1, devices=1)
     assert found.working == found.computing + found.starting
 
 
 def test_instants_in_which_several_streams_compute_count_once():
-    assert use_of([(100, 300)], [(200, 500)]) == DeviceUse(400.0, 0.0, 2)
-    assert use_of([(100, 200), (400, 500)], [(100, 500)]) == DeviceUse(400.0, 0.0, 3)
-    assert use_of([(100, 200), (400, 500)], [(250, 260)]) == DeviceUse(210.0, 190.0, 3), "the first stream's start"
+    assert use_of([(100, 300)], [(200, 500)]) == DeviceUse(400.0, 0.0, 2, 0, 1)
+    assert use_of([(100, 200), (400, 500)], [(100, 500)]) == DeviceUse(400.0, 0.0, 3, 0, 1)
+    assert use_of([(100, 200), (400, 500)], [(250, 260)]) == DeviceUse(210.0, 190.0, 3, 0, 1), (
+        "the first stream's start"
+    )
 
 
 def test_kernels_that_overlap_are_joined():
-    assert use_of([(100, 300), (290, 400), (120, 200)]) == DeviceUse(300.0, 0.0, 3)
+    assert use_of([(100, 300), (290, 400), (120, 200)]) == DeviceUse(300.0, 0.0, 3, 0, 1)
 
 
 def test_only_what_lies_in_the_window_counts():
     found = use_of([(0, 100), (150, 250), (300, 500)], begin=200, end=400)
-    assert found == DeviceUse(computing=50 + 100, starting=50, kernels=1)
+    assert found == DeviceUse(computing=50 + 100, starting=50, kernels=1, waits=0, devices=1)
 
 
 def test_an_idle_device():
-    assert use_of([]) == use_of() == DeviceUse(0.0, 0.0, 0)
-    assert use_of([(900, 950)], begin=0, end=100) == DeviceUse(0.0, 0.0, 0)
+    assert use_of([]) == use_of() == DeviceUse(0.0, 0.0, 0, 0, 0)
+    assert use_of([(900, 950)], begin=0, end=100) == DeviceUse(0.0, 0.0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("use", [None, DeviceUse(1.0, 2.0, 3)])
-def test_the_use_of_a_worker_s_accelerators_is_sent(use):
-    nothing = Overlap(host_only=0.0, device_only=0.0, both=0.0, neither=0.0)
-    window = RecordedWindow(WindowTimes(1, {}, 0.0, {}, {}, nothing, 0, 0, {}), (), (), use=use)
-    assert RecordedWindow.from_json(window.to_json()) == window
+def test_accelerators_are_counted():
+    first, second = (f"/device:GPU:{number}" for number in range(2))
+    trace = trace_of([(100, 200)])
+    trace.planes.append(SimpleNamespace(name=second, lines=[line("Stream #1", [kernel((150, 300))])]))
+    found = device_use(trace, CLOCK_AHEAD, CLOCK_AHEAD + 1000)
+    assert first == trace.planes[0].name and found == DeviceUse(200.0, 0.0, 2, 0, 2)
+
+
+def test_a_clock_that_runs_since_months_is_exact():
+    trace, months = trace_of([(0, 499_999)]), 2**53 + 1
+    trace.planes[1].lines[0].events[0].name = f"rollmill:clock:{months}"
+    assert device_use(trace, months, months + 499_999).working == 499_999.0

@@ -16,13 +16,15 @@ POLICY, UPDATE = ("collect", "policy"), ("learn", "update")
 FREE = EventCosts(program=0.0, span=0.0)
 
 
-def window(device, host=(), *, duration=1000, overlap=(0.0, 1000.0, 0.0, 0.0), accelerators=0):
+def window(device, host=(), *, duration=1000, overlap=(0.0, 1000.0, 0.0, 0.0), accelerators=0, starts=0.0):
     times = WindowTimes(
         duration=duration,
         device=device,
         kernel_time=0.0,
         host=dict(host),
-        host_only={("dispatch",): overlap[0]} if overlap[0] else {},
+        host_only={("dispatch",): overlap[0] - starts} if overlap[0] else {},
+        starts={POLICY: starts} if starts else {},
+        starts_beside_host=starts,
         overlap=Overlap(*overlap),
         program_events=1,
         span_events=1,
@@ -82,6 +84,22 @@ def test_on_an_accelerator_the_host_alone_has_the_time_in_which_the_device_would
     assert hidden[POLICY].device == pytest.approx(200e-9), "no longer than the training would have taken"
 
 
+@pytest.mark.parametrize("late", [0.0, 2000.0])
+def test_an_accelerator_s_operations_are_the_same_however_late_the_host_was(late):
+    device = {POLICY: DeviceTime(work=400.0, kernels=4)}
+    windows = [window(device, overlap=(200.0 + late, 400.0, 0.0, 100.0), accelerators=1, starts=150.0)]
+    process = ProcessWindows("training", windows)
+    costs = EventCosts(25.0, 0.0, 0.0, in_idle_time=True)
+    found = {each.path: each for each in operations([process], 1.0, costs, 500e-9)}
+    assert found[POLICY].device == pytest.approx(400e-9)
+    assert found[POLICY].host == pytest.approx(50e-9), "starts without the cost of four kernels"
+    overlap = process_time(process, 1.0, costs, iteration=500e-9).overlap
+    assert overlap.host_only == pytest.approx(sum(each.host for each in found.values()))
+    assert sum(astuple(overlap)) == pytest.approx(500e-9)
+    without_room = {each.path: each for each in operations([process], 1.0, costs, 420e-9)}
+    assert without_room[POLICY].host == pytest.approx(20e-9) and without_room["dispatch",].host == 0.0
+
+
 def test_figures_of_gpus_stand_beside_the_time_in_which_kernels_ran():
     recorded = window({}, overlap=(0.0, 300.0, 0.0, 700.0), accelerators=1)
     process = process_time(ProcessWindows("training", [recorded]), 1.0, FREE, 1e-6)
@@ -116,5 +134,6 @@ def test_a_program_of_several_processes_is_listed_once():
 
 def test_a_recorded_window_survives_json():
 
-    recorded = window({POLICY: DeviceTime(1.5, 2.5, 3.0)}, {HostActivity("a/b", "python"): 7.0})
+    device = {POLICY: DeviceTime(1.5, 2.5, 3.0)}
+    recorded = window(device, {HostActivity("a/b", "python"): 7.0}, overlap=(9.0, 1.0, 0.0, 0.0), starts=4.0)
     assert RecordedWindow.from_json(json.loads(json.dumps(recorded.to_json()))) == recorded

@@ -50,6 +50,9 @@ class Clock:
 class Recorder:
     """Stands for the profiler."""
 
+    use: Mapping[str, int] = {}
+    """Changes of the use of an accelerator that it finds."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
@@ -63,8 +66,9 @@ class Recorder:
     def abandon(self) -> None:
         self._clock.change(recording=False)
 
-    def stop_and_measure_use(self, begin: int, end: int) -> DeviceUse:
-        return self.stop(begin, end).use
+    def stop_with_use(self, begin: int, end: int, *, read: bool) -> tuple[RecordedWindow | None, DeviceUse]:
+        window = self.stop(begin, end)
+        return window if read else None, used(begin, end, **self.use)
 
 
 class Worker:
@@ -101,9 +105,15 @@ class Worker:
 def recorded(begin: int, end: int) -> RecordedWindow:
     iterations = (end - begin) // RECORDED
     nothing = Overlap(host_only=0.0, device_only=0.0, both=0.0, neither=0.0)
-    times = WindowTimes(end - begin, {}, 0.0, {}, {}, nothing, 100 * iterations, 10 * iterations, {})
+    times = WindowTimes(end - begin, {}, 0.0, {}, {}, {}, 0.0, nothing, 100 * iterations, 10 * iterations, {})
+    return RecordedWindow(times, (), ())
+
+
+def used(begin: int, end: int, **changes: int) -> DeviceUse:
+    iterations = (end - begin) // RECORDED
     working = iterations * WORKING
-    return RecordedWindow(times, (), (), use=DeviceUse(0.9 * working, 0.1 * working, 200 * iterations))
+    use = DeviceUse(0.9 * working, 0.1 * working, kernels=200 * iterations, waits=3 * iterations, devices=1)
+    return use._replace(**changes)
 
 
 def trained(
@@ -154,12 +164,30 @@ def test_the_waiting_of_a_gpu_is_known_in_all_windows(monkeypatch: pytest.Monkey
     found = trained(monkeypatch, begun=0.5, ended=1.2, unread=2)
     assert [bool(window.processes) for window in found.recorded] == [True, False, False] * 2
     assert [pair.waiting for pair in found.pairs()] == pytest.approx([RECORDED - WORKING] * 6, rel=0.01)
+    assert found.waits == pytest.approx(3)
 
 
-def test_the_waiting_of_a_gpu_is_not_known_where_workers_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    found = trained(monkeypatch, begun=0.5, ended=1.2, unread=2, has_worker=True)
-    assert [pair.waiting for pair in found.pairs()] == [0.0] * 6
+    monkeypatch.setattr(Recorder, "use", {"computing": 10**12})
+    assert [pair.waiting for pair in trained(monkeypatch, begun=0.5, ended=1.2).pairs()] == [0.0] * 2
+
+
+@pytest.mark.parametrize("use", [{"devices": 2}, {"kernels": 0}])
+def test_the_waiting_of_several_gpus_and_of_an_idle_one_is_not_known(monkeypatch, use: Mapping[str, int]) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(Recorder, "use", use)
+    found = trained(monkeypatch, begun=0.5, ended=1.2, unread=1)
+    assert [pair.waiting for pair in found.pairs()] == [None] * 4 and found.waits == 0.0
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_the_waiting_of_a_device_is_not_known_where_workers_compute_and_on_a_cpu(
+    monkeypatch, backend: str
+) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    found = trained(monkeypatch, begun=0.5, ended=1.2, unread=2, has_worker=backend == "gpu")
+    assert [pair.waiting for pair in found.pairs()] == [None] * 6
 
 
 def test_a_machine_that_has_become_slower_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,8 +73,12 @@ class WindowTimes(NamedTuple):
     host: Mapping[HostActivity, float]
     """Time of all threads by activity."""
     host_only: Mapping[Path, float]
-    """Time in which no device computes, by operation: that of kernels that are being started, otherwise divided
-    among the threads that are at work."""
+    """Time in which no device computes and no kernel is being started, by operation, divided among the threads
+    that are at work."""
+    starts: Mapping[Path, float]
+    """Time in which no device computes, but kernels are being started, by their operations."""
+    starts_beside_host: float
+    """The part of `starts` in which a thread of the host is at work: a part of `overlap.host_only`."""
     overlap: Overlap
     program_events: int
     """Events that the profiler recorded of compiled programs."""
@@ -94,6 +98,8 @@ class WindowTimes(NamedTuple):
             kernel_time=self.kernel_time * factor,
             host={activity: time * factor for activity, time in self.host.items()},
             host_only={path: time * factor for path, time in self.host_only.items()},
+            starts={path: time * factor for path, time in self.starts.items()},
+            starts_beside_host=self.starts_beside_host * factor,
             overlap=Overlap(
                 host_only=overlap.host_only * factor,
                 device_only=overlap.device_only * factor,
@@ -228,6 +234,8 @@ def attribute(trace: Trace, classify: Classifier, begin: int, end: int) -> Windo
         kernel_time=kernel_time,
         host=dict(host),
         host_only=dict(divided.host_only),
+        starts=dict(divided.starts),
+        starts_beside_host=divided.starts_beside_host,
         overlap=Overlap(*map(float, divided.overlap)),
         program_events=counts.program_events,
         span_events=counts.span_events,
@@ -247,6 +255,8 @@ class _Division:
         self._parallel = _ParallelWork()
         self.device: dict[Path, list[float]] = defaultdict(lambda: [0.0] * len(DeviceTime._fields))
         self.host_only: dict[Path, float] = defaultdict(float)
+        self.starts: dict[Path, float] = defaultdict(float)
+        self.starts_beside_host = 0.0
         self.overlap = [0.0, 0.0, 0.0, 0.0]
 
     def become(self, lane: int, state: LaneState) -> None:
@@ -305,8 +315,11 @@ class _Division:
     def _divide_idle_time(self, nanoseconds: int) -> None:
         for start in self._starting.values():
             for path, share in start.instruction.shares.items():
-                self.host_only[path] += nanoseconds * share / len(self._starting)
-        for activity in self._host.values() if not self._starting else ():
+                self.starts[path] += nanoseconds * share / len(self._starting)
+        if self._starting:
+            self.starts_beside_host += nanoseconds * bool(self._host)
+            return
+        for activity in self._host.values():
             self.host_only[activity.path] += nanoseconds / len(self._host)
 
 

@@ -13,6 +13,9 @@ from rollmill.profiling.correction import measure_event
 from rollmill.profiling.recording import TraceRecorder
 from rollmill.profiling.results import Ceilings
 
+METHOD = 2
+"""Number of the way in which an event is measured; a calibration by another one is not used."""
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -22,7 +25,7 @@ class Calibration:
     inside: float
     """The share of an event's cost that lies inside it; see `rollmill.profiling.correction.measure_event`."""
     event_nanoseconds: float
-    """The cost of an event."""
+    """The cost of an event; 0 if it could not be measured."""
     ceilings: Ceilings
 
 
@@ -42,10 +45,11 @@ def calibrated(*, fresh: bool = False) -> Calibration:
 
 
 def _machine() -> str:
-    """The machine that a calibration is valid on: processor, cores, devices and versions of JAX."""
+    """The machine that a calibration is valid on, and its method."""
     here, installed = hardware(), versions()
     kinds = ", ".join(sorted({device["kind"] for device in here["devices"]}))
-    return f"{here['cpu']}, {here['cores']} cores, {kinds}, jax {installed['jax']}, jaxlib {installed['jaxlib']}"
+    software = f"jax {installed['jax']}, jaxlib {installed['jaxlib']}, method {METHOD}"
+    return f"{here['cpu']}, {here['cores']} cores, {kinds}, {software}"
 
 
 def _read(file: Path) -> Calibration | None:

@@ -6,9 +6,9 @@ error that is reported is that of a prediction: every second window is corrected
 The part that lies inside events is measured on a program of known duration (`measure_event`).
 
 On an accelerator there are two costs. A kernel, and the start of the next one, take longer by about as much in
-every recording. The host, too, takes longer to start kernels; where that makes it late, the device waits, in some
-recordings for a hundredth of an iteration and in others for more than an iteration. So this waiting is measured in
-each window, and only the share of it is kept that the windows without the profiler have time for.
+every recording. The host, too, takes longer to start kernels; where that makes it late, the device waits, and how
+long differs much from recording to recording. So this waiting is measured in each window, and no more of it kept
+than the windows without the profiler have time for.
 """
 
 import math
@@ -41,8 +41,8 @@ class PairedWindow(NamedTuple):
     program_events: float
     """Events of an iteration, in all processes."""
     span_events: float
-    waiting: float = 0.0
-    """Nanoseconds of the profiled one in which an accelerator waits for the host; 0 where that is not known."""
+    waiting: float | None = None
+    """Nanoseconds of the profiled one in which an accelerator waits for the host; None where that is not known."""
 
     @property
     def extra(self) -> float:
@@ -61,8 +61,9 @@ class EventCosts(NamedTuple):
     """The other share lies in the device's idle time: on an accelerator, where no event of a loop is around it."""
     calibrated: float = 0.0
     """The cost of a program's event in a program of known duration; 0 if it is not known."""
-    waiting_kept: float = 1.0
-    """The share of the time in which an accelerator waits for the host that it also waits without the profiler."""
+    waiting_kept: float = 0.0
+    """Nanoseconds of an iteration in which an accelerator waits for the host without the profiler, too, where the
+    waiting is known."""
 
     @property
     def bounded(self) -> float:
@@ -89,7 +90,7 @@ def costs(
     """The costs by all of these windows.
 
     Spans of the host cost what an iteration takes longer, but not more than they can; events of programs the rest.
-    Where the waiting of an accelerator is known, spans are a part of what makes it wait.
+    Where the waiting of an accelerator is known, the cost of spans is a part of it.
 
     Args:
         pairs: the windows.
@@ -97,9 +98,9 @@ def costs(
         in_idle_time: likewise.
         calibrated: likewise.
     """
-    if any(pair.waiting for pair in pairs):
-        found = _costs_beside_waiting(pairs)
-        return found._replace(inside=inside, in_idle_time=in_idle_time, calibrated=calibrated)
+    if known := _with_waiting(pairs):
+        program, kept = _costs_beside_waiting(known, calibrated)
+        return EventCosts(program, 0.0, inside, in_idle_time, calibrated, kept)
     spans = [pair.extra / pair.span_events for pair in pairs if pair.span_events]
     span = min(SPAN_NANOSECONDS, _cost(spans))
     programs = [
@@ -108,24 +109,23 @@ def costs(
     return EventCosts(_cost(programs), span, inside, in_idle_time, calibrated)
 
 
-def _costs_beside_waiting(pairs: Sequence[PairedWindow]) -> EventCosts:
-    """The costs where an accelerator's waiting for the host is known.
+def _with_waiting(pairs: Sequence[PairedWindow]) -> list[PairedWindow]:
+    return [pair for pair in pairs if pair.waiting is not None]
 
-    Windows tell only the sum of two effects. As the waiting differs more from window to window, no more of it is
-    kept than has to be: where the device works for as long as an iteration takes without the profiler, none is,
-    and what it works longer is the cost of events.
+
+def _costs_beside_waiting(pairs: Sequence[PairedWindow], calibrated: float) -> tuple[float, float]:
+    """The cost of a program's event, and the waiting without the profiler, where the waiting is known.
+
+    Windows tell only the sum of these two effects. So events cost what was calibrated, as long as an amount of
+    waiting explains the rest; else the rest is theirs.
     """
-    waiting, working, events = (
-        middle_mean([part / pair.unprofiled for part, pair in zip(parts, pairs, strict=True)])
-        for parts in (
-            [pair.waiting for pair in pairs],
-            [pair.profiled - pair.waiting for pair in pairs],
-            [pair.program_events for pair in pairs],
-        )
-    )
-    kept = min(1.0, max(0.0, 1.0 - working) / waiting) if waiting else 0.0
-    cost = max(0.0, working + kept * waiting - 1.0) / events if events else 0.0
-    return EventCosts(cost, 0.0, waiting_kept=kept)
+    unprofiled = middle_mean([pair.unprofiled for pair in pairs])
+    waiting = middle_mean([pair.waiting or 0.0 for pair in pairs])
+    working = middle_mean([pair.profiled - (pair.waiting or 0.0) for pair in pairs])
+    events = middle_mean([pair.program_events for pair in pairs])
+    kept = min(waiting, max(0.0, unprofiled - working + events * calibrated))
+    cost = max(0.0, working + kept - unprofiled) / events if events else 0.0
+    return cost, kept
 
 
 def _cost(by_window: Sequence[float]) -> float:
@@ -141,18 +141,23 @@ def middle_mean(values: Sequence[float]) -> float:
 
 def corrected_duration(pair: PairedWindow, found: EventCosts) -> float:
     """Nanoseconds of an iteration without the profiler, predicted for a window with it."""
-    without_waiting = pair.profiled - (1.0 - found.waiting_kept) * pair.waiting
-    return without_waiting - pair.program_events * found.program - pair.span_events * found.span
+    late = max(0.0, pair.waiting - found.waiting_kept) if pair.waiting is not None else 0.0
+    return pair.profiled - late - pair.program_events * found.program - pair.span_events * found.span
 
 
-def held_out_ratio(pairs: Sequence[PairedWindow]) -> float:
+def held_out_ratio(pairs: Sequence[PairedWindow], *, calibrated: float = 0.0) -> float:
     """The corrected duration of an iteration over that without the profiler: 1 if the correction is right.
 
     Every second pair is corrected by the costs of the others, with which it has no window in common, so that this
     is the error of a prediction. Each window is compared with the one before it, because a machine with other work
     is not equally fast all the time. A single pair is corrected by its own costs.
+
+    Args:
+        pairs: the windows. If the waiting is known in some of them, the others do not count.
+        calibrated: as in `EventCosts`.
     """
-    found = costs(pairs[::2])
+    pairs = _with_waiting(pairs) or pairs
+    found = costs(pairs[::2], calibrated=calibrated)
     return middle_mean([corrected_duration(pair, found) / pair.unprofiled for pair in pairs[1::2] or pairs])
 
 
@@ -163,32 +168,53 @@ class WithoutCost(NamedTuple):
     """Time of each operation on the device."""
     host: float
     """The share that is left of the time of the host alone."""
+    starts: float = 1.0
+    """The share that is left of the time in which kernels of an accelerator are being started."""
+
+
+class IdleTime(NamedTuple):
+    """The times of a process in which its device does not compute, in nanoseconds of its windows."""
+
+    host_only: float = 0.0
+    """In which a thread of the host is at work."""
+    neither: float = 0.0
+    """In which none is."""
+    starts: float = 0.0
+    """The part of both in which a kernel of an accelerator is being started."""
+
+    @property
+    def waiting(self) -> float:
+        """The rest, in which the device waits."""
+        return max(0.0, self.host_only + self.neither - self.starts)
 
 
 def without_cost(
-    device: Mapping[Path, DeviceTime], found: EventCosts, *, host_only: float, neither: float, target: float
+    device: Mapping[Path, DeviceTime], found: EventCosts, *, idle: IdleTime, target: float
 ) -> WithoutCost:
     """The times of a process in windows that would have taken `target` without the profiler.
 
-    On an accelerator most of the cost lies between kernels, while the device is idle: only the part inside them is
-    taken from them, and what is left of the target is the host's. On a CPU the cost is taken from the operations
-    that its events belong to. What then differs from the target, such as the cost of the host's spans, or because
-    the machine has other work, is waiting time; where there is too little or too much of it, all times are longer
-    or shorter in proportion.
+    On an accelerator most of the cost lies between kernels: only the part inside them is taken from them, the rest
+    from the time in which they are being started, and what is left of the target is the time in which the device
+    waits. On a CPU the cost is taken from the operations that its events belong to. What then differs from the
+    target, such as the cost of the host's spans, or because the machine has other work, is waiting time; where
+    there is too little or too much of it, all times are longer or shorter in proportion.
 
     Args:
         device: times of operations.
         found: costs of events.
-        host_only: nanoseconds in which only the host is at work.
-        neither: nanoseconds in which neither is.
+        idle: times in which it does not compute.
         target: nanoseconds of the windows' iterations without the profiler.
     """
     corrected = {path: _corrected(times, found) for path, times in device.items()}
-    busy, idle = math.fsum(corrected.values()), host_only + neither
+    busy = math.fsum(corrected.values())
     if found.in_idle_time:
-        scale = min(1.0, _ratio(target, busy))
-        return WithoutCost(_scaled(corrected, scale), min(1.0, _ratio(max(0.0, target - busy), idle)))
-    scale = min(max(1.0, _ratio(target, busy + idle)), _ratio(target, busy + host_only))
+        outside = (1.0 - found.inside) * found.bounded * math.fsum(times.kernels for times in device.values())
+        starts = min(max(0.0, idle.starts - outside), max(0.0, target - busy))
+        left = max(0.0, target - busy - starts)
+        scaled = _scaled(corrected, min(1.0, _ratio(target, busy)))
+        return WithoutCost(scaled, min(1.0, _ratio(left, idle.waiting)), _ratio(starts, idle.starts))
+    whole = busy + idle.host_only + idle.neither
+    scale = min(max(1.0, _ratio(target, whole)), _ratio(target, busy + idle.host_only))
     return WithoutCost(_scaled(corrected, scale), scale)
 
 
@@ -220,8 +246,8 @@ def measure_event(recorder: TraceRecorder) -> MeasuredEvent:
     """Measures what recording an event costs, and which share of it lies inside the event.
 
     A program of many short instructions in a row is run with and without the profiler: kernels that take longer in
-    all than the program without it have that much of the cost inside. Time in which an accelerator waits for the
-    host is no event's.
+    all than the program without it have at least that much of the cost inside. Time in which an accelerator waits
+    for the host is no event's.
     """
     on_cpu = jax.default_backend() == "cpu"
     argument = jnp.zeros(512) if on_cpu else jnp.zeros((512, 512))
@@ -251,13 +277,15 @@ def _measure_event_on_accelerator(recorder: TraceRecorder, run: Callable[[], obj
     run()  # CUDA graphs are made anew
     begin = time.monotonic_ns()
     run()
-    use = recorder.stop_and_measure_use(begin, time.monotonic_ns())
+    _, use = recorder.stop_with_use(begin, time.monotonic_ns(), read=False)
     return _measured(use.working - plain, use.computing - plain, use.kernels)
 
 
 def _measured(extra: float, extra_inside: float, events: int) -> MeasuredEvent:
-    cost = max(1.0, extra)
-    return MeasuredEvent(cost / max(1, events), min(1.0, max(0.0, extra_inside) / cost))
+    """The cost of each of these events; 0, as if nothing was calibrated, if they made the program no slower."""
+    if extra <= 0.0 or not events:
+        return MeasuredEvent(0.0, 0.0)
+    return MeasuredEvent(extra / events, min(1.0, max(0.0, extra_inside) / extra))
 
 
 def _short_instructions(x: jax.Array) -> jax.Array:

@@ -1,9 +1,10 @@
-"""The time in which accelerators are at work in a window, by the events of their streams alone.
+"""How long an accelerator is at work in a window, by the times of its kernels alone.
 
-It takes a small part of the time that it takes to read what these events are.
+Reading what the kernels are takes several times as long, so this is done for every window.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,22 +14,26 @@ from rollmill.profiling.attribution import LONGEST_START
 from rollmill.profiling.trace import clock_offset, lanes_of
 
 Times: TypeAlias = Float64[np.ndarray, "2 n"]
-"""When each of `n` things begins and ends, in nanoseconds of a trace's clock, by their beginnings."""
+"""When each of `n` things begins and ends, in nanoseconds from a window's beginning, by their beginnings."""
 
 
 class DeviceUse(NamedTuple):
-    """The accelerators of a process in a window; an instant in which any is at work counts once."""
+    """The accelerators of a process in a window; an instant in which several are at work counts once."""
 
     computing: float
-    """Nanoseconds in which a kernel runs."""
+    """Nanoseconds in which a kernel or a copy runs."""
     starting: float
-    """Nanoseconds in which none runs, but one that follows another on its stream is being started."""
+    """Nanoseconds in which none runs, but one is being started: the short times between two of a stream."""
     kernels: int
-    """Number of kernels that end in the window."""
+    """Number of kernels and copies that end in the window."""
+    waits: int
+    """Number of longer times between two, in which an accelerator waits for the host."""
+    devices: int
+    """Number of accelerators that computed."""
 
     @property
     def working(self) -> float:
-        """Nanoseconds in which a kernel runs or is being started: all but the time in which the host is late."""
+        """Nanoseconds in which a kernel or a copy runs or is being started."""
         return self.computing + self.starting
 
 
@@ -40,25 +45,41 @@ def device_use(data: Any, begin: int, end: int) -> DeviceUse:
         begin: the window's first nanosecond, on the host's monotonic clock.
         end: the nanosecond after its last.
     """
-    window = np.array([begin, end], np.float64) - clock_offset(data)
-    streams = [_kernels(line) for _, on_device, line in lanes_of(data) if on_device]
-    kernels = sum(int(np.sum((window[0] < stream[1]) & (stream[1] <= window[1]))) for stream in streams)
-    computing = _length([_joined(stream, 0.0) for stream in streams], window)
-    working = _length([_joined(stream, float(LONGEST_START)) for stream in streams], window)
-    return DeviceUse(computing, working - computing, kernels)
+    origin, length = begin - clock_offset(data), float(end - begin)
+    streams = {
+        name: _within(_kernels(line, origin), length) for name, on_device, line in lanes_of(data) if on_device
+    }
+    kernels = sum(int(np.sum(stream[1] <= length)) for stream in streams.values())
+    devices = {name.partition(" stream ")[0] for name, stream in streams.items() if stream.size}
+    computing = _any_of([_joined(stream, 0.0) for stream in streams.values()])
+    working = _any_of([_joined(stream, float(LONGEST_START)) for stream in streams.values()])
+    lengths = [float(np.sum(np.diff(np.clip(times, 0.0, length), axis=0))) for times in (computing, working)]
+    waits = max(0, working.shape[1] - 1)
+    return DeviceUse(lengths[0], lengths[1] - lengths[0], kernels, waits, len(devices))
 
 
-def _kernels(line: Any) -> Times:
-    """The kernels of a stream."""
-    pairs = ((event.start_ns, event.start_ns + event.duration_ns) for event in line.events)
-    return _sorted(np.fromiter(pairs, np.dtype((np.float64, 2))).T)
+def _kernels(line: Any, origin: int) -> Times:
+    """The kernels of a stream.
+
+    Args:
+        line: the stream.
+        origin: the window's beginning, on the trace's clock.
+    """
+    flat = chain.from_iterable((event.start_ns - origin, event.duration_ns) for event in line.events)
+    begins, durations = np.fromiter(flat, np.float64).reshape(-1, 2).T
+    return _sorted(np.stack([begins, begins + durations]))
+
+
+def _within(times: Times, length: float) -> Float64[np.ndarray, "2 _"]:
+    """Those that lie in a window of this length, or reach into it."""
+    return times[:, (times[1] > 0.0) & (times[0] < length)]
 
 
 def _sorted(times: Float64[np.ndarray, "2 n"]) -> Times:
     return times[:, np.argsort(times[0], kind="stable")]
 
 
-def _joined(times: Times, longest: float) -> Float64[np.ndarray, "2 m"]:
+def _joined(times: Times, longest: float) -> Float64[np.ndarray, "2 _"]:
     """The times, with those joined that are at most so many nanoseconds apart."""
     begins, ends = times[0], np.maximum.accumulate(times[1])
     is_apart = begins[1:] > ends[:-1] + longest
@@ -67,9 +88,6 @@ def _joined(times: Times, longest: float) -> Float64[np.ndarray, "2 m"]:
     return np.stack([begins[is_first], ends[is_last]])
 
 
-def _length(streams: Sequence[Float64[np.ndarray, "2 _"]], window: Float64[np.ndarray, "2"]) -> float:
-    """Nanoseconds of a window in which any of these times is."""
-    if not streams:
-        return 0.0
-    begins, ends = np.clip(_joined(_sorted(np.concatenate(streams, axis=1)), 0.0), *window)
-    return float(np.sum(ends - begins))
+def _any_of(streams: Sequence[Float64[np.ndarray, "2 _"]]) -> Float64[np.ndarray, "2 _"]:
+    """The times that lie in any stream's."""
+    return _joined(_sorted(np.concatenate([np.empty((2, 0)), *streams], axis=1)), 0.0)

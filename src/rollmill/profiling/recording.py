@@ -37,8 +37,6 @@ class RecordedWindow(NamedTuple):
     """One interval of so many was read, because the window had too many events; the sums are of all."""
     accelerators: int = 0
     """Accelerators that computed for the process; 0 if its programs ran on a CPU."""
-    use: DeviceUse | None = None
-    """How long they were at work; None if its programs ran on a CPU."""
 
     def to_json(self) -> dict[str, Any]:
         """Values that JSON can hold."""
@@ -49,6 +47,8 @@ class RecordedWindow(NamedTuple):
             "kernel_time": times.kernel_time,
             "host": [[list(activity), time] for activity, time in times.host.items()],
             "host_only": [[list(path), time] for path, time in times.host_only.items()],
+            "starts": [[list(path), time] for path, time in times.starts.items()],
+            "starts_beside_host": times.starts_beside_host,
             "overlap": asdict(times.overlap),
             "program_events": times.program_events,
             "span_events": times.span_events,
@@ -57,7 +57,6 @@ class RecordedWindow(NamedTuple):
             "memory": [list(asdict(use).values()) for use in self.memory],
             "every": self.every,
             "accelerators": self.accelerators,
-            "use": None if self.use is None else list(self.use),
         }
 
     @classmethod
@@ -69,6 +68,8 @@ class RecordedWindow(NamedTuple):
             kernel_time=values["kernel_time"],
             host={HostActivity(*activity): time for activity, time in values["host"]},
             host_only={tuple(path): time for path, time in values["host_only"]},
+            starts={tuple(path): time for path, time in values["starts"]},
+            starts_beside_host=values["starts_beside_host"],
             overlap=Overlap(**values["overlap"]),
             program_events=values["program_events"],
             span_events=values["span_events"],
@@ -76,8 +77,7 @@ class RecordedWindow(NamedTuple):
         )
         spans = tuple(TimelineSpan(*span) for span in values["spans"])
         memory = tuple(MemoryUse(*use) for use in values["memory"])
-        use = DeviceUse(*values["use"]) if values["use"] is not None else None
-        return cls(times, spans, memory, values["every"], values["accelerators"], use)
+        return cls(times, spans, memory, values["every"], values["accelerators"])
 
 
 class TraceRecorder:
@@ -113,30 +113,22 @@ class TraceRecorder:
             begin: the window's first nanosecond on the clock `time.monotonic_ns`.
             end: the nanosecond after its last.
         """
-        recorded = self._ended().stop()
-        self._programs.read_new()
-        classify = Classifier(self._programs.instructions, accelerated=jax.default_backend() != "cpu")
-        trace = read_trace(recorded, classify, window=(begin, end), most_events=self._most_events)
-        sampled = trace.sampling.time
-        first, last = sampled(begin - trace.clock_offset), sampled(end - trace.clock_offset)
-        longer = (end - begin) / max(1, last - first)
-        times = attribute(trace, classify, first, last).longer(longer)
-        spans = [
-            replace(span, start=span.start * longer, end=span.end * longer)
-            for span in timeline(trace, classify, first, last)
-        ]
-        memory = tuple(self._programs.memory)
-        use = device_use(recorded, begin, end) if trace.accelerators else None
-        return RecordedWindow(times, tuple(spans), memory, trace.sampling.every, trace.accelerators, use)
+        return self._window(self._ended().stop(), begin, end)
 
-    def stop_and_measure_use(self, begin: int, end: int) -> DeviceUse:
-        """Ends the recording of a process that computes on accelerators; only how long they worked is read.
+    def stop_with_use(self, begin: int, end: int, *, read: bool) -> tuple[RecordedWindow | None, DeviceUse]:
+        """Ends the recording of a process that computes on accelerators.
 
         Args:
             begin: as for `stop`.
             end: likewise.
+            read: read events, too.
+
+        Returns:
+            the window if events are read, and how long the accelerators were at work in it.
         """
-        return device_use(self._ended().stop(), begin, end)
+        recorded = self._ended().stop()
+        window = self._window(recorded, begin, end) if read else None
+        return window, device_use(recorded, begin, end)
 
     def stop_and_read(self, names: Naming) -> Trace:
         """Ends the recording.
@@ -150,6 +142,21 @@ class TraceRecorder:
         """Ends a recording, if one is going on, and forgets it."""
         if self.is_recording:
             self._ended().abandon()
+
+    def _window(self, recorded: Any, begin: int, end: int) -> RecordedWindow:
+        self._programs.read_new()
+        classify = Classifier(self._programs.instructions, accelerated=jax.default_backend() != "cpu")
+        trace = read_trace(recorded, classify, window=(begin, end), most_events=self._most_events)
+        sampled = trace.sampling.time
+        first, last = sampled(begin - trace.clock_offset), sampled(end - trace.clock_offset)
+        longer = (end - begin) / max(1, last - first)
+        times = attribute(trace, classify, first, last).longer(longer)
+        spans = [
+            replace(span, start=span.start * longer, end=span.end * longer)
+            for span in timeline(trace, classify, first, last)
+        ]
+        memory = tuple(self._programs.memory)
+        return RecordedWindow(times, tuple(spans), memory, trace.sampling.every, trace.accelerators)
 
     def _ended(self) -> JaxTrace:
         """The trace that was going on, to which nothing of Rollmill's own adds events any more."""

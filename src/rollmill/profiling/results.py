@@ -93,19 +93,21 @@ class WindowDuration:
     """Events of compiled programs in an iteration; the mean of windows that were read, where they were not."""
     read: bool = True
     """Whether its events were read."""
-    waiting: float = 0.0
-    """Seconds of the profiled one in which an accelerator waits for the host; 0 where that is not known."""
+    waiting: float | None = None
+    """Seconds of the profiled one in which an accelerator waits for the host; None where that is not known."""
 
 
 @dataclass(frozen=True)
 class BookKeeping:
-    """The cost of one kind of events that the profiler records."""
+    """The cost of one kind of events that the profiler records, or makes longer."""
 
     kind: str
     events: float
     """Events of an iteration."""
     nanoseconds: float
     """Cost of one event."""
+    calibrated: float = 0.0
+    """Nanoseconds that one costs in a program of known duration; 0 if that was not measured."""
 
     @property
     def seconds(self) -> float:

@@ -1,5 +1,6 @@
 """Sums of recorded windows as durations of one iteration, with the profiler's cost taken out."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +8,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from rollmill.profiling.attribution import DeviceTime
-from rollmill.profiling.correction import EventCosts, WithoutCost, without_cost
+from rollmill.profiling.correction import EventCosts, IdleTime, WithoutCost, without_cost
 from rollmill.profiling.hlo import Path
 from rollmill.profiling.recording import RecordedWindow
 from rollmill.profiling.results import (
@@ -68,6 +69,8 @@ def operations(
         for window in process.windows:
             for path, nanoseconds in window.times.host_only.items():
                 host[path] += nanoseconds * corrected.host
+            for path, nanoseconds in window.times.starts.items():
+                host[path] += nanoseconds * corrected.starts
     scale = 1.0 / (SECOND * iterations)
     return [
         OperationTime(
@@ -210,13 +213,13 @@ def _host_times(host: Mapping[tuple[str, str], float], profiled: float, iteratio
 
 def _without_cost(process: ProcessWindows, costs: EventCosts, target: float) -> WithoutCost:
     overlaps = [window.times.overlap for window in process.windows]
-    return without_cost(
-        _device_times(process),
-        costs.on(accelerated=process.accelerators > 0),
+    idle = IdleTime(
         host_only=sum(overlap.host_only for overlap in overlaps),
         neither=sum(overlap.neither for overlap in overlaps),
-        target=target,
+        starts=math.fsum(time for window in process.windows for time in window.times.starts.values()),
     )
+    here = costs.on(accelerated=process.accelerators > 0)
+    return without_cost(_device_times(process), here, idle=idle, target=target)
 
 
 def _overlap(process: ProcessWindows, scale: float, corrected: WithoutCost, iteration: float) -> Overlap:
@@ -226,7 +229,9 @@ def _overlap(process: ProcessWindows, scale: float, corrected: WithoutCost, iter
         sum(getattr(overlap, name) for overlap in measured) * scale
         for name in ("host_only", "device_only", "both")
     )
+    starts = sum(window.times.starts_beside_host for window in process.windows) * scale
     device = scale * sum(corrected.device.values())
     ratio = device / (device_only + both) if device_only + both else 0.0
-    host_only, device_only, both = host_only * corrected.host, device_only * ratio, both * ratio
+    host_only = (host_only - starts) * corrected.host + starts * corrected.starts
+    device_only, both = device_only * ratio, both * ratio
     return Overlap(host_only, device_only, both, max(0.0, iteration - host_only - device_only - both))

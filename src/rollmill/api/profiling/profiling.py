@@ -52,8 +52,8 @@ class ProfileOptions:
     windows: Count = 3
     """Windows of time with the profiler; before and after each there is one without it."""
     unread_windows: Annotated[int, Range(0, 1000)] = 4
-    """Further windows with the profiler after each of these, of which only durations count: many of them tell how
-    much longer it makes an iteration."""
+    """Further windows with the profiler after each of these, which tell only how much longer it makes an
+    iteration, and how long a GPU waits."""
     window_seconds: Annotated[float, Range(0.05, 600)] = 0.5
     """Shortest duration of a window without the profiler."""
     profiled_seconds: Annotated[float, Range(0.01, 60)] = 0.3
@@ -207,13 +207,13 @@ def _result(
     costs = correction.costs(
         pairs, inside=calibration.inside, in_idle_time=accelerated, calibrated=calibration.event_nanoseconds
     )
-    time = _iteration_time(windows, pairs)
+    time = _iteration_time(windows, pairs, costs.calibrated)
     process_times = tuple(process_time(process, iterations, costs, time.unprofiled) for process in processes)
     found = results.Profile(
         training=_training(prepared, command),
         machine=_machine(),
         iteration=time,
-        book_keeping=_book_keeping(pairs, costs),
+        book_keeping=tuple(_book_keeping(windows, pairs, costs)),
         operations=tuple(_operations(prepared, windows, costs, time.unprofiled, notes)),
         processes=process_times,
         ceilings=calibration.ceilings,
@@ -225,7 +225,7 @@ def _result(
                 1e-9 * pair.unprofiled,
                 pair.program_events,
                 read=bool(window.processes),
-                waiting=1e-9 * pair.waiting,
+                waiting=None if pair.waiting is None else 1e-9 * pair.waiting,
             )
             for pair, window in zip(pairs, windows.recorded, strict=True)
         ),
@@ -234,27 +234,29 @@ def _result(
     return with_advice(found)
 
 
-def _iteration_time(windows: Windows, pairs: Sequence[PairedWindow]) -> results.IterationTime:
+def _iteration_time(windows: Windows, pairs: Sequence[PairedWindow], calibrated: float) -> results.IterationTime:
     unprofiled = statistics.median(span.per_iteration for span in windows.plain) * 1e-9
     return results.IterationTime(
         unprofiled=unprofiled,
         profiled=unprofiled * correction.middle_mean([pair.profiled / pair.unprofiled for pair in pairs]),
-        corrected=unprofiled * correction.held_out_ratio(pairs),
+        corrected=unprofiled * correction.held_out_ratio(pairs, calibrated=calibrated),
         iterations=windows.iterations,
         windows=len(windows.profiled),
     )
 
 
-def _book_keeping(pairs: Sequence[PairedWindow], costs: EventCosts) -> tuple[results.BookKeeping, ...]:
+def _book_keeping(
+    windows: Windows, pairs: Sequence[PairedWindow], costs: EventCosts
+) -> Iterator[results.BookKeeping]:
     programs = statistics.fmean(pair.program_events for pair in pairs)
-    spans = statistics.fmean(pair.span_events for pair in pairs)
-    waiting = (1.0 - costs.waiting_kept) * correction.middle_mean([pair.waiting for pair in pairs])
-    found = (
-        results.BookKeeping("events of compiled programs", programs, costs.program),
-        results.BookKeeping("spans of the host", spans, costs.span),
-    )
-    late = results.BookKeeping("waiting for the slower host", 1.0, waiting)
-    return (*found, late) if waiting else found
+    yield results.BookKeeping("events of compiled programs", programs, costs.program, costs.calibrated)
+    waiting = [pair.waiting for pair in pairs if pair.waiting is not None]
+    if not waiting:
+        spans = statistics.fmean(pair.span_events for pair in pairs)
+        yield results.BookKeeping("spans of the host", spans, costs.span)
+    elif waits := windows.waits:
+        longer = max(0.0, correction.middle_mean(waiting) - costs.waiting_kept)
+        yield results.BookKeeping("times that the device waits for the host", waits, longer / waits)
 
 
 def _training(prepared: PreparedTraining, command: str) -> results.ProfiledSetup:

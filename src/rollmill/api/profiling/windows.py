@@ -90,7 +90,7 @@ class ProfiledWindow(NamedTuple):
     processes: dict[str, RecordedWindow]
     """Empty if its events were not read."""
     use: DeviceUse | None = None
-    """Of accelerators, if this process alone computes, on some."""
+    """How long the accelerator was at work, if this process alone computes, on one of them."""
 
     @property
     def program_events(self) -> float:
@@ -98,9 +98,11 @@ class ProfiledWindow(NamedTuple):
         return sum(each.times.program_events for each in self.processes.values()) / self.span.iterations
 
     @property
-    def waiting(self) -> float:
-        """Nanoseconds of an iteration in which accelerators wait for the host; 0 where that is not known."""
-        return self.span.per_iteration - self.use.working / self.span.iterations if self.use else 0.0
+    def waiting(self) -> float | None:
+        """Nanoseconds of an iteration in which an accelerator waits for the host; None where that is not known."""
+        if self.use is None:
+            return None
+        return max(0.0, self.span.per_iteration - self.use.working / self.span.iterations)
 
     @property
     def span_events(self) -> float:
@@ -119,7 +121,7 @@ class Windows:
     Args:
         count: number of windows with the profiler whose events are read.
         unread: number of windows with it after each of them whose events are not: they tell how much longer an
-            iteration takes.
+            iteration takes, and on an accelerator how long it waits for the host.
         seconds: shortest duration of a window without it.
         profiled_seconds: shortest duration of a window with it.
         workers: records the workers, where they are processes.
@@ -200,6 +202,12 @@ class Windows:
             events = (window.program_events, window.span_events) if window.processes else (programs, spans)
             pairs.append(PairedWindow(window.span.per_iteration, unprofiled, *events, window.waiting))
         return pairs
+
+    @property
+    def waits(self) -> float:
+        """Times that the accelerator waits for the host in an iteration with the profiler; 0 where not known."""
+        known = [(window.use.waits, window.span.iterations) for window in self.recorded if window.use is not None]
+        return sum(waits for waits, _ in known) / sum(count for _, count in known) if known else 0.0
 
     def by_process(self) -> list[ProcessWindows]:
         """The windows of each process; those that were not there in all windows are left out."""
@@ -321,18 +329,19 @@ class Windows:
         """Ends them in all processes.
 
         Returns:
-            this process's window if events are read, and the use of its accelerators, if there are no workers.
+            this process's window if events are read, and the use of its accelerator, if it alone computes, on one.
         """
         begin, end = span.begin.now, span.end.now
+        if self._workers is None and jax.default_backend() != "cpu":
+            own, use = self._recorder.stop_with_use(begin, end, read=read)
+            # Several devices wait for each other, too, and one that computed nothing tells nothing.
+            return own, use if use.devices == 1 and use.kernels else None
         if read:
             if self._workers is not None:
                 self._workers.stop_recording(self._number, begin, end)
-            own = self._recorder.stop(begin, end)
-            return own, own.use if self._workers is None else None
+            return self._recorder.stop(begin, end), None
         if self._workers is not None:
             self._workers.abandon_recording(self._number)
-        elif jax.default_backend() != "cpu":
-            return None, self._recorder.stop_and_measure_use(begin, end)
         self._recorder.abandon()
         return None, None
 
