@@ -102,6 +102,22 @@ def test_trials_that_are_worse_at_a_rung_are_stopped(tmp_path):
     }
 
 
+def test_failed_trials_are_told_apart_until_they_are_tried_again(tmp_path):
+    sweep = made(tmp_path / "sweep")
+    first, second, _ = sweep.trials()
+    sweep.write_failed([first.name, second.name])
+    end(sweep, first, "finished", 1.0)
+    again = SweepDirectory.open(sweep.root)
+    status = {row["trial"]: row["status"] for row in again.rows("final_return", running=["2"])}
+    assert status == {"0": "finished", "1": "failed", "2": "running"}
+    assert second in again.unfinished()
+    again.write_failed(())
+    assert {row["status"] for row in sweep.rows("final_return")} == {"finished", "unfinished"}
+    (sweep.root / "failures.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"failures\.json"):
+        SweepDirectory.open(sweep.root)
+
+
 def test_stopped_trials_go_on_if_asked(tmp_path):
     sweep = made(tmp_path / "sweep", rule=HalvingRule(100, 3))
     for trial, result in zip(sweep.trials(), (3.0, 2.0, 1.0), strict=True):

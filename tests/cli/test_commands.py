@@ -125,6 +125,15 @@ BAD = {
         "rollmill: unknown option --qqq. `rollmill train ppo --help` lists the options.",
     ),
     "algorithm": (["train", "pp", "CartPole-v1"], "unknown algorithm 'pp'. Did you mean ppo"),
+    "option first": (["plan", "--search-plan", "ppo", "CartPole-v1"], "the algorithm comes before --search-plan"),
+    "run directory of a profile": (
+        ["profile", "ppo", "CartPole-v1", "--run-dir", "x"],
+        "--run-dir has no effect: the run is temporary. hint: the result's directory is --output.",
+    ),
+    "windows": (
+        ["profile", "ppo", "CartPole-v1", "--windows", "100000"],
+        "windows=100000 must lie between 1 and 1000",
+    ),
     "command": (["trian"], "unknown command 'trian'. Did you mean train"),
     "option": (["train", "ppo", "CartPole-v1", "--num-env", "3"], "--num-envs"),
     "recipe": (["train", "ppo", "CartPole-v1", "--recipe", "cartpol"], "unknown recipe 'cartpol'"),

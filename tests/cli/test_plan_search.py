@@ -12,6 +12,7 @@ from rollmill.cli import plan as plan_command
 from rollmill.cli.main import main
 from rollmill.cli.plan import described
 from rollmill.cli.searching import training_words, without_options
+from rollmill.planning.search import Candidate, CandidateRow, PlanTable
 
 SIZES = ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "1280"]
 PPO = ["ppo", "CartPole-v1", *SIZES]
@@ -267,3 +268,14 @@ def test_a_run_goes_on_with_the_devices_of_a_plan_and_its_own_kernels(rollmill, 
     assert done.returncode == 0, done.stderr
     assert "for 2 x cpu" in done.stdout + done.stderr
     assert "kernel" not in done.stdout + done.stderr
+
+
+def test_a_search_that_did_not_reach_all_candidates_says_so(capsys):
+    rows = (
+        CandidateRow(Candidate(), "chosen", "the only one that could be measured", measured_speed=10.0),
+        CandidateRow(Candidate(fusion="full"), "not reached", "the budget was spent"),
+    )
+    plan_command._print(PlanTable(rows, 21.0), is_stored=False, budget=20.0)
+    assert "1 of 2 candidates were not reached; --budget 80 might find a faster one" in capsys.readouterr().out
+    plan_command._print(PlanTable(rows[:1], 21.0), is_stored=False, budget=20.0)
+    assert "not reached" not in capsys.readouterr().out

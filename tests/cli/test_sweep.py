@@ -73,6 +73,16 @@ def trial_process(run: Path) -> int | None:
         ([*SHORT, "--over", "seed=0..1", "--sampler", "tpee"], "invalid choice: 'tpee'"),
         ([*SHORT, "--over", "seed=0..1", "--sampler", "grid", "--random", "2"], "leave out one of them"),
         ([*SHORT, "--over", "seed=0..1", "--random", "2", "--trials", "2"], "leave out one of them"),
+        ([*SHORT, "--over", "seed=0..1", "--random", "3"], "--random 3: these axes have 2 combinations only"),
+        (
+            [*SHORT, "--over", "seed=0..1", "--seed", "3"],
+            "--seed is given for all trials, and varied",
+        ),
+        (["ppo", "CartPoel-v1", "--over", "seed=0..1"], r"trial 0 \(seed=0\): unknown environment 'CartPoel-v1'"),
+        ([*SHORT, "--over", "environment=CartPole-v1,Foo-v0"], r"trial 1 .*unknown environment 'Foo-v0'"),
+        ([*SHORT, "--over", "distribution=central,foo"], r"trial 1 .*unknown distribution policy 'foo'"),
+        ([*SHORT, "--over", "seed=0..1", "--import", "nowhere_at_all"], "cannot import 'nowhere_at_all'"),
+        ([*SHORT, "--over", "distribution=nowhere:mine"], "cannot import 'nowhere'"),
         ([*SHORT, "--over", "seed=0..1", "--all"], "--all is for --resume SWEEP"),
         ([*SHORT, "--over", "gamma=0.9,0.99", "--group-seeds"], "needs seeds in a row: --over seed=0..4"),
         ([*SHORT, "--over", "seed=0,2", "--group-seeds"], "needs seeds in a row: --over seed=0..4"),
@@ -107,15 +117,16 @@ def test_trials_share_the_cores(slots, cores, monkeypatch):
 @pytest.mark.slow
 def test_a_failed_trial_does_not_stop_the_others(tmp_path):
     """The second environment does not exist, which only its training finds out."""
-    words = [*SHORT, "--over", "environment=CartPole-v1,CartPole-v9", "--over", "learning-rate=1e-3"]
+    words = [*SHORT, "--over", "environment=CartPole-v1,gymnasium:Nothing-v0", "--over", "learning-rate=1e-3"]
     done = subprocess.run(sweep(*words, "--sweep-dir", tmp_path / "sweep"), capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert (
-        "trial 1 (environment=CartPole-v9, learning-rate=1e-3) failed with exit code 2: rollmill:" in done.stdout
+        "trial 1 (environment=gymnasium:Nothing-v0, learning-rate=1e-3) failed with exit code 2: rollmill:"
+        in done.stdout
     )
     first, second = table(tmp_path / "sweep")
     assert (first["trial"], first["status"], first["env_steps"]) == ("0", "finished", "128")
-    assert (second["trial"], second["status"], second["final_return"]) == ("1", "unfinished", "")
+    assert (second["trial"], second["status"], second["final_return"]) == ("1", "failed", "")
     summary = json.loads((tmp_path / "sweep/trials/0/summary.json").read_text())
     assert summary["status"] == "finished"
     again = subprocess.run(sweep(*words, "--sweep-dir", tmp_path / "sweep"), capture_output=True, text=True)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from rollmill.core.errors import UsageError
-from rollmill.planning import Axis, parse_axis, points
+from rollmill.planning import Axis, combinations, parse_axis, points
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,20 @@ def test_draws_lie_in_their_ranges_and_follow_the_seed():
     assert -5 <= min(exponents) < -4.9 and -1.1 < max(exponents) <= -1
     assert sum(exponents) / 400 == pytest.approx(-3, abs=0.2)
     assert {point["seed"] for point in drawn} == {"0", "1", "2", "3"}
+
+
+def test_draws_of_listed_values_differ():
+    axes = [parse_axis("seed=0..2"), parse_axis("gamma=0.9,0.99")]
+    assert combinations(axes) == 6
+    for draws in (1, 4, 6):
+        drawn = points(axes, draws=draws, seed=3)
+        assert len({tuple(point.items()) for point in drawn}) == draws
+    everything = sorted(map(str, points(axes)))
+    assert sorted(map(str, points(axes, draws=6, seed=3))) == everything != list(map(str, points(axes, draws=6)))
+    assert len(points(axes, draws=50)) == 6, "there are no more"
+    huge = [parse_axis(f"option-{number}=0..99999") for number in range(4)]
+    assert len(points(huge, draws=3)) == 3
+    assert combinations([*axes, parse_axis("learning-rate=1e-4..1e-2")]) is None
 
 
 def test_draws_do_not_leave_a_range_by_rounding():

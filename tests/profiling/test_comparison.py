@@ -41,8 +41,10 @@ def test_operations_are_matched_by_their_path():
 
 def test_the_longest_are_first_and_parts_follow_their_whole():
     paths = [one.path for one in before_and_after().operations]
-    assert paths[:4] == [("learn",), ("learn", "gradients"), ("learn", "update"), ("learn", "prepare")]
-    assert paths[4:] == [("collect",), ("collect", "policy"), ("collect", "environment"), NEW.path, ("metrics",)]
+    learning = ["gradients", "update", "prepare", "itself"]
+    assert paths[:5] == [("learn",), *(("learn", part) for part in learning)]
+    acting = [("collect",), ("collect", "policy"), ("collect", "environment")]
+    assert paths[5:] == [*acting, ("collect", "itself"), NEW.path, ("metrics",)]
 
 
 def test_the_table_shows_both():
@@ -53,6 +55,7 @@ def test_the_table_shows_both():
     assert lines["rollout kernel"] == ["-", "3.00", "-", "12.5 %", "new"]
     assert lines["host only"][:2] == ["14.6", "0.700"] and lines["dispatch"][-1] == "1.00×"
     said = " ".join(text.split())
+    assert "Error of the profiles' totals: before" in said
     assert "1.39 M steps/s before, 2.78 M steps/s after: 2.00×." in said
     assert "fusion off" in said and "fusion full" in said
     assert max(map(len, text.splitlines())) <= 80

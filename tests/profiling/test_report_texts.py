@@ -17,8 +17,8 @@ from rollmill.profiling.report.comparison import compare, comparison_page, draw_
 from rollmill.profiling.report.html import profile_page
 from rollmill.profiling.report.perfetto import perfetto_trace
 from rollmill.profiling.report.terminal import draw_profile
-from rollmill.profiling.results import Advice, OperationTime, read_profile
-from rollmill.profiling.text import duration, milliseconds, percent, size_of
+from rollmill.profiling.results import Advice, OperationTime, WindowDuration, read_profile
+from rollmill.profiling.text import duration, milliseconds, percent, signed_percent, size_of
 
 HOSTILE = '<b>"x\x1b[31m'
 
@@ -51,16 +51,20 @@ def test_the_tables_show_the_figures():
 def test_operations_follow_those_around_them_the_longest_first():
     nodes = list(in_order(operation_tree(profile().operations)))
     assert [node.name for node in nodes] == [
-        *("learn", "gradients", "update", "prepare"),
-        *("collect", "policy", "environment"),
+        *("learn", "gradients", "update", "prepare", "itself"),
+        *("collect", "policy", "environment", "itself"),
         "metrics",
     ]
+    for whole in (nodes[0], nodes[5]):
+        assert sum(each.seconds for each in whole.inside) == pytest.approx(whole.seconds)
+        assert sum(each.kernels for each in whole.inside) == pytest.approx(whole.kernels)
     assert nodes[0].seconds == pytest.approx(0.0277) and nodes[0].kernels == 1270
     alone = operation_tree([OperationTime(("a", "b"), 1.0, 2.0), OperationTime(("a", "b", "c"), 4.0, 0.0)])
     assert [(node.path, node.seconds) for node in in_order(alone)] == [
         (("a",), 7.0),
         (("a", "b"), 7.0),
         (("a", "b", "c"), 4.0),
+        (("a", "b", "itself"), 3.0),
     ]
     endless = operation_tree([OperationTime(("x",) * 5000, 1.0, 0.0)])
     assert len(list(in_order(endless))) == 16
@@ -187,3 +191,11 @@ def test_a_program_without_operations_has_a_report_all_the_same():
     assert "other" in draw_profile(unnamed, width=100)
     assert profile_page(unnamed).startswith("<!doctype html>") and perfetto_trace(unnamed)
     assert draw_profile(with_advice(profile(operations=())), width=100)
+
+
+def test_a_correction_that_was_not_tested_has_no_error():
+    one = profile(windows=(WindowDuration(2e-3, 1e-3, 10.0),))
+    for text in (draw_profile(one), profile_page(one), draw_comparison(compare(one, one))):
+        assert "not tested" in text
+        assert signed_percent(one.iteration.error) not in text
+    assert "not tested" not in draw_profile(profile())

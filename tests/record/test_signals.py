@@ -1,5 +1,6 @@
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -61,4 +62,28 @@ def test_an_interruption_that_was_lost_stops_the_training_that_begins():
         with stop_on_signals() as stop:
             assert stop.signal_name == "SIGINT"
     finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_interruption_in_a_finaliser_is_not_printed(capsys):
+    class Finalised:
+        def __init__(self, error):
+            self.error = error
+
+        def __del__(self):
+            raise self.error
+
+    before, hook = signal.signal(signal.SIGINT, signal.default_int_handler), sys.unraisablehook
+    sys.unraisablehook = sys.__unraisablehook__
+    try:
+        Interruption().install()
+        del [Finalised(KeyboardInterrupt())][0]
+        assert capsys.readouterr().err == ""
+        del [Finalised(ValueError("mine"))][0]
+        assert "ValueError: mine" in capsys.readouterr().err
+        installed = sys.unraisablehook
+        Interruption().install()
+        assert sys.unraisablehook is installed, "the second one changes nothing"
+    finally:
+        sys.unraisablehook = hook
         signal.signal(signal.SIGINT, before)

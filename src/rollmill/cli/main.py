@@ -3,7 +3,6 @@
 import contextlib
 import io
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -66,8 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits: 0 on success, 2 on a usage error, 130 or 143 on a signal."""
     output, _ = open_streams()
     interruption = Interruption()
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # background jobs ignore it
-        signal.signal(signal.SIGINT, interruption)
+    interruption.install()
     for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode shows question marks instead
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -16,6 +16,9 @@ from rollmill.core.new_files import check_new_file
 from rollmill.planning import Plan, draw, list_distributions, write_plan
 from rollmill.planning.search import PlanTable, draw_table, memory_text, speed_text
 
+MORE = 4
+"""Times as long a search is suggested where candidates were not reached."""
+
 
 @dataclass(frozen=True)
 class Showing:
@@ -88,7 +91,7 @@ def _searched(given: GivenTraining, arguments: list[str], environment: dict[str,
     say = (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
     found = find_plan(given.graph_of, request, environment=environment, say=say)
     if not quiet:
-        _print(found.table, is_stored=found.is_stored)
+        _print(found.table, is_stored=found.is_stored, budget=given.searching.budget)
     return found.plan
 
 
@@ -129,12 +132,15 @@ def described(need: MemoryNeed) -> str:
     return f"{found}, of {memory_text(need.limit)} that there are{warning}"
 
 
-def _print(table: PlanTable, *, is_stored: bool) -> None:
+def _print(table: PlanTable, *, is_stored: bool, budget: float) -> None:
     print(draw_table(table))
     chosen = table.chosen
     assert chosen is not None, "a search without a choice is an error"
     when = ", by an earlier search; --fresh searches anew" if is_stored else ""
     print(f"\nsearched {table.seconds:.0f} s{when}")
+    if left := sum(row.status == "not reached" for row in table.rows):
+        longer = f"--budget {MORE * budget:g}"
+        print(f"{left} of {len(table.rows)} candidates were not reached; {longer} might find a faster one")
     print(f"chosen: {chosen.candidate}, {speed_text(chosen.measured_speed)} steps/s: {chosen.reason}")
     print(f"        {' '.join(chosen.candidate.words)}")
     if chosen.candidate.num_envs is not None:

@@ -74,6 +74,10 @@ def run(arguments: list[str]) -> int:
     given, profiling = parse_training(arguments, command="profile", more=("profiling", merged, Profiling()))
     if given.searching.search_plan:
         raise UsageError("--search-plan: search first with `rollmill plan`, and profile with --plan FILE.")
+    if "run-dir" in given_options(arguments):
+        raise UsageError(
+            "--run-dir has no effect: the run is temporary. hint: the result's directory is --output."
+        )
     if profiling.png:
         require_matplotlib()
     output = _output(given, profiling)

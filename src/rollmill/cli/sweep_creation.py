@@ -1,16 +1,29 @@
 """Checks what a sweep is to try, and creates its directory: for the command and for `rollmill.sweep`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rollmill.api import SweepDirectory, SweepSpec, Trial, find_algorithm, remember
-from rollmill.cli.parsing import values_of
+from rollmill.cli.parsing import given_options, values_of
 from rollmill.cli.train import check_arguments, option_kinds
 from rollmill.core.errors import UsageError, unknown_name
-from rollmill.planning import SAMPLERS, Axis, HalvingRule, check_sampler, default_grace_steps, points
+from rollmill.core.own_line import failed_import
+from rollmill.core.plugins import plugins_named
+from rollmill.envs import check_name
+from rollmill.planning import (
+    SAMPLERS,
+    Axis,
+    HalvingRule,
+    check_sampler,
+    combinations,
+    default_grace_steps,
+    find_distribution,
+    points,
+)
 from rollmill.record import RunDirectory
 
 ALL_SAMPLERS = ("grid", "random", *SAMPLERS)
@@ -68,7 +81,9 @@ def create_sweep(asked: SweepRequest) -> SweepDirectory:
         flags=tuple(axis.option for axis in asked.axes if axis.option in kinds.flags),
         lists=tuple(axis.option for axis in asked.axes if axis.option in kinds.lists),
     )
-    parsed = [_checked(trial) for trial in _trials_to_check(spec)]
+    to_check = _trials_to_check(spec)
+    parsed = [_checked(trial) for trial in to_check]
+    _check_parts(to_check)
     spec = _with_early_stopping(spec, asked, parsed)
     sweep = SweepDirectory.create(asked.directory or _default_directory(asked), spec)
     remember(RunDirectory(sweep.root), sorted(named_modules_of(spec, sweep.trials())))
@@ -92,6 +107,11 @@ def _check_request(asked: SweepRequest) -> None:
     for name, number in (("--random", asked.random), ("--trials", asked.trials)):
         if number is not None and number < 1:
             raise UsageError(f"{name} {number} has to be at least 1.")
+    given = given_options(asked.options)
+    if twice := next((axis.option for axis in asked.axes if axis.option in given), None):
+        raise UsageError(
+            f"--{twice} is given for all trials, and varied by --over {twice}; leave out one of them."
+        )
     if values_of("--run-dir", asked.options):
         raise UsageError("--run-dir: each trial has a run of its own; the sweep's directory is --sweep-dir.")
     if asked.stop_early is None and (asked.reduction_factor, asked.grace_steps) != (None, None):
@@ -138,12 +158,12 @@ def _sampler_and_count(asked: SweepRequest) -> tuple[str | None, int | None]:
     count = asked.random or asked.trials
     if count is None:
         raise UsageError(f"--sampler {sampler} needs the number of trials: --trials N.")
-    if sampler == "random":
-        return None, count
-    check_sampler(sampler)
-    if all(axis.values for axis in asked.axes) and count > (most := len(points(asked.axes))):
-        raise UsageError(f"--trials {count}: these axes have {most} combinations only.")
-    return sampler, count
+    if sampler != "random":
+        check_sampler(sampler)
+    if (most := combinations(asked.axes)) is not None and count > most:
+        name = "--trials" if asked.random is None else "--random"
+        raise UsageError(f"{name} {count}: these axes have {most} combinations only.")
+    return (None, count) if sampler == "random" else (sampler, count)
 
 
 def _trials_to_check(spec: SweepSpec) -> list[Trial]:
@@ -158,6 +178,40 @@ def _trials_to_check(spec: SweepSpec) -> list[Trial]:
 
 def _checked(trial: Trial) -> Any:
     return check_arguments(trial.words[0], list(trial.words[1:]), who=f"trial {trial}")
+
+
+def _check_parts(trials: Sequence[Trial]) -> None:
+    """Checks the environments, distribution policies and modules that trials name, each once.
+
+    Modules of the user are found but not imported: what they compute would take memory of a device here.
+
+    Raises:
+        UsageError: one is unknown.
+    """
+    checked: set[tuple[Callable[[str], object], str]] = set()
+    for trial in trials:
+        _, environment, *options = trial.words
+        modules, policies = values_of("--import", options), values_of("--distribution", options)
+        parts = [(_check_module, module) for module in modules]
+        parts += [(find_distribution, policy) for policy in policies if ":" not in policy]
+        parts += [(_check_module, policy.partition(":")[0]) for policy in policies if ":" in policy]
+        if not modules and not plugins_named("environment", environment):
+            parts.append((check_name, environment))
+        for check, name in parts:
+            if (check, name) not in checked:
+                checked.add((check, name))
+                try:
+                    check(name)
+                except UsageError as error:
+                    raise UsageError(f"trial {trial}: {error}") from error
+
+
+def _check_module(name: str) -> None:
+    try:
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    except (ImportError, ValueError) as error:
+        raise UsageError(failed_import(name, error)) from error
 
 
 def _with_early_stopping(spec: SweepSpec, asked: SweepRequest, parsed: Sequence[Any]) -> SweepSpec:

@@ -158,6 +158,8 @@ def parse_training(
         UsageError: they are wrong.
     """
     name, *rest = with_config_file(arguments, types_of_options)
+    if name.startswith("-"):
+        raise UsageError(f"the algorithm comes before {name}: rollmill {command} ALGORITHM ENVIRONMENT [OPTIONS]")
     find_own_algorithm(name, rest)
     chosen = parse(_arguments(name, rest, more), rest, prog=f"rollmill {command} {name}")
     chosen.searching.check(given_options(rest))

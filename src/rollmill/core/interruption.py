@@ -1,5 +1,7 @@
 """Handling of Ctrl-C before a training starts. Imports nothing slow, as the command line imports it first."""
 
+import signal
+import sys
 from dataclasses import dataclass
 from types import FrameType
 
@@ -8,8 +10,8 @@ from types import FrameType
 class Interruption:
     """Handler of SIGINT until a training installs its own: `signal.signal(signal.SIGINT, Interruption())`.
 
-    It raises KeyboardInterrupt. In a finaliser or a callback Python prints that exception and goes on; a training
-    that begins afterwards stops at its first opportunity.
+    It raises KeyboardInterrupt. In a finaliser or a callback Python goes on after that exception; a training that
+    begins afterwards stops at its first opportunity.
     """
 
     asked: bool = False
@@ -19,3 +21,11 @@ class Interruption:
         """Records the signal and raises KeyboardInterrupt."""
         self.asked = True
         raise KeyboardInterrupt
+
+    def install(self) -> None:
+        """Handles SIGINT, unless it is ignored, as in background jobs, or handled; callbacks do not print it."""
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            return
+        signal.signal(signal.SIGINT, self)
+        usual = sys.unraisablehook
+        sys.unraisablehook = lambda raised: None if raised.exc_type is KeyboardInterrupt else usual(raised)

@@ -16,7 +16,7 @@ from rollmill.planning.plan import (
     write_plan,
 )
 from rollmill.planning.proposals import SAMPLERS, PastTrial, check_sampler, propose
-from rollmill.planning.search_space import Axis, listed_axis, option_name, parse_axis, points
+from rollmill.planning.search_space import Axis, combinations, listed_axis, option_name, parse_axis, points
 
 __all__ = [
     "COUNTS",
@@ -41,6 +41,7 @@ __all__ = [
     "default_grace_steps",
     "draw",
     "find_distribution",
+    "combinations",
     "list_distributions",
     "listed_axis",
     "option_name",

@@ -11,6 +11,9 @@ from rollmill.core.errors import UsageError
 MOST_TRIALS = 100_000
 """More are a slip; a sweep's table is read by people."""
 
+MOST_NUMBERED = 2**62
+"""Combinations beyond which they are drawn without regard to those before: none is drawn twice then."""
+
 
 class Axis(NamedTuple):
     """The values of one option."""
@@ -104,7 +107,8 @@ def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> 
 
     Args:
         axes: the axes.
-        draws: number of random combinations, instead of all.
+        draws: number of random combinations, instead of all. Where all values are listed, they differ, and there
+            are no more than can.
         seed: seed of the draws.
 
     Raises:
@@ -114,8 +118,7 @@ def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> 
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"--over {twice[0]} is given twice; list all of its values in one.")
     if draws is not None:
-        source = random.Random(seed)
-        return [{axis.option: _drawn(axis, source) for axis in axes} for _ in range(draws)]
+        return _random_points(axes, draws, random.Random(seed))
     if continuous := [axis.option for axis in axes if not axis.values]:
         raise UsageError(
             f"--over {continuous[0]}: a range of numbers cannot be listed. hint: --random N draws N combinations."
@@ -124,6 +127,25 @@ def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> 
     if number > MOST_TRIALS:
         raise UsageError(f"These axes have {number:,} combinations, more than {MOST_TRIALS:,}. hint: --random N.")
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*(axis.values for axis in axes))]
+
+
+def combinations(axes: Sequence[Axis]) -> int | None:
+    """Number of combinations; None if an axis is a range of numbers."""
+    return math.prod(len(axis.values) for axis in axes) if all(axis.values for axis in axes) else None
+
+
+def _random_points(axes: Sequence[Axis], draws: int, source: random.Random) -> list[dict[str, str]]:
+    number = combinations(axes)
+    if number is None or number > MOST_NUMBERED:
+        return [{axis.option: _drawn(axis, source) for axis in axes} for _ in range(draws)]
+    drawn = []
+    for index in source.sample(range(number), min(draws, number)):
+        point = {}
+        for axis in axes:
+            index, which = divmod(index, len(axis.values))
+            point[axis.option] = axis.values[which]
+        drawn.append(point)
+    return drawn
 
 
 def _drawn(axis: Axis, source: random.Random) -> str:

@@ -10,6 +10,8 @@ from rollmill.profiling.results import THIS_PROCESS, OperationTime, Overlap, Pro
 
 LEAST_SHOWN = 0.0005
 """Share of the whole time below which reports leave an operation out."""
+ITSELF = "itself"
+"""Name of the part of an operation that lies in none of those inside it."""
 DEEPEST = 16
 """Names of a path that a tree tells apart."""
 
@@ -25,7 +27,7 @@ class OperationNode(NamedTuple):
     flops: float
     bytes: float
     inside: tuple["OperationNode", ...]
-    """The operations inside, the longest first."""
+    """The operations inside, the longest first; then, if they are not all of it, what it does itself."""
 
     @property
     def seconds(self) -> float:
@@ -60,6 +62,13 @@ def _nodes_below(path: tuple[str, ...], operations: Sequence[OperationTime]) -> 
 
 
 def _node(path: tuple[str, ...], operations: Sequence[OperationTime]) -> OperationNode:
+    inside = _nodes_below(path, operations)
+    own = [operation for operation in operations if len(operation.path) == len(path)]
+    itself = [_summed((*path, ITSELF), own)] if inside and any(operation.seconds for operation in own) else []
+    return _summed(path, operations)._replace(inside=(*inside, *itself))
+
+
+def _summed(path: tuple[str, ...], operations: Sequence[OperationTime]) -> OperationNode:
     return OperationNode(
         path,
         device=fsum(one.device for one in operations),
@@ -68,7 +77,7 @@ def _node(path: tuple[str, ...], operations: Sequence[OperationTime]) -> Operati
         mixed=fsum(one.mixed for one in operations),
         flops=fsum(one.flops for one in operations),
         bytes=fsum(one.bytes for one in operations),
-        inside=_nodes_below(path, operations),
+        inside=(),
     )
 
 

@@ -9,6 +9,8 @@ NOTHING_TO_ADVISE = (
     "training cannot be faster; the longest operations above are where to look."
 )
 
+NOT_TESTED = "not tested"
+
 
 def milliseconds(seconds: float) -> str:
     """Milliseconds without their unit; what is below a tenth of a microsecond is 0."""
@@ -104,8 +106,15 @@ def correction_text(profile: Profile) -> str:
     iteration = profile.iteration
     if iteration.unprofiled <= 0:
         return "The training was not timed without the profiler, so the correction cannot be checked."
+    slowed = f"The profiler slowed the training by {times(iteration.profiled / iteration.unprofiled)}; "
+    if len(profile.windows) == 1:
+        return f"{slowed}the correction was {NOT_TESTED}: that takes two windows with the profiler."
     return (
-        f"The profiler slowed the training by {times(iteration.profiled / iteration.unprofiled)}; "
-        f"corrected {duration(iteration.corrected)} an iteration, without it {duration(iteration.unprofiled)}, "
-        f"{signed_percent(iteration.error)}."
+        f"{slowed}corrected {duration(iteration.corrected)} an iteration, without it "
+        f"{duration(iteration.unprofiled)}, {error_text(profile)}."
     )
+
+
+def error_text(profile: Profile) -> str:
+    """The error of the correction: that of windows that were corrected with the cost that others gave."""
+    return NOT_TESTED if len(profile.windows) == 1 else signed_percent(profile.iteration.error)

@@ -150,6 +150,7 @@ def find_plan(
     if not request.fresh and (stored := read_stored(file, budget=request.budget)):
         table, plan = stored
         return FoundPlan(plan, table, is_stored=True)
+    say(f"{len(found)} candidates in {request.budget:g} s; one is always measured, even if it takes longer")
     with stop_on_signals() as stop:
         trials = ProcessTrials(
             graph_of,

@@ -22,7 +22,7 @@ from rollmill.api.profiling.windows import ProfiledTraining, RecordsWorkers, Win
 from rollmill.api.recorder import default_log_every
 from rollmill.api.sessions import Session
 from rollmill.api.training import PreparedTraining, begin_training, prepare_training
-from rollmill.core.bounds import Count, Range, check_bounds
+from rollmill.core.bounds import Range, check_bounds
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.core.machine import hardware, versions
 from rollmill.dataflow import Graph, State, first_learning_iteration
@@ -49,7 +49,7 @@ REPORT_SECONDS = 0.02
 class ProfileOptions:
     """How a training is profiled."""
 
-    windows: Count = 3
+    windows: Annotated[int, Range(1, 1000)] = 3
     """Windows of time with the profiler; before and after each there is one without it."""
     unread_windows: Annotated[int, Range(0, 1000)] = 4
     """Further windows with the profiler after each of these, which tell only how much longer it makes an
@@ -125,7 +125,7 @@ def profile(
         if not windows.profiled:
             if is_stopped:
                 raise ProfilingStopped(code, None)
-            reason = f": {error}" if error else "; it needs more environment steps than these"
+            reason = f": {error}" if error else "; it needs more environment steps: leave out --total-timesteps"
             raise NothingProfiled(f"the training ended before a window was profiled{reason}") from error
         notes = [f"The training ended with an error: {error}"] if error else []
         calibration = calibrated(fresh=how.calibrate)
@@ -321,9 +321,9 @@ def _notes(prepared: PreparedTraining, windows: Windows, how: ProfileOptions) ->
     """Sentences about what is missing, or coarser than it could be."""
     if len(windows.profiled) < how.windows:
         yield f"Only {len(windows.profiled)} of {how.windows} windows were profiled before the training ended."
-    if len(windows.recorded) < 2:
-        yield "The correction was not tested: that takes two windows with the profiler."
-    elif len(windows.recorded) < (planned := how.windows * (1 + how.unread_windows)):
+    if len(windows.profiled) == 1:
+        yield "Operations are those of one window, so their shares are rough."
+    if 1 < len(windows.recorded) < (planned := how.windows * (1 + how.unread_windows)):
         yield f"The training ended after {len(windows.recorded)} of {planned} windows: the error is less certain."
     names = {name for window in windows.profiled for name in window.processes}
     missing = windows.silent.union(*(names - window.processes.keys() for window in windows.profiled))

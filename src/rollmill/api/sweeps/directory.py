@@ -2,8 +2,9 @@
 
 It holds `sweep.json`, which says what was asked for and never changes; `proposals.json` with the values that a
 sampler has proposed; `early_stopping.json` with the results at rungs and the trials that were stopped there;
-`trials/`, with a run and a log for each trial; `table.csv`; and `report.html`. What else a trial has come to is
-read from its run alone, so a sweep that was killed goes on where its runs stand.
+`failures.json` with the trials that failed, until they are tried again; `trials/`, with a run and a log for each
+trial; `table.csv`; and `report.html`. What else a trial has come to is read from its run alone, so a sweep that
+was killed goes on where its runs stand.
 """
 
 import csv
@@ -22,10 +23,12 @@ from rollmill.planning import SAMPLERS, HalvingState, Judgement, PastTrial, prop
 from rollmill.record import Folder, RunDirectory, read_json, write_json
 
 SPECIFICATION, PROPOSALS, STOPPING = "sweep.json", "proposals.json", "early_stopping.json"
+FAILURES = "failures.json"
 TRIALS, TABLE = "trials", "table.csv"
 TRIAL_RESULTS = ("final_return", "best_return", "env_steps", "steps_per_second", "seconds")
 """Columns of the table, from the summaries of the runs."""
-FINISHED, STOPPED_EARLY, UNFINISHED, RUNNING = "finished", "stopped early", "unfinished", "running"
+FINISHED, STOPPED_EARLY, FAILED = "finished", "stopped early", "failed"
+UNFINISHED, RUNNING = "unfinished", "running"
 """Values of the column `status`; others are those of a run's summary."""
 MAX_BYTES = 64 * 2**20
 """Size limit for a file of a sweep; one of 100,000 trials with five options has 13 million bytes."""
@@ -41,6 +44,11 @@ class _Stopping:
     rungs: dict[str, dict[str, float]]
     stopped: dict[str, Judgement]
     ended: bool
+
+
+@dataclass(frozen=True)
+class _Failures:
+    trials: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,7 @@ class SweepDirectory:
         sweep = cls(root, _read(root, SPECIFICATION, SweepSpec))
         sweep.trials()
         sweep.stopping()
+        sweep.failed()
         return sweep
 
     def trials(self) -> list[Trial]:
@@ -143,6 +152,24 @@ class SweepDirectory:
         """
         write_json(Folder(self.root), STOPPING, asdict(state))
 
+    def failed(self) -> frozenset[str]:
+        """Names of the trials that failed and were not tried again.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        there = Folder(self.root).has(FAILURES)
+        return frozenset(_read(self.root, FAILURES, _Failures).trials if there else ())
+
+    def write_failed(self, names: Collection[str]) -> None:
+        """Writes the names of the trials that failed.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        if names or self.failed():
+            write_json(Folder(self.root), FAILURES, asdict(_Failures(tuple(names))))
+
     def run(self, trial: Trial) -> RunDirectory:
         """The run of a trial; it need not exist yet."""
         return RunDirectory(self.root / TRIALS / trial.name)
@@ -184,11 +211,17 @@ class SweepDirectory:
             metric: a column.
             running: names of trials that run now, whose summary is that of an earlier stop.
         """
-        rows, stopped = [], self.stopping().stopped
+        rows, stopped, failed = [], self.stopping().stopped, self.failed()
         for trial in self.trials():
-            runs = trial.name in running
-            summary = {} if runs else self.summary(trial)
-            status = RUNNING if runs else _status(summary, is_stopped_early=trial.name in stopped)
+            summary = {} if trial.name in running else self.summary(trial)
+            if trial.name in running:
+                status = RUNNING
+            elif _has_ended(summary):  # before it was stopped early
+                status = FINISHED
+            elif trial.name in stopped:
+                status = STOPPED_EARLY
+            else:
+                status = FAILED if trial.name in failed else summary.get("status", UNFINISHED)
             for point, results in _of_each_seed(trial, summary):
                 numbers = {name: _number(results.get(name)) for name in TRIAL_RESULTS}
                 rows.append({"trial": trial.name, **point, "status": status, **numbers})
@@ -223,12 +256,6 @@ class SweepDirectory:
                 result, steps = judgement.result, judgement.steps
             return PastTrial(trial.point, "stopped", result, steps)
         return PastTrial(trial.point, "failed" if trial.name in failed else "running")
-
-
-def _status(summary: Mapping[str, Any], *, is_stopped_early: bool) -> str:
-    if _has_ended(summary):  # before it was stopped early
-        return FINISHED
-    return STOPPED_EARLY if is_stopped_early else summary.get("status", UNFINISHED)
 
 
 def _has_ended(summary: Mapping[str, Any]) -> bool:

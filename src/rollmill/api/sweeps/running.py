@@ -71,6 +71,7 @@ def run_sweep(
         if also_stopped:
             goes_on(sweep)
         schedule, results = _Schedule(sweep.unfinished()), SweepResults(sweep, metric)
+        sweep.write_failed(())  # all of them are tried again
         rule = sweep.spec.early_stopping
         early = EarlyStopping(sweep, rule) if rule else None
         try:
@@ -168,6 +169,7 @@ def _outcome(sweep: SweepDirectory, schedule: _Schedule, running: RunningTrial, 
     else:
         how = f"failed with exit code {code}"
     schedule.failed.append(trial.name)
+    sweep.write_failed(schedule.failed)
     return f"trial {trial} {how}: {last} (all of it: {sweep.log(trial)})"
 
 

@@ -26,6 +26,7 @@ from rollmill.profiling.results import CATEGORIES, Profile
 from rollmill.profiling.text import (
     correction_text,
     duration,
+    error_text,
     machine_text,
     milliseconds,
     path_text,
@@ -182,7 +183,8 @@ def comparison_view(comparison: ProfileComparison) -> RenderableType:
         parts += [Text(""), _terminal_table("Host and device at work", "ms", "state", comparison.states)]
     if comparison.categories:
         parts += [Text(""), _terminal_table("Host by category", "ms", "category", comparison.categories)]
-    return Group(*parts)
+    errors = f"before {error_text(before)}, after {error_text(after)}. Differences below these mean nothing."
+    return Group(*parts, Text(""), Text(f"Error of the profiles' totals: {errors}"))
 
 
 def _named(name: str, profile: Profile) -> list[RenderableType]:

@@ -45,11 +45,11 @@ from rollmill.profiling.text import (
     count,
     counted,
     duration,
+    error_text,
     machine_text,
     milliseconds,
     path_text,
     percent,
-    signed_percent,
     size_of,
     sizes_text,
     speed_of,
@@ -98,12 +98,7 @@ def _head(profile: Profile) -> str:
         at_work = overlap.device_only + overlap.both
         figures.append((percent(at_work / whole), "of the time the device computes"))
         figures.append((percent(overlap.host_only / whole), "of the time only the host is at work"))
-    figures.append(
-        (
-            signed_percent(profile.iteration.error),
-            "error of the profile's total, once the profiler's cost is taken out",
-        )
-    )
+    figures.append((error_text(profile), "error of the profile's total, once the profiler's cost is taken out"))
     return "\n".join(
         [
             f"<h1>Profile of {escaped(titled(profile))}</h1>",
