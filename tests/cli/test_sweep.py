@@ -83,6 +83,8 @@ def trial_process(run: Path) -> int | None:
         ([*SHORT, "--over", "distribution=central,foo"], r"trial 1 .*unknown distribution policy 'foo'"),
         ([*SHORT, "--over", "seed=0..1", "--import", "nowhere_at_all"], "cannot import 'nowhere_at_all'"),
         ([*SHORT, "--over", "distribution=nowhere:mine"], "cannot import 'nowhere'"),
+        ([*SHORT, "--over", "seed=0..1", "--network", "nope"], "unknown network 'nope'"),
+        (["ppo", "gymnasium:nowhere.envs:X-v0", "--over", "seed=0..1"], "cannot import 'nowhere.envs'"),
         ([*SHORT, "--over", "seed=0..1", "--all"], "--all is for --resume SWEEP"),
         ([*SHORT, "--over", "gamma=0.9,0.99", "--group-seeds"], "needs seeds in a row: --over seed=0..4"),
         ([*SHORT, "--over", "seed=0,2", "--group-seeds"], "needs seeds in a row: --over seed=0..4"),
@@ -103,6 +105,22 @@ def test_bad_input_is_refused_before_anything_starts(words, message, tmp_path, m
     with pytest.raises(UsageError, match=message):
         command.run(words)
     assert not list(tmp_path.iterdir())
+
+
+def test_modules_of_the_user_are_found_but_not_imported(tmp_path, monkeypatch):
+    from rollmill.cli import sweep_creation
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "computes").mkdir()
+    (tmp_path / "computes/__init__.py").write_text("raise RuntimeError('it was imported')")
+    (tmp_path / "options.toml").write_text('distribution = "foo"')
+    axes = (sweep_creation.Axis("seed", ("0", "1")),)
+    request = sweep_creation.SweepRequest("ppo", "CartPole-v1", ("--import", "computes.inside"), axes)
+    assert len(sweep_creation.create_sweep(request).trials()) == 2
+    named = sweep_creation.replace(request, options=("--config", "options.toml"))
+    with pytest.raises(sweep_creation.UsageError, match="unknown distribution policy 'foo'"):
+        sweep_creation.create_sweep(named)
 
 
 @pytest.mark.parametrize(("slots", "cores"), [(1, 4), (2, 4), (3, 4), (4, 4), (8, 4)])

@@ -103,10 +103,12 @@ def test_no_more_waiting_is_kept_than_there_is():
     assert (never.program, never.waiting_kept, never.span) == pytest.approx((200.0, 0.0, 0.0))
 
 
-def test_windows_whose_waiting_is_not_known_do_not_count_beside_others():
+def test_waiting_does_not_count_where_it_is_not_known_in_all_windows():
     known = [beside_waiting(late=late) for late in ERRATIC]
-    mixed = [each for pair in known for each in (pair, PairedWindow(9e6, 1e6, 1000.0, 300.0))]
-    assert costs(mixed) == costs(known) and held_out_ratio(mixed) == held_out_ratio(known)
+    mixed = [*known[:-1], known[-1]._replace(waiting=None)]
+    unknown = [pair._replace(waiting=None) for pair in known]
+    assert costs(mixed) == costs(unknown) != costs(known)
+    assert held_out_ratio(mixed) == held_out_ratio(unknown)
 
 
 def test_kernels_that_cost_more_in_some_windows_than_in_others_are_an_error():
@@ -168,6 +170,16 @@ def test_on_an_accelerator_only_the_cost_inside_kernels_is_the_operations():
     assert shorter.device == pytest.approx({("a",): 200, ("b",): 180}) and shorter.host == 0.0
 
 
+@pytest.mark.parametrize("accelerators", [1, 4])
+def test_starts_beside_other_accelerators_lose_the_cost_of_one_only(accelerators):
+    device = {("a",): DeviceTime(work=1000.0, kernels=10 * accelerators)}
+    idle = IdleTime(host_only=800.0, neither=0.0, starts=700.0)
+    found = without_cost(
+        device, ON_ACCELERATOR._replace(inside=0.0), idle=idle, target=1300.0, accelerators=accelerators
+    )
+    assert (found.starts * 700, found.host * 100) == pytest.approx((200, 100))
+
+
 def test_copies_that_a_loop_of_an_accelerator_needs_stay_the_loop_s():
     loop = {("collect",): DeviceTime(between=300.0, kernels=3)}
     assert of_device(loop, ON_ACCELERATOR, host_only=100.0, target=350.0).device == {("collect",): 300.0}
@@ -181,19 +193,31 @@ def test_nothing_is_left_of_what_was_cost_alone():
 class UsedDevice(TraceRecorder):
     """Stands for a recorder on an accelerator whose 100 kernels take 20 ms in all, and their starts another 10."""
 
+    runs = 0
+
     def start(self):
-        pass
+        self.runs = 0
 
     def stop_with_use(self, begin, end, *, read):
-        assert not read and end - begin >= 10e6, "a whole run, after the one in which CUDA graphs are made anew"
+        assert not read and end - begin >= 10e6
+        assert self.runs == 2, "a whole run, after the one in which CUDA graphs are made anew"
         return None, DeviceUse(computing=20e6, starting=10e6, kernels=100, waits=0, devices=1)
 
 
 def test_a_kernel_s_cost_is_what_it_and_its_start_take_longer():
-    found = _measure_event_on_accelerator(UsedDevice(), lambda: time.sleep(0.01))
+    device = UsedDevice()
+
+    def measured(seconds):
+        def run():
+            device.runs += 1
+            time.sleep(seconds)
+
+        return _measure_event_on_accelerator(device, run)
+
+    found = measured(0.01)
     assert found.nanoseconds == pytest.approx(20e6 / 100, rel=0.1)
     assert found.inside == pytest.approx(0.5, rel=0.1)
-    between = _measure_event_on_accelerator(UsedDevice(), lambda: time.sleep(0.025))
+    between = measured(0.025)
     assert between.nanoseconds == pytest.approx(5e6 / 100, rel=0.2) and between.inside == 0.0
-    slow = _measure_event_on_accelerator(UsedDevice(), lambda: time.sleep(0.05))
+    slow = measured(0.05)
     assert slow == (0.0, 0.0), "the host, not the device, bounds the program: nothing is known"

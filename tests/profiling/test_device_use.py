@@ -41,20 +41,20 @@ def use_of(*streams, begin=0, end=10 * LONGEST_START):
 def test_short_times_between_kernels_of_a_stream_are_starts_and_long_ones_waiting():
     second = 300 + LONGEST_START
     found = use_of([(100, 300), (second, second + 50), (second + 51 + LONGEST_START, second + 61 + LONGEST_START)])
-    assert found == DeviceUse(computing=200 + 50 + 10, starting=LONGEST_START, kernels=3, waits=1, devices=1)
+    assert found == DeviceUse(computing=200 + 50 + 10, starting=LONGEST_START, kernels=3, waits=3, devices=1)
     assert found.working == found.computing + found.starting
 
 
 def test_instants_in_which_several_streams_compute_count_once():
-    assert use_of([(100, 300)], [(200, 500)]) == DeviceUse(400.0, 0.0, 2, 0, 1)
-    assert use_of([(100, 200), (400, 500)], [(100, 500)]) == DeviceUse(400.0, 0.0, 3, 0, 1)
-    assert use_of([(100, 200), (400, 500)], [(250, 260)]) == DeviceUse(210.0, 190.0, 3, 0, 1), (
+    assert use_of([(100, 300)], [(200, 500)]) == DeviceUse(400.0, 0.0, 2, 2, 1)
+    assert use_of([(100, 200), (400, 500)], [(100, 500)]) == DeviceUse(400.0, 0.0, 3, 2, 1)
+    assert use_of([(100, 200), (400, 500)], [(250, 260)]) == DeviceUse(210.0, 190.0, 3, 2, 1), (
         "the first stream's start"
     )
 
 
 def test_kernels_that_overlap_are_joined():
-    assert use_of([(100, 300), (290, 400), (120, 200)]) == DeviceUse(300.0, 0.0, 3, 0, 1)
+    assert use_of([(100, 300), (290, 400), (120, 200)]) == DeviceUse(300.0, 0.0, 3, 2, 1)
 
 
 def test_only_what_lies_in_the_window_counts():
@@ -63,8 +63,8 @@ def test_only_what_lies_in_the_window_counts():
 
 
 def test_an_idle_device():
-    assert use_of([]) == use_of() == DeviceUse(0.0, 0.0, 0, 0, 0)
-    assert use_of([(900, 950)], begin=0, end=100) == DeviceUse(0.0, 0.0, 0, 0, 0)
+    assert use_of([]) == use_of() == DeviceUse(0.0, 0.0, 0, 1, 0)
+    assert use_of([(900, 950)], begin=0, end=100) == DeviceUse(0.0, 0.0, 0, 1, 0)
 
 
 def test_accelerators_are_counted():
@@ -72,7 +72,7 @@ def test_accelerators_are_counted():
     trace = trace_of([(100, 200)])
     trace.planes.append(SimpleNamespace(name=second, lines=[line("Stream #1", [kernel((150, 300))])]))
     found = device_use(trace, CLOCK_AHEAD, CLOCK_AHEAD + 1000)
-    assert first == trace.planes[0].name and found == DeviceUse(200.0, 0.0, 2, 0, 2)
+    assert first == trace.planes[0].name and found == DeviceUse(200.0, 0.0, 2, 2, 2)
 
 
 def test_a_clock_that_runs_since_months_is_exact():

@@ -139,7 +139,7 @@ def _print(table: PlanTable, *, is_stored: bool, budget: float) -> None:
     when = ", by an earlier search; --fresh searches anew" if is_stored else ""
     print(f"\nsearched {table.seconds:.0f} s{when}")
     if left := sum(row.status == "not reached" for row in table.rows):
-        longer = f"--budget {MORE * budget:g}"
+        longer = f"{'--fresh ' if is_stored else ''}--budget {MORE * budget:g}"
         print(f"{left} of {len(table.rows)} candidates were not reached; {longer} might find a faster one")
     print(f"chosen: {chosen.candidate}, {speed_text(chosen.measured_speed)} steps/s: {chosen.reason}")
     print(f"        {' '.join(chosen.candidate.words)}")

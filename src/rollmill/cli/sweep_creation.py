@@ -1,6 +1,7 @@
 """Checks what a sweep is to try, and creates its directory: for the command and for `rollmill.sweep`."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.util import find_spec
@@ -8,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.api import SweepDirectory, SweepSpec, Trial, find_algorithm, remember
+from rollmill.cli.config_file import with_config_file
 from rollmill.cli.parsing import given_options, values_of
-from rollmill.cli.train import check_arguments, option_kinds
+from rollmill.cli.train import check_arguments, option_kinds, types_of_options
 from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.own_line import failed_import
 from rollmill.core.plugins import plugins_named
 from rollmill.envs import check_name
+from rollmill.networks import find_network
 from rollmill.planning import (
     SAMPLERS,
     Axis,
@@ -181,23 +184,16 @@ def _checked(trial: Trial) -> Any:
 
 
 def _check_parts(trials: Sequence[Trial]) -> None:
-    """Checks the environments, distribution policies and modules that trials name, each once.
+    """Checks the environments, networks, distribution policies and modules that trials name, each once.
 
-    Modules of the user are found but not imported: what they compute would take memory of a device here.
+    Packages of the user's modules are found but not imported: what they compute would take memory of a device.
 
     Raises:
         UsageError: one is unknown.
     """
     checked: set[tuple[Callable[[str], object], str]] = set()
     for trial in trials:
-        _, environment, *options = trial.words
-        modules, policies = values_of("--import", options), values_of("--distribution", options)
-        parts = [(_check_module, module) for module in modules]
-        parts += [(find_distribution, policy) for policy in policies if ":" not in policy]
-        parts += [(_check_module, policy.partition(":")[0]) for policy in policies if ":" in policy]
-        if not modules and not plugins_named("environment", environment):
-            parts.append((check_name, environment))
-        for check, name in parts:
+        for check, name in _named_parts(with_config_file(list(trial.words), types_of_options)):
             if (check, name) not in checked:
                 checked.add((check, name))
                 try:
@@ -206,10 +202,31 @@ def _check_parts(trials: Sequence[Trial]) -> None:
                     raise UsageError(f"trial {trial}: {error}") from error
 
 
+def _named_parts(words: Sequence[str]) -> Iterator[tuple[Callable[[str], object], str]]:
+    """The parts that the words of a training name, each with what checks it."""
+    _, environment, *options = words
+    modules = values_of("--import", options)
+    for policy in values_of("--distribution", options):
+        yield (_check_module, policy.partition(":")[0]) if ":" in policy else (find_distribution, policy)
+    if of_environment := environment.partition(":")[2].rpartition(":")[0]:
+        yield _check_module, of_environment
+    for module in modules:
+        yield _check_module, module
+    if modules:  # which may register the others
+        return
+    if not plugins_named("environment", environment):
+        yield check_name, environment
+    for network in values_of("--network", options):
+        if not plugins_named("network", network):
+            yield find_network, network
+
+
 def _check_module(name: str) -> None:
+    """Raises a UsageError if Python does not find the package of a module."""
+    package = name.partition(".")[0]
     try:
-        if find_spec(name) is None:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        if package not in sys.modules and find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
     except (ImportError, ValueError) as error:
         raise UsageError(failed_import(name, error)) from error
 

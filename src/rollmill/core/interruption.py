@@ -8,7 +8,7 @@ from types import FrameType
 
 @dataclass
 class Interruption:
-    """Handler of SIGINT until a training installs its own: `signal.signal(signal.SIGINT, Interruption())`.
+    """Handler of SIGINT until a training installs its own: `Interruption().install()`.
 
     It raises KeyboardInterrupt. In a finaliser or a callback Python goes on after that exception; a training that
     begins afterwards stops at its first opportunity.
@@ -23,7 +23,10 @@ class Interruption:
         raise KeyboardInterrupt
 
     def install(self) -> None:
-        """Handles SIGINT, unless it is ignored, as in background jobs, or handled; callbacks do not print it."""
+        """Handles SIGINT in this process, unless it is ignored, as in background jobs, or has another handler.
+
+        Python then prints no KeyboardInterrupt that is raised in a callback.
+        """
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return
         signal.signal(signal.SIGINT, self)

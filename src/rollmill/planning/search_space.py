@@ -12,7 +12,7 @@ MOST_TRIALS = 100_000
 """More are a slip; a sweep's table is read by people."""
 
 MOST_NUMBERED = 2**62
-"""Combinations beyond which they are drawn without regard to those before: none is drawn twice then."""
+"""Combinations beyond which each is drawn without regard to those before: it is improbable that two are equal."""
 
 
 class Axis(NamedTuple):
@@ -107,8 +107,8 @@ def points(axes: Sequence[Axis], *, draws: int | None = None, seed: int = 0) -> 
 
     Args:
         axes: the axes.
-        draws: number of random combinations, instead of all. Where all values are listed, they differ, and there
-            are no more than can.
+        draws: number of random combinations, instead of all. Where all values are listed, they differ, and are at
+            most as many as there are.
         seed: seed of the draws.
 
     Raises:

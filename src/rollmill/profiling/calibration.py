@@ -40,7 +40,8 @@ def calibrated(*, fresh: bool = False) -> Calibration:
         return kept
     event = measure_event(TraceRecorder())
     found = Calibration(machine, event.inside, event.nanoseconds, measure_ceilings())
-    _keep(file, found)
+    if found.event_nanoseconds:
+        _keep(file, found)
     return found
 
 

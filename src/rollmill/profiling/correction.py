@@ -61,9 +61,9 @@ class EventCosts(NamedTuple):
     """The other share lies in the device's idle time: on an accelerator, where no event of a loop is around it."""
     calibrated: float = 0.0
     """The cost of a program's event in a program of known duration; 0 if it is not known."""
-    waiting_kept: float = 0.0
-    """Nanoseconds of an iteration in which an accelerator waits for the host without the profiler, too, where the
-    waiting is known."""
+    waiting_kept: float | None = None
+    """Nanoseconds of an iteration in which an accelerator waits for the host without the profiler, too; None where
+    its waiting is not known in all windows."""
 
     @property
     def bounded(self) -> float:
@@ -98,8 +98,8 @@ def costs(
         in_idle_time: likewise.
         calibrated: likewise.
     """
-    if known := _with_waiting(pairs):
-        program, kept = _costs_beside_waiting(known, calibrated)
+    if _know_waiting(pairs):
+        program, kept = _costs_beside_waiting(pairs, calibrated)
         return EventCosts(program, 0.0, inside, in_idle_time, calibrated, kept)
     spans = [pair.extra / pair.span_events for pair in pairs if pair.span_events]
     span = min(SPAN_NANOSECONDS, _cost(spans))
@@ -109,8 +109,8 @@ def costs(
     return EventCosts(_cost(programs), span, inside, in_idle_time, calibrated)
 
 
-def _with_waiting(pairs: Sequence[PairedWindow]) -> list[PairedWindow]:
-    return [pair for pair in pairs if pair.waiting is not None]
+def _know_waiting(pairs: Sequence[PairedWindow]) -> bool:
+    return bool(pairs) and all(pair.waiting is not None for pair in pairs)
 
 
 def _costs_beside_waiting(pairs: Sequence[PairedWindow], calibrated: float) -> tuple[float, float]:
@@ -141,7 +141,7 @@ def middle_mean(values: Sequence[float]) -> float:
 
 def corrected_duration(pair: PairedWindow, found: EventCosts) -> float:
     """Nanoseconds of an iteration without the profiler, predicted for a window with it."""
-    late = max(0.0, pair.waiting - found.waiting_kept) if pair.waiting is not None else 0.0
+    late = 0.0 if found.waiting_kept is None else max(0.0, (pair.waiting or 0.0) - found.waiting_kept)
     return pair.profiled - late - pair.program_events * found.program - pair.span_events * found.span
 
 
@@ -153,10 +153,11 @@ def held_out_ratio(pairs: Sequence[PairedWindow], *, calibrated: float = 0.0) ->
     is not equally fast all the time. A single pair is corrected by its own costs.
 
     Args:
-        pairs: the windows. If the waiting is known in some of them, the others do not count.
+        pairs: the windows.
         calibrated: as in `EventCosts`.
     """
-    pairs = _with_waiting(pairs) or pairs
+    if not _know_waiting(pairs):
+        pairs = [pair._replace(waiting=None) for pair in pairs]
     found = costs(pairs[::2], calibrated=calibrated)
     return middle_mean([corrected_duration(pair, found) / pair.unprofiled for pair in pairs[1::2] or pairs])
 
@@ -189,7 +190,7 @@ class IdleTime(NamedTuple):
 
 
 def without_cost(
-    device: Mapping[Path, DeviceTime], found: EventCosts, *, idle: IdleTime, target: float
+    device: Mapping[Path, DeviceTime], found: EventCosts, *, idle: IdleTime, target: float, accelerators: int = 1
 ) -> WithoutCost:
     """The times of a process in windows that would have taken `target` without the profiler.
 
@@ -204,11 +205,13 @@ def without_cost(
         found: costs of events.
         idle: times in which it does not compute.
         target: nanoseconds of the windows' iterations without the profiler.
+        accelerators: number of those that compute side by side, in whose idle time none does.
     """
     corrected = {path: _corrected(times, found) for path, times in device.items()}
     busy = math.fsum(corrected.values())
     if found.in_idle_time:
-        outside = (1.0 - found.inside) * found.bounded * math.fsum(times.kernels for times in device.values())
+        kernels = math.fsum(times.kernels for times in device.values()) / max(1, accelerators)
+        outside = (1.0 - found.inside) * found.bounded * kernels
         starts = min(max(0.0, idle.starts - outside), max(0.0, target - busy))
         left = max(0.0, target - busy - starts)
         scaled = _scaled(corrected, min(1.0, _ratio(target, busy)))

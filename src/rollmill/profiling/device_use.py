@@ -27,7 +27,7 @@ class DeviceUse(NamedTuple):
     kernels: int
     """Number of kernels and copies that end in the window."""
     waits: int
-    """Number of longer times between two, in which an accelerator waits for the host."""
+    """Number of the other times, in which all accelerators wait for the host."""
     devices: int
     """Number of accelerators that computed."""
 
@@ -54,8 +54,8 @@ def device_use(data: Any, begin: int, end: int) -> DeviceUse:
     computing = _any_of([_joined(stream, 0.0) for stream in streams.values()])
     working = _any_of([_joined(stream, float(LONGEST_START)) for stream in streams.values()])
     lengths = [float(np.sum(np.diff(np.clip(times, 0.0, length), axis=0))) for times in (computing, working)]
-    waits = max(0, working.shape[1] - 1)
-    return DeviceUse(lengths[0], lengths[1] - lengths[0], kernels, waits, len(devices))
+    waits = 1 + working.shape[1] - np.sum(working[0] <= 0.0) - np.sum(working[1] >= length)
+    return DeviceUse(lengths[0], lengths[1] - lengths[0], kernels, int(waits), len(devices))
 
 
 def _kernels(line: Any, origin: int) -> Times:

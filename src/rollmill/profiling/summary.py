@@ -219,7 +219,7 @@ def _without_cost(process: ProcessWindows, costs: EventCosts, target: float) -> 
         starts=math.fsum(time for window in process.windows for time in window.times.starts.values()),
     )
     here = costs.on(accelerated=process.accelerators > 0)
-    return without_cost(_device_times(process), here, idle=idle, target=target)
+    return without_cost(_device_times(process), here, idle=idle, target=target, accelerators=process.accelerators)
 
 
 def _overlap(process: ProcessWindows, scale: float, corrected: WithoutCost, iteration: float) -> Overlap:

@@ -107,7 +107,7 @@ def correction_text(profile: Profile) -> str:
     if iteration.unprofiled <= 0:
         return "The training was not timed without the profiler, so the correction cannot be checked."
     slowed = f"The profiler slowed the training by {times(iteration.profiled / iteration.unprofiled)}; "
-    if len(profile.windows) == 1:
+    if not is_correction_tested(profile):
         return f"{slowed}the correction was {NOT_TESTED}: that takes two windows with the profiler."
     return (
         f"{slowed}corrected {duration(iteration.corrected)} an iteration, without it "
@@ -117,4 +117,9 @@ def correction_text(profile: Profile) -> str:
 
 def error_text(profile: Profile) -> str:
     """The error of the correction: that of windows that were corrected with the cost that others gave."""
-    return NOT_TESTED if len(profile.windows) == 1 else signed_percent(profile.iteration.error)
+    return signed_percent(profile.iteration.error) if is_correction_tested(profile) else NOT_TESTED
+
+
+def is_correction_tested(profile: Profile) -> bool:
+    """True unless a single window had to be corrected with the cost that it gave itself."""
+    return len(profile.windows) != 1

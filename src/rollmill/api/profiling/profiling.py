@@ -204,6 +204,8 @@ def _result(
 ) -> results.Profile:
     pairs, processes, iterations, notes = windows.pairs(), windows.by_process(), windows.iterations, list(notes)
     accelerated = jax.default_backend() != "cpu"
+    if not calibration.event_nanoseconds:
+        notes.append("The cost of an event in a program of known duration could not be measured: --calibrate.")
     costs = correction.costs(
         pairs, inside=calibration.inside, in_idle_time=accelerated, calibrated=calibration.event_nanoseconds
     )
@@ -250,12 +252,11 @@ def _book_keeping(
 ) -> Iterator[results.BookKeeping]:
     programs = statistics.fmean(pair.program_events for pair in pairs)
     yield results.BookKeeping("events of compiled programs", programs, costs.program, costs.calibrated)
-    waiting = [pair.waiting for pair in pairs if pair.waiting is not None]
-    if not waiting:
+    if costs.waiting_kept is None:
         spans = statistics.fmean(pair.span_events for pair in pairs)
         yield results.BookKeeping("spans of the host", spans, costs.span)
     elif waits := windows.waits:
-        longer = max(0.0, correction.middle_mean(waiting) - costs.waiting_kept)
+        longer = max(0.0, correction.middle_mean([pair.waiting or 0.0 for pair in pairs]) - costs.waiting_kept)
         yield results.BookKeeping("times that the device waits for the host", waits, longer / waits)
 
 

@@ -167,8 +167,8 @@ class SweepDirectory:
         Raises:
             StorageError: the file cannot be written.
         """
-        if names or self.failed():
-            write_json(Folder(self.root), FAILURES, asdict(_Failures(tuple(names))))
+        if self.failed() != set(names):
+            write_json(Folder(self.root), FAILURES, asdict(_Failures(tuple(sorted(names)))))
 
     def run(self, trial: Trial) -> RunDirectory:
         """The run of a trial; it need not exist yet."""

@@ -183,8 +183,8 @@ def comparison_view(comparison: ProfileComparison) -> RenderableType:
         parts += [Text(""), _terminal_table("Host and device at work", "ms", "state", comparison.states)]
     if comparison.categories:
         parts += [Text(""), _terminal_table("Host by category", "ms", "category", comparison.categories)]
-    errors = f"before {error_text(before)}, after {error_text(after)}. Differences below these mean nothing."
-    return Group(*parts, Text(""), Text(f"Error of the profiles' totals: {errors}"))
+    errors = f"Error of an iteration's whole time: before {error_text(before)}, after {error_text(after)}."
+    return Group(*parts, Text(""), Text(errors))
 
 
 def _named(name: str, profile: Profile) -> list[RenderableType]:
@@ -255,9 +255,8 @@ def comparison_page(comparison: ProfileComparison) -> str:
         ),
         section(
             "How far the figures can be trusted",
-            "The remaining error of each profile once the profiler's own cost is taken out. Differences below "
-            "these "
-            "errors mean nothing.",
+            "The error of an iteration's whole time in each profile, once the profiler's own cost is taken out. "
+            "Smaller differences mean nothing; those of single operations can be rougher.",
             [f"<p>Before: {escaped(correction_text(before))}</p><p>After: {escaped(correction_text(after))}</p>"],
         ),
     ]

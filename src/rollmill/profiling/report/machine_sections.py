@@ -10,6 +10,7 @@ from rollmill.profiling.text import (
     count,
     counted,
     duration,
+    is_correction_tested,
     milliseconds,
     percent,
     size_of,
@@ -87,7 +88,7 @@ def profiler_section(profile: Profile) -> str:
     durations = (
         ("without the profiler", iteration.unprofiled, "both"),
         ("with the profiler", iteration.profiled, "idle"),
-        ("corrected", iteration.corrected, "device"),
+        *([("corrected", iteration.corrected, "device")] if is_correction_tested(profile) else []),
     )
     longest = max(seconds for _, seconds, _ in durations)
     bars = [
