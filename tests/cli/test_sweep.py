@@ -83,6 +83,10 @@ def trial_process(run: Path) -> int | None:
         ([*SHORT, "--over", "distribution=central,foo"], r"trial 1 .*unknown distribution policy 'foo'"),
         ([*SHORT, "--over", "seed=0..1", "--import", "nowhere_at_all"], "cannot import 'nowhere_at_all'"),
         ([*SHORT, "--over", "distribution=nowhere:mine"], "cannot import 'nowhere'"),
+        (
+            [*SHORT, "--over", "seed=0..1", "--gpu-sharing", "mps"],
+            "--gpu-sharing mps has no effect: JAX uses no GPU",
+        ),
         ([*SHORT, "--over", "seed=0..1", "--network", "nope"], "unknown network 'nope'"),
         (["ppo", "gymnasium:nowhere.envs:X-v0", "--over", "seed=0..1"], "cannot import 'nowhere.envs'"),
         ([*SHORT, "--over", "seed=0..1", "--all"], "--all is for --resume SWEEP"),

@@ -16,7 +16,7 @@ from rollmill.cli.sweep_creation import (
 from rollmill.cli.values import integer
 from rollmill.core.errors import UsageError
 from rollmill.core.shell import command
-from rollmill.execution.instances import SHARINGS
+from rollmill.execution.instances import SHARINGS, check_sharing
 from rollmill.planning import SAMPLERS, check_sampler, parse_axis
 from rollmill.record import RunDirectory
 
@@ -60,6 +60,7 @@ def run(arguments: list[str]) -> int:
     own, rest = _parser().parse_known_args(arguments)
     if own.at_once is not None and own.at_once < 1:
         raise UsageError(f"--at-once {own.at_once} has to be at least 1.")
+    check_sharing(own.gpu_sharing)
     sweep = _reopened(own, rest) if own.resume else _created(own, rest)
     metric = own.metric or sweep.spec.metric
     print(f"sweep: {sweep.root}", flush=True)

@@ -22,7 +22,7 @@ from rollmill.core.errors import UsageError, unknown_name
 from rollmill.core.fields import fit
 from rollmill.core.machine import GpuSharing
 from rollmill.core.plugins import Kind
-from rollmill.execution.instances import SHARINGS
+from rollmill.execution.instances import SHARINGS, check_sharing
 from rollmill.planning import Axis, listed_axis, option_name, parse_axis
 
 OF_ENVIRONMENT = "env-option."
@@ -169,6 +169,7 @@ def _check_names(algorithm: Any, environment: Any, sharing: Any, metric: Any) ->
             )
     if sharing not in SHARINGS:
         raise unknown_name("gpu_sharing", str(sharing), SHARINGS)
+    check_sharing(sharing)
     if metric not in TRIAL_RESULTS:
         raise unknown_name("metric", str(metric), TRIAL_RESULTS)
 

@@ -210,6 +210,8 @@ def test_a_machine_is_divided_by_the_memory_of_its_gpus(driver):
 def test_gpus_that_jax_does_not_use_are_not_divided(driver, monkeypatch, platforms):
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     assert set(devices_of(wanted=3)[0]) == {None}
+    with pytest.raises(UsageError, match="--gpu-sharing turns has no effect: JAX uses no GPU here"):
+        devices_of("turns")
 
 
 @pytest.mark.parametrize("platforms", ["", "cuda", "gpu", "cuda,cpu", " cuda"])

@@ -12,6 +12,7 @@ from rollmill.execution.instances.gpus import (
 from rollmill.execution.instances.machine_parts import (
     MachinePart,
     MachineParts,
+    check_sharing,
     divide_machine,
     parts_on_cores,
     share_of_cores,
@@ -40,6 +41,7 @@ __all__ = [
     "MpsDaemon",
     "SharedGpus",
     "Slice",
+    "check_sharing",
     "check_slices",
     "choose_sharing",
     "daemon_answers",

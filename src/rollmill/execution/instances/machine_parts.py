@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollmill.core.errors import UsageError
 from rollmill.core.machine import GpuSharing, usable_cores, visible_gpus
 from rollmill.execution.instances.gpus import Gpu, find_computing_gpus, open_nvml
 from rollmill.execution.instances.sharing import MOST_CLIENTS, Instance, Way, shared_gpus
@@ -56,6 +57,7 @@ def divide_machine(wanted: int | None, most: int, sharing: GpuSharing) -> Iterat
     Raises:
         UsageError: the GPUs cannot be shared so.
     """
+    check_sharing(sharing)
     gpus = _gpus(required=sharing != "auto")
     if not gpus:
         yield parts_on_cores(min(wanted or usable_cores(), most))
@@ -68,6 +70,12 @@ def divide_machine(wanted: int | None, most: int, sharing: GpuSharing) -> Iterat
         if shared.start_seconds:
             note += f", daemon started in {shared.start_seconds:.1f} s"
         yield MachineParts(_parts_on(instances), note, least=len(_devices(gpus, shared.way)))
+
+
+def check_sharing(sharing: GpuSharing) -> None:
+    """Raises a UsageError if a way to share GPUs is asked for and JAX uses none here."""
+    if sharing != "auto" and not _gpus(required=True):
+        raise UsageError(f"--gpu-sharing {sharing} has no effect: JAX uses no GPU here. hint: leave it out.")
 
 
 def parts_on_cores(count: int) -> MachineParts:
