@@ -1,9 +1,8 @@
 """The profiler's own cost, and durations without it."""
 
-import time
-
 import pytest
 
+from rollmill.profiling import correction
 from rollmill.profiling.attribution import DeviceTime
 from rollmill.profiling.correction import (
     EventCosts,
@@ -191,33 +190,37 @@ def test_nothing_is_left_of_what_was_cost_alone():
 
 
 class UsedDevice(TraceRecorder):
-    """Stands for a recorder on an accelerator whose 100 kernels take 20 ms in all, and their starts another 10."""
+    """Stands for an accelerator whose 100 kernels take 20 ms in all when recorded, and their starts another 10."""
 
-    runs = 0
+    def __init__(self, milliseconds):
+        self._milliseconds = milliseconds
+        self.now = self.runs = 0
+
+    def monotonic_ns(self):
+        return self.now
+
+    def run(self):
+        self.now += 1_000_000 * self._milliseconds
+        self.runs += 1
 
     def start(self):
         self.runs = 0
 
     def stop_with_use(self, begin, end, *, read):
-        assert not read and end - begin >= 10e6
+        assert not read and end - begin == 1_000_000 * self._milliseconds
         assert self.runs == 2, "a whole run, after the one in which CUDA graphs are made anew"
         return None, DeviceUse(computing=20e6, starting=10e6, kernels=100, waits=0, devices=1)
 
 
-def test_a_kernel_s_cost_is_what_it_and_its_start_take_longer():
-    device = UsedDevice()
-
-    def measured(seconds):
-        def run():
-            device.runs += 1
-            time.sleep(seconds)
-
-        return _measure_event_on_accelerator(device, run)
-
-    found = measured(0.01)
-    assert found.nanoseconds == pytest.approx(20e6 / 100, rel=0.1)
-    assert found.inside == pytest.approx(0.5, rel=0.1)
-    between = measured(0.025)
-    assert between.nanoseconds == pytest.approx(5e6 / 100, rel=0.2) and between.inside == 0.0
-    slow = measured(0.05)
-    assert slow == (0.0, 0.0), "the host, not the device, bounds the program: nothing is known"
+@pytest.mark.parametrize(
+    ("milliseconds", "cost"),
+    [
+        (10, (20e6 / 100, 0.5)),
+        (25, (5e6 / 100, 0.0)),
+        (50, (0.0, 0.0)),  # the host, not the device, bounds the program: nothing is known
+    ],
+)
+def test_a_kernel_s_cost_is_what_it_and_its_start_take_longer(milliseconds, cost, monkeypatch):
+    device = UsedDevice(milliseconds)
+    monkeypatch.setattr(correction, "time", device)
+    assert _measure_event_on_accelerator(device, device.run) == pytest.approx(cost)
