@@ -21,8 +21,17 @@ def errors() -> str:
     """How far the corrected duration of an iteration is from the unprofiled one, in each of several profiles.
 
     `windows` is the smallest number of windows of a profile. `with it` has the standard deviation among windows.
+    `device waits` has the range of the windows with the profiler, as shares of an iteration without it.
     """
-    head = ["training", "on", "windows", "without the profiler", "with it", "error of each profile"]
+    head = [
+        "training",
+        "on",
+        "windows",
+        "without the profiler",
+        "with it",
+        "device waits",
+        "error of each profile",
+    ]
     rows = []
     for machine, name, row in rows_of("errors"):
         profiles = row["profiles"]
@@ -34,10 +43,15 @@ def errors() -> str:
                 str(min(map(len, slowdowns))),
                 duration(median(each["iteration_seconds"] for each in profiles)),
                 f"{median(each['slowdown'] for each in profiles):.2f} ± {median(map(stdev, slowdowns)):.2f} x",
+                _range([float(each) for one in profiles for each in one.get("waiting", "").split()]),
                 ", ".join(f"{each['error']:+.1%}" for each in profiles),
             ]
         )
-    return table_of(head, rows, numbers=(2, 3, 4, 5))
+    return table_of(head, rows, numbers=(2, 3, 4, 5, 6))
+
+
+def _range(shares: Sequence[float]) -> str:
+    return f"{percent(min(shares))} to {percent(max(shares))}" if shares else ""
 
 
 def _machine(machine: str, profiles: Sequence[Mapping[str, Any]]) -> str:

@@ -105,13 +105,15 @@ def test_trials_that_are_worse_at_a_rung_are_stopped(tmp_path):
 def test_failed_trials_are_told_apart_until_they_are_tried_again(tmp_path):
     sweep = made(tmp_path / "sweep")
     first, second, _ = sweep.trials()
-    sweep.write_failed([first.name, second.name])
+    for trial in (first, second):
+        sweep.note_failure(trial, failed=True)
     end(sweep, first, "finished", 1.0)
     again = SweepDirectory.open(sweep.root)
     status = {row["trial"]: row["status"] for row in again.rows("final_return", running=["2"])}
     assert status == {"0": "finished", "1": "failed", "2": "running"}
     assert second in again.unfinished()
-    again.write_failed(())
+    for trial in (first, second):
+        again.note_failure(trial, failed=False)
     assert {row["status"] for row in sweep.rows("final_return")} == {"finished", "unfinished"}
     (sweep.root / "failures.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"failures\.json"):

@@ -98,10 +98,15 @@ def named_modules_of(spec: SweepSpec, trials: Sequence[Trial]) -> set[str]:
     each = [{axis.option: value} for axis in spec.axes for value in axis.values]
     modules: set[str] = set()
     for words in [*(trial.words for trial in trials), *map(spec.words, each)]:
-        policies = [policy.partition(":")[0] for policy in values_of("--distribution", words) if ":" in policy]
-        of_environment = words[1].partition(":")[2].rpartition(":")[0]
-        modules |= {*values_of("--import", words), *policies, of_environment} - {""}
+        modules |= _modules_of(words)
     return modules
+
+
+def _modules_of(words: Sequence[str]) -> set[str]:
+    """The modules that a training imports: of `--import`, of its distribution policy and of its environment."""
+    policies = [policy.partition(":")[0] for policy in values_of("--distribution", words) if ":" in policy]
+    of_environment = words[1].partition(":")[2].rpartition(":")[0]
+    return {*values_of("--import", words), *policies, of_environment} - {""}
 
 
 def _check_request(asked: SweepRequest) -> None:
@@ -161,12 +166,20 @@ def _sampler_and_count(asked: SweepRequest) -> tuple[str | None, int | None]:
     count = asked.random or asked.trials
     if count is None:
         raise UsageError(f"--sampler {sampler} needs the number of trials: --trials N.")
-    if sampler != "random":
-        check_sampler(sampler)
+    if sampler == "random":
+        _check_count(asked, count)
+        return None, count
+    check_sampler(sampler)
+    if combinations(asked.axes) is not None:
+        points(asked.axes)  # refuses more than can be listed, because they are where proposals repeat
+    _check_count(asked, count)
+    return sampler, count
+
+
+def _check_count(asked: SweepRequest, count: int) -> None:
     if (most := combinations(asked.axes)) is not None and count > most:
         name = "--trials" if asked.random is None else "--random"
         raise UsageError(f"{name} {count}: these axes have {most} combinations only.")
-    return (None, count) if sampler == "random" else (sampler, count)
 
 
 def _trials_to_check(spec: SweepSpec) -> list[Trial]:
@@ -205,14 +218,12 @@ def _check_parts(trials: Sequence[Trial]) -> None:
 def _named_parts(words: Sequence[str]) -> Iterator[tuple[Callable[[str], object], str]]:
     """The parts that the words of a training name, each with what checks it."""
     _, environment, *options = words
-    modules = values_of("--import", options)
-    for policy in values_of("--distribution", options):
-        yield (_check_module, policy.partition(":")[0]) if ":" in policy else (find_distribution, policy)
-    if of_environment := environment.partition(":")[2].rpartition(":")[0]:
-        yield _check_module, of_environment
-    for module in modules:
+    for module in sorted(_modules_of(words)):
         yield _check_module, module
-    if modules:  # which may register the others
+    for policy in values_of("--distribution", options):
+        if ":" not in policy:
+            yield find_distribution, policy
+    if values_of("--import", options):  # which may register the others
         return
     if not plugins_named("environment", environment):
         yield check_name, environment

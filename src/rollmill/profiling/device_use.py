@@ -1,6 +1,6 @@
 """How long an accelerator is at work in a window, by the times of its kernels alone.
 
-Reading what the kernels are takes several times as long, so this is done for every window.
+To read what the kernels are takes longer, so that is done for some windows only, and this for all.
 """
 
 from collections.abc import Sequence

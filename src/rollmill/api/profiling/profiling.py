@@ -205,7 +205,7 @@ def _result(
     pairs, processes, iterations, notes = windows.pairs(), windows.by_process(), windows.iterations, list(notes)
     accelerated = jax.default_backend() != "cpu"
     if not calibration.event_nanoseconds:
-        notes.append("The cost of an event in a program of known duration could not be measured: --calibrate.")
+        notes.append("The cost of an event in a program of known duration was not found; --calibrate tries again.")
     costs = correction.costs(
         pairs, inside=calibration.inside, in_idle_time=accelerated, calibrated=calibration.event_nanoseconds
     )

@@ -161,14 +161,16 @@ class SweepDirectory:
         there = Folder(self.root).has(FAILURES)
         return frozenset(_read(self.root, FAILURES, _Failures).trials if there else ())
 
-    def write_failed(self, names: Collection[str]) -> None:
-        """Writes the names of the trials that failed.
+    def note_failure(self, trial: Trial, *, failed: bool) -> None:
+        """Notes that a trial failed, or that it is tried again.
 
         Raises:
             StorageError: the file cannot be written.
         """
-        if self.failed() != set(names):
-            write_json(Folder(self.root), FAILURES, asdict(_Failures(tuple(sorted(names)))))
+        before = self.failed()
+        after = before | {trial.name} if failed else before - {trial.name}
+        if after != before:
+            write_json(Folder(self.root), FAILURES, asdict(_Failures(tuple(sorted(after)))))
 
     def run(self, trial: Trial) -> RunDirectory:
         """The run of a trial; it need not exist yet."""

@@ -100,7 +100,7 @@ def _run_all(
     while (schedule.waiting or schedule.running or sweep.remaining) and not stop.requested:
         free = sorted(set(range(len(parts))) - {running.part for running in schedule.running})
         for part, trial in zip(free, _next_trials(sweep, schedule, early, say), strict=False):
-            sweep.write_failed(sweep.failed() - {trial.name})
+            sweep.note_failure(trial, failed=False)
             schedule.running.append(RunningTrial(trial, start_trial(sweep, trial, parts.each[part]), part))
             say(f"trial {trial} started")
         ended = [running for running in schedule.running if running.process.poll() is not None]
@@ -169,7 +169,7 @@ def _outcome(sweep: SweepDirectory, schedule: _Schedule, running: RunningTrial, 
     else:
         how = f"failed with exit code {code}"
     schedule.failed.append(trial.name)
-    sweep.write_failed(sweep.failed() | {trial.name})
+    sweep.note_failure(trial, failed=True)
     return f"trial {trial} {how}: {last} (all of it: {sweep.log(trial)})"
 
 

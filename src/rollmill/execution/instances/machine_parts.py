@@ -57,8 +57,7 @@ def divide_machine(wanted: int | None, most: int, sharing: GpuSharing) -> Iterat
     Raises:
         UsageError: the GPUs cannot be shared so.
     """
-    check_sharing(sharing)
-    gpus = _gpus(required=sharing != "auto")
+    gpus = _gpus(sharing)
     if not gpus:
         yield parts_on_cores(min(wanted or usable_cores(), most))
         return
@@ -74,8 +73,8 @@ def divide_machine(wanted: int | None, most: int, sharing: GpuSharing) -> Iterat
 
 def check_sharing(sharing: GpuSharing) -> None:
     """Raises a UsageError if a way to share GPUs is asked for and JAX uses none here."""
-    if sharing != "auto" and not _gpus(required=True):
-        raise UsageError(f"--gpu-sharing {sharing} has no effect: JAX uses no GPU here. hint: leave it out.")
+    if sharing != "auto":
+        _gpus(sharing)
 
 
 def parts_on_cores(count: int) -> MachineParts:
@@ -105,7 +104,19 @@ def _parts_on(instances: Sequence[Instance]) -> list[MachinePart]:
     ]
 
 
-def _gpus(*, required: bool) -> tuple[Gpu, ...]:
+def _gpus(sharing: GpuSharing) -> tuple[Gpu, ...]:
+    """The GPUs that processes will use, which are shared so; none only where the user names no way to share them.
+
+    Raises:
+        UsageError: there is none, though a way is named, or the driver cannot be asked.
+    """
+    found = _usable_gpus(required=sharing != "auto")
+    if sharing != "auto" and not found:
+        raise UsageError(f"--gpu-sharing {sharing} has no effect: JAX uses no GPU here. hint: leave it out.")
+    return found
+
+
+def _usable_gpus(*, required: bool) -> tuple[Gpu, ...]:
     """The GPUs that processes will use; none where JAX uses others, or has no GPU that it could use.
 
     Args:
