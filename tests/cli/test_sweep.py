@@ -176,7 +176,7 @@ def test_what_a_sampler_could_propose_is_checked_before_anything_starts(tmp_path
         (["gamma=0.9..1.1"], "gamma=1.1"),
         (["gamma=0.9..0.99", "network.torso=mlp,gru,xyz"], "unknown --network.torso 'xyz'"),
         (["seed=0..1"], "--trials 3: these axes have 2 combinations only"),
-        (["seed=0..999", "num-envs=1..999"], "999,000 combinations, more than 100,000"),
+        (["seed=0..999", "update-epochs=1..999"], "999,000 combinations, more than 100,000"),
     ]:
         words = [word for axis in axes for word in ("--over", axis)]
         with pytest.raises(UsageError, match=message):
