@@ -21,7 +21,8 @@ def errors() -> str:
     """How far the corrected duration of an iteration is from the unprofiled one, in each of several profiles.
 
     `windows` is the smallest number of windows of a profile. `with it` has the standard deviation among windows.
-    `device waits` has the range of the windows with the profiler, as shares of an iteration without it.
+    `device waits` has the range of the windows with the profiler, as shares of an iteration without it. `by
+    calibration` is the median error of a correction that knows nothing of the training without the profiler.
     """
     head = [
         "training",
@@ -31,6 +32,7 @@ def errors() -> str:
         "with it",
         "device waits",
         "error of each profile",
+        "by calibration",
     ]
     rows = []
     for machine, name, row in rows_of("errors"):
@@ -45,9 +47,15 @@ def errors() -> str:
                 f"{median(each['slowdown'] for each in profiles):.2f} ± {median(map(stdev, slowdowns)):.2f} x",
                 _range([float(each) for one in profiles for each in one.get("waiting", "").split()]),
                 ", ".join(f"{each['error']:+.1%}" for each in profiles),
+                _median_error([each.get("error_by_calibration") for each in profiles]),
             ]
         )
-    return table_of(head, rows, numbers=(2, 3, 4, 5, 6))
+    return table_of(head, rows, numbers=(2, 3, 4, 5, 6, 7))
+
+
+def _median_error(errors: Sequence[float | None]) -> str:
+    known = [each for each in errors if each is not None]
+    return f"{median(known):+.0%}" if known else ""
 
 
 def _range(shares: Sequence[float]) -> str:

@@ -102,6 +102,13 @@ def test_no_more_waiting_is_kept_than_there_is():
     assert (never.program, never.waiting_kept, never.span) == pytest.approx((200.0, 0.0, 0.0))
 
 
+def test_a_device_that_hardly_waits_in_one_window_hardly_waits_without_the_profiler():
+    pairs = [beside_waiting(late=late, cost=100.0) for late in (1e3, 0.2e6, 0.1e6)]
+    found = costs(pairs, calibrated=200.0)
+    assert (found.program, found.waiting_kept) == pytest.approx((101.0, 1e3))
+    assert corrected_duration(pairs[0], found) == pytest.approx(1e6)
+
+
 def test_waiting_does_not_count_where_it_is_not_known_in_all_windows():
     known = [beside_waiting(late=late) for late in ERRATIC]
     mixed = [*known[:-1], known[-1]._replace(waiting=None)]

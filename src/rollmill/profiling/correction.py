@@ -8,7 +8,7 @@ The part that lies inside events is measured on a program of known duration (`me
 On an accelerator there are two costs. A kernel, and the start of the next one, take longer by about as much in
 every recording. The host, too, takes longer to start kernels; where that makes it late, the device waits, and how
 long differs much from recording to recording. So this waiting is measured in each window, and no more of it kept
-than the windows without the profiler have time for.
+than the windows without the profiler have time for, or than there is in the window that has least of it.
 """
 
 import math
@@ -117,13 +117,14 @@ def _costs_beside_waiting(pairs: Sequence[PairedWindow], calibrated: float) -> t
     """The cost of a program's event, and the waiting without the profiler, where the waiting is known.
 
     Windows tell only the sum of these two effects. So events cost what was calibrated, as long as an amount of
-    waiting explains the rest; else the rest is theirs.
+    waiting explains the rest; else the rest is theirs. A device waits no longer without the profiler than in any
+    window with it.
     """
     unprofiled = middle_mean([pair.unprofiled for pair in pairs])
-    waiting = middle_mean([pair.waiting or 0.0 for pair in pairs])
+    least_waiting = min(pair.waiting or 0.0 for pair in pairs)
     working = middle_mean([pair.profiled - (pair.waiting or 0.0) for pair in pairs])
     events = middle_mean([pair.program_events for pair in pairs])
-    kept = min(waiting, max(0.0, unprofiled - working + events * calibrated))
+    kept = min(least_waiting, max(0.0, unprofiled - working + events * calibrated))
     cost = max(0.0, working + kept - unprofiled) / events if events else 0.0
     return cost, kept
 
