@@ -36,7 +36,7 @@ def test_the_tables_show_the_figures():
         "ppo on CartPole-v1: 1.39 M steps/s\n1 NVIDIA H200, 16 cores; one program; fusion off\n"
     )
     said = " ".join(text.split())
-    assert "slowed the training by 3.10×; corrected 47.9 ms an iteration, without it 47.2 ms, +1.5 %." in said
+    assert "slowed training by 3.10×; corrected 47.9 ms an iteration, without it 47.2 ms, +1.5 %." in said
     assert lines["learn"] == ["57.8 %", "27.7", "~23.7", "4.00", "1,270"]
     assert lines["gradients"] == ["43.2 %", "20.7", "~18.6", "2.10", "900"]
     assert lines["policy"] == ["14.8 %", "7.10", "4.00", "3.10", "640"]
@@ -199,3 +199,21 @@ def test_a_correction_that_was_not_tested_has_no_error():
         assert "not tested" in text
         assert signed_percent(one.iteration.error) not in text
     assert "not tested" not in draw_profile(profile())
+
+
+@pytest.mark.parametrize(
+    ("corrected", "windows", "options"),
+    [
+        (0.0510, 15, "--unread-windows 42"),
+        (0.0430, 15, "--unread-windows 42"),
+        (0.0490, 15, ""),
+        (0.0510, 129, ""),
+    ],
+)
+def test_a_large_error_names_the_option_that_lowers_it(corrected, windows, options):
+    every = tuple(WindowDuration(2e-3, 1e-3, 10.0, read=number % 5 == 0) for number in range(windows))
+    found = profile(windows=every)
+    found = replace(found, iteration=replace(found.iteration, corrected=corrected))
+    for text in (draw_profile(found), profile_page(found)):
+        assert ("--unread-windows" in text) == bool(options)
+        assert options in " ".join(text.split())

@@ -10,6 +10,10 @@ NOTHING_TO_ADVISE = (
 )
 
 NOT_TESTED = "not tested"
+LARGE_ERROR = 0.05
+"""Error of the correction from which on its sentence says how to lower it."""
+MANY_WINDOWS = 129
+"""Number of windows by which the error was below that in six trainings on CPU cores (`benchmarks/profiler.py`)."""
 
 
 def milliseconds(seconds: float) -> str:
@@ -106,13 +110,21 @@ def correction_text(profile: Profile) -> str:
     iteration = profile.iteration
     if iteration.unprofiled <= 0:
         return "The training was not timed without the profiler, so the correction cannot be checked."
-    slowed = f"The profiler slowed the training by {times(iteration.profiled / iteration.unprofiled)}; "
+    slowed = f"The profiler slowed training by {times(iteration.profiled / iteration.unprofiled)}; "
     if not is_correction_tested(profile):
         return f"{slowed}the correction was {NOT_TESTED}: that takes two windows with the profiler."
-    return (
-        f"{slowed}corrected {duration(iteration.corrected)} an iteration, without it "
-        f"{duration(iteration.unprofiled)}, {error_text(profile)}."
-    )
+    corrected, unprofiled = duration(iteration.corrected), duration(iteration.unprofiled)
+    figures = f"corrected {corrected} an iteration, without it {unprofiled}, {error_text(profile)}."
+    return f"{slowed}{figures}{_how_to_lower_error(profile)}"
+
+
+def _how_to_lower_error(profile: Profile) -> str:
+    """More windows lower a large error, unless there were many."""
+    read = sum(window.read for window in profile.windows)
+    if abs(profile.iteration.error) < LARGE_ERROR or not 0 < len(profile.windows) < MANY_WINDOWS or not read:
+        return ""
+    unread = -(-MANY_WINDOWS // read) - 1
+    return f" Differences below that are noise; --unread-windows {unread} takes longer and lowers it as a rule."
 
 
 def error_text(profile: Profile) -> str:
