@@ -42,7 +42,7 @@ def test_the_page_shows_the_figures():
     assert "27.7 ms · 57.8 %" in values and "2.90 ms · 6.1 %" in values and "3,206" in values
     assert any("--fusion full" in code for code in page.texts["code"])
     assert page.texts["b"][:3] == ["1.39 M", "47.2 ms", "63.5 %"]
-    assert any("slowed the training by 3.10×" in text for text in page.texts["p"])
+    assert any("slowed training by 3.10×" in text for text in page.texts["p"])
 
 
 def test_bars_are_as_long_as_their_figures():
