@@ -1,5 +1,7 @@
 """Numbers, durations and names as text of reports."""
 
+import math
+
 from rollmill.core.text import compact
 from rollmill.pages.text import number, printable
 from rollmill.profiling.results import Profile
@@ -119,11 +121,11 @@ def correction_text(profile: Profile) -> str:
 
 
 def _how_to_lower_error(profile: Profile) -> str:
-    """More windows lower a large error, unless there were many."""
+    """A sentence with the option that measures more windows, if the error is large and they were few."""
     read = sum(window.read for window in profile.windows)
-    if abs(profile.iteration.error) < LARGE_ERROR or not 0 < len(profile.windows) < MANY_WINDOWS or not read:
+    if not read or abs(profile.iteration.error) < LARGE_ERROR or len(profile.windows) >= MANY_WINDOWS:
         return ""
-    unread = -(-MANY_WINDOWS // read) - 1
+    unread = math.ceil(MANY_WINDOWS / read) - 1
     return f" Differences below that are noise; --unread-windows {unread} takes longer and lowers it as a rule."
 
 
