@@ -7,7 +7,7 @@ import pytest
 import rollmill
 from rollmill.core.errors import UsageError
 from rollmill.core.operations import operation, set_recording, span
-from rollmill.profiling.hlo import operations_in
+from rollmill.profiling.hlo_text import operations_in
 
 
 def test_an_operation_names_the_instructions_that_are_traced_in_it():

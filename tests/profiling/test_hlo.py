@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from rollmill.core.operations import traced
-from rollmill.profiling.hlo import module_name, operations_in, program_number, read_instructions
+from rollmill.profiling.hlo import module_name, program_number, read_instructions
+from rollmill.profiling.hlo_text import operations_in
 
 SMALL = """HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[8,16]{1,0})->f32[8,4]{1,0}}
 
@@ -142,3 +143,67 @@ def test_a_convolution_counts_its_kernel_for_each_element():
     layouts = ("NHWC", "HWIO", "NHWC")
     program = jax.jit(partial(convolve, dimension_numbers=layouts)).lower(images, kernel).compile()
     assert sum(each.flops for each in read_instructions(program.as_text()).values()) == 2.0 * 2 * 8 * 8 * 4 * 27
+
+
+def test_what_moves_data_counts_no_operation_and_only_the_bytes_that_it_moves():
+    """A loop that reads a row of a table in each turn, and writes one of its results."""
+
+    def turn(x, index, table):
+        with traced("environment"):
+            x = jnp.sin(x) * 1.5 + table[index]
+        return x, x
+
+    def run(x, table):
+        return jax.lax.scan(partial(turn, table=table), x, jnp.arange(512))
+
+    program = jax.jit(run).lower(jnp.zeros(1024), jnp.zeros((600, 1024))).compile()
+    kernels = [each for each in read_instructions(program.as_text()).values() if each.kind == "kernel"]
+    row, buffer = 4 * 1024, 4 * 512 * 1024
+    assert sum(each.flops for each in kernels) == 3 * 1024, "sine, product, sum"
+    assert sum(each.flops for each in kernels if ("environment",) in each.shares) == 3 * 1024
+    in_loop = [each.bytes for each in kernels if row <= each.bytes < buffer]
+    assert sum(in_loop) == pytest.approx((3 + 2) * row, rel=0.2), "reads a row and the state, writes both"
+
+
+MOVING = """HloModule jit_f, is_scheduled=true
+
+%replace (buffer: f32[512,64], row: f32[1,64], at: s32[]) -> f32[512,64] {
+  %buffer = f32[512,64]{1,0} parameter(0)
+  %at = s32[] parameter(2)
+  %row = f32[1,64]{1,0} parameter(1)
+  %tanh = f32[1,64]{1,0} tanh(%row), metadata={op_name="jit(f)/operation:policy/tanh"}
+  ROOT %replaced = f32[512,64]{1,0} dynamic-update-slice(%buffer, %tanh, %at, %at), \
+metadata={op_name="jit(f)/operation:collect/dynamic_update_slice"}
+}
+
+%pick (table: f32[512,64], indices: s32[32,1]) -> f32[32,64] {
+  %table = f32[512,64]{1,0} parameter(0)
+  %rows = s32[32,1]{1,0} parameter(1)
+  %same = f32[512,64]{1,0} bitcast(%table)
+  ROOT %picked = f32[32,64]{1,0} gather(%same, %rows), slice_sizes={1,64}
+}
+
+ENTRY %main (a: f32[512,64], b: f32[1,64], c: s32[], d: s32[32,1], e: f32[32,64]) -> f32[512,64] {
+  %a = f32[512,64]{1,0} parameter(0)
+  %b = f32[1,64]{1,0} parameter(1)
+  %c = s32[] parameter(2)
+  %d = s32[32,1]{1,0} parameter(3)
+  %e = f32[32,64]{1,0} parameter(4)
+  %replacing = f32[512,64]{1,0} fusion(%a, %b, %c), kind=kLoop, calls=%replace
+  %picking = f32[32,64]{1,0} fusion(%replacing, %d), kind=kLoop, calls=%pick
+  %filled = f32[512,64]{1,0} broadcast(%c), dimensions={}
+  ROOT %added = f32[512,64]{1,0} scatter(%filled, %d, %picking), to_apply=%replace
+}
+"""
+
+
+def test_of_a_buffer_the_part_counts_that_is_picked_or_replaced():
+    read = read_instructions(MOVING)
+    row = 4 * 64
+    assert read["replacing"].bytes == 2 * row + 4
+    assert read["replacing"].flops == 64
+    assert read["replacing"].shares == {("policy",): 0.5, ("collect",): 0.5}
+    assert read["picking"].bytes == 2 * 32 * row + 4 * 32
+    assert read["picking"].flops == read["filled"].flops == 0.0
+    assert read["added"].bytes == 2 * 32 * row + 4 * 32
+    assert read["added"].flops == 32 * 64

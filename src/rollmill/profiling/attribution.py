@@ -20,7 +20,8 @@ from rollmill.profiling.classes import (
     LaneState,
     is_span,
 )
-from rollmill.profiling.hlo import Instruction, Path
+from rollmill.profiling.hlo import Instruction
+from rollmill.profiling.hlo_text import Path
 from rollmill.profiling.results import Overlap
 from rollmill.profiling.trace import Lane, Trace
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from rollmill.core.operations import GRADIENTS_KERNEL, ROLLOUT_KERNEL, SPAN_MARK
-from rollmill.profiling.hlo import Instruction, Path
+from rollmill.profiling.hlo import Instruction
+from rollmill.profiling.hlo_text import Path
 from rollmill.profiling.results import UNNAMED
 from rollmill.profiling.trace import CLOCK, Event
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from rollmill.profiling.attribution import DeviceTime
-from rollmill.profiling.hlo import Path
+from rollmill.profiling.hlo_text import Path
 from rollmill.profiling.recording import TraceRecorder
 
 SPAN_NANOSECONDS = 900.0

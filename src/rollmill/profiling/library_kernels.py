@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from rollmill.profiling.classes import Classifier, kernel_name
-from rollmill.profiling.hlo import Path
+from rollmill.profiling.hlo_text import Path
 from rollmill.profiling.results import UNNAMED
 from rollmill.profiling.trace import Trace
 

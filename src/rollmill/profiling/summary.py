@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from rollmill.profiling.attribution import DeviceTime
 from rollmill.profiling.correction import EventCosts, IdleTime, WithoutCost, without_cost
-from rollmill.profiling.hlo import Path
+from rollmill.profiling.hlo_text import Path
 from rollmill.profiling.recording import RecordedWindow
 from rollmill.profiling.results import (
     UNNAMED,
