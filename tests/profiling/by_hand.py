@@ -77,7 +77,7 @@ def timeline(length: float = 0.0958, spans: int = 120) -> tuple[TimelineSpan, ..
 
 def process(name: str = "training", **changes) -> ProcessTime:
     """A process with a host that starts programs and waits for the device."""
-    transitions = {"python to JAX": 14.0, "host to device": 3206.0, "device to host": 2.0}
+    transitions = {"host to framework": 14.0, "host to device memory": 3206.0, "waits": 2.0}
     made = ProcessTime(name, HOST, OVERLAP, transitions, timeline())
     return replace(made, **changes)
 

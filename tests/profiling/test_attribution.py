@@ -65,6 +65,28 @@ def test_spans_make_a_thread_one_of_python_and_waiting_is_no_work():
     assert times.calls == {"simulator": 1, "waiting": 1}
 
 
+def test_a_transition_is_an_activity_that_begins_in_another_category():
+    """Calls inside of calls of their category are none, and neither is what begins where nothing else was done."""
+    host = lane(
+        (0, 40, "rollmill:dispatch:dispatch"),
+        (5, 35, "PjitFunction(step)"),
+        (10, 30, "PjRtCpuExecutable::Execute"),
+        (15, 20, "TransferToDevice"),
+        (22, 24, "Compile"),
+        (26, 28, "TransferToDevice"),
+        (50, 60, "PjitFunction(step)"),
+        (70, 80, "rollmill:waiting:metrics"),
+    )
+    assert times_of(host).calls == {"dispatch": 2, "transfer": 2, "compile": 1, "waiting": 1}
+
+
+def test_an_event_counts_by_the_part_of_it_that_was_read():
+    parts = [Event(0, 10, "dot.1", part=0.25), Event(10, 20, "dot.1", part=0.5), Event(20, 30, "dot.1")]
+    times = times_of(Lane("thread 1", False, parts))
+    assert times.device[POLICY].kernels == times.program_events == 1.75
+    assert times.device[POLICY].flops == 175
+
+
 def test_calls_into_the_framework_lie_inside_spans():
     host = lane((0, 80, "rollmill:python:collect"), (10, 40, "PjitFunction(f)"), (20, 30, "TransferToDevice"))
     assert times_of(host).host == {

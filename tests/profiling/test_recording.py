@@ -55,6 +55,9 @@ def test_of_too_many_events_intervals_are_read_for_the_whole(monkeypatch):
     assert window.every > 10
     assert window.times.duration == pytest.approx(end - begin, rel=1e-3)
     assert sum(times.work for times in window.times.device.values()) == pytest.approx(end - begin, rel=0.2)
+    counted = sum(times.flops for times in window.times.device.values())
+    whole = 60 * 2 * NUMBERS.size
+    assert whole / 3 < counted < 3 * whole, "a sort reaches into many intervals, but is one"
     assert RecordedWindow.from_json(json.loads(json.dumps(window.to_json()))) == window
 
 

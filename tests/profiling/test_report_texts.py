@@ -43,7 +43,7 @@ def test_the_tables_show_the_figures():
     assert lines["(idle: neither host nor device)"] == ["6.1 %", "2.90"]
     assert lines["dispatch"] == ["6.40", "13.4 %", "dispatch"]
     assert lines["training"] == ["47.9", "19.4 %", "44.1 %", "30.5 %", "6.1 %"]
-    assert lines["host to device"] == ["3,206"] and lines["GPU 0"] == ["97.0 %", "21.0 %", "63.0 %"]
+    assert lines["host to device memory"] == ["3,206"] and lines["GPU 0"] == ["97.0 %", "21.0 %", "63.0 %"]
     assert lines["kernel"] == ["3,206", "28,400", "91.1"]
     assert "--fusion full" in text and text.rstrip().endswith("Thunks of a fused loop are counted once.")
 
@@ -103,7 +103,7 @@ def test_many_processes_are_summed_up():
     text = draw_profile(profile(processes=many))
     lines = lines_of(text)
     assert "16 of 64 processes" in text and "learner/1" in lines and "actor/14" not in lines
-    assert lines["all 64"][0] == "3,066" and lines["host to device"] == ["205,184"]
+    assert lines["all 64"][0] == "3,066" and lines["host to device memory"] == ["205,184"]
     assert [one.name for one in first_of_each_kind(many, 3)] == ["actor/0", "actor/1", "learner/0"]
 
 

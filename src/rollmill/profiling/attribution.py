@@ -23,7 +23,7 @@ from rollmill.profiling.classes import (
 from rollmill.profiling.hlo import Instruction
 from rollmill.profiling.hlo_text import Path
 from rollmill.profiling.results import Overlap
-from rollmill.profiling.trace import Lane, Trace
+from rollmill.profiling.trace import Event, Lane, Trace
 
 IDLE_CATEGORY = "waiting"
 LONGEST_START = 20_000
@@ -81,12 +81,12 @@ class WindowTimes(NamedTuple):
     starts_beside_host: float
     """The part of `starts` in which a thread of the host is at work: a part of `overlap.host_only`."""
     overlap: Overlap
-    program_events: int
+    program_events: float
     """Events that the profiler recorded of compiled programs."""
-    span_events: int
+    span_events: float
     """Events that it recorded of the host."""
-    calls: Mapping[str, int]
-    """Number of calls of each category."""
+    calls: Mapping[str, float]
+    """Number of activities of each category that begin in another one."""
 
     def longer(self, factor: float) -> "WindowTimes":
         """The times and counts of a window that is longer by a factor, and does the same in the same shares."""
@@ -107,9 +107,9 @@ class WindowTimes(NamedTuple):
                 both=overlap.both * factor,
                 neither=overlap.neither * factor,
             ),
-            program_events=round(self.program_events * factor),
-            span_events=round(self.span_events * factor),
-            calls={category: round(count * factor) for category, count in self.calls.items()},
+            program_events=self.program_events * factor,
+            span_events=self.span_events * factor,
+            calls={category: count * factor for category, count in self.calls.items()},
         )
 
 
@@ -355,31 +355,52 @@ class _ParallelWork:
 
 class _Counts(NamedTuple):
     device: Mapping[Path, DeviceTime]
-    program_events: int
-    span_events: int
-    calls: Mapping[str, int]
+    program_events: float
+    span_events: float
+    calls: Mapping[str, float]
 
 
 def _count(lanes: Sequence[Lane], classify: Classifier, begin: int, end: int) -> _Counts:
-    """Counts the events that end in a window, by operation and by category."""
+    """Counts the events that end in a window, by operation and by category.
+
+    Where only intervals are read, an event counts by the part of it that was read: all intervals together count
+    it once.
+    """
     device: dict[Path, list[float]] = defaultdict(lambda: [0.0] * len(DeviceTime._fields))
-    program_events, span_events, calls = 0, 0, defaultdict[str, int](int)
+    program_events, span_events, calls = 0.0, 0.0, defaultdict[str, float](float)
     for lane in lanes:
+        around = _CategoriesAround()
         for event in lane.events:
+            state = classify(event, on_device=lane.on_device)
+            is_entered = isinstance(state, HostActivity) and around.enter(event, state.category)
             if not begin < event.end <= end:
                 continue
-            state = classify(event, on_device=lane.on_device)
             if isinstance(state, DeviceWork):
-                program_events += 1
+                program_events += event.part
                 instruction = state.instruction
                 for path, share in instruction.shares.items():
-                    counts = device[path]
+                    counts, share = device[path], share * event.part
                     counts[KERNELS] += share * (instruction.kind != "container")
                     counts[FLOPS] += share * instruction.flops
                     counts[BYTES] += share * instruction.bytes
             else:
-                span_events += 1
-                if state is not None:
-                    calls[state.category] += 1
+                span_events += event.part
+                if state is not None and is_entered:
+                    calls[state.category] += event.part
     summed = {path: DeviceTime(*counts) for path, counts in device.items()}
     return _Counts(summed, program_events, span_events, dict(calls))
+
+
+class _CategoriesAround:
+    """The categories of a lane's activities around one time."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[int, str]] = []
+
+    def enter(self, event: Event, category: str) -> bool:
+        """Adds an activity; returns whether the one around it is of another category, or there is none."""
+        while self._open and self._open[-1][0] <= event.start:
+            self._open.pop()
+        is_other = not self._open or self._open[-1][1] != category
+        self._open.append((event.end, category))
+        return is_other

@@ -282,10 +282,10 @@ def _measure_event_on_accelerator(recorder: TraceRecorder, run: Callable[[], obj
     begin = time.monotonic_ns()
     run()
     _, use = recorder.stop_with_use(begin, time.monotonic_ns(), read=False)
-    return _measured(use.working - plain, use.computing - plain, use.kernels)
+    return _measured(use.working - plain, use.computing - plain, float(use.kernels))
 
 
-def _measured(extra: float, extra_inside: float, events: int) -> MeasuredEvent:
+def _measured(extra: float, extra_inside: float, events: float) -> MeasuredEvent:
     """The cost of each of these events; 0, as if nothing was calibrated, if they made the program no slower."""
     if extra <= 0.0 or not events:
         return MeasuredEvent(0.0, 0.0)

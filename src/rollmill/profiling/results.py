@@ -191,7 +191,7 @@ class ProcessTime:
     host: tuple[HostTime, ...]
     overlap: Overlap
     transitions: dict[str, float]
-    """Calls from one part of the stack into another, such as `host to device`, of an iteration."""
+    """Calls from one part of the stack into another, such as `host to device memory`, of an iteration."""
     timeline: tuple[TimelineSpan, ...] = ()
     """The beginning of one window, merged so that it stays small."""
     accelerators: int = 0

@@ -30,7 +30,7 @@ TRANSITIONS = {
     "channel": "to other workers",
     "waiting": "waits",
 }
-"""Names of the transitions that calls of a category are."""
+"""Names of the transitions from another category into these."""
 
 
 class ProcessWindows(NamedTuple):
@@ -124,19 +124,20 @@ def process_time(process: ProcessWindows, iterations: float, costs: EventCosts, 
     """
     scale = 1.0 / (SECOND * iterations)
     host: dict[tuple[str, str], float] = defaultdict(float)
-    calls: dict[str, float] = defaultdict(float)
+    transitions: dict[str, float] = defaultdict(float)
     for window in process.windows:
         for activity, nanoseconds in window.times.host.items():
             host[activity.name, activity.category] += nanoseconds * scale
         for category, count in window.times.calls.items():
-            calls[TRANSITIONS.get(category, category)] += count / iterations
+            if category in TRANSITIONS:
+                transitions[TRANSITIONS[category]] += count / iterations
     profiled = sum(window.times.duration for window in process.windows) * scale
     corrected = _without_cost(process, costs, SECOND * iterations * iteration)
     return ProcessTime(
         name=process.name,
         host=tuple(_host_times(host, profiled, iteration)),
         overlap=_overlap(process, scale, corrected, iteration),
-        transitions=dict(calls),
+        transitions=dict(transitions),
         accelerators=process.accelerators,
         timeline=process.windows[-1].spans,
     )

@@ -33,6 +33,8 @@ class Event(NamedTuple):
     """The compiled program it belongs to, with its number; empty for events of the host whose name says enough."""
     instruction: str = ""
     """The instruction that a device says it belongs to; empty if it says none."""
+    part: float = 1.0
+    """The part of its duration that lies in intervals that are read."""
 
 
 class Sampling(NamedTuple):
@@ -129,16 +131,17 @@ def lanes_of(data: Any) -> Iterator[tuple[str, bool, Any]]:
 
 def _events(recorded: Iterator[Any], on_device: bool, names: Naming, sampling: Sampling) -> Iterator[Event]:
     for event in recorded:
-        start = round(event.start_ns)
-        start, end = sampling.time(start), sampling.time(start + round(event.duration_ns))
+        start, duration = round(event.start_ns), round(event.duration_ns)
+        start, end = sampling.time(start), sampling.time(start + duration)
         if end > start and not (name := event.name).startswith(IGNORED):
+            part = (end - start) / duration
             if on_device:
                 stats = dict(event.stats)
-                yield Event(start, end, name, _program(stats), str(stats.get("hlo_op", "")))
+                yield Event(start, end, name, _program(stats), str(stats.get("hlo_op", "")), part)
             elif names.is_ambiguous(name):
-                yield Event(start, end, name, _program(dict(event.stats)))
+                yield Event(start, end, name, _program(dict(event.stats)), part=part)
             else:
-                yield Event(start, end, name)
+                yield Event(start, end, name, part=part)
 
 
 def clock_offset(data: Any) -> int:
