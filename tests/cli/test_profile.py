@@ -6,11 +6,15 @@ import signal
 import subprocess
 import sys
 
+import jax
 import pytest
 
+import rollmill
 from profiling.by_hand import profile as profile_by_hand
+from rollmill.api.profiling import ProfileOptions, ProfilingStopped, profile
 from rollmill.cli import profile as profile_command
 from rollmill.cli.main import main
+from rollmill.profiling.report.terminal import draw_profile
 from rollmill.profiling.results import read_profile
 
 SHORT = (
@@ -153,10 +157,10 @@ def test_a_signal_ends_it_with_what_was_seen(rollmill, tmp_path, windows):
         process.kill()
     assert process.returncode == 130 and "Traceback" not in errors
     if windows:
-        assert "rollmill: stopped by SIGINT after 1 window." in errors and "gradients" in output
+        assert "rollmill: stopped after 1 window, by SIGINT." in errors and "gradients" in output
         assert profile_of(tmp_path / "out").iteration.windows == 1
     else:
-        assert "rollmill: stopped by SIGINT before a window was profiled." in errors
+        assert "rollmill: stopped before a window was profiled, by SIGINT." in errors
         assert not (tmp_path / "out").exists()
 
 
@@ -186,11 +190,48 @@ gymnasium.register("Crashing-v0", Crashing)
 def test_a_training_that_crashes_leaves_a_report_of_what_was_seen(rollmill, tmp_path):
     (tmp_path / "crashing.py").write_text(CRASHING)
     done = rollmill(
-        *("profile", "ppo", "gymnasium:Crashing-v0", *SMALL, *SHORT, "--windows", "50", "--import", "crashing"),
-        *("--max-failures", "0", "--output", tmp_path / "out"),
+        *("profile", "ppo", "gymnasium:Crashing-v0", *SMALL, *SHORT, "--windows", "500", "--import", "crashing"),
+        *("--max-failures", "2", "--output", tmp_path / "out"),
     )
-    assert "the simulator broke" in done.stdout + done.stderr
-    assert any("ended with an error" in note for note in profile_of(tmp_path / "out").notes)
+    assert done.returncode == 1
+    assert "rollmill: stopped after " in done.stderr and "the simulator broke" in done.stderr
+    found = profile_of(tmp_path / "out")
+    assert {process.name for process in found.processes} == {"training", "all/0"}
+    assert {("collect", "environment"), ("learn", "gradients")} <= {one.path for one in found.operations}
+    assert found.iteration.unprofiled < 0.1, "what a worker takes to begin anew is in no window"
+    notes = [note for note in found.notes if "ended with an error" in note]
+    assert len(notes) == 1 and "\n" not in notes[0]
+
+
+@pytest.mark.slow
+def test_what_was_measured_is_not_lost_to_an_error_of_any_kind(tmp_path):
+    """An error of the framework in the middle of a training."""
+    windows = []
+
+    def fail_later(_):
+        if len(windows) >= 4:
+            raise RuntimeError("the callback broke")
+
+    env = rollmill.make("CartPole-v1")
+
+    def step(key, state, action, params):
+        jax.debug.callback(fail_later, action)
+        return env.step(key, state, action, params)
+
+    how = ProfileOptions(windows=500, unread_windows=0, window_seconds=0.05, profiled_seconds=0.02)
+    graph = rollmill.ppo(env._replace(step=step), num_envs=4, num_steps=8, total_timesteps=2**31)
+    with pytest.raises(ProfilingStopped, match="the callback broke") as stopped:
+        profile(graph, how=how, show=lambda line: windows.append(line) if line.startswith("window") else None)
+    assert stopped.value.exit_code == 1 and stopped.value.profile.iteration.windows >= 1
+
+
+@pytest.mark.slow
+def test_steps_are_those_of_all_seeds_together():
+    how = ProfileOptions(windows=1, unread_windows=0, window_seconds=0.05, profiled_seconds=0.02)
+    graph = rollmill.ppo("CartPole-v1", num_envs=4, num_steps=8, total_timesteps=2**24)
+    found = profile(graph, rollmill.RunOptions(num_seeds=3), how=how)
+    assert found.training.env_steps == 3 * 4 * 8
+    assert "96 steps (4 environments × 8 steps × 3 seeds)" in draw_profile(found)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +239,7 @@ def test_a_training_that_crashes_leaves_a_report_of_what_was_seen(rollmill, tmp_
     [
         (("--output", "full"), "is not empty"),
         (("--output", "full/file/profile"), "cannot be written"),
+        (("--output", "x" * 300), "cannot be written"),
         (("--windows", "0"), "windows"),
         (("--window-seconds", "-1"), "window"),
         (("--search-plan",), "--plan FILE"),

@@ -37,7 +37,7 @@ def sorted_often(numbers):
 
 def test_a_program_without_operations_is_recorded_under_no_name():
     window = record(jax.jit(sorted_often))
-    found = operations([ProcessWindows("training", [window])], 1.0, EventCosts(0.0, 0.0), 1.0)
+    found = operations([ProcessWindows("training", [window], 1.0)], EventCosts(0.0, 0.0), 1.0)
     assert max(found, key=lambda each: each.device).path == ("other",)
     assert all(each.device == 0.0 or each.path == ("other",) for each in found)
 

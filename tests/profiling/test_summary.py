@@ -35,10 +35,10 @@ def window(device, host=(), *, duration=1000, overlap=(0.0, 1000.0, 0.0, 0.0), a
 
 def test_windows_of_all_processes_are_summed_and_divided_by_iterations():
     acting = {POLICY: DeviceTime(work=600.0, kernels=8, flops=80)}
-    actor = ProcessWindows("actor/0", [window(acting, overlap=(0.0, 600.0, 0.0, 1400.0))] * 2)
+    actor = ProcessWindows("actor/0", [window(acting, overlap=(0.0, 600.0, 0.0, 1400.0))] * 2, 4.0)
     learning = {UPDATE: DeviceTime(work=300.0, between=100.0)}
-    learner = ProcessWindows("learner/0", [window(learning, overlap=(0.0, 400.0, 0.0, 1600.0))] * 2)
-    found = {each.path: each for each in operations([actor, learner], 4.0, FREE, 1e-6)}
+    learner = ProcessWindows("learner/0", [window(learning, overlap=(0.0, 400.0, 0.0, 1600.0))] * 2, 4.0)
+    found = {each.path: each for each in operations([actor, learner], FREE, 1e-6)}
     assert found[POLICY].device == pytest.approx(300e-9) and found[POLICY].kernels == 4
     assert found[POLICY].flops == 40
     assert found[UPDATE].device == pytest.approx(200e-9)
@@ -46,8 +46,8 @@ def test_windows_of_all_processes_are_summed_and_divided_by_iterations():
 
 def test_waiting_is_shortened_by_what_the_profiler_made_longer():
     host = {HostActivity("metrics", "waiting"): 900.0, HostActivity("dispatch", "dispatch"): 100.0}
-    process = ProcessWindows("training", [window({}, host)])
-    found = process_time(process, 1.0, FREE, iteration=600e-9)
+    process = ProcessWindows("training", [window({}, host)], 1.0)
+    found = process_time(process, FREE, iteration=600e-9)
     times = {time.activity: time.seconds for time in found.host}
     assert times == pytest.approx({"metrics": 500e-9, "dispatch": 100e-9})
     assert found.transitions == {"host to framework": 4}
@@ -55,8 +55,8 @@ def test_waiting_is_shortened_by_what_the_profiler_made_longer():
 
 def test_the_overlap_is_that_of_an_iteration_without_the_profiler():
     device = {POLICY: DeviceTime(work=800.0, kernels=4, work_events=4)}
-    process = ProcessWindows("training", [window(device, overlap=(100.0, 600.0, 200.0, 100.0))])
-    overlap = process_time(process, 1.0, EventCosts(100.0, 0.0, 1.0), iteration=600e-9).overlap
+    process = ProcessWindows("training", [window(device, overlap=(100.0, 600.0, 200.0, 100.0))], 1.0)
+    overlap = process_time(process, EventCosts(100.0, 0.0, 1.0), iteration=600e-9).overlap
     assert astuple(overlap) == pytest.approx((100e-9, 300e-9, 100e-9, 100e-9))
 
 
@@ -73,14 +73,14 @@ def test_a_kernel_is_divided_among_operations_as_an_estimate():
 def test_on_an_accelerator_the_host_alone_has_the_time_in_which_the_device_would_be_idle():
     device = {POLICY: DeviceTime(work=400.0, kernels=4)}
     processes = [
-        ProcessWindows("training", [window(device, overlap=(500.0, 300.0, 100.0, 100.0), accelerators=1)])
+        ProcessWindows("training", [window(device, overlap=(500.0, 300.0, 100.0, 100.0), accelerators=1)], 1.0)
     ]
     costs = EventCosts(100.0, 0.0, 0.25, in_idle_time=True)
-    overlap = process_time(processes[0], 1.0, costs, iteration=600e-9).overlap
+    overlap = process_time(processes[0], costs, iteration=600e-9).overlap
     assert astuple(overlap) == pytest.approx((250e-9, 225e-9, 75e-9, 50e-9))
-    found = {each.path: each for each in operations(processes, 1.0, costs, 600e-9)}
+    found = {each.path: each for each in operations(processes, costs, 600e-9)}
     assert found[POLICY].device == pytest.approx(300e-9) and found["dispatch",].host == pytest.approx(250e-9)
-    hidden = {each.path: each for each in operations(processes, 1.0, costs, 200e-9)}
+    hidden = {each.path: each for each in operations(processes, costs, 200e-9)}
     assert hidden[POLICY].device == pytest.approx(200e-9), "no longer than the training would have taken"
 
 
@@ -88,21 +88,21 @@ def test_on_an_accelerator_the_host_alone_has_the_time_in_which_the_device_would
 def test_an_accelerator_s_operations_are_the_same_however_late_the_host_was(late):
     device = {POLICY: DeviceTime(work=400.0, kernels=4)}
     windows = [window(device, overlap=(200.0 + late, 400.0, 0.0, 100.0), accelerators=1, starts=150.0)]
-    process = ProcessWindows("training", windows)
+    process = ProcessWindows("training", windows, 1.0)
     costs = EventCosts(25.0, 0.0, 0.0, in_idle_time=True)
-    found = {each.path: each for each in operations([process], 1.0, costs, 500e-9)}
+    found = {each.path: each for each in operations([process], costs, 500e-9)}
     assert found[POLICY].device == pytest.approx(400e-9)
     assert found[POLICY].host == pytest.approx(50e-9), "starts without the cost of four kernels"
-    overlap = process_time(process, 1.0, costs, iteration=500e-9).overlap
+    overlap = process_time(process, costs, iteration=500e-9).overlap
     assert overlap.host_only == pytest.approx(sum(each.host for each in found.values()))
     assert sum(astuple(overlap)) == pytest.approx(500e-9)
-    without_room = {each.path: each for each in operations([process], 1.0, costs, 420e-9)}
+    without_room = {each.path: each for each in operations([process], costs, 420e-9)}
     assert without_room[POLICY].host == pytest.approx(20e-9) and without_room["dispatch",].host == 0.0
 
 
 def test_figures_of_gpus_stand_beside_the_time_in_which_kernels_ran():
     recorded = window({}, overlap=(0.0, 300.0, 0.0, 700.0), accelerators=1)
-    process = process_time(ProcessWindows("training", [recorded]), 1.0, FREE, 1e-6)
+    process = process_time(ProcessWindows("training", [recorded], 1.0), FREE, 1e-6)
     process = replace(process, overlap=Overlap(0.0, 3e-7, 0.0, 7e-7))
     first = {"gpu": 2, "utilisation": 0.9, "sm_activity": 0.1}
     second = {"gpu": 2, "utilisation": None, "sm_activity": 0.3}
@@ -113,8 +113,8 @@ def test_figures_of_gpus_stand_beside_the_time_in_which_kernels_ran():
 
 def test_only_gpus_that_a_training_uses_are_occupied_by_it():
     busy = Overlap(0.0, 3e-7, 0.0, 7e-7)
-    gpu = process_time(ProcessWindows("learner/0", [window({}, accelerators=1)]), 1.0, FREE, 1e-6)
-    cpu = process_time(ProcessWindows("actor/0", [window({})]), 1.0, FREE, 1e-6)
+    gpu = process_time(ProcessWindows("learner/0", [window({}, accelerators=1)], 1.0), FREE, 1e-6)
+    cpu = process_time(ProcessWindows("actor/0", [window({})], 1.0), FREE, 1e-6)
     figures = [{"gpu": n, "utilisation": 0.5 * (n == 1), "sm_activity": None} for n in range(4)]
     found = device_activities([figures], [replace(gpu, overlap=busy), replace(cpu, overlap=busy)])
     assert [each.occupied for each in found] == pytest.approx([0.0, 0.3, 0.0, 0.0])
@@ -128,7 +128,7 @@ def test_a_process_on_a_cpu_is_not_corrected_as_one_on_a_gpu():
 
 
 def test_a_program_of_several_processes_is_listed_once():
-    process = ProcessWindows("actor/0", [window({})])
+    process = ProcessWindows("actor/0", [window({})], 1.0)
     assert memory([process, process._replace(name="actor/1")]) == (MemoryUse("jit_f", 1, 2, 3),)
 
 

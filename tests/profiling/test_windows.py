@@ -1,7 +1,7 @@
 """When windows of a profiled training begin and end, by a training that reports on a clock of its own."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import jax
 import pytest
@@ -74,9 +74,11 @@ class Recorder:
 class Worker:
     """A worker that takes a second to end a recording, in which the training is slow."""
 
-    def __init__(self, clock: Clock, *, forgets: bool) -> None:
+    def __init__(self, clock: Clock, *, forgets: bool, lost_in: int | None = None) -> None:
         self._clock = clock
         self._forgets = forgets
+        self._lost_in = lost_in
+        """The number of the request that it cannot answer, because it has begun anew."""
         self._ends_at: int | None = None
         self._number, self._window = 0, None
 
@@ -84,7 +86,7 @@ class Worker:
         return ["actor/0"]
 
     def stop_recording(self, number: int, begin: int, end: int) -> None:
-        self._end(number, recorded(begin, end))
+        self._end(number, recorded(begin, end) if number != self._lost_in else None)
 
     def abandon_recording(self, number: int) -> None:
         if self._forgets:
@@ -126,10 +128,15 @@ def trained(
     has_worker: bool = False,
     forgets: bool = True,
     later: float = 1.0,
+    lost_in: int | None = None,
+    rolled_back: Collection[int] = (),
 ) -> Windows:
-    """Windows of a training that is slow for some seconds after a recording has begun or ended."""
+    """Windows of a training that is slow for some seconds after a recording has begun or ended.
+
+    After the reports with the numbers `rolled_back` it goes on from 30 iterations before.
+    """
     clock = Clock({True: begun, False: ended}, later=later)
-    worker = Worker(clock, forgets=forgets) if has_worker else None
+    worker = Worker(clock, forgets=forgets, lost_in=lost_in) if has_worker else None
     monkeypatch.setattr(windows_module, "time", clock)
     monkeypatch.setattr(windows_module, "TraceRecorder", lambda: Recorder(clock))
     found = Windows(
@@ -142,7 +149,9 @@ def trained(
         learns_from=learns_from,
         show=lambda line: None,
     )
-    for iteration in range(5000):
+    iteration = 0
+    for report in range(5000):
+        iteration += -30 if report in rolled_back else 1
         clock.iterate()
         if worker is not None:
             worker.answer(found)
@@ -224,7 +233,7 @@ def test_windows_begin_after_all_workers_have_ended_their_recordings(
     found = trained(monkeypatch, begun=0.0, ended=0.0, unread=unread, has_worker=True)
     assert [span.per_iteration for span in found.plain] == pytest.approx([USUAL] * len(found.plain), rel=0.01)
     assert all("actor/0" in window.processes for window in found.profiled)
-    assert not found.silent
+    assert not found.incomplete
 
 
 def test_a_worker_that_does_not_say_that_it_forgot_is_waited_for_for_a_while(
@@ -234,4 +243,20 @@ def test_a_worker_that_does_not_say_that_it_forgot_is_waited_for_for_a_while(
     found = trained(monkeypatch, begun=0.0, ended=0.0, unread=2, has_worker=True, forgets=False)
     assert len(found.recorded) == 6 and len(found.profiled) == 2
     assert all("actor/0" in window.processes for window in found.profiled)
-    assert not found.silent, "what it recorded in the windows that were read is there"
+    assert not found.incomplete, "what it recorded in the windows that were read is there"
+
+
+def test_a_window_in_which_a_worker_was_lost_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trained(monkeypatch, begun=0.0, ended=0.0, has_worker=True, lost_in=2)
+    assert [window.missing for window in found.incomplete] == [{"actor/0"}]
+    assert len(found.profiled) == 1 and len(found.plain) == 2
+    assert {each.name: each.iterations for each in found.by_process()} == {
+        "training": found.profiled[0].span.iterations,
+        "actor/0": found.profiled[0].span.iterations,
+    }
+
+
+def test_a_window_begins_anew_where_the_training_was_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trained(monkeypatch, begun=0.0, ended=0.0, rolled_back=range(70, 5000, 70))
+    spans = [*found.plain, *(window.span for window in found.profiled)]
+    assert max(span.per_iteration for span in spans) <= 1.01 * RECORDED

@@ -146,11 +146,21 @@ def _output(given: GivenTraining, profiling: Profiling) -> Path:
     environment = given.chosen.environment.replace("/", "-").replace(":", "-")
     name = f"{given.algorithm}-{environment}-{datetime.now():%Y%m%d-%H%M%S}"
     output = profiling.output or Path("profiles") / name
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"output={output} is a file; name a directory.")
-    if output.exists() and any(output.iterdir()):
-        raise UsageError(f"output={output} exists and is not empty; name another directory.")
+    with _refused_by_the_system(output):
+        if output.exists() and not output.is_dir():
+            raise UsageError(f"output={output} is a file; name a directory.")
+        if output.exists() and any(output.iterdir()):
+            raise UsageError(f"output={output} exists and is not empty; name another directory.")
     return output
+
+
+@contextlib.contextmanager
+def _refused_by_the_system(output: Path) -> Iterator[None]:
+    """Turns an error of the system about a path into one that says so."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"output={output} cannot be written: {error.strerror or error}.") from error
 
 
 @contextlib.contextmanager
@@ -162,12 +172,10 @@ def _made_for_the_result(output: Path) -> Iterator[None]:
     """
     made = [folder for folder in (output, *output.parents) if not folder.exists()]
     try:
-        try:
+        with _refused_by_the_system(output):
             output.mkdir(parents=True, exist_ok=True)
             (output / PROFILE).touch()
             (output / PROFILE).unlink()
-        except OSError as error:
-            raise UsageError(f"output={output} cannot be written: {error.strerror or error}.") from error
         yield
     finally:
         with contextlib.suppress(OSError):
@@ -212,8 +220,9 @@ def _width() -> int:
 
 
 def _read(directory: Path) -> Profile:
-    file = directory / PROFILE if directory.is_dir() else directory
+    file = directory
     try:
+        file = directory / PROFILE if directory.is_dir() else directory
         data = file.read_bytes()
     except OSError as error:
         raise UsageError(

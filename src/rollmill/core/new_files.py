@@ -20,13 +20,13 @@ def check_new_file(path: Path, *, force: bool, way_out: str = ON_THE_COMMAND_LIN
     Raises:
         UsageError: it is a folder, there is no folder for it that can be written, or it exists already.
     """
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder. hint: give the name of a file in it.")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path} cannot be written: there is no folder {path.parent}.")
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists already. hint: {way_out}")
     try:
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder. hint: give the name of a file in it.")
+        if not path.parent.is_dir():
+            raise UsageError(f"{path} cannot be written: there is no folder {path.parent}.")
+        if path.exists() and not force:
+            raise UsageError(f"{path} exists already. hint: {way_out}")
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:

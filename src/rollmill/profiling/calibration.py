@@ -26,7 +26,8 @@ class Calibration:
     """The share of an event's cost that lies inside it; see `rollmill.profiling.correction.measure_event`."""
     event_nanoseconds: float
     """The cost of an event; 0 if it could not be measured."""
-    ceilings: Ceilings
+    ceilings: Ceilings | None
+    """None where they could not be measured."""
 
 
 def calibrated(*, fresh: bool = False) -> Calibration:

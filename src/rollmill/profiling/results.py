@@ -37,7 +37,9 @@ class ProfiledSetup:
     num_envs: int
     num_steps: int
     env_steps: int
-    """Environment steps of an iteration."""
+    """Environment steps of an iteration, of all seeds together."""
+    num_seeds: int = 1
+    """Trainings at once, one of each seed."""
     possible_fusion: str = "off"
     """The deepest fusion that is worth trying; `off` where there is none."""
     replicas: int = 1

@@ -34,10 +34,12 @@ TRANSITIONS = {
 
 
 class ProcessWindows(NamedTuple):
-    """All windows of one process."""
+    """The windows of one process."""
 
     name: str
     windows: Sequence[RecordedWindow]
+    iterations: float
+    """Iterations in these windows together."""
 
     @property
     def accelerators(self) -> int:
@@ -45,14 +47,11 @@ class ProcessWindows(NamedTuple):
         return max(window.accelerators for window in self.windows)
 
 
-def operations(
-    processes: Sequence[ProcessWindows], iterations: float, costs: EventCosts, iteration: float
-) -> list[OperationTime]:
+def operations(processes: Sequence[ProcessWindows], costs: EventCosts, iteration: float) -> list[OperationTime]:
     """The operations of all processes, in the order of their paths.
 
     Args:
         processes: with their windows.
-        iterations: in all windows together.
         costs: of events.
         iteration: duration of an iteration without the profiler, in seconds.
     """
@@ -60,27 +59,26 @@ def operations(
     host: dict[Path, float] = defaultdict(float)
     counts: dict[Path, DeviceTime] = defaultdict(DeviceTime)
     for process in processes:
-        summed = _device_times(process)
-        for path, times in summed.items():
-            counts[path] = counts[path] + times
-        corrected = _without_cost(process, costs, SECOND * iterations * iteration)
+        for path, times in _device_times(process).items():
+            counts[path] = counts[path] + DeviceTime(*(each / process.iterations for each in times))
+        corrected = _without_cost(process, costs, iteration)
+        scale = 1.0 / (SECOND * process.iterations)
         for path, nanoseconds in corrected.device.items():
-            device[path] += nanoseconds
+            device[path] += scale * nanoseconds
         for window in process.windows:
             for path, nanoseconds in window.times.host_only.items():
-                host[path] += nanoseconds * corrected.host
+                host[path] += scale * nanoseconds * corrected.host
             for path, nanoseconds in window.times.starts.items():
-                host[path] += nanoseconds * corrected.starts
-    scale = 1.0 / (SECOND * iterations)
+                host[path] += scale * nanoseconds * corrected.starts
     return [
         OperationTime(
             path=path or (UNNAMED,),
-            device=device[path] * scale,
-            host=host[path] * scale,
-            kernels=counts[path].kernels / iterations,
-            mixed=min(counts[path].mixed, device[path]) * scale,
-            flops=counts[path].flops / iterations,
-            bytes=counts[path].bytes / iterations,
+            device=device[path],
+            host=host[path],
+            kernels=counts[path].kernels,
+            mixed=min(counts[path].mixed / SECOND, device[path]),
+            flops=counts[path].flops,
+            bytes=counts[path].bytes,
         )
         for path in sorted({*device, *host})
     ]
@@ -113,16 +111,15 @@ def divide(found: Sequence[OperationTime], path: Path, parts: Mapping[Path, floa
     return [by_path[path] for path in sorted(by_path)]
 
 
-def process_time(process: ProcessWindows, iterations: float, costs: EventCosts, iteration: float) -> ProcessTime:
+def process_time(process: ProcessWindows, costs: EventCosts, iteration: float) -> ProcessTime:
     """The durations of one process.
 
     Args:
         process: with its windows.
-        iterations: in all windows together.
         costs: of events.
         iteration: duration of an iteration without the profiler, in seconds.
     """
-    scale = 1.0 / (SECOND * iterations)
+    scale = 1.0 / (SECOND * process.iterations)
     host: dict[tuple[str, str], float] = defaultdict(float)
     transitions: dict[str, float] = defaultdict(float)
     for window in process.windows:
@@ -130,9 +127,9 @@ def process_time(process: ProcessWindows, iterations: float, costs: EventCosts, 
             host[activity.name, activity.category] += nanoseconds * scale
         for category, count in window.times.calls.items():
             if category in TRANSITIONS:
-                transitions[TRANSITIONS[category]] += count / iterations
+                transitions[TRANSITIONS[category]] += count / process.iterations
     profiled = sum(window.times.duration for window in process.windows) * scale
-    corrected = _without_cost(process, costs, SECOND * iterations * iteration)
+    corrected = _without_cost(process, costs, iteration)
     return ProcessTime(
         name=process.name,
         host=tuple(_host_times(host, profiled, iteration)),
@@ -212,7 +209,8 @@ def _host_times(host: Mapping[tuple[str, str], float], profiled: float, iteratio
     return sorted(times, key=lambda time: -time.seconds)
 
 
-def _without_cost(process: ProcessWindows, costs: EventCosts, target: float) -> WithoutCost:
+def _without_cost(process: ProcessWindows, costs: EventCosts, iteration: float) -> WithoutCost:
+    target = SECOND * process.iterations * iteration
     overlaps = [window.times.overlap for window in process.windows]
     idle = IdleTime(
         host_only=sum(overlap.host_only for overlap in overlaps),

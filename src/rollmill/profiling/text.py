@@ -103,8 +103,10 @@ def speed_text(profile: Profile) -> str:
 def sizes_text(profile: Profile) -> str:
     """Steps of an iteration, and what they consist of."""
     training = profile.training
-    environments = f"{training.num_envs:,} environments × {training.num_steps:,} steps"
-    return f"{training.env_steps:,} steps ({environments})"
+    factors = f"{training.num_envs:,} environments × {training.num_steps:,} steps"
+    if training.num_seeds > 1:
+        factors += f" × {training.num_seeds:,} seeds"
+    return f"{training.env_steps:,} steps ({factors})"
 
 
 def correction_text(profile: Profile) -> str:

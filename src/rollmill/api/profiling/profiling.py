@@ -14,7 +14,6 @@ from typing import Annotated, NamedTuple, cast
 
 import jax
 
-from rollmill.api.driver import StopOverdue
 from rollmill.api.options import RunOptions
 from rollmill.api.placing import choose_plan
 from rollmill.api.profiling.library_kernels import measure_library_shares
@@ -71,17 +70,18 @@ class NothingProfiled(RollmillError):
 
 
 class ProfilingStopped(RollmillError):
-    """A signal stopped the training before all windows were done.
+    """A signal or an error ended the training before all windows were done.
 
     Args:
-        code: the exit code of the training, 128 plus the number of the signal.
+        reason: the signal or the error.
+        code: the exit code: of a signal, 128 plus its number.
         found: the profile by the windows that were done; None if none was.
     """
 
-    def __init__(self, code: int, found: results.Profile | None) -> None:
+    def __init__(self, reason: str, code: int, found: results.Profile | None) -> None:
         seen = 0 if found is None else found.iteration.windows
         when = f"after {seen} window{'s' if seen > 1 else ''}" if seen else "before a window was profiled"
-        super().__init__(f"stopped by {signal.Signals(code - 128).name} {when}.")
+        super().__init__(f"stopped {when}, by {reason}")
         self.exit_code = code
         self.profile = found
 
@@ -113,7 +113,7 @@ def profile(
     Raises:
         UsageError: for options that cannot be used.
         NothingProfiled: the training ended before anything was measured.
-        ProfilingStopped: a signal stopped the training; it has the profile of what was measured.
+        ProfilingStopped: a signal or an error ended the training; it has the profile of what was measured.
     """
     how = how or ProfileOptions()
     with tempfile.TemporaryDirectory(prefix="rollmill-profile-", ignore_cleanup_errors=True) as folder:
@@ -121,26 +121,50 @@ def profile(
         prepared = prepare_training(algorithm, quiet, imports=imports, recipe=recipe)
         show("compiled; training")
         windows, error, code = _trained(prepared, how, show)
-        is_stopped = code > 128 and not windows.done
+        stopped_by = _reason(error, code) if not windows.done else None
         if not windows.profiled:
-            if is_stopped:
-                raise ProfilingStopped(code, None)
-            reason = f": {error}" if error else "; it needs more environment steps: leave out --total-timesteps"
-            raise NothingProfiled(f"the training ended before a window was profiled{reason}") from error
-        notes = [f"The training ended with an error: {error}"] if error else []
-        calibration = calibrated(fresh=how.calibrate)
-        found = _result(prepared, windows, calibration, command, [*notes, *_notes(prepared, windows, how)])
-        if is_stopped:
-            raise ProfilingStopped(code, found)
+            if stopped_by is not None:
+                raise ProfilingStopped(stopped_by, code, None) from error
+            raise NothingProfiled(
+                "the training ended before a window was profiled; it needs more environment steps:"
+                " leave out --total-timesteps"
+            )
+        notes = [f"The training ended with an error: {_first_line(error)}"] if error else []
+        notes += _notes(prepared, windows, how)
+        found = _result(prepared, windows, _calibration(how, notes), command, notes)
+        if stopped_by is not None:
+            raise ProfilingStopped(stopped_by, code, found) from error
         return found
 
 
 class _Trained(NamedTuple):
     windows: Windows
-    error: RollmillError | None
-    """The error that ended the training before all windows were done."""
+    error: Exception | None
+    """The error that ended the training."""
     code: int
-    """The exit code of the training if it ended by itself or by a signal; 0 if another error ended it."""
+    """The exit code of the training."""
+
+
+def _reason(error: Exception | None, code: int) -> str | None:
+    """The signal or the error that ended a training with this exit code; None if it came to its end."""
+    if code > 128:
+        return f"{signal.Signals(code - 128).name}."
+    if error is None:
+        return None
+    return f"an error: {error}" if isinstance(error, RollmillError) else f"{type(error).__name__}: {error}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _calibration(how: ProfileOptions, notes: list[str]) -> Calibration:
+    """The calibration of this machine; if it cannot be measured, one that says nothing, and a note."""
+    try:
+        return calibrated(fresh=how.calibrate)
+    except jax.errors.JaxRuntimeError as error:
+        notes.append(f"The machine's peaks and the cost of an event could not be measured: {_first_line(error)}")
+        return Calibration(machine="", inside=1.0, event_nanoseconds=0.0, ceilings=None)
 
 
 def _trained(prepared: PreparedTraining, how: ProfileOptions, show: Callable[[str], None]) -> _Trained:
@@ -155,15 +179,14 @@ def _trained(prepared: PreparedTraining, how: ProfileOptions, show: Callable[[st
             with contextlib.closing(windows):
                 yield ProfiledTraining(training, windows), state
 
-    error: RollmillError | None = None
-    code = 0
+    error: Exception | None = None
     try:
         code = begin_training(prepared, watch=watched).exit_code
-    except RollmillError as ended_by:
+    except Exception as ended_by:  # of any kind: what was measured must not be lost
         if windows is None:
             raise
         error = ended_by
-        code = error.exit_code if isinstance(error, StopOverdue) else 0
+        code = error.exit_code if isinstance(error, RollmillError) else 1
     assert windows is not None, "a session that opens makes windows"
     return _Trained(windows, error, code)
 
@@ -202,7 +225,7 @@ def _result(
     command: str,
     notes: Sequence[str],
 ) -> results.Profile:
-    pairs, processes, iterations, notes = windows.pairs(), windows.by_process(), windows.iterations, list(notes)
+    pairs, processes, notes = windows.pairs(), windows.by_process(), list(notes)
     accelerated = jax.default_backend() != "cpu"
     if not calibration.event_nanoseconds:
         notes.append("The cost of an event in a program of known duration was not found; --calibrate tries again.")
@@ -210,7 +233,7 @@ def _result(
         pairs, inside=calibration.inside, in_idle_time=accelerated, calibrated=calibration.event_nanoseconds
     )
     time = _iteration_time(windows, pairs, costs.calibrated)
-    process_times = tuple(process_time(process, iterations, costs, time.unprofiled) for process in processes)
+    process_times = tuple(process_time(process, costs, time.unprofiled) for process in processes)
     found = results.Profile(
         training=_training(prepared, command),
         machine=_machine(),
@@ -271,7 +294,8 @@ def _training(prepared: PreparedTraining, command: str) -> results.ProfiledSetup
         fusion=options.fusion,
         num_envs=loops.num_envs,
         num_steps=loops.num_steps,
-        env_steps=loops.batch_size,
+        env_steps=loops.batch_size * options.num_seeds,
+        num_seeds=options.num_seeds,
         possible_fusion=_possible_fusion(prepared, plan),
         replicas=sum(group.replicas for group in plan.partition.groups),
         can_be_asynchronous=_can_be_asynchronous(prepared),
@@ -326,10 +350,12 @@ def _notes(prepared: PreparedTraining, windows: Windows, how: ProfileOptions) ->
         yield "Operations are those of one window, so their shares are rough."
     if 1 < len(windows.recorded) < (planned := how.windows * (1 + how.unread_windows)):
         yield f"The training ended after {len(windows.recorded)} of {planned} windows: the error is less certain."
-    names = {name for window in windows.profiled for name in window.processes}
-    missing = windows.silent.union(*(names - window.processes.keys() for window in windows.profiled))
-    if missing:
-        yield f"Not in all windows, and so left out: {', '.join(sorted(missing))}."
+    if windows.incomplete:
+        missing = frozenset[str]().union(*(window.missing for window in windows.incomplete))
+        yield (
+            f"Left out: windows in which a worker was lost, or did not tell in time what it recorded"
+            f" ({len(windows.incomplete)}: {', '.join(sorted(missing))})."
+        )
     if (every := max(each.every for window in windows.profiled for each in window.processes.values())) > 1:
         yield f"Windows had too many events to read: of every {every} ms one was read, and stands for all."
     if prepared.algorithm.host is not None and sys.version_info < (3, 12):
@@ -340,7 +366,7 @@ def _operations(
     prepared: PreparedTraining, windows: Windows, costs: EventCosts, iteration: float, notes: list[str]
 ) -> list[results.OperationTime]:
     """The operations; kernels of libraries, and a rollout kernel, are divided among those that they work for."""
-    found = operations(windows.by_process(), windows.iterations, costs, iteration)
+    found = operations(windows.by_process(), costs, iteration)
     if prepared.program is None:
         return found
     found = _with_libraries_divided(found, prepared, prepared.program, notes)
@@ -356,8 +382,7 @@ def _with_libraries_divided(
     try:
         shares = measure_library_shares(prepared, program)
     except jax.errors.JaxRuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        notes.append(f"Kernels of libraries are not divided among operations: {reason}")
+        notes.append(f"Kernels of libraries are not divided among operations: {_first_line(error)}")
         return found
     for kernel, parts in shares.items():
         found = divide(found, kernel, parts)
@@ -374,8 +399,8 @@ def _with_rollouts_divided(
     backend = backend_of(devices[0], prepared.options.numerics)
     try:
         parts = rollout_parts(graph, backend, tuple(launch), graph.loops.num_envs // len(devices))
-    except CannotFuse as reason:
-        notes.append(f"The rollout kernel is not divided into policy and environment: {reason}")
+    except (CannotFuse, jax.errors.JaxRuntimeError) as error:
+        notes.append(f"The rollout kernel is not divided into policy and environment: {_first_line(error)}")
         return found
     notes.append("A rollout kernel's parts are estimates: kernels without one of them were timed.")
     shares = {("collect", "environment"): parts.environment, ("collect", "policy"): parts.policy}

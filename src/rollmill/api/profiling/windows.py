@@ -83,6 +83,14 @@ class WindowSpan(NamedTuple):
         return (self.end.now - self.begin.now) / self.iterations
 
 
+class PlainWindow(NamedTuple):
+    """A window without the profiler."""
+
+    span: WindowSpan
+    activity: list[dict[str, Any]]
+    """The driver's figures of each GPU in it."""
+
+
 class ProfiledWindow(NamedTuple):
     """A window with the profiler, in all processes."""
 
@@ -91,6 +99,8 @@ class ProfiledWindow(NamedTuple):
     """Empty if its events were not read."""
     use: DeviceUse | None = None
     """How long the accelerator was at work, if this process alone computes, on one of them."""
+    missing: frozenset[str] = frozenset()
+    """Workers that were to tell what they recorded, and did not: they were lost, or did not answer in time."""
 
     @property
     def program_events(self) -> float:
@@ -156,8 +166,8 @@ class Windows:
         """The driver's figures of each GPU, in each window without the profiler."""
         self.recorded: list[ProfiledWindow] = []
         """All windows with the profiler."""
-        self.silent: set[str] = set()
-        """Workers that did not send in time what they recorded in a window."""
+        self.incomplete: list[ProfiledWindow] = []
+        """Those in which workers are missing, which count for nothing."""
         self.done = False
         self._usual = 0.0
         """Nanoseconds of an iteration without the profiler, once the training has come to its speed."""
@@ -210,9 +220,14 @@ class Windows:
         return sum(waits for waits, _ in known) / sum(count for _, count in known) if known else 0.0
 
     def by_process(self) -> list[ProcessWindows]:
-        """The windows of each process; those that were not there in all windows are left out."""
-        names = [name for name in self.profiled[0].processes if all(name in w.processes for w in self.profiled)]
-        return [ProcessWindows(name, [window.processes[name] for window in self.profiled]) for name in names]
+        """The windows of each process: a worker may have come later, or have ended itself."""
+        names = dict.fromkeys(name for window in self.profiled for name in window.processes)
+        return [self._windows_of_process(name) for name in names]
+
+    def _windows_of_process(self, name: str) -> ProcessWindows:
+        windows = [window for window in self.profiled if name in window.processes]
+        iterations = sum(window.span.iterations for window in windows)
+        return ProcessWindows(name, [window.processes[name] for window in windows], iterations)
 
     @property
     def iterations(self) -> int:
@@ -225,10 +240,19 @@ class Windows:
         for number in range(self._count):
             self._show(f"window {number + 1} of {self._count}")
             for read in [True] + [False] * self._unread:
-                yield from self._plain_window(begin)
-                self.recorded.append((yield from self._profiled_window(self._profiled_seconds, read=read)))
+                plain = yield from self._plain_window(begin)
+                window = yield from self._profiled_window(self._profiled_seconds, read=read)
+                if window.missing:
+                    self.incomplete.append(window)
+                else:
+                    self._keep(plain)
+                    self.recorded.append(window)
                 begin = yield from self._regain_speed()
-        yield from self._plain_window(begin)
+        self._keep((yield from self._plain_window(begin)))
+
+    def _keep(self, plain: PlainWindow) -> None:
+        self.plain.append(plain.span)
+        self.activities.append(plain.activity)
 
     def _warm_up(self) -> Steps:
         """Lets the training come to its speed after it began to learn."""
@@ -292,15 +316,19 @@ class Windows:
             if now.now - begin.now >= 1e9 * seconds:
                 return now
 
-    def _plain_window(self, begin: ReportedProgress) -> Steps:
+    def _plain_window(self, begin: ReportedProgress) -> Generator[None, ReportedProgress, PlainWindow]:
         self._activity.restart()
-        self.plain.append((yield from self._window(begin, self._seconds)))
-        self.activities.append(self._activity.total())
+        span = yield from self._window(begin, self._seconds)
+        return PlainWindow(span, self._activity.total())
 
     def _window(self, begin: ReportedProgress, seconds: float) -> Generator[None, ReportedProgress, WindowSpan]:
-        """A window from a report to the first one after this many seconds."""
+        """A window from a report to the first one after so many seconds; anew if the training was rolled back."""
+        before = begin
         while True:
             end = yield
+            if end.iteration < before.iteration:
+                begin = end
+            before = end
             if end.now - begin.now >= 1e9 * seconds and end.iteration > begin.iteration:
                 return WindowSpan(begin, end)
 
@@ -319,11 +347,11 @@ class Windows:
         self._received.clear()
         self._number += 1
         own, use = self._end_recordings(span, read=read)
-        unanswered = yield from self._unanswered(awaited, REPLY_SECONDS if read else FORGET_SECONDS)
-        if read:
-            self.silent |= unanswered
+        yield from self._answers(awaited, REPLY_SECONDS if read else FORGET_SECONDS)
+        if own is None:
+            return ProfiledWindow(span, {}, use)
         read_there = {name: window for name, window in self._received.items() if window is not None}
-        return ProfiledWindow(span, {THIS_PROCESS: own, **read_there} if own is not None else {}, use)
+        return ProfiledWindow(span, {THIS_PROCESS: own, **read_there}, use, frozenset(awaited - read_there.keys()))
 
     def _end_recordings(self, span: WindowSpan, *, read: bool) -> tuple[RecordedWindow | None, DeviceUse | None]:
         """Ends them in all processes.
@@ -345,16 +373,14 @@ class Windows:
         self._recorder.abandon()
         return None, None
 
-    def _unanswered(self, awaited: set[str], seconds: float) -> Generator[None, ReportedProgress, set[str]]:
+    def _answers(self, awaited: set[str], seconds: float) -> Steps:
         """Waits until these workers have ended their recordings, which slows the training down.
 
-        Returns:
-            those of which nothing was heard for so long: one may have ended itself, or begun anew.
+        Of one that has ended itself, or has begun anew, nothing may be heard for so long.
         """
         deadline = time.monotonic() + seconds
         while awaited - self._received.keys() and time.monotonic() < deadline:
             yield
-        return awaited - self._received.keys()
 
     def close(self) -> None:
         """Ends a recording that is going on, without a window."""
