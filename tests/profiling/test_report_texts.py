@@ -81,6 +81,16 @@ def test_shares_are_of_all_processes_and_what_no_operation_has_is_said():
     assert lines_of(draw_profile(two))["(of no operation)"] == ["47.0 %", "45.0"]
 
 
+def test_the_process_that_coordinates_workers_has_no_part_in_the_whole_time():
+    alone, coordinated = (
+        profile(processes=[*coordinator, process("actor/0"), process("learner/0")])
+        for coordinator in ([], [process("training")])
+    )
+    assert whole_time(coordinated) == whole_time(alone)
+    lines = lines_of(draw_profile(coordinated))
+    assert lines["all 2"] == lines_of(draw_profile(alone))["all 2"] and "training" in lines
+
+
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_no_line_is_longer_than_the_terminal(width):
     several = [process(f"{'actor' * 9}/{index}") for index in range(3)]

@@ -52,7 +52,7 @@ LEARNING = frozenset({"gradients", "update"})
 
 def advise(profile: Profile) -> tuple[Advice, ...]:
     """All advice for a profile, the largest predicted saving first; none if no rule applies."""
-    profile = replace(profile, processes=working_processes(profile))
+    profile = replace(profile, processes=working_processes(profile.processes))
     found = [advice for rule in RULES if (advice := rule(profile)) is not None]
     return tuple(sorted(found, key=lambda advice: -advice.saves))
 

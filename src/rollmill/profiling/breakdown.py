@@ -113,7 +113,7 @@ def longest_operations(profile: Profile, *, least: float, most: int) -> ShownOpe
 
 
 class WholeTime(NamedTuple):
-    """The seconds of an iteration, summed over processes, and where no operation has them."""
+    """The seconds of an iteration, summed over the processes that train, and where no operation has them."""
 
     seconds: float
     idle: float
@@ -126,17 +126,18 @@ class WholeTime(NamedTuple):
         return seconds / self.seconds if self.seconds > 0 else 0.0
 
 
-def working_processes(profile: Profile) -> tuple[ProcessTime, ...]:
+def working_processes(processes: Sequence[ProcessTime]) -> tuple[ProcessTime, ...]:
     """The processes that train: where there are workers, the one that coordinates them only waits for them."""
-    return tuple(process for process in profile.processes if process.name != THIS_PROCESS) or profile.processes
+    return tuple(process for process in processes if process.name != THIS_PROCESS) or tuple(processes)
 
 
 def whole_time(profile: Profile) -> WholeTime:
-    """The time that shares of a profile are of: an iteration of each process."""
+    """The time that shares of a profile are of: an iteration of each process that trains."""
     named = fsum(operation.seconds for operation in profile.operations)
-    measured = fsum(duration_of(process.overlap) for process in profile.processes)
+    overlap = total_overlap(working_processes(profile.processes))
+    measured = duration_of(overlap)
     whole = max(named, measured or profile.iteration.unprofiled)
-    idle = min(whole - named, fsum(process.overlap.neither for process in profile.processes))
+    idle = min(whole - named, overlap.neither)
     return WholeTime(whole, idle=idle, unnamed=whole - named - idle)
 
 

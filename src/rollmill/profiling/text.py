@@ -4,6 +4,7 @@ import math
 
 from rollmill.core.text import compact
 from rollmill.pages.text import number, printable
+from rollmill.profiling.breakdown import working_processes
 from rollmill.profiling.results import Profile
 
 NOTHING_TO_ADVISE = (
@@ -107,6 +108,12 @@ def sizes_text(profile: Profile) -> str:
     if training.num_seeds > 1:
         factors += f" × {training.num_seeds:,} seeds"
     return f"{training.env_steps:,} steps ({factors})"
+
+
+def summed_over_text(profile: Profile) -> str:
+    """A clause that says how many processes a figure is the sum over; empty if only one trains."""
+    working = len(working_processes(profile.processes))
+    return f", summed over the {working} processes that train" if working > 1 else ""
 
 
 def correction_text(profile: Profile) -> str:

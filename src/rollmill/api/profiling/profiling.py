@@ -365,8 +365,13 @@ def _notes(prepared: PreparedTraining, windows: Windows, how: ProfileOptions) ->
 def _operations(
     prepared: PreparedTraining, windows: Windows, costs: EventCosts, iteration: float, notes: list[str]
 ) -> list[results.OperationTime]:
-    """The operations; kernels of libraries, and a rollout kernel, are divided among those that they work for."""
-    found = operations(windows.by_process(), costs, iteration)
+    """The operations; kernels of libraries, and a rollout kernel, are divided among those that they work for.
+
+    Where there are workers, the process that coordinates them waits, and has no part in the time of an iteration.
+    """
+    processes = windows.by_process()
+    workers = [process for process in processes if process.name != results.THIS_PROCESS]
+    found = operations(workers or processes, costs, iteration)
     if prepared.program is None:
         return found
     found = _with_libraries_divided(found, prepared, prepared.program, notes)

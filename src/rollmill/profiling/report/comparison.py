@@ -20,6 +20,7 @@ from rollmill.profiling.breakdown import (
     operation_tree,
     total_overlap,
     whole_time,
+    working_processes,
 )
 from rollmill.profiling.report.terminal import as_text, heading, paragraph, table_of
 from rollmill.profiling.results import CATEGORIES, Profile
@@ -125,7 +126,7 @@ def _longest_first(operations: Sequence[ComparedTime]) -> list[ComparedTime]:
 def _states(
     before: Profile, after: Profile, wholes: tuple[WholeTime, WholeTime], steps: float
 ) -> tuple[ComparedTime, ...]:
-    first, second = total_overlap(before.processes), total_overlap(after.processes)
+    first, second = (total_overlap(working_processes(one.processes)) for one in (before, after))
     pairs = {
         "both at work": (first.both, second.both),
         "device only": (first.device_only, second.device_only),
@@ -140,7 +141,7 @@ def _categories(
     before: Profile, after: Profile, wholes: tuple[WholeTime, WholeTime], steps: float
 ) -> tuple[ComparedTime, ...]:
     def total(profile: Profile, name: str) -> float | None:
-        return fsum(category_seconds(process, name) for process in profile.processes) or None
+        return fsum(category_seconds(process, name) for process in working_processes(profile.processes)) or None
 
     compared = [_compared((name,), total(before, name), total(after, name), wholes, steps) for name in CATEGORIES]
     return tuple(one for one in compared if one.longest > 0)

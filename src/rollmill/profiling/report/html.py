@@ -30,6 +30,7 @@ from rollmill.profiling.breakdown import (
     overlap_values,
     total_overlap,
     whole_time,
+    working_processes,
 )
 from rollmill.profiling.report.machine_sections import (
     devices_section,
@@ -53,6 +54,7 @@ from rollmill.profiling.text import (
     size_of,
     sizes_text,
     speed_of,
+    summed_over_text,
     titled,
 )
 
@@ -90,7 +92,7 @@ def profile_page(profile: Profile) -> str:
 
 
 def _head(profile: Profile) -> str:
-    overlap = total_overlap(profile.processes)
+    overlap = total_overlap(working_processes(profile.processes))
     whole = duration_of(overlap)
     figures = [(compact(speed_of(profile)), "environment steps a second, without the profiler")]
     figures.append((duration(profile.iteration.unprofiled), f"an iteration of {sizes_text(profile)}"))
@@ -142,12 +144,11 @@ def _operations(profile: Profile) -> str:
         if whole.share(seconds) >= LEAST_SHOWN:
             part = BarPart(ratio(seconds, longest), "idle", f"{name}: {duration(seconds)}")
             rows.append(bar_row(name, [part], _value(seconds, whole), is_outer=True))
-    several = f", summed over {len(profile.processes)} processes" if len(profile.processes) > 1 else ""
     colours = {"device computes": "device", "the host, or a kernel's start": "host", "idle": "idle"}
     return section(
         "Where the time of an iteration goes",
-        f"Each bar is the time of one operation of the algorithm{several}, with those inside it, which follow it "
-        "indented. The longer the bar, the more there is to gain. Blue: the device computes for it; orange: "
+        f"Each bar is the time of one operation of the algorithm{summed_over_text(profile)}, with those inside it, "
+        "which follow it indented. The longer the bar, the more there is to gain. Blue: the device computes for it; orange: "
         "the device does not, while a kernel is being started or only the host is at work.",
         [
             legend(colours, hatched="device, estimated" if any(node.mixed for node in shown) else ""),

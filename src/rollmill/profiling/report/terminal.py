@@ -21,6 +21,7 @@ from rollmill.profiling.breakdown import (
     operation_tree,
     total_overlap,
     whole_time,
+    working_processes,
 )
 from rollmill.profiling.results import CATEGORIES, Advice, Overlap, ProcessTime, Profile
 from rollmill.profiling.text import (
@@ -34,6 +35,7 @@ from rollmill.profiling.text import (
     percent,
     sizes_text,
     speed_text,
+    summed_over_text,
     titled,
 )
 
@@ -138,9 +140,8 @@ def _operations(profile: Profile) -> RenderableType:
         for name, seconds in rest
         if whole.share(seconds) >= LEAST_SHOWN
     ]
-    several = "" if len(profile.processes) < 2 else f", summed over {len(profile.processes)} processes"
     parts: list[RenderableType] = [
-        heading("Operations", f"ms an iteration{several}"),
+        heading("Operations", f"ms an iteration{summed_over_text(profile)}"),
         table_of(("operation", "share", "ms", "device", "host", "kernels"), rows),
     ]
     mixed = fsum(node.mixed for node in operation_tree(profile.operations))
@@ -170,8 +171,8 @@ def _operation_row(node: OperationNode, whole: WholeTime) -> tuple[str | Text, .
 def _overlaps(processes: Sequence[ProcessTime]) -> RenderableType:
     shown = first_of_each_kind(processes, MOST_PROCESSES)
     rows = [_overlap_row(printable(process.name), process.overlap) for process in shown]
-    if len(processes) > 1:
-        rows.append(_overlap_row(f"all {len(processes)}", total_overlap(processes)))
+    if len(training := working_processes(processes)) > 1:
+        rows.append(_overlap_row(f"all {len(training)}", total_overlap(training)))
     columns = ("process", "ms", "both", "device only", "host only", "neither")
     unit = "share of an iteration" + _left_out(processes)
     return Group(heading("Host and device at work", unit), table_of(columns, rows))
