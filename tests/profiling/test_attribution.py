@@ -2,11 +2,13 @@
 
 import pytest
 
+from profiling.by_hand import process as process_by_hand
 from rollmill.profiling.attribution import attribute
+from rollmill.profiling.breakdown import stepping_seconds
 from rollmill.profiling.classes import Classifier, DeviceWork, HostActivity
 from rollmill.profiling.hlo import Instruction
 from rollmill.profiling.library_kernels import library_shares
-from rollmill.profiling.results import Overlap
+from rollmill.profiling.results import HostTime, Overlap
 from rollmill.profiling.timeline import timeline
 from rollmill.profiling.trace import Event, Lane, Trace
 
@@ -63,6 +65,34 @@ def test_spans_make_a_thread_one_of_python_and_waiting_is_no_work():
     assert times.overlap == Overlap(host_only=60.0, device_only=20.0, both=10.0, neither=10.0)
     assert times.host_only == {ENVIRONMENT: 20, ("python",): 40}
     assert times.calls == {"simulator": 1, "waiting": 1}
+
+
+def test_the_user_s_operations_are_parts_of_what_they_lie_in():
+    """Also in what a simulator does; names of calls are theirs."""
+    stepping = "collect/environment"
+    host = lane(
+        (0, 40, f"rollmill:python:{stepping}"),
+        (5, 35, "rollmill:operation:physics"),
+        (10, 20, f"rollmill:simulator:{stepping}"),
+        (20, 25, "rollmill:operation:compile"),
+        (30, 35, "TransferToDevice"),
+        (50, 70, "rollmill:operation:outer"),
+        (60, 65, "rollmill:operation:inner"),
+    )
+    times = times_of(host)
+    assert times.host == {
+        HostActivity(stepping, "python"): 10,
+        HostActivity(f"{stepping}/physics", "python"): 10,
+        HostActivity(f"{stepping}/physics", "simulator"): 10,
+        HostActivity(f"{stepping}/physics/compile", "python"): 5,
+        HostActivity("transfer", "transfer"): 5,
+        HostActivity("outer", "python"): 15,
+        HostActivity("outer/inner", "python"): 5,
+        HostActivity("python", "python"): 40,
+    }
+    assert times.calls == {"python": 1, "simulator": 1, "transfer": 1}
+    shown = [HostTime(activity.name, activity.category, float(time)) for activity, time in times.host.items()]
+    assert stepping_seconds(process_by_hand(host=tuple(shown))) == 35.0
 
 
 def test_a_transition_is_an_activity_that_begins_in_another_category():

@@ -21,6 +21,9 @@ SPAN_MARK = "rollmill"
 ROLLOUT_KERNEL, GRADIENTS_KERNEL = "rollmill_rollout", "rollmill_gradients"
 """Names of Rollmill's own kernels in traces of GPUs."""
 
+INNER = "operation"
+"""Category of the spans of `operation`, which are parts of what they lie in."""
+
 STEPPING = "collect/environment"
 """The operation in which environments of the host are made and stepped."""
 AROUND_SIMULATORS = "python" if sys.version_info >= (3, 12) else "simulator"
@@ -111,7 +114,7 @@ class operation:
         self._name = name
 
     def __enter__(self) -> None:
-        self._parts = (traced(self._name), span(self._name))
+        self._parts = (traced(self._name), span(self._name, INNER))
         for part in self._parts:
             part.__enter__()
 

@@ -9,7 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from rollmill.core.operations import INNER
 from rollmill.profiling.classes import (
+    PYTHON,
     ROOT,
     RUNNING,
     Classifier,
@@ -147,7 +149,7 @@ class _OpenEvents:
     def __init__(self, lane: Lane) -> None:
         self._on_device = lane.on_device
         self._runs_python = any(is_span(event) for event in lane.events)
-        self._base: EventClass = HostActivity("python", "python") if self._runs_python else None
+        self._base: EventClass = PYTHON if self._runs_python else None
         self._open: list[tuple[int, EventClass]] = []
         self._last_work: DeviceWork | None = None
 
@@ -188,8 +190,8 @@ class _OpenEvents:
             return _after(self._last_work) if self._last_work else state
         if isinstance(state, HostActivity) and state.category == IDLE_CATEGORY and not self._runs_python:
             return None  # a thread of the framework that waits for its turn
-        if isinstance(state, HostActivity) and isinstance(around, HostActivity):
-            return state.inside(around)
+        if isinstance(state, HostActivity):
+            return state.inside(around if isinstance(around, HostActivity) else None)
         return around if state is None else state
 
 
@@ -399,6 +401,8 @@ class _CategoriesAround:
 
     def enter(self, event: Event, category: str) -> bool:
         """Adds an activity; returns whether the one around it is of another category, or there is none."""
+        if category == INNER:
+            return False
         while self._open and self._open[-1][0] <= event.start:
             self._open.pop()
         is_other = not self._open or self._open[-1][1] != category

@@ -176,8 +176,12 @@ def stepping_seconds(process: ProcessTime) -> float:
     return fsum(
         one.seconds
         for one in process.host
-        if one.category == "simulator" or (one.activity == STEPPING and one.category == "python")
+        if one.category == "simulator" or (one.category == "python" and _is_stepping(one.activity))
     )
+
+
+def _is_stepping(activity: str) -> bool:
+    return activity == STEPPING or activity.startswith(f"{STEPPING}/")
 
 
 def over_processes(profile: Profile, seconds: Callable[[ProcessTime], float]) -> float:

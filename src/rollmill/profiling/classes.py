@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from rollmill.core.operations import GRADIENTS_KERNEL, ROLLOUT_KERNEL, SPAN_MARK
+from rollmill.core.operations import GRADIENTS_KERNEL, INNER, ROLLOUT_KERNEL, SPAN_MARK
 from rollmill.profiling.hlo import Instruction
 from rollmill.profiling.hlo_text import Path
 from rollmill.profiling.results import UNNAMED
@@ -37,8 +37,8 @@ HOST_CALLS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
     )
 )
 """Calls into the framework and the driver by patterns of their names; the first that fits counts."""
-CALLS = frozenset(activity for _, activity, _ in HOST_CALLS)
-"""Activities that are calls, and no operations."""
+CALLS = frozenset((activity, category) for _, activity, category in HOST_CALLS)
+"""Activities that are calls, and no operations, with their categories."""
 
 ROLLOUT_KERNEL_PATH: Path = ("collect", "rollout kernel")
 """The operation that a rollout kernel is, whose inside no trace shows."""
@@ -73,11 +73,34 @@ class HostActivity(NamedTuple):
         """The operation that it belongs to."""
         return tuple(self.name.split("/"))
 
-    def inside(self, around: "HostActivity") -> "HostActivity":
-        """The activity inside another one: a call that starts an operation's work belongs to the operation."""
-        is_call = self.name in CALLS and self.category != "waiting"
-        starts_operation = around.category in ("dispatch", "cuda") and around.name not in CALLS
-        return self._replace(name=around.name) if is_call and starts_operation else self
+    def inside(self, around: "HostActivity | None") -> "HostActivity":
+        """The activity inside another one.
+
+        The user's operations are parts of the operation that they lie in; a call that starts an operation's work
+        belongs to the operation.
+        """
+        if self.category == INNER:
+            return self._part_of(around)
+        if around is None:
+            return self
+        is_call = self.is_call and self.category != "waiting"
+        starts_operation = around.category in ("dispatch", "cuda") and not around.is_call
+        belongs = (is_call and starts_operation) or around.name.startswith(f"{self.name}/")
+        return self._replace(name=around.name) if belongs else self
+
+    @property
+    def is_call(self) -> bool:
+        """Whether it is a call into the framework or the driver, and no operation."""
+        return (self.name, self.category) in CALLS
+
+    def _part_of(self, around: "HostActivity | None") -> "HostActivity":
+        if around is None or around == PYTHON or around.is_call:
+            return self._replace(category=PYTHON.category)
+        return HostActivity(f"{around.name}/{self.name}", around.category)
+
+
+PYTHON = HostActivity("python", "python")
+"""A thread that runs Python code of no operation."""
 
 
 def is_span(event: Event) -> bool:

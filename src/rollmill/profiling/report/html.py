@@ -147,9 +147,9 @@ def _operations(profile: Profile) -> str:
     colours = {"device computes": "device", "the host, or a kernel's start": "host", "idle": "idle"}
     return section(
         "Where the time of an iteration goes",
-        f"Each bar is the time of one operation of the algorithm{summed_over_text(profile)}, with those inside it, "
-        "which follow it indented. The longer the bar, the more there is to gain. Blue: the device computes for it; orange: "
-        "the device does not, while a kernel is being started or only the host is at work.",
+        f"Each bar is the time of one operation of the algorithm{summed_over_text(profile)}. Those inside it "
+        "follow it indented. The longer the bar, the more there is to gain. Blue: the device computes for it; "
+        "orange: the device does not, while a kernel is being started or only the host is at work.",
         [
             legend(colours, hatched="device, estimated" if any(node.mixed for node in shown) else ""),
             *rows,
