@@ -18,6 +18,9 @@ GpuSharing: TypeAlias = Literal["auto", "mps", "mig", "turns"]
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Options of `mallopt`, from glibc's malloc.h."""
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Another one on each host, until it starts anew."""
+
 PACKAGES = {
     "rollmill": "rollmill",
     "jax": "jax",
@@ -29,6 +32,17 @@ PACKAGES = {
     "triton": "triton",
     "llvmlite": "llvmlite",
 }
+
+
+def host_id() -> str:
+    """A name of this host that no other one has, if the system gives it one; else the host's name.
+
+    Processes with the same one have the same monotonic clock.
+    """
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return platform.node()
 
 
 def versions() -> dict[str, str | None]:

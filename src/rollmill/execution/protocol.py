@@ -87,6 +87,7 @@ class StopRecording(NamedTuple):
     end: int
     """The nanosecond after its last."""
     host: str
+    """See `host_id`."""
 
 
 # --- from a replica --------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 """Lets the coordinator record windows of a worker's process, while the worker does its job."""
 
-import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from rollmill.core.machine import host_id
 from rollmill.execution.processes import Control, WorkerMessage
 from rollmill.execution.protocol import (
     AbandonRecording,
@@ -26,12 +26,20 @@ def answer_recordings(control: Control) -> None:
     control.answer(AbandonRecording.__name__, recordings.abandon)
 
 
+def window_here(request: StopRecording) -> tuple[int, int]:
+    """The begin and the end of a window on this host's clock; that of another host says nothing about it."""
+    if request.host == host_id():
+        return request.begin, request.end
+    now = time.monotonic_ns()
+    return now - (request.end - request.begin), now
+
+
 class _Recordings:
     """The recordings of this process, one at a time."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        self._recorder, self._started_at = TraceRecorder(), 0
+        self._recorder = TraceRecorder()
         self._ending: threading.Thread | None = None
 
     def start(self, _: WorkerMessage) -> dict[str, Any]:
@@ -39,15 +47,12 @@ class _Recordings:
         if self._ending is not None:
             self._ending.join()
         self._recorder.start()
-        self._started_at = time.monotonic_ns()
         return {}
 
     def stop(self, message: WorkerMessage) -> dict[str, Any]:
         """Ends the recording, and sends the sums of its window."""
         request: StopRecording = parse(message)
-        begin, end = request.begin, request.end
-        if request.host != socket.gethostname():  # whose clock says nothing about this one's
-            begin, end = self._started_at, time.monotonic_ns()
+        begin, end = window_here(request)
         self._in_background(lambda: self._send_window(request.number, begin, end))
         return request._asdict()
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rollmill.core.errors import RollmillError, UsageError
+from rollmill.core.machine import host_id
 from rollmill.core.operations import span
 from rollmill.dataflow import (
     Graph,
@@ -202,7 +203,7 @@ class Coordinator:
             begin: the window's first nanosecond on this host's monotonic clock.
             end: the nanosecond after its last.
         """
-        send_to(self._workers, ALL, StopRecording(number, begin, end, socket.gethostname()))
+        send_to(self._workers, ALL, StopRecording(number, begin, end, host_id()))
 
     def abandon_recording(self, number: int) -> None:
         """Has all workers stop recording, and forget the events; requests a `Recorded` of each when it has.

@@ -6,7 +6,6 @@ at an address of its own ("CUDA C++ Programming Guide", Interprocess Communicati
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import jax
@@ -15,6 +14,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt8, UInt32
 
+from rollmill.core.machine import BOOT_ID
 from rollmill.execution.program.cuda_memory import (
     HANDLE_BYTES,
     NoPeerMemory,
@@ -26,9 +26,6 @@ from rollmill.execution.program.cuda_memory import (
 
 PAGE_BYTES = 2 * 2**20
 """Memory is allocated in multiples of this, because CUDA passes whole pages to other processes."""
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Another one on each host, until it starts anew."""
 
 T = TypeVar("T")
 
