@@ -41,6 +41,18 @@ def test_kernels_loops_and_idle_time_sum_to_the_window():
     assert times.program_events == 3 and times.span_events == 0
 
 
+def test_copies_and_collectives_are_parts_of_the_work():
+    kinds = {
+        "copy.1": Instruction("copy", {POLICY: 1.0}, 0.0, 8.0),
+        "all-reduce.1": Instruction("collective", {POLICY: 0.5, ENVIRONMENT: 0.5}, 0.0, 8.0),
+    }
+    device = lane((0, 10, "copy_1"), (10, 30, "all_reduce_1"), (30, 60, "dot_1"), name="stream", on_device=True)
+    times = attribute(Trace([device], 0), Classifier({"jit_f": {**PROGRAM, **kinds}}), 0, 100)
+    assert (times.device[POLICY].work, times.device[ENVIRONMENT].work) == (50, 10)
+    assert (times.device[POLICY].copies, times.device[POLICY].collectives) == (10, 10)
+    assert (times.device[ENVIRONMENT].copies, times.device[ENVIRONMENT].collectives) == (0, 10)
+
+
 def test_threads_that_compute_at_once_share_the_time():
     times = times_of(lane((0, 40, "dot.1")), lane((20, 60, "fusion.1"), name="thread 2"))
     assert times.device[POLICY].work == 20 + 10 + 0.25 * (10 + 20)

@@ -81,6 +81,12 @@ def test_shares_are_of_all_processes_and_what_no_operation_has_is_said():
     assert lines_of(draw_profile(two))["(of no operation)"] == ["47.0 %", "45.0"]
 
 
+def test_the_device_s_time_is_told_by_kind():
+    operations = (OperationTime(("learn",), device=0.03, host=0.0, copies=0.01, collectives=0.005),)
+    text = draw_profile(profile(operations=operations))
+    assert "The device: kernels 31.3 %, copies 20.9 %, collectives 10.4 %, idle 37.4 %." in text
+
+
 def test_the_process_that_coordinates_workers_has_no_part_in_the_whole_time():
     alone, coordinated = (
         profile(processes=[*coordinator, process("actor/0"), process("learner/0")])

@@ -60,6 +60,14 @@ def test_the_overlap_is_that_of_an_iteration_without_the_profiler():
     assert astuple(overlap) == pytest.approx((100e-9, 300e-9, 100e-9, 100e-9))
 
 
+def test_copies_and_collectives_shrink_with_the_operation_that_they_are_parts_of():
+    device = {POLICY: DeviceTime(work=800.0, kernels=4, work_events=4, copies=200.0, collectives=400.0)}
+    process = ProcessWindows("training", [window(device)], 1.0)
+    (found,) = operations([process], EventCosts(100.0, 0.0, 1.0), 400e-9)
+    assert found.device == pytest.approx(400e-9)
+    assert (found.copies, found.collectives) == pytest.approx((100e-9, 200e-9))
+
+
 def test_a_kernel_is_divided_among_operations_as_an_estimate():
     kernel = OperationTime(("collect", "rollout kernel"), 10.0, 1.0, kernels=4.0)
     found = [OperationTime(POLICY, 2.0, 0.0), kernel, OperationTime(UPDATE, 5.0, 0.0)]

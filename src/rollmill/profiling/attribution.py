@@ -57,13 +57,21 @@ class DeviceTime(NamedTuple):
     """Events whose recording lies inside of `work`; of one beside other threads, its part of the instant."""
     between_events: float = 0.0
     """Events whose recording lies in `between`, which is the time of the loop around them."""
+    copies: float = 0.0
+    """The part of `work` that only copies."""
+    collectives: float = 0.0
+    """The part of `work` in which devices exchange data."""
 
     def __add__(self, other: "DeviceTime") -> "DeviceTime":  # type: ignore[override]
         return DeviceTime(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
-WORK, BETWEEN, KERNELS, MIXED, FLOPS, BYTES, WORK_EVENTS, BETWEEN_EVENTS = range(len(DeviceTime._fields))
+WORK, BETWEEN, KERNELS, MIXED, FLOPS, BYTES, WORK_EVENTS, BETWEEN_EVENTS, COPIES, COLLECTIVES = range(
+    len(DeviceTime._fields)
+)
 """Positions of a `DeviceTime`'s fields in lists of running sums, which are faster than tuples made anew."""
+FIELD_OF_KIND = {"copy": COPIES, "collective": COLLECTIVES}
+"""The field in which the time of instructions of a kind is a part of `WORK`."""
 
 
 class WindowTimes(NamedTuple):
@@ -305,13 +313,15 @@ class _Division:
         self.overlap[which] += nanoseconds
         field = WORK if working else BETWEEN
         for state in computes.values():
-            shares = state.instruction.shares
+            shares, kind = state.instruction.shares, FIELD_OF_KIND.get(state.instruction.kind)
             for path, share in shares.items():
                 part = nanoseconds * share / len(computes)
                 times = self.device[path]
                 times[field] += part
                 if field == WORK and len(shares) > 1:
                     times[MIXED] += part
+                if field == WORK and kind is not None:
+                    times[kind] += part
         if not computes:
             self._divide_idle_time(nanoseconds)
 

@@ -146,6 +146,24 @@ def duration_of(overlap: Overlap) -> float:
     return overlap.host_only + overlap.device_only + overlap.both + overlap.neither
 
 
+class DeviceKinds(NamedTuple):
+    """The seconds of the devices in an iteration by what they do, summed over the processes that train."""
+
+    kernels: float
+    """Instructions that compute, and the time between them in which no other one runs."""
+    copies: float
+    collectives: float
+    idle: float
+
+
+def device_kinds(profile: Profile) -> DeviceKinds:
+    """What the devices do in an iteration."""
+    device = fsum(operation.device for operation in profile.operations)
+    copies = fsum(operation.copies for operation in profile.operations)
+    collectives = fsum(operation.collectives for operation in profile.operations)
+    return DeviceKinds(device - copies - collectives, copies, collectives, whole_time(profile).seconds - device)
+
+
 OVERLAPS = {"both at work": "both", "only the device": "device", "only the host": "host", "neither": "idle"}
 """Titles of the parts of an overlap, and what colours them."""
 

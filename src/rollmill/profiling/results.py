@@ -135,6 +135,10 @@ class OperationTime:
     """Floating-point operations of an iteration, counted in the text of the compiled program; 0 where unknown."""
     bytes: float = 0.0
     """Bytes of memory that are read and written, likewise."""
+    copies: float = 0.0
+    """The part of `device` in which data is only copied."""
+    collectives: float = 0.0
+    """The part of `device` in which devices exchange data, and wait for each other."""
 
     @property
     def seconds(self) -> float:

@@ -79,9 +79,17 @@ def operations(processes: Sequence[ProcessWindows], costs: EventCosts, iteration
             mixed=min(counts[path].mixed / SECOND, device[path]),
             flops=counts[path].flops,
             bytes=counts[path].bytes,
+            copies=_part_of(device[path], counts[path], counts[path].copies),
+            collectives=_part_of(device[path], counts[path], counts[path].collectives),
         )
         for path in sorted({*device, *host})
     ]
+
+
+def _part_of(seconds: float, recorded: DeviceTime, part: float) -> float:
+    """The part of an operation's corrected duration that was `part` of its recorded one."""
+    whole = recorded.work + recorded.between
+    return seconds * part / whole if whole else 0.0
 
 
 def divide(found: Sequence[OperationTime], path: Path, parts: Mapping[Path, float]) -> list[OperationTime]:
@@ -107,6 +115,8 @@ def divide(found: Sequence[OperationTime], path: Path, parts: Mapping[Path, floa
             mixed=before.mixed + device,
             flops=before.flops + share * whole.flops,
             bytes=before.bytes + share * whole.bytes,
+            copies=before.copies + share * whole.copies,
+            collectives=before.collectives + share * whole.collectives,
         )
     return [by_path[path] for path in sorted(by_path)]
 

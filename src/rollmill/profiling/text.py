@@ -4,7 +4,7 @@ import math
 
 from rollmill.core.text import compact
 from rollmill.pages.text import number, printable
-from rollmill.profiling.breakdown import working_processes
+from rollmill.profiling.breakdown import device_kinds, whole_time, working_processes
 from rollmill.profiling.results import Profile
 
 NOTHING_TO_ADVISE = (
@@ -108,6 +108,13 @@ def sizes_text(profile: Profile) -> str:
     if training.num_seeds > 1:
         factors += f" × {training.num_seeds:,} seeds"
     return f"{training.env_steps:,} steps ({factors})"
+
+
+def device_kinds_text(profile: Profile) -> str:
+    """What the devices do in an iteration, in a sentence."""
+    whole, kinds = whole_time(profile), device_kinds(profile)
+    kernels, copies, collectives, idle = (percent(whole.share(seconds)) for seconds in kinds)
+    return f"The device: kernels {kernels}, copies {copies}, collectives {collectives}, idle {idle}."
 
 
 def summed_over_text(profile: Profile) -> str:

@@ -3,6 +3,7 @@
 import jax
 
 from rollmill.api.training import PreparedTraining
+from rollmill.dataflow import first_learning_iteration
 from rollmill.execution import CompiledProgram, lower
 from rollmill.profiling.classes import Classifier
 from rollmill.profiling.hlo import module_name, read_instructions
@@ -11,7 +12,7 @@ from rollmill.profiling.recording import TraceRecorder
 
 
 def measure_library_shares(prepared: PreparedTraining, program: CompiledProgram) -> Shares:
-    """The operations that kernels of libraries work for, in one iteration from the first state.
+    """The operations that kernels of libraries work for, in one iteration that learns.
 
     Args:
         prepared: the training.
@@ -31,8 +32,9 @@ def measure_library_shares(prepared: PreparedTraining, program: CompiledProgram)
         launches=program.launches,
         compiler_options=SEPARATE_INSTRUCTIONS,
     )
-    state, metrics = separate.advance(separate.start())
-    metrics.block_until_ready()  # what is done once, such as choosing algorithms for products, is not recorded
+    # What is done once is not recorded: a replay memory is filled, algorithms for products are chosen.
+    state, metrics = separate.advance(separate.start(), first_learning_iteration(prepared.algorithm) + 1)
+    metrics.block_until_ready()
     text = separate.step.as_text() or ""
     names = Classifier({module_name(text): read_instructions(text)}, accelerated=True)
     recorder = TraceRecorder()

@@ -373,16 +373,30 @@ def _operations(
     workers = [process for process in processes if process.name != results.THIS_PROCESS]
     found = operations(workers or processes, costs, iteration)
     if prepared.program is None:
+        notes += _not_divided(found)
         return found
     found = _with_libraries_divided(found, prepared, prepared.program, notes)
     return _with_rollouts_divided(found, prepared, prepared.program, notes)
 
 
+def _not_divided(found: Sequence[results.OperationTime]) -> Iterator[str]:
+    """Sentences about kernels that are divided among operations only where this process computes."""
+    if _has_unnamed_kernels(found):
+        yield f"Kernels of libraries are divided only in one program; in workers they are `{results.UNNAMED}`."
+    if any(operation.path == ROLLOUT_KERNEL_PATH for operation in found):
+        yield "A rollout kernel is divided into policy and environment only in one program."
+
+
+def _has_unnamed_kernels(found: Sequence[results.OperationTime]) -> bool:
+    unnamed = sum(operation.device for operation in found if operation.path[0] == results.UNNAMED)
+    whole = sum(operation.device for operation in found)
+    return jax.default_backend() != "cpu" and unnamed > MOST_UNNAMED * whole
+
+
 def _with_libraries_divided(
     found: list[results.OperationTime], prepared: PreparedTraining, program: CompiledProgram, notes: list[str]
 ) -> list[results.OperationTime]:
-    unnamed = sum(operation.device for operation in found if operation.path[0] == results.UNNAMED)
-    if jax.default_backend() == "cpu" or unnamed < MOST_UNNAMED * sum(operation.device for operation in found):
+    if not _has_unnamed_kernels(found):
         return found
     try:
         shares = measure_library_shares(prepared, program)

@@ -45,6 +45,7 @@ from rollmill.profiling.text import (
     NOTHING_TO_ADVISE,
     count,
     counted,
+    device_kinds_text,
     duration,
     error_text,
     machine_text,
@@ -154,6 +155,7 @@ def _operations(profile: Profile) -> str:
             legend(colours, hatched="device, estimated" if any(node.mixed for node in shown) else ""),
             *rows,
             _left_out(left_out, "shorter operations"),
+            *([f"<p>{escaped(device_kinds_text(profile))}</p>"] if any(node.device for node in shown) else []),
             folded("the same as a table", [_operation_table(shown, whole)]),
         ],
     )

@@ -29,6 +29,7 @@ from rollmill.profiling.text import (
     correction_text,
     count,
     counted,
+    device_kinds_text,
     duration,
     machine_text,
     milliseconds,
@@ -144,6 +145,8 @@ def _operations(profile: Profile) -> RenderableType:
         heading("Operations", f"ms an iteration{summed_over_text(profile)}"),
         table_of(("operation", "share", "ms", "device", "host", "kernels"), rows),
     ]
+    if any(operation.device for operation in profile.operations):
+        parts.append(paragraph(device_kinds_text(profile)))
     mixed = fsum(node.mixed for node in operation_tree(profile.operations))
     if whole.share(mixed) >= LEAST_SHOWN:
         parts.append(
