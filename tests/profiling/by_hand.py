@@ -10,6 +10,7 @@ from rollmill.profiling.results import (
     HostTime,
     IterationTime,
     MemoryUse,
+    OperationMemory,
     OperationTime,
     Overlap,
     ProcessTime,
@@ -75,6 +76,9 @@ def timeline(length: float = 0.0958, spans: int = 120) -> tuple[TimelineSpan, ..
     return (*host, *device)
 
 
+FULLEST = (OperationMemory(("learn", "gradients"), 180.0 * 2**20), OperationMemory(("learn", "shuffle"), 24.0))
+
+
 def process(name: str = "training", **changes) -> ProcessTime:
     """A process with a host that starts programs and waits for the device."""
     transitions = {"host to framework": 14.0, "host to device memory": 3206.0, "waits": 2.0}
@@ -97,8 +101,8 @@ def profile(*, processes: Sequence[ProcessTime] = (), training: dict | None = No
         processes=tuple(processes) or (process(),),
         ceilings=Ceilings(flops_per_second=4.9e13, bytes_per_second=3.9e12),
         memory=(
-            MemoryUse("collect", arguments=1 << 20, outputs=48 << 20, temporary=70 << 20),
-            MemoryUse("learn", arguments=49 << 20, outputs=1 << 20, temporary=210 << 20),
+            MemoryUse("jit_collect", arguments=1 << 20, outputs=48 << 20, temporary=70 << 20),
+            MemoryUse("jit_learn", arguments=49 << 20, outputs=1 << 20, temporary=210 << 20, fullest=FULLEST),
         ),
         devices=(DeviceActivity("GPU 0", utilisation=0.97, sm_activity=0.21, occupied=0.63),),
         notes=("Thunks of a fused loop are counted once.",),

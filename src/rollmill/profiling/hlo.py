@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from rollmill.profiling.hlo_costs import COPIES, Computations, Lines, bytes_of, flops_of, weight_of
 from rollmill.profiling.hlo_text import HloLine, Path, read_computations
+from rollmill.profiling.protobuf import number_in
 
 Kind: TypeAlias = Literal["kernel", "container", "copy", "collective"]
 
@@ -48,29 +49,7 @@ def program_number(module: bytes) -> int:
     Args:
         module: an `HloModuleProto`, serialised: a sequence of fields, of which the number is the fifth.
     """
-    at = 0
-    while at < len(module):
-        tag, at = _varint(module, at)
-        field, kind = divmod(tag, 8)
-        if kind == 0:
-            value, at = _varint(module, at)
-            if field == 5:
-                return value
-        elif kind == 2:
-            length, at = _varint(module, at)
-            at += length
-        else:
-            at += 8 if kind == 1 else 4
-    return 0
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """An integer of seven bits a byte, the lowest first, and the place after it."""
-    value, shift = 0, 0
-    while data[at] >= 128:
-        value |= (data[at] & 127) << shift
-        at, shift = at + 1, shift + 7
-    return value | data[at] << shift, at + 1
+    return number_in(module, 5)
 
 
 def read_instructions(text: str) -> dict[str, Instruction]:

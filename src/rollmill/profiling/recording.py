@@ -17,7 +17,8 @@ from rollmill.profiling.classes import Classifier, HostActivity
 from rollmill.profiling.device_use import DeviceUse, device_use
 from rollmill.profiling.hlo import Instruction, module_name, program_key, program_number, read_instructions
 from rollmill.profiling.jax_trace import JaxTrace
-from rollmill.profiling.results import MemoryUse, Overlap, TimelineSpan
+from rollmill.profiling.peak_memory import bytes_when_fullest
+from rollmill.profiling.results import UNNAMED, MemoryUse, OperationMemory, Overlap, TimelineSpan
 from rollmill.profiling.simulator_calls import SimulatorCalls
 from rollmill.profiling.timeline import timeline
 from rollmill.profiling.trace import CLOCK, MOST_EVENTS, Naming, Trace, read_trace
@@ -54,7 +55,7 @@ class RecordedWindow(NamedTuple):
             "span_events": times.span_events,
             "calls": dict(times.calls),
             "spans": [list(asdict(span).values()) for span in self.spans],
-            "memory": [list(asdict(use).values()) for use in self.memory],
+            "memory": [asdict(use) for use in self.memory],
             "every": self.every,
             "accelerators": self.accelerators,
         }
@@ -76,7 +77,7 @@ class RecordedWindow(NamedTuple):
             calls=values["calls"],
         )
         spans = tuple(TimelineSpan(*span) for span in values["spans"])
-        memory = tuple(MemoryUse(*use) for use in values["memory"])
+        memory = tuple(_memory_use(use) for use in values["memory"])
         return cls(times, spans, memory, values["every"], values["accelerators"])
 
 
@@ -167,6 +168,11 @@ class TraceRecorder:
         return running
 
 
+def _memory_use(values: Mapping[str, Any]) -> MemoryUse:
+    fullest = tuple(OperationMemory(tuple(each["path"]), each["bytes"]) for each in values["fullest"])
+    return MemoryUse(**{**values, "fullest": fullest})
+
+
 class _Programs:
     """The compiled programs of this process, each read once."""
 
@@ -189,13 +195,19 @@ class _Programs:
             if len(text) > MOST_TEXT:
                 continue
             name, instructions = module_name(text), read_instructions(text)
-            number = program_number(module.as_serialized_hlo_module_proto())
+            serialised = module.as_serialized_hlo_module_proto()
+            number = program_number(serialised)
             self.instructions.setdefault(program_key(name, number), {}).update(instructions)
             if any(path for each in instructions.values() for path in each.shares):
-                self._note_memory(name, executable)
+                self._note_memory(name, executable, serialised, instructions)
 
-    def _note_memory(self, name: str, executable: Any) -> None:
+    def _note_memory(
+        self, name: str, executable: Any, module: bytes, instructions: Mapping[str, Instruction]
+    ) -> None:
         with contextlib.suppress(Exception):  # not every backend knows it
             stats = executable.get_compiled_memory_stats()
             sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
-            self.memory.append(MemoryUse(name, *sizes))
+            found = bytes_when_fullest(stats.serialized_buffer_assignment_proto, module, instructions)
+            fullest = sorted(found.items(), key=lambda item: -item[1])
+            operations = (OperationMemory(path or (UNNAMED,), size) for path, size in fullest)
+            self.memory.append(MemoryUse(name, *sizes, tuple(operations)))

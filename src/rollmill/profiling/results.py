@@ -213,6 +213,14 @@ class Ceilings:
 
 
 @dataclass(frozen=True)
+class OperationMemory:
+    """Temporary memory of one operation."""
+
+    path: tuple[str, ...]
+    bytes: float
+
+
+@dataclass(frozen=True)
 class MemoryUse:
     """Memory of a compiled program."""
 
@@ -221,6 +229,8 @@ class MemoryUse:
     outputs: int
     temporary: int
     """Bytes that live only inside the program."""
+    fullest: tuple[OperationMemory, ...] = ()
+    """The operations that `temporary` is for when it is fullest, the largest first; empty if unknown."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import math
 from rollmill.core.text import compact
 from rollmill.pages.text import number, printable
 from rollmill.profiling.breakdown import device_kinds, whole_time, working_processes
-from rollmill.profiling.results import Profile
+from rollmill.profiling.results import MemoryUse, Profile
 
 NOTHING_TO_ADVISE = (
     "No rule applies: no known change of an option would save a tenth of the time. That is no proof that the "
@@ -74,6 +74,12 @@ def size_of(amount: int | float) -> str:
 def path_text(path: tuple[str, ...]) -> str:
     """An operation with those around it: `collect / policy`."""
     return printable(" / ".join(path))
+
+
+def fullest_text(memory: MemoryUse, most: int) -> str:
+    """The operations that a program's temporary memory is for when it is fullest, the largest ones."""
+    shown = [f"{path_text(one.path)} {size_of(one.bytes)}" for one in memory.fullest[:most]]
+    return ", ".join([*shown, "..."] if len(memory.fullest) > most else shown)
 
 
 def titled(profile: Profile) -> str:

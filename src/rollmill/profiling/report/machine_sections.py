@@ -10,14 +10,16 @@ from rollmill.profiling.text import (
     count,
     counted,
     duration,
+    fullest_text,
     is_correction_tested,
     milliseconds,
+    path_text,
     percent,
     size_of,
 )
 
-MOST_DEVICES, MOST_LINES = 16, 30
-"""Devices, and lines of tables and lists, that are shown."""
+MOST_DEVICES, MOST_LINES, MOST_OPERATIONS = 16, 30, 12
+"""Devices, lines of tables and lists, and operations of a program, that are shown."""
 
 
 def devices_section(profile: Profile) -> str:
@@ -65,17 +67,36 @@ def memory_section(memory: Sequence[MemoryUse]) -> str:
         )
         for one in shown
     ]
-    lines = [(one.program, size_of(one.arguments), size_of(one.outputs), size_of(one.temporary)) for one in shown]
+    lines = [
+        (one.program, size_of(one.arguments), size_of(one.outputs), size_of(one.temporary), fullest_text(one, 3))
+        for one in shown
+    ]
+    columns = ("program", "arguments", "outputs", "temporary", "for, when it is fullest")
     return section(
         "Memory of compiled programs",
         "Each bar is one program: what it is given, what it returns, and what it needs only while it runs. "
-        "Arguments and outputs may share memory, so the sum is an upper bound.",
+        "Arguments and outputs may share memory, so the sum is an upper bound. Below the bars is what the "
+        "temporary memory of the program that needs most of it is for, when it is fullest.",
         [
             legend({"arguments": "device", "outputs": "both", "temporary": "host"}),
             *rows,
-            folded_table(("program", "arguments", "outputs", "temporary"), lines),
+            *_fullest(max(shown, key=lambda one: one.temporary)),
+            folded_table(columns, lines),
         ],
     )
+
+
+def _fullest(memory: MemoryUse) -> list[str]:
+    """Bars of the operations that a program's temporary memory is for."""
+    shown = memory.fullest[:MOST_OPERATIONS]
+    most = max((one.bytes for one in shown), default=1.0)
+    bars = [
+        bar_row(
+            path_text(one.path), [BarPart(ratio(one.bytes, most), "host", path_text(one.path))], size_of(one.bytes)
+        )
+        for one in shown
+    ]
+    return [f"<h3>{escaped(memory.program)}</h3>", *bars] if bars else []
 
 
 def _bytes_of(memory: MemoryUse) -> int:

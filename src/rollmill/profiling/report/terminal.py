@@ -23,7 +23,7 @@ from rollmill.profiling.breakdown import (
     whole_time,
     working_processes,
 )
-from rollmill.profiling.results import CATEGORIES, Advice, Overlap, ProcessTime, Profile
+from rollmill.profiling.results import CATEGORIES, Advice, MemoryUse, Overlap, ProcessTime, Profile
 from rollmill.profiling.text import (
     NOTHING_TO_ADVISE,
     correction_text,
@@ -31,9 +31,11 @@ from rollmill.profiling.text import (
     counted,
     device_kinds_text,
     duration,
+    fullest_text,
     machine_text,
     milliseconds,
     percent,
+    size_of,
     sizes_text,
     speed_text,
     summed_over_text,
@@ -42,6 +44,8 @@ from rollmill.profiling.text import (
 
 MOST_PROCESSES = 16
 """Processes that tables list; more are summed up."""
+MOST_PROGRAMS, MOST_OPERATIONS_OF_MEMORY = 4, 2
+"""Programs whose memory is shown, and operations of each."""
 
 
 def draw_profile(profile: Profile, *, width: int = 80) -> str:
@@ -73,6 +77,8 @@ def profile_view(profile: Profile) -> RenderableType:
             parts += [Text(""), _transitions(profile.processes)]
     if profile.devices:
         parts += [Text(""), _devices(profile)]
+    if profile.memory:
+        parts += [Text(""), _memory(profile.memory)]
     if profile.book_keeping:
         parts += [Text(""), _book_keeping(profile)]
     parts += [Text(""), _advice(profile.advice)]
@@ -253,6 +259,23 @@ def _devices(profile: Profile) -> RenderableType:
     ]
     columns = ("device", "utilisation (NVML)", "SM activity", "kernels ran")
     return Group(heading("Devices", "share of the time"), table_of(columns, rows))
+
+
+def _memory(memory: Sequence[MemoryUse]) -> RenderableType:
+    rows = [
+        (
+            printable(use.program),
+            *(size_of(part) for part in (use.arguments, use.outputs, use.temporary)),
+            fullest_text(use, MOST_OPERATIONS_OF_MEMORY),
+        )
+        for use in memory[:MOST_PROGRAMS]
+    ]
+    columns = ("program", "arguments", "outputs", "temporary", " for, when it is fullest")
+    return Group(heading("Memory of compiled programs", _programs_left_out(memory)), table_of(columns, rows))
+
+
+def _programs_left_out(memory: Sequence[MemoryUse]) -> str:
+    return f"the {MOST_PROGRAMS} largest of {len(memory)}" if len(memory) > MOST_PROGRAMS else ""
 
 
 def _book_keeping(profile: Profile) -> RenderableType:
