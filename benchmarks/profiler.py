@@ -12,7 +12,8 @@
   turns. The truth is how much longer an iteration takes without the profiler; the operation has to grow by
   that, and all others by nothing;
 - `off`: what it costs that a training could be profiled: short iterations with the spans of the host and without
-  them take turns, while nothing is recorded;
+  them take turns, while nothing is recorded; and, which noise hides less, how many spans an iteration has and how
+  long one takes;
 - `survey`: shares of simulation, inference, backpropagation, replay and search of all algorithms;
 - `advice`: follows what a profile advises, and compares the speed with the one that it predicts.
 
@@ -29,8 +30,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median, quantiles
@@ -45,7 +48,7 @@ from rollmill.dataflow import Graph
 from rollmill.execution.program.compiled import lower, start_state
 from rollmill.execution.program.dispatch import dispatch_ahead
 from rollmill.profiling import summary
-from rollmill.profiling.breakdown import duration_of, total_overlap, working_processes
+from rollmill.profiling.breakdown import whole_time
 from rollmill.profiling.calibration import Calibration, calibrated
 from rollmill.profiling.correction import EventCosts, PairedWindow, costs, middle_mean
 from rollmill.profiling.recording import RecordedWindow, TraceRecorder
@@ -431,7 +434,7 @@ class _Side:
         """Shares of an iteration by the innermost of the operations that a path has."""
         sums: dict[str, float] = {}
         for operation in summary.operations(
-            [summary.ProcessWindows("training", [window])], self._profiled_count, found, iteration
+            [summary.ProcessWindows("training", [window], self._profiled_count)], found, iteration
         ):
             name = next((part for part in reversed(operation.path) if part in PLANTED), operation.path[-1])
             sums[name] = sums.get(name, 0.0) + operation.seconds / iteration
@@ -463,7 +466,10 @@ OFF_ITERATIONS, OFF_TURNS = 300, 20
 
 
 def off(options: argparse.Namespace) -> Rows:
-    """The iterations are as short as they get, so that spans weigh most."""
+    """The iterations are as short as they get, so that spans weigh most.
+
+    `cost` is the median ratio of pairs, `cost_of_spans` the number of spans in an iteration times one's duration.
+    """
     graph = rollmill.ppo("CartPole-v1", total_timesteps=2**32, num_envs=4, num_steps=8, update_epochs=1)
     program = lower(graph)
     state = program.place(start_state(graph))
@@ -484,10 +490,40 @@ def off(options: argparse.Namespace) -> Rows:
             found[kind].append(seconds())
     operations.span = spans
     cost = median(a / b for a, b in zip(found["with spans"], found["without"], strict=True)) - 1.0
-    print(
-        f"an iteration of {1e6 * median(found['without']):.0f} us takes {cost:+.2%} longer with spans", flush=True
+    iteration = median(found["without"])
+    print(f"an iteration of {1e6 * iteration:.0f} us takes {cost:+.2%} longer with spans", flush=True)
+
+    opened = Counter[str]()
+
+    def counted(name: str, category: str = "python") -> AbstractContextManager[object]:
+        opened[name] += 1
+        return spans(name, category)
+
+    operations.span = counted
+    seconds()
+    operations.span = spans
+    an_iteration, one_span = opened.total() / OFF_ITERATIONS, _seconds_of_a_span()
+    cost_of_spans = an_iteration * one_span / iteration
+    print(f"{an_iteration:.2f} spans of {1e9 * one_span:.0f} ns each: {cost_of_spans:.3%}", flush=True)
+    yield (
+        "ppo, CartPole-v1, 4 x 8",
+        {
+            "cost": cost,
+            "cost_of_spans": cost_of_spans,
+            "spans_per_iteration": an_iteration,
+            "span_seconds": one_span,
+            "iteration_seconds": found,
+        },
     )
-    yield "ppo, CartPole-v1, 4 x 8", {"cost": cost, "iteration_seconds": found}
+
+
+def _seconds_of_a_span() -> float:
+    """The duration of a span while nothing is recorded, with the loop around it."""
+    loops = 100_000
+    measured = timeit.repeat(
+        "with operations.span('dispatch', 'dispatch'): pass", number=loops, repeat=7, globals=globals()
+    )
+    return median(measured) / loops
 
 
 # --- a survey, and advice ---------------------------------------------------------------------------------
@@ -522,8 +558,8 @@ def survey(options: argparse.Namespace) -> Rows:
 
 def _idle_share(found: Profile) -> float:
     """The share of the time in which neither host nor device works; a coordinator of workers does not count."""
-    overlap = total_overlap(working_processes(found))
-    return overlap.neither / duration_of(overlap)
+    whole = whole_time(found)
+    return whole.share(whole.idle)
 
 
 def _shares(operations: Sequence[OperationTime]) -> dict[str, float]:

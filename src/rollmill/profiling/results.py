@@ -199,7 +199,7 @@ class ProcessTime:
     transitions: dict[str, float]
     """Calls from one part of the stack into another, such as `host to device memory`, of an iteration."""
     timeline: tuple[TimelineSpan, ...] = ()
-    """The beginning of one window, merged so that it stays small."""
+    """One window, by what was done most of each of some hundred intervals."""
     accelerators: int = 0
     """Accelerators that computed for it; 0 if its programs ran on a CPU."""
 

@@ -26,7 +26,7 @@ def perfetto_trace(profile: Profile) -> str:
         "training": titled(profile),
         "command": profile.training.command,
         "device": profile.machine.device,
-        "note": "The beginning of one profiled window; the profiler's own cost is part of the durations.",
+        "note": "One profiled window, by intervals; the profiler's own cost is part of the durations.",
     }
     lines = ",\n".join(json.dumps(event) for event in events)
     return f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n{lines}\n]}}\n'
