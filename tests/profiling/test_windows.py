@@ -249,6 +249,7 @@ def test_a_worker_that_does_not_say_that_it_forgot_is_waited_for_for_a_while(
 def test_a_window_in_which_a_worker_was_lost_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = trained(monkeypatch, begun=0.0, ended=0.0, has_worker=True, lost_in=2)
     assert [window.missing for window in found.incomplete] == [{"actor/0"}]
+    assert found.lost_workers == ["actor/0"]
     assert len(found.profiled) == 1 and len(found.plain) == 2
     assert {each.name: each.iterations for each in found.by_process()} == {
         "training": found.profiled[0].span.iterations,

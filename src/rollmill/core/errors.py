@@ -63,6 +63,11 @@ class EnvironmentFailed(RollmillError):
     exit_code = 1
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its type if it has none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def unknown_name(
     kind: str, name: str, known: Iterable[str], *, hint: str = "", meant: str | None = None
 ) -> UsageError:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax.extend
 
-from rollmill.core.errors import ContractError, RollmillError
+from rollmill.core.errors import ContractError, RollmillError, first_line
 
 _ROLLMILL = str(Path(__file__).parents[1]) + os.sep
 _PYTHON = tuple({sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -84,7 +84,7 @@ def blaming(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         hint = next((hint for kind, hint in HINTS.items() if isinstance(error, kind)), None)
-        lines = [f"{what} raised {type(error).__name__}: {_first_line(error)}", f"at {own_line(error)}"]
+        lines = [f"{what} raised {type(error).__name__}: {first_line(error)}", f"at {own_line(error)}"]
         raise ContractError("\n  ".join(lines + ([f"hint: {hint}"] if hint else []))) from error
 
 
@@ -131,7 +131,3 @@ def _has_any(parts: Iterable[str], names: Iterable[str]) -> bool:
 def _text(line: SourceLine) -> str:
     source = linecache.getline(line.file, line.line).strip()
     return f"{line.file}:{line.line}: {source}"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

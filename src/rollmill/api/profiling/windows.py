@@ -73,6 +73,11 @@ class WindowSpan(NamedTuple):
     end: ReportedProgress
 
     @property
+    def lost_workers(self) -> list[str]:
+        """Those that are missing in a window."""
+        return sorted({name for window in self.incomplete for name in window.missing})
+
+    @property
     def iterations(self) -> int:
         """Iterations that were done in it."""
         return self.end.iteration - self.begin.iteration
@@ -376,11 +381,15 @@ class Windows:
     def _answers(self, awaited: set[str], seconds: float) -> Steps:
         """Waits until these workers have ended their recordings, which slows the training down.
 
-        Of one that has ended itself, or has begun anew, nothing may be heard for so long.
+        Of one that has ended itself nothing is heard for so long; of one that has begun anew neither, but then the
+        training is rolled back.
         """
-        deadline = time.monotonic() + seconds
+        deadline, iteration = time.monotonic() + seconds, 0
         while awaited - self._received.keys() and time.monotonic() < deadline:
-            yield
+            now = yield
+            if now.iteration < iteration:
+                return
+            iteration = now.iteration
 
     def close(self) -> None:
         """Ends a recording that is going on, without a window."""

@@ -1,0 +1,69 @@
+"""Describes the training that was profiled, as far as reports and advice need it."""
+
+import math
+import shlex
+import sys
+from dataclasses import replace
+
+from rollmill.api.placing import choose_plan
+from rollmill.api.recorder import default_log_every
+from rollmill.api.training import PreparedTraining
+from rollmill.core.errors import UsageError
+from rollmill.execution.program.kernels import possible_fusion
+from rollmill.planning import Plan
+from rollmill.profiling.results import ProfiledSetup
+
+
+def setup_of(prepared: PreparedTraining, command: str) -> ProfiledSetup:
+    """The training that was profiled.
+
+    Args:
+        prepared: the training.
+        command: the command line that profiles it again; this process's own if empty.
+    """
+    loops, described, options = prepared.algorithm.loops, prepared.config["graph"], prepared.options
+    plan = prepared.spec.read_plan()
+    return ProfiledSetup(
+        algorithm=described["algorithm"],
+        environment=described["environment"],
+        command=command or shlex.join(sys.argv),
+        placement=_placement(plan),
+        fusion=options.fusion,
+        num_envs=loops.num_envs,
+        num_steps=loops.num_steps,
+        env_steps=loops.batch_size * options.num_seeds,
+        num_seeds=options.num_seeds,
+        possible_fusion=_possible_fusion(prepared, plan),
+        replicas=sum(group.replicas for group in plan.partition.groups),
+        can_be_asynchronous=_can_be_asynchronous(prepared),
+        log_every=options.log_every or default_log_every(prepared.algorithm),
+        checkpoint_seconds=options.checkpoint_seconds if math.isfinite(options.checkpoint_seconds) else None,
+        checkpoint_iterations=options.checkpoint_iterations,
+    )
+
+
+def _possible_fusion(prepared: PreparedTraining, plan: Plan) -> str:
+    graph, options = prepared.algorithm, prepared.options
+    if plan.place not in ("program", "mesh") or graph.host is not None or options.num_seeds > 1:
+        return "off"
+    if options.fusion == "full":  # it was
+        return "full"
+    return possible_fusion(graph, options.numerics)
+
+
+def _can_be_asynchronous(prepared: PreparedTraining) -> bool:
+    if prepared.options.asynchronous:
+        return False
+    try:
+        choose_plan(prepared.algorithm, replace(prepared.options, asynchronous=True))
+    except UsageError:
+        return False
+    return True
+
+
+def _placement(plan: Plan) -> str:
+    if plan.place == "program":
+        replicas = plan.partition.groups[0].replicas
+        return "one program" if replicas == 1 else f"one program on {replicas} devices"
+    groups = ", ".join(f"{group.name} x {group.replicas}" for group in plan.partition.groups)
+    return f"{groups} ({plan.place})"
