@@ -73,11 +73,6 @@ class WindowSpan(NamedTuple):
     end: ReportedProgress
 
     @property
-    def lost_workers(self) -> list[str]:
-        """Those that are missing in a window."""
-        return sorted({name for window in self.incomplete for name in window.missing})
-
-    @property
     def iterations(self) -> int:
         """Iterations that were done in it."""
         return self.end.iteration - self.begin.iteration
@@ -233,6 +228,11 @@ class Windows:
         windows = [window for window in self.profiled if name in window.processes]
         iterations = sum(window.span.iterations for window in windows)
         return ProcessWindows(name, [window.processes[name] for window in windows], iterations)
+
+    @property
+    def lost_workers(self) -> list[str]:
+        """Those that are missing in a window."""
+        return sorted({name for window in self.incomplete for name in window.missing})
 
     @property
     def iterations(self) -> int:
