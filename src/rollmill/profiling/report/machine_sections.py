@@ -96,7 +96,7 @@ def _fullest(memory: MemoryUse) -> list[str]:
         )
         for one in shown
     ]
-    return [f"<h3>{escaped(memory.program)}</h3>", *bars] if bars else []
+    return [f"<h3>{escaped(memory.program)}, when it is fullest</h3>", *bars] if bars else []
 
 
 def _bytes_of(memory: MemoryUse) -> int:
