@@ -54,7 +54,7 @@ def span(name: str, category: str = "python") -> AbstractContextManager[object]:
 
     Args:
         name: name of the operation or activity.
-        category: one of `rollmill.profiling.results.CATEGORIES`.
+        category: one of `rollmill.profiling.results.CATEGORIES`, or `INNER`.
     """
     return jax.profiler.TraceAnnotation(_label(name, category)) if _Recording.on else _NOTHING
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import fsum, inf
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from rollmill.core.operations import STEPPING
 from rollmill.profiling.results import THIS_PROCESS, OperationTime, Overlap, ProcessTime, Profile, TimelineSpan
@@ -126,7 +126,20 @@ class WholeTime(NamedTuple):
         return seconds / self.seconds if self.seconds > 0 else 0.0
 
 
-def working_processes(processes: Sequence[ProcessTime]) -> tuple[ProcessTime, ...]:
+@runtime_checkable
+class HasName(Protocol):
+    """A process, or what was recorded of it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the process."""
+        ...
+
+
+Process = TypeVar("Process", bound=HasName)
+
+
+def working_processes(processes: Sequence[Process]) -> tuple[Process, ...]:
     """The processes that train: where there are workers, the one that coordinates them only waits for them."""
     return tuple(process for process in processes if process.name != THIS_PROCESS) or tuple(processes)
 
@@ -157,7 +170,7 @@ class DeviceKinds(NamedTuple):
 
 
 def device_kinds(profile: Profile) -> DeviceKinds:
-    """What the devices do in an iteration."""
+    """The time of the devices in an iteration, by what they do."""
     device = fsum(operation.device for operation in profile.operations)
     copies = fsum(operation.copies for operation in profile.operations)
     collectives = fsum(operation.collectives for operation in profile.operations)

@@ -7,7 +7,7 @@ is the part that it picks or replaces, as in XLA's own cost analysis.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from rollmill.profiling.hlo_text import HloLine
@@ -57,12 +57,7 @@ def weight_of(line: HloLine, lines: Lines) -> float:
 
 def bytes_of(line: HloLine, computations: Computations, lines: Lines) -> float:
     """Bytes that an instruction reads and writes."""
-    read = [
-        _bytes_read(line, position, lines[name], computations, lines)
-        for position, name in enumerate(line.operands)
-        if name in lines
-    ]
-    return float(_bytes_written(line, computations, lines) + sum(read))
+    return float(_bytes_written(line, computations, lines) + sum(_bytes_read(line, computations, lines)))
 
 
 def _products_of_an_element(line: HloLine, lines: Lines) -> int:
@@ -99,11 +94,6 @@ def _updates(line: HloLine) -> tuple[str, ...]:
     return ()
 
 
-def _replaced(line: HloLine) -> int:
-    """Number of the first operands of which parts are replaced, in place."""
-    return len(_updates(line))
-
-
 def _changed_elements(line: HloLine, lines: Lines) -> int:
     """Elements of the results that an instruction computes; the others are there before."""
     if known := [lines[name] for name in _updates(line) if name in lines]:
@@ -111,32 +101,33 @@ def _changed_elements(line: HloLine, lines: Lines) -> int:
     return line.elements
 
 
-def _bytes_read(line: HloLine, position: int, operand: HloLine, computations: Computations, lines: Lines) -> int:
-    """Bytes of an operand that an instruction reads."""
+def _bytes_read(line: HloLine, computations: Computations, lines: Lines) -> list[int]:
+    """Bytes that an instruction reads of each operand; 0 of one that is unknown."""
+    read = [lines[name].bytes if name in lines else 0 for name in line.operands]
     if line.opcode == "fusion" and line.called:
-        return min(operand.bytes, _bytes_used(computations.get(line.called[0], ()), position, computations, lines))
-    if position < _replaced(line):
-        return 0
-    if position == 0 and line.opcode in PICKS:
-        return min(operand.bytes, line.bytes)
-    return operand.bytes
+        used = _bytes_used(computations.get(line.called[0], ()), computations, lines)
+        return [min(size, used[position]) for position, size in enumerate(read)]
+    replaced = len(_updates(line))  # the first operands, in place
+    read[:replaced] = [0] * replaced
+    if line.opcode in PICKS:
+        read[:1] = [min(size, line.bytes) for size in read[:1]]
+    return read
 
 
-def _bytes_used(fused: Sequence[HloLine], parameter: int, computations: Computations, lines: Lines) -> int:
-    """Bytes that a fused computation reads of a parameter: all that those of its instructions do that use it."""
-    uses: dict[str, list[tuple[HloLine, int]]] = defaultdict(list)
-    for line in fused:
-        for position, name in enumerate(line.operands):
-            uses[name].append((line, position))
-
-    def used(value: HloLine) -> Iterator[int]:
-        for line, position in uses[value.name]:
-            if line.opcode in VIEWS:
-                yield from used(line)
-            else:
-                yield _bytes_read(line, position, value, computations, lines)
-
-    return sum(sum(used(line)) for line in fused if line.parameter == parameter)
+def _bytes_used(fused: Sequence[HloLine], computations: Computations, lines: Lines) -> Mapping[int, int]:
+    """Bytes that a fused computation's instructions read of each of its parameters, by the parameter's number."""
+    used: dict[int, int] = defaultdict(int)
+    numbers: dict[str, int] = {}  # of parameters, and of views of them
+    for line in fused:  # each after its operands
+        if line.parameter is not None:
+            numbers[line.name] = line.parameter
+        elif line.opcode in VIEWS and line.operands and line.operands[0] in numbers:
+            numbers[line.name] = numbers[line.operands[0]]
+        else:
+            for name, size in zip(line.operands, _bytes_read(line, computations, lines), strict=True):
+                if name in numbers:
+                    used[numbers[name]] += size
+    return used
 
 
 def _bytes_written(line: HloLine, computations: Computations, lines: Lines) -> int:

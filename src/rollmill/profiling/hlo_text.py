@@ -79,11 +79,11 @@ def read_computations(text: str) -> tuple[dict[str, list[HloLine]], str]:
             lines = computations[head[2]] = []
             entry = head[2] if head[1] else entry
         elif (match := _INSTRUCTION.match(row)) is not None:
-            lines.append(_read_line(match[2], match[3])._replace(is_root=match[1] is not None))
+            lines.append(_read_line(match[2], match[3], is_root=match[1] is not None))
     return computations, entry
 
 
-def _read_line(name: str, rest: str) -> HloLine:
+def _read_line(name: str, rest: str, *, is_root: bool) -> HloLine:
     kind, after = _split_type(rest)
     opcode = _OPCODE.match(after)
     if opcode is None:
@@ -104,6 +104,7 @@ def _read_line(name: str, rest: str) -> HloLine:
         _numbers(contracted[1]) if contracted else (),
         "" if _BACKWARD in attributes or kernel_axes is None else kernel_axes[1],
         int(operands.strip("()")) if opcode[1] == "parameter" else None,
+        is_root,
     )
 
 

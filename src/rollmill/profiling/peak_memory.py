@@ -12,13 +12,14 @@ from rollmill.profiling.hlo import Instruction
 from rollmill.profiling.hlo_text import Path
 from rollmill.profiling.protobuf import number_in, numbers_in, parts_of
 
-# Numbers of fields, from xla/service/hlo.proto.
 BUFFERS, ALLOCATIONS, FULLEST = 1, 3, 5
-"""Of a `BufferAssignmentProto`; the last says which buffers are live when an allocation is fullest."""
+"""Numbers of a `BufferAssignmentProto`'s fields (xla/service/hlo.proto); the last says which buffers are live when
+an allocation is fullest."""
 NOT_TEMPORARY = (3, 5, 7, 12)
-"""Of a `BufferAllocationProto`: it is thread-local, a parameter, may be a result, is a constant."""
+"""Numbers of a `BufferAllocationProto`'s fields: whether it is thread-local, a parameter, perhaps a result, a
+constant."""
 COMPUTATIONS, INSTRUCTIONS, NAME, INSTRUCTION_ID = 3, 2, 1, 35
-"""Of an `HloModuleProto`, its computations, and their instructions."""
+"""Numbers of the fields of an `HloModuleProto`, of its computations, and of their instructions."""
 
 
 def bytes_when_fullest(

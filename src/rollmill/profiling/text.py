@@ -117,7 +117,7 @@ def sizes_text(profile: Profile) -> str:
 
 
 def device_kinds_text(profile: Profile) -> str:
-    """What the devices do in an iteration, in a sentence."""
+    """A sentence that says for how much of an iteration devices compute, copy, exchange data and are idle."""
     whole, kinds = whole_time(profile), device_kinds(profile)
     kernels, copies, collectives, idle = (percent(whole.share(seconds)) for seconds in kinds)
     return f"The device: kernels {kernels}, copies {copies}, collectives {collectives}, idle {idle}."

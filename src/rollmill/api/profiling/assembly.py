@@ -23,7 +23,6 @@ def profile_of(
     prepared: PreparedTraining,
     windows: Windows,
     *,
-    planned: int,
     calibrate: bool,
     error: Exception | None,
     command: str,
@@ -33,13 +32,12 @@ def profile_of(
     Args:
         prepared: the training.
         windows: its windows, of which one at least was read.
-        planned: number of windows with the profiler that there would be, had the training not ended before.
         calibrate: whether the machine is measured again.
         error: the error that ended the training.
         command: the command line that profiles it again; this process's own if empty.
     """
     notes = [f"The training ended with an error: {first_line(error)}"] if error else []
-    notes += _notes(prepared, windows, planned)
+    notes += _notes(prepared, windows)
     pairs, processes, calibration = windows.pairs(), windows.by_process(), _calibration(calibrate, notes)
     accelerated = jax.default_backend() != "cpu"
     if not calibration.event_nanoseconds:
@@ -54,7 +52,7 @@ def profile_of(
         machine=_machine(),
         iteration=time,
         book_keeping=tuple(_book_keeping(windows, pairs, costs)),
-        operations=tuple(operations_of(prepared, windows, costs, time.unprofiled, notes)),
+        operations=tuple(operations_of(prepared, processes, costs, time.unprofiled, notes)),
         processes=process_times,
         ceilings=calibration.ceilings,
         memory=memory(processes),
@@ -108,10 +106,10 @@ def _machine() -> results.ProfiledMachine:
     )
 
 
-def _notes(prepared: PreparedTraining, windows: Windows, planned: int) -> Iterator[str]:
+def _notes(prepared: PreparedTraining, windows: Windows) -> Iterator[str]:
     """Sentences about what is missing, or coarser than it could be."""
     if not windows.done:
-        yield f"The training ended after {len(windows.recorded)} of {planned} windows with the profiler."
+        yield f"The training ended after {len(windows.recorded)} of {windows.planned} windows with the profiler."
     if len(windows.profiled) == 1:
         yield "Operations are those of one window, so their shares are rough."
     if windows.incomplete:

@@ -5,23 +5,27 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from rollmill.api.profiling.library_kernels import measure_library_shares
-from rollmill.api.profiling.windows import Windows
 from rollmill.api.training import PreparedTraining
 from rollmill.core.errors import first_line
 from rollmill.execution import CompiledProgram
 from rollmill.execution.program.kernel_parts import rollout_parts
 from rollmill.fusion import CannotFuse, backend_of
+from rollmill.profiling.breakdown import working_processes
 from rollmill.profiling.classes import ROLLOUT_KERNEL_PATH
 from rollmill.profiling.correction import EventCosts
-from rollmill.profiling.results import THIS_PROCESS, UNNAMED, OperationTime
-from rollmill.profiling.summary import divide, operations
+from rollmill.profiling.results import UNNAMED, OperationTime
+from rollmill.profiling.summary import ProcessWindows, divide, operations
 
 MOST_UNNAMED = 0.01
 """Share of the device's time that kernels of libraries may have without being divided among operations."""
 
 
 def operations_of(
-    prepared: PreparedTraining, windows: Windows, costs: EventCosts, iteration: float, notes: list[str]
+    prepared: PreparedTraining,
+    processes: Sequence[ProcessWindows],
+    costs: EventCosts,
+    iteration: float,
+    notes: list[str],
 ) -> list[OperationTime]:
     """The operations; kernels of libraries, and a rollout kernel, are divided among those that they work for.
 
@@ -29,14 +33,12 @@ def operations_of(
 
     Args:
         prepared: the training.
-        windows: its windows.
+        processes: its processes, with their windows.
         costs: of events.
         iteration: duration of an iteration without the profiler, in seconds.
         notes: sentences about what is coarser than it could be, to which others are added.
     """
-    processes = windows.by_process()
-    workers = [process for process in processes if process.name != THIS_PROCESS]
-    found = operations(workers or processes, costs, iteration)
+    found = operations(working_processes(processes), costs, iteration)
     if prepared.program is None:
         notes += _not_divided(found)
         return found

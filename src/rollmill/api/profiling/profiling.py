@@ -108,10 +108,7 @@ def profile(
             if stopped_by is not None:
                 raise ProfilingStopped(stopped_by, code, None) from error
             raise NothingProfiled(_nothing_profiled(windows))
-        planned = how.windows * (1 + how.unread_windows)
-        found = profile_of(
-            prepared, windows, planned=planned, calibrate=how.calibrate, error=error, command=command
-        )
+        found = profile_of(prepared, windows, calibrate=how.calibrate, error=error, command=command)
         if stopped_by is not None:
             raise ProfilingStopped(stopped_by, code, found) from error
         return found

@@ -230,6 +230,11 @@ class Windows:
         return ProcessWindows(name, [window.processes[name] for window in windows], iterations)
 
     @property
+    def planned(self) -> int:
+        """Windows with the profiler that there are if the training does not end before."""
+        return self._count * (1 + self._unread)
+
+    @property
     def lost_workers(self) -> list[str]:
         """Those that are missing in a window."""
         return sorted({name for window in self.incomplete for name in window.missing})
