@@ -76,7 +76,11 @@ def timeline(length: float = 0.0958, spans: int = 120) -> tuple[TimelineSpan, ..
     return (*host, *device)
 
 
-FULLEST = (OperationMemory(("learn", "gradients"), 180.0 * 2**20), OperationMemory(("learn", "shuffle"), 24.0))
+COURSE = tuple((61 + step) << 20 for step in range(120))
+USES = (
+    OperationMemory(("learn", "gradients"), 180 << 20, COURSE),
+    OperationMemory(("learn", "shuffle"), 24, (24,) * 120),
+)
 
 
 def process(name: str = "training", **changes) -> ProcessTime:
@@ -102,7 +106,7 @@ def profile(*, processes: Sequence[ProcessTime] = (), training: dict | None = No
         ceilings=Ceilings(flops_per_second=4.9e13, bytes_per_second=3.9e12),
         memory=(
             MemoryUse("jit_collect", arguments=1 << 20, outputs=48 << 20, temporary=70 << 20),
-            MemoryUse("jit_learn", arguments=49 << 20, outputs=1 << 20, temporary=210 << 20, fullest=FULLEST),
+            MemoryUse("jit_learn", arguments=49 << 20, outputs=1 << 20, temporary=210 << 20, operations=USES),
         ),
         devices=(DeviceActivity("GPU 0", utilisation=0.97, sm_activity=0.21, occupied=0.63),),
         notes=("Thunks of a fused loop are counted once.",),

@@ -54,6 +54,10 @@ metadata={op_name="jit(f)/operation:collect/while"}
             "jit(f)/operation:learn/transpose(jvp(operation:gradients))/operation:gradients/mul",
             ("learn", "gradients"),
         ),
+        (
+            "jit(f)/operation:learn/operation:update/mul;jit(f)/operation:learn/operation:update/neg",
+            ("learn", "update"),
+        ),
         ("jit(f)/vmap()/environment/add", ()),
         ("", ()),
     ],

@@ -171,7 +171,7 @@ def test_paths_hold_the_spans_of_the_timeline():
         TimelineSpan("host", "step", 0.25, 0.5),
         TimelineSpan("host", "lost", 0.5, float("inf")),
     )
-    page = ReadPage(profile_page(profile(processes=[process(timeline=spans)])))
+    page = ReadPage(profile_page(profile(processes=[process(timeline=spans)], memory=())))
     drawn = {name: path["d"] for name, path in zip(page.texts["title"][1:], page.of("path"), strict=False)}
     assert drawn == {"wait": "M10000 5h10000", "step": "M0 5h5000M5000 5h5000"}
 

@@ -62,9 +62,12 @@ class HloLine(NamedTuple):
 
 
 def operations_in(op_name: str) -> Path:
-    """The operations in an instruction's `op_name`, the outermost first."""
+    """The operations in an instruction's `op_name`, the outermost first.
+
+    Of an instruction that XLA made of several, each of which has its name there, they are those of the first.
+    """
     path: list[str] = []
-    for name in _OPERATION.findall(op_name):
+    for name in _OPERATION.findall(op_name.partition(";")[0]):
         if not path or path[-1] != name:  # gradients are traced in the scope of what they are gradients of
             path.append(name)
     return tuple(path)

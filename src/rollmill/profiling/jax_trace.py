@@ -5,11 +5,14 @@ JAX's own way, before version 0.12, writes them to files, as JSON too, which tak
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax._src import lib as jax_library
+
+T = TypeVar("T")
 
 
 class JaxTrace:
@@ -28,15 +31,30 @@ class JaxTrace:
     def stop(self) -> Any:
         """Ends it; returns the `jax.profiler.ProfileData`."""
         if self._folder is not None:
-            return _stopped_to_file(self._folder)
+            return _stopped_to_file(self._folder, _profile_data)
         session, self._session = self._session, None
         return session.stop_and_get_profile_data()
 
     def abandon(self) -> None:
         """Ends it without its events, which takes a small part of the time that it takes to collect them."""
         if self._folder is not None:
-            _stopped_to_file(self._folder)
+            _stopped_to_file(self._folder, _profile_data)
         self._session = None
+
+
+def trace_of_programs() -> bytes:
+    """A serialised `XSpace` without events, the metadata of which are the compiled programs of this process.
+
+    Only while no trace is going on.
+    """
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    options.host_tracer_level = 0
+    if (session := _session(options)) is not None:
+        return session.stop()
+    folder = Path(tempfile.mkdtemp(prefix="rollmill-trace-"))
+    jax.profiler.start_trace(folder, profiler_options=options)
+    return _stopped_to_file(folder, Path.read_bytes)
 
 
 def _session(options: jax.profiler.ProfileOptions) -> Any:
@@ -51,10 +69,14 @@ def _session(options: jax.profiler.ProfileOptions) -> Any:
     return kind(options)
 
 
-def _stopped_to_file(folder: Path) -> Any:
+def _stopped_to_file(folder: Path, read: Callable[[Path], T]) -> T:
     try:
         jax.profiler.stop_trace()
         (file,) = folder.glob("plugins/profile/*/*.xplane.pb")
-        return jax.profiler.ProfileData.from_file(str(file))
+        return read(file)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _profile_data(file: Path) -> Any:
+    return jax.profiler.ProfileData.from_file(str(file))

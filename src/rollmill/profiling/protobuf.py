@@ -27,21 +27,14 @@ def parts_of(message: bytes, number: int) -> Iterator[bytes]:
             yield value
 
 
+def part_in(message: bytes, number: int) -> bytes:
+    """The message, or the text, in a field; empty if it is not there."""
+    return next(parts_of(message, number), b"")
+
+
 def number_in(message: bytes, number: int) -> int:
     """The integer in a field; 0 if it is not there, as protocol buffers have it."""
     return next((value for field, value in fields_of(message) if field == number and isinstance(value, int)), 0)
-
-
-def numbers_in(message: bytes, number: int) -> Iterator[int]:
-    """The integers of a repeated field, packed or not."""
-    for field, value in fields_of(message):
-        if field == number and isinstance(value, int):
-            yield value
-        elif field == number and isinstance(value, bytes):
-            at = 0
-            while at < len(value):
-                each, at = _varint(value, at)
-                yield each
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

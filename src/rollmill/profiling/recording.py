@@ -5,7 +5,7 @@ A trace of a second may have a million events; what is kept of it, and sent to t
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -16,9 +16,14 @@ from rollmill.profiling.attribution import DeviceTime, WindowTimes, attribute
 from rollmill.profiling.classes import Classifier, HostActivity
 from rollmill.profiling.device_use import DeviceUse, device_use
 from rollmill.profiling.hlo import Instruction, module_name, program_key, program_number, read_instructions
-from rollmill.profiling.jax_trace import JaxTrace
-from rollmill.profiling.peak_memory import bytes_when_fullest
-from rollmill.profiling.results import UNNAMED, MemoryUse, OperationMemory, Overlap, TimelineSpan
+from rollmill.profiling.jax_trace import JaxTrace, trace_of_programs
+from rollmill.profiling.program_memory import (
+    AssignedProgram,
+    assigned_programs,
+    assignment_of,
+    memory_by_operation,
+)
+from rollmill.profiling.results import MemoryUse, OperationMemory, Overlap, TimelineSpan
 from rollmill.profiling.simulator_calls import SimulatorCalls
 from rollmill.profiling.timeline import timeline
 from rollmill.profiling.trace import CLOCK, MOST_EVENTS, Naming, Trace, read_trace
@@ -169,8 +174,10 @@ class TraceRecorder:
 
 
 def _memory_use(values: Mapping[str, Any]) -> MemoryUse:
-    fullest = tuple(OperationMemory(tuple(each["path"]), each["bytes"]) for each in values["fullest"])
-    return MemoryUse(**{**values, "fullest": fullest})
+    operations = tuple(
+        OperationMemory(tuple(each["path"]), each["bytes"], tuple(each["course"])) for each in values["operations"]
+    )
+    return MemoryUse(**{**values, "operations": operations})
 
 
 class _Programs:
@@ -183,31 +190,37 @@ class _Programs:
 
     def read_new(self) -> None:
         """Reads the programs that were compiled since."""
+        with_operations = []
         for executable in jax.devices()[0].client.live_executables():
             identity = executable.fingerprint or id(executable)
             if identity not in self._read:
                 self._read.add(identity)
-                self._read_program(executable)
+                with_operations += [(executable, *program) for program in self._read_program(executable)]
+        if with_operations:
+            self._note_memory(with_operations)
 
-    def _read_program(self, executable: Any) -> None:
+    def _read_program(self, executable: Any) -> Iterator[tuple[str, bytes]]:
+        """Reads a program's modules; yields the key of each that has operations, and the module, serialised."""
         for module in executable.hlo_modules():
             text = module.to_string()
             if len(text) > MOST_TEXT:
                 continue
-            name, instructions = module_name(text), read_instructions(text)
             serialised = module.as_serialized_hlo_module_proto()
-            number = program_number(serialised)
-            self.instructions.setdefault(program_key(name, number), {}).update(instructions)
+            key = program_key(module_name(text), program_number(serialised))
+            instructions = self.instructions.setdefault(key, {})
+            instructions.update(read_instructions(text))
             if any(path for each in instructions.values() for path in each.shares):
-                self._note_memory(name, executable, serialised, instructions)
+                yield key, serialised
 
-    def _note_memory(
-        self, name: str, executable: Any, module: bytes, instructions: Mapping[str, Instruction]
-    ) -> None:
-        with contextlib.suppress(Exception):  # not every backend knows it
-            stats = executable.get_compiled_memory_stats()
-            sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
-            found = bytes_when_fullest(stats.serialized_buffer_assignment_proto, module, instructions)
-            fullest = sorted(found.items(), key=lambda item: -item[1])
-            operations = (OperationMemory(path or (UNNAMED,), size) for path, size in fullest)
-            self.memory.append(MemoryUse(name, *sizes, tuple(operations)))
+    def _note_memory(self, programs: Sequence[tuple[Any, str, bytes]]) -> None:
+        traced: Sequence[AssignedProgram] = ()
+        with contextlib.suppress(Exception):  # not every backend knows them, nor the sizes
+            traced = assigned_programs(trace_of_programs())
+        for executable, key, module in programs:
+            with contextlib.suppress(Exception):
+                name = key.partition("/")[0]
+                stats = executable.get_compiled_memory_stats()
+                sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
+                assignment = assignment_of(name, module, traced)
+                operations = memory_by_operation(assignment, self.instructions[key])
+                self.memory.append(MemoryUse(name, *sizes, operations))

@@ -217,7 +217,11 @@ class OperationMemory:
     """Temporary memory of one operation."""
 
     path: tuple[str, ...]
-    bytes: float
+    bytes: int
+    """When that of the whole program is fullest."""
+    course: tuple[int, ...]
+    """Bytes from the program's beginning to its end, in the order of its instructions: of each of up to 120
+    intervals when it is fullest."""
 
 
 @dataclass(frozen=True)
@@ -229,8 +233,8 @@ class MemoryUse:
     outputs: int
     temporary: int
     """Bytes that live only inside the program."""
-    fullest: tuple[OperationMemory, ...] = ()
-    """The operations that `temporary` is for when it is fullest, the largest first; empty if unknown."""
+    operations: tuple[OperationMemory, ...] = ()
+    """The operations that `temporary` is for, the largest first; empty if unknown."""
 
 
 @dataclass(frozen=True)

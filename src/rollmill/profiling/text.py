@@ -78,8 +78,9 @@ def path_text(path: tuple[str, ...]) -> str:
 
 def fullest_text(memory: MemoryUse, most: int) -> str:
     """The operations that a program's temporary memory is for when it is fullest, the largest ones."""
-    shown = [f"{path_text(one.path)} {size_of(one.bytes)}" for one in memory.fullest[:most]]
-    return ", ".join([*shown, "..."] if len(memory.fullest) > most else shown)
+    live = [one for one in memory.operations if one.bytes]
+    shown = [f"{path_text(one.path)} {size_of(one.bytes)}" for one in live[:most]]
+    return ", ".join([*shown, "..."] if len(live) > most else shown)
 
 
 def titled(profile: Profile) -> str:

@@ -32,12 +32,8 @@ from rollmill.profiling.breakdown import (
     whole_time,
     working_processes,
 )
-from rollmill.profiling.report.machine_sections import (
-    devices_section,
-    memory_section,
-    notes_section,
-    profiler_section,
-)
+from rollmill.profiling.report.machine_sections import devices_section, notes_section, profiler_section
+from rollmill.profiling.report.memory import memory_section
 from rollmill.profiling.report.roofline import roofline_section
 from rollmill.profiling.report.timeline import timeline_section
 from rollmill.profiling.results import CATEGORIES, Advice, Overlap, ProcessTime, Profile

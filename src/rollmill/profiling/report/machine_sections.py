@@ -1,25 +1,20 @@
-"""Sections of a profile's page about the machine and the profiler: devices, memory, its own cost, notes."""
+"""Sections of a profile's page about the machine and the profiler: devices, its own cost, notes."""
 
-from collections.abc import Sequence
-
-from rollmill.pages.page import BarPart, bar_row, escaped, folded_table, legend, ratio, section, table
+from rollmill.pages.page import BarPart, bar_row, escaped, ratio, section, table
 from rollmill.pages.text import number
-from rollmill.profiling.results import MemoryUse, Profile
+from rollmill.profiling.results import Profile
 from rollmill.profiling.text import (
     correction_text,
     count,
     counted,
     duration,
-    fullest_text,
     is_correction_tested,
     milliseconds,
-    path_text,
     percent,
-    size_of,
 )
 
-MOST_DEVICES, MOST_LINES, MOST_OPERATIONS = 16, 30, 12
-"""Devices, lines of tables and lists, and operations of a program, that are shown."""
+MOST_DEVICES, MOST_LINES = 16, 30
+"""Devices, and lines of tables and lists, that are shown."""
 
 
 def devices_section(profile: Profile) -> str:
@@ -47,60 +42,6 @@ def devices_section(profile: Profile) -> str:
         "that were active on average. If the first is much longer than the others, it promises too much.",
         rows,
     )
-
-
-def memory_section(memory: Sequence[MemoryUse]) -> str:
-    """Memory of compiled programs; nothing if it is unknown."""
-    if not memory:
-        return ""
-    shown = sorted(memory, key=lambda one: -_bytes_of(one))[:MOST_LINES]
-    most = max(1, _bytes_of(shown[0]))
-    rows = [
-        bar_row(
-            one.program,
-            [
-                BarPart(one.arguments / most, "device", f"arguments: {size_of(one.arguments)}"),
-                BarPart(one.outputs / most, "both", f"outputs: {size_of(one.outputs)}"),
-                BarPart(one.temporary / most, "host", f"temporary: {size_of(one.temporary)}"),
-            ],
-            size_of(_bytes_of(one)),
-        )
-        for one in shown
-    ]
-    lines = [
-        (one.program, size_of(one.arguments), size_of(one.outputs), size_of(one.temporary), fullest_text(one, 3))
-        for one in shown
-    ]
-    columns = ("program", "arguments", "outputs", "temporary", "for, when it is fullest")
-    return section(
-        "Memory of compiled programs",
-        "Each bar is one program: what it is given, what it returns, and what it needs only while it runs. "
-        "Arguments and outputs may share memory, so the sum is an upper bound. Below the bars is what the "
-        "temporary memory of the program that needs most of it is for, when it is fullest.",
-        [
-            legend({"arguments": "device", "outputs": "both", "temporary": "host"}),
-            *rows,
-            *_fullest(max(shown, key=lambda one: one.temporary)),
-            folded_table(columns, lines),
-        ],
-    )
-
-
-def _fullest(memory: MemoryUse) -> list[str]:
-    """Bars of the operations that a program's temporary memory is for."""
-    shown = memory.fullest[:MOST_OPERATIONS]
-    most = max((one.bytes for one in shown), default=1.0)
-    bars = [
-        bar_row(
-            path_text(one.path), [BarPart(ratio(one.bytes, most), "host", path_text(one.path))], size_of(one.bytes)
-        )
-        for one in shown
-    ]
-    return [f"<h3>{escaped(memory.program)}, when it is fullest</h3>", *bars] if bars else []
-
-
-def _bytes_of(memory: MemoryUse) -> int:
-    return memory.arguments + memory.outputs + memory.temporary
 
 
 def profiler_section(profile: Profile) -> str:

@@ -1,0 +1,126 @@
+"""The section of a profile's page about the memory of compiled programs."""
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from rollmill.pages.page import BarPart, bar_row, escaped, escaped_name, folded_table, legend, section
+from rollmill.profiling.program_memory import MOST_INTERVALS
+from rollmill.profiling.results import MemoryUse, OperationMemory
+from rollmill.profiling.text import fullest_text, path_text, size_of
+
+MOST_PROGRAMS, MOST_OPERATIONS = 30, 12
+"""Programs, and operations of one, that are shown."""
+COLOURS = 7
+"""Operations that have a colour of their own."""
+HEIGHT = 150
+OTHERS = "others"
+
+
+def memory_section(memory: Sequence[MemoryUse]) -> str:
+    """Memory of compiled programs; nothing if it is unknown."""
+    if not memory:
+        return ""
+    shown = sorted(memory, key=lambda one: -_bytes_of(one))[:MOST_PROGRAMS]
+    most = max(1, _bytes_of(shown[0]))
+    rows = [
+        bar_row(
+            one.program,
+            [
+                BarPart(one.arguments / most, "device", f"arguments: {size_of(one.arguments)}"),
+                BarPart(one.outputs / most, "both", f"outputs: {size_of(one.outputs)}"),
+                BarPart(one.temporary / most, "host", f"temporary: {size_of(one.temporary)}"),
+            ],
+            size_of(_bytes_of(one)),
+        )
+        for one in shown
+    ]
+    lines = [
+        (one.program, size_of(one.arguments), size_of(one.outputs), size_of(one.temporary), fullest_text(one, 3))
+        for one in shown
+    ]
+    columns = ("program", "arguments", "outputs", "temporary", "for, when it is fullest")
+    return section(
+        "Memory of compiled programs",
+        "Each bar is one program: what it is given, what it returns, and what it needs only while it runs. "
+        "Arguments and outputs may share memory, so the sum is an upper bound.",
+        [
+            legend({"arguments": "device", "outputs": "both", "temporary": "host"}),
+            *rows,
+            *_temporary(max(shown, key=lambda one: one.temporary)),
+            folded_table(columns, lines),
+        ],
+    )
+
+
+class Layer(NamedTuple):
+    """An operation in the drawing, or others together."""
+
+    name: str
+    colour: str
+    course: Sequence[int]
+
+
+def _temporary(memory: MemoryUse) -> list[str]:
+    """Temporary memory of a program from its beginning to its end, and when it is fullest."""
+    if not memory.operations:
+        return []
+    layers = _layers(memory.operations)
+    colours = {layer.name: layer.colour for layer in layers}
+    shown = [one for one in memory.operations if one.bytes > 0][:MOST_OPERATIONS]
+    bars = [
+        bar_row(
+            (name := path_text(one.path)),
+            [BarPart(one.bytes / shown[0].bytes, colours.get(name, "idle"), name)],
+            size_of(one.bytes),
+        )
+        for one in shown
+    ]
+    most = max(_sum(layer.course for layer in layers), default=0)
+    return [
+        f"<h3>Temporary memory of {escaped_name(memory.program)}</h3>",
+        '<p class="how">From left to right are the instructions of the program that needs most of it, in their '
+        "order, those of a loop once; so it is no axis of time. Upwards is the memory of the operations, "
+        f"{escaped(size_of(most))} at most. The bars are of the moment when it is fullest.</p>",
+        legend(colours),
+        _drawing(memory.program, layers),
+        *bars,
+    ]
+
+
+def _layers(operations: Sequence[OperationMemory]) -> list[Layer]:
+    """The operations that need most at some moment, and the others as one."""
+    largest = sorted(operations, key=lambda one: -max(one.course, default=0))
+    layers = [Layer(path_text(one.path), f"c{index}", one.course) for index, one in enumerate(largest[:COLOURS])]
+    others = largest[COLOURS:]
+    return [*layers, Layer(OTHERS, "idle", _sum(one.course for one in others))] if others else layers
+
+
+def _drawing(program: str, layers: Sequence[Layer]) -> str:
+    """Each layer's memory on top of that of those before."""
+    tops = [_sum(layer.course for layer in layers[:count]) for count in range(1, len(layers) + 1)]
+    scale = HEIGHT / max(1, *tops[-1])
+    areas = [_area(layer, [top * scale for top in course]) for layer, course in zip(layers, tops, strict=True)]
+    return (
+        f'<svg height="{HEIGHT}" viewBox="0 0 {len(tops[-1])} {HEIGHT}" preserveAspectRatio="none" role="img" '
+        f'aria-label="temporary memory of {escaped_name(program)}" style="margin:.5rem 0 .8rem">'
+        f"{''.join(reversed(areas))}</svg>"
+    )
+
+
+def _area(layer: Layer, tops: Sequence[float]) -> str:
+    """From a layer's top down to the ground: those below are drawn over it."""
+    steps = "".join(f"V{HEIGHT - top:.1f}h1" for top in tops)
+    return (
+        f'<path d="M0 {HEIGHT}{steps}V{HEIGHT}z" style="fill:var(--{layer.colour})">'
+        f"<title>{escaped_name(layer.name)}</title></path>"
+    )
+
+
+def _sum(courses: Iterable[Sequence[int]]) -> list[int]:
+    """Bytes together, in each interval; a profile that was changed by hand may have any number of them."""
+    return [sum(each) for each in zip_longest(*courses, fillvalue=0)][:MOST_INTERVALS]
+
+
+def _bytes_of(memory: MemoryUse) -> int:
+    return memory.arguments + memory.outputs + memory.temporary
