@@ -6,17 +6,19 @@ instructions are gone through once. A buffer is for the operation of the instruc
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from rollmill.profiling.hlo import Instruction
 from rollmill.profiling.hlo_text import Path
-from rollmill.profiling.protobuf import number_in, part_in, parts_of
+from rollmill.profiling.protobuf import number_in, numbers_in, part_in, parts_of
 from rollmill.profiling.results import UNNAMED, OperationMemory
+from rollmill.profiling.traced_programs import AssignedProgram
 
-ALLOCATIONS, HEAPS = 3, 4
-"""Numbers of a `BufferAssignmentProto`'s fields (xla/service/hlo.proto): allocations, and how they were filled."""
+BUFFERS, ALLOCATIONS, HEAPS, FULLEST = 1, 3, 4, 5
+"""Numbers of a `BufferAssignmentProto`'s fields (xla/service/hlo.proto). The third is how allocations were filled,
+the last which buffers are needed when each is fullest."""
 NOT_TEMPORARY = (3, 5, 7, 12)
 """Numbers of a `BufferAllocationProto`'s fields: whether it is thread-local, a parameter, perhaps a result, a
 constant."""
@@ -24,8 +26,6 @@ FREE = 1
 """The kind of an event after which a buffer is not needed any more; with others it begins to be."""
 MOST_INTERVALS = 120
 """Intervals that a program's course is divided into at most."""
-LEAST_IN_COMMON = 0.5
-"""Share of the instructions that two texts of one program have in common at least."""
 
 
 class Place(NamedTuple):
@@ -44,98 +44,34 @@ class Buffer(NamedTuple):
     """The operations that it is for, with the share of each."""
 
 
-class AssignedProgram(NamedTuple):
-    """A compiled program, and where its buffers are."""
-
-    name: str
-    instructions: frozenset[str]
-    """The names of all of them."""
-    assignment: bytes
-    """A `BufferAssignmentProto`, serialised."""
-
-
-def assigned_programs(trace: bytes) -> list[AssignedProgram]:
-    """The compiled programs of a process that are in a trace's metadata.
+def memory_by_operation(
+    program: AssignedProgram, instructions: Mapping[str, Instruction]
+) -> tuple[OperationMemory, ...]:
+    """The temporary memory of each operation.
 
     Args:
-        trace: a serialised `XSpace` (tsl/profiler/protobuf/xplane.proto).
-    """
-    metadata = (plane for plane in parts_of(trace, 1) if part_in(plane, 2) == b"/host:metadata")
-    statistics = (
-        part_in(statistic, 6)  # an `HloProto`
-        for plane in metadata
-        for entry in parts_of(plane, 4)
-        for statistic in parts_of(part_in(entry, 2), 5)
-    )
-    programs = ((part_in(each, 1), part_in(each, 3)) for each in statistics)
-    return [
-        AssignedProgram(part_in(module, 1).decode(), instruction_names(module), assignment)
-        for module, assignment in programs
-        if module and assignment
-    ]
-
-
-def assignment_of(name: str, module: bytes, programs: Iterable[AssignedProgram]) -> bytes:
-    """The serialised `BufferAssignmentProto` of a program; empty if it is in no trace.
-
-    On a GPU a program has another number in traces than its executable has, and a few instructions that were added
-    last are in one of them only: so it is known by most of its instructions.
-
-    Args:
-        name: the program's.
-        module: its `HloModuleProto`, serialised.
-        programs: those in a trace.
-    """
-    names = instruction_names(module)
-    alike = [
-        (len(names & program.instructions) / len(names | program.instructions), program.assignment)
-        for program in programs
-        if program.name == name
-    ]
-    common, assignment = max(alike, key=lambda each: each[0], default=(0.0, b""))
-    return assignment if common >= LEAST_IN_COMMON else b""
-
-
-def instruction_names(module: bytes) -> frozenset[str]:
-    """The names of a program's instructions.
-
-    Args:
-        module: an `HloModuleProto`, serialised.
-    """
-    return frozenset(
-        part_in(instruction, 1).decode()
-        for computation in parts_of(module, 3)
-        for instruction in parts_of(computation, 2)
-    )
-
-
-def memory_by_operation(assignment: bytes, instructions: Mapping[str, Instruction]) -> tuple[OperationMemory, ...]:
-    """The temporary memory of each operation, from a program's beginning to its end.
-
-    Args:
-        assignment: a `BufferAssignmentProto`, serialised.
+        program: where its buffers are. Of one that JAX's cache of compiled programs kept, the compiler says only
+            which are needed when it is fullest: then operations have no course.
         instructions: the program's instructions, by name.
 
     Returns:
         the operations, first those with most memory when that of the whole program is fullest; nothing if the
         compiler does not say.
     """
-    moments = list(_moments(assignment, instructions))
-    if not moments:
-        return ()
+    moments = list(_moments(program, instructions))
     totals = [sum(moment.values()) for moment in moments]
-    fullest = moments[_fullest(totals, range(len(totals)))]
     course = [moments[_fullest(totals, interval)] for interval in _intervals(len(totals))]
-    found = (
+    fullest = moments[_fullest(totals, range(len(totals)))] if moments else _kept_moment(program, instructions)
+    found = [
         OperationMemory(
             path=path or (UNNAMED,),
             bytes=round(fullest.get(path, 0)),
             course=tuple(round(moment.get(path, 0)) for moment in course),
         )
-        for path in {path for moment in course for path in moment}
-    )
-    used = (one for one in found if any(one.course))
-    return tuple(sorted(used, key=lambda one: (-one.bytes, -max(one.course), one.path)))
+        for path in {path for moment in (fullest, *course) for path in moment}
+    ]
+    used = [one for one in found if any((one.bytes, *one.course))]
+    return tuple(sorted(used, key=lambda one: (-one.bytes, -max(one.course, default=0), one.path)))
 
 
 def _places(assignment: bytes) -> dict[int, Place]:
@@ -148,12 +84,12 @@ def _places(assignment: bytes) -> dict[int, Place]:
     }
 
 
-def _moments(assignment: bytes, instructions: Mapping[str, Instruction]) -> Iterator[Mapping[Path, float]]:
+def _moments(program: AssignedProgram, instructions: Mapping[str, Instruction]) -> Iterator[Mapping[Path, float]]:
     """The bytes of each operation after each event of the heap."""
-    places = _places(assignment)
+    places = _places(program.assignment)
     heaps = [
         [each for each in parts_of(heap, 1) if number_in(each, 2) in places]
-        for heap in parts_of(assignment, HEAPS)
+        for heap in parts_of(program.assignment, HEAPS)
     ]
     events = max(heaps, key=len, default=[])  # a kind of memory that a backend has besides has little
     needed: dict[tuple[int, int], dict[int, Buffer]] = defaultdict(dict)
@@ -166,10 +102,33 @@ def _moments(assignment: bytes, instructions: Mapping[str, Instruction]) -> Iter
         if number_in(event, 1) == FREE:
             here.pop(number, None)
         else:
-            writer = instructions.get(part_in(event, 4).decode())
-            here[number] = Buffer(size, writer.shares if writer else {(): 1.0})
+            here[number] = Buffer(size, _shares(part_in(event, 4).decode(), instructions))
         _count(here, now, 1)
         yield dict(now)
+
+
+def _kept_moment(program: AssignedProgram, instructions: Mapping[str, Instruction]) -> Mapping[Path, float]:
+    """The bytes of each operation at the fullest moment, as the compiler names it."""
+    places = _places(program.assignment)
+    writers = {
+        number_in(each, 1): number_in(part_in(each, 3), 4) for each in parts_of(program.assignment, BUFFERS)
+    }
+    needed: dict[tuple[int, int], dict[int, Buffer]] = defaultdict(dict)
+    for moment in parts_of(program.assignment, FULLEST):
+        for number in places.keys() & set(numbers_in(moment, 2)):
+            allocation, offset, size = places[number]
+            writer = program.instructions.get(writers.get(number, 0), "")
+            needed[allocation, offset][number] = Buffer(size, _shares(writer, instructions))
+    now: dict[Path, float] = defaultdict(float)
+    for here in needed.values():
+        _count(here, now, 1)
+    return now
+
+
+def _shares(writer: str, instructions: Mapping[str, Instruction]) -> Mapping[Path, float]:
+    """The operations of the instruction that writes a buffer."""
+    found = instructions.get(writer)
+    return found.shares if found else {(): 1.0}
 
 
 def _count(buffers: Mapping[int, Buffer], now: dict[Path, float], sign: int) -> None:

@@ -37,6 +37,18 @@ def number_in(message: bytes, number: int) -> int:
     return next((value for field, value in fields_of(message) if field == number and isinstance(value, int)), 0)
 
 
+def numbers_in(message: bytes, number: int) -> Iterator[int]:
+    """The integers of a repeated field, packed or not."""
+    for field, value in fields_of(message):
+        if field == number and isinstance(value, int):
+            yield value
+        elif field == number and isinstance(value, bytes):
+            at = 0
+            while at < len(value):
+                each, at = _varint(value, at)
+                yield each
+
+
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """An integer of seven bits a byte, the lowest first, and the place after it."""
     value, shift = 0, 0

@@ -17,16 +17,12 @@ from rollmill.profiling.classes import Classifier, HostActivity
 from rollmill.profiling.device_use import DeviceUse, device_use
 from rollmill.profiling.hlo import Instruction, module_name, program_key, program_number, read_instructions
 from rollmill.profiling.jax_trace import JaxTrace, trace_of_programs
-from rollmill.profiling.program_memory import (
-    AssignedProgram,
-    assigned_programs,
-    assignment_of,
-    memory_by_operation,
-)
+from rollmill.profiling.program_memory import memory_by_operation
 from rollmill.profiling.results import MemoryUse, OperationMemory, Overlap, TimelineSpan
 from rollmill.profiling.simulator_calls import SimulatorCalls
 from rollmill.profiling.timeline import timeline
 from rollmill.profiling.trace import CLOCK, MOST_EVENTS, Naming, Trace, read_trace
+from rollmill.profiling.traced_programs import AssignedProgram, assigned_programs, known_program
 
 MOST_TEXT = 64 * 2**20
 """Characters of a compiled program beyond which it is not read."""
@@ -221,6 +217,6 @@ class _Programs:
                 name = key.partition("/")[0]
                 stats = executable.get_compiled_memory_stats()
                 sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
-                assignment = assignment_of(name, module, traced)
-                operations = memory_by_operation(assignment, self.instructions[key])
+                program = known_program(name, module, traced)
+                operations = memory_by_operation(program, self.instructions[key]) if program else ()
                 self.memory.append(MemoryUse(name, *sizes, operations))

@@ -219,9 +219,9 @@ class OperationMemory:
     path: tuple[str, ...]
     bytes: int
     """When that of the whole program is fullest."""
-    course: tuple[int, ...]
+    course: tuple[int, ...] = ()
     """Bytes from the program's beginning to its end, in the order of its instructions: of each of up to 120
-    intervals when it is fullest."""
+    intervals when it is fullest; empty if unknown."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,11 @@ COLOURS = 7
 """Operations that have a colour of their own."""
 HEIGHT = 150
 OTHERS = "others"
+NO_COURSE = (
+    '<p class="how">The bars are of the moment when it is fullest. The program came from the cache of compiled '
+    "programs, which does not keep what was needed before and after it. With an empty folder as "
+    "ROLLMILL_CACHE_DIR it is compiled anew, and drawn from its beginning to its end.</p>"
+)
 
 
 def memory_section(memory: Sequence[MemoryUse]) -> str:
@@ -62,7 +67,7 @@ class Layer(NamedTuple):
 
 
 def _temporary(memory: MemoryUse) -> list[str]:
-    """Temporary memory of a program from its beginning to its end, and when it is fullest."""
+    """The operations that a program's temporary memory is for."""
     if not memory.operations:
         return []
     layers = _layers(memory.operations)
@@ -76,15 +81,19 @@ def _temporary(memory: MemoryUse) -> list[str]:
         )
         for one in shown
     ]
-    most = max(_sum(layer.course for layer in layers), default=0)
+    drawing = _course(memory.program, layers) if any(layer.course for layer in layers) else [NO_COURSE]
+    return [f"<h3>Temporary memory of {escaped_name(memory.program)}</h3>", *drawing, *bars]
+
+
+def _course(program: str, layers: Sequence[Layer]) -> list[str]:
+    """Temporary memory of a program from its beginning to its end."""
+    most = size_of(max(_sum(layer.course for layer in layers)))
     return [
-        f"<h3>Temporary memory of {escaped_name(memory.program)}</h3>",
         '<p class="how">From left to right are the instructions of the program that needs most of it, in their '
         "order, those of a loop once; so it is no axis of time. Upwards is the memory of the operations, "
-        f"{escaped(size_of(most))} at most. The bars are of the moment when it is fullest.</p>",
-        legend(colours),
-        _drawing(memory.program, layers),
-        *bars,
+        f"{escaped(most)} at most. The bars are of the moment when it is fullest.</p>",
+        legend({layer.name: layer.colour for layer in layers}),
+        _drawing(program, layers),
     ]
 
 
