@@ -115,7 +115,7 @@ def _kept_moment(program: AssignedProgram, instructions: Mapping[str, Instructio
     }
     needed: dict[tuple[int, int], dict[int, Buffer]] = defaultdict(dict)
     for moment in parts_of(program.assignment, FULLEST):
-        for number in places.keys() & set(numbers_in(moment, 2)):
+        for number in sorted(places.keys() & set(numbers_in(moment, 2))):
             allocation, offset, size = places[number]
             writer = program.instructions.get(writers.get(number, 0), "")
             needed[allocation, offset][number] = Buffer(size, _shares(writer, instructions))
