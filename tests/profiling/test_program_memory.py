@@ -32,20 +32,30 @@ def work(x):
         return jnp.sort(second.T @ second, axis=0).sum()
 
 
+def traced_program(name, compiled):
+    """What a trace says of a compiled program."""
+    module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    program = known_program(name, module, temporary, assigned_programs(trace_of_programs()))
+    assert program is not None
+    return program
+
+
+def from_the_cache(program):
+    """The same program, without how its allocations were filled."""
+    kept = b"".join(field(number, value) for number, value in fields_of(program.assignment) if number != HEAPS)
+    return program._replace(assignment=kept)
+
+
 @pytest.fixture(scope="module")
 def compiled():
-    """The program, and what a trace says of it."""
-    made = jax.jit(work).lower(jnp.linspace(0.0, 1.0, SIDE)).compile()
-    module = made.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-    program = known_program("jit_work", module, assigned_programs(trace_of_programs()))
-    assert program is not None
-    return made, program
+    return jax.jit(work).lower(jnp.linspace(0.0, 1.0, SIDE)).compile()
 
 
 @pytest.fixture(scope="module")
 def found(compiled):
-    made, program = compiled
-    return memory_by_operation(program, read_instructions(made.as_text())), made.memory_analysis()
+    program = traced_program("jit_work", compiled)
+    return memory_by_operation(program, read_instructions(compiled.as_text())), compiled.memory_analysis()
 
 
 def test_temporary_memory_is_divided_among_the_operations_that_write_it(found):
@@ -67,11 +77,37 @@ def test_it_is_told_from_the_beginning_to_the_end(found):
 
 
 def test_of_a_program_from_the_cache_the_fullest_moment_is_known(compiled, found):
-    made, program = compiled
-    kept = b"".join(field(number, value) for number, value in fields_of(program.assignment) if number != HEAPS)
-    again = memory_by_operation(program._replace(assignment=kept), read_instructions(made.as_text()))
+    program = from_the_cache(traced_program("jit_work", compiled))
+    again = memory_by_operation(program, read_instructions(compiled.as_text()))
     assert not any(one.course for one in again)
     assert {one.path: one.bytes for one in again} == {one.path: one.bytes for one in found[0] if one.bytes}
+
+
+def loop(x):
+    """Two matrices that a loop carries on, in place."""
+    with traced("start"):
+        state = jnp.outer(x, x), jnp.outer(x, -x)
+    with traced("steps"):
+        state, _ = jax.lax.scan(lambda two, _: ((jnp.sort(two[1], axis=0), two[0] + 1.0), None), state, length=3)
+        return state[0].sum() + state[1].sum()
+
+
+def test_what_a_loop_carries_on_is_for_what_wrote_it_before():
+    compiled = jax.jit(loop).lower(jnp.linspace(0.0, 1.0, SIDE)).compile()
+    program, instructions = traced_program("jit_loop", compiled), read_instructions(compiled.as_text())
+    by_path = {one.path: one.bytes for one in memory_by_operation(program, instructions)}
+    assert by_path["start",] >= MATRIX and by_path["steps",] >= MATRIX
+    assert by_path.get(("other",), 0) < 100
+    kept = {one.path: one.bytes for one in memory_by_operation(from_the_cache(program), instructions)}
+    assert sum(kept.values()) == pytest.approx(sum(by_path.values()), abs=100) and kept.get(("other",), 0) < 100
+
+
+def test_programs_that_differ_in_their_shapes_alone_have_their_own_memory():
+    made = [jax.jit(loop).lower(jnp.linspace(0.0, 1.0, side)).compile() for side in (SIDE // 2, SIDE)]
+    for compiled in made:
+        program, stats = traced_program("jit_loop", compiled), compiled.memory_analysis()
+        operations = memory_by_operation(program, read_instructions(compiled.as_text()))
+        assert 0.5 < sum(one.bytes for one in operations) / stats.temp_size_in_bytes <= 1.0
 
 
 def field(number, value):
@@ -94,8 +130,11 @@ def allocation(index, buffers, **kind):
 
 
 def heap(*events):
-    """Events of a kind, a buffer and an instruction; the index of the allocation is not up to date."""
-    made = (field(1, kind) + field(2, buffer) + field(4, name.encode()) for kind, buffer, name in events)
+    """Events of a kind, a buffer, an instruction, and one whose memory it uses; the allocation's index is old."""
+    made = (
+        field(1, kind) + field(2, buffer) + field(4, name.encode()) + b"".join(field(5, one) for one in used)
+        for kind, buffer, name, *used in events
+    )
     return field(4, b"".join(field(1, each) for each in made) + field(3, 99))
 
 
@@ -111,24 +150,63 @@ def of(shares):
     return Instruction("kernel", shares, 0.0, 0.0)
 
 
+INSTRUCTIONS = {
+    "first": of({COLLECT: 1.0}),
+    "second": of({COLLECT: 0.5, LEARN: 0.5}),
+    "third": of({LEARN: 1.0}),
+    "zeros": of({(): 1.0}),
+    "loop": Instruction("container", {LEARN: 1.0}, 0.0, 0.0),
+}
+
+
 def test_buffers_in_one_place_share_its_memory():
     assignment = allocation(7, [(1, 0, 300), (2, 512, 100), (3, 0, 200)]) + heap(
         (ALLOCATE, 1, "first"),
         (ALLOCATE, 2, "second"),
-        (SHARE, 3, "third"),
+        (SHARE, 3, "third", 1),
         (FREE, 1, ""),
         (FREE, 2, ""),
         (FREE, 3, ""),
     )
-    instructions = {
-        "first": of({COLLECT: 1.0}),
-        "second": of({COLLECT: 0.5, LEARN: 0.5}),
-        "third": of({LEARN: 1.0}),
-    }
-    assert memory_by_operation(program(assignment), instructions) == (
-        OperationMemory(COLLECT, 350, (300, 350, 350, 50, 0, 0)),
-        OperationMemory(LEARN, 50, (0, 50, 50, 250, 200, 0)),
+    assert memory_by_operation(program(assignment), INSTRUCTIONS) == (
+        OperationMemory(COLLECT, 350, (300, 350, 50, 0, 0)),
+        OperationMemory(LEARN, 50, (0, 50, 250, 200, 0)),
     )
+
+
+@pytest.mark.parametrize("passes_on", ["a parameter", "loop"])
+def test_memory_that_an_instruction_passes_on_is_for_what_wrote_it(passes_on):
+    assignment = allocation(0, [(1, 0, 300), (2, 0, 300), (3, 0, 300)]) + heap(
+        (ALLOCATE, 1, "first"),
+        (SHARE, 2, passes_on, 1),
+        (FREE, 1, ""),
+        (SHARE, 3, "third", 2),
+        (FREE, 2, ""),
+        (FREE, 3, ""),
+    )
+    assert memory_by_operation(program(assignment), INSTRUCTIONS) == (
+        OperationMemory(COLLECT, 300, (300, 0, 0)),
+        OperationMemory(LEARN, 0, (0, 300, 0)),
+    )
+
+
+def test_memory_that_no_operation_writes_at_first_is_for_the_one_that_does():
+    assignment = allocation(0, [(1, 0, 300), (2, 0, 300), (3, 512, 20)]) + heap(
+        (ALLOCATE, 3, "zeros"), (ALLOCATE, 1, "zeros"), (SHARE, 2, "loop", 1), (FREE, 1, ""), (FREE, 2, "")
+    )
+    assert memory_by_operation(program(assignment), INSTRUCTIONS) == (
+        OperationMemory(LEARN, 300, (0, 300, 0)),
+        OperationMemory(("other",), 20, (20, 20, 20)),
+    )
+
+
+def test_of_a_program_from_the_cache_what_is_passed_on_is_for_a_writer_of_its_place():
+    writers = {1: "loop", 2: "first", 3: "third"}
+    buffers = b"".join(field(1, field(1, number) + field(3, field(4, number))) for number in writers)
+    places = allocation(0, [(1, 0, 300), (2, 0, 300), (3, 0, 200)])
+    fullest = field(5, field(1, 0) + field(2, bytes([1])))
+    kept = AssignedProgram("jit_step", writers, buffers + places + fullest)
+    assert memory_by_operation(kept, INSTRUCTIONS) == (OperationMemory(COLLECT, 300),)
 
 
 def test_arguments_and_results_are_not_temporary():
@@ -164,9 +242,9 @@ def test_a_program_is_known_by_most_of_its_instructions():
         AssignedProgram(name, dict(enumerate(names)), b"")
         for name, names in (("jit_step", "abx"), ("jit_step", "abcx"), ("jit_start", "abcd"))
     )
-    assert known_program("jit_step", whole, [another, this, start]) is this
-    assert known_program("jit_step", module("u", "v", "x"), [another, this, start]) is None
-    assert known_program("jit_step", b"", []) is None
+    assert known_program("jit_step", whole, 0, [another, this, start]) is this
+    assert known_program("jit_step", module("u", "v", "x"), 0, [another, this, start]) is None
+    assert known_program("jit_step", b"", 0, []) is None
 
 
 def test_fields_of_protocol_buffers_are_read():
@@ -188,9 +266,11 @@ def test_operations_without_a_colour_of_their_own_are_drawn_as_one():
     many = tuple(OperationMemory((f"part {index}",), 100 - index, (100 - index,)) for index in range(COLOURS + 2))
     use = MemoryUse("jit_step", 1, 1, 1000, many)
     drawn = memory_section([use])
-    assert drawn.count("<path") == COLOURS + 1 and "<title>others</title>" in drawn
+    assert drawn.count("<path") == COLOURS + 1 and "<title>all smaller ones</title>" in drawn
     assert memory_section([replace(use, operations=many[:COLOURS])]).count("<path") == COLOURS
     assert memory_section([replace(use, operations=())]).count("<path") == 0
+    larger = MemoryUse("jit_other", 1, 1, 2000)
+    assert "Temporary memory of jit_step" in memory_section([larger, use])
 
 
 def test_a_page_says_how_to_see_the_course_of_a_program_from_the_cache():

@@ -9,7 +9,7 @@ from rollmill.profiling.attribution import DeviceTime, WindowTimes
 from rollmill.profiling.classes import HostActivity
 from rollmill.profiling.correction import EventCosts
 from rollmill.profiling.recording import RecordedWindow
-from rollmill.profiling.results import DeviceActivity, MemoryUse, OperationTime, Overlap
+from rollmill.profiling.results import DeviceActivity, MemoryUse, OperationMemory, OperationTime, Overlap
 from rollmill.profiling.summary import ProcessWindows, device_activities, divide, memory, operations, process_time
 
 POLICY, UPDATE = ("collect", "policy"), ("learn", "update")
@@ -138,6 +138,17 @@ def test_a_process_on_a_cpu_is_not_corrected_as_one_on_a_gpu():
 def test_a_program_of_several_processes_is_listed_once():
     process = ProcessWindows("actor/0", [window({})], 1.0)
     assert memory([process, process._replace(name="actor/1")]) == (MemoryUse("jit_f", 1, 2, 3),)
+
+
+def test_only_programs_that_need_much_memory_have_its_course():
+    uses = tuple(
+        MemoryUse(f"jit_{index}", 100 - index, 0, index, (OperationMemory(("learn",), index, (index,)),))
+        for index in range(1, 8)
+    )
+    found = memory([ProcessWindows("training", [window({})._replace(memory=uses)], 1.0)])
+    assert [use.program for use in found] == [use.program for use in uses]
+    assert [use.program for use in found if use.operations[0].course] == ["jit_4", "jit_5", "jit_6", "jit_7"]
+    assert [use.operations[0].bytes for use in found] == [*range(1, 8)]
 
 
 def test_a_recorded_window_survives_json():

@@ -43,7 +43,7 @@ class JaxTrace:
 
 
 def trace_of_programs() -> bytes:
-    """A serialised `XSpace` without events, the metadata of which are the compiled programs of this process.
+    """A serialised `XSpace` without events of the host, whose metadata are the compiled programs of this process.
 
     Only while no trace is going on.
     """

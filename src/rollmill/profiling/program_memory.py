@@ -2,30 +2,34 @@
 
 XLA plans a program's memory when it compiles it: it goes through the instructions in their order, and gives each
 buffer a place in an allocation, from the instruction that writes it first to the one that reads it last. A loop's
-instructions are gone through once. A buffer is for the operation of the instruction that writes it first.
+instructions are gone through once. A buffer is for the operation of the instruction that writes it first; one that
+a loop carries on, for that of the instruction that wrote it before the loop, if that has one.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from rollmill.profiling.hlo import Instruction
 from rollmill.profiling.hlo_text import Path
 from rollmill.profiling.protobuf import number_in, numbers_in, part_in, parts_of
 from rollmill.profiling.results import UNNAMED, OperationMemory
-from rollmill.profiling.traced_programs import AssignedProgram
+from rollmill.profiling.traced_programs import AssignedProgram, temporary_allocations
 
-BUFFERS, ALLOCATIONS, HEAPS, FULLEST = 1, 3, 4, 5
-"""Numbers of a `BufferAssignmentProto`'s fields (xla/service/hlo.proto). The third is how allocations were filled,
-the last which buffers are needed when each is fullest."""
-NOT_TEMPORARY = (3, 5, 7, 12)
-"""Numbers of a `BufferAllocationProto`'s fields: whether it is thread-local, a parameter, perhaps a result, a
-constant."""
+BUFFERS, HEAPS, FULLEST = 1, 4, 5
+"""Numbers of a `BufferAssignmentProto`'s fields (xla/service/hlo.proto). The second is how allocations were
+filled, the last which buffers are needed when each is fullest."""
 FREE = 1
-"""The kind of an event after which a buffer is not needed any more; with others it begins to be."""
+"""The kind of an event after which a buffer is not needed any more; with others it begins to be. One that uses
+another's memory names it."""
 MOST_INTERVALS = 120
 """Intervals that a program's course is divided into at most."""
+
+
+Shares: TypeAlias = Mapping[Path, float]
+"""The operations that a buffer is for, with the share of each."""
+NO_OPERATION: Shares = {(): 1.0}
 
 
 class Place(NamedTuple):
@@ -40,8 +44,7 @@ class Buffer(NamedTuple):
     """A buffer that is needed at a moment."""
 
     size: int
-    shares: Mapping[Path, float]
-    """The operations that it is for, with the share of each."""
+    shares: Shares
 
 
 def memory_by_operation(
@@ -58,10 +61,12 @@ def memory_by_operation(
         the operations, first those with most memory when that of the whole program is fullest; nothing if the
         compiler does not say.
     """
-    moments = list(_moments(program, instructions))
-    totals = [sum(moment.values()) for moment in moments]
-    course = [moments[_fullest(totals, interval)] for interval in _intervals(len(totals))]
-    fullest = moments[_fullest(totals, range(len(totals)))] if moments else _kept_moment(program, instructions)
+    totals = [sum(now.values()) for now in _moments(program, instructions)]
+    chosen = [_fullest(totals, interval) for interval in _intervals(len(totals))]
+    # Twice, and not all moments in a list: a large program has very many.
+    moments = {index: dict(now) for index, now in enumerate(_moments(program, instructions)) if index in chosen}
+    course = [moments[index] for index in chosen]
+    fullest = max(course, key=lambda moment: sum(moment.values()), default=_kept_moment(program, instructions))
     found = [
         OperationMemory(
             path=path or (UNNAMED,),
@@ -78,66 +83,100 @@ def _places(assignment: bytes) -> dict[int, Place]:
     """Where each buffer of temporary memory is, by its number."""
     return {
         number_in(assigned, 1): Place(number_in(allocation, 1), number_in(assigned, 2), number_in(assigned, 3))
-        for allocation in parts_of(assignment, ALLOCATIONS)
-        if not any(number_in(allocation, field) for field in NOT_TEMPORARY)
+        for allocation in temporary_allocations(assignment)
         for assigned in parts_of(allocation, 9)
     }
 
 
 def _moments(program: AssignedProgram, instructions: Mapping[str, Instruction]) -> Iterator[Mapping[Path, float]]:
-    """The bytes of each operation after each event of the heap."""
+    """The bytes of each operation each time when they change, in one and the same mapping."""
     places = _places(program.assignment)
     heaps = [
         [each for each in parts_of(heap, 1) if number_in(each, 2) in places]
         for heap in parts_of(program.assignment, HEAPS)
     ]
     events = max(heaps, key=len, default=[])  # a kind of memory that a backend has besides has little
+    shares = _shares_of_buffers(events, instructions)
     needed: dict[tuple[int, int], dict[int, Buffer]] = defaultdict(dict)
     now: dict[Path, float] = defaultdict(float)
     for event in events:
         number = number_in(event, 2)
-        allocation, offset, size = places[number]
-        here = needed[allocation, offset]
-        _count(here, now, -1)
+        place = places[number]
+        here = needed[place.allocation, place.offset]
+        before = _largest(here)
         if number_in(event, 1) == FREE:
             here.pop(number, None)
         else:
-            here[number] = Buffer(size, _shares(part_in(event, 4).decode(), instructions))
-        _count(here, now, 1)
-        yield dict(now)
+            here[number] = Buffer(place.size, shares[number])
+        after = _largest(here)
+        if before != after:
+            _count(before, now, -1)
+            _count(after, now, 1)
+            yield now
+
+
+def _shares_of_buffers(events: Iterable[bytes], instructions: Mapping[str, Instruction]) -> dict[int, Shares]:
+    """The operations that each buffer is for.
+
+    Of buffers that share their memory one after another, as those that a loop carries on, some are written by
+    instructions of no operation, such as zeros before the loop, or passed on: they are for the first that has one.
+    """
+    own: dict[int, Shares | None] = {}
+    origins: dict[int, int] = {}
+    first: dict[int, Shares] = {}
+    for event in events:
+        if number_in(event, 1) == FREE:
+            continue
+        number, writer = number_in(event, 2), instructions.get(part_in(event, 4).decode())
+        origin = origins[number] = number_in(event, 5) or number
+        own[number] = _own(writer)
+        if writer is not None and writer.shares != NO_OPERATION:
+            first.setdefault(origin, writer.shares)
+    return {number: shares or first.get(origins[number], NO_OPERATION) for number, shares in own.items()}
 
 
 def _kept_moment(program: AssignedProgram, instructions: Mapping[str, Instruction]) -> Mapping[Path, float]:
-    """The bytes of each operation at the fullest moment, as the compiler names it."""
+    """The bytes of each operation at the fullest moment, as the compiler names it.
+
+    A buffer that no operation writes is for the first one that writes a buffer with its place and size.
+    """
     places = _places(program.assignment)
-    writers = {
-        number_in(each, 1): number_in(part_in(each, 3), 4) for each in parts_of(program.assignment, BUFFERS)
-    }
+    own: dict[int, Shares] = {}
+    first: dict[Place, Shares] = {}
+    for buffer in sorted(parts_of(program.assignment, BUFFERS), key=lambda each: number_in(each, 1)):
+        number, name = number_in(buffer, 1), program.instructions.get(number_in(part_in(buffer, 3), 4), "")
+        if number in places and (shares := _own(instructions.get(name))):
+            own[number] = shares
+            first.setdefault(places[number], shares)
     needed: dict[tuple[int, int], dict[int, Buffer]] = defaultdict(dict)
     for moment in parts_of(program.assignment, FULLEST):
         for number in sorted(places.keys() & set(numbers_in(moment, 2))):
-            allocation, offset, size = places[number]
-            writer = program.instructions.get(writers.get(number, 0), "")
-            needed[allocation, offset][number] = Buffer(size, _shares(writer, instructions))
+            place = places[number]
+            shares = own.get(number) or first.get(place, NO_OPERATION)
+            needed[place.allocation, place.offset][number] = Buffer(place.size, shares)
     now: dict[Path, float] = defaultdict(float)
     for here in needed.values():
-        _count(here, now, 1)
+        _count(_largest(here), now, 1)
     return now
 
 
-def _shares(writer: str, instructions: Mapping[str, Instruction]) -> Mapping[Path, float]:
-    """The operations of the instruction that writes a buffer."""
-    found = instructions.get(writer)
-    return found.shares if found else {(): 1.0}
+def _own(writer: Instruction | None) -> Shares | None:
+    """The operations of the instruction that writes a buffer; None if it has none, is a loop or passes it on."""
+    if writer is None or writer.kind == "container" or writer.shares == NO_OPERATION:
+        return None
+    return writer.shares
 
 
-def _count(buffers: Mapping[int, Buffer], now: dict[Path, float], sign: int) -> None:
-    """Adds a place's bytes to those of operations, or takes them away. Buffers at one place share its memory: the
-    largest counts, of those the first.
-    """
-    if largest := max(buffers.values(), key=lambda buffer: buffer.size, default=None):
-        for path, share in largest.shares.items():
-            now[path] += sign * share * largest.size
+def _largest(buffers: Mapping[int, Buffer]) -> Buffer | None:
+    """Of the buffers in one place, which share its memory, the largest, and the first of these."""
+    return max(buffers.values(), key=lambda buffer: buffer.size, default=None)
+
+
+def _count(buffer: Buffer | None, now: dict[Path, float], sign: int) -> None:
+    """Adds a buffer's bytes to those of operations, or takes them away."""
+    if buffer is not None:
+        for path, share in buffer.shares.items():
+            now[path] += sign * share * buffer.size
 
 
 def _intervals(moments: int) -> Iterator[range]:

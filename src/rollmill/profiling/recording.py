@@ -217,6 +217,6 @@ class _Programs:
                 name = key.partition("/")[0]
                 stats = executable.get_compiled_memory_stats()
                 sizes = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes
-                program = known_program(name, module, traced)
+                program = known_program(name, module, stats.temp_size_in_bytes, traced)
                 operations = memory_by_operation(program, self.instructions[key]) if program else ()
                 self.memory.append(MemoryUse(name, *sizes, operations))

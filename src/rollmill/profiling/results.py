@@ -220,8 +220,8 @@ class OperationMemory:
     bytes: int
     """When that of the whole program is fullest."""
     course: tuple[int, ...] = ()
-    """Bytes from the program's beginning to its end, in the order of its instructions: of each of up to 120
-    intervals when it is fullest; empty if unknown."""
+    """Bytes from the program's beginning to its end, each time when memory is taken or given back, or of each of
+    up to 120 intervals when it is fullest; empty if unknown."""
 
 
 @dataclass(frozen=True)

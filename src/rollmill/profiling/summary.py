@@ -22,6 +22,8 @@ from rollmill.profiling.results import (
 )
 
 SECOND = 1e9
+MOST_COURSES = 4
+"""Programs whose memory is told from beginning to end."""
 TRANSITIONS = {
     "dispatch": "host to framework",
     "simulator": "host to simulator",
@@ -151,9 +153,18 @@ def process_time(process: ProcessWindows, costs: EventCosts, iteration: float) -
 
 
 def memory(processes: Sequence[ProcessWindows]) -> tuple[MemoryUse, ...]:
-    """Memory of the programs of all processes, each program once, the largest first."""
+    """Memory of the programs of all processes, each program once, the largest first.
+
+    Those with little temporary memory have no course, so that files stay small.
+    """
     uses = {use for process in processes for use in process.windows[-1].memory}
-    return tuple(sorted(uses, key=lambda use: -(use.arguments + use.outputs + use.temporary)))
+    ordered = sorted(uses, key=lambda use: (-(use.arguments + use.outputs + use.temporary), use.program))
+    with_course = sorted(ordered, key=lambda use: -use.temporary)[:MOST_COURSES]
+    return tuple(use if use in with_course else _without_course(use) for use in ordered)
+
+
+def _without_course(use: MemoryUse) -> MemoryUse:
+    return replace(use, operations=tuple(replace(one, course=()) for one in use.operations))
 
 
 def device_activities(

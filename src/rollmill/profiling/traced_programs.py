@@ -1,10 +1,15 @@
 """Finds compiled programs in a trace's metadata, where the compiler says more of them than executables do."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from rollmill.profiling.protobuf import number_in, part_in, parts_of
 
+ALLOCATIONS = 3
+"""The number of a `BufferAssignmentProto`'s field."""
+NOT_TEMPORARY = (3, 5, 7, 12)
+"""Numbers of a `BufferAllocationProto`'s fields: whether it is thread-local, a parameter, perhaps a result, a
+constant."""
 LEAST_IN_COMMON = 0.5
 """Share of the instructions that two texts of one program have in common at least."""
 
@@ -14,9 +19,25 @@ class AssignedProgram(NamedTuple):
 
     name: str
     instructions: Mapping[int, str]
-    """The names of all of them, by number."""
+    """The names of the program's instructions, by their numbers."""
     assignment: bytes
     """A `BufferAssignmentProto`, serialised."""
+
+    @property
+    def temporary(self) -> int:
+        """Bytes of its temporary memory."""
+        return sum(number_in(each, 2) for each in temporary_allocations(self.assignment))
+
+
+def temporary_allocations(assignment: bytes) -> Iterator[bytes]:
+    """The serialised `BufferAllocationProto`s of temporary memory.
+
+    Args:
+        assignment: a `BufferAssignmentProto`, serialised.
+    """
+    for allocation in parts_of(assignment, ALLOCATIONS):
+        if not any(number_in(allocation, field) for field in NOT_TEMPORARY):
+            yield allocation
 
 
 def assigned_programs(trace: bytes) -> list[AssignedProgram]:
@@ -40,20 +61,26 @@ def assigned_programs(trace: bytes) -> list[AssignedProgram]:
     ]
 
 
-def known_program(name: str, module: bytes, programs: Iterable[AssignedProgram]) -> AssignedProgram | None:
+def known_program(
+    name: str, module: bytes, temporary: int, programs: Iterable[AssignedProgram]
+) -> AssignedProgram | None:
     """The program among those of a trace; None if it is not there.
 
     On a GPU a program has another number in traces than its executable has, and a few instructions that were added
-    last are in one of them only: so it is known by most of its instructions.
+    last are in one of them only: so it is known by most of its instructions, and among programs that differ in
+    their shapes alone by its memory.
 
     Args:
         name: the program's.
         module: its `HloModuleProto`, serialised.
+        temporary: bytes of its temporary memory.
         programs: those in a trace.
     """
     names = {*instruction_names(module).values()}
     alike = [(_common(names, {*each.instructions.values()}), each) for each in programs if each.name == name]
-    common, program = max(alike, key=lambda pair: pair[0], default=(0.0, None))
+    common, program = max(
+        alike, key=lambda pair: (round(pair[0], 2), -abs(pair[1].temporary - temporary)), default=(0.0, None)
+    )
     return program if common >= LEAST_IN_COMMON else None
 
 

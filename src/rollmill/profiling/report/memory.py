@@ -14,11 +14,11 @@ MOST_PROGRAMS, MOST_OPERATIONS = 30, 12
 COLOURS = 7
 """Operations that have a colour of their own."""
 HEIGHT = 150
-OTHERS = "others"
+OTHERS = "all smaller ones"
 NO_COURSE = (
-    '<p class="how">The bars are of the moment when it is fullest. The program came from the cache of compiled '
-    "programs, which does not keep what was needed before and after it. With an empty folder as "
-    "ROLLMILL_CACHE_DIR it is compiled anew, and drawn from its beginning to its end.</p>"
+    '<p class="how">The bars are of the moment when it is fullest. The compiler says no more of it, as of all '
+    "programs from the cache of compiled programs. With an empty folder as ROLLMILL_CACHE_DIR it is compiled anew "
+    "and drawn from its beginning to its end.</p>"
 )
 
 
@@ -52,7 +52,7 @@ def memory_section(memory: Sequence[MemoryUse]) -> str:
         [
             legend({"arguments": "device", "outputs": "both", "temporary": "host"}),
             *rows,
-            *_temporary(max(shown, key=lambda one: one.temporary)),
+            *_temporary(memory),
             folded_table(columns, lines),
         ],
     )
@@ -66,9 +66,10 @@ class Layer(NamedTuple):
     course: Sequence[int]
 
 
-def _temporary(memory: MemoryUse) -> list[str]:
-    """The operations that a program's temporary memory is for."""
-    if not memory.operations:
+def _temporary(programs: Sequence[MemoryUse]) -> list[str]:
+    """The operations that temporary memory is for, of the program that needs most of it."""
+    memory = max((one for one in programs if one.operations), key=lambda one: one.temporary, default=None)
+    if memory is None:
         return []
     layers = _layers(memory.operations)
     colours = {layer.name: layer.colour for layer in layers}
@@ -89,9 +90,10 @@ def _course(program: str, layers: Sequence[Layer]) -> list[str]:
     """Temporary memory of a program from its beginning to its end."""
     most = size_of(max(_sum(layer.course for layer in layers)))
     return [
-        '<p class="how">From left to right are the instructions of the program that needs most of it, in their '
-        "order, those of a loop once; so it is no axis of time. Upwards is the memory of the operations, "
-        f"{escaped(most)} at most. The bars are of the moment when it is fullest.</p>",
+        '<p class="how">Of the program that needs most: from left to right is each time when memory is taken or '
+        "given back, in the order of the instructions, those of a loop once; so it is no axis of time. Upwards is "
+        f"the memory of the operations, {escaped(most)} at most. The bars are of the moment when it is fullest."
+        "</p>",
         legend({layer.name: layer.colour for layer in layers}),
         _drawing(program, layers),
     ]
