@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from rollmill.core.operations import traced
 from rollmill.core.types import Key
@@ -51,6 +52,11 @@ class CompiledRollout:
 def _collect(graph: Graph, unroll: int, weights: Weights, collector: Collector, key: Key, iteration: Any):
     with traced("collect"):
         return collect(graph, weights, collector, iteration_key(key, iteration, COLLECT), unroll=unroll)
+
+
+def _step(graph: Graph, *arguments: PyTree):
+    with traced("collect"):
+        return step_all(graph, *arguments)
 
 
 class RemoteEnvsRollout:
@@ -98,7 +104,7 @@ class RemoteEnvsRollout:
 
     def _compiled(self, weights: Weights, key: Key) -> tuple[CompiledPieces, Any]:
         """A step of one link, and the structure of what it returns beside the collector."""
-        program = cut(partial(step_all, self._graph), weights, self._link_collector(0), key, np.int32(0))
+        program = cut(partial(_step, self._graph), weights, self._link_collector(0), key, np.int32(0))
         return CompiledPieces(program), program.result.children()[1]
 
     def _decide(self, link: int, pieces: CompiledPieces, leaves: Sequence[Any], iteration: int):
