@@ -31,7 +31,7 @@ def test_an_operation_changes_no_number_and_no_fingerprint():
 
 @pytest.mark.parametrize("name", ["", "a/b", "a:b", 'a"b', "a(b)"])
 def test_names_that_traces_cannot_hold_are_refused(name):
-    with pytest.raises(UsageError, match="a name is not empty"):
+    with pytest.raises(UsageError, match="a name is a text that is not empty"):
         operation(name)
 
 

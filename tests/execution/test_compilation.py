@@ -36,3 +36,41 @@ def test_an_entry_that_is_half_written_is_compiled_once_more(tmp_path, monkeypat
     monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     subprocess.run([sys.executable, "-c", HALF_WRITTEN], check=True, timeout=120)
+
+
+RENAMED = """
+import os
+
+import jax
+
+from rollmill.core.operations import traced
+from rollmill.execution import enable_compilation_cache, names_in_cache
+
+enable_compilation_cache()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def text(name):
+    def step(x):
+        with traced(name):
+            return 2 * x
+
+    return jax.jit(step).lower(21).compile().as_text()
+
+
+assert "operation:before" in text("before")
+assert "operation:after" not in text("after"), "the cache needs no help any more"
+settings = dict(os.environ)
+with names_in_cache():
+    assert "operation:after" in text("after")
+    enable_compilation_cache()  # as a worker does, which is told by its environment
+    assert "operation:last" in text("last")
+assert dict(os.environ) == settings
+assert "operation:other" not in text("other")
+"""
+
+
+def test_a_program_whose_operations_have_other_names_is_not_taken_from_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLMILL_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    subprocess.run([sys.executable, "-c", RENAMED], check=True, timeout=120)

@@ -68,6 +68,12 @@ def test_ratios_are_of_as_many_steps():
     assert "ratios are for as many steps" in " ".join(draw_comparison(comparison).split())
 
 
+def test_what_rounding_leaves_has_no_ratio():
+    before = profile(processes=[process(overlap=replace(OVERLAP, neither=9e-19))])
+    states = {one.path: one for one in compare(before, profile()).states}
+    assert states["neither",].ratio is None and states["host only",].ratio == pytest.approx(1.0)
+
+
 def test_the_page_shows_both():
     page = ReadPage(comparison_page(before_and_after()))
     assert page.texts["b"][2:5] == ["1.39 M", "2.78 M", "2.00×"]

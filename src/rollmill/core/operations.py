@@ -105,12 +105,14 @@ class operation:
         name: a short name that is not empty and has none of the characters `/`, `:`, `"`, `(` and `)`.
 
     Raises:
-        UsageError: the name is empty, or has one of these characters.
+        UsageError: the name is no text, is empty, or has one of these characters.
     """
 
     def __init__(self, name: str) -> None:
-        if not name or set(name) & set('/:"()'):
-            raise UsageError(f'operation({name!r}): a name is not empty, and has none of / : " ( and ).')
+        if not isinstance(name, str) or not name or set(name) & set('/:"()'):
+            raise UsageError(
+                f'operation({name!r}): a name is a text that is not empty, and has none of / : " ( and ).'
+            )
         self._name = name
 
     def __enter__(self) -> None:

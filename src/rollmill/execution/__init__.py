@@ -8,7 +8,7 @@ from rollmill.execution.faults.find import Fault, find_fault, is_finite, stop_at
 from rollmill.execution.faults.replay import Replayed, has_fault, has_message, replay_fault
 from rollmill.execution.launch import launch
 from rollmill.execution.matches import Game, MatchResult, Player, play_match
-from rollmill.execution.program.cache import cache_directory, enable_compilation_cache
+from rollmill.execution.program.cache import cache_directory, enable_compilation_cache, names_in_cache
 from rollmill.execution.program.compiled import CompiledProgram, check_devices, lower, start_state, state_shapes
 from rollmill.execution.program.devices import take_devices, telling_memory
 from rollmill.execution.program.dispatch import Pauses, Window, dispatch_ahead
@@ -58,6 +58,7 @@ __all__ = [
     "is_finite",
     "launch",
     "lower",
+    "names_in_cache",
     "play_match",
     "has_fault",
     "has_message",

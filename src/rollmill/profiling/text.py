@@ -139,7 +139,7 @@ def correction_text(profile: Profile) -> str:
     if not is_correction_tested(profile):
         return f"{slowed}the correction was {NOT_TESTED}: that takes two windows with the profiler."
     corrected, unprofiled = duration(iteration.corrected), duration(iteration.unprofiled)
-    figures = f"corrected {corrected} an iteration, without it {unprofiled}, {error_text(profile)}."
+    figures = f"corrected {corrected} an iteration, without it {unprofiled}, an error of {error_text(profile)}."
     return f"{slowed}{figures}{_how_to_lower_error(profile)}"
 
 

@@ -18,7 +18,7 @@ from rollmill.api.training import PreparedTraining, begin_training, prepare_trai
 from rollmill.core.bounds import Range, check_bounds
 from rollmill.core.errors import RollmillError
 from rollmill.dataflow import Graph, State, first_learning_iteration
-from rollmill.execution import ProgramTraining, Training
+from rollmill.execution import ProgramTraining, Training, names_in_cache
 from rollmill.execution.instances import GpuActivity, watched_gpus
 from rollmill.profiling import results
 
@@ -98,7 +98,8 @@ def profile(
         ProfilingStopped: a signal or an error ended the training; it has the profile of what was measured.
     """
     how = how or ProfileOptions()
-    with tempfile.TemporaryDirectory(prefix="rollmill-profile-", ignore_cleanup_errors=True) as folder:
+    temporary = tempfile.TemporaryDirectory(prefix="rollmill-profile-", ignore_cleanup_errors=True)
+    with temporary as folder, names_in_cache():
         quiet = replace(options or RunOptions(), run_dir=Path(folder) / "run", quiet=True)
         prepared = prepare_training(algorithm, quiet, imports=imports, recipe=recipe)
         show("compiled; training")

@@ -1,6 +1,9 @@
 """The persistent compilation cache: a program that was compiled once starts at once the next time."""
 
+import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
@@ -9,6 +12,8 @@ from rollmill.core.installation import cache_root
 
 UNREADABLE_ENTRY = "Error reading persistent compilation cache entry"
 """How JAX's warning begins."""
+WITH_NAMES = "jax_compilation_cache_include_metadata_in_key"
+"""JAX's setting by which programs that differ in names alone are different ones; in capitals, its variable."""
 
 
 def cache_directory() -> Path:
@@ -23,8 +28,29 @@ def enable_compilation_cache() -> None:
     wrote, another cannot read; JAX then compiles the program once more, which is nothing to warn of.
     """
     warnings.filterwarnings("ignore", UNREADABLE_ENTRY, UserWarning)
+    if os.environ.get(WITH_NAMES.upper()):
+        jax.config.update(WITH_NAMES, True)
     if jax.config.values.get("jax_compilation_cache_dir"):
         return
     jax.config.update("jax_compilation_cache_dir", str(cache_directory()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@contextmanager
+def names_in_cache() -> Iterator[None]:
+    """Programs have the names of their own source inside of it, in this process and in workers that start there.
+
+    Otherwise the cache takes a program that differs in names alone for the same, and gives it back with those that
+    it had when it was compiled.
+    """
+    variable = WITH_NAMES.upper()
+    before, configured = os.environ.get(variable), jax.config.values[WITH_NAMES]
+    os.environ[variable] = "1"
+    jax.config.update(WITH_NAMES, True)
+    try:
+        yield
+    finally:
+        jax.config.update(WITH_NAMES, configured)
+        del os.environ[variable]
+        os.environ.update({} if before is None else {variable: before})

@@ -40,6 +40,8 @@ from rollmill.profiling.text import (
 
 MOST_OPERATIONS = 100
 """Operations that a page shows, the longest ones."""
+LEAST_SECONDS = 1e-9
+"""Durations up to this are what rounding leaves, and have no ratio."""
 
 
 class ComparedTime(NamedTuple):
@@ -52,7 +54,7 @@ class ComparedTime(NamedTuple):
     share_before: float
     share_after: float
     ratio: float | None
-    """After by before, for as many environment steps; None if either is missing or 0."""
+    """After by before, for as many environment steps; None if either is missing or hardly longer than 0."""
 
     @property
     def longest(self) -> float:
@@ -108,7 +110,9 @@ def _compared(
     wholes: tuple[WholeTime, WholeTime],
     steps: float,
 ) -> ComparedTime:
-    ratio = after / before / steps if before and after and steps else None
+    ratio = None
+    if before is not None and after is not None and steps and min(before, after) > LEAST_SECONDS:
+        ratio = after / before / steps
     return ComparedTime(path, before, after, wholes[0].share(before or 0.0), wholes[1].share(after or 0.0), ratio)
 
 
