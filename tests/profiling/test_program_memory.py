@@ -12,7 +12,7 @@ from rollmill.core.operations import traced
 from rollmill.profiling.hlo import Instruction, read_instructions
 from rollmill.profiling.jax_trace import trace_of_programs
 from rollmill.profiling.program_memory import HEAPS, MOST_INTERVALS, memory_by_operation
-from rollmill.profiling.protobuf import fields_of, number_in, part_in
+from rollmill.profiling.protobuf import fields_of, number_in, numbers_in, part_in
 from rollmill.profiling.report.html import profile_page
 from rollmill.profiling.report.memory import COLOURS, memory_section
 from rollmill.profiling.report.terminal import draw_profile
@@ -248,9 +248,10 @@ def test_a_program_is_known_by_most_of_its_instructions():
 
 
 def test_fields_of_protocol_buffers_are_read():
-    message = b"\x08\x96\x01" + b"\x12\x03abc" + b"\x19" + bytes(8) + b"\x25" + bytes(4)
-    assert list(fields_of(message)) == [(1, 150), (2, b"abc"), (3, bytes(8)), (4, bytes(4))]
+    message = b"\x08\x96\x01" + b"\x12\x03abc" + b"\x19" + bytes(8) + b"\x25" + bytes(4) + b"\x2a\x02\x05\x06"
+    assert list(fields_of(message)) == [(1, 150), (2, b"abc"), (3, bytes(8)), (4, bytes(4)), (5, b"\x05\x06")]
     assert number_in(message, 1) == 150 and number_in(message, 9) == 0
+    assert list(numbers_in(message, 5)) == [5, 6] and list(numbers_in(message, 1)) == [150]
     assert part_in(message, 2) == b"abc" and part_in(message, 9) == b""
 
 

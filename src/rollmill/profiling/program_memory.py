@@ -7,7 +7,7 @@ a loop carries on, for that of the instruction that wrote it before the loop, if
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -21,8 +21,7 @@ BUFFERS, HEAPS, FULLEST = 1, 4, 5
 """Numbers of a `BufferAssignmentProto`'s fields (xla/service/hlo.proto). The second is how allocations were
 filled, the last which buffers are needed when each is fullest."""
 FREE = 1
-"""The kind of an event after which a buffer is not needed any more; with others it begins to be. One that uses
-another's memory names it."""
+"""The kind of an event after which a buffer is not needed any more; with others it begins to be."""
 MOST_INTERVALS = 120
 """Intervals that a program's course is divided into at most."""
 
@@ -47,6 +46,17 @@ class Buffer(NamedTuple):
     shares: Shares
 
 
+class HeapEvent(NamedTuple):
+    """A buffer begins to be needed, or is not needed any more."""
+
+    buffer: int
+    is_end: bool
+    writer: str
+    """The instruction that writes the buffer, or passes it on."""
+    origin: int
+    """The buffer whose memory it uses; the buffer itself if its memory was free."""
+
+
 def memory_by_operation(
     program: AssignedProgram, instructions: Mapping[str, Instruction]
 ) -> tuple[OperationMemory, ...]:
@@ -61,12 +71,17 @@ def memory_by_operation(
         the operations, first those with most memory when that of the whole program is fullest; nothing if the
         compiler does not say.
     """
-    totals = [sum(now.values()) for now in _moments(program, instructions)]
-    chosen = [_fullest(totals, interval) for interval in _intervals(len(totals))]
-    # Twice, and not all moments in a list: a large program has very many.
-    moments = {index: dict(now) for index, now in enumerate(_moments(program, instructions)) if index in chosen}
-    course = [moments[index] for index in chosen]
-    fullest = max(course, key=lambda moment: sum(moment.values()), default=_kept_moment(program, instructions))
+    places = _places(program.assignment)
+    events = _events(program.assignment, places)
+    shares = _shares_of_buffers(events, instructions)
+    totals = [sum(now.values()) for now in _moments(events, places, shares)]
+    chosen = {_fullest(totals, interval) for interval in _intervals(len(totals))}
+    # Gone through twice, and not kept in a list: a large program has very many moments.
+    course = [dict(now) for index, now in enumerate(_moments(events, places, shares)) if index in chosen]
+    if course:
+        fullest = max(course, key=lambda moment: sum(moment.values()))
+    else:
+        fullest = _kept_moment(program, places, instructions)
     found = [
         OperationMemory(
             path=path or (UNNAMED,),
@@ -88,26 +103,39 @@ def _places(assignment: bytes) -> dict[int, Place]:
     }
 
 
-def _moments(program: AssignedProgram, instructions: Mapping[str, Instruction]) -> Iterator[Mapping[Path, float]]:
-    """The bytes of each operation each time when they change, in one and the same mapping."""
-    places = _places(program.assignment)
+def _events(assignment: bytes, places: Container[int]) -> list[HeapEvent]:
+    """The events of temporary memory, in the order of the instructions."""
     heaps = [
-        [each for each in parts_of(heap, 1) if number_in(each, 2) in places]
-        for heap in parts_of(program.assignment, HEAPS)
+        [event for event in map(_event, parts_of(heap, 1)) if event.buffer in places]
+        for heap in parts_of(assignment, HEAPS)
     ]
-    events = max(heaps, key=len, default=[])  # a kind of memory that a backend has besides has little
-    shares = _shares_of_buffers(events, instructions)
+    return max(heaps, key=len, default=[])  # a kind of memory that a backend has besides has little
+
+
+def _event(message: bytes) -> HeapEvent:
+    buffer = number_in(message, 2)
+    return HeapEvent(
+        buffer,
+        is_end=number_in(message, 1) == FREE,
+        writer=part_in(message, 4).decode(),
+        origin=number_in(message, 5) or buffer,
+    )
+
+
+def _moments(
+    events: Iterable[HeapEvent], places: Mapping[int, Place], shares: Mapping[int, Shares]
+) -> Iterator[Mapping[Path, float]]:
+    """The bytes of each operation each time when they change, in one and the same mapping."""
     needed: dict[tuple[int, int], dict[int, Buffer]] = defaultdict(dict)
     now: dict[Path, float] = defaultdict(float)
     for event in events:
-        number = number_in(event, 2)
-        place = places[number]
+        place = places[event.buffer]
         here = needed[place.allocation, place.offset]
         before = _largest(here)
-        if number_in(event, 1) == FREE:
-            here.pop(number, None)
+        if event.is_end:
+            here.pop(event.buffer, None)
         else:
-            here[number] = Buffer(place.size, shares[number])
+            here[event.buffer] = Buffer(place.size, shares[event.buffer])
         after = _largest(here)
         if before != after:
             _count(before, now, -1)
@@ -115,7 +143,7 @@ def _moments(program: AssignedProgram, instructions: Mapping[str, Instruction]) 
             yield now
 
 
-def _shares_of_buffers(events: Iterable[bytes], instructions: Mapping[str, Instruction]) -> dict[int, Shares]:
+def _shares_of_buffers(events: Iterable[HeapEvent], instructions: Mapping[str, Instruction]) -> dict[int, Shares]:
     """The operations that each buffer is for.
 
     Of buffers that share their memory one after another, as those that a loop carries on, some are written by
@@ -125,22 +153,22 @@ def _shares_of_buffers(events: Iterable[bytes], instructions: Mapping[str, Instr
     origins: dict[int, int] = {}
     first: dict[int, Shares] = {}
     for event in events:
-        if number_in(event, 1) == FREE:
+        if event.is_end:
             continue
-        number, writer = number_in(event, 2), instructions.get(part_in(event, 4).decode())
-        origin = origins[number] = number_in(event, 5) or number
-        own[number] = _own(writer)
+        writer = instructions.get(event.writer)
+        own[event.buffer], origins[event.buffer] = _own(writer), event.origin
         if writer is not None and writer.shares != NO_OPERATION:
-            first.setdefault(origin, writer.shares)
+            first.setdefault(event.origin, writer.shares)
     return {number: shares or first.get(origins[number], NO_OPERATION) for number, shares in own.items()}
 
 
-def _kept_moment(program: AssignedProgram, instructions: Mapping[str, Instruction]) -> Mapping[Path, float]:
+def _kept_moment(
+    program: AssignedProgram, places: Mapping[int, Place], instructions: Mapping[str, Instruction]
+) -> Mapping[Path, float]:
     """The bytes of each operation at the fullest moment, as the compiler names it.
 
     A buffer that no operation writes is for the first one that writes a buffer with its place and size.
     """
-    places = _places(program.assignment)
     own: dict[int, Shares] = {}
     first: dict[Place, Shares] = {}
     for buffer in sorted(parts_of(program.assignment, BUFFERS), key=lambda each: number_in(each, 1)):
@@ -168,7 +196,7 @@ def _own(writer: Instruction | None) -> Shares | None:
 
 
 def _largest(buffers: Mapping[int, Buffer]) -> Buffer | None:
-    """Of the buffers in one place, which share its memory, the largest, and the first of these."""
+    """The largest of the buffers in one place, which share its memory; the first of equal ones."""
     return max(buffers.values(), key=lambda buffer: buffer.size, default=None)
 
 

@@ -10,6 +10,14 @@ ALLOCATIONS = 3
 NOT_TEMPORARY = (3, 5, 7, 12)
 """Numbers of a `BufferAllocationProto`'s fields: whether it is thread-local, a parameter, perhaps a result, a
 constant."""
+PLANES, PLANE_NAME, PROGRAMS, STATISTICS, BYTES = 1, 2, 4, 5, 6
+"""Numbers of fields of an `XSpace`, of its planes, of the programs that are a plane's metadata, and of their
+statistics (tsl/profiler/protobuf/xplane.proto)."""
+MODULE, ASSIGNMENT = 1, 3
+"""Numbers of an `HloProto`'s fields (xla/service/hlo.proto)."""
+COMPUTATIONS, INSTRUCTIONS, NAME, INSTRUCTION_ID = 3, 2, 1, 35
+"""Numbers of the fields of an `HloModuleProto`, of its computations, and of their instructions; modules have names
+under the same number."""
 LEAST_IN_COMMON = 0.5
 """Share of the instructions that two texts of one program have in common at least."""
 
@@ -44,18 +52,18 @@ def assigned_programs(trace: bytes) -> list[AssignedProgram]:
     """The compiled programs of a process that are in a trace's metadata.
 
     Args:
-        trace: a serialised `XSpace` (tsl/profiler/protobuf/xplane.proto).
+        trace: a serialised `XSpace`.
     """
-    metadata = (plane for plane in parts_of(trace, 1) if part_in(plane, 2) == b"/host:metadata")
+    metadata = (plane for plane in parts_of(trace, PLANES) if part_in(plane, PLANE_NAME) == b"/host:metadata")
     statistics = (
-        part_in(statistic, 6)  # an `HloProto`
+        part_in(statistic, BYTES)  # an `HloProto`
         for plane in metadata
-        for entry in parts_of(plane, 4)
-        for statistic in parts_of(part_in(entry, 2), 5)
+        for entry in parts_of(plane, PROGRAMS)
+        for statistic in parts_of(part_in(entry, 2), STATISTICS)  # the value of an entry of a map
     )
-    programs = ((part_in(each, 1), part_in(each, 3)) for each in statistics)
+    programs = ((part_in(each, MODULE), part_in(each, ASSIGNMENT)) for each in statistics)
     return [
-        AssignedProgram(part_in(module, 1).decode(), instruction_names(module), assignment)
+        AssignedProgram(part_in(module, NAME).decode(), instruction_names(module), assignment)
         for module, assignment in programs
         if module and assignment
     ]
@@ -95,7 +103,7 @@ def instruction_names(module: bytes) -> dict[int, str]:
         module: an `HloModuleProto`, serialised.
     """
     return {
-        number_in(instruction, 35): part_in(instruction, 1).decode()
-        for computation in parts_of(module, 3)
-        for instruction in parts_of(computation, 2)
+        number_in(instruction, INSTRUCTION_ID): part_in(instruction, NAME).decode()
+        for computation in parts_of(module, COMPUTATIONS)
+        for instruction in parts_of(computation, INSTRUCTIONS)
     }
