@@ -139,7 +139,7 @@ class AgentPolicy(NamedTuple):
         start = self.networks[group.name].start_weights
         if not group.independent:
             return start(key)
-        return jax.lax.map(start, jax.random.split(key, group.size))  # not vmap: batched QR may hang XLA on CPUs
+        return jax.lax.map(start, jax.random.split(key, group.size))  # not vmap: as each would alone
 
     def start_memory(self) -> Memory:
         """`()`: these policies have no memory."""

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rollmill.core.types import Key
+from rollmill.networks.orthogonal import orthogonal
 
 Padding: TypeAlias = Literal["SAME", "VALID"]
 
@@ -155,7 +156,7 @@ def _least(image: Float[Array, "height width C"], axis: int, count: int) -> Floa
 
 def linear(key: Key, in_features: int, out_features: int, *, gain: float = math.sqrt(2.0)) -> Linear:
     """A `Linear` with orthogonal weights times `gain` and a bias of zero."""
-    return Linear(_orthogonal(key, (in_features, out_features), gain), _zeros(out_features))
+    return Linear(orthogonal(key, (in_features, out_features), gain), _zeros(out_features))
 
 
 def convolution(
@@ -169,7 +170,7 @@ def convolution(
     padding: Padding = "VALID",
 ) -> Convolution:
     """A `Convolution` whose filters are orthogonal to each other, times `gain`, and a bias of zero."""
-    kernel = _orthogonal(key, (size, size, in_channels, out_channels), gain)
+    kernel = orthogonal(key, (size, size, in_channels, out_channels), gain)
     return Convolution(kernel, _zeros(out_channels), stride, padding)
 
 
@@ -197,11 +198,6 @@ def _zeros(size: int) -> Float[Array, " size"]:
     return jnp.zeros(size, jnp.float32)
 
 
-def _orthogonal(key: Key, shape: tuple[int, ...], gain: float) -> Float[Array, "..."]:
-    """Orthonormal rows or columns, whichever are fewer, times `gain` (Saxe et al. 2013)."""
-    return jax.nn.initializers.orthogonal(gain)(key, shape, jnp.float32)
-
-
 def _recurrent_weights(
     key: Key, in_features: int, size: int, *, gates: int
 ) -> tuple[Float[Array, "I G"], Float[Array, "H G"]]:
@@ -211,5 +207,5 @@ def _recurrent_weights(
 
 
 def _orthogonal_blocks(key: Key, rows: int, size: int, count: int) -> Float[Array, "rows columns"]:
-    blocks = [_orthogonal(block_key, (rows, size), 1.0) for block_key in jax.random.split(key, count)]
+    blocks = [orthogonal(block_key, (rows, size), 1.0) for block_key in jax.random.split(key, count)]
     return jnp.concatenate(blocks, axis=1)

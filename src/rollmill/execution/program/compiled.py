@@ -220,8 +220,7 @@ def _start(graph: Graph, seeds: Sequence[int]) -> State:
     index = jnp.arange(graph.loops.num_envs, dtype=jnp.int32)
     begin = lambda seed: start(graph, jax.random.key(seed), index)
     numbers = np.asarray(seeds, np.uint32)
-    # Mapped, not vmapped: XLA's CPU backend deadlocks in programs with many batched QR decompositions, which
-    # orthogonal weights begin with.
+    # Mapped, not vmapped: each seed begins with the weights that it would have alone, to the last bit.
     return jax.lax.map(begin, numbers) if len(seeds) > 1 else begin(numbers[0])
 
 

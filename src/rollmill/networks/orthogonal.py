@@ -1,0 +1,68 @@
+"""Random matrices with orthonormal rows or columns, from matrix products alone.
+
+JAX's own initialiser decomposes a matrix by a library of linear algebra, which needs memory of its own on some
+devices before anything has been trained.
+"""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from rollmill.core.types import Key
+
+PANEL = 128
+"""Columns that are made orthogonal to all columns before them by one matrix product."""
+_product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
+
+def orthogonal(key: Key, shape: tuple[int, ...], gain: float) -> Float[Array, "..."]:
+    """Orthonormal rows or columns, whichever are fewer, times `gain` (Saxe et al. 2013).
+
+    The axes before the last are the rows. The matrices are those of `jax.nn.initializers.orthogonal`, but for
+    rounding.
+    """
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    longer, shorter = max(rows, columns), min(rows, columns)
+    basis = orthonormal_columns(jax.random.normal(key, (longer, shorter), jnp.float32))
+    return (gain * (basis if rows >= columns else basis.T)).reshape(shape)
+
+
+def orthonormal_columns(matrix: Float[Array, "N M"]) -> Float[Array, "N M"]:
+    """The factor Q of `Q R = matrix` whose R has a positive diagonal, for a matrix of full rank with N >= M.
+
+    Modified Gram-Schmidt, by panels of columns where there are many. Everything is projected twice, because one
+    projection leaves an error that grows with the condition of the matrix, and a second one removes it (Giraud et
+    al. 2005).
+    """
+    rows, columns = matrix.shape
+    if columns <= PANEL:
+        return _orthonormal_panel(matrix)
+    count = -(-columns // PANEL)
+    padded = jnp.pad(matrix, ((0, 0), (0, count * PANEL - columns)))
+
+    def project(turn: Int[Array, ""], basis: Float[Array, "N P"]) -> Float[Array, "N P"]:
+        first = turn // 2 * PANEL
+        done = jnp.where(jnp.arange(count * PANEL)[None] < first, basis, 0.0)
+        panel = jax.lax.dynamic_slice_in_dim(basis, first, PANEL, axis=1)
+        panel = _orthonormal_panel(panel - _product(done, _product(done.T, panel)))
+        return jax.lax.dynamic_update_slice_in_dim(basis, panel, first, axis=1)
+
+    return jax.lax.fori_loop(0, 2 * count, project, padded)[:, :columns]
+
+
+def _orthonormal_panel(panel: Float[Array, "N W"]) -> Float[Array, "N W"]:
+    """Orthonormal columns of a few; a column of zeros, which fills the last panel, stays as it is."""
+    width = panel.shape[1]
+    number = jnp.arange(width, dtype=jnp.int32)[None]
+
+    def project(turn: Int[Array, ""], panel: Float[Array, "N W"]) -> Float[Array, "N W"]:
+        column = jax.lax.dynamic_slice_in_dim(panel, turn % width, 1, axis=1)
+        square = jnp.sum(jnp.square(column))
+        column = column * jax.lax.rsqrt(jnp.where(square > 0, square, 1.0))
+        without = panel - column * jnp.sum(panel * column, axis=0, keepdims=True)
+        return jnp.where(number > turn % width, without, jnp.where(number == turn % width, column, panel))
+
+    return jax.lax.fori_loop(0, 2 * width, project, panel)
