@@ -1,5 +1,7 @@
 """Kernels are compiled in processes side by side, and found in Triton's cache when they are called."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -61,14 +63,14 @@ def test_an_error_is_raised_where_the_kernel_is_needed_and_stops_no_other(hits):
 
 
 def test_without_an_interpreter_kernels_are_compiled_here(hits, monkeypatch):
-    monkeypatch.setattr(ahead.sys, "executable", "/not/there")
+    monkeypatch.setattr(sys, "executable", "/not/there")
     compile_all([kernel("tl.load(x + place) * 13.0")] * 2)
     compiled(kernel("tl.load(x + place) * 13.0"), [STRUCT], 90)
     assert hits == [False]
 
 
 def test_processes_end_where_the_work_is_interrupted(hits, monkeypatch):
-    started, begin = [], ahead.subprocess.Popen
+    started, begin = [], ahead.start_python
 
     def then_interrupted(*arguments, **named):
         if started:
@@ -76,7 +78,7 @@ def test_processes_end_where_the_work_is_interrupted(hits, monkeypatch):
         started.append(begin(*arguments, **named))
         return started[0]
 
-    monkeypatch.setattr(ahead.subprocess, "Popen", then_interrupted)
+    monkeypatch.setattr(ahead, "start_python", then_interrupted)
     with pytest.raises(KeyboardInterrupt):
         compile_all([kernel("tl.load(x + place) * 17.0")] * 2)
     assert started[0].returncode == -9

@@ -12,6 +12,7 @@ import pytest
 
 from rollmill.core import machine
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
+from rollmill.core.git import commit_of
 from rollmill.record import Folder, RunDirectory, name_run, read_json, write_json
 
 
@@ -192,13 +193,13 @@ def test_machine_facts_are_json(tmp_path, monkeypatch):
 def test_commit_of_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert machine.git_commit() is None
+    assert commit_of() is None
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     commands = [["init", "-q"], ["add", "."], [*identity, "commit", "-q", "-m", "one"], ["tag", "v1"]]
     (tmp_path / "file").write_text("1")
     for command in commands:
         subprocess.run(["git", *command], check=True)
-    commit = machine.git_commit()
+    commit = commit_of()
     assert commit is not None and len(commit) == 40
     (tmp_path / "file").write_text("2")
-    assert machine.git_commit() == f"{commit}-dirty"
+    assert commit_of() == f"{commit}-dirty"

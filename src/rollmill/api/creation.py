@@ -12,7 +12,8 @@ from rollmill.api.options import RunOptions
 from rollmill.api.saved_run import read_saved
 from rollmill.api.trust import named_modules, remember
 from rollmill.core.errors import UsageError
-from rollmill.core.machine import git_commit, hardware, own_commit, versions
+from rollmill.core.git import commit_of
+from rollmill.core.machine import hardware, own_commit, versions
 from rollmill.execution import Launches
 from rollmill.planning import Plan
 from rollmill.record import RunDirectory, name_run
@@ -69,5 +70,5 @@ def run_config(
 
 
 def _provenance() -> dict[str, Any]:
-    commits = {"rollmill": own_commit(), "working_directory": git_commit()}
+    commits = {"rollmill": own_commit(), "working_directory": commit_of()}
     return {"versions": versions(), "hardware": hardware(), "commits": commits}

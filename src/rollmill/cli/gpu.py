@@ -2,11 +2,11 @@
 
 import contextlib
 import shlex
-import subprocess
 import time
 
 from rollmill.cli.parsing import RefusingParser
 from rollmill.cli.values import integer
+from rollmill.core.children import run_program
 from rollmill.core.errors import UsageError
 from rollmill.execution.instances import (
     ActivityMonitor,
@@ -88,7 +88,7 @@ def _partition(index: int, slices: int, *, confirmed: bool) -> int:
     commands = mig_commands(layout)
     for line in commands:
         print(line, flush=True)
-        if confirmed and (code := subprocess.run(shlex.split(line), check=False).returncode):
+        if confirmed and (code := run_program(*shlex.split(line), stdin=None).returncode):
             raise UsageError(f"`{line}` ended with exit code {code}; what came before it stays as it is.")
     if not confirmed:
         print("# nothing was changed: --yes runs these commands")

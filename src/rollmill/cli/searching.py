@@ -3,8 +3,6 @@
 import argparse
 import contextlib
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +10,7 @@ from pathlib import Path
 
 from rollmill.api import DEFAULT_BUDGET
 from rollmill.cli.parsing import given_options
+from rollmill.core.children import start_python
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.planning.search import Objective
 
@@ -107,8 +106,8 @@ def planned(arguments: list[str]) -> Iterator[list[str]]:
 
 
 def _search(arguments: Sequence[str], file: Path) -> None:
-    command = [sys.executable, "-m", "rollmill.cli.trial", str(os.getpid()), "", "plan", *arguments]
-    search = subprocess.Popen([*command, "--output", str(file)], stdin=subprocess.DEVNULL)
+    trial = ("-m", "rollmill.cli.trial", str(os.getpid()), "")
+    search = start_python(*trial, "plan", *arguments, "--output", str(file))
     try:
         code = search.wait()
     except BaseException:

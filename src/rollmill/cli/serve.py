@@ -175,7 +175,7 @@ def _serve_by_workers(
         counts.truncate(bytes_of(options.workers))
         descriptors = listener.fileno(), counts.fileno()
         command = [
-            *(sys.executable, "-m", "rollmill.cli.serve_worker"),
+            *("-m", "rollmill.cli.serve_worker"),
             *(json.dumps(list(arguments)), str(os.getpid()), *map(str, descriptors)),
         ]
         with divide_machine(options.workers, options.workers, options.gpu_sharing) as parts:

@@ -4,12 +4,13 @@ import ctypes
 import json
 import os
 import platform
-import subprocess
 import sys
 from importlib import metadata
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+
+from rollmill.core.git import commit_of, is_tracked
 
 GpuSharing: TypeAlias = Literal["auto", "mps", "mig", "turns"]
 """How processes share a GPU: `mps` runs their kernels side by side, `mig` gives each a slice of the hardware,
@@ -64,37 +65,15 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def git_commit(folder: Path | None = None) -> str | None:
-    """Commit of the repository that contains a folder, with `-dirty` if tracked files differ.
-
-    None outside of a repository, without a commit, or without git.
-
-    Args:
-        folder: default: the working directory.
-    """
-    return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*", folder=folder)
-
-
 def own_commit() -> str | None:
     """Commit of Rollmill itself, if it runs from a clone or was installed from a repository's URL."""
-    folder = Path(__file__).parent
-    if _git("ls-files", "--error-unmatch", Path(__file__).name, folder=folder):
-        return git_commit(folder)
+    if is_tracked(Path(__file__)):
+        return commit_of(Path(__file__).parent)
     try:
         origin = json.loads(metadata.distribution("rollmill").read_text("direct_url.json") or "{}")
         return str(origin["vcs_info"]["commit_id"])
     except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
         return None
-
-
-def _git(*arguments: str, folder: Path | None) -> str | None:
-    try:
-        completed = subprocess.run(
-            ["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return completed.stdout.strip() or None if completed.returncode == 0 else None
 
 
 def _version(distribution: str) -> str | None:

@@ -2,7 +2,6 @@
 
 import re
 import struct
-import subprocess
 import tempfile
 from functools import partial
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rollmill.core.children import run_program
 from rollmill.dataflow import Graph, start
 from rollmill.fusion.backends.triton.compile import Kernel, compiled
 from rollmill.fusion.backends.triton.launches import hopeless_on_gpu
@@ -130,8 +130,8 @@ def _resources(kernel: Kernel, arrays: list[jax.ShapeDtypeStruct], capability: i
         file.write(binary.asm["cubin"])
         file.flush()
         # The loader would say so too, but it needs a GPU of that kind.
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = (knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name)
+        usage = run_program(*command, capture_output=True, text=True, check=True).stdout
     number = lambda name: int(re.findall(rf"{name}:(\d+)", usage)[-1])
     code = _section_size(binary.asm["cubin"], f".text.{binary.metadata.name}")
     return Resources(number("REG"), number("STACK"), binary.metadata.shared, code)

@@ -4,11 +4,11 @@ Nothing here depends on algorithms, networks, environments or execution: a state
 a configuration is JSON.
 """
 
+from rollmill.core.folder import Folder, ForeignFileError
 from rollmill.core.interruption import Interruption
 from rollmill.record.checkpoints import Checkpoints, CheckpointWarning, Restored
 from rollmill.record.display import Display, Status, choose_display
 from rollmill.record.episode_window import EpisodeWindow
-from rollmill.record.folder import Folder, ForeignFileError
 from rollmill.record.json_files import plain, read_json, write_json
 from rollmill.record.learning_curves import RETURN, MetricsFollower, ReturnAt, thinned_curve
 from rollmill.record.leaves import from_host, to_host, tree_digest

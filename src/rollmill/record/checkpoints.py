@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from rollmill.core.errors import CheckpointError, DataError, StorageError, UsageError
+from rollmill.core.folder import Folder, ForeignFileError
 from rollmill.record.checkpoint_files import (
     CheckpointRecord,
     DamageError,
@@ -29,7 +30,6 @@ from rollmill.record.checkpoint_files import (
     sealed,
     write,
 )
-from rollmill.record.folder import Folder, ForeignFileError
 from rollmill.record.json_files import plain
 from rollmill.record.leaves import LeafType, differences, digest, from_host, leaf_types, to_host
 from rollmill.record.storage import disk_is_full, in_bytes

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import IO, Any, NamedTuple
 
-from rollmill.record.folder import Folder, ForeignFileError
+from rollmill.core.folder import Folder, ForeignFileError
 from rollmill.record.storage import write_failure
 
 

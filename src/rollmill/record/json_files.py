@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from rollmill.core.errors import CheckpointError
+from rollmill.core.folder import Folder
 from rollmill.core.json_data import parse_object
-from rollmill.record.folder import Folder
 from rollmill.record.storage import write_failure
 
 MAX_BYTES = 2 * 2**20

@@ -9,7 +9,7 @@ from typing import IO, NamedTuple
 import msgspec
 
 from rollmill.core.errors import CheckpointError
-from rollmill.record.folder import Folder
+from rollmill.core.folder import Folder
 from rollmill.record.run_directory import METRICS, RunDirectory
 
 MOST_BYTES = 2**20

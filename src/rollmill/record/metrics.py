@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import IO, Any
 
 from rollmill.core.errors import CheckpointError, DataError, StorageError
+from rollmill.core.folder import Folder
 from rollmill.core.json_data import parse_object, read_as
 from rollmill.record.event_log import EventLog
-from rollmill.record.folder import Folder
 from rollmill.record.json_files import plain
 from rollmill.record.run_directory import METRICS, RunDirectory
 from rollmill.record.storage import write_failure

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rollmill.core.errors import CheckpointError, StorageError, UsageError
+from rollmill.core.folder import Folder
 from rollmill.core.shell import command
-from rollmill.record.folder import Folder
 from rollmill.record.json_files import plain, read_json, write_json
 from rollmill.record.storage import disk_is_full, write_failure
 

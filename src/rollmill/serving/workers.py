@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rollmill.core.children import start_python
 from rollmill.core.errors import RollmillError
 from rollmill.execution.instances import MachinePart
 from rollmill.record.signals import StopRequest
@@ -143,7 +144,7 @@ def run_workers(
     The first one starts alone: it reports what is wrong with the run once, and fills the compilation cache.
 
     Args:
-        command: command of a worker; its index, its cores and the descriptor of its pipe are appended.
+        command: Python arguments of a worker; its index, its cores and the descriptor of its pipe are appended.
         parts: the part of the machine that each has.
         descriptors: that workers inherit.
         stop: asked ten times a second.
@@ -160,11 +161,10 @@ def run_workers(
     def launch(index: int, pipe: int) -> subprocess.Popen:
         part = parts[index]
         words = [*command, str(index), ",".join(map(str, part.cores)), str(pipe)]
-        return subprocess.Popen(
-            words,
-            env=os.environ | part.environment,
+        return start_python(
+            *words,
+            variables=os.environ | part.environment,
             pass_fds=(*descriptors, *part.descriptors, pipe),
-            stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
 

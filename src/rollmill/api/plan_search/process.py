@@ -6,13 +6,13 @@ import os
 import select
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from rollmill.core.children import start_python
 from rollmill.core.errors import RollmillError
 from rollmill.execution.processes.logs import last_line
 from rollmill.execution.processes.process_tree import (
@@ -74,16 +74,14 @@ class CandidateProcess:
         self._leftover = 0
         """Bytes of the process that timing a stage has left: compilers do not return all that they use."""
         commands, reports = os.pipe(), os.pipe()
-        module = [sys.executable, "-m", "rollmill.cli.measured"]
         with (self._folder / "output").open("wb") as output:
-            self.process = subprocess.Popen(
-                [*module, str(os.getpid()), str(commands[0]), str(reports[1])],
-                stdin=subprocess.DEVNULL,
+            self.process = start_python(
+                *("-m", "rollmill.cli.measured", str(os.getpid()), str(commands[0]), str(reports[1])),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=[commands[0], reports[1]],
                 start_new_session=True,
-                env=environment | {MARK: self._mark},
+                variables=environment | {MARK: self._mark},
             )
         for end in (commands[0], reports[1]):
             os.close(end)

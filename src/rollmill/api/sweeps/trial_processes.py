@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollmill.api.sweeps.directory import SweepDirectory
 from rollmill.api.sweeps.spec import Trial
+from rollmill.core.children import start_python
 from rollmill.execution.instances import MachinePart
 
 
@@ -32,15 +32,13 @@ class RunningTrial:
 def start_trial(sweep: SweepDirectory, trial: Trial, part: MachinePart) -> subprocess.Popen:
     """Starts the process of a trial in its part of the machine."""
     cores = ",".join(map(str, part.cores))
-    command = [sys.executable, "-m", "rollmill.cli.trial", str(os.getpid()), cores]
     with sweep.log(trial).open("ab") as log:
-        return subprocess.Popen(
-            [*command, *sweep.command(trial)],
-            stdin=subprocess.DEVNULL,
+        return start_python(
+            *("-m", "rollmill.cli.trial", str(os.getpid()), cores, *sweep.command(trial)),
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=os.environ | part.environment,
+            variables=os.environ | part.environment,
             pass_fds=part.descriptors,
         )
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollmill.core.children import run_program, start_python
 from rollmill.core.errors import RollmillError, UsageError
 from rollmill.execution.instances import mps_owner
 from rollmill.execution.processes.process_tree import MARK
@@ -72,16 +73,14 @@ def daemon_answers(environment: Mapping[str, str]) -> bool:
     pipes = Path(environment.get(PIPE_DIRECTORY, DEFAULT_PIPES))
     if not (pipes / "control").exists():
         return False
-    words = [mps_owner.CONTROL]
     settings = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"} | dict(environment)
     try:
-        asked = subprocess.run(
-            words,
+        asked = run_program(
+            mps_owner.CONTROL,
             input=b"get_server_list\n",
             env=settings,
             capture_output=True,
             timeout=ANSWER_SECONDS,
-            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -178,15 +177,16 @@ def _joined(folder: Path, gpu: str) -> tuple[Mapping[str, str], bool]:
             return environment, False
         failed = folder / mps_owner.FAILED
         failed.unlink(missing_ok=True)
-        subprocess.run(
-            [sys.executable, "-I", "-S", mps_owner.__file__, str(folder), gpu],
-            env={name: text for name, text in os.environ.items() if name != MARK},  # it outlives workers
-            stdin=subprocess.DEVNULL,
+        owner = start_python(
+            *(mps_owner.__file__, str(folder), gpu),
+            isolated=True,
+            variables={name: text for name, text in os.environ.items() if name != MARK},  # it outlives workers
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            check=True,
         )
+        if owner.wait():
+            raise MpsUnavailable(f"the process of the MPS daemon of {gpu} ended with {owner.returncode}.")
         deadline = time.monotonic() + START_SECONDS
         while not daemon_answers(environment):
             if failed.exists() or time.monotonic() > deadline:

@@ -29,6 +29,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from rollmill.core.children import PATH, python_command, python_environment
 from rollmill.execution.processes.main import close_input, run_as_worker
 from rollmill.execution.processes.process_tree import (
     MARK,
@@ -229,8 +230,8 @@ def _become_fresh(assignment: dict[str, Any]) -> None:
         file.flush()
         os.lseek(file.fileno(), 0, os.SEEK_SET)
         os.dup2(file.fileno(), 0)
-    environment = assignment["environment"] | {"PYTHONPATH": os.pathsep.join(assignment["path"])}
-    os.execve(sys.executable, [sys.executable, "-P", "-c", START_WORKER], environment)
+    variables = python_environment(assignment["environment"] | {PATH: os.pathsep.join(assignment["path"])})
+    os.execve(sys.executable, python_command("-c", START_WORKER), variables)
 
 
 def _nonblocking_pipe() -> tuple[int, int]:

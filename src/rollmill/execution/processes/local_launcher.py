@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from rollmill.core.children import PATH, start_python
 from rollmill.execution.processes import fork_server
 from rollmill.execution.processes.jobs import Job
 from rollmill.execution.processes.launchers import Exit, status_text
@@ -135,14 +136,14 @@ class ForkServerProcess:
         self._handles: dict[int, LocalHandle] = {}
         self._lock = threading.Lock()
         self._line, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-c", START_SERVER]
         arguments = [str(os.getpid()), ",".join(preload) if fork else "", "fork" if fork else "fresh"]
         with theirs:
-            self._process = subprocess.Popen(
-                command + arguments,
+            path = os.pathsep.join(map(os.path.abspath, sys.path))
+            self._process = start_python(
+                *("-c", START_SERVER, *arguments),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env=_unmarked(environment) | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+                variables=_unmarked(environment) | {PATH: path},
                 start_new_session=True,
             )
         self._listening = threading.Thread(target=self._listen, name="rollmill-fork-server", daemon=True)

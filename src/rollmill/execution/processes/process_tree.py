@@ -107,23 +107,17 @@ def start_guard(mark: str, *, leader: int | None = None) -> subprocess.Popen | N
         mark: in the environment of what is ended, from its beginning on.
         leader: leader of a session that is ended too: this process's own, or `NOBODY`'s.
     """
+    from rollmill.core.children import start_python  # the guard, which this file is too, imports nothing of ours
+
     try:
         watched = os.pidfd_open(os.getpid())
     except (AttributeError, OSError):
         return None
     try:
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                __file__,
-                str(watched),
-                str(os.getpid() if leader is None else leader),
-                mark,
-            ],  # imports nothing of ours
+        return start_python(
+            *(__file__, str(watched), str(os.getpid() if leader is None else leader), mark),
+            isolated=True,
             pass_fds=[watched],
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

@@ -7,9 +7,9 @@ the greater part. Processes leave what they have compiled in Triton's cache, whe
 import contextlib
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 
+from rollmill.core.children import start_python
 from rollmill.core.machine import usable_cores
 from rollmill.fusion.backends.triton import compile_file
 from rollmill.fusion.backends.triton.compile_file import Compilation
@@ -39,9 +39,8 @@ def compiling_side_by_side(compilations: Sequence[Compilation]) -> Iterator[Call
 def _compiling(lines: str) -> Iterator[Callable[[], object]]:
     """A process that compiles; yields the function that waits for it, and kills it at the end."""
     try:
-        # `-P`: the modules beside this file are no modules of Triton's.
-        process = subprocess.Popen(
-            [sys.executable, "-P", compile_file.__file__],
+        process = start_python(
+            compile_file.__file__,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,0 +1,72 @@
+"""Asks git about a repository, none of whose programs it lets run.
+
+The configuration of a repository can name programs: filters of files, monitors, hooks, transports. The working
+directory may be a stranger's, so none of them is believed.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+from rollmill.core.children import run_program
+
+SECONDS = 10
+PLAIN = (
+    "--no-optional-locks",  # git would write its index, and then run a hook
+    *("-c", "core.fsmonitor=false"),
+    *("-c", f"core.hooksPath={os.devnull}"),
+)
+NO_TRANSPORT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
+"""Variables without which git fetches what a partial clone lacks, by a program of the repository's choice."""
+
+COMPARE = ("diff", "--quiet", "--no-ext-diff", "--no-textconv", "--ignore-submodules=dirty", "HEAD", "--")
+
+
+def commit_of(folder: Path | None = None) -> str | None:
+    """Commit of the repository that contains a folder, with `-dirty` if tracked files differ.
+
+    None outside of a repository, without a commit, or without git.
+
+    Args:
+        folder: default: the working directory.
+    """
+    commit = _output(folder, "rev-parse", "--verify", "HEAD")
+    if commit is None:
+        return None
+    compared = _git(folder, *_without_filters(folder), *COMPARE)
+    codes = {0: commit, 1: f"{commit}-dirty"}
+    return None if compared is None else codes.get(compared.returncode)
+
+
+def is_tracked(file: Path) -> bool:
+    """True if a file belongs to the repository of its folder."""
+    return _output(file.parent, "ls-files", "--error-unmatch", file.name) is not None
+
+
+def _without_filters(folder: Path | None) -> list[str]:
+    """Options that turn off the filters of files which the repository itself names."""
+    named = _output(folder, "config", "--local", "--includes", "--name-only", "--get-regexp", r"^filter\.") or ""
+    filters = dict.fromkeys(name.rpartition(".")[0] for name in named.splitlines())
+    settings = ("clean=", "process=", "required=false")
+    return [word for name in filters for setting in settings for word in ("-c", f"{name}.{setting}")]
+
+
+def _output(folder: Path | None, *arguments: str) -> str | None:
+    """What git prints; None if it fails or prints nothing."""
+    completed = _git(folder, *arguments)
+    return None if completed is None or completed.returncode else completed.stdout.strip() or None
+
+
+def _git(folder: Path | None, *arguments: str) -> subprocess.CompletedProcess | None:
+    try:
+        return run_program(
+            *("git", *PLAIN, *arguments),
+            cwd=folder,
+            env=os.environ | NO_TRANSPORT,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
