@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -11,11 +12,15 @@ from worker_jobs import job, obeys
 
 from rollmill.channels import BrokerServer, LocalBroker, RemoteBroker
 from rollmill.channels.errors import ConnectionLost, TimedOut
-from rollmill.channels.transport import listener
+from rollmill.channels.transport import listener, refusals
 from rollmill.channels.transport.backoff import Backoff
 from rollmill.channels.transport.dialling import reach
 from rollmill.channels.transport.handshake import NONCE_BYTES
+from rollmill.channels.transport.tcp_options import seconds_unacknowledged
+from rollmill.execution.cluster import lines as lines_module
 from rollmill.execution.cluster.lines import OutputListener
+from rollmill.execution.processes import connection as connection_module
+from rollmill.execution.processes import handshake as handshake_module
 from rollmill.execution.processes.connection import Acceptor, WorkerConnection
 from rollmill.execution.processes.handshake import connect_as
 
@@ -152,3 +157,69 @@ def test_waits_grow_and_are_spread_by_chance():
     assert len(set(waits)) == 6
     backoff.reset()
     assert backoff.seconds() <= 0.1
+
+
+# --- refused connections ---------------------------------------------------------------------------------
+
+
+def test_a_hundred_idle_strangers_are_one_line_with_their_address(monkeypatch):
+    """64 of them end by the time limit, 36 make room for others: 100 in all."""
+    monkeypatch.setattr(listener, "HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(refusals, "IDLE_GATHER_SECONDS", 0.8)
+    lines = []
+    door = Acceptor("tcp:127.0.0.1:0", TOKEN, lambda claim: "nobody", lines.append)
+    with contextlib.ExitStack() as strangers:
+        for _ in range(100):
+            strangers.enter_context(knock(door))
+        deadline = time.monotonic() + 10.0
+        while not lines and time.monotonic() < deadline:
+            time.sleep(0.02)
+    door.close()
+    (line,) = lines
+    assert f"{door.address}: 100 connections from 127.0.0.1 were refused: " in line
+    assert "it did not prove itself within 0.3 s. (64)" in line
+    assert "64 others wait to prove themselves (36)" in line
+
+
+def test_a_refusal_that_repeats_waits_for_its_minute(monkeypatch):
+    now, lines = [0.0], []
+    monkeypatch.setattr(refusals, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    log = refusals.RefusalLog(lines.append)
+    for moment in (0.0, 0.5, 10.0, 20.0, 30.0):
+        now[0] = moment
+        log.add(refusals.Refusal("10.0.0.7", "it does not know the token"))
+        now[0] = moment + 0.5
+        log.show_due()
+    assert lines == ["2 connections from 10.0.0.7 were refused: it does not know the token"]
+    log.add(refusals.Refusal("10.0.0.8", "it closed"))  # it is news, and takes the rest with it
+    now[0] += 1.0
+    log.show_due()
+    assert lines[1:] == [
+        "4 connections from 10.0.0.7 (3), 10.0.0.8 (1) were refused: it does not know the token (3); it closed (1)"
+    ]
+    log.add(refusals.Refusal("10.0.0.7", "it does not know the token"))
+    assert log.due == 31.5 + 60.0  # a minute after the last line about it
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="options of Linux")
+@pytest.mark.parametrize("make", [supervisor_door, door_of_lines])
+def test_both_ends_of_a_line_notice_a_lost_link_after_twenty_seconds(make):
+    accepted = []
+
+    def welcome(peer, *rest, **settings):
+        accepted.append(peer)
+        handshake_module.welcome(peer, *rest, **settings)
+
+    door = make()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (connection_module, lines_module):
+            patch.setattr(module, "welcome", welcome)
+        peer = door.enter()
+    with contextlib.closing(peer):
+        for end in (peer, *accepted):
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) <= 10
+            assert seconds_unacknowledged(end) < 10.0
+    assert len(accepted) == 1
+    door.close()

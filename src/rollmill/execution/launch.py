@@ -9,7 +9,7 @@ import jax
 from rollmill.channels import BrokerServer, LocalBroker, new_token
 from rollmill.core.machine import usable_cores
 from rollmill.dataflow import Flow, Graph, State, flow
-from rollmill.execution.cluster import RayLauncher, demands_of, joined
+from rollmill.execution.cluster import RayLauncher, autoscales, check_room, demands_of, joined, living_nodes
 from rollmill.execution.coordination.coordinator import Coordinator, Saved, initial_host_state
 from rollmill.execution.coordination.jobs import jobs_of
 from rollmill.execution.processes import Supervision, Supervisor, ThreadSupervisor
@@ -133,12 +133,14 @@ def _on_cluster(
 ) -> Iterator[Supervision]:
     spec, count = settings.run, len(list(plan.partition.replicas))
     with (
-        joined(spec.cluster or "ray", workers=count, host=spec.host) as cluster,
+        joined(spec.cluster or "ray", workers=count, host=spec.host, show=show) as cluster,
         contextlib.closing(BrokerServer(broker, settings.token, host=cluster.host)) as server,
     ):
         worker_settings = replace(settings, broker=server.tcp_address, host=cluster.host)
         jobs = jobs_of(plan.partition, f"{MODULE}:work_on_cluster", worker_settings.to_json())
         demands = demands_of(plan.partition, cluster.ray.cluster_resources())
+        if not autoscales(cluster.ray):
+            check_room(plan.partition, demands, living_nodes(cluster.ray))
         with (
             RayLauncher(cluster, demands=demands, run=run.root.name, show=show) as launcher,
             Supervisor(

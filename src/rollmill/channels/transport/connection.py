@@ -7,19 +7,17 @@ import os
 import select
 import socket
 import struct
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from rollmill.channels.errors import ConnectionLost, Refused
+from rollmill.channels.transport.tcp_options import watch_link
 from rollmill.channels.waiting import Abandon, Deadline, check_waiting, never
 from rollmill.core.json_data import parse_object
 
 LENGTH = struct.Struct("<I")
 LONGEST_JSON = 1 << 16
 MOST_DESCRIPTORS = 4
-SECONDS_UNTIL_LOST = 20
-"""Seconds without an acknowledgement after which a host is considered dead."""
 
 
 class Connection:
@@ -35,8 +33,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            _set_options(sock)
+        watch_link(sock)
         self._socket = sock
         self.abandon = never
 
@@ -162,16 +159,6 @@ class Connection:
             if not first:
                 raise ConnectionLost("the other end closed the connection.")
             return first, _descriptors(extras)
-
-
-def _set_options(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SECONDS_UNTIL_LOST // 2)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SECONDS_UNTIL_LOST // 4)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SECONDS_UNTIL_LOST * 1000)
 
 
 def _skip(views: list[memoryview], count: int) -> None:

@@ -21,6 +21,7 @@ from rollmill.channels.errors import ConnectionLost, TimedOut
 from rollmill.channels.protocols import Address
 from rollmill.channels.shm.doorbell import Doorbell
 from rollmill.channels.transport.handshake import Admission, Dialogue, Step, admit
+from rollmill.channels.transport.refusals import Refusal, RefusalLog
 from rollmill.core.errors import RollmillError, UsageError
 
 BACKLOG = 128
@@ -39,9 +40,13 @@ REST_SECONDS = 0.05
 class Handshake:
     """A connection whose other end is not authenticated yet."""
 
-    def __init__(self, sock: socket.socket, dialogue: Dialogue[Admission]) -> None:
+    def __init__(self, sock: socket.socket, address: str, dialogue: Dialogue[Admission]) -> None:
         sock.setblocking(False)
         self.sock = sock
+        self.address = address
+        """IP address of the other end; empty if it is on this host."""
+        self.silent = True
+        """Whether the other end has sent nothing."""
         self.deadline = time.monotonic() + HANDSHAKE_SECONDS
         self._dialogue = dialogue
         self._received = bytearray()
@@ -81,6 +86,7 @@ class Handshake:
             if not chunk:
                 raise ConnectionLost("it closed the connection before it had proved itself.")
             self._received += chunk
+            self.silent = False
         return self._dialogue.send(bytes(self._received))
 
 
@@ -92,7 +98,7 @@ class Listener:
         token: the run's token, which diallers must know.
         serve: called with each authenticated connection in a thread of its own; must first send the admission's
             answer. When it returns or raises, the connection is closed.
-        show: called with a sentence for each refused connection, from any thread.
+        show: called with sentences about refused connections, from the listener's thread.
     """
 
     def __init__(
@@ -106,7 +112,7 @@ class Listener:
         self._socket = sock
         self._token = token
         self._serve = serve
-        self._show = show
+        self._refusals = RefusalLog(show)
         self._stop = Doorbell.create()
         self._handshakes: dict[int, Handshake] = {}  # by file descriptor, the oldest first
         self._selector = selectors.DefaultSelector()
@@ -145,13 +151,16 @@ class Listener:
                 self._selector.register(source, selectors.EVENT_READ)
             while self._process_events():
                 self._drop_late()
+                self._show_refusals()
             for handshake in list(self._handshakes.values()):
                 self._forget(handshake).close()
+            self._show_refusals(everything=True)
 
     def _process_events(self) -> bool:
         """Waits for events until the next deadline and handles them; False once the listener is stopped."""
-        deadline = min((handshake.deadline for handshake in self._handshakes.values()), default=None)
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        deadlines = [handshake.deadline for handshake in self._handshakes.values()]
+        deadlines += [] if self._refusals.due is None else [self._refusals.due]
+        timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
         for key, _ in self._selector.select(timeout):
             if key.fileobj is self._stop:
                 return False
@@ -163,7 +172,7 @@ class Listener:
 
     def _accept(self) -> None:
         try:
-            sock, _ = self._socket.accept()
+            sock, peer = self._socket.accept()
         except BlockingIOError:  # the dialler has disconnected again
             return
         except OSError as error:  # most likely there is no file descriptor left
@@ -172,7 +181,7 @@ class Listener:
             return
         if len(self._handshakes) >= MOST_HANDSHAKES:
             self._make_room(f"{MOST_HANDSHAKES} others wait to prove themselves")
-        handshake = Handshake(sock, admit(self._token))
+        handshake = Handshake(sock, address_of(peer), admit(self._token))
         self._handshakes[sock.fileno()] = handshake
         self._selector.register(handshake, handshake.events)
         self._advance(handshake)
@@ -190,7 +199,7 @@ class Listener:
         if admission is None:
             self._selector.modify(handshake, handshake.events)
         else:
-            self._begin(self._forget(handshake), admission)
+            self._begin(self._forget(handshake), handshake.address, admission)
 
     def _drop_late(self) -> None:
         now = time.monotonic()
@@ -199,14 +208,14 @@ class Listener:
 
     def _refuse(self, handshake: Handshake, reason: object) -> None:
         self._forget(handshake).close()
-        self._report(reason)
+        self._refusals.add(Refusal(handshake.address, str(reason), idle=handshake.silent))
 
     def _forget(self, handshake: Handshake) -> socket.socket:
         self._selector.unregister(handshake)
         del self._handshakes[handshake.fileno()]
         return handshake.sock
 
-    def _begin(self, sock: socket.socket, admission: Admission) -> None:
+    def _begin(self, sock: socket.socket, address: str, admission: Admission) -> None:
         thread = threading.Thread(
             target=self._serve_one, args=(sock, admission), name="rollmill-connection", daemon=True
         )
@@ -218,7 +227,7 @@ class Listener:
             with self._lock:
                 del self._served[thread]
             sock.close()
-            self._report(error)
+            self._refusals.add(Refusal(address, str(error)))
 
     def _serve_one(self, sock: socket.socket, admission: Admission) -> None:
         try:
@@ -229,9 +238,14 @@ class Listener:
                 del self._served[threading.current_thread()]
             sock.close()
 
-    def _report(self, reason: object) -> None:
+    def _show_refusals(self, *, everything: bool = False) -> None:
         with contextlib.suppress(Exception):
-            self._show(f"a connection was refused: {reason}")
+            self._refusals.show_due(everything=everything)
+
+
+def address_of(peer: object) -> str:
+    """IP address of a peer as `socket.accept` returns it; empty for a peer of this host's own sockets."""
+    return str(peer[0]) if isinstance(peer, tuple) else ""
 
 
 def listen_on_host(host: str, port: int = 0) -> tuple[socket.socket, Address]:

@@ -8,15 +8,19 @@ carries the jobs alone.
 from rollmill.execution.cluster.demands import Demand, demands_of
 from rollmill.execution.cluster.joining import Cluster, check_cluster, find_ray, joined, own_host
 from rollmill.execution.cluster.launcher import RayHandle, RayLauncher
+from rollmill.execution.cluster.room import autoscales, check_room, living_nodes
 
 __all__ = [
     "Cluster",
     "Demand",
     "RayHandle",
     "RayLauncher",
+    "autoscales",
     "check_cluster",
+    "check_room",
     "demands_of",
     "find_ray",
     "joined",
+    "living_nodes",
     "own_host",
 ]

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,14 @@ WAYS_OUT = (
     "`ray start --head` makes this machine the first node of a cluster; `ray stop` forgets one that is gone; with "
     "neither, cluster=ray uses this machine alone."
 )
+
+TOKEN = (
+    "If the cluster asks for a token (as `ray start` does where there is a file ~/.ray/auth_token), this process "
+    "needs the same token in ~/.ray/auth_token, and RAY_AUTH_MODE=token in its environment."
+)
+
+PATIENT_SECONDS = 5.0
+"""How often the user is told that a cluster has not let this process in yet."""
 
 NAMES = ("ray", "auto", "ray://auto")
 """Names of the cluster that this machine belongs to."""
@@ -85,7 +93,9 @@ def find_ray() -> Any:
 
 
 @contextlib.contextmanager
-def joined(name: str, *, workers: int, host: str | None = None) -> Iterator[Cluster]:
+def joined(
+    name: str, *, workers: int, host: str | None = None, show: Callable[[str], None] = lambda line: None
+) -> Iterator[Cluster]:
     """A connection with a cluster, which ends with the context; one that the caller had made before stays.
 
     Args:
@@ -94,6 +104,7 @@ def joined(name: str, *, workers: int, host: str | None = None) -> Iterator[Clus
             `HOST:PORT`, the address of a cluster that this machine belongs to.
         workers: how many will be placed; an instance of this machine alone gets room for them.
         host: this host's address, as workers reach it; found out if left out.
+        show: shows a line to the user, from any thread.
 
     Raises:
         UsageError: Ray is not installed, there is no such cluster, or it does not let this process in.
@@ -111,7 +122,7 @@ def joined(name: str, *, workers: int, host: str | None = None) -> Iterator[Clus
             warnings.filterwarnings(
                 "ignore", "os.fork\\(\\) was called", RuntimeWarning
             )  # an exec follows at once
-            _start_alone(ray, workers, mark) if alone else _connect(ray, name)
+            _start_alone(ray, workers, mark) if alone else _connect(ray, name, show)
         try:
             yield Cluster(ray, host or _reachable_host(ray))
         finally:
@@ -201,14 +212,36 @@ def _init_alone(ray: Any, workers: int) -> None:
     )
 
 
-def _connect(ray: Any, name: str) -> None:
+def _connect(ray: Any, name: str, show: Callable[[str], None]) -> None:
     address = "auto" if name in NAMES else name
     _check_reachable(name, _address_of(name))
+    with _telling_delay(name, show):
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+        except (ConnectionError, ImportError, RuntimeError, ValueError) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise UsageError(f"cluster={name!r} cannot be joined: {lines[0]} {WAYS_OUT} {TOKEN}") from error
+
+
+@contextlib.contextmanager
+def _telling_delay(name: str, show: Callable[[str], None]) -> Iterator[None]:
+    """Says so meanwhile, if it takes long: Ray itself tries for a minute without a word."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not ended.wait(PATIENT_SECONDS):
+            show(
+                f"cluster={name!r} has not let this process in for {time.monotonic() - began:.0f} s. This machine "
+                f"has to be one of its nodes: `ray start --address=HOST:PORT` makes it one. {TOKEN}"
+            )
+
+    thread = threading.Thread(target=tell, name="rollmill-joining", daemon=True)
+    thread.start()
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (ConnectionError, ImportError, RuntimeError, ValueError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise UsageError(f"cluster={name!r} cannot be joined: {lines[0]} {WAYS_OUT}") from error
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _address_of(name: str) -> str | None:

@@ -25,7 +25,7 @@ NOT_PASSED_ON = ("JAX_PLATFORMS", "JAX_PLATFORM_NAME")
 """Which devices there are, the node knows."""
 
 WAITING_SECONDS = 20.0
-"""After this long, the user is told what a worker that has not come asks for."""
+"""How often the user is told what a worker that has not come asks for."""
 
 FAREWELL_SECONDS = 8.0
 """How long the end of a process that Ray calls dead is waited for: one that is stopped takes 5 to be killed."""
@@ -44,7 +44,8 @@ class RayHandle:
     ending: Future
     """Fails once the actor is dead."""
     asked_at: float = field(default_factory=time.monotonic)
-    waiting_told: bool = False
+    waiting_told: int = 0
+    """How often the user was told that it has not come."""
     dead_since: float | None = None
     exit: Exit | None = None
 
@@ -163,9 +164,9 @@ class RayLauncher:
 
     def _tell_waiting(self, handle: RayHandle) -> None:
         waited = time.monotonic() - handle.asked_at
-        if handle.waiting_told or handle.stream.origin is not None or waited < WAITING_SECONDS:
+        if handle.stream.origin is not None or waited < WAITING_SECONDS * (handle.waiting_told + 1):
             return
-        handle.waiting_told = True
+        handle.waiting_told = int(waited / WAITING_SECONDS)
         job, demand = handle.stream.job, self._demand(handle.stream.job)
         there, free = self._ray.cluster_resources(), self._ray.available_resources()
         kinds = ("CPU", "GPU") if demand.gpus else ("CPU",)

@@ -103,7 +103,6 @@ class OutputListener:
         if stream is None:
             refuse(peer, admission, "no worker of that name and attempt is expected")
             return
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         welcome(peer, admission)
         try:
             stream.origin = origin

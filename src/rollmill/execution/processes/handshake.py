@@ -15,6 +15,7 @@ from rollmill.channels import Damaged, Refused, TimedOut
 from rollmill.channels.errors import ConnectionLost
 from rollmill.channels.transport.dialling import reach
 from rollmill.channels.transport.handshake import PATIENCE, Admission
+from rollmill.channels.transport.tcp_options import watch_link
 from rollmill.core.errors import UsageError
 from rollmill.core.json_data import parse_object
 from rollmill.execution.processes.framing import encode, receive_frame, send_frame
@@ -74,7 +75,8 @@ def claim_of(admission: Admission) -> Identity:
 
 
 def welcome(peer: socket.socket, admission: Admission, **settings: float) -> None:
-    """Takes the peer in; it is sent these settings."""
+    """Takes the peer in, and watches the link to it; it is sent these settings."""
+    watch_link(peer)
     _say(peer, admission, ".welcome", **settings)
 
 
@@ -117,8 +119,7 @@ def _connected(family: socket.AddressFamily, where: Any) -> socket.socket:
     try:
         peer.settimeout(PATIENCE)
         peer.connect(where)
-        if family == socket.AF_INET:
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        watch_link(peer)
     except BaseException:
         peer.close()
         raise
